@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.training.watch.preflight import TrainingStoppedError
 from tests.learning.test_alarm import HONEST, Case, train
 

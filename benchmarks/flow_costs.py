@@ -100,7 +100,7 @@ class Run:
 
 def prepare(method: str, args: argparse.Namespace) -> Run:
     """The method's trainer with a policy of its own."""
-    from mmrl.algorithms.presets.flow import PRESETS
+    from mmrl.algorithms.presets import PRESETS
     from mmrl.algorithms.samplers.base import Shuffled
     from mmrl.app.plugins.resolve import load
     from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig

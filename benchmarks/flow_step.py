@@ -86,7 +86,7 @@ def run_mmrl(args: argparse.Namespace) -> dict[str, Any]:
     from dataclasses import replace
 
     from mmrl.algorithms.objectives.surrogates import Clip
-    from mmrl.algorithms.presets.flow import PRESETS
+    from mmrl.algorithms.presets import PRESETS
     from mmrl.algorithms.samplers.base import Shuffled
     from mmrl.app.plugins.resolve import load
     from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig

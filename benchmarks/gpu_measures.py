@@ -137,7 +137,7 @@ def pictures(sizes: Sizes, count: int) -> list[Any]:
 
 def text(card: Card, model: str, sizes: Sizes, checkpointing: bool, prefix: str) -> Found:
     """GRPO on the VLM with LoRA, as the shipped configs for one card have it."""
-    from mmrl.algorithms.presets.text import PRESETS
+    from mmrl.algorithms.presets import PRESETS
     from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 
     chosen: Any = {"prefix": prefix, "gradient_checkpointing": checkpointing, "dtype": "bfloat16", "lora": lora()}
@@ -151,7 +151,7 @@ def text(card: Card, model: str, sizes: Sizes, checkpointing: bool, prefix: str)
 
 def pixels(card: Card, model: str, sizes: Sizes, method: str, side: int) -> Found:
     """A flow method on the image generator with LoRA, with gradient checkpointing and without guidance."""
-    from mmrl.algorithms.presets.flow import PRESETS
+    from mmrl.algorithms.presets import PRESETS
     from mmrl.core.types import Prompt
     from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 

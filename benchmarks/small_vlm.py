@@ -82,7 +82,7 @@ def mmrl_trainer(case: Case, policy: Any = None, accelerator: Any = None) -> Any
     """mmrl's trainer; with a policy it takes that one, with accelerate's Accelerator its processes."""
     from dataclasses import replace
 
-    from mmrl.algorithms.presets.text import PRESETS
+    from mmrl.algorithms.presets import PRESETS
     from mmrl.algorithms.samplers.base import Shuffled
     from mmrl.core.ranks import Ranks
     from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig

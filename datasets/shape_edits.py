@@ -13,7 +13,8 @@ from PIL import Image
 
 from mmrl import Prompt
 from mmrl.core.ranges import Count, Seed
-from mmrl.data.drawn.shape_edits import HELD_OUT, TRAIN, draw, jitter_of, to_bytes
+from mmrl.data.drawn.shape_edits import HELD_OUT, TRAIN, draw, jitter_of
+from mmrl.data.drawn.shapes import to_bytes
 
 SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
 

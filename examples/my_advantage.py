@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mmrl.algorithms.presets.text import grpo
+from mmrl import presets
 from mmrl.core.types import Credit, Group, Prompt, Rollouts, Sample, Scores, Status
 
 
@@ -48,6 +48,7 @@ def main() -> None:
         action_mask=torch.ones(8, 3, dtype=torch.bool),
         trace=NoTrace(),
     )
+    grpo = presets["grpo"]
     for algorithm in (grpo, replace(grpo, advantage=RelativeToMean())):
         credit = algorithm.advantage(scores, rollouts)
         print(

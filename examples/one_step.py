@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from mmrl import Group, Prompt
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Counts, Request
 from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig

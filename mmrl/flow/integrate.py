@@ -8,8 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmrl.core.tensors import to_device
-from mmrl.flow.dynamics import Before, Gaussian, Solver, Stochastic
-from mmrl.flow.dynamics.solvers import euler
+from mmrl.flow.dynamics import ODE, Before, Gaussian, Solver, SolverStep, Stochastic
 from mmrl.flow.layout import Layout, Noise
 from mmrl.flow.path import data_of
 from mmrl.flow.plan import RolloutPlan, StepPlan
@@ -94,9 +93,10 @@ def integrate(
         if before is not None:
             before = Before(before.data[parents], before.sigma)
         here = Before(data_of(x, v, float(sigmas[i])), float(sigmas[i]))
-        x_next = _round_to(
-            _without_density(step, x, v, sigmas, i, before, lambda c=i + 1, rows=children: noise(c, rows)), storage
-        )
+        way = SolverStep(x, v, here.sigma, float(sigmas[i + 1]), before, lambda c=i + 1, rows=children: noise(c, rows))
+        # Rows that a stochastic step leaves alone take an Euler step.
+        solver = step.dynamics if isinstance(step.dynamics, Solver) else ODE()
+        x_next = _round_to(solver.advance(way), storage)
         mean, lp = x_next, torch.zeros(len(x), dtype=x.dtype, device=x.device)
         drawn = layout.stochastic[children, i].nonzero()[:, 0]
         if len(drawn):
@@ -113,22 +113,6 @@ def integrate(
         means.append(states[-1] if mean is x else keep(mean))
         logprobs.append(lp[to_device(layout.places(i + 1), x.device)])
     return Trajectory(layout, tuple(states), tuple(means), torch.stack(logprobs, 1))
-
-
-def _without_density(
-    step: StepPlan,
-    x: Tensor,
-    v: Tensor,
-    sigmas: Tensor,
-    index: int,
-    before: Before | None,
-    noise: Callable[[], Tensor],
-) -> Tensor:
-    """The step of a solver that has no density; also that of rows which a stochastic step leaves alone."""
-    sigma, sigma_next = float(sigmas[index]), float(sigmas[index + 1])
-    if isinstance(step.dynamics, Solver):
-        return step.dynamics.advance(x, v, sigma, sigma_next, before, noise)
-    return euler(x, v, sigma, sigma_next)
 
 
 def _round_to(x: Tensor, storage: torch.dtype | None) -> Tensor:

@@ -36,13 +36,6 @@ def noise_of(x: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."], t: Float[Tens
     return x + (1 - like_batch(t, x)) * v
 
 
-def velocity_towards(
-    x: Float[Tensor, "n ..."], data: Float[Tensor, "n ..."], t: Float[Tensor, " n"] | float
-) -> Float[Tensor, "n ..."]:
-    """The velocity at x_t that points at the data: (x_t - data) / t, for t > 0."""
-    return (x - data) / like_batch(t, x)
-
-
 def velocity_with_guidance(
     conditional: Float[Tensor, "n ..."],
     unconditional: Float[Tensor, "n ..."],

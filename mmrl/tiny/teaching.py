@@ -1,12 +1,14 @@
-"""Teaching of tiny models: a falling rate, steps that are told of, and the loss of rectified flow.
+"""Teaching of tiny models: what generators have in common, a falling rate, steps that are reported, the loss of rectified flow.
 
 x_sigma = (1 - sigma) x_0 + sigma noise,    loss = mean (v(x_sigma, sigma, caption) - (noise - x_0))^2
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from mmrl.runtime.repeating import bit_for_bit
 from mmrl.tiny.byte_tokens import HubObject
-from mmrl.tiny.keep import Progress, keep
+from mmrl.tiny.keep import Progress, hash_of, keep
 
 Note = Callable[[int, float], None]
 """Called with the step of a stage (from 1) and the loss."""
@@ -31,22 +33,73 @@ class Noisy(NamedTuple):
     velocity: Float[Tensor, "n ..."]
 
 
-@bit_for_bit()
-def keep_pipeline(folder: Path | None, name: str, build: Callable[[], HubObject], teach: Callable[[HubObject], None]) -> Path:
-    """Build, teach and save a pipeline, and return its folder; if that exists already, nothing is trained.
+@dataclass(frozen=True)
+class GeneratorStart:
+    """The settings by which every small generator is built and taught."""
 
-    The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
+    data: Any
+    """Endless examples. A frozen dataclass: its fields and its file are part of the cached model's name."""
+    name: str
+    """The name of the cached folder."""
+    seed: int = 0
+    pool: int = 4096
+    """Examples drawn once and learned from again and again."""
+    batch_size: int = 64
+    vae_steps: int = 1000
+    vae_batch_size: int = 8
+    vae_lr: float = 3e-3
+    steps: int = 1200
+    lr: float = 1e-3
+    """AdamW, 50 steps of warm-up, then a cosine down to a hundredth."""
+    unlabelled: float = 0.1
+    """Share of examples learned without caption, for guidance."""
+    halvings: int = 2
+    """The autoencoder makes pictures 2^halvings times smaller along both sides."""
+    vae_channels: int = 16
+    latents: int = 4
+    """Channels of a latent."""
+    layers: int = 4
+    heads: int = 4
+    """Attention heads, of 32 dimensions each unless the kind says otherwise."""
+    max_tokens: int = 10
+    """The longest caption, start and end included."""
 
-    Args:
-        folder: where to save; None: `name` below MMRL_CACHE (or ~/.cache/mmrl).
-    """
 
-    def make(unfinished: Path) -> None:
-        pipeline = build()
-        teach(pipeline)
-        pipeline.save_pretrained(unfinished)
+S = TypeVar("S", bound=GeneratorStart)
 
-    return keep(folder, name, "model_index.json", make)
+
+@dataclass(frozen=True)
+class PipelineKind(Generic[S]):
+    """How pipelines of one kind are built and taught; they are taught once and then kept."""
+
+    build: Callable[[S], HubObject]
+    teach: Callable[[HubObject, S, Progress | None], None]
+    code: tuple[ModuleType, ...]
+    """Modules that draw, build and teach: their files are part of the cached model's name."""
+
+    def fingerprint(self, settings: S) -> str:
+        """A hash of the settings, the code that draws, builds and teaches, and the versions of packages."""
+        code = (type(settings), type(settings.data), *self.code)
+        return hash_of(settings, code, ("torch", "diffusers", "transformers"))
+
+    @bit_for_bit()
+    def warm_start(self, settings: S, folder: Path | None = None, progress: Progress | None = None) -> Path:
+        """Build, teach and save a pipeline, and return its folder; if that exists already, nothing is trained.
+
+        The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
+
+        Args:
+            settings: data, sizes, optimizers.
+            folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by settings and code.
+            progress: called after every step of the autoencoder, then of the transformer.
+        """
+
+        def make(unfinished: Path) -> None:
+            pipeline = self.build(settings)
+            self.teach(pipeline, settings, progress)
+            pipeline.save_pretrained(unfinished)
+
+        return keep(folder, f"tiny-{settings.name}-{self.fingerprint(settings)}", "model_index.json", make)
 
 
 def step_counter(progress: Progress | None, done: int, total: int) -> Note:
@@ -78,6 +131,23 @@ def updates(weights: Sequence[nn.Parameter], lr: float, steps: int, note: Note) 
             note(step + 1, loss.item())
 
         yield learn
+
+
+def learn_to_restore(
+    vae: nn.Module,
+    shown: Float[Tensor, "n ..."],
+    settings: GeneratorStart,
+    note: Note,
+    coders: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]],
+) -> None:
+    """Minimize the mean squared error of pictures from slightly noisy latents; `coders` encode and decode."""
+    encode, decode = coders
+    for learn in updates(list(vae.parameters()), settings.vae_lr, settings.vae_steps, note):
+        chosen = shown[torch.randint(len(shown), (settings.vae_batch_size,))]
+        z = encode(chosen)
+        out = decode(z + 0.1 * torch.randn_like(z))
+        # Without the second term latents may grow until the noise does not matter.
+        learn((out - chosen).square().mean() + 0.01 * z.square().mean())
 
 
 def number_texts(captions: Sequence[str]) -> tuple[list[str], Int[Tensor, " n"]]:

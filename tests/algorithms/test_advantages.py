@@ -19,9 +19,8 @@ from mmrl.algorithms.advantages.group import (
     PassK,
     ReinforcePlusPlus,
 )
-from mmrl.algorithms.presets.flow import PRESETS as FLOW
-from mmrl.algorithms.presets.video import PRESETS as VIDEO
 from mmrl.core.protocols import Advantage
+from tests.support.presets import FLOW, VIDEO
 from tests.support.rows import FEW, rollouts, scores
 
 ADVANTAGES: dict[str, Advantage] = {

@@ -14,7 +14,7 @@ from mmrl.algorithms.planners.helped import Refinements, SerialExits, WithExpert
 from mmrl.algorithms.planners.hints import BesideHint, HintLadder, Scaffold, hints_of
 from mmrl.algorithms.planners.replay_success import ReplaySuccess
 from mmrl.algorithms.planners.self_hints import KeptHints, SelfHints, next_level, read_hints, tells_answer
-from mmrl.algorithms.presets.text_planners import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.shaping.exits import ExitDecay
 from mmrl.core.readings import ROLLOUT_LOGPROBS

@@ -140,7 +140,7 @@ def test_loss_does_not_depend_on_how_the_batch_is_cut(name, seed, cut):
 
 
 def test_terms_that_look_at_all_actions_forbid_cuts():
-    assert {name for name, a in TEXT_PRESETS.items() if a.scope == "batch"} == {"kl_cov", "clip_cov"}
+    assert {name for name, a in TEXT_PRESETS.items() if a.scope == "batch"} == {"kl_cov", "clip_cov", "disco", "drpo", "hapo"}
 
 
 @FEW

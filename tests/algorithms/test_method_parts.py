@@ -17,7 +17,7 @@ from mmrl.algorithms.advantages.virtual import VirtualBest
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.discriminative import Discriminative, TrustHinge
 from mmrl.algorithms.objectives.off_policy import KeepLikely, NegativeAwareText, Rec
-from mmrl.algorithms.planners.more import WhereHard, WhereUncertain
+from mmrl.algorithms.planners.extra_samples import WhereHard, WhereUncertain
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.aggregate import GroupSum, TokenMean
 from mmrl.algorithms.weights.conflict import ConflictTokens

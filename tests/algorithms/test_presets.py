@@ -1,71 +1,43 @@
-import ast
-import inspect
+import os
 import re
-from collections.abc import Sequence
+import shutil
+import sys
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from subprocess import run
+from typing import Any
 
 import pytest
 
-import mmrl.algorithms.presets.text
-import mmrl.algorithms.presets.text_methods
-import mmrl.algorithms.presets.text_more
-import mmrl.algorithms.presets.text_planners
-import mmrl.algorithms.presets.text_state
-import mmrl.algorithms.presets.video
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.penalties import Entropy
 from mmrl.algorithms.objectives.surrogates import Clip, Vespo
-from mmrl.algorithms.presets import flow
-from mmrl.algorithms.presets.text import PRESETS as TEXT
-from mmrl.algorithms.presets.text_methods import PRESETS as METHODS
-from mmrl.algorithms.presets.text_more import PRESETS as MORE
-from mmrl.algorithms.presets.text_planners import PRESETS as PLANNERS
-from mmrl.algorithms.presets.text_state import PRESETS as STATE
-from mmrl.algorithms.presets.video import PRESETS as VIDEO
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.importance import HighEntropy, OffPolicyMask, RolloutCorrection
+from mmrl.app.plugins.catalog import preset_documents
 from mmrl.core.protocols import Advantage, Mask, Planner, Shaping, Term, Weight
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS
 from mmrl.core.types import Reading
 from tests.support.fakes import FakeTextPolicy
 from tests.support.rows import TEXT_PRESETS
 
-PRESETS = TEXT | METHODS | MORE | PLANNERS | STATE | VIDEO
-_MODULES = (
-    mmrl.algorithms.presets.text,
-    mmrl.algorithms.presets.text_methods,
-    mmrl.algorithms.presets.text_more,
-    mmrl.algorithms.presets.text_planners,
-    mmrl.algorithms.presets.text_state,
-    mmrl.algorithms.presets.video,
-)
-FILES = [Path(str(module.__file__)) for module in _MODULES]
+ALONE = {"ngrpo", "reinforce_pp", "riskpo", "spo", "spo_segment"}
+"""Presets that compare a sample with something else than its group."""
 
 
 def offering(*quantities: str) -> FakeTextPolicy:
     return FakeTextPolicy(offers=frozenset(quantities))
 
 
-def documented(files: Sequence[Path] = FILES) -> dict[str, str]:
-    """Preset -> the string under its assignment, read as `mmrl ls` does."""
-    docs = {}
-    for statement, below in (pair for file in files for pair in pairwise(ast.parse(file.read_text(encoding="utf-8")).body)):
-        if isinstance(statement, ast.Assign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-            docs[cast(ast.Name, statement.targets[0]).id] = inspect.cleandoc(str(below.value.value))
-    return docs
-
-
 def test_every_preset_is_documented_and_nothing_else():
-    assert set(documented()) == set(PRESETS)
-    assert len(PRESETS) == sum(map(len, (TEXT, METHODS, MORE, PLANNERS, STATE, VIDEO))) >= 54
+    assert set(preset_documents()) == set(PRESETS)
+    assert len(PRESETS) >= 88
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_documentation_has_summary_paper_and_gaps(name):
-    summary, _, rest = documented()[name].partition("\n\n")
+    summary, _, rest = preset_documents()[name].partition("\n\n")
     assert summary.endswith(".")
     assert "\n" not in summary
     assert re.search(r"arXiv:\d{4}\.\d{5}\b", rest), "the paper's arXiv id"
@@ -73,8 +45,8 @@ def test_documentation_has_summary_paper_and_gaps(name):
 
 
 def test_documentation_says_how_many_updates():
-    documents = documented([*FILES, Path(str(flow.__file__))])
-    for name, algorithm in (PRESETS | flow.PRESETS).items():
+    documents = preset_documents()
+    for name, algorithm in PRESETS.items():
         expected = "one update" if algorithm.updates == 1 else f"{algorithm.updates} updates"
         assert f"{expected} per step" in " ".join(documents[name].split()).lower(), name
 
@@ -113,7 +85,7 @@ def test_check_refuses_weights_that_move():
         Algorithm(importance=(Moving(),)).check(offering("logprobs", "entropy"))
 
 
-@pytest.mark.parametrize("name", [name for name in TEXT_PRESETS if name != "reinforce_pp"])
+@pytest.mark.parametrize("name", sorted(set(TEXT_PRESETS) - ALONE))
 def test_check_refuses_a_group_of_one(name):
     with pytest.raises(ValueError, match=r"algorithm.group_size is 1, but .* needs at least \d"):
         replace(PRESETS[name], group_size=1).check(offering("logprobs", "entropy"))
@@ -146,3 +118,27 @@ def test_an_algorithm_says_what_it_reads():
     assert PRESETS["grpo"].shadows == {"ref"}
     assert algorithm.shadows == frozenset()
     assert PRESETS["gspo"].scope == "rollout"
+
+
+PROBE = """
+from tests.learning import test_presets_learn
+from tests.training import test_golden, test_updates
+from tests.app.plugins import test_cards
+from mmrl.app.plugins.cards import faults
+
+found = [test_presets_learn.PRESETS, test_updates.ACTING, test_cards.PRESETS]
+found += [{name.partition("/")[2] for name in test_golden.makers()}]
+assert all("fresh" in names for names in found), [("fresh" in names) for names in found]
+assert any(fault.startswith("the card of fresh lacks idea") for fault in faults()), faults()
+"""
+
+
+def test_a_preset_in_a_new_file_is_found_by_the_generic_tests(tmp_path: Path):
+    root = Path(__file__).parents[2]
+    shutil.copytree(root / "mmrl", tmp_path / "mmrl", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "mmrl/algorithms/presets/fresh_idea.py").write_text(
+        "from dataclasses import replace\n\nfrom mmrl.algorithms.presets.baselines import grpo\n\n"
+        'fresh = replace(grpo, minibatches=2)\n"""A fresh idea."""\n'
+    )
+    path = os.pathsep.join([str(tmp_path), str(root)])
+    run([sys.executable, "-P", "-c", PROBE], check=True, env={**os.environ, "PYTHONPATH": path})

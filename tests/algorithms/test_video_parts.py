@@ -234,7 +234,7 @@ def test_the_truth_is_one_of_the_group():
         x for i in range(5) for x in ((3, "policy", i), (1, "injected", i))
     ]
     texts = ["1.50 to 4.00", "B", "0.00 to 2.00", "3", "A, C"]
-    assert [r.text for r in requests[1::2]] == [f"<answer>{text}</answer>" for text in texts]
+    assert [r.written for r in requests[1::2]] == [f"<answer>{text}</answer>" for text in texts]
     assert all(a.prompt is b.prompt for a, b in zip(requests[::2], requests[1::2], strict=True))
     with pytest.raises(ValueError, match=r"prompt 'x' has the answer \{\}"):
         WithTruth().first([Prompt("x", answer={})], 4, 0, 1)

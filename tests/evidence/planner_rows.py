@@ -89,4 +89,4 @@ ROWS = [
     Row("s_grpo", replace(PRESETS["s_grpo"], planner=SerialExits(mark="d", forced="d")),
         replace(PRESETS["s_grpo"], planner=Once(), shaping=()), "whole answers, all right ones alike", THOUGHT, short=True),
 ]  # fmt: skip
-"""Presets of text_planners.py."""
+"""Presets that show hints or cut answers."""

@@ -96,4 +96,4 @@ ROWS = [
     Row("rlpr", RLPR, replace(RLPR, shaping=()), "the reward for the format alone", UNVERIFIED, short=True),
     Row("rlpr", RLPR, replace(RLPR, advantage=GroupNorm()), "no filter of prompts by spread", FILTERED),
 ]
-"""The preset rlpr of text_more.py."""
+"""The preset rlpr."""

@@ -116,4 +116,4 @@ ROWS = [
     Row("attention_rhythm", PRESETS["attention_rhythm"], replace(PRESETS["attention_rhythm"], importance=()), "all tokens alike",
         ANCHORED),
 ]  # fmt: skip
-"""Samplers, and presets of text_more.py but rlpr."""
+"""Samplers, and presets that weigh tokens or prompts."""

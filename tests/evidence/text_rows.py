@@ -80,7 +80,7 @@ ROWS = [
         tasks.RARE),
     advantage_row("gtpo", tasks.MANY, importance=()),
 ]  # fmt: skip
-"""Presets of text.py and text_methods.py."""
+"""Presets for text of most ideas."""
 ELSEWHERE = {
     "mm_upt": "without labels better than at the start, three seeds: tests/learning/test_unlabelled.py",
 }

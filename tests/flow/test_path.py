@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmrl.flow.path import add_noise, data_of, noise_of, velocity_of, velocity_towards, velocity_with_guidance
+from mmrl.flow.path import add_noise, data_of, noise_of, velocity_of, velocity_with_guidance
 
 times = st.floats(0.01, 0.99)
 seeds = st.integers(0, 1000)
@@ -21,7 +21,6 @@ def test_data_noise_and_velocity_come_back(seed, numbers):
     x, v = add_noise(data, noise, t), velocity_of(data, noise)
     torch.testing.assert_close(data_of(x, v, t), data)
     torch.testing.assert_close(noise_of(x, v, t), noise)
-    torch.testing.assert_close(velocity_towards(x, data, t), v)
 
 
 @settings(deadline=None, max_examples=30)

@@ -9,7 +9,7 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.objectives.flow import FlowKL
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.presets.flow import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.flow.schedules import Branching, Full, Tree, Window
 from tests.flow.test_learning import small

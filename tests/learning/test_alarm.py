@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group, Prompt
 from mmrl.training.evaluate import EvaluationSettings, Evaluator

@@ -2,14 +2,14 @@
 
 import pytest
 
-from mmrl.algorithms.presets import text, text_methods, text_more, text_planners, text_state
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
+from tests.support.presets import ON_TASKS, TEXT
 from tests.support.trainers import at_most_one, make_trainer, rises
 
-PRESETS = text.PRESETS | text_methods.PRESETS | {"attention_rhythm": text_more.attention_rhythm}
-FEWER_PROMPTS = text_state.PRESETS | {name: text_planners.PRESETS[name] for name in ("arpo_gui", "spo_segment")}
+FEWER_PROMPTS = ("aepo", "ares", "arpo_gui", "dcpo", "hapo", "hart", "remix", "riskpo", "spo", "spo_segment", "ssr")
 """Presets that remember something, or draw many samples of a prompt."""
+PRESETS = {name: TEXT[name] for name in TEXT.keys() - ON_TASKS - {*FEWER_PROMPTS}}
 STEPS = 40
 BOUND = 0.15
 
@@ -37,7 +37,7 @@ def test_reward_rises(name: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FEWER_PROMPTS))
 def test_reward_rises_with_fewer_prompts(name: str):
-    algorithm = FEWER_PROMPTS[name]
+    algorithm = TEXT[name]
     optimizer = OptimizerSettings(lr=2e-2 / algorithm.updates)
     trainer = make_trainer(algorithm, at_most_one, steps=STEPS, prompts_per_step=20, optimizer=optimizer)
     assert rises(trainer, STEPS, BOUND)

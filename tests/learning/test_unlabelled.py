@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.presets.text import PRESETS as TEXT
-from mmrl.algorithms.presets.video import PRESETS as VIDEO
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.answers.spans.interval import Interval
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, Sample, Scored
 from mmrl.training.optim import OptimizerSettings
 from tests.support.fakes import FakeTextPolicy, prompts
+from tests.support.presets import TEXT, VIDEO
 from tests.support.trainers import make_trainer
 
 STEPS, COOLED = 20, 0.35

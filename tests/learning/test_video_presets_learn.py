@@ -3,9 +3,9 @@
 import pytest
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.presets.video import PRESETS
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
+from tests.support.presets import VIDEO as PRESETS
 from tests.support.trainers import make_trainer, rises
 from tests.training.test_updates import twin
 from tests.training.test_video_methods import video_trainer

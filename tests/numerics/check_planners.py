@@ -9,12 +9,13 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.mixed import WithRefinements
 from mmrl.algorithms.planners.replay_success import ReplaySuccess
-from mmrl.algorithms.planners.self_hints import hint_value, hint_variance, next_level
-from mmrl.algorithms.presets.text_planners import policy_rollout
+from mmrl.algorithms.planners.self_hints import next_level
+from mmrl.algorithms.presets.hints import policy_rollout
 from mmrl.algorithms.shaping.exits import exit_rewards
 from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Rollouts
+from tests.numerics.formulas.hint_values import hint_value, hint_variance
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.rows import make_batch, rollouts, scores, weighed
 

@@ -9,7 +9,8 @@ from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from mmrl.policies.text.families.qwen_vl import mrope_positions, split_rows_by_grid
+from mmrl.policies.text.families.qwen_vl import mrope_positions
+from tests.numerics.formulas.patch_rows import split_rows_by_grid
 from tests.numerics.registry import Vector, check
 
 IMAGE, VIDEO = 1, 2

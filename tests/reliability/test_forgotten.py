@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mmrl.algorithms.planners.video import DifficultyAware
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build

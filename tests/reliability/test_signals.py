@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.commands import train as commands
 from mmrl.app.commands.train import TrainArguments

@@ -194,8 +194,9 @@ class FakeTextPolicy:
         written, given = request.written, min(num_given, length)
         if isinstance(written, StoredRow):
             return written.segments
-        trained = isinstance(written, Prefix) and written.trained and given
-        kept = min(given - bool(written.forced), len(kept_letters(written))) if trained else 0
+        kept = 0
+        if isinstance(written, Prefix) and written.trained and given:
+            kept = min(given - bool(written.forced), len(kept_letters(written)))
         forced = given - kept
         return segments_of([("policy", kept), ("forced", forced), ("policy", length - kept - forced)])
 

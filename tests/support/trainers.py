@@ -11,7 +11,7 @@ from mmrl.algorithms.advantages.beta import BetaNorm
 from mmrl.algorithms.advantages.remembered import SingleStream
 from mmrl.algorithms.advantages.virtual import VirtualBest
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group
 from mmrl.training.optim import OptimizerSettings

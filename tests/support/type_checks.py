@@ -7,16 +7,15 @@ else is checked by beartype alone. An inner function is made anew at every call 
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import cache_from_source
 from types import CodeType, ModuleType
-from typing import Annotated, Any, ForwardRef, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ForwardRef, Literal, get_args, get_origin
 from unittest.mock import patch
 
-T = TypeVar("T", bound=Callable[..., Any])
 ARRAYS = {"Bool", "Float", "Float64", "Int", "UInt8"}
 """The kinds of arrays that mmrl's annotations name."""
 CHECK = "_checked"
@@ -25,7 +24,7 @@ VERSION = "checked4"
 """Part of the names of compiled files; another one wherever this file compiles modules otherwise."""
 
 
-def checked(thing: T) -> T:
+def checked(thing: Any) -> Any:
     """A function, or a dataclass's fields, with types checked at every call, and shapes where arrays are named.
 
     What beartype cannot read is left to pyright.

@@ -17,8 +17,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.algorithms.planners.hints import Scaffold
 from mmrl.algorithms.planners.tempered import ByDoubt
-from mmrl.algorithms.presets import text_planners, text_state, video
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
@@ -26,6 +25,7 @@ from mmrl.core.types import Credit, Group, Prompt, Request, Rollouts, Scores
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.presets import VIDEO, of_files
 from tests.support.trainers import at_most_one, make_trainer
 from tests.training.test_trainer import half_dead
 from tests.training.test_video_methods import CLIPS, video_trainer
@@ -54,11 +54,10 @@ ALGORITHMS = {
     "heated": replace(PRESETS["grpo"], planner=ByDoubt()),
     "spread": replace(PRESETS["grpo"], advantage=WhereSpread(hold=0, start=1)),
 }
-VIDEO = sorted(video.PRESETS)
-HELPED = replace(text_planners.PRESETS["scaf_grpo"], planner=Scaffold(after=1))
-PLANNERS = {name: HELPED if name == "scaf_grpo" else preset for name, preset in text_planners.PRESETS.items()}
+HELPED = replace(PRESETS["scaf_grpo"], planner=Scaffold(after=1))
+PLANNERS = {name: PRESETS[name] for name in of_files("hints", "cut_answers") | {"arpo_gui"}} | {"scaf_grpo": HELPED}
 COLUMNS = {"hints": ["a", "ab"], "hint": "ab", "solution": "abcd", "policy": "ab"}
-STATE = sorted(name for name, algorithm in text_state.PRESETS.items() if algorithm.scope != "batch")
+STATE = ("aepo", "ares", "dcpo", "hart", "remix", "riskpo", "spo", "ssr")
 
 
 def cases() -> Iterator[tuple[str, Callable[..., Trainer]]]:
@@ -69,7 +68,7 @@ def cases() -> Iterator[tuple[str, Callable[..., Trainer]]]:
     for name, algorithm in PLANNERS.items():
         yield name, partial(helped_trainer, algorithm, told)
     for name in STATE:
-        yield name, partial(make_trainer, text_state.PRESETS[name], at_most_one, prompts_per_step=8)
+        yield name, partial(make_trainer, PRESETS[name], at_most_one, prompts_per_step=8)
     mixed = [*CLIPS[:3], *prompts()[3:]]
     for name in VIDEO:
         yield name, partial(video_trainer, name, mixed)

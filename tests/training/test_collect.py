@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores
 from mmrl.training.collect import merge_rollouts
 from tests.support.fakes import FakeTextPolicy, prompts

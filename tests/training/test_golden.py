@@ -86,23 +86,24 @@ def makers() -> dict[str, Callable[[], Any]]:
     """For every preset, what makes a trainer with it: the one place that knows names of mmrl."""
     if __name__ == "__main__":
         sys.path.insert(0, str(ROOT))
-    from mmrl.algorithms.presets import flow as presets_flow
-    from mmrl.algorithms.presets import text as presets
-    from mmrl.algorithms.presets import text_methods, text_more, text_planners, text_state
-    from mmrl.algorithms.presets import video as presets_video
     from tests.evidence.reference_rows import Reasoner
     from tests.evidence.sampler_rows import named_letter, targets
     from tests.flow.test_learning import small
+    from tests.learning.test_presets_learn import FEWER_PROMPTS
     from tests.support import fakes
     from tests.support.flow_fakes import FakeFlowPolicy
+    from tests.support.presets import FLOW, ON_TASKS, TEXT, VIDEO
     from tests.support.trainers import OptimizerSettings, Shuffled, make_trainer
     from tests.training.run_ranks import COLUMNS, Hinting
     from tests.training.test_video_methods import CLIPS
 
     told = [replace(prompt, columns={**prompt.columns, **COLUMNS}) for prompt in fakes.prompts()]
 
-    def of_more(name: str, preset: Any) -> Any:
-        """Presets that need hints, notes, boxes or the policy's own view of the truth."""
+    def of_text(name: str) -> Any:
+        """Some need hints, notes, boxes or the policy's own view of the truth."""
+        preset = TEXT[name]
+        if name not in ON_TASKS.union(FEWER_PROMPTS, ["attention_rhythm"]):
+            return of_words(preset, fakes.prompts())
         if name == "gui_g1":
             return of_words(preset, targets(0), reward=named_letter)
         return of_words(preset, told, Reasoner() if name == "rlpr" else Hinting(views=preset.views))
@@ -113,7 +114,7 @@ def makers() -> dict[str, Callable[[], Any]]:
         return make_trainer(prepared(algorithm), reward, policy=policy, sampler=sampler, optimizer=optimizer, steps=STEPS)
 
     def of_video(name: str) -> Any:
-        preset, prompts = presets_video.PRESETS[name], fakes.prompts()
+        preset, prompts = VIDEO[name], fakes.prompts()
         if name == "papo":  # it hides pictures, of which the fake has none
             return of_words(preset, prompts, fakes.FakeTextPolicy(views=dict.fromkeys(preset.views, blinded)))
         prompts = [replace(prompt, media=clip.media) for prompt, clip in zip(prompts, CLIPS, strict=True)]
@@ -125,12 +126,10 @@ def makers() -> dict[str, Callable[[], Any]]:
             policy.ema_decay = lambda updates: decay(50 * updates)  # the presets' averages follow over hundreds of updates
         return make_trainer(algorithm, policy=policy, lr=1e-2, steps=STEPS)
 
-    texts, more = presets.PRESETS | text_methods.PRESETS, text_planners.PRESETS | text_state.PRESETS | text_more.PRESETS
     made: dict[str, Callable[[], Any]] = {}
-    made |= {f"text/{name}": lambda name=name: of_words(texts[name], fakes.prompts()) for name in texts}
-    made |= {f"text/{name}": lambda name=name: of_more(name, more[name]) for name in more}
-    made |= {f"video/{name}": lambda name=name: of_video(name) for name in presets_video.PRESETS}
-    made |= {f"flow/{name}": lambda name=name: of_flow(name) for name in presets_flow.PRESETS}
+    made |= {f"text/{name}": lambda name=name: of_text(name) for name in TEXT}
+    made |= {f"video/{name}": lambda name=name: of_video(name) for name in VIDEO}
+    made |= {f"flow/{name}": lambda name=name: of_flow(name) for name in FLOW}
     return made
 
 

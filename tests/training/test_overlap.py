@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmrl.algorithms.planners.base import DynamicSampling
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Request
 from mmrl.training.checkpoints.save import Checkpoints

@@ -15,7 +15,7 @@ from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.objectives.terms import actions_only
 from mmrl.algorithms.planners.helped import SerialExits
 from mmrl.algorithms.planners.video import DifficultyAware, WithTruth
-from mmrl.algorithms.presets import PRESETS, flow
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS, STD
@@ -24,6 +24,7 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
 from tests.flow.test_learning import small
 from tests.support.fakes import FakeTextPolicy, prompts
+from tests.support.presets import FLOW, SILENT_STEPS
 from tests.support.trainers import make_trainer
 from tests.training.test_golden import InDouble, float64
 
@@ -61,8 +62,6 @@ OWN_AT_ONCE = {
     "critique_grpo": "refinements train by a probability, not by a ratio",
 }
 """Presets whose term acts at the first update already, where no ratio has moved, and how."""
-SILENT_STEPS = {"riskpo": 1}
-"""How many steps train nothing, because what the advantage remembers has first to be filled."""
 ACTING = sorted(set(PRESETS) - set(EXEMPT) - set(NO_TWIN))
 
 
@@ -101,7 +100,7 @@ def twin(algorithm: Algorithm) -> Algorithm:
 
 def preset(name: str) -> Algorithm:
     """The preset as the fakes can run it, with its own updates and terms, and advantages in float64."""
-    algorithm = replace(small(name) if name in flow.PRESETS else PRESETS[name], minibatches=PRESETS[name].minibatches)
+    algorithm = replace(small(name) if name in FLOW else PRESETS[name], minibatches=PRESETS[name].minibatches)
     if isinstance(algorithm.planner, WithTruth):
         algorithm = replace(algorithm, planner=replace(algorithm.planner, template="{answer}"))
     if isinstance(algorithm.planner, DifficultyAware):

@@ -9,8 +9,8 @@ import torch
 
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.video import DifficultyAware, WithTruth
-from mmrl.algorithms.presets.text import grpo
-from mmrl.algorithms.presets.video import PRESETS, tw_grpo
+from mmrl.algorithms.presets.baselines import grpo
+from mmrl.algorithms.presets.video import tw_grpo
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.weights.divergence import GroupDivergence
 from mmrl.core.ranks import Ranks
@@ -20,6 +20,7 @@ from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.presets import VIDEO
 from tests.support.trainers import make_trainer
 
 CLIPS = [replace(prompt, media=(Video("clip.mp4", fps=2.0),)) for prompt in prompts()]
@@ -27,7 +28,7 @@ CLIPS = [replace(prompt, media=(Video("clip.mp4", fps=2.0),)) for prompt in prom
 
 def video_trainer(name: str, media=CLIPS, **kwargs) -> Trainer:
     """Of a preset by its name; the fake policy writes letters, so a given answer is a letter."""
-    algorithm = PRESETS[name]
+    algorithm = VIDEO[name]
     if isinstance(algorithm.planner, WithTruth):
         algorithm = replace(algorithm, planner=replace(algorithm.planner, template="{answer}"))
     if isinstance(algorithm.planner, DifficultyAware):
@@ -41,7 +42,7 @@ def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("name", sorted(VIDEO))
 def test_every_preset_takes_updates(name):
     trainer = video_trainer(name)
     before = weights(trainer)
@@ -50,7 +51,7 @@ def test_every_preset_takes_updates(name):
     assert not torch.equal(before, weights(trainer))
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("name", sorted(VIDEO))
 def test_updates_do_not_depend_on_the_budget(name):
     parts, whole = video_trainer(name, micro_batch=9), video_trainer(name, micro_batch=10_000)
     for _ in range(2):
@@ -171,7 +172,7 @@ def test_resumed_planners_know_what_they_knew(tmp_path: Path):
 
 def test_two_runs_of_a_preset_share_no_memory():
     planner = DifficultyAware(window=16)
-    algorithm = replace(PRESETS["deepvideo_r1"], planner=planner)
+    algorithm = replace(VIDEO["deepvideo_r1"], planner=planner)
     one, two = (make_trainer(algorithm, sampler=Shuffled(CLIPS, seed=0)) for _ in range(2))
     one.step()
     assert one.collector.planner is one.algorithm.planner and one.algorithm.planner.memory.rewards  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import by_group, to_credit, totals_and_keep
+from mmrl.algorithms.advantages.statistics import by_group, refuse_unbounded, to_credit, totals_and_keep
 from mmrl.core.ranges import PositiveShare, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
 
@@ -28,11 +28,7 @@ class Asymmetric:
         """Raises ValueError when a total reward lies outside [0, 1]."""
         totals, keep = totals_and_keep(scores)
         kept = totals[keep]
-        if bool(((kept < -1e-6) | (kept > 1 + 1e-6)).any()):
-            raise ValueError(
-                f"total rewards reach from {float(kept.min()):g} to {float(kept.max()):g}, but Asymmetric takes them as success "
-                "rates in [0, 1]: scale them with the weights of the rewards"
-            )
+        refuse_unbounded(kept, "Asymmetric")
         success = float(kept.mean()) if len(kept) else 0.0
         values = by_group(rollouts, keep, totals, lambda r: self._weigh(r, success))
         held = min(1.0, success / self.knee)

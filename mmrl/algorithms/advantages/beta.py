@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import by_group, one_per_group, to_credit, totals_and_keep
+from mmrl.algorithms.advantages.statistics import by_group, one_per_group, refuse_unbounded, to_credit, totals_and_keep
 from mmrl.core.ranges import Positive, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
 
@@ -29,11 +29,7 @@ class BetaNorm:
         """Raises ValueError when a total reward lies outside [0, 1]."""
         totals, keep = totals_and_keep(scores)
         kept = totals[keep]
-        if bool(((kept < -1e-6) | (kept > 1 + 1e-6)).any()):
-            raise ValueError(
-                f"total rewards reach from {float(kept.min()):g} to {float(kept.max()):g}, but BetaNorm takes them as success "
-                "rates in [0, 1]: scale them with the weights of the rewards"
-            )
+        refuse_unbounded(kept, "BetaNorm")
         centred = by_group(rollouts, keep, totals, lambda r: r - r.mean())
         rates = (totals - centred).clamp(0, 1)
         weight = torch.ones_like(totals)

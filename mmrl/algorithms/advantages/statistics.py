@@ -22,6 +22,15 @@ def totals_and_keep(scores: Scores) -> tuple[Float[Tensor, " n"], Bool[Tensor, "
     return totals, ~totals.isnan()
 
 
+def refuse_unbounded(kept: Float[Tensor, " n"], name: str) -> None:
+    """Raises ValueError where a total reward lies outside [0, 1], for an advantage that takes them as success rates."""
+    if bool(((kept < -1e-6) | (kept > 1 + 1e-6)).any()):
+        raise ValueError(
+            f"total rewards reach from {float(kept.min()):g} to {float(kept.max()):g}, but {name} takes them as success "
+            "rates in [0, 1]: scale them with the weights of the rewards"
+        )
+
+
 def by_group(
     rollouts: Rollouts, keep: Bool[Tensor, " n"], x: Float[Tensor, "n ..."], f: Callable[[Tensor], Tensor]
 ) -> Float[Tensor, "n ..."]:

@@ -1,6 +1,6 @@
 """Published algorithms for flow-matching image generators, as deltas of each other.
 
-Documented as in text.py. Numbers are those of the papers' main setting; where the official code does otherwise, the
+Numbers are those of the papers' main setting; where the official code does otherwise, the
 document says which option does the same. Clip ranges suit latents of 10^4 to 10^5 elements: log-ratios are means over them,
 so with latents of a few hundred elements take 1e-3 to 1e-2, or nearly everything is clipped after one update.
 """
@@ -256,5 +256,3 @@ ema follows with RampDecay(most=0.3). Rollouts take SA-Solver's predictor only, 
 first and last sigmas. The paper's plain matching loss is weighting = "uniform"; the code's variant that adds times up before
 the ratio is combine = "sum_first". Nothing else is left out.
 """
-
-PRESETS: dict[str, Algorithm] = {name: value for name, value in globals().items() if isinstance(value, Algorithm)}

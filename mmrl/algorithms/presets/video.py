@@ -1,20 +1,19 @@
 """Published algorithms for video as deltas of those for text; all of them train on pictures and plain text, too.
 
-The string under each assignment is its documentation, as in text.py. Rewards are the run's: soft multiple choice, temporal IoU
-and the rest are plug-in files.
+Rewards are the run's: soft multiple choice, temporal IoU and the rest are plug-in files.
 """
 
 from dataclasses import replace
 
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import SteadyDecay
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.perception import Perception, Surprise
 from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.video import DifficultyAware, Probed, WithTruth
-from mmrl.algorithms.presets.text import dapo, grpo
+from mmrl.algorithms.presets.baselines import grpo
+from mmrl.algorithms.presets.clipping import dapo
 from mmrl.algorithms.shaping.video import ConsistencyBonus, LengthBonus, SoftReward, TemporalBonus
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.algorithms.weights.divergence import GroupDivergence
@@ -120,7 +119,3 @@ Perception-Aware Policy Optimization for Multimodal Reasoning, arXiv:2507.06448.
 3 updates per step as in the authors' script; with one its own terms act, the clip does not. Not implemented: the entropy loss
 of the masked reading (constant by default in the authors' code), top-p token masks, annealing.
 """
-
-PRESETS: dict[str, Algorithm] = {
-    name: value for name, value in globals().items() if isinstance(value, Algorithm) and name not in ("dapo", "grpo")
-}

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple, cast
 
 import numpy as np
 
-from mmrl.answers.boxes.box import Box, iou, iou_matrix
+from mmrl.answers.boxes.box import Box, iou_matrix
 
 COCO_THRESHOLDS: tuple[float, ...] = tuple(round(0.5 + 0.05 * i, 2) for i in range(10))
 Ties = Literal["together", "order"]
@@ -51,17 +51,6 @@ def mean_iou(predicted: Sequence[Box], truth: Sequence[Box], labels: bool = Fals
     if not predicted and not truth:
         return 1.0
     return sum(match.iou for match in match_boxes(predicted, truth, labels=labels)) / max(len(predicted), len(truth))
-
-
-def accuracy_at(pairs: Sequence[tuple[Box | None, Box]], threshold: float = 0.5) -> float:
-    """Acc@t over (predicted, true) pairs: the share with IoU >= threshold; no prediction (None) is a miss.
-
-    Raises ValueError for no pairs.
-    """
-    if not pairs:
-        raise ValueError("accuracy over no boxes is undefined: give at least one pair")
-    hits = [predicted is not None and iou(predicted, truth) >= threshold for predicted, truth in pairs]
-    return sum(hits) / len(hits)
 
 
 def mean_average_precision(

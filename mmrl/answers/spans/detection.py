@@ -7,20 +7,6 @@ import numpy as np
 from mmrl.answers.boxes.detection import COCO_THRESHOLDS, Ties, average_precision, match
 from mmrl.answers.spans.interval import Interval, merge_spans, temporal_iou
 
-RECALL_THRESHOLDS = (0.3, 0.5, 0.7)
-"""The IoU from which Charades-STA and ActivityNet Captions count a span as found."""
-
-
-def recall_at(pairs: Sequence[tuple[Sequence[Interval], Interval]], threshold: float, top: int = 1) -> float:
-    """R@n, IoU=m over (predicted spans, true span): the share where one of the first `top` spans has IoU >= threshold.
-
-    Raises ValueError for no pairs.
-    """
-    if not pairs:
-        raise ValueError("recall over no spans is undefined: give at least one pair")
-    hits = [any(temporal_iou(span, truth) >= threshold for span in predicted[:top]) for predicted, truth in pairs]
-    return sum(hits) / len(hits)
-
 
 def mean_average_precision(
     predicted: Sequence[Interval],

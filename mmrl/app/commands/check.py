@@ -17,7 +17,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import Terminal, printable
-from mmrl.app.fit.draft import Plan, draw_up
+from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.memory import advice, room, size_text
 from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts

@@ -12,8 +12,8 @@ from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.errors import Terminal, waiting
 from mmrl.app.files import replace_text
-from mmrl.app.fit.draft import Plan, draw_up
 from mmrl.app.fit.fit import Fit, fit_lines, fit_to
+from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import counted_size
 from mmrl.app.planning.device import target_device

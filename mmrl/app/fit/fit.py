@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mmrl.app.config.chosen import is_free
 from mmrl.app.config.run import Resolved
-from mmrl.app.fit.draft import Draft, Plan, check_geometry, prompts_of
+from mmrl.app.fit.plan import Estimates, Plan, check_geometry, prompts_of
 from mmrl.app.fit.remedies import refusal
 from mmrl.app.fit.sizes import Sizes, larger_sizes, least_sizes, size_choices, smaller_sizes
 from mmrl.app.planning.choices import Choice, Facts, area_of, usual_choices, with_choices
@@ -43,23 +43,23 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
     facts = facts_of(resolved, prompts)
     usual = usual_choices(resolved, facts)
     chosen = with_choices(resolved, usual)
-    draft = Draft(processes, prompts, reward_memory(chosen, device.is_card))
+    estimates = Estimates(processes, prompts, reward_memory(chosen, device.is_card))
     if facts.is_tiny:
         check_geometry(chosen, processes)
-        made = draft.of(chosen)
+        made = estimates.of(chosen)
         if device.fits(made.memory):
             return Fit(chosen, usual, made, device, facts.weights)
     least = free_sizes(chosen, least_sizes(chosen.config, processes))
     smallest = with_choices(chosen, plain(least))
     check_geometry(smallest, processes)
-    made = draft.of(smallest)
+    made = estimates.of(smallest)
     if not device.fits(made.memory):
-        raise ValueError(refusal(draft, smallest, made, device, facts))
+        raise ValueError(refusal(estimates, smallest, made, device, facts))
     sizes, best, planned = least, smallest, made
     wanted = {**least, **free_sizes(chosen, larger_sizes(made, device))}
     while wanted != least:
         larger = with_choices(chosen, plain(wanted))
-        planned_larger = draft.of(larger)
+        planned_larger = estimates.of(larger)
         if device.fits(planned_larger.memory):
             sizes, best, planned = wanted, larger, planned_larger
             break

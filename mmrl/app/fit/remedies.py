@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mmrl.app.config.run import Resolved
-from mmrl.app.fit.draft import Draft, Plan
+from mmrl.app.fit.plan import Estimates, Plan
 from mmrl.app.planning.choices import Choice, Facts, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import Memory, size_text
@@ -29,14 +29,14 @@ class Remedy:
         return f"-{size_text(self.saves)}: {self.words}"
 
 
-def refusal(draft: Draft, resolved: Resolved, made: Plan, device: Device, facts: Facts) -> str:
+def refusal(estimates: Estimates, resolved: Resolved, made: Plan, device: Device, facts: Facts) -> str:
     """The error of a run that does not fit with its smallest sizes: what it needs, and what would help most, largest first."""
     memory = made.memory
     largest = sorted(parts_of(memory).items(), key=lambda part: -part[1])[:SHOWN]
     named = ", ".join(f"{name} {size_text(size)}" for name, size in largest)
     known = list(remedies(resolved, made, device, facts))
     if len(known) < SHOWN or memory.phases[memory.largest_phase] > WORTH * memory.peak:
-        known += smaller_settings(draft, resolved, made, device)
+        known += smaller_settings(estimates, resolved, made, device)
     found = sorted(known, key=lambda remedy: -remedy.saves)[:SHOWN]
     missing = device.use_of(memory) - device.usable
     lines = "\n".join(f"  {remedy}" for remedy in found)
@@ -80,11 +80,11 @@ def rewards_elsewhere(made: Plan) -> Iterator[Remedy]:
         yield Remedy(held, 'rewards in a process of their own (mmrl reward serve), or device = "cpu" in [[reward]]')
 
 
-def smaller_settings(draft: Draft, resolved: Resolved, made: Plan, device: Device) -> Iterator[Remedy]:
+def smaller_settings(estimates: Estimates, resolved: Resolved, made: Plan, device: Device) -> Iterator[Remedy]:
     """Settings that the largest phase, or all of the model, depends on; the plan with each is counted."""
     before = device.use_of(made.memory)
     for words, choices in cheaper(resolved):
-        saved = before - device.use_of(draft.of(with_choices(resolved, choices)).memory)
+        saved = before - device.use_of(estimates.of(with_choices(resolved, choices)).memory)
         if saved > 0:
             yield Remedy(saved, words)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mmrl.app.config.run import RunConfig
-from mmrl.app.fit.draft import Plan
+from mmrl.app.fit.plan import Plan
 from mmrl.app.planning.choices import Choice
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import size_text

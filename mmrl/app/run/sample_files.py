@@ -32,7 +32,7 @@ from mmrl.core.types import Examples, MediaSize, Prompt, Sample, Status, Video
 from mmrl.data.files.mp4 import write_once
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.policies.video.decode import fetch
-from mmrl.policies.video.sampling import Budget, Plan
+from mmrl.policies.video.sampling import Budget, FramePlan
 
 MAX_SIDE = 512
 """Pixels on the long side of a stored picture of a prompt, or of a clip's strip."""
@@ -217,7 +217,7 @@ def clip_frames(video: Video) -> list[Image.Image]:
         return frames_of(list(video.source))[0]
     start, stop = read_timeline(video.source).part(video.start, video.end)
     often = Video(video.source, video.start, video.end, fps=2 * CLIP_FRAMES / (stop - start))
-    small = Plan(min_frames=1, max_frames=2 * CLIP_FRAMES, budget=Budget(2, max_pixels=float(CLIP_AREA)))
+    small = FramePlan(min_frames=1, max_frames=2 * CLIP_FRAMES, budget=Budget(2, max_pixels=float(CLIP_AREA)))
     return [Image.fromarray(pixels) for pixels in fetch(often, small, hashed=False).pixels[1::2]]
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, SIDES, ideal_mask
+from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, SIDES, every_fourth, ideal_mask, to_bytes
 
 Clip = NDArray[np.float32]
 """(frames, side, side, 3) in [0, 1]."""
@@ -35,11 +35,7 @@ class Glide(NamedTuple):
 
 
 GLIDES = tuple(Glide(*words) for words in product(COLOURS, SHAPES, WAYS))
-HELD_OUT = tuple(
-    glide
-    for glide in GLIDES
-    if (list(COLOURS).index(glide.colour) + SHAPES.index(glide.shape) + list(WAYS).index(glide.way)) % 4 == 0
-)
+HELD_OUT = every_fourth(GLIDES, COLOURS, SHAPES, WAYS)
 """Combinations that nobody trains on; every colour, shape and way occurs in them equally often."""
 TRAIN = tuple(glide for glide in GLIDES if glide not in HELD_OUT)
 
@@ -67,11 +63,6 @@ def draw(glide: Glide, side: int, frames: int, rng: np.random.Generator | None =
     return np.stack(pictures).astype(np.float32)
 
 
-def as_bytes(clip: Clip) -> NDArray[np.uint8]:
-    """The clip in whole numbers from 0 to 255."""
-    return (clip.clip(0, 1) * 255).round().astype(np.uint8)
-
-
 @dataclass(frozen=True)
 class Glides:
     """Clips and captions to learn from, with the faults of a collection that nobody looked through."""
@@ -93,4 +84,4 @@ class Glides:
         shown = [TRAIN[i] for i in rng.integers(len(TRAIN), size=size)]
         written = [TRAIN[rng.integers(len(TRAIN))] if rng.random() < self.confused else glide for glide in shown]
         clips = [draw(glide, self.side, self.frames, rng, rng.random() < self.flickering) for glide in shown]
-        return np.stack([as_bytes(clip) for clip in clips]), [glide.caption for glide in written]
+        return to_bytes(np.stack(clips)), [glide.caption for glide in written]

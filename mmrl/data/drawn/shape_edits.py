@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, SIDES, Picture, ideal_mask, place, stain
+from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, SIDES, Picture, ideal_mask, place, stain, to_bytes
 
 GROUNDS = {"light": PAPER, "dark": (0.10, 0.10, 0.12)}
 SHIFT = 0.03
@@ -94,10 +94,6 @@ def draw(state: State, jitter: Jitter, size: int) -> Picture:
     x, y = middle(state.side, jitter, size)
     mask = ideal_mask(state.shape, x, y, size**2 * (0.135 + 0.025 * jitter[2]), size)[..., None]
     return (mask * np.array(COLOURS[state.colour]) + (1 - mask) * np.array(GROUNDS[state.ground])).astype(np.float32)
-
-
-def to_bytes(picture: Picture) -> NDArray[np.uint8]:
-    return (picture.clip(0, 1) * 255).round().astype(np.uint8)
 
 
 def jitter_of(rng: np.random.Generator) -> Jitter:

@@ -4,11 +4,11 @@ A caption is "a red circle on the left". `Sketches` are the pictures an uncurate
 another picture, and many pictures are stained.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,15 @@ _FINE = 4
 """Points per pixel and axis."""
 
 
+Words = TypeVar("Words", bound=tuple[str, ...])
+
+
+def every_fourth(all_words: Iterable[Words], *known: Iterable[str]) -> tuple[Words, ...]:
+    """A quarter of all combinations of known words, in which every word occurs equally often."""
+    places = [{word: i for i, word in enumerate(words)} for words in known]
+    return tuple(words for words in all_words if sum(map(dict.__getitem__, places, words)) % 4 == 0)
+
+
 class Wish(NamedTuple):
     """A coloured shape at a place, as a caption asks for it."""
 
@@ -42,11 +51,7 @@ class Wish(NamedTuple):
 
 
 WISHES = tuple(Wish(*words) for words in product(COLOURS, SHAPES, SIDES))
-HELD_OUT = tuple(
-    wish
-    for wish in WISHES
-    if (list(COLOURS).index(wish.colour) + SHAPES.index(wish.shape) + list(SIDES).index(wish.side)) % 4 == 0
-)
+HELD_OUT = every_fourth(WISHES, COLOURS, SHAPES, SIDES)
 """Combinations that nobody trains on; every colour, shape and side occurs in them equally often."""
 TRAIN = tuple(wish for wish in WISHES if wish not in HELD_OUT)
 
@@ -87,6 +92,11 @@ def draw(wish: Wish, side: int, rng: np.random.Generator | None = None) -> Pictu
     return (mask * np.array(COLOURS[wish.colour]) + (1 - mask) * np.array(PAPER)).astype(np.float32)
 
 
+def to_bytes(pixels: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Pixels in [0, 1] as whole numbers from 0 to 255."""
+    return (pixels.clip(0, 1) * 255).round().astype(np.uint8)
+
+
 @dataclass(frozen=True)
 class Sketches:
     """Pictures and captions to learn from, with the faults of a collection that nobody looked through."""
@@ -115,7 +125,7 @@ class Sketches:
         written = [TRAIN[rng.integers(len(TRAIN))] if rng.random() < self.confused else wish for wish in shown]
         pictures = [draw(wish, self.side, rng) for wish in shown]
         pictures = [stain(picture, rng) if rng.random() < self.stained else picture for picture in pictures]
-        return (np.stack(pictures).clip(0, 1) * 255).round().astype(np.uint8), [wish.caption for wish in written]
+        return to_bytes(np.stack(pictures)), [wish.caption for wish in written]
 
 
 def stain(picture: Picture, rng: np.random.Generator) -> Picture:

@@ -6,7 +6,7 @@ A schedule of the user's own may put any part that answers `Stochastic` or `Solv
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from mmrl.flow.dynamics.base import Before, Dynamics, Gaussian, Solver, Stochastic
+from mmrl.flow.dynamics.base import Before, Dynamics, Gaussian, Solver, SolverStep, Stochastic
 from mmrl.flow.dynamics.cps import CPS
 from mmrl.flow.dynamics.ddim import DDIM
 from mmrl.flow.dynamics.sde import DanceSDE, FlowSDE, Wan
@@ -24,6 +24,7 @@ __all__ = [
     "FlowSDE",
     "Gaussian",
     "Solver",
+    "SolverStep",
     "Stochastic",
     "Wan",
 ]

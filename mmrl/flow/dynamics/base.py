@@ -87,6 +87,19 @@ class Before:
     sigma: float
 
 
+@dataclass(frozen=True)
+class SolverStep:
+    """The latent x at sigma, its velocity, and where it is to go."""
+
+    x: Float[Tensor, "n ..."]
+    v: Float[Tensor, "n ..."]
+    sigma: float
+    sigma_next: float
+    before: Before | None
+    noise: Callable[[], Tensor]
+    """Draws one standard normal latent per row, for solvers that want it."""
+
+
 @runtime_checkable
 class Solver(Protocol):
     """A kind of step without a density, which never trains; it may draw noise all the same."""
@@ -94,16 +107,8 @@ class Solver(Protocol):
     @property
     def draws_noise(self) -> bool: ...
 
-    def advance(
-        self,
-        x: Float[Tensor, "n ..."],
-        v: Float[Tensor, "n ..."],
-        sigma: float,
-        sigma_next: float,
-        before: Before | None,
-        noise: Callable[[], Tensor],
-    ) -> Float[Tensor, "n ..."]:
-        """The latent at sigma'; `noise` draws one standard normal latent per row, for those that want it."""
+    def advance(self, step: SolverStep) -> Float[Tensor, "n ..."]:
+        """The latent at sigma'."""
         ...
 
 

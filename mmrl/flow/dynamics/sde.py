@@ -3,6 +3,7 @@
 All share the Euler-Maruyama step mean = x (1 + s^2 dt / (2 sigma)) + v (1 + s^2 (1 - sigma) / (2 sigma)) dt.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,31 @@ ALMOST_NOISE = 0.999
 
 
 @dataclass(frozen=True)
-class FlowSDE:
+class EulerMaruyama:
+    """The step under a diffusion coefficient s, which leaves the marginals of the flow as they are."""
+
+    draws_at_end = True
+
+    @abstractmethod
+    def diffusion(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """s of step `index` of the table `sigmas`."""
+
+    def deviation(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        return self.diffusion(sigmas, index) * (sigmas[index] - sigmas[index + 1]).sqrt()
+
+    def transition(
+        self, x: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."], sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]
+    ) -> Gaussian:
+        x = at_least_float32(x)
+        sigmas = sigmas.to(x)
+        sigma, dt, diffusion = sigmas[index], sigmas[index + 1] - sigmas[index], self.diffusion(sigmas, index)
+        half = diffusion**2 / (2 * sigma)
+        mean = x * like_batch(1 + half * dt, x) + v.to(x) * like_batch((1 + half * (1 - sigma)) * dt, x)
+        return Gaussian(mean, diffusion * (-dt).sqrt())
+
+
+@dataclass(frozen=True)
+class FlowSDE(EulerMaruyama):
     """s = level sqrt(sigma / (1 - sigma)), with the table's second entry for the sigma below where sigma is 1 (arXiv:2505.05470).
 
     Flow-GRPO's. Sigmas above 0.999 count as 1: their own 1 - sigma would make the first deviation a hundred times too large.
@@ -28,92 +53,39 @@ class FlowSDE:
     """The factor in s: 0 = no noise."""
 
     __post_init__ = check_ranges
-    draws_at_end = True
 
     @property
     def draws_noise(self) -> bool:
         return self.level != 0
 
     def diffusion(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """s of step `index` of the table `sigmas`."""
         sigma = sigmas[index]
         regular = torch.where(sigma > ALMOST_NOISE, torch.minimum(sigma, sigmas[1]), sigma)
         return self.level * (sigma / (1 - regular)).sqrt()
 
-    def deviation(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        return self.diffusion(sigmas, index) * step_size(sigmas, index).sqrt()
-
-    def transition(
-        self, x: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."], sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]
-    ) -> Gaussian:
-        x = at_least_float32(x)
-        return euler_maruyama(x, v, sigmas.to(x), index, self.diffusion(sigmas.to(x), index))
-
 
 @dataclass(frozen=True)
-class DanceSDE:
+class DanceSDE(EulerMaruyama):
     """s = level (DanceGRPO, arXiv:2505.07818)."""
 
     level: NonNegative
     """The diffusion coefficient s itself: 0 = no noise."""
 
     __post_init__ = check_ranges
-    draws_at_end = True
 
     @property
     def draws_noise(self) -> bool:
         return self.level != 0
 
     def diffusion(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """s of step `index` of the table `sigmas`."""
         return torch.full_like(sigmas[index], self.level)
-
-    def deviation(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        return self.diffusion(sigmas, index) * step_size(sigmas, index).sqrt()
-
-    def transition(
-        self, x: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."], sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]
-    ) -> Gaussian:
-        x = at_least_float32(x)
-        return euler_maruyama(x, v, sigmas.to(x), index, self.diffusion(sigmas.to(x), index))
 
 
 @dataclass(frozen=True)
-class Wan:
+class Wan(EulerMaruyama):
     """s = sigmas[-1] + (sigmas[1] - sigmas[-1]) sigma, without a level (Flow-GRPO's code for Wan, arXiv:2505.05470)."""
 
     draws_noise = True
-    draws_at_end = True
 
     def diffusion(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """s of step `index` of the table `sigmas`."""
         return sigmas[-1] + (sigmas[1] - sigmas[-1]) * sigmas[index]
-
-    def deviation(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-        return self.diffusion(sigmas, index) * step_size(sigmas, index).sqrt()
-
-    def transition(
-        self, x: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."], sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]
-    ) -> Gaussian:
-        x = at_least_float32(x)
-        return euler_maruyama(x, v, sigmas.to(x), index, self.diffusion(sigmas.to(x), index))
-
-
-def step_size(sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
-    """-dt of step `index`, above 0."""
-    return sigmas[index] - sigmas[index + 1]
-
-
-def euler_maruyama(
-    x: Float[Tensor, "n ..."],
-    v: Float[Tensor, "n ..."],
-    sigmas: Float[Tensor, " t1"],
-    index: Int[Tensor, " n"],
-    diffusion: Float[Tensor, " n"],
-) -> Gaussian:
-    """The Gaussian of step `index` under diffusion s, which leaves the marginals of the flow as they are."""
-    sigma, sigma_next = sigmas[index], sigmas[index + 1]
-    dt = sigma_next - sigma
-    half = diffusion**2 / (2 * sigma)
-    mean = x * like_batch(1 + half * dt, x) + v.to(x) * like_batch((1 + half * (1 - sigma)) * dt, x)
-    return Gaussian(mean, diffusion * (sigma - sigma_next).sqrt())

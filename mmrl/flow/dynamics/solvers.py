@@ -1,14 +1,13 @@
 """Steps without a density: Euler, DPM-Solver++ and SA-Solver."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.core.ranges import NonNegative, check_ranges
-from mmrl.flow.dynamics.base import Before, at_least_float32
+from mmrl.flow.dynamics.base import Before, SolverStep, at_least_float32
 from mmrl.flow.path import data_of
 
 SA_WINDOW = (0.3, 0.9)
@@ -21,16 +20,8 @@ class ODE:
 
     draws_noise = False
 
-    def advance(
-        self,
-        x: Float[Tensor, "n ..."],
-        v: Float[Tensor, "n ..."],
-        sigma: float,
-        sigma_next: float,
-        before: Before | None,
-        noise: Callable[[], Tensor],
-    ) -> Float[Tensor, "n ..."]:
-        return euler(x, v, sigma, sigma_next)
+    def advance(self, step: SolverStep) -> Float[Tensor, "n ..."]:
+        return euler(step.x, step.v, step.sigma, step.sigma_next)
 
 
 @dataclass(frozen=True)
@@ -39,16 +30,8 @@ class DPM2:
 
     draws_noise = False
 
-    def advance(
-        self,
-        x: Float[Tensor, "n ..."],
-        v: Float[Tensor, "n ..."],
-        sigma: float,
-        sigma_next: float,
-        before: Before | None,
-        noise: Callable[[], Tensor],
-    ) -> Float[Tensor, "n ..."]:
-        return multistep(x, v, sigma, sigma_next, before)
+    def advance(self, step: SolverStep) -> Float[Tensor, "n ..."]:
+        return multistep(step.x, step.v, step.sigma, step.sigma_next, step.before)
 
 
 @dataclass(frozen=True)
@@ -68,17 +51,9 @@ class SA:
         """The level inside SA_WINDOW, 0 outside."""
         return self.level if SA_WINDOW[0] <= sigma <= SA_WINDOW[1] else 0.0
 
-    def advance(
-        self,
-        x: Float[Tensor, "n ..."],
-        v: Float[Tensor, "n ..."],
-        sigma: float,
-        sigma_next: float,
-        before: Before | None,
-        noise: Callable[[], Tensor],
-    ) -> Float[Tensor, "n ..."]:
-        tau = self.tau(sigma)
-        return multistep(x, v, sigma, sigma_next, before, tau, noise() if tau else None)
+    def advance(self, step: SolverStep) -> Float[Tensor, "n ..."]:
+        tau = self.tau(step.sigma)
+        return multistep(step.x, step.v, step.sigma, step.sigma_next, step.before, tau, step.noise() if tau else None)
 
 
 def euler(x: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."], sigma: float, sigma_next: float) -> Float[Tensor, "n ..."]:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.core.types import Prompt, Request
@@ -25,7 +25,7 @@ from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size
-from mmrl.policies.flow.trace import SigmaPlan
+from mmrl.policies.flow.trace import NoisyLatents, SigmaPlan
 from mmrl.policies.flow.write.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of
 from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
@@ -216,24 +216,18 @@ class DryForward:
     """By phase and size of pictures: prompts take room too, so the most tokens of pictures need not be the most bytes."""
 
     def __call__(
-        self,
-        x: Float[Tensor, "m ..."],
-        timesteps: Float[Tensor, " m"],
-        conditions: Sequence[Condition],
-        index: Int[Tensor, " m"],
-        guidance: float | None = None,
-        size: Size | None = None,
+        self, asked: NoisyLatents, conditions: Sequence[Condition], guidance: float | None = None
     ) -> Float[Tensor, "m ..."]:
         config, own = self.host.config, self.host.family
-        size = size or (config.width, config.height)
-        family, rows = own.at(size), own.rows_at(config.forward_rows, size) if config.equal_forwards else len(x)
+        size = asked.size
+        family, rows = own.at(size), own.rows_at(config.forward_rows, size) if config.equal_forwards else len(asked.x)
         count = self.host.net.passes(guidance) * rows
-        pictures = kind_of(conditions[int(index[0])])
+        pictures = kind_of(conditions[int(asked.index[0])])
         self.log.note(1, 0, count, count * (family.image_tokens + pictures * family.source_tokens))
         found, place = LargestForward(count, rows, pictures, size, guidance), (self.log.phase, size)
         if place not in self.largest or found.order > self.largest[place].order:
             self.largest[place] = found
-        return torch.zeros_like(x) + self.still.zero()
+        return torch.zeros_like(asked.x) + self.still.zero()
 
 
 class NoImages:

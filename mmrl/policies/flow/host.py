@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.core.ranks import Ranks
@@ -12,7 +12,7 @@ from mmrl.policies.flow.net import FlowNet
 from mmrl.policies.flow.prompt.encode import Encoder
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size
-from mmrl.policies.flow.trace import FlowTrace
+from mmrl.policies.flow.trace import FlowTrace, NoisyLatents
 from mmrl.policies.shared.weights import Weights
 
 
@@ -49,15 +49,9 @@ class FlowHost(Protocol):
         ...
 
     def velocities(
-        self,
-        x: Float[Tensor, "m ..."],
-        timesteps: Float[Tensor, " m"],
-        conditions: Sequence[Condition],
-        index: Int[Tensor, " m"],
-        guidance: float | None = None,
-        size: Size | None = None,
+        self, asked: NoisyLatents, conditions: Sequence[Condition], guidance: float | None = None
     ) -> Float[Tensor, "m ..."]:
-        """The guided velocities at latents whose prompts are conditions[index], of pictures of one size; None: the run's."""
+        """The guided velocities at latents whose prompts are among the conditions."""
         ...
 
     def logprobs(self, trace: FlowTrace, mask: Tensor, model: str = "policy") -> Float[Tensor, "n t"]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor, nn
 
@@ -26,12 +26,12 @@ from mmrl.policies.flow.net import FlowNet
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.prompt.encode import Encoder
 from mmrl.policies.flow.read.evaluate import FROM_VELOCITY, QUANTITIES, Actions, check_quantity, read_trace
-from mmrl.policies.flow.read.forward import NoisyLatents, noisy_latents, velocities_of
+from mmrl.policies.flow.read.forward import noisy_latents, velocities_of
 from mmrl.policies.flow.read.packing import cut_actions, cut_rows, cut_sizes
 from mmrl.policies.flow.rounding import FlowRounding
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size
-from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join
+from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaPlan, join
 from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
 from mmrl.policies.shared.sharding import wrap_module
 from mmrl.policies.shared.tf32 import switch_tf32
@@ -222,19 +222,9 @@ class FlowPolicy(PolicyHooks):
         self._followed = False
 
     def velocities(
-        self,
-        x: Float[Tensor, "m ..."],
-        timesteps: Float[Tensor, " m"],
-        conditions: Sequence[Condition],
-        index: Int[Tensor, " m"],
-        guidance: float | None = None,
-        size: Size | None = None,
+        self, asked: NoisyLatents, conditions: Sequence[Condition], guidance: float | None = None
     ) -> Float[Tensor, "m ..."]:
-        """The guided velocities at latents whose prompts are conditions[index], in forwards of at most `forward_rows` latents.
-
-        All are of pictures of one size; None: the run's.
-        """
-        asked = NoisyLatents(x, timesteps, index, size or (self.config.width, self.config.height))
+        """The guided velocities at latents whose prompts are among the conditions, at most `forward_rows` latents at a time."""
         return velocities_of(self, self.forward, [asked], conditions, guidance)[0]
 
     def decode(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:

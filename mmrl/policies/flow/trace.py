@@ -47,6 +47,20 @@ class Latents:
 
 
 @dataclass(frozen=True)
+class NoisyLatents:
+    """Latents of pictures of one size, with what the network is given for each."""
+
+    x: Float[Tensor, "m ..."]
+    timesteps: Float[Tensor, " m"]
+    index: Int[Tensor, " m"]
+    """Their places among the conditions."""
+    size: Size
+
+    def take(self, rows: Tensor | slice) -> "NoisyLatents":
+        return NoisyLatents(self.x[rows], self.timesteps[rows], self.index[rows], self.size)
+
+
+@dataclass(frozen=True)
 class SigmaPlan:
     """A plan with the size of the pictures it was followed for, and the sigmas it was followed at."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmrl.core.samples import Video
 from mmrl.policies.video.decode import Frames
-from mmrl.policies.video.sampling import Plan
+from mmrl.policies.video.sampling import FramePlan
 
 
 @dataclass
@@ -25,7 +25,7 @@ class FrameCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, video: Video, plan: Plan) -> Frames | None:
+    def get(self, video: Video, plan: FramePlan) -> Frames | None:
         """Raises FileNotFoundError when the file is gone."""
         digest = self._digests.get(stamp(video))
         key = (digest, wishes(video), plan)
@@ -34,7 +34,7 @@ class FrameCache:
         self._kept.move_to_end(key)
         return self._kept[key]
 
-    def put(self, video: Video, plan: Plan, frames: Frames) -> None:
+    def put(self, video: Video, plan: FramePlan, frames: Frames) -> None:
         """Frames larger than the whole budget are not kept."""
         self._digests[stamp(video)] = frames.digest
         if frames.pixels.nbytes > self.max_bytes:

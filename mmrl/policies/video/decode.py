@@ -10,7 +10,7 @@ import numpy as np
 
 from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.samples import Video
-from mmrl.policies.video.sampling import Budget, BudgetError, Plan, choose
+from mmrl.policies.video.sampling import Budget, BudgetError, FramePlan, choose
 
 PIECE = 16
 """Frames that exist at their full size at the same time."""
@@ -39,7 +39,7 @@ class Frames:
     """A digest of the file's content."""
 
 
-def fetch(video: Video, plan: Plan, hashed: bool = True) -> Frames:
+def fetch(video: Video, plan: FramePlan, hashed: bool = True) -> Frames:
     """Open, sample, decode, resize.
 
     Raises:
@@ -68,7 +68,7 @@ def digest_of(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def decode(path: str, timeline: Timeline, indices: Sequence[int], plan: Plan) -> np.ndarray:
+def decode(path: str, timeline: Timeline, indices: Sequence[int], plan: FramePlan) -> np.ndarray:
     """The frames with these ascending indices, resized.
 
     Raises:
@@ -182,7 +182,7 @@ def pictures(sources: Sequence[str], indices: Sequence[int], budget: Budget | No
     return resize(pieces(), len(indices), budget)
 
 
-def sequence_timeline(video: Video, plan: Plan) -> Timeline:
+def sequence_timeline(video: Video, plan: FramePlan) -> Timeline:
     """Pictures taken `video.fps` times a second, or as often as the policy shows frames."""
     if not video.source:
         raise ValueError("a sequence of pictures holds none")

@@ -10,7 +10,7 @@ import numpy as np
 from mmrl.core.samples import ClipTime, Prompt, Video
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import Frames, fetch
-from mmrl.policies.video.sampling import Plan
+from mmrl.policies.video.sampling import FramePlan
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.policies.video.workers import Workers
 
@@ -33,7 +33,7 @@ class VideoInput:
     """Video -> Frames, from the cache, from a worker that was asked before, or decoded now."""
 
     settings: VideoSettings
-    plan: Plan
+    plan: FramePlan
     cache: FrameCache = field(init=False)
     workers: Workers = field(init=False)
     used: bool = field(default=False, init=False)

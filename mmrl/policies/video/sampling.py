@@ -59,7 +59,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FramePlan:
     """The frames that a policy wants of every clip."""
 
     fps: float = 2.0
@@ -84,7 +84,7 @@ class Choice:
     """The length of the part of the file that is shown."""
 
 
-def choose(timeline: Timeline, video: Video, plan: Plan) -> Choice:
+def choose(timeline: Timeline, video: Video, plan: FramePlan) -> Choice:
     """Frames nearest to evenly spaced moments: every 1/fps seconds from the first frame on, or so many from first to last.
 
     No frame is shown twice.
@@ -114,7 +114,7 @@ def choose(timeline: Timeline, video: Video, plan: Plan) -> Choice:
     return Choice(tuple(inside[i] for i in picked.tolist()), step, start, stop - start)
 
 
-def aims(own: np.ndarray, seconds: float, video: Video, plan: Plan) -> tuple[np.ndarray, float]:
+def aims(own: np.ndarray, seconds: float, video: Video, plan: FramePlan) -> tuple[np.ndarray, float]:
     """Moments to show, and the seconds between them."""
     fps = plan.fps if video.fps is None or not isinstance(video.source, str) else video.fps
     if isinstance(video.source, str) and video.fps is not None and video.frames is not None:

@@ -1,6 +1,6 @@
 """A process that decodes clips for another one: `python -m mmrl.policies.video.worker`. Imports no torch.
 
-It reads pickled (Video, Plan, hashed) from its standard input and answers on its standard output, until the input ends. A
+It reads pickled (Video, FramePlan, hashed) from its standard input and answers on its standard output, until the input ends. A
 process of its own program neither inherits locks, as a fork would (decord hangs then), nor runs the parent's main file again.
 """
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from mmrl.core.samples import Video
 from mmrl.policies.video.decode import Frames
-from mmrl.policies.video.sampling import Plan
+from mmrl.policies.video.sampling import FramePlan
 
-Job = tuple[Video, Plan, bool]
+Job = tuple[Video, FramePlan, bool]
 Jobs = queue.SimpleQueue[tuple["Future[Frames]", Job] | None]
 COMMAND = (sys.executable, "-m", "mmrl.policies.video.worker")
 
@@ -89,7 +89,7 @@ class Workers:
     _jobs: Jobs = field(default_factory=queue.SimpleQueue, init=False)
     _workers: list[Worker] = field(default_factory=list[Worker], init=False)
 
-    def ask(self, video: Video, plan: Plan, hashed: bool) -> "Future[Frames]":
+    def ask(self, video: Video, plan: FramePlan, hashed: bool) -> "Future[Frames]":
         if not self._workers:
             self._start()
         future: Future[Frames] = Future()

@@ -8,7 +8,6 @@ transformer sees a whole latent frame as one token. Source of the classes: Wan, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -22,8 +21,17 @@ from mmrl.tiny import teaching
 from mmrl.tiny.byte_tokens import HubObject
 from mmrl.tiny.flow import pipeline_parts
 from mmrl.tiny.flow.pipeline_parts import add_words, diffusers_object, scheduler, t5_tokenizer
-from mmrl.tiny.keep import Progress, hash_of
-from mmrl.tiny.teaching import Note, keep_pipeline, noisy_rows, number_texts, step_counter, updates
+from mmrl.tiny.keep import Progress
+from mmrl.tiny.teaching import (
+    GeneratorStart,
+    Note,
+    PipelineKind,
+    learn_to_restore,
+    noisy_rows,
+    number_texts,
+    step_counter,
+    updates,
+)
 from mmrl.tiny.text import plain_clips
 from mmrl.tiny.text.plain_clips import pass_clips
 
@@ -33,7 +41,7 @@ PATCH, FRAMES_PER_LATENT = 2, 2
 
 @runtime_checkable
 class Clips(Protocol):
-    """Endless clips with captions. A frozen dataclass: its fields and its file are part of the cached model's name."""
+    """Endless clips with captions."""
 
     @property
     def side(self) -> int: ...
@@ -50,38 +58,22 @@ class Clips(Protocol):
 
 
 @dataclass(frozen=True)
-class WarmStart:
+class WarmStart(GeneratorStart):
     """The settings by which a clip generator is built and taught."""
 
     data: Clips
     name: str = "glides"
-    """The name of the cached folder."""
-    seed: int = 0
     pool: int = 3072
-    """Clips drawn once and learned from again and again."""
-    batch_size: int = 64
     vae_steps: int = 250
-    vae_batch_size: int = 8
-    vae_lr: float = 3e-3
-    vae_pool: int = 1024
-    """Clips that the autoencoder learns from."""
-    steps: int = 1200
-    lr: float = 1e-3
-    """AdamW, 50 steps of warm-up, then a cosine down to a hundredth."""
-    unlabelled: float = 0.1
-    """Share of clips learned without caption, for guidance."""
     halvings: int = 3
-    """The autoencoder makes frames 2^halvings times smaller along both sides."""
-    vae_channels: int = 16
     latents: int = 12
-    """Channels of a latent."""
     layers: int = 3
     heads: int = 8
-    """Attention heads of 32 dimensions each."""
+    max_tokens: int = 8
+    vae_pool: int = 1024
+    """Clips that the autoencoder learns from."""
     feed_forward: int = 512
     text_width: int = 64
-    max_tokens: int = 8
-    """The longest caption, its end included."""
 
     def __post_init__(self) -> None:
         if self.data.side % 2**self.halvings or (self.data.frames - 1) % FRAMES_PER_LATENT:
@@ -89,24 +81,6 @@ class WarmStart:
                 f"clips of {self.data.frames} frames of {self.data.side} pixels cannot be cut into latents of "
                 f"{FRAMES_PER_LATENT} frames and {2**self.halvings} pixels: change frames, side or halvings"
             )
-
-
-def warm_start(settings: WarmStart, folder: Path | None = None, progress: Progress | None = None) -> Path:
-    """Build, teach and save a pipeline, and return its folder; if that exists already, nothing is trained (`keep_pipeline`).
-
-    Args:
-        settings: data, sizes, optimizers.
-        folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by a hash of settings and code.
-        progress: called after every step of the autoencoder, then of the transformer.
-    """
-    name = f"tiny-{settings.name}-{fingerprint(settings)}"
-    return keep_pipeline(folder, name, lambda: build(settings), lambda pipeline: teach(pipeline, settings, progress))
-
-
-def fingerprint(settings: WarmStart) -> str:
-    """A hash of the settings, the code that draws, builds and teaches, and the versions of packages."""
-    code = (WarmStart, type(settings.data), shapes, plain_clips, pipeline_parts, teaching)
-    return hash_of(settings, code, ("torch", "diffusers", "transformers"))
 
 
 def build(settings: WarmStart) -> HubObject:
@@ -143,13 +117,9 @@ def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = 
 
 
 def teach_autoencoder(vae: HubObject, clips: Float[Tensor, "n 3 f y x"], settings: WarmStart, note: Note) -> None:
-    """Minimize the mean squared error of clips from slightly noisy latents; then latents are given mean 0 and deviation 1."""
-    for learn in updates(list(vae.parameters()), settings.vae_lr, settings.vae_steps, note):
-        chosen = clips[torch.randint(len(clips), (settings.vae_batch_size,))]
-        z = vae.encode(chosen).latent_dist.mode()
-        out = decode_beyond(vae, z + 0.1 * torch.randn_like(z))
-        # Without the second term latents may grow until the noise does not matter.
-        learn((out - chosen).square().mean() + 0.01 * z.square().mean())
+    """Learn to restore clips; then latents are given mean 0 and deviation 1."""
+    coders = (lambda x: vae.encode(x).latent_dist.mode(), lambda z: decode_beyond(vae, z))
+    learn_to_restore(vae, clips, settings, note, coders)
     with torch.no_grad():
         z = torch.cat([vae.encode(chunk).latent_dist.mode() for chunk in clips[:512].split(64)])
     mean, std = z.mean((0, 2, 3, 4)), z.std((0, 2, 3, 4)).clamp(min=1e-3)
@@ -242,3 +212,7 @@ def _autoencoder(settings: WarmStart) -> HubObject:
     )
     pass_clips(vae)
     return vae
+
+
+KIND = PipelineKind(build, teach, (shapes, plain_clips, pipeline_parts, teaching))
+warm_start, fingerprint = KIND.warm_start, KIND.fingerprint

@@ -8,7 +8,6 @@ model and loss: FLUX.1-Kontext, arXiv:2506.15742.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,8 +22,8 @@ from mmrl.tiny.byte_tokens import HubObject
 from mmrl.tiny.flow import generator, pipeline_parts
 from mmrl.tiny.flow.generator import WarmStart, autoencoder, clear_clip, encode_images, fit_tokenizer, teach_autoencoder
 from mmrl.tiny.flow.pipeline_parts import clip_tokenizer, diffusers_object, scheduler, t5_tokenizer
-from mmrl.tiny.keep import Progress, hash_of
-from mmrl.tiny.teaching import Note, keep_pipeline, noisy_rows, number_texts, step_counter, updates
+from mmrl.tiny.keep import Progress
+from mmrl.tiny.teaching import Note, PipelineKind, noisy_rows, number_texts, step_counter, updates
 
 HEAD_DIM, ROPE = 16, (12, 2, 2)
 """Of attention; most of the rotation tells source from noise, since a picture has only two tokens a side."""
@@ -49,24 +48,6 @@ class EditorStart(WarmStart):
     heads: int = 8
     max_tokens: int = 8
     text_width: int = 64
-
-
-def warm_start(settings: EditorStart, folder: Path | None = None, progress: Progress | None = None) -> Path:
-    """Build, teach and save a pipeline, and return its folder; if that exists already, nothing is trained (`keep_pipeline`).
-
-    Args:
-        settings: data, sizes, optimizers.
-        folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by a hash of settings and code.
-        progress: called after every step of the autoencoder, then of the transformer.
-    """
-    name = f"tiny-{settings.name}-{fingerprint(settings)}"
-    return keep_pipeline(folder, name, lambda: build(settings), lambda pipeline: teach(pipeline, settings, progress))
-
-
-def fingerprint(settings: EditorStart) -> str:
-    """A hash of the settings, the code that draws, builds and teaches, and the versions of packages."""
-    code = (EditorStart, type(settings.data), shapes, generator, pipeline_parts, teaching)
-    return hash_of(settings, code, ("torch", "diffusers", "transformers"))
 
 
 def build(settings: EditorStart) -> HubObject:
@@ -180,3 +161,7 @@ def _t5(tokenizer: HubObject, settings: EditorStart) -> HubObject:
 
     width = settings.text_width
     return T5EncoderModel(T5Config(vocab_size=len(tokenizer), d_model=width, d_kv=32, d_ff=2 * width, num_layers=1, num_heads=2))
+
+
+KIND = PipelineKind(build, teach, (shapes, generator, pipeline_parts, teaching))
+warm_start, fingerprint = KIND.warm_start, KIND.fingerprint

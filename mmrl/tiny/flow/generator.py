@@ -8,7 +8,6 @@ makes up, so a demo needs nothing but those. Source of model and loss: Stable Di
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -21,13 +20,22 @@ from mmrl.tiny import teaching
 from mmrl.tiny.byte_tokens import HubObject
 from mmrl.tiny.flow import pipeline_parts
 from mmrl.tiny.flow.pipeline_parts import add_words, clip, clip_tokenizer, diffusers_object, scheduler
-from mmrl.tiny.keep import Progress, hash_of
-from mmrl.tiny.teaching import Note, keep_pipeline, noisy_rows, number_texts, step_counter, updates
+from mmrl.tiny.keep import Progress
+from mmrl.tiny.teaching import (
+    GeneratorStart,
+    Note,
+    PipelineKind,
+    learn_to_restore,
+    noisy_rows,
+    number_texts,
+    step_counter,
+    updates,
+)
 
 
 @runtime_checkable
 class Examples(Protocol):
-    """Endless pictures with captions. A frozen dataclass: its fields and its file are part of the cached model's name."""
+    """Endless pictures with captions."""
 
     @property
     def height(self) -> int: ...
@@ -44,36 +52,13 @@ class Examples(Protocol):
 
 
 @dataclass(frozen=True)
-class WarmStart:
+class WarmStart(GeneratorStart):
     """The settings by which a generator is built and taught."""
 
     data: Examples
     name: str = "shapes"
-    """The name of the cached folder."""
-    seed: int = 0
-    pool: int = 4096
-    """Pictures drawn once and learned from again and again."""
-    batch_size: int = 64
-    vae_steps: int = 1000
-    vae_batch_size: int = 8
-    vae_lr: float = 3e-3
-    steps: int = 1200
-    lr: float = 1e-3
-    """AdamW, 50 steps of warm-up, then a cosine down to a hundredth."""
-    unlabelled: float = 0.1
-    """Share of pictures learned without caption, for guidance."""
-    halvings: int = 2
-    """The autoencoder makes pictures 2^halvings times smaller along both sides."""
-    vae_channels: int = 16
-    latents: int = 4
-    """Channels of a latent."""
     patch: int = 4
     """Latents per token along both sides; few tokens are fast."""
-    layers: int = 4
-    heads: int = 4
-    """Attention heads of 32 dimensions each."""
-    max_tokens: int = 10
-    """The longest caption, start and end included."""
 
     def __post_init__(self) -> None:
         multiple = 2**self.halvings * self.patch
@@ -82,24 +67,6 @@ class WarmStart:
                 f"pictures of {self.data.width} x {self.data.height} pixels cannot be cut into tokens of {multiple}: "
                 "change their size, halvings or patch"
             )
-
-
-def warm_start(settings: WarmStart, folder: Path | None = None, progress: Progress | None = None) -> Path:
-    """Build, teach and save a pipeline, and return its folder; if that exists already, nothing is trained (`keep_pipeline`).
-
-    Args:
-        settings: data, sizes, optimizers.
-        folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by a hash of settings and code.
-        progress: called after every step of the autoencoder, then of the transformer.
-    """
-    name = f"tiny-{settings.name}-{fingerprint(settings)}"
-    return keep_pipeline(folder, name, lambda: build(settings), lambda pipeline: teach(pipeline, settings, progress))
-
-
-def fingerprint(settings: WarmStart) -> str:
-    """A hash of the settings, the code that draws, builds and teaches, and the versions of packages."""
-    code = (WarmStart, type(settings.data), pipeline_parts, teaching)
-    return hash_of(settings, code, ("torch", "diffusers", "transformers"))
 
 
 def build(settings: WarmStart) -> HubObject:
@@ -140,13 +107,9 @@ def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = 
 
 
 def teach_autoencoder(vae: HubObject, images: Tensor, settings: WarmStart, note: Note) -> None:
-    """Minimize the mean squared error of pictures from slightly noisy latents; then latents are given mean 0 and deviation 1."""
-    for learn in updates(list(vae.parameters()), settings.vae_lr, settings.vae_steps, note):
-        chosen = images[torch.randint(len(images), (settings.vae_batch_size,))]
-        z = vae.encode(chosen).latents
-        out = vae.decode(z + 0.1 * torch.randn_like(z)).sample
-        # Without the second term latents may grow until the noise does not matter.
-        learn((out - chosen).square().mean() + 0.01 * z.square().mean())
+    """Learn to restore pictures; then latents are given mean 0 and deviation 1."""
+    coders = (lambda x: vae.encode(x).latents, lambda z: vae.decode(z).sample)
+    learn_to_restore(vae, images, settings, note, coders)
     latents = encode_images(vae, images[:1024])
     vae.register_to_config(shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item())
 
@@ -259,3 +222,7 @@ def _transformer(settings: WarmStart) -> HubObject:
         pos_embed_max_size=max(rows, columns),
         qk_norm="rms_norm",
     )
+
+
+KIND = PipelineKind(build, teach, (pipeline_parts, teaching))
+warm_start, fingerprint = KIND.warm_start, KIND.fingerprint

@@ -83,10 +83,7 @@ class Lesson(NamedTuple):
 
 def build(folder: Path, seed: int = 0, style: ClipStyle = STYLE) -> Path:
     """Save model and processor, untrained, to `folder` and return it."""
-    model, processor = _build(seed, style)
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
+    return student.save(_build(seed, style), folder)
 
 
 @bit_for_bit()

@@ -62,10 +62,7 @@ class Label(NamedTuple):
 
 def build(folder: Path, seed: int = 0) -> Path:
     """Save model and processor, untrained, to `folder` and return it."""
-    model, processor = _build(seed)
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
+    return student.save(_build(seed), folder)
 
 
 @bit_for_bit()
@@ -83,8 +80,7 @@ def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, pr
     def make(unfinished: Path) -> None:
         model, processor = _build(settings.seed)
         teach(model, processor, settings, progress)
-        model.save_pretrained(unfinished)
-        processor.save_pretrained(unfinished)
+        student.save((model, processor), unfinished)
 
     return keep(folder, f"tiny-grounding-{fingerprint(settings)}", "config.json", make)
 

@@ -4,6 +4,7 @@ Weights and positions are drawn so wide that a model of this size learns to see 
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,13 @@ def build(texts: Sequence[str], side: int, pixels: tuple[float, float], video_ar
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model.eval(), processor
+
+
+def save(built: Built, folder: Path) -> Path:
+    """Save model and processor to a folder and return it."""
+    for part in built:
+        part.save_pretrained(folder)
+    return folder
 
 
 def imitate(model: HubObject, batches: Iterable[dict[str, Tensor]], steps: int, lr: float, progress: Progress | None) -> None:

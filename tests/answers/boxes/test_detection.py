@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mmrl.answers.boxes.box import Box, iou
 from mmrl.answers.boxes.detection import (
     COCO_THRESHOLDS,
-    accuracy_at,
     f1,
     match,
     match_boxes,
@@ -140,12 +139,6 @@ def test_map_averages_over_thresholds():
     assert mean_average_precision([Box(12, 12, 112, 112, label="cat")], [CAT]) == pytest.approx(0.9)
     assert mean_average_precision([Box(12, 12, 112, 112, label="cat")], [CAT], thresholds=(0.5,)) == 1.0
     assert COCO_THRESHOLDS == (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-
-
-def test_accuracy_counts_missing_boxes_as_misses():
-    assert accuracy_at([(CAT, CAT), (None, DOG), (Box(10, 10, 110, 60), CAT), (Box(10, 10, 110, 59), CAT)]) == 0.5
-    with pytest.raises(ValueError, match="no boxes"):
-        accuracy_at([])
 
 
 def test_points_on_the_edge_are_inside():

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmrl.answers.boxes.detection import COCO_THRESHOLDS
-from mmrl.answers.spans.detection import f1, key_frame_hit, mean_average_precision, recall_at
+from mmrl.answers.spans.detection import f1, key_frame_hit, mean_average_precision
 from mmrl.answers.spans.interval import Interval, temporal_iou
 
 TICKS = st.integers(0, 20)
@@ -51,16 +51,6 @@ def test_f1_pairs_one_to_one():
     assert f1([Interval(0, 10), Interval(0, 9)], truth) == 0.5
     assert f1([Interval(1, 10), Interval(20, 29)], truth, 0.9) == 1 and f1([Interval(1, 10)], truth, 0.95) == 0
     assert f1([], []) == 1 and f1([], truth) == 0
-
-
-def test_recall_counts_the_first_spans():
-    truth = Interval(0, 10)
-    pairs = [([Interval(0, 10)], truth), ([Interval(0, 5), Interval(0, 9)], truth), ([], truth), ([Interval(20, 30)], truth)]
-    # 1, 0.5, none, 0 at first sight; 1, 0.9, none, 0 of two
-    assert [recall_at(pairs, m) for m in (0.3, 0.5, 0.7)] == [0.5, 0.5, 0.25]
-    assert recall_at(pairs, 0.7, top=2) == 0.5
-    with pytest.raises(ValueError, match="undefined"):
-        recall_at([], 0.5)
 
 
 def test_key_frames():

@@ -9,8 +9,6 @@ import torch
 import typer
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.presets import text as presets
-from mmrl.algorithms.presets import video as presets_video
 from mmrl.app.cli import program as cli
 from mmrl.app.commands import plan
 from mmrl.app.config import run as configs
@@ -24,9 +22,10 @@ from mmrl.policies.shared.meta_models import count_bytes, size_of
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.write.generate import Generation
 from tests.support.flow_runs import Make
+from tests.support.presets import TEXT, VIDEO
 from tests.support.text_policies import picture
 
-PRESETS: dict[str, Algorithm] = {**presets.PRESETS, **presets_video.PRESETS}
+PRESETS = TEXT | VIDEO
 SMALL = ["prompts_per_step=4", "micro_batch=120", "policy.sampling.max_new_tokens=5", "algorithm.minibatches=2"]
 
 

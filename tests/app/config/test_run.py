@@ -8,8 +8,6 @@ import pytest
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.presets.flow import PRESETS as FLOW_PRESETS
-from mmrl.algorithms.presets.text import PRESETS
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.app.config import run as configs
 from mmrl.app.config.algorithm import PART_SLOTS
@@ -17,6 +15,8 @@ from mmrl.app.config.run import Resolved
 from mmrl.app.config.slots import kinds
 from mmrl.app.toml.tables import Table
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from tests.support.presets import FLOW as FLOW_PRESETS
+from tests.support.presets import TEXT as PRESETS
 
 TEXT = """steps = 3
 [algorithm]

@@ -7,7 +7,6 @@ import pytest
 
 from mmrl.algorithms.ema_decay import SteadyDecay
 from mmrl.algorithms.planners.video import DifficultyAware
-from mmrl.algorithms.presets.video import PRESETS
 from mmrl.algorithms.views import MaskPatches
 from mmrl.app.config import run as configs
 from mmrl.app.config.algorithm import PART_SLOTS, presets
@@ -16,6 +15,7 @@ from mmrl.app.inspect.show import description
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run.build import build
 from mmrl.policies.shared.weights import USUAL_DECAY
+from tests.support.presets import VIDEO as PRESETS
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

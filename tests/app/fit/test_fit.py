@@ -12,8 +12,8 @@ from benchmarks.shapes import QUESTION, change, stable_diffusion, vlm
 from mmrl.app.commands import train as training
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.config.tasks import one_line
-from mmrl.app.fit.draft import draw_up
 from mmrl.app.fit.fit import Fit, fit_lines, fit_to
+from mmrl.app.fit.plan import draw_up
 from mmrl.app.planning import device as devices
 from mmrl.app.planning.choices import CHOSEN, FEW_WEIGHTS, Choice, with_choices
 from mmrl.app.planning.device import Device, machine_memory, target_device

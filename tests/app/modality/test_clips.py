@@ -19,7 +19,8 @@ from mmrl.app.report.page import write_report
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
-from mmrl.data.drawn.gliding import GLIDES, as_bytes, draw
+from mmrl.data.drawn.gliding import GLIDES, draw
+from mmrl.data.drawn.shapes import to_bytes
 from mmrl.data.files.mp4 import read_mp4, write_mp4
 from tests.support.flow_runs import Make, with_preset
 
@@ -163,7 +164,7 @@ def test_frames_are_refused_where_the_config_is_planned(make: Make):
 def test_clips_in_files_are_scored_and_shown(tmp_path: Path, monkeypatch):
     """A folder of .mp4 files, as `mmrl reward score` reads it: the moving clip comes before the still one."""
     monkeypatch.chdir(tmp_path)
-    moving = as_bytes(draw(GLIDES[0], 32, 5))
+    moving = to_bytes(draw(GLIDES[0], 32, 5))
     for name, frames in (("a", np.repeat(moving[:1], 5, 0)), ("b", moving)):
         write_mp4(tmp_path / "clips" / f"{name}.mp4", frames, 4)
         (tmp_path / "clips" / f"{name}.txt").write_text(GLIDES[0].caption)

@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from mmrl.algorithms.ema_decay import RampDecay, WarmDecay
-from mmrl.algorithms.presets.flow import PRESETS
-from mmrl.algorithms.presets.text import PRESETS as TEXT_PRESETS
 from mmrl.app.commands.train import TrainArguments, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
@@ -24,6 +22,8 @@ from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.flow_runs import FAMILIES, SMALL, Make, of_family, with_preset
+from tests.support.presets import FLOW as PRESETS
+from tests.support.presets import TEXT as TEXT_PRESETS
 
 
 def test_defaults_of_the_kind(make: Make):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.presets.flow import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved

@@ -8,7 +8,7 @@ import av
 import numpy as np
 import pytest
 
-from mmrl.answers.spans.detection import mean_average_precision, recall_at
+from mmrl.answers.spans.detection import mean_average_precision
 from mmrl.answers.spans.interval import Interval
 from mmrl.answers.spans.parsing import format_interval
 from mmrl.app.plugins.resolve import load
@@ -76,9 +76,6 @@ def test_shots_as_grounding_data_and_answers_scored(clip, tmp_path):
         group = Group(0, prompt, tuple(Sample(f"<answer>{text}</answer>", clips=told) for text in written))
         *exact, whole = [score.value for score in reward(group)]
         assert min(exact) > 0.97 and whole == pytest.approx(shot.length / 10)
-    guesses = [([Interval(2, 8)], shot) for shot in shots]
-    # the middle guess holds 1.04, 2.44, 2 and 0.52 seconds of the last four shots
-    assert recall_at(guesses, 0.3) == 0.4 and recall_at([([shot], shot) for shot in shots], 0.7) == 1
     assert mean_average_precision(shots, shots) == 1 > mean_average_precision(shots[:2], shots)
 
 

@@ -13,7 +13,6 @@ import torch
 from mmrl.algorithms.advantages.flow import BestOfN
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group
 from mmrl.flow.layout import forwards
@@ -25,6 +24,7 @@ from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.support.flow_policies import make, prompts
+from tests.support.presets import FLOW as PRESETS
 
 PLAIN = {"flow_grpo": 1, "flow_grpo_fast": 0, "cps": 0, "grpo_guard": 0, "mix_grpo": 0, "mix_grpo_flash": 0, "temp_flow_grpo": 1}
 NO_KL = dict.fromkeys(("dance_grpo", "branch_grpo", "branch_mix_grpo", "ddpo", "pref_grpo"), 0)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.policies.flow.dry_run import FlowDryRun
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -14,6 +13,7 @@ from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.policies.flow.test_costs import FROZEN, SMALL, any_variety
 from tests.support.flow_policies import counted, make, prompts
+from tests.support.presets import FLOW as PRESETS
 
 
 def trainer_of(policy, algorithm):

@@ -9,7 +9,7 @@ import pytest
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
-from mmrl.algorithms.presets.flow import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group
 from mmrl.flow.schedules import Branching, Forward, Full

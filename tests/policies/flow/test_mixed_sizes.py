@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
-from mmrl.algorithms.presets.flow import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import LOGPROBS, MEAN, REF_LOGPROBS, ROLLOUT_LOGPROBS, SAMPLED_MEAN, VELOCITY
 from mmrl.core.types import Prompt, Reading, Request, Rollouts, Scope

@@ -16,6 +16,7 @@ from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.loading import load
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+from mmrl.policies.flow.trace import NoisyLatents
 from mmrl.policies.shared.lora import LoraSettings
 from tests.support.flow_policies import LORA, PLANS, latents, logprobs, make, requests, stir
 
@@ -85,9 +86,10 @@ def test_rules_of_guidance_join_both_passes(tiny, rule):
     x, index = trace.latents[trace.before[:, 0]], trace.prompt_index
     times = torch.full((len(x),), 1000.0)
     with torch.no_grad():
-        guided = policy.velocities(x, times, trace.conditions, index)
-        c = policy.velocities(x, times, trace.conditions, index, guidance=1.0)
-        u = 2 * c - make(tiny("sd3"), guidance_rule="plain").velocities(x, times, trace.conditions, index)
+        asked = NoisyLatents(x, times, index, trace.sigma_plans[0].size)
+        guided = policy.velocities(asked, trace.conditions)
+        c = policy.velocities(asked, trace.conditions, guidance=1.0)
+        u = 2 * c - make(tiny("sd3"), guidance_rule="plain").velocities(asked, trace.conditions)
     if rule == "plain":
         expected = 2 * c - u
     elif rule == "norm":

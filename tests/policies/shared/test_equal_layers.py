@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mmrl.app.config import run as configs
-from mmrl.app.fit.draft import prompts_of
+from mmrl.app.fit.plan import prompts_of
 from mmrl.app.planning.count_calls import CountedRun
 from mmrl.app.run.build import with_local_model
 from mmrl.policies.flow import dry_run as flow

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from mmrl.algorithms.presets.video import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import ENTROPY, LOGPROBS
 from mmrl.core.types import Prompt, Reading, Request
@@ -17,6 +16,7 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
+from tests.support.presets import VIDEO as PRESETS
 from tests.support.text_policies import make, picture, plain_model, text_trace
 
 DIVERGENCE, ANSWER = Reading("group_divergence"), Reading("answer_mask")

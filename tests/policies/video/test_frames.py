@@ -17,7 +17,7 @@ from mmrl.core.types import Video
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.input import VideoInput, change_frames
-from mmrl.policies.video.sampling import Budget, BudgetError, Plan, choose
+from mmrl.policies.video.sampling import Budget, BudgetError, FramePlan, choose
 from mmrl.policies.video.settings import VideoSettings
 from tests.support.videos import HEIGHT, WIDTH, even, numbered, read_number, turn, uneven, write_video
 
@@ -58,7 +58,7 @@ def test_times_are_the_containers_and_count_from_the_first_frame(files, name):
 @pytest.mark.parametrize("name", TRUE)
 def test_the_frames_that_come_are_the_frames_of_those_times(files, name, backend):
     for wish in (Video(files[name]), Video(files[name], fps=7.0, start=0.5), Video(files[name], frames=6, end=2.0)):
-        frames = fetch(wish, Plan(backend=backend, multiple=2))
+        frames = fetch(wish, FramePlan(backend=backend, multiple=2))
         numbers = [read_number(picture) for picture in frames.pixels]
         start = wish.start or 0.0
         np.testing.assert_allclose(frames.times, [TRUE[name][i] - start for i in numbers], atol=1.1e-3)
@@ -68,12 +68,12 @@ def test_the_frames_that_come_are_the_frames_of_those_times(files, name, backend
 
 @pytest.mark.parametrize("name", TRUE)
 def test_both_decoders_give_the_same_bytes(files, name):
-    by = [fetch(Video(files[name], frames=12), Plan(backend=backend)).pixels for backend in ("decord", "pyav")]
+    by = [fetch(Video(files[name], frames=12), FramePlan(backend=backend)).pixels for backend in ("decord", "pyav")]
     assert np.array_equal(by[0], by[1])
 
 
 def test_frames_by_rate_stand_at_multiples_of_its_period():
-    chosen = choose(timeline(even(250), 10.0), Video("a.mp4"), Plan(fps=2.0))
+    chosen = choose(timeline(even(250), 10.0), Video("a.mp4"), FramePlan(fps=2.0))
     # 2 a second from 25: half a second is 12.5 frames, and 12.5 goes to the even 12, 37.5 to 38.
     assert chosen.indices == (0, 12, 25, 38, 50, 62, 75, 88, 100, 112, 125, 138, 150, 162, 175, 188, 200, 212, 225, 238)
     assert (chosen.step, chosen.seconds) == (0.5, 10.0)
@@ -82,32 +82,32 @@ def test_frames_by_rate_stand_at_multiples_of_its_period():
 def test_frames_by_number_reach_from_the_first_to_the_last():
     line = timeline(even(250), 10.0)
     for video, plan in (
-        (Video("a.mp4", frames=4), Plan()),
-        (Video("a.mp4"), Plan(fps=25.0, max_frames=4)),
-        (Video("a.mp4"), Plan(fps=0.1, min_frames=4)),
+        (Video("a.mp4", frames=4), FramePlan()),
+        (Video("a.mp4"), FramePlan(fps=25.0, max_frames=4)),
+        (Video("a.mp4"), FramePlan(fps=0.1, min_frames=4)),
     ):
         chosen = choose(line, video, plan)
         assert chosen.indices == (0, 83, 166, 249)
         assert chosen.step == pytest.approx(249 / 3 / 25)
-    part = choose(line, Video("a.mp4", start=2.0, end=4.0, frames=3), Plan())
+    part = choose(line, Video("a.mp4", start=2.0, end=4.0, frames=3), FramePlan())
     assert part.indices == (50, 74, 99) and (part.start, part.seconds) == (2.0, 2.0)
 
 
 def test_the_number_of_frames_is_a_multiple():
     line = timeline(even(250), 10.0)
-    assert len(choose(line, Video("a.mp4", end=3.6), Plan(fps=2.0, multiple=2)).indices) == 6
-    assert len(choose(line, Video("a.mp4"), Plan(fps=2.0, max_frames=7, multiple=2)).indices) == 6
-    assert len(choose(line, Video("a.mp4", end=1.0), Plan(fps=2.0, min_frames=5, multiple=2)).indices) == 6
+    assert len(choose(line, Video("a.mp4", end=3.6), FramePlan(fps=2.0, multiple=2)).indices) == 6
+    assert len(choose(line, Video("a.mp4"), FramePlan(fps=2.0, max_frames=7, multiple=2)).indices) == 6
+    assert len(choose(line, Video("a.mp4", end=1.0), FramePlan(fps=2.0, min_frames=5, multiple=2)).indices) == 6
     with pytest.raises(ValueError, match="asks for 5 frames, and this model takes multiples of 2"):
-        choose(line, Video("a.mp4", frames=5), Plan(multiple=2))
+        choose(line, Video("a.mp4", frames=5), FramePlan(multiple=2))
 
 
 def test_where_frames_are_rare_none_is_shown_twice():
     times = [0.0, 0.1, 0.2, 5.0, 5.1, 9.0]
-    chosen = choose(timeline(times, 9.5), Video("a.mp4"), Plan(fps=1.0, multiple=2))
+    chosen = choose(timeline(times, 9.5), Video("a.mp4"), FramePlan(fps=1.0, multiple=2))
     # 8 moments: second 0 goes to 0.0, 1 and 2 to 0.2, 3 to 5 to 5.0, 6 and 7 to 5.1
     assert chosen.indices == (0, 2, 3, 4)
-    crowded = choose(timeline([0.0, 0.01, 0.02, 0.03, 9.0], 9.5), Video("a.mp4"), Plan(fps=1.0))
+    crowded = choose(timeline([0.0, 0.01, 0.02, 0.03, 9.0], 9.5), Video("a.mp4"), FramePlan(fps=1.0))
     assert len(crowded.indices) >= 4
 
 
@@ -127,11 +127,11 @@ def test_where_frames_are_rare_none_is_shown_twice():
 )
 def test_clips_that_cannot_be_shown_are_refused(video, message):
     with pytest.raises(ValueError, match=message):
-        choose(timeline(even(100), 4.0), video, Plan())
+        choose(timeline(even(100), 4.0), video, FramePlan())
 
 
 def test_an_end_that_a_data_set_rounded_up_is_the_files_end():
-    assert choose(timeline(even(100), 4.0), Video("a.mp4", end=4.1), Plan()).seconds == 4.0
+    assert choose(timeline(even(100), 4.0), Video("a.mp4", end=4.1), FramePlan()).seconds == 4.0
 
 
 def test_sizes_stay_within_the_budget():
@@ -156,9 +156,9 @@ def test_sizes_stay_within_the_budget():
 
 def test_frames_are_resized_to_the_budget(files):
     budget = Budget(16, max_pixels=64 * 24.0)
-    frames = fetch(Video(files["even.mp4"], frames=8), Plan(budget=budget))
+    frames = fetch(Video(files["even.mp4"], frames=8), FramePlan(budget=budget))
     assert frames.pixels.shape == (8, 16, 64, 3)
-    wide = fetch(Video(files["even.mp4"], frames=8), Plan(budget=Budget(16, max_pixels=128 * 48.0)))
+    wide = fetch(Video(files["even.mp4"], frames=8), FramePlan(budget=Budget(16, max_pixels=128 * 48.0)))
     assert [read_number(picture) for picture in wide.pixels] == [0, 14, 28, 42, 57, 71, 85, 99]
 
 
@@ -172,7 +172,7 @@ def test_frames_equal_those_of_qwen_vl_utils(files):
     )
     theirs, metadata = seen[1][0]
     budget = Budget(28, **{name: float(value) for name, value in size.items()})
-    ours = fetch(Video(files["even.mp4"], frames=8), Plan(multiple=2, budget=budget))
+    ours = fetch(Video(files["even.mp4"], frames=8), FramePlan(multiple=2, budget=budget))
     np.testing.assert_allclose(ours.times, np.asarray(metadata["frames_indices"]) / metadata["fps"], atol=1e-6)
     assert theirs.shape == (8, 3, *ours.pixels.shape[1:3])
     # torchvision and PIL round differently
@@ -183,7 +183,7 @@ def test_frames_equal_those_of_qwen_vl_utils(files):
 def test_frames_stand_upright_with_both_decoders(tmp_path, files):
     for angle in (90, 180, 270):
         path = turn(files["even.mp4"], tmp_path / f"{angle}.mp4", angle)
-        by = [fetch(Video(path, frames=4), Plan(backend=backend)).pixels for backend in ("decord", "pyav")]
+        by = [fetch(Video(path, frames=4), FramePlan(backend=backend)).pixels for backend in ("decord", "pyav")]
         assert np.array_equal(by[0], by[1])
         assert by[0].shape[1:3] == ((HEIGHT, WIDTH) if angle == 180 else (WIDTH, HEIGHT))
 
@@ -195,27 +195,27 @@ def test_pictures_in_a_row(tmp_path):
     for i in range(10):
         paths.append(str(tmp_path / f"{i}.png"))
         Image.fromarray(numbered(i)).save(paths[-1])
-    frames = fetch(Video(tuple(paths), fps=4.0), Plan(fps=2.0, multiple=2))
+    frames = fetch(Video(tuple(paths), fps=4.0), FramePlan(fps=2.0, multiple=2))
     assert [read_number(picture) for picture in frames.pixels] == [0, 2, 4, 6]
     assert frames.times == (0.0, 0.5, 1.0, 1.5) and (frames.fps, frames.seconds) == (4.0, 2.5)
-    assert [read_number(picture) for picture in fetch(Video(tuple(paths)), Plan()).pixels] == list(range(10))
-    assert len(fetch(Video(tuple(paths), fps=4.0, frames=6), Plan()).times) == 6
+    assert [read_number(picture) for picture in fetch(Video(tuple(paths)), FramePlan()).pixels] == list(range(10))
+    assert len(fetch(Video(tuple(paths), fps=4.0, frames=6), FramePlan()).times) == 6
     Image.fromarray(numbered(3, 64, 48)).save(paths[3])
     with pytest.raises(ValueError, match=r"3\.png' is not as large as the first picture"):
-        fetch(Video(tuple(paths)), Plan())
+        fetch(Video(tuple(paths)), FramePlan())
     os.remove(paths[5])
     with pytest.raises(FileNotFoundError, match=r"no picture .*5\.png"):
-        fetch(Video(tuple(paths)), Plan())
+        fetch(Video(tuple(paths)), FramePlan())
     with pytest.raises(ValueError, match="holds none"):
-        fetch(Video(()), Plan())
+        fetch(Video(()), FramePlan())
 
 
 def test_without_decord_pyav_decodes(files, monkeypatch):
-    expected = fetch(Video(files["even.mp4"], frames=6), Plan(backend="decord")).pixels
+    expected = fetch(Video(files["even.mp4"], frames=6), FramePlan(backend="decord")).pixels
     monkeypatch.setitem(sys.modules, "decord", None)
-    assert np.array_equal(fetch(Video(files["even.mp4"], frames=6), Plan()).pixels, expected)
+    assert np.array_equal(fetch(Video(files["even.mp4"], frames=6), FramePlan()).pixels, expected)
     with pytest.raises(ValueError, match="cannot be decoded: decord is not installed"):
-        fetch(Video(files["even.mp4"]), Plan(backend="decord"))
+        fetch(Video(files["even.mp4"]), FramePlan(backend="decord"))
 
 
 def test_pyav_does_not_wait_for_its_own_log(files):
@@ -223,7 +223,7 @@ def test_pyav_does_not_wait_for_its_own_log(files):
     before = av.logging.get_level()
     av.logging.set_level(av.logging.ERROR)
     try:
-        fetch(Video(files["even.mp4"], frames=4), Plan(backend="pyav"))
+        fetch(Video(files["even.mp4"], frames=4), FramePlan(backend="pyav"))
         assert av.logging.get_level() is None
     finally:
         av.logging.set_level(before)
@@ -236,10 +236,10 @@ def test_what_decord_cannot_read_pyav_decodes(files, monkeypatch):
         raise RuntimeError("no such luck")
 
     monkeypatch.setattr(decord, "VideoReader", refuse)
-    frames = fetch(Video(files["even.mp4"], frames=6), Plan())
+    frames = fetch(Video(files["even.mp4"], frames=6), FramePlan())
     assert read_number(frames.pixels[-1]) == 99
     with pytest.raises(ValueError, match=r"the video .*even\.mp4': it cannot be decoded: decord says: no such luck"):
-        fetch(Video(files["even.mp4"]), Plan(backend="decord"))
+        fetch(Video(files["even.mp4"]), FramePlan(backend="decord"))
 
 
 def test_both_decoders_are_heard_when_neither_can(tmp_path, files):
@@ -249,7 +249,7 @@ def test_both_decoders_are_heard_when_neither_can(tmp_path, files):
     path = tmp_path / "zeros.mp4"
     path.write_bytes(whole)
     with pytest.raises(ValueError, match=r"zeros\.mp4': it cannot be decoded: decord says: .*; pyav says: Invalid data"):
-        fetch(Video(str(path)), Plan())
+        fetch(Video(str(path)), FramePlan())
 
 
 def test_the_cache_finds_content_whatever_its_name(tmp_path, files, monkeypatch):
@@ -259,7 +259,7 @@ def test_the_cache_finds_content_whatever_its_name(tmp_path, files, monkeypatch)
     monkeypatch.setattr(
         module, "fetch", lambda video, plan, hashed: (decoded.append(video.source), fetch(video, plan, hashed))[1]
     )
-    videos = VideoInput(VideoSettings(workers=0), Plan())
+    videos = VideoInput(VideoSettings(workers=0), FramePlan())
     first = videos(Video(files["even.mp4"], frames=6))
     again = videos(Video(files["even.mp4"], frames=6))
     assert again.pixels is first.pixels and len(decoded) == 1
@@ -276,22 +276,22 @@ def test_the_cache_finds_content_whatever_its_name(tmp_path, files, monkeypatch)
 
 
 def test_the_cache_keeps_its_budget_and_forgets_the_oldest(files):
-    one = fetch(Video(files["even.mp4"], frames=4), Plan())
+    one = fetch(Video(files["even.mp4"], frames=4), FramePlan())
     cache = FrameCache(3 * one.pixels.nbytes)
     wishes = [Video(files["even.mp4"], frames=4, end=1.0 + i) for i in range(4)]
     for i, wish in enumerate(wishes):
         if i == 3:
-            assert cache.get(wishes[0], Plan()) is not None
-        cache.put(wish, Plan(), fetch(wish, Plan()))
+            assert cache.get(wishes[0], FramePlan()) is not None
+        cache.put(wish, FramePlan(), fetch(wish, FramePlan()))
         assert cache.num_bytes <= cache.max_bytes
-    assert [cache.get(wish, Plan()) is not None for wish in wishes] == [True, False, True, True]
+    assert [cache.get(wish, FramePlan()) is not None for wish in wishes] == [True, False, True, True]
     large = Video(files["even.mp4"], frames=16)
-    cache.put(large, Plan(), fetch(large, Plan()))
-    assert cache.get(large, Plan()) is None and len(cache) == 3
+    cache.put(large, FramePlan(), fetch(large, FramePlan()))
+    assert cache.get(large, FramePlan()) is None and len(cache) == 3
 
 
 def test_shuffled_frames_are_the_same_frames_at_the_same_times(files):
-    videos = VideoInput(VideoSettings(workers=0), Plan())
+    videos = VideoInput(VideoSettings(workers=0), FramePlan())
     plain, mixed = (videos(Video(files["even.mp4"], frames=12, shuffle=seed)) for seed in (None, 3))
     assert mixed.times == plain.times
     order = np.random.RandomState(3).permutation(12)
@@ -302,7 +302,7 @@ def test_shuffled_frames_are_the_same_frames_at_the_same_times(files):
 
 
 def test_noisy_frames_are_the_same_frames_with_noise_of_that_deviation(files):
-    videos = VideoInput(VideoSettings(workers=0), Plan())
+    videos = VideoInput(VideoSettings(workers=0), FramePlan())
     clip = Video(files["even.mp4"], frames=12)
     plain, noisy, again, other = (videos(replace(clip, noise=noise)) for noise in (None, (0.05, 1), (0.05, 1), (0.05, 2)))
     assert noisy.times == plain.times and noisy.pixels.dtype == np.uint8
@@ -329,14 +329,14 @@ def test_files_that_are_no_videos_are_named(tmp_path, files):
     for name, (content, message) in cases.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=rf"the video .*{name}' {message}"):
-            fetch(Video(str(tmp_path / name)), Plan())
+            fetch(Video(str(tmp_path / name)), FramePlan())
     sound = write_video(tmp_path / "sound.mp4", [], sound=True)
     with pytest.raises(ValueError, match=r"sound\.mp4' holds no pictures, only audio"):
-        fetch(Video(sound), Plan())
+        fetch(Video(sound), FramePlan())
     with pytest.raises(ValueError, match=r"one\.mp4': the part from 0\.00 s to 0\.04 s holds 1 frames"):
-        fetch(Video(write_video(tmp_path / "one.mp4", [0.0])), Plan())
+        fetch(Video(write_video(tmp_path / "one.mp4", [0.0])), FramePlan())
     with pytest.raises(FileNotFoundError, match=r"there is no video .*gone\.mp4"):
-        fetch(Video(str(tmp_path / "gone.mp4")), Plan())
+        fetch(Video(str(tmp_path / "gone.mp4")), FramePlan())
 
 
 @pytest.mark.parametrize(
@@ -359,5 +359,5 @@ def test_wrong_settings_are_named(name, value):
 
 
 def test_a_step_is_told_even_for_one_frame():
-    chosen = choose(timeline(even(100), 4.0), Video("a.mp4", frames=1), Plan(min_frames=1))
+    chosen = choose(timeline(even(100), 4.0), Video("a.mp4", frames=1), FramePlan(min_frames=1))
     assert chosen.indices == (0,) and math.isfinite(replace(chosen).step)

@@ -15,7 +15,7 @@ from mmrl.core.types import Prompt, Request, Video
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.input import VideoInput
-from mmrl.policies.video.sampling import Plan
+from mmrl.policies.video.sampling import FramePlan
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.policies.video.workers import Worker, Workers
 from tests.support.text_policies import make
@@ -39,15 +39,15 @@ def workers():
 
 def test_workers_decode_what_is_decoded_here(clip, workers):
     wishes = [Video(clip, frames=2 + 2 * i) for i in range(4)]
-    futures = [workers.ask(wish, Plan(), True) for wish in wishes]
+    futures = [workers.ask(wish, FramePlan(), True) for wish in wishes]
     for wish, future in zip(wishes, futures, strict=True):
-        mine, theirs = fetch(wish, Plan()), future.result(30)
+        mine, theirs = fetch(wish, FramePlan()), future.result(30)
         assert np.array_equal(mine.pixels, theirs.pixels)
         assert (mine.times, mine.step, mine.seconds, mine.digest) == (theirs.times, theirs.step, theirs.seconds, theirs.digest)
 
 
 def test_what_is_wrong_with_a_clip_arrives_and_the_worker_lives_on(clip, workers):
-    futures = [workers.ask(Video(source), Plan(), True) for source in ("gone.mp4", __file__, clip)]
+    futures = [workers.ask(Video(source), FramePlan(), True) for source in ("gone.mp4", __file__, clip)]
     with pytest.raises(FileNotFoundError, match=r"no video .*gone\.mp4"):
         futures[0].result(30)
     with pytest.raises(ValueError, match="cannot be opened"):
@@ -58,22 +58,22 @@ def test_what_is_wrong_with_a_clip_arrives_and_the_worker_lives_on(clip, workers
 
 
 def test_a_worker_that_is_killed_gives_an_error_and_is_replaced(clip, workers):
-    workers.ask(Video(clip), Plan(), True).result(30)
+    workers.ask(Video(clip), FramePlan(), True).result(30)
     process = workers._workers[0].process
     os.kill(process.pid, signal.SIGSTOP)
-    future = workers.ask(Video(clip), Plan(), True)
+    future = workers.ask(Video(clip), FramePlan(), True)
     time.sleep(0.2)
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"the process that decoded '.*even\.mp4' died \(exit -9\)"):
         future.result(30)
-    assert len(workers.ask(Video(clip), Plan(), True).result(30).times) == 4
+    assert len(workers.ask(Video(clip), FramePlan(), True).result(30).times) == 4
 
 
 def test_a_silent_worker_is_stopped_after_its_time(clip):
     workers = Workers(1, timeout=0.3, command=SILENT)
     started = time.monotonic()
     with pytest.raises(RuntimeError, match=r"the process that decoded '.*even\.mp4' said nothing for 0\.3 s and was stopped"):
-        workers.ask(Video(clip), Plan(), True).result(30)
+        workers.ask(Video(clip), FramePlan(), True).result(30)
     assert time.monotonic() - started < 20
     assert workers._workers[0].process.poll() is not None
 
@@ -94,7 +94,7 @@ def test_rollouts_with_and_without_workers_are_the_same(tiny, clip):
 
 
 def test_clips_that_were_asked_for_are_not_decoded_again(clip, monkeypatch):
-    videos = VideoInput(VideoSettings(workers=1), Plan())
+    videos = VideoInput(VideoSettings(workers=1), FramePlan())
     asked: list[Video] = []
     ask = videos.workers.ask
     monkeypatch.setattr(videos.workers, "ask", lambda video, *rest: (asked.append(video), ask(video, *rest))[1])

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from mmrl.core.types import Prompt, Request
-from mmrl.data.drawn.shape_edits import TRAIN, Edits, draw, jitter_of, to_bytes
+from mmrl.data.drawn.shape_edits import TRAIN, Edits, draw, jitter_of
+from mmrl.data.drawn.shapes import to_bytes
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig

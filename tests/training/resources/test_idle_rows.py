@@ -10,13 +10,13 @@ from torch import Tensor
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.presets.text import PRESETS as TEXT
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Reading
 from mmrl.training.resources.idle_rows import leave_out
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy
+from tests.support.presets import TEXT
 from tests.support.rows import make_batch
 from tests.support.trainers import make_trainer
 

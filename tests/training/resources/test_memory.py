@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.core.ranks import OwnState, Ranks, whole_state
 from mmrl.policies.shared.weights import Weights
 from mmrl.training.checkpoints.state import copy_state

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.core.ranks import Ranks
 from mmrl.training.resources.micro_batch import BELOW, LEAST, MOST, START, MicroBatches
 from mmrl.training.resources.room import HostRoom, room_of

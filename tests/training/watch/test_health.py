@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.core.types import Examples, Group, Prompt, Sample, Scores
 from mmrl.training.settings import AlarmSettings, HealthSettings, TrainSettings
 from mmrl.training.watch.alarm import Alarm, Evaluation, independent_change, pairwise_change

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Request, Rollouts

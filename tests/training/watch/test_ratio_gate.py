@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.core.protocols import Hypothesis
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS

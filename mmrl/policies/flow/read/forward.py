@@ -12,8 +12,7 @@ from mmrl.core.tensors import to_device
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.families.sources import alike
 from mmrl.policies.flow.host import FlowHost
-from mmrl.policies.flow.sizes import Size
-from mmrl.policies.flow.trace import FlowTrace
+from mmrl.policies.flow.trace import FlowTrace, NoisyLatents
 from mmrl.policies.shared.sharding import reshard
 
 
@@ -22,15 +21,9 @@ class Forward(Protocol):
     """Velocities of at most `forward_rows` latents: by the policy's network, or by a dry run."""
 
     def __call__(
-        self,
-        x: Float[Tensor, "m ..."],
-        timesteps: Float[Tensor, " m"],
-        conditions: Sequence[Condition],
-        index: Int[Tensor, " m"],
-        guidance: float | None = None,
-        size: Size | None = None,
+        self, asked: NoisyLatents, conditions: Sequence[Condition], guidance: float | None = None
     ) -> Float[Tensor, "m ..."]:
-        """On the network's device, with a gradient where gradients are on; `size` of the pictures, None: the run's."""
+        """On the network's device, with a gradient where gradients are on."""
         ...
 
 
@@ -41,39 +34,22 @@ class LocalForward:
     host: FlowHost
 
     def __call__(
-        self,
-        x: Float[Tensor, "m ..."],
-        timesteps: Float[Tensor, " m"],
-        conditions: Sequence[Condition],
-        index: Int[Tensor, " m"],
-        guidance: float | None = None,
-        size: Size | None = None,
+        self, asked: NoisyLatents, conditions: Sequence[Condition], guidance: float | None = None
     ) -> Float[Tensor, "m ..."]:
-        host, grad, count = self.host, torch.is_grad_enabled(), len(x)
+        host, grad, count, index = self.host, torch.is_grad_enabled(), len(asked.x), asked.index
         device = host.net.device
-        x, timesteps = to_device(x, device), to_device(timesteps, device)
+        x, timesteps = to_device(asked.x, device), to_device(asked.timesteps, device)
         if host.config.equal_forwards:
-            most = host.config.forward_rows if size is None else host.family.rows_at(host.config.forward_rows, size)
+            most = host.family.rows_at(host.config.forward_rows, asked.size)
             rows = torch.arange(most).clamp(max=count - 1)
             x, timesteps, index = x[to_device(rows, device)], timesteps[to_device(rows, device)], index[rows]
         is_shared = host.net.passes(guidance) == 2 and not host.family.own_negatives
         empty = host.encoder.empty(device) if is_shared else None
         module = host.module if grad else host.net
-        v = module(x, timesteps, conditions, index, empty, guidance, size)
+        v = module(x, timesteps, conditions, index, empty, guidance, asked.size)
         if not grad and host.ranks.is_sharded:
             reshard(host.net)
         return v[:count]
-
-
-@dataclass(frozen=True)
-class NoisyLatents:
-    """Latents of pictures of one size, with what the network is told of each."""
-
-    x: Float[Tensor, "m ..."]
-    timesteps: Float[Tensor, " m"]
-    index: Int[Tensor, " m"]
-    """Their places among the conditions."""
-    size: Size
 
 
 def noisy_latents(trace: FlowTrace, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"]) -> NoisyLatents:
@@ -98,12 +74,12 @@ def velocities_of(
     missing = host.ranks.forwards(sum(map(len, pieces))) - sum(map(len, pieces))
     found: list[Tensor] = []
     for own, cut in zip(asked, pieces, strict=True):
-        out = [forward(own.x[rows], own.timesteps[rows], conditions, own.index[rows], guidance, own.size) for rows in cut]
+        out = [forward(own.take(rows), conditions, guidance) for rows in cut]
         if own is asked[-1]:
             # The condition of a row, for one of another size may hold pictures of another size.
             one = own.index[:1] if len(own.index) else torch.zeros(1, dtype=own.index.dtype)
-            x, time = own.x.new_zeros(1, *own.x.shape[1:]), own.timesteps.new_zeros(1)
-            out += [forward(x, time, conditions, one, guidance, own.size)[:0] for _ in range(missing)]
+            empty = NoisyLatents(own.x.new_zeros(1, *own.x.shape[1:]), own.timesteps.new_zeros(1), one, own.size)
+            out += [forward(empty, conditions, guidance)[:0] for _ in range(missing)]
         found.append(put_back(out, cut) if out else own.x)
     return found
 

@@ -18,7 +18,7 @@ from mmrl.flow.layout import Layout, SeededNoise, lay_out
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.sizes import Size
-from mmrl.policies.flow.trace import FlowTrace, SigmaPlan, join, trace_of_noised, trace_of_steps
+from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaPlan, join, trace_of_noised, trace_of_steps
 from mmrl.policies.flow.transfer import LateCheck, send_home
 from mmrl.policies.shared.weights import Weights
 from mmrl.runtime.spans import in_span
@@ -80,8 +80,8 @@ class LocalGenerator:
         first, last = float(sigma_plan.sigmas[0]), float(sigma_plan.sigmas[-1])
 
         def velocity(x: Tensor, step: int, rows: Int[Tensor, " m"]) -> Tensor:
-            times = sigma_plan.timesteps[step].expand(len(x))
-            v = host.velocities(x, times, conditions, prompts[rows], plan.guidance, sigma_plan.size)
+            asked = NoisyLatents(x, sigma_plan.timesteps[step].expand(len(x)), prompts[rows], sigma_plan.size)
+            v = host.velocities(asked, conditions, plan.guidance)
             refuse_nan(late, v, step, plan.num_steps, [requests[i].prompt for i in prompts[rows].tolist()])
             return v
 

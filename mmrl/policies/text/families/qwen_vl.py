@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -172,16 +171,3 @@ def runs(type_ids: Int[Tensor, " p"], kind: int) -> list[tuple[int, int]]:
 def is_evenly_spaced(clip: Frames) -> bool:
     """Is every frame within one frame of the file from where an even spacing puts it?"""
     return all(abs(time - clip.times[0] - k * clip.step) <= 1 / clip.fps + CLOSE for k, time in enumerate(clip.times))
-
-
-def split_rows_by_grid(grids: Int[Tensor, "pictures 3"], num_images: Sequence[int]) -> list[list[int]]:
-    """Which patch rows of pixel_values belong to each sample: `num_images[i]` pictures of t * h * w rows each, in order.
-
-    Raises:
-        ValueError: num_images does not add up to the number of grids.
-    """
-    if sum(num_images) != len(grids):
-        raise ValueError(f"num_images adds up to {sum(num_images)} pictures, but there are {len(grids)} grids")
-    ends = torch.cat([torch.zeros(1, dtype=torch.long), grids.prod(1).cumsum(0)]).tolist()
-    pictures = torch.tensor([0, *num_images]).cumsum(0).tolist()
-    return [list(range(ends[a], ends[b])) for a, b in pairwise(pictures)]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.algorithms.presets.flow import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
 from mmrl.flow.dynamics import CPS

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.presets.flow import PRESETS
 from mmrl.core.readings import DT, ENTROPY, LOGPROBS, MEAN, ROLLOUT_LOGPROBS, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Prompt, Reading, Request, Rollouts
 from mmrl.flow.dynamics import FlowSDE
@@ -31,6 +30,7 @@ from tests.support.flow_policies import (
     relative_difference,
     requests,
 )
+from tests.support.presets import FLOW as PRESETS
 
 NFT = Forward(num_steps=4, times=TimeSampler("rollout", count=3)).at(0)
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.core.types import Prompt, Request, Rollouts, Video
 from mmrl.policies.text.policy import Sampling, TextPolicy, VideoSettings
 from mmrl.policies.text.prompt.encode import Encoded

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.algorithms.presets.text import PRESETS
+from mmrl.algorithms.presets import PRESETS
 from mmrl.core.types import Prompt, Rollouts, Video
 from mmrl.policies.shared import hypotheses as common
 from mmrl.policies.shared.lora import adapter_layers, switch_adapters

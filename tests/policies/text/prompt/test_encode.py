@@ -14,7 +14,6 @@ from mmrl.policies.text.check.audit import audit
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.families.base import pad_cat
 from mmrl.policies.text.families.generic import Generic
-from mmrl.policies.text.families.qwen_vl import split_rows_by_grid
 from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.policy import Sampling
 from mmrl.policies.text.prompt.encode import collate_prompts
@@ -114,14 +113,6 @@ def test_pad_cat_pads_at_the_end():
     a, b = torch.ones(1, 2, 1), 2 * torch.ones(2, 1, 2)
     expected = torch.tensor([[[1.0, 0], [1, 0]], [[2, 2], [0, 0]], [[2, 2], [0, 0]]])
     assert torch.equal(pad_cat([a, b]), expected)
-
-
-def test_rows_of_each_sample_by_its_grids():
-    grids = torch.tensor([[1, 2, 2], [1, 4, 2], [1, 2, 4]])
-    rows = split_rows_by_grid(grids, [1, 0, 2])
-    assert rows == [[0, 1, 2, 3], [], list(range(4, 20))]
-    with pytest.raises(ValueError, match="adds up to 2 pictures, but there are 3 grids"):
-        split_rows_by_grid(grids, [1, 1])
 
 
 def test_pictures_stand_at_their_markers():

@@ -1,34 +1,22 @@
-"""More methods of single papers for text: what is read or weighed is new, the update that of a usual preset.
-
-The string under each assignment is its documentation, as in text.py: a one-line summary, then the paper, what it sets, how many
-updates it takes, and what is not implemented.
-"""
+"""Weights of tokens and of prompts."""
 
 from dataclasses import replace
 
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.spread import WhereSpread
-from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.presets.text import grpo
-from mmrl.algorithms.shaping.reference import ReferenceProbability
+from mmrl.algorithms.presets.baselines import grpo
+from mmrl.algorithms.presets.clipping import dapo
 from mmrl.algorithms.weights.aggregate import FixedLength
+from mmrl.algorithms.weights.importance import HighEntropy
 from mmrl.algorithms.weights.prompts import SmallTarget
 from mmrl.algorithms.weights.rhythm import AttentionRhythm
 
-rlpr = replace(
-    grpo,
-    shaping=(ReferenceProbability(),),
-    advantage=WhereSpread(),
-    objective=((1.0, Clip(low=0.2, high=0.27)),),
-    minibatches=4,
-)
-"""Thoughts rewarded by how likely they make the true answer, for answers that no verifier can judge.
+high_entropy = replace(dapo, importance=(HighEntropy(quantile=0.2),))
+"""DAPO on the fifth of the tokens with the highest entropy.
 
-RLPR: Extrapolating RLVR to General Domains without Verifiers, arXiv:2506.18254.
-Weight 0.9 for that; give it a `format` reward of weight 0.1, and answers that are texts or numbers. Completions need answer tags.
-From step 11 on, prompts whose rewards deviate by less than half of the running mean leave. No KL. 4 updates per step as in its
-script; with one the clip never acts. Nothing else is left out.
+Beyond the 80/20 Rule: High-Entropy Minority Tokens Drive Effective Reinforcement Learning for LLM Reasoning, arXiv:2506.01939.
+Entropy under the weights that sampled, threshold over one rank's minibatch. 16 updates per step as in dapo; with one the choice
+of tokens acts, the clip does not. Nothing else is left out.
 """
 
 attention_rhythm = replace(
@@ -59,7 +47,3 @@ Take the reward `point_in_box` with its size terms, answer_format "direct" and t
 counts is ours; the part Difficulty with column "rate" reads it from the data, as its code does. No KL. One update per step, so
 the clip never acts. Nothing else is left out.
 """
-
-PRESETS: dict[str, Algorithm] = {
-    name: value for name, value in globals().items() if isinstance(value, Algorithm) and name != "grpo"
-}

@@ -51,7 +51,7 @@ def draw_up(resolved: Resolved, processes: int = 1, length: int | None = None, o
     """
     check_geometry(resolved, processes)
     on_card = has_card() if on_card is None else on_card
-    return Draft(processes, prompts_of(resolved), reward_memory(resolved, on_card), length).of(resolved)
+    return Estimates(processes, prompts_of(resolved), reward_memory(resolved, on_card), length).of(resolved)
 
 
 def check_geometry(resolved: Resolved, processes: int) -> None:
@@ -67,7 +67,7 @@ def prompts_of(resolved: Resolved) -> Sequence[Prompt]:
 
 
 @dataclass(frozen=True)
-class Draft:
+class Estimates:
     """Plans of one run with other settings: its data is loaded once, and so are the configs of its rewards' models."""
 
     processes: int

@@ -1,28 +1,16 @@
-"""Methods of single papers whose idea is what is sampled: hints, refinements, early exits, continuations, an expert's answers.
-
-The string under each assignment is its documentation, as in text.py: a one-line summary, then the paper, what it sets, how many
-updates it takes, and what is not implemented.
-"""
+"""Help while sampling: hints, rules, critiques and answers of experts."""
 
 from dataclasses import replace
 
 from mmrl.algorithms.advantages.experts import ExpertWhereFew
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.segments import SegmentGains
-from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.mixed import WithImitation, WithRefinements
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.planners.helped import Refinements, SerialExits, WithExpert
+from mmrl.algorithms.planners.helped import Refinements, WithExpert
 from mmrl.algorithms.planners.hints import BesideHint, HintLadder, Scaffold
-from mmrl.algorithms.planners.replay_success import ReplaySuccess
-from mmrl.algorithms.planners.segments import SegmentValues
 from mmrl.algorithms.planners.self_hints import KeptHints, SelfHints
-from mmrl.algorithms.presets.text import grpo
-from mmrl.algorithms.shaping.exits import ExitDecay
-from mmrl.algorithms.weights.aggregate import FixedLength, TokenMean
-
-CENTRED = GroupNorm(scale="none")
-CLIPPED = replace(grpo, objective=((1.0, Clip()),), minibatches=4)
+from mmrl.algorithms.presets.baselines import CENTRED, CLIPPED, grpo
+from mmrl.algorithms.weights.aggregate import FixedLength
 
 ghpo = replace(
     CLIPPED,
@@ -90,15 +78,6 @@ Needs a column `policy`. Answers under the rules count as if they had been sampl
 with one the clip never acts. Not implemented: its two stages of supervised training before.
 """
 
-s_grpo = replace(CLIPPED, planner=SerialExits(), shaping=(ExitDecay(),), advantage=CENTRED)
-"""Answers that leave one thought at different places: the earliest right one earns most, each later one half of it.
-
-S-GRPO: Early Exit via Reinforcement Learning in Reasoning Models, arXiv:2505.07686. From notes on the paper.
-For models that think before `</think>`. A shared thought trains in every answer that goes on from it; trained once, in the whole
-answer alone (`algorithm.planner.train_thought = false`), tiny policies forgot to end their thoughts. No KL. 4 updates per step
-are ours; with one the clip never acts. Nothing else is left out.
-"""
-
 ahpo = replace(CLIPPED, planner=WithExpert(), advantage=ExpertWhereFew(), objective=((1.0, WithImitation()),), group_size=5)
 """An expert's answer is learnt by its likelihood as long as fewer than two of a prompt's own answers are right.
 
@@ -106,24 +85,3 @@ AHPO of MM-HELIX: Boosting Multimodal Long-Chain Reflective Reasoning with Holis
 Optimization, arXiv:2510.08540. Needs a column `solution`, written as the model should; prompts without one are trained plainly.
 No KL. 4 updates per step are ours; with one the clip never acts. Nothing else is left out.
 """
-
-arpo_gui = replace(CLIPPED, planner=ReplaySuccess(keep_old=False), objective=((1.0, Clip(low=0.2, high=0.3)),))
-"""Groups that fail altogether get an old success of their prompt in place of a sample.
-
-ARPO: End-to-End Policy Optimization for GUI Agents with Experience Replay, arXiv:2505.16282. Old log-probabilities of replayed
-rows are read again, as in its code; `algorithm.planner.keep_old = true` keeps those of when they were sampled. No KL. 4 updates
-per step are ours; with one the clip never acts. Not implemented: several turns with screenshots, its filter of tasks.
-"""
-
-spo_segment = replace(CLIPPED, planner=SegmentValues(), advantage=SegmentGains(), aggregation=TokenMean())
-"""Answers are cut where the policy was unsure, and each piece is credited with how much it changed what comes of the answer.
-
-SPO-chain of Segment Policy Optimization: Effective Segment-Level Credit Assignment in RL for Large Language Models,
-arXiv:2505.23564. Cuts before every fifth token less likely than 0.9, four continuations from each; surer tokens do not train. 1 +
-4 cuts samples in place of one: raise `algorithm.planner.interval` for long answers. No KL (its base config has 0.05). 4 updates
-per step are ours; with one the clip never acts. Not implemented: the tree form.
-"""
-
-PRESETS: dict[str, Algorithm] = {
-    name: value for name, value in globals().items() if isinstance(value, Algorithm) and name.islower() and name != "grpo"
-}

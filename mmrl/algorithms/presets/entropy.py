@@ -1,0 +1,81 @@
+"""Tokens by how unsure the policy was: penalties, temperatures and bonuses that steer its entropy."""
+
+from dataclasses import replace
+
+from mmrl.algorithms.advantages.budget import EntropyBudget
+from mmrl.algorithms.advantages.entropy import EntropyControl, NearEntropy
+from mmrl.algorithms.advantages.group import TokenAverage
+from mmrl.algorithms.advantages.on_top import GoodTempered
+from mmrl.algorithms.objectives.covariance import ClipCov, KlCov
+from mmrl.algorithms.objectives.moving_clip import EntropyClip
+from mmrl.algorithms.objectives.surrogates import Clip, Reinforce
+from mmrl.algorithms.planners.tempered import ByDoubt, Tempered
+from mmrl.algorithms.presets.baselines import CLIPPED, grpo
+from mmrl.algorithms.weights.aggregate import TokenMean
+from mmrl.algorithms.weights.conflict import ConflictTokens
+
+kl_cov = replace(grpo, objective=((1.0, KlCov()),), aggregation=TokenMean(), minibatches=8)
+"""A KL penalty on the few tokens that would cost the most entropy.
+
+The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (KL-Cov), arXiv:2505.22617.
+No clip, no reference. 8 updates per step as in the authors' script, of whole groups; with one the penalty is 0. The tokens are
+chosen in one rank's minibatch, which is never cut: mind its memory. Nothing is left out.
+"""
+
+clip_cov = replace(grpo, objective=((1.0, ClipCov()),), aggregation=TokenMean(), minibatches=8)
+"""PPO clip, and no gradient for a few random tokens among those that would cost the most entropy.
+
+The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models (Clip-Cov), arXiv:2505.22617.
+No reference. 8 updates per step as in the authors' script, of whole groups; with one the clip never acts, the choice of tokens
+does. The tokens are chosen in one rank's minibatch, which is never cut: mind its memory. Nothing is left out.
+"""
+
+gtpo = replace(grpo, advantage=EntropyControl(), objective=((1.0, Reinforce()),), importance=(ConflictTokens(),))
+"""Tokens that right and wrong answers share are never pushed down; answers of high entropy are left out.
+
+GTPO: Trajectory-Based Policy Optimization in Large Language Models, arXiv:2508.03772. No ratio, no KL: one update per step.
+Answers above 0.7 nats are left out in steps whose mean is below, in the paper for models that begin below ln 2. Nothing else is
+left out.
+"""
+
+hapo = replace(
+    grpo,
+    objective=((1.0, EntropyClip()),),
+    planner=ByDoubt(),
+    advantage=TokenAverage(),
+    aggregation=TokenMean(),
+    group_size=16,
+    minibatches=4,
+)
+"""Uncertain tokens are drawn hotter, may move further and count more, certain ones less; rewards are standardized over tokens.
+
+From Uniform to Heterogeneous: Tailoring Policy Optimization to Every Token's Nature (HAPO), arXiv:2509.16591. As the paper's
+words have it; its code's rule for certain tokens never acts (`algorithm.objective.0.sign = "code"`). On one process only, for
+entropies are ranked in the minibatch, of whole groups, which is never cut. The temperature follows each token's entropy, without
+an engine. 4 updates per step are ours; with one the clip never acts. Not implemented: its dynamic sampling beside these
+temperatures (dapo's planner samples without them); take dapo's penalty for length with it.
+"""
+
+dcpo = replace(CLIPPED, advantage=NearEntropy(), aggregation=TokenMean())
+"""Right answers count as they would be likely at another temperature, which pulls the entropy to a target.
+
+Distribution-Centric Policy Optimization Dominates Exploration-Exploitation Trade-off (DCPO), arXiv:2601.12730.
+Target 0.5 nats, temperatures 1.2 and 0.8. One reading more per step. No KL. 4 updates per step are ours; with one the clip never
+acts. Nothing else is left out.
+"""
+
+aepo = replace(grpo, objective=((1.0, Reinforce()),), advantage=GoodTempered(), planner=Tempered(), aggregation=TokenMean())
+"""A quarter of the prompts is sampled again hotter or colder, and the good ones of these answers train as they are.
+
+Arbitrary Entropy Policy Optimization Breaks The Exploration Bottleneck of Reinforcement Learning, arXiv:2510.08141.
+Temperature 1.2 up to the target of 0.5 nats, 0.8 above; with an engine these rows are written there too. No ratio, no KL: one
+update per step. Not implemented: replacing the first rows of the batch (the rows are added).
+"""
+
+ares = replace(CLIPPED, objective=((1.0, Clip(low=0.2, high=0.28)),), advantage=EntropyBudget(), aggregation=TokenMean())
+"""A bonus for as many uncertain passages as a prompt's difficulty asks for: few where it is easy, many where it is hard.
+
+ARES: Multimodal Adaptive Reasoning via Difficulty-Aware Token-Level Entropy Shaping (AEPO), arXiv:2510.08457. The bonus is its
+reward file's. No KL. 4 updates per step are ours; with one the clip never acts. Not implemented: the KL budget per difficulty, of
+which no formula was found, the supervised stage, skipping prompts that are too easy.
+"""

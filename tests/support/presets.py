@@ -1,0 +1,20 @@
+"""The presets by what their tests run them on; a new one is in one of these sets by itself."""
+
+from mmrl.algorithms.presets import PRESETS
+from mmrl.app.plugins.catalog import documents
+
+FLOW = {name: algorithm for name, algorithm in PRESETS.items() if algorithm.schedule is not None}
+VIDEO = {name: PRESETS[name] for name, (_, file) in documents().items() if file.stem == "video"}
+"""On prompts with clips."""
+TEXT = {name: algorithm for name, algorithm in PRESETS.items() if name not in FLOW and name not in VIDEO}
+
+
+def of_files(*ideas: str) -> set[str]:
+    """The names of the presets in files of these names."""
+    return {name for name, (_, file) in documents().items() if file.stem in ideas}
+
+
+ON_TASKS = {*of_files("hints"), "s_grpo", "rlpr", "gui_g1"}
+"""They need prompts that bring more than a letter, and learn where their claim lies: short rows of tests/evidence."""
+SILENT_STEPS = {"riskpo": 1}
+"""How many steps train nothing, because what the advantage remembers has first to be filled."""
