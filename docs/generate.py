@@ -4,6 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from mmrl.app.inspect.show import part_lines
 from mmrl.app.inspect.things import Thing, classes, inner_parts, keys_inside, plug_in, things_called
 from mmrl.app.lab.recipes.facts import recipes
 from mmrl.app.lab.recipes.pages import card, figures_of, number
-from mmrl.app.plugins.cards import cards, not_now, part_cards
+from mmrl.app.plugins.cards import Card, PartCard, cards, not_now, part_cards
 from mmrl.app.plugins.catalog import catalog, details, preset_documents
 from mmrl.data.convert import convert
 from mmrl.data.video_rows import ANSWER, CHOOSE, WHEN
@@ -132,7 +133,7 @@ def inner_lines(*words: str) -> Iterator[str]:
     """A chapter per class of these kinds, which stand inside other settings."""
     for cls, word in inner_parts().items():
         if word in words:
-            yield f"\n### {cls.__name__}\n\n{prose(inspect.getdoc(cls) or '')}\n"
+            yield f"\n## {cls.__name__}\n\n{prose(inspect.getdoc(cls) or '')}\n"
             yield from table_of(keys_inside(cls))
 
 
@@ -157,60 +158,82 @@ def prose(document: str) -> str:
 
 
 def algorithms_page() -> Iterator[str]:
-    yield "# Algorithms\n\nPresets, then the parts that they are made of. `mmrl show NAME` prints one with every value.\n"
-    yield from overview_lines()
-    yield "\n## Presets\n"
-    for listed in catalog("algorithms"):
-        yield from preset_lines(listed.name)
-    for slot in SLOTS:
-        yield f"\n## Parts: {slot}\n\nIn a config: `{place_of(slot)}`.\n"
-        for name in sorted(kinds(slot)):
-            for thing in things_called(name):
-                if thing.kind in (f"a part of {slot}", "a sampler"):
-                    yield f"\n### {name}\n"
-                    yield prose(thing.document)
-                    yield ""
-                    yield from table_of(thing.settings)
-    yield "\n## Parts inside parts\n\nDynamics are named by a word and a level, the others are tables."
-    yield from inner_lines("a part inside a schedule", "a way to show prompts, inside a part")
-
-
-def overview_lines() -> Iterator[str]:
-    """One table of all presets, and what is not here."""
+    """One line per method to choose from, methods that are one part of a run, and methods that are missing."""
     from mmrl.algorithms.presets import PRESETS
 
-    yield "## Overview\n"
+    yield "# Algorithms\n"
     yield (
-        "Compared with grpo or, for image generators, flow_grpo. The last column is a method against its plain twin on a small "
-        "task made for its claim, three seeds (`python -m tests.evidence`): ahead where all seeds say so, behind where all say "
-        "the contrary, level otherwise. Such tasks say that a method acts, not that it helps with your data.\n"
+        'Choose one with `[algorithm] preset = "NAME"` in a config or `algorithm.preset=NAME` on the command line. Each method '
+        "has a page with its paper, when to use it, what is missing, and its parts. [Methods compared](methods_compared.md) lists "
+        "what each one changes, costs and needs; `mmrl show NAME` prints one with every value.\n"
+    )
+    slots = ", ".join(f"[{slot}](parts/{slot}.md)" for slot in SLOTS)
+    yield f"\nParts that a config can replace, by slot: {slots}, and [parts inside parts](parts/inside_parts.md)."
+    for title, generates in (("Models that write", False), ("Generators of images and videos", True)):
+        yield f"\n## {title}\n\n| method | idea |\n|---|---|"
+        named = (name for name in cards() if (PRESETS[name].schedule is not None) == generates)
+        yield from (f"| [{name}](methods/{name}.md) | {cell(cards()[name].sentence)} |" for name in named)
+    yield "\n## With any preset\n\nMethods that are one part of a run.\n"
+    yield "| method | in a config | status | its claim |\n|---|---|---|---|"
+    for part in part_cards():
+        yield f"| {cell(part.method)} | `{part.take}` | {cell(part.status)} | {verdicts(part)} |"
+    yield "\n## Not implemented\n\n| methods | why |\n|---|---|"
+    yield from (f"| {', '.join(methods)} | {cell(why)} |" for why, methods in not_now())
+
+
+def verdicts(one: Card | PartCard) -> str:
+    """Ahead, level or behind its twin, for each task made for the method's claim."""
+    return ", ".join(f"{found.verdict} ({found.task})" for found in one.evidence) or "not measured"
+
+
+def comparison_page() -> Iterator[str]:
+    """All presets in one table: changes, costs, needs, status and evidence."""
+    from mmrl.algorithms.presets import PRESETS
+
+    yield "# Methods compared\n"
+    yield (
+        "Each method compared with grpo or, for generators, with flow_grpo. The last column compares it with its plain twin on a "
+        "small task made for its claim, over three seeds (`python -m tests.evidence`): ahead where all seeds agree that it is "
+        "better, behind where all agree that it is worse, level otherwise. Such tasks show that a method has an effect, not that "
+        "it helps on your data.\n"
     )
     yield "| method | changes | costs | needs | status | its claim |\n|---|---|---|---|---|---|"
     for name, one in cards().items():
         made = PRESETS[name]
-        told = ", ".join(f"{found.verdict} ({found.task})" for found in one.evidence) or "no row"
-        cells = (changes(made), costs(made), needs(made), one.status, told)
-        yield f"| [{name}](#{name}) | {' | '.join(map(cell, cells))} |"
-    yield "\n### With any preset\n\nMethods that are one part of a run.\n"
-    yield "| method | in a config | status | its claim |\n|---|---|---|---|"
-    for part in part_cards():
-        told = ", ".join(f"{found.verdict} ({found.task})" for found in part.evidence) or "no row"
-        yield f"| {cell(part.method)} | `{part.take}` | {cell(part.status)} | {told} |"
-    yield "\n### Not now\n\n| methods | why |\n|---|---|"
-    yield from (f"| {', '.join(methods)} | {cell(why)} |" for why, methods in not_now())
+        cells = (changes(made), costs(made), needs(made), one.status, verdicts(one))
+        yield f"| [{name}](methods/{name}.md) | {' | '.join(map(cell, cells))} |"
 
 
-def preset_lines(name: str) -> Iterator[str]:
-    """A preset's own words, its card, and its parts with their formulas."""
+def method_page(name: str) -> Iterator[str]:
+    """A preset's own words, its card, its costs and needs, and its parts with their formulas."""
     from mmrl.algorithms.presets import PRESETS
 
-    yield f"\n### {name}\n"
+    made = PRESETS[name]
+    yield f"# {name}\n"
     yield prose(preset_documents()[name])
     yield ""
     yield from (f"- **{word}**: {cell(text)}" for word, text in cards()[name].lines())
+    yield from (f"- **{word}**: {cell(facts(made))}" for word, facts in (("costs", costs), ("needs", needs)))
     yield "\n```text"
-    yield from (re.sub(r":\d+$", "", line) for line in part_lines(Assembly(name, PRESETS[name], name)))
-    yield "```"
+    yield from (re.sub(r":\d+$", "", line) for line in part_lines(Assembly(name, made, name)))
+    yield "```\n\nAll methods: [Algorithms](../algorithms.md)."
+
+
+def parts_page(slot: str) -> Iterator[str]:
+    """Every part that fits a slot, with its settings."""
+    yield f"# Parts: {slot}\n\nIn a config: `{place_of(slot)}`.\n"
+    for name in sorted(kinds(slot)):
+        for thing in things_called(name):
+            if thing.kind in (f"a part of {slot}", "a sampler"):
+                yield f"\n## {name}\n"
+                yield prose(thing.document)
+                yield ""
+                yield from table_of(thing.settings)
+
+
+def inner_page() -> Iterator[str]:
+    yield "# Parts inside parts\n\nIn a config, dynamics are given as a name and a level, the others as tables."
+    yield from inner_lines("a part inside a schedule", "a way to show prompts, inside a part")
 
 
 def metrics_page() -> Iterator[str]:
@@ -328,6 +351,10 @@ def recipes_page() -> Iterator[str]:
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "config.md": config_page,
     "algorithms.md": algorithms_page,
+    "methods_compared.md": comparison_page,
+    **{f"methods/{name}.md": partial(method_page, name) for name in cards()},
+    **{f"parts/{slot}.md": partial(parts_page, slot) for slot in SLOTS},
+    "parts/inside_parts.md": inner_page,
     "rewards.md": lambda: plug_ins_page("rewards", "Rewards", "In a config `[[reward]] use = \"NAME\"`; other keys are below."),
     "datasets.md": lambda: plug_ins_page("datasets", "Data sets", "In a config `[data] use = \"NAME\"`; other keys are below."),
     "families.md": families_page,
@@ -343,16 +370,25 @@ def page(name: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
+def orphans() -> list[Path]:
+    """Files of pages that are no longer written."""
+    return [file for file in FOLDER.rglob("*.md") if file.relative_to(FOLDER).as_posix() not in PAGES]
+
+
 def stale() -> list[str]:
-    """Pages whose file says something else than the code."""
-    return [name for name in PAGES if not (FOLDER / name).is_file() or (FOLDER / name).read_text(encoding="utf-8") != page(name)]
+    """Pages whose file differs from the code, is missing or is left over."""
+    files = {name: FOLDER / name for name in PAGES}
+    found = [name for name, file in files.items() if not file.is_file() or file.read_text(encoding="utf-8") != page(name)]
+    return found + [file.relative_to(FOLDER).as_posix() for file in orphans()]
 
 
 def main() -> None:
     if "--check" in sys.argv:
         sys.exit(f"stale, run python docs/generate.py: {', '.join(found)}" if (found := stale()) else 0)
-    FOLDER.mkdir(exist_ok=True)
+    for file in orphans():
+        file.unlink()
     for name in PAGES:
+        (FOLDER / name).parent.mkdir(parents=True, exist_ok=True)
         (FOLDER / name).write_text(page(name), encoding="utf-8")
 
 
