@@ -164,8 +164,8 @@ def algorithms_page() -> Iterator[str]:
     yield "# Algorithms\n"
     yield (
         'Choose one with `[algorithm] preset = "NAME"` in a config or `algorithm.preset=NAME` on the command line. Each method '
-        "has a page with its paper, when to use it, what is missing, and its parts. [Methods compared](methods_compared.md) lists "
-        "what each one changes, costs and needs; `mmrl show NAME` prints one with every value.\n"
+        "has a page with its paper, when to use it, what is missing, and its parts. [Methods compared](methods_compared.md) "
+        "lists what each one changes, costs and needs; `mmrl show NAME` prints one with every value.\n"
     )
     slots = ", ".join(f"[{slot}](parts/{slot}.md)" for slot in SLOTS)
     yield f"\nParts that a config can replace, by slot: {slots}, and [parts inside parts](parts/inside_parts.md)."
