@@ -52,7 +52,7 @@ class HealthSettings:
     max_truncated: Positive = 0.5
     """Share of the completions cut off before they ended."""
     length_factor: Positive = 4.0
-    """Completions so many times shorter or longer than at the start."""
+    """Completions this many times shorter or longer than at the start."""
     min_entropy: Positive = 0.1
     """Entropy of the next token, as a share of the start's."""
     max_entropy: Positive = 2.5

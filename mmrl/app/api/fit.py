@@ -52,7 +52,7 @@ def fit(
         held_out: what to evaluate on before, after and every `evaluate_every` steps; None: nothing.
         output: the run's folder; None: the next free one of runs/fit.
         resume: go on from the last whole checkpoint in `output`, if there is one. Functions and prompts must be given again.
-        callbacks: told of steps, evaluations and checkpoints, on the main process.
+        callbacks: called after steps, evaluations and checkpoints, on the main process.
         settings: any other key of a config: `steps=200`, `prompts_per_step=16`, `optimizer={"lr": 1e-5}`, ...
 
     Returns when the run is finished; or stopped by SIGTERM or Ctrl-C and saved, with `is_finished` False.

@@ -28,7 +28,7 @@ def load_data(use: str, **settings: object) -> Sequence[Prompt] | Iterable[Promp
 def load_reward(use: str, **settings: object) -> Callable[..., Any]:
     """A reward as a function from a group to one score per sample: `mmrl.load_reward("iou", threshold=0.5)`.
 
-    A reward that reads boxes and is told no `space` learns it from the policy, in `mmrl.fit` and `mmrl.evaluate` only.
+    A reward that reads boxes and has no `space` set gets it from the policy, in `mmrl.fit` and `mmrl.evaluate` only.
 
     Args:
         use: a name from `mmrl ls rewards`, `./mine.py[:Callable]`, or the address of a served reward.

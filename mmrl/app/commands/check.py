@@ -101,7 +101,7 @@ def look_at_data(resolved: Resolved, found: Findings) -> None:
     count = f"{len(prompts)}" if isinstance(prompts, Sequence) else f"a stream, {len(looked_at)} looked at"
     found.add("data", f"{count} prompts to train on")
     if held_out is None:
-        found.add("held-out data", "none: set [evaluation.data], or nobody knows whether the model got better", "note")
+        found.add("held-out data", "none: without [evaluation.data] there is no way to see if the model got better", "note")
         return
     known = {contents(prompt) for prompt in looked_at}
     evaluated = [held_out[i] for i in range(min(len(held_out), config.evaluation.num_prompts))]

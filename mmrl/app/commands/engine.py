@@ -71,7 +71,7 @@ def engine_remove(folder: Folder = None, yes: Yes = False) -> None:
 def cost(folder: Path, recipe: Recipe) -> str:
     """Say how much download, disk space and time an installation takes."""
     kind = {"cpu": "a CPU", "cuda": "NVIDIA cards"}[recipe.accelerator]
-    about = "" if recipe.measured else " (an estimate: nobody has measured it yet)"
+    about = "" if recipe.measured else " (an estimate, not measured yet)"
     return (
         f"vLLM {VERSION} for {kind}, in a separate environment: {folder}\n"
         f"  {num_packages(recipe.requirements)} packages, {recipe.download_gb:g} GB of download, {recipe.disk_gb:g} GB of disk"
@@ -84,7 +84,7 @@ def ask(question: str, yes: bool) -> None:
     """Ask, and return only after a yes.
 
     Raises:
-        ValueError: nobody can be asked here.
+        ValueError: the input is not a terminal.
     """
     if yes:
         return

@@ -39,7 +39,7 @@ from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
 MOST_CARDS = 200
 MOST_PROMPTS = 1000
-"""Of a data set so many are looked through for those that a reward is tested on."""
+"""How many prompts of a data set are searched for those that a reward is tested on."""
 Shown = tuple[list[Prompt], list[Task]]
 """Prompts of a data set, or rows of a file."""
 Card = dict[str, Any]

@@ -39,7 +39,7 @@ from mmrl.training.resources.profile import Profile, Steps
 
 log = logging.getLogger("mmrl")
 LONGEST_FAULT = 300
-"""Characters of a report's fault that are told."""
+"""Characters of a report's error that are printed."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def draw_again(
     """
     if pipeline_call(policy, plan) is None:
         return [
-            "An evaluation takes steps that this pipeline cannot be told by its arguments, so that its own pictures differ; "
+            "An evaluation takes steps that this pipeline's arguments cannot express, so that its own pictures differ; "
             "`mmrl eval` draws the run's again."
         ]
     reasons = list(reasons_to_differ(policy, evaluation, plan, kind))

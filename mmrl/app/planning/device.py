@@ -1,4 +1,4 @@
-"""The device that a run is fitted to: a card that is told, the smallest one of this machine, or the machine's own memory."""
+"""The device that a run is fitted to: a given card, the smallest one of this machine, or the machine's own memory."""
 
 import os
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def target_device(card: str | None, processes: int = 1) -> Device:
     """
     size = room(card)
     if size is not None:
-        said = "told by --card" if card is not None else "this machine's smallest"
+        said = "from --card" if card is not None else "this machine's smallest"
         return Device(size, True, f"a card of {size / GIB:.1f} GiB ({said})")
     share = machine_memory() // processes
     each = "" if processes == 1 else f", {share / GIB:.1f} GiB for each of {processes} processes"

@@ -126,7 +126,7 @@ def size_text(size: int) -> str:
 
 
 def room(card: str | None) -> int | None:
-    """Bytes of a card that is told ("24GB"), of the smallest one of this machine, or None where there is none.
+    """Bytes of a given card ("24GB"), of the smallest one of this machine, or None where there is none.
 
     Raises:
         ValueError: not a size.

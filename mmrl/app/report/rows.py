@@ -115,7 +115,7 @@ class Row:
 
     @property
     def unread(self) -> float:
-        """1 where what is looked for in the completion, or what a reward looked for, was not found; NaN where nobody says."""
+        """1 where what is looked for in the completion, or what a reward looked for, was not found; NaN where unknown."""
         told = [value for name, value in self.parts.items() if name.endswith("/unparsed")]
         if self.spans is not None:
             told.append(float(not self.spans.predicted))

@@ -62,8 +62,8 @@ def read_tasks(
 
     Args:
         layout: how it is laid out, as `mmrl data check` calls it; None: guessed from its first rows.
-        most: of a layout that is not ours, so many rows are read; None: all.
-        say: told how the file is read, where that is not ours.
+        most: most rows to read of a layout that is not ours; None: all.
+        say: called with how the file is read, if its layout is not ours.
 
     Raises:
         FileNotFoundError: there is no such file or folder.

@@ -62,7 +62,7 @@ class FlowPolicyConfig:
     cached_prompts: Count = 256
     """Prompts whose embeddings are kept in memory, the latest used."""
     copies_on: Literal["device", "cpu"] = "device"
-    """Where reference and averaged weights lie while nobody reads them. cpu: they leave a GPU's memory to the run, and are copied
+    """Where reference and averaged weights are kept while not in use. cpu: they leave a GPU's memory to the run, and are copied
     there and back for every reading."""
     embeddings: Literal["auto", "disk", "memory"] = "auto"
     """disk: embeddings of prompts are kept in mmrl's cache for later runs (mmrl cache ls); auto: where the text encoders

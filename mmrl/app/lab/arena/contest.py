@@ -36,7 +36,7 @@ class Task:
     base: str
     """The preset under a method of one's own that names none."""
     samples: Annotated[int, Range(1)]
-    """Samples of a training step: prompts of a step are so many by the method's group size."""
+    """Samples of a training step: divided by the method's group size they give the prompts of a step."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """What the arena sets otherwise than the config: totals in [0, 1], as some methods ask for."""
     figure: str = "eval/total"

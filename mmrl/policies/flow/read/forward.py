@@ -67,7 +67,7 @@ class LocalForward:
 
 @dataclass(frozen=True)
 class NoisyLatents:
-    """Latents of pictures of one size, with what the network is told of each."""
+    """Latents of pictures of one size, with the network's other inputs for each."""
 
     x: Float[Tensor, "m ..."]
     timesteps: Float[Tensor, " m"]
