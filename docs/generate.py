@@ -54,27 +54,27 @@ from mmrl.training.watch.health import HealthSettings
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by docs/generate.py: change the code's own words, then run it. -->"
 TABLES: dict[str, tuple[str, type]] = {
-    "": ("The run: how long, how often, how careful.", RunConfig),
+    "": ("Length of the run, evaluations, checkpoints and checks.", RunConfig),
     "[optimizer]": ("", OptimizerSettings),
     "[policy], kind = text": ("A vision-language model or video LLM.", TextPolicyConfig),
-    "[policy.sampling]": ("How completions are drawn; `[evaluation.sampling]` has the same keys.", Sampling),
+    "[policy.sampling]": ("How completions are sampled; `[evaluation.sampling]` has the same keys.", Sampling),
     "[policy.video]": ("How much of a clip the model sees.", VideoSettings),
     "[policy], kind = flow": ("A generator.", FlowPolicyConfig),
-    "[policy.engine]": ("Left out: the policy writes with its own network ([vLLM](../how_to/engine.md)).", EngineConfig),
-    "[policy.lora]": ("Left out: all weights that are not frozen train.", LoraSettings),
-    "[data]": ("Other keys are the data set's own: see the page of data sets.", DataConfig),
-    "[[data]]": ("Several data sets, a table each ([how](../how_to/mixtures.md)).", SourceConfig),
-    "[[reward]]": ("One table per reward. Other keys are the reward's own: see the page of rewards.", RewardConfig),
+    "[policy.engine]": ("Without it the policy samples with its own network ([vLLM](../how_to/engine.md)).", EngineConfig),
+    "[policy.lora]": ("Without it all weights that are not frozen train.", LoraSettings),
+    "[data]": ("Other keys belong to the data set: see [Data sets](datasets.md).", DataConfig),
+    "[[data]]": ("Several data sets, one table each ([how](../how_to/mixtures.md)).", SourceConfig),
+    "[[reward]]": ("One table per reward. Other keys belong to the reward: see [Rewards](rewards.md).", RewardConfig),
     "[reward.call]": ("How a reward is called.", Calling),
-    "[reward.transform]": ("Left out: the reward counts as it is.", Transform),
+    "[reward.transform]": ("Without it the reward is not changed.", Transform),
     "[reward.server]": ("The model that judges ask, behind an OpenAI-compatible server.", Endpoint),
-    "[sampler]": ("Which prompts come next. Other keys are the sampler's own.", SamplerConfig),
+    "[sampler]": ("Which prompts come next. Other keys belong to the sampler.", SamplerConfig),
     "[evaluation]": ("`[evaluation.data]` is like `[data]`, `[[evaluation.reward]]` like `[[reward]]`.", EvaluationConfig),
-    "[[evaluation.also]]": ("Generators: further ways to draw the same prompts.", VariantConfig),
-    "[checkpoint]": ("Which checkpoints stay.", CheckpointConfig),
-    "[trackers]": ("Where metrics go beside the run's own files.", TrackerConfig),
-    "[cluster]": ("Who runs where with `mmrl launch` ([many GPUs and machines](../how_to/scale_out.md)).", ClusterConfig),
-    "[health]": ("From where on a run is called unwell.", HealthSettings),
+    "[[evaluation.also]]": ("Generators: other settings for sampling the same prompts.", VariantConfig),
+    "[checkpoint]": ("Which checkpoints are kept.", CheckpointConfig),
+    "[trackers]": ("Where metrics go in addition to the run's own files.", TrackerConfig),
+    "[cluster]": ("What runs where with `mmrl launch` ([many GPUs and machines](../how_to/scale_out.md)).", ClusterConfig),
+    "[health]": ("Bounds beyond which a run gets a warning.", HealthSettings),
     "[health.alarm]": ("When a run is suspected of reward hacking.", AlarmSettings),
 }  # fmt: skip
 ALGORITHM_KEYS = ("group_size", "epochs", "minibatches", "old", "needs_rewards")
@@ -105,7 +105,7 @@ def table_of(settings: Sequence[Setting], skip: Sequence[str] = ()) -> Iterator[
 
 def config_page() -> Iterator[str]:
     yield "# Config"
-    yield "\nEvery key that a TOML file or a command line may say. `mmrl show CONFIG` prints what holds in one config, and why.\n"
+    yield "\nEvery key of a TOML file or a command line. `mmrl show CONFIG` prints all values of a config and their origin.\n"
     for name, (words, cls) in TABLES.items():
         yield f"\n## {name or 'Top of the file'}\n"
         yield f"{words}\n" if words else ""
@@ -244,7 +244,7 @@ def metrics_page() -> Iterator[str]:
 
 
 def commands_page() -> Iterator[str]:
-    yield "# Commands\n\nEvery command with its options, as its `--help` says them.\n"
+    yield "# Commands\n\nEvery command with its options, as in its `--help`.\n"
     command: Any = typer.main.get_command(app)
     yield from command_lines(command, command.context_class(command, info_name="mmrl"))
 
@@ -272,7 +272,7 @@ def command_lines(command: Any, context: Any) -> Iterator[str]:
 
 
 def families_page() -> Iterator[str]:
-    yield "# Families\n\nModels that train, by the name in their own files.\n"
+    yield "# Families\n\nModels that mmrl can train, by the name in their own files.\n"
     for listed in classes("families"):
         yield f"\n## {listed.name}\n\n{cell(listed.summary)}\n"
         for thing in things_called(listed.name):
@@ -280,33 +280,33 @@ def families_page() -> Iterator[str]:
 
 
 def templates_page() -> Iterator[str]:
-    """The text that mmrl puts around prompts, wherever it comes from."""
+    """All text that mmrl puts around prompts."""
     yield "# Prompt templates\n"
     yield (
         "All text that mmrl puts around a prompt. A run's first lines, `prompt.txt`, `prompt_template.json`, the report and the "
-        "model card of an export name the template and its text; what a model's own chat template adds is in `prompt.txt`.\n"
+        "model card of an export show the template and its text; `prompt.txt` also has what the model's chat template adds.\n"
     )
     yield "## Around every question: `policy.answer_format`\n"
-    yield "`none`, the default, adds nothing. Any text with `{question}` in it is a template of your own. `policy.system_prompt` "
-    yield "is the system message; empty, there is none.\n"
+    yield "`none`, the default, adds nothing. Any text with `{question}` in it is your own template. `policy.system_prompt` "
+    yield "is the system message; if it is empty, there is none.\n"
     yield "| answer_format | text |\n|---|---|"
     yield from (f"| `{name}` | {shown(text)} |" for name, text in ANSWER_FORMATS.items())
-    yield "\n`{where}` says how the model writes boxes (`policy.box_space`; `auto` is what its makers taught it):\n"
+    yield "\n`{where}` says how the model writes boxes (`policy.box_space`; `auto` is how it was trained):\n"
     yield "| box_space | `{where}` | models |\n|---|---|---|"
     for space, words in BOX_WORDS.items():
         named = [name for name in FAMILIES if space == (BOX_SPACES[name] if name in BOX_SPACES else FAMILIES[name].box_space)]
         yield f"| `{space}` | {words} | {', '.join(named) or 'those whose config says so'} |"
-    yield "\nA model whose makers do not say is refused with `box` and `think_box` until `policy.box_space` says it.\n"
+    yield "\nIf that is unknown, `box` and `think_box` are refused until `policy.box_space` is set.\n"
     yield "## In the data\n"
     yield "Data sets write these into the prompt's text; their setting `template` replaces them.\n"
     yield "| where | text |\n|---|---|"
     yield from (f"| {where} | {shown(text)} |" for where, text in DATA_TEXTS.items())
     yield "\n## In a method\n"
-    yield "Parts that show a prompt again, with help or as a beginning; each text is a setting of its part.\n"
+    yield "Parts that show a prompt again, with help or with the beginning of an answer; each text is a setting of its part.\n"
     yield "| part | setting | text |\n|---|---|---|"
     yield from part_texts()
     yield "\n## Generators\n"
-    yield "Nothing is put around a prompt. Their pipelines' own text encoders may add an instruction (Qwen-Image, Sana, FLUX.2), "
+    yield "mmrl adds nothing to a prompt. Their pipelines' own text encoders may add an instruction (Qwen-Image, Sana, FLUX.2), "
     yield 'here as in diffusers. Guidance leads away from the empty prompt, of Qwen-Image from `" "`.'
 
 
@@ -334,7 +334,7 @@ def part_texts() -> Iterator[str]:
 
 
 def recipes_page() -> Iterator[str]:
-    yield "# Recipes\n\nPublished results with their measure ([how](../how_to/recipes.md)). `?`: no public source gives it.\n"
+    yield "# Recipes\n\nPublished results to reproduce ([how](../how_to/recipes.md)). `?`: no public source gives the value.\n"
     for one in recipes():
         yield f"\n## {one.name}\n\n{cell(one.recipe.title)}. arXiv:{one.recipe.arxiv}; fits {card(one)}.\n"
         yield f"{cell(one.recipe.note)}\n" if one.recipe.note else ""
