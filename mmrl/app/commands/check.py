@@ -207,12 +207,12 @@ def look_at_rewards(collected: Collected, found: Findings) -> None:
         if share[Status.FAILED] and weighted:
             found.add(f"reward {name}", f"{said}: find out why it fails with mmrl reward test", "FAIL")
         elif share[Status.NA] == 1 and weighted:
-            found.add(f"reward {name}", f"{said}: it applies to none of these prompts, remove it or mend its columns", "FAIL")
+            found.add(f"reward {name}", f"{said}: it applies to none of these prompts, remove it or fix its columns", "FAIL")
         else:
             found.add(f"reward {name}", said, "note" if unparsed else "ok")
     flat = alike(scores, ids)
     if flat:
-        said = f"in {flat} of {len(ids.unique())} groups all samples have one total: of those nothing is learned"
+        said = f"in {flat} of {len(ids.unique())} groups all samples have the same total: nothing is learned from them"
         found.add("spread", said, "note")
 
 
@@ -258,4 +258,4 @@ def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found:
     if test(name, overrides, None, num_prompts=TESTED):
         found.add("reward test", f"the truth wins on {TESTED} prompts")
     else:
-        found.add("reward test", "a reward has a fault, see above: mend it, or train on another one", "FAIL")
+        found.add("reward test", "a reward has a fault, see above: fix it, or train on another one", "FAIL")

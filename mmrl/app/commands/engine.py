@@ -45,7 +45,7 @@ def engine_install(
     """Make a separate environment for vLLM; first prints what it costs, and asks."""
     place, recipe = (folder or engine_folder()).absolute(), RECIPES[accelerator or accelerator_here()]
     if is_made(place, recipe):
-        typer.echo(f"{place} is there already: `mmrl engine status` looks at it")
+        typer.echo(f"{place} exists already: see `mmrl engine status`")
         return
     check_place(place, recipe)
     typer.echo(cost(place, recipe))

@@ -128,7 +128,7 @@ def show_plan(resolved: Resolved, made: Plan, size: int | None, calibrate: int, 
     elif size is not None:
         console.print(f"fits a card of {size / GIB:.1f} GiB", style="green")
     else:
-        console.print("no accelerator here: give --card 24GB to learn whether it fits one", style="yellow")
+        console.print("no accelerator here: give --card 24GB to see if it fits one", style="yellow")
     if calibrate:
         print_time(timing(resolved, calibrate), made.config, made.memory, price)
     return trouble is None

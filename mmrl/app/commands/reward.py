@@ -180,7 +180,7 @@ def data_of(data: str, layout: str | None = None) -> Shown:
     if Path(data).exists() and not data.endswith(".py"):
         return [], read_tasks(Path(data), layout, MOST_PROMPTS, print_plain)
     if layout is not None:
-        raise ValueError(f"--as {layout} says how a file is laid out, and {data} is a data set or no file: leave --as out")
+        raise ValueError(f"--as {layout} names a file's layout, and {data} is a data set or no file: leave --as out")
     table = Table.of({"data": {"use": data}}, "command line")
     return list(islice(load_data(DataConfig(data), ("data",), table), MOST_PROMPTS)), []
 

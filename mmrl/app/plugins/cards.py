@@ -23,9 +23,9 @@ PARTS = FOLDER / "parts.toml"
 EVIDENCE = FOLDER / "evidence.json"
 SOURCES = {
     "code": "code was read: the authors', or that of TRL, verl or ms-swift",
-    "paper": "the paper's formulas, or notes on them; code was not to be had",
+    "paper": "the paper's formulas, or notes on them; the code was not available",
     "2nd": "summaries and re-implementations of others",
-    "reading": "formulas that are partly our reading",
+    "reading": "formulas that are partly our interpretation",
 }
 
 

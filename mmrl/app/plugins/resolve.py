@@ -189,7 +189,7 @@ def reach_neighbours(file: Path) -> None:
         found = find_spec(name)
         if found is None or found.origin is None or Path(found.origin).resolve() != beside.resolve():
             other = found.origin if found else "nothing"
-            raise ValueError(f"{file} imports {name!r}, which would be {other} and not {beside} beside it: rename yours")
+            raise ValueError(f"{file} imports {name!r}, which would be {other} and not {beside} next to it: rename yours")
 
 
 def modalities(function: object) -> tuple[str, ...]:

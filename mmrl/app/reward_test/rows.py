@@ -132,7 +132,7 @@ def _folder_rows(folder: Path) -> Iterator[Row]:
     for number, file in enumerate(files, start=1):
         caption = file.with_suffix(".txt")
         if not caption.is_file():
-            raise ValueError(f"{file} has no prompt: write it into {caption.name} beside it, or list all in {CAPTIONS}")
+            raise ValueError(f"{file} has no prompt: write it into {caption.name} next to it, or list all in {CAPTIONS}")
         yield Row({"prompt": caption.read_text(encoding="utf-8").strip(), _kind_of(file.name): file.name}, file.name, number)
 
 

@@ -120,7 +120,7 @@ class Total:
 
 @dataclass(frozen=True)
 class TinyScale:
-    """The same recipe on a small model of the same class, with drawn data in the same public layout."""
+    """The same recipe on a small model of the same class, with synthetic data in the same public layout."""
 
     layout: str
     """Which layout is drawn: a name of mmrl.data.drawn.public_layouts."""

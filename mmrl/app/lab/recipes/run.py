@@ -46,7 +46,7 @@ def run_recipe(
         folder = draw_files(recipe)
         resolved = configs.resolve(small_table(recipe, folder), words, f"{name}-tiny")
         recipe = as_tiny(recipe, folder)
-        console.print(f"{name} on a small model of the same class, with drawn data in {folder}", highlight=False)
+        console.print(f"{name} on a small model of the same class, with synthetic data in {folder}", highlight=False)
     else:
         if recipe.missing:
             raise ValueError(missing_files(recipe))
