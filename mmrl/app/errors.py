@@ -44,12 +44,12 @@ EXTRAS = {
     "rapidfuzz": "rewards",
     "rouge_score": "rewards",
 }
-"""Package -> the extra that brings it."""
+"""Package -> the extra that installs it."""
 BUGS = (
     *(TypeError, AttributeError, NameError, UnboundLocalError, KeyError, IndexError, AssertionError, NotImplementedError),
     *(RuntimeError, ZeroDivisionError, StopIteration, LookupError, ArithmeticError, BufferError, SyntaxError, IndentationError),
 )
-"""Exceptions that are, as these very classes and outside of plug-ins, a mistake of the program and not of its user."""
+"""Exceptions of exactly these classes, outside of plug-ins, are bugs of mmrl and not mistakes of its user."""
 PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = (PACKAGE / "_shipped", PACKAGE.parent / "rewards", PACKAGE.parent / "datasets")
 WHERE = "--traceback shows where"
@@ -67,7 +67,7 @@ def is_for_people(error: BaseException) -> bool:
 
 
 def leave_loudly(error: BaseException) -> NoReturn:
-    """Raise a bug, or a request to leave, as Python would; a plug-in that leaves is no end of the program without a word."""
+    """Raise a bug, or a request to exit, as Python would; a plug-in that exits gets an error message."""
     if isinstance(error, AskedToLeaveError):
         sys.exit(error.args[0])
     if isinstance(error, SystemExit) and place_of(error):
@@ -76,7 +76,7 @@ def leave_loudly(error: BaseException) -> NoReturn:
 
 
 def sentence(error: BaseException) -> str:
-    """Words an error for its user; one that mmrl did not word itself says also how to see where it happened."""
+    """Formats an error for the terminal; unexpected ones also say how to get a traceback."""
     return brief(printable(words(error)))
 
 

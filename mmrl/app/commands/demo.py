@@ -1,4 +1,4 @@
-"""`mmrl demo`: whole jobs on this machine, with nothing to download: a tiny model is taught, then improved by its rewards.
+"""`mmrl demo`: complete jobs on this machine, without downloads: a tiny model is pretrained, then improved by its rewards.
 
 A demo is an entry of DEMOS, a config whose `policy.model` is `tiny:<name>`, and that name in mmrl.tiny.taught.
 """
@@ -22,9 +22,9 @@ class Demo:
     summary: str
     """For `mmrl demo --help`."""
     imitation: str
-    """What is printed before the first part."""
+    """Printed before the first part."""
     reinforcement: str
-    """And before the second."""
+    """Printed before the second part."""
 
 
 DEMOS = {

@@ -138,7 +138,7 @@ def inputs_of_test(
 
 
 def is_config(target: str) -> bool:
-    """Is a word of the command line a config? Python files and addresses are rewards."""
+    """True if an argument names a config; Python files and addresses are rewards."""
     if target.endswith(".toml"):
         return True
     if target.endswith(".py") or ":" in target:

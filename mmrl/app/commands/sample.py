@@ -36,7 +36,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One sample beside what the run noted of it."""
+    """One sample compared with what the run recorded."""
 
     is_same: bool | None
     """None: nothing was noted."""
@@ -216,9 +216,7 @@ def sample_verdicts(
         if drawn.scores:
             text.append(f"    scored again: {drawn.scores[i]}")
         if line is not None:
-            text.append(
-                f"    recorded: {', '.join(f'{name} {value_text(value)}' for name, value in line['scores'].items())}"
-            )
+            text.append(f"    recorded: {', '.join(f'{name} {value_text(value)}' for name, value in line['scores'].items())}")
         tokens = f", {len(sample.token_ids)} tokens" if sample.token_ids is not None else ""
         yield f"sample {i} ({sample.role}{tokens})", text, verdict(sample, line, run)
 
@@ -236,7 +234,7 @@ def save_picture(out: Path, name: str, picture: Image.Image) -> Path:
 
 
 def verdict(sample: Sample, line: Line | None, run: RunDir) -> Verdict:
-    """Is it what was noted, and if not, where does it begin to differ?"""
+    """Says if it equals what was recorded, and if not, where it starts to differ."""
     if line is None:
         return Verdict(None, "the run recorded no such sample (samples_every, or its group was dropped)")
     was = line.get("earlier", "") + (line["completion"] or "")

@@ -7,9 +7,9 @@ from pathlib import Path
 from mmrl.app.planning.memory import CONTEXT, GIB, Memory, room, usable
 
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Files in which a container's limit stands."""
+"""Files with a container's memory limit."""
 SHARE = 0.85
-"""Of a machine's memory, what a run may take: others live there too."""
+"""Share of a machine's memory that a run may take, since other programs need some too."""
 
 
 @dataclass(frozen=True)

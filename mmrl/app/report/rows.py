@@ -67,11 +67,11 @@ class Row:
     @property
     def spans(self) -> "Spans | None":
         """The true spans and those of the completion; None where the answer is no span."""
-        told = self.line.get("spans")
-        if told is None:
+        found = self.line.get("spans")
+        if found is None:
             return None
-        truth, predicted = ([Interval(start, end) for start, end in told[name]] for name in ("truth", "predicted"))
-        return Spans(told["seconds"], truth, predicted)
+        truth, predicted = ([Interval(start, end) for start, end in found[name]] for name in ("truth", "predicted"))
+        return Spans(found["seconds"], truth, predicted)
 
     @property
     def outside(self) -> bool:

@@ -23,7 +23,7 @@ from mmrl.app.report.rows import mean
 from mmrl.app.run.folder import Line
 
 PHASES = (("rollout", "rollout"), ("reward", "reward"), ("reading old and reference weights", "read"), ("update", "update"))
-"""What the page calls a phase, and what metrics call it."""
+"""Names of the phases on the page, and in the metrics."""
 REST = "everything else"
 MOST_POINTS = 150
 """A longer band is drawn as means of neighbouring steps."""

@@ -47,7 +47,7 @@ class Task:
     prompt: Prompt
     samples: tuple[Sample, ...] = ()
     names: tuple[str, ...] = ()
-    """What each sample is called: a picture's file, or its number."""
+    """The name of each sample: a picture's file, or its number."""
 
     @property
     def draws(self) -> bool:

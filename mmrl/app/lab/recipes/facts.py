@@ -33,7 +33,7 @@ class NeededFile:
     """Where the recipe looks for it, from the working directory on."""
     what: str
     source: str
-    """Who publishes it."""
+    """The publisher."""
     size: str
     licence: str
     command: str
@@ -168,7 +168,7 @@ class Recipe:
 
     @property
     def missing(self) -> list[NeededFile]:
-        """Those of its files that are not where it looks."""
+        """Its files that are not where it looks for them."""
         return [one for one in self.file if not Path(one.path).exists()]
 
 
