@@ -116,12 +116,12 @@ class Row:
     @property
     def unread(self) -> float:
         """1 where what is looked for in the completion, or what a reward looked for, was not found; NaN where unknown."""
-        told = [value for name, value in self.parts.items() if name.endswith("/unparsed")]
+        unread_marks = [value for name, value in self.parts.items() if name.endswith("/unparsed")]
         if self.spans is not None:
-            told.append(float(not self.spans.predicted))
+            unread_marks.append(float(not self.spans.predicted))
         elif self.truth and math.isfinite(self.iou):
-            told.append(float(not self.predicted))
-        return max(told) if told else math.nan
+            unread_marks.append(float(not self.predicted))
+        return max(unread_marks) if unread_marks else math.nan
 
     @property
     def box_size(self) -> str:

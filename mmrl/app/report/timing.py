@@ -58,8 +58,8 @@ def moments(train: Sequence[Line]) -> list[Moment]:
     for line in train:
         seconds = value(line, "time/step_s")
         if 0 < seconds < math.inf:
-            told = [share_of(line, metric, seconds) for _, metric in PHASES]
-            shares = [share if math.isfinite(share) else 0.0 for share in told]
+            seconds_shares = [share_of(line, metric, seconds) for _, metric in PHASES]
+            shares = [share if math.isfinite(share) else 0.0 for share in seconds_shares]
             found.append(Moment(float(line["step"]), seconds, (*shares, max(0.0, 1.0 - sum(shares)))))
     return found
 
