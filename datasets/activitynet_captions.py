@@ -31,7 +31,7 @@ def load(
         path: train.json, val_1.json or their like.
         videos: the folder that holds v_abc.mp4 (or .mkv, .webm) and so on, in it or below; the file's folder by default.
         template: the prompt's text, with {question} in it for the sentence.
-        max_bad: so many bad rows are left out with a warning; one more is an error.
+        max_bad: up to this many bad rows are skipped with a warning; one more is an error.
         labelled: False passes over the times, which may be missing, so that nothing can train on them.
 
     Raises:

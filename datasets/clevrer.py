@@ -39,7 +39,7 @@ def load(
         videos: the folder that holds the videos, in it or below; the file's folder by default.
         kinds: keep only these of descriptive, explanatory, predictive, counterfactual; () = all.
         template: the prompt's text, with {question} in it; options follow the question.
-        max_bad: so many bad rows are left out with a warning; one more is an error.
+        max_bad: up to this many bad rows are skipped with a warning; one more is an error.
         invert: this share of the questions with one right option asks for all wrong ones instead (TW-GRPO), where the question
             can be negated; the column `inverted` marks them.
 

@@ -28,7 +28,7 @@ def load(
 
     Args:
         split: train or held_out.
-        size: how many.
+        size: the number of prompts.
         seed: another seed gives other scenes of the same kind.
         asked: the digits that are asked for; a picture may show two of them.
         num_distractors: how many other digits a picture shows.

@@ -1,13 +1,13 @@
-"""Edits of your own: a JSONL, JSON or parquet file with a picture and an instruction in every row.
+"""Your own edits: a JSONL, JSON or parquet file with a picture and an instruction in every row.
 
     {"image": "cat.jpg", "instruction": "make the cat black"}
     {"image": "room.jpg", "instruction": "remove the chair", "mask": "chair.png", "target": "empty_room.jpg", "id": "7"}
     {"images": ["dress.png", "woman.jpg"], "instruction": "let her wear the dress"}
 
 `mask` is white where the first picture may change (for the reward `keeps_rest`), `target` is how it should look (for
-`toward_target`); both have its size. Several pictures are for models that take so many. `width` and `height` in pixels are the
-size of the edited picture, in place of the policy's. Further columns reach the rewards in `prompt.columns`. Every row is checked
-before training starts. Licence: that of your data.
+`toward_target`); both have its size. List several pictures for models that accept them. `width` and `height` in pixels are the
+size of the edited picture, instead of the policy's. Other columns are passed to the rewards in `prompt.columns`. Every row is
+checked before training starts. Licence: that of your data.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Captions of coloured shapes that move, to draw clips from: "a red circle moves left". No download.
+"""Captions of moving coloured shapes, as prompts for clips: "a red circle moves left". No download.
 
 Four colours, three shapes and four ways make 48 captions; a quarter of them, in which every colour, shape and way occurs
 equally often, is held out. Columns: colour, shape, way. For the reward `gliding_shapes`. Licence: Apache-2.0.
@@ -19,8 +19,8 @@ def load(split: str = "train", size: Count | None = None, seed: Seed = 0) -> Seq
 
     Args:
         split: train or held_out.
-        size: only the first so many; None: all.
-        seed: of the order.
+        size: only the first n; None: all.
+        seed: seed of the order.
 
     Raises:
         ValueError: no such split, or more captions than it has.

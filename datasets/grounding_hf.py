@@ -1,6 +1,6 @@
 """Grounding data from Hugging Face `datasets`: a hub id, a local folder, or parquet files; RefCOCO layout and the like.
 
-RefCOCO, RefCOCO+ and RefCOCOg are recognised in both layouts of the hub, as are messages, LLaVA's conversations, problem and
+RefCOCO, RefCOCO+ and RefCOCOg are recognized in both layouts of the hub, as are messages, LLaVA's conversations, problem and
 solution. A list of questions gives one prompt each. Needs `pip install 'mmrl[data]'`. Licence: that of the data set.
 """
 
@@ -31,8 +31,8 @@ def load(
 
     Args:
         name: hub id, folder (saved data set or data files) or `*.parquet`.
-        split: may be left out where there is one only.
-        streaming: True reads rows as they are asked for and checks each then; False checks all rows first.
+        split: may be left out if there is only one.
+        streaming: True reads and checks each row when it is needed; False checks all rows first.
         columns: our name -> the data set's, for image, question, box, size, space, id, or a layout's own columns.
         box_format: xyxy (two corners) or xywh (a corner, width and height).
         space: of the boxes: pixel, norm1000 or norm1.

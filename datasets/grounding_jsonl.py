@@ -1,9 +1,9 @@
-"""Grounding data of your own: a JSONL, JSON or parquet file with a picture, a question and boxes in every row.
+"""Your own grounding data: a JSONL, JSON or parquet file with a picture, a question and boxes in every row.
 
     {"image": "cat.jpg", "question": "Where is the cat?", "box": [10, 20, 200, 180]}
     {"image": "street.jpg", "question": "Find all cars", "boxes": [{"bbox": [0, 5, 60, 40], "label": "car"}], "id": "7"}
 
-Other people's files are recognised and said aloud: COCO's instances, RefCOCO's folder of refs (also `+` and `g`, MDETR's JSON and
+Other layouts are recognized and reported: COCO's instances, RefCOCO's folder of refs (also `+` and `g`, MDETR's JSON and
 two layouts of the hub in parquet), messages (OpenAI, ms-swift, TRL), LLaVA's conversations, problem and solution (VLM-R1).
 
 Further columns: `size` ([width, height], compared with the picture), `space` (of this row's boxes), `split`; all others
@@ -41,7 +41,7 @@ def load(
         box_format: xyxy (two corners) or xywh (a corner, width and height).
         columns: our name -> the file's, for image, question, box, size, space, id, split, or a layout's own columns.
         template: the prompt's text, with {question} in it.
-        layout: how the file is laid out, as `mmrl data check` calls it; None: guessed and said.
+        layout: the layout of the file, by its name in `mmrl data check`; None: guessed and reported.
 
     Raises:
         ValueError: listing the first bad rows with file and line.

@@ -1,4 +1,4 @@
-"""Generated video data: handwritten digits come, move, collide and go in mp4 files: when, which, how many, in what order?
+"""Generated videos of handwritten digits that appear, move, collide and disappear: when, which, how many, in what order?
 
 The handwriting is real (scikit-learn's `load_digits`, needs `pip install "mmrl[demo]"`). A file is written when its prompt is
 first read, always the same for the same seed, into a folder of the cache. Held-out clips show other handwriting.
@@ -35,7 +35,7 @@ def load(
 
     Args:
         split: train or held_out.
-        size: how many.
+        size: the number of prompts.
         seed: another seed gives other clips of the same kind.
         questions: when, which, how_many, order; a clip's is drawn from this list, in which a kind may stand repeatedly.
         clip: what clips look like: any field of mmrl.data.drawn.moving.ClipStyle, as in `clip = {side = 32, seconds = 6.0}`.

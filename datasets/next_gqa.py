@@ -39,7 +39,7 @@ def load(
         spans: gsub_val.json or its like.
         ask: which option is right, or when the question and its right option are shown.
         template: the prompt's text, with {question} in it.
-        max_bad: so many bad rows are left out with a warning; one more is an error.
+        max_bad: up to this many bad rows are skipped with a warning; one more is an error.
         invert: this share of the questions `which` asks for all wrong options instead (TW-GRPO), where the question can be
             negated; the column `inverted` marks them.
 

@@ -1,11 +1,11 @@
-"""Prompts to draw pictures from, or questions to answer: a text file, a JSONL file, the texts themselves, or made up on the spot.
+"""Prompts for pictures, or questions to answer: a text file, a JSONL file, the texts themselves, or made up by rules.
 
     a red fox in the snow                                  one prompt per line of a .txt file
     {"prompt": "a red fox", "id": "7", "animal": "fox"}    one object per line of a .jsonl file
     {"prompt": "What is 3 + 4?", "answer": 7}              a question, whose `answer` is the prompt's
 
-Further columns reach the rewards in `prompt.columns`; of generators, `width` and `height` in pixels are the size at which the
-prompt is drawn, in place of the policy's. Ids are those of the file or the numbers of its lines.
+Other columns are passed to the rewards in `prompt.columns`; for generators, `width` and `height` in pixels are the size at
+which the prompt is drawn, instead of the policy's. Ids are those of the file or the numbers of its lines.
 
     writer = "lettering"     a neon sign over a diner reading "Golden Harbour"       target, for the reward `ocr`
     writer = "objects"       a picture of two cats; a red cup and a blue kite        tag, include, exclude: for `object_counts`

@@ -1,15 +1,15 @@
-"""Questions of your own with pictures, clips or text alone: a file or folder with a question and its answer in every row.
+"""Your own questions with pictures, clips or only text: a file or folder with a question and its answer in every row.
 
     {"image": "clock.jpg", "question": "What time is it?", "answer": "10:10"}
     {"images": ["a.png", "b.png"], "question": "Which is larger?", "options": ["the first", "the second"], "answer": "B"}
     {"video": "match.mp4", "question": "How many goals?", "answer": 3}
     {"question": "Solve x^2 = 2 for x > 0", "answer": "\\\\sqrt{2}", "kind": "math"}
 
-Other people's layouts are recognised and said aloud: messages (OpenAI, ms-swift, TRL), llava, trl, problem. Each answer has a
-kind, by which the reward `by_type` compares it: choice (letters), number, math (expressions) or text (ROUGE). A row's own column
-`kind` says it; else it is guessed, and the run says how often as what. Options are listed below the question, and a choice is
-asked for by letter; nothing else is added to your question. Several turns in one row are refused. Further columns reach the
-rewards. Licence: that of your data.
+Other layouts are recognized and reported: messages (OpenAI, ms-swift, TRL), llava, trl, problem. Each answer has a
+kind, by which the reward `by_type` compares it: choice (letters), number, math (expressions) or text (ROUGE). A row's column
+`kind` sets it; otherwise it is guessed, and the run reports how often each kind was guessed. Options are listed below the
+question, and a choice is asked for by letter; nothing else is added to your question. Several turns in one row are refused.
+Other columns are passed to the rewards. Licence: that of your data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def load(
         image_root: where relative paths of pictures and clips start and which none leaves; the file's folder by default, and
             then absolute paths may name any file.
         columns: our name -> the file's, for question, answer, image, video, options, kind, id, split, or a layout's own columns.
-        layout: how the file is laid out, as `mmrl data check` calls it; None: guessed and said.
+        layout: the layout of the file, by its name in `mmrl data check`; None: guessed and reported.
         kind: of all answers: choice, number, math or text; auto: each row's own, else guessed.
         numbering: how answers name options: letters (or wordings), or numbers counted from zero or one.
         template: the prompt's text, with {question} in it; None: the question, and for a choice that a letter is the answer.

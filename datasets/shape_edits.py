@@ -1,9 +1,9 @@
-"""Coloured shapes to be edited: a picture, and "make it blue", "move it to the top", "make the background dark". No download.
+"""Coloured shapes to edit: a picture, and "make it blue", "move it to the top", "make the background dark". No download.
 
 Four colours, three shapes and four sides are 48 pictures, and twelve instructions change one thing of them; those that would
 change nothing are left out. Every fourth pair of a picture and an instruction is held out: 324 to train on, 108 to judge by.
 Place and size of shapes vary a little. Columns: colour, shape, side, ground (of the source), part, value (what is to change to
-what) and jitter (where the shape lies and how large it is beside the usual). For the reward `shape_edits`. Licence: Apache-2.0.
+what) and jitter (how position and size differ from the usual). For the reward `shape_edits`. Licence: Apache-2.0.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def load(split: str = "train", times: Count = 1, side: Count = 32, seed: Seed = 
 
     Args:
         split: train or held_out.
-        times: how often every pair occurs, each time with a picture of its own.
+        times: how often every pair occurs, each time with a different picture.
         side: of the square pictures, in pixels.
         seed: of order, places and sizes.
 

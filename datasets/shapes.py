@@ -1,4 +1,4 @@
-"""Captions of coloured shapes, to draw pictures from: "a red circle on the left". No download.
+"""Captions of coloured shapes, as prompts for pictures: "a red circle on the left". No download.
 
 Four colours, three shapes and four sides make 48 captions; a quarter of them, in which every colour, shape and side occurs
 equally often, is held out. Columns: colour, shape, side. For the reward `shapes`. Licence: Apache-2.0.
@@ -19,8 +19,8 @@ def load(split: str = "train", size: Count | None = None, seed: Seed = 0) -> Seq
 
     Args:
         split: train or held_out.
-        size: only the first so many; None: all.
-        seed: of the order.
+        size: only the first n; None: all.
+        seed: seed of the order.
 
     Raises:
         ValueError: no such split, or more captions than it has.

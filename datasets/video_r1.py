@@ -42,7 +42,7 @@ def load(
             may name any video.
         columns: our name -> the file's, for problem_id, problem, problem_type, options, solution, path and data_type.
         template: the prompt's text, with {question} in it; options follow the question.
-        max_bad: so many bad rows are left out with a warning; one more is an error.
+        max_bad: up to this many bad rows are skipped with a warning; one more is an error.
         invert: this share of the questions with one right option asks for all wrong ones instead (TW-GRPO), where the question
             can be negated; the column `inverted` marks them.
 

@@ -4,6 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from mmrl.app.inspect.show import part_lines
 from mmrl.app.inspect.things import Thing, classes, inner_parts, keys_inside, plug_in, things_called
 from mmrl.app.lab.recipes.facts import recipes
 from mmrl.app.lab.recipes.pages import card, figures_of, number
-from mmrl.app.plugins.cards import cards, not_now, part_cards
+from mmrl.app.plugins.cards import Card, PartCard, cards, not_now, part_cards
 from mmrl.app.plugins.catalog import catalog, details, preset_documents
 from mmrl.data.convert import convert
 from mmrl.data.video_rows import ANSWER, CHOOSE, WHEN
@@ -53,27 +54,27 @@ from mmrl.training.watch.health import HealthSettings
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by docs/generate.py: change the code's own words, then run it. -->"
 TABLES: dict[str, tuple[str, type]] = {
-    "": ("The run: how long, how often, how careful.", RunConfig),
+    "": ("Length of the run, evaluations, checkpoints and checks.", RunConfig),
     "[optimizer]": ("", OptimizerSettings),
     "[policy], kind = text": ("A vision-language model or video LLM.", TextPolicyConfig),
-    "[policy.sampling]": ("How completions are drawn; `[evaluation.sampling]` has the same keys.", Sampling),
+    "[policy.sampling]": ("How completions are sampled; `[evaluation.sampling]` has the same keys.", Sampling),
     "[policy.video]": ("How much of a clip the model sees.", VideoSettings),
     "[policy], kind = flow": ("A generator.", FlowPolicyConfig),
-    "[policy.engine]": ("Left out: the policy writes with its own network ([vLLM](../how_to/engine.md)).", EngineConfig),
-    "[policy.lora]": ("Left out: all weights that are not frozen train.", LoraSettings),
-    "[data]": ("Other keys are the data set's own: see the page of data sets.", DataConfig),
-    "[[data]]": ("Several data sets, a table each ([how](../how_to/mixtures.md)).", SourceConfig),
-    "[[reward]]": ("One table per reward. Other keys are the reward's own: see the page of rewards.", RewardConfig),
+    "[policy.engine]": ("Without it the policy samples with its own network ([vLLM](../how_to/engine.md)).", EngineConfig),
+    "[policy.lora]": ("Without it all weights that are not frozen train.", LoraSettings),
+    "[data]": ("Other keys belong to the data set: see [Data sets](datasets.md).", DataConfig),
+    "[[data]]": ("Several data sets, one table each ([how](../how_to/mixtures.md)).", SourceConfig),
+    "[[reward]]": ("One table per reward. Other keys belong to the reward: see [Rewards](rewards.md).", RewardConfig),
     "[reward.call]": ("How a reward is called.", Calling),
-    "[reward.transform]": ("Left out: the reward counts as it is.", Transform),
+    "[reward.transform]": ("Without it the reward is not changed.", Transform),
     "[reward.server]": ("The model that judges ask, behind an OpenAI-compatible server.", Endpoint),
-    "[sampler]": ("Which prompts come next. Other keys are the sampler's own.", SamplerConfig),
+    "[sampler]": ("Which prompts come next. Other keys belong to the sampler.", SamplerConfig),
     "[evaluation]": ("`[evaluation.data]` is like `[data]`, `[[evaluation.reward]]` like `[[reward]]`.", EvaluationConfig),
-    "[[evaluation.also]]": ("Generators: further ways to draw the same prompts.", VariantConfig),
-    "[checkpoint]": ("Which checkpoints stay.", CheckpointConfig),
-    "[trackers]": ("Where metrics go beside the run's own files.", TrackerConfig),
-    "[cluster]": ("Who runs where with `mmrl launch` ([many GPUs and machines](../how_to/scale_out.md)).", ClusterConfig),
-    "[health]": ("From where on a run is called unwell.", HealthSettings),
+    "[[evaluation.also]]": ("Generators: other settings for sampling the same prompts.", VariantConfig),
+    "[checkpoint]": ("Which checkpoints are kept.", CheckpointConfig),
+    "[trackers]": ("Where metrics go in addition to the run's own files.", TrackerConfig),
+    "[cluster]": ("What runs where with `mmrl launch` ([many GPUs and machines](../how_to/scale_out.md)).", ClusterConfig),
+    "[health]": ("Bounds beyond which a run gets a warning.", HealthSettings),
     "[health.alarm]": ("When a run is suspected of reward hacking.", AlarmSettings),
 }  # fmt: skip
 ALGORITHM_KEYS = ("group_size", "epochs", "minibatches", "old", "needs_rewards")
@@ -104,7 +105,7 @@ def table_of(settings: Sequence[Setting], skip: Sequence[str] = ()) -> Iterator[
 
 def config_page() -> Iterator[str]:
     yield "# Config"
-    yield "\nEvery key that a TOML file or a command line may say. `mmrl show CONFIG` prints what holds in one config, and why.\n"
+    yield "\nEvery key of a TOML file or a command line. `mmrl show CONFIG` prints all values of a config and their origin.\n"
     for name, (words, cls) in TABLES.items():
         yield f"\n## {name or 'Top of the file'}\n"
         yield f"{words}\n" if words else ""
@@ -132,7 +133,7 @@ def inner_lines(*words: str) -> Iterator[str]:
     """A chapter per class of these kinds, which stand inside other settings."""
     for cls, word in inner_parts().items():
         if word in words:
-            yield f"\n### {cls.__name__}\n\n{prose(inspect.getdoc(cls) or '')}\n"
+            yield f"\n## {cls.__name__}\n\n{prose(inspect.getdoc(cls) or '')}\n"
             yield from table_of(keys_inside(cls))
 
 
@@ -157,60 +158,82 @@ def prose(document: str) -> str:
 
 
 def algorithms_page() -> Iterator[str]:
-    yield "# Algorithms\n\nPresets, then the parts that they are made of. `mmrl show NAME` prints one with every value.\n"
-    yield from overview_lines()
-    yield "\n## Presets\n"
-    for listed in catalog("algorithms"):
-        yield from preset_lines(listed.name)
-    for slot in SLOTS:
-        yield f"\n## Parts: {slot}\n\nIn a config: `{place_of(slot)}`.\n"
-        for name in sorted(kinds(slot)):
-            for thing in things_called(name):
-                if thing.kind in (f"a part of {slot}", "a sampler"):
-                    yield f"\n### {name}\n"
-                    yield prose(thing.document)
-                    yield ""
-                    yield from table_of(thing.settings)
-    yield "\n## Parts inside parts\n\nDynamics are named by a word and a level, the others are tables."
-    yield from inner_lines("a part inside a schedule", "a way to show prompts, inside a part")
-
-
-def overview_lines() -> Iterator[str]:
-    """One table of all presets, and what is not here."""
+    """One line per method to choose from, methods that are one part of a run, and methods that are missing."""
     from mmrl.algorithms.presets import PRESETS
 
-    yield "## Overview\n"
+    yield "# Algorithms\n"
     yield (
-        "Compared with grpo or, for image generators, flow_grpo. The last column is a method against its plain twin on a small "
-        "task made for its claim, three seeds (`python -m tests.evidence`): ahead where all seeds say so, behind where all say "
-        "the contrary, level otherwise. Such tasks say that a method acts, not that it helps with your data.\n"
+        'Choose one with `[algorithm] preset = "NAME"` in a config or `algorithm.preset=NAME` on the command line. Each method '
+        "has a page with its paper, when to use it, what is missing, and its parts. [Methods compared](methods_compared.md) "
+        "lists what each one changes, costs and needs; `mmrl show NAME` prints one with every value.\n"
+    )
+    slots = ", ".join(f"[{slot}](parts/{slot}.md)" for slot in SLOTS)
+    yield f"\nParts that a config can replace, by slot: {slots}, and [parts inside parts](parts/inside_parts.md)."
+    for title, generates in (("Models that write", False), ("Generators of images and videos", True)):
+        yield f"\n## {title}\n\n| method | idea |\n|---|---|"
+        named = (name for name in cards() if (PRESETS[name].schedule is not None) == generates)
+        yield from (f"| [{name}](methods/{name}.md) | {cell(cards()[name].sentence)} |" for name in named)
+    yield "\n## With any preset\n\nMethods that are one part of a run.\n"
+    yield "| method | in a config | status | its claim |\n|---|---|---|---|"
+    for part in part_cards():
+        yield f"| {cell(part.method)} | `{part.take}` | {cell(part.status)} | {verdicts(part)} |"
+    yield "\n## Not implemented\n\n| methods | why |\n|---|---|"
+    yield from (f"| {', '.join(methods)} | {cell(why)} |" for why, methods in not_now())
+
+
+def verdicts(one: Card | PartCard) -> str:
+    """Ahead, level or behind its twin, for each task made for the method's claim."""
+    return ", ".join(f"{found.verdict} ({found.task})" for found in one.evidence) or "not measured"
+
+
+def comparison_page() -> Iterator[str]:
+    """All presets in one table: changes, costs, needs, status and evidence."""
+    from mmrl.algorithms.presets import PRESETS
+
+    yield "# Methods compared\n"
+    yield (
+        "Each method compared with grpo or, for generators, with flow_grpo. The last column compares it with its plain twin on a "
+        "small task made for its claim, over three seeds (`python -m tests.evidence`): ahead where all seeds agree that it is "
+        "better, behind where all agree that it is worse, level otherwise. Such tasks show that a method has an effect, not that "
+        "it helps on your data.\n"
     )
     yield "| method | changes | costs | needs | status | its claim |\n|---|---|---|---|---|---|"
     for name, one in cards().items():
         made = PRESETS[name]
-        told = ", ".join(f"{found.verdict} ({found.task})" for found in one.evidence) or "no row"
-        cells = (changes(made), costs(made), needs(made), one.status, told)
-        yield f"| [{name}](#{name}) | {' | '.join(map(cell, cells))} |"
-    yield "\n### With any preset\n\nMethods that are one part of a run.\n"
-    yield "| method | in a config | status | its claim |\n|---|---|---|---|"
-    for part in part_cards():
-        told = ", ".join(f"{found.verdict} ({found.task})" for found in part.evidence) or "no row"
-        yield f"| {cell(part.method)} | `{part.take}` | {cell(part.status)} | {told} |"
-    yield "\n### Not now\n\n| methods | why |\n|---|---|"
-    yield from (f"| {', '.join(methods)} | {cell(why)} |" for why, methods in not_now())
+        cells = (changes(made), costs(made), needs(made), one.status, verdicts(one))
+        yield f"| [{name}](methods/{name}.md) | {' | '.join(map(cell, cells))} |"
 
 
-def preset_lines(name: str) -> Iterator[str]:
-    """A preset's own words, its card, and its parts with their formulas."""
+def method_page(name: str) -> Iterator[str]:
+    """A preset's own words, its card, its costs and needs, and its parts with their formulas."""
     from mmrl.algorithms.presets import PRESETS
 
-    yield f"\n### {name}\n"
+    made = PRESETS[name]
+    yield f"# {name}\n"
     yield prose(preset_documents()[name])
     yield ""
     yield from (f"- **{word}**: {cell(text)}" for word, text in cards()[name].lines())
+    yield from (f"- **{word}**: {cell(facts(made))}" for word, facts in (("costs", costs), ("needs", needs)))
     yield "\n```text"
-    yield from (re.sub(r":\d+$", "", line) for line in part_lines(Assembly(name, PRESETS[name], name)))
-    yield "```"
+    yield from (re.sub(r":\d+$", "", line) for line in part_lines(Assembly(name, made, name)))
+    yield "```\n\nAll methods: [Algorithms](../algorithms.md)."
+
+
+def parts_page(slot: str) -> Iterator[str]:
+    """Every part that fits a slot, with its settings."""
+    yield f"# Parts: {slot}\n\nIn a config: `{place_of(slot)}`.\n"
+    for name in sorted(kinds(slot)):
+        for thing in things_called(name):
+            if thing.kind in (f"a part of {slot}", "a sampler"):
+                yield f"\n## {name}\n"
+                yield prose(thing.document)
+                yield ""
+                yield from table_of(thing.settings)
+
+
+def inner_page() -> Iterator[str]:
+    yield "# Parts inside parts\n\nIn a config, dynamics are given as a name and a level, the others as tables."
+    yield from inner_lines("a part inside a schedule", "a way to show prompts, inside a part")
 
 
 def metrics_page() -> Iterator[str]:
@@ -221,7 +244,7 @@ def metrics_page() -> Iterator[str]:
 
 
 def commands_page() -> Iterator[str]:
-    yield "# Commands\n\nEvery command with its options, as its `--help` says them.\n"
+    yield "# Commands\n\nEvery command with its options, as in its `--help`.\n"
     command: Any = typer.main.get_command(app)
     yield from command_lines(command, command.context_class(command, info_name="mmrl"))
 
@@ -249,7 +272,7 @@ def command_lines(command: Any, context: Any) -> Iterator[str]:
 
 
 def families_page() -> Iterator[str]:
-    yield "# Families\n\nModels that train, by the name in their own files.\n"
+    yield "# Families\n\nModels that mmrl can train, by the name in their own files.\n"
     for listed in classes("families"):
         yield f"\n## {listed.name}\n\n{cell(listed.summary)}\n"
         for thing in things_called(listed.name):
@@ -257,33 +280,33 @@ def families_page() -> Iterator[str]:
 
 
 def templates_page() -> Iterator[str]:
-    """The text that mmrl puts around prompts, wherever it comes from."""
+    """All text that mmrl puts around prompts."""
     yield "# Prompt templates\n"
     yield (
         "All text that mmrl puts around a prompt. A run's first lines, `prompt.txt`, `prompt_template.json`, the report and the "
-        "model card of an export name the template and its text; what a model's own chat template adds is in `prompt.txt`.\n"
+        "model card of an export show the template and its text; `prompt.txt` also has what the model's chat template adds.\n"
     )
     yield "## Around every question: `policy.answer_format`\n"
-    yield "`none`, the default, adds nothing. Any text with `{question}` in it is a template of your own. `policy.system_prompt` "
-    yield "is the system message; empty, there is none.\n"
+    yield "`none`, the default, adds nothing. Any text with `{question}` in it is your own template. `policy.system_prompt` "
+    yield "is the system message; if it is empty, there is none.\n"
     yield "| answer_format | text |\n|---|---|"
     yield from (f"| `{name}` | {shown(text)} |" for name, text in ANSWER_FORMATS.items())
-    yield "\n`{where}` says how the model writes boxes (`policy.box_space`; `auto` is what its makers taught it):\n"
+    yield "\n`{where}` says how the model writes boxes (`policy.box_space`; `auto` is how it was trained):\n"
     yield "| box_space | `{where}` | models |\n|---|---|---|"
     for space, words in BOX_WORDS.items():
         named = [name for name in FAMILIES if space == (BOX_SPACES[name] if name in BOX_SPACES else FAMILIES[name].box_space)]
         yield f"| `{space}` | {words} | {', '.join(named) or 'those whose config says so'} |"
-    yield "\nA model whose makers do not say is refused with `box` and `think_box` until `policy.box_space` says it.\n"
+    yield "\nIf that is unknown, `box` and `think_box` are refused until `policy.box_space` is set.\n"
     yield "## In the data\n"
     yield "Data sets write these into the prompt's text; their setting `template` replaces them.\n"
     yield "| where | text |\n|---|---|"
     yield from (f"| {where} | {shown(text)} |" for where, text in DATA_TEXTS.items())
     yield "\n## In a method\n"
-    yield "Parts that show a prompt again, with help or as a beginning; each text is a setting of its part.\n"
+    yield "Parts that show a prompt again, with help or with the beginning of an answer; each text is a setting of its part.\n"
     yield "| part | setting | text |\n|---|---|---|"
     yield from part_texts()
     yield "\n## Generators\n"
-    yield "Nothing is put around a prompt. Their pipelines' own text encoders may add an instruction (Qwen-Image, Sana, FLUX.2), "
+    yield "mmrl adds nothing to a prompt. Their pipelines' own text encoders may add an instruction (Qwen-Image, Sana, FLUX.2), "
     yield 'here as in diffusers. Guidance leads away from the empty prompt, of Qwen-Image from `" "`.'
 
 
@@ -311,7 +334,7 @@ def part_texts() -> Iterator[str]:
 
 
 def recipes_page() -> Iterator[str]:
-    yield "# Recipes\n\nPublished results with their measure ([how](../how_to/recipes.md)). `?`: no public source gives it.\n"
+    yield "# Recipes\n\nPublished results to reproduce ([how](../how_to/recipes.md)). `?`: no public source gives the value.\n"
     for one in recipes():
         yield f"\n## {one.name}\n\n{cell(one.recipe.title)}. arXiv:{one.recipe.arxiv}; fits {card(one)}.\n"
         yield f"{cell(one.recipe.note)}\n" if one.recipe.note else ""
@@ -328,6 +351,10 @@ def recipes_page() -> Iterator[str]:
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "config.md": config_page,
     "algorithms.md": algorithms_page,
+    "methods_compared.md": comparison_page,
+    **{f"methods/{name}.md": partial(method_page, name) for name in cards()},
+    **{f"parts/{slot}.md": partial(parts_page, slot) for slot in SLOTS},
+    "parts/inside_parts.md": inner_page,
     "rewards.md": lambda: plug_ins_page("rewards", "Rewards", "In a config `[[reward]] use = \"NAME\"`; other keys are below."),
     "datasets.md": lambda: plug_ins_page("datasets", "Data sets", "In a config `[data] use = \"NAME\"`; other keys are below."),
     "families.md": families_page,
@@ -343,16 +370,25 @@ def page(name: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
+def orphans() -> list[Path]:
+    """Files of pages that are no longer written."""
+    return [file for file in FOLDER.rglob("*.md") if file.relative_to(FOLDER).as_posix() not in PAGES]
+
+
 def stale() -> list[str]:
-    """Pages whose file says something else than the code."""
-    return [name for name in PAGES if not (FOLDER / name).is_file() or (FOLDER / name).read_text(encoding="utf-8") != page(name)]
+    """Pages whose file differs from the code, is missing or is left over."""
+    files = {name: FOLDER / name for name in PAGES}
+    found = [name for name, file in files.items() if not file.is_file() or file.read_text(encoding="utf-8") != page(name)]
+    return found + [file.relative_to(FOLDER).as_posix() for file in orphans()]
 
 
 def main() -> None:
     if "--check" in sys.argv:
         sys.exit(f"stale, run python docs/generate.py: {', '.join(found)}" if (found := stale()) else 0)
-    FOLDER.mkdir(exist_ok=True)
+    for file in orphans():
+        file.unlink()
     for name in PAGES:
+        (FOLDER / name).parent.mkdir(parents=True, exist_ok=True)
         (FOLDER / name).write_text(page(name), encoding="utf-8")
 
 

@@ -34,7 +34,7 @@ HEADS = {"v2": "sac+logos+ava1-l14-linearMSE.pth", "v2.5": "aesthetic_predictor_
 
 @dataclass(frozen=True)
 class Aesthetic:
-    """How beautiful people find the picture, whatever it shows."""
+    """Predicts how beautiful people find the picture, whatever it shows."""
 
     version: Literal["v2", "v2.5"] = "v2"
     """Which predictor, on which model's features."""

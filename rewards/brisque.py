@@ -2,8 +2,8 @@
 
 BRISQUE fits generalized Gaussians to locally normalized grey values and to products of neighbours, at full and half size; a
 support vector regression turns these 36 numbers into a distortion, 0 good, 100 bad. Borders are repeated and the half size is
-smoothed, as in the authors' release; the package itself does neither. Its fitted numbers are read, nothing of it is run. BRISQUE
-reads no prompt and likes any photograph, so it shows well how a policy cheats.
+smoothed, as in the authors' release; the package itself does neither. mmrl reads its fitted numbers but runs none of its code.
+BRISQUE ignores the prompt and likes any photograph, so it shows well how a policy cheats.
 
 Modality: image
 Needs: pip install --no-deps brisque==0.2.0 (or folder with its svm.txt and normalize.pickle)

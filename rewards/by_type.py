@@ -1,12 +1,12 @@
-"""The reward that each row's own type of question asks for: letters, numbers, expressions, text or spans of time.
+"""Scores each row by its type of question: letters, numbers, expressions, text or time spans.
 
     multiple choice -> right letters      numerical -> equal numbers        regression -> 1 - relative error
     OCR -> 1 - word error rate            free-form -> mean of ROUGE-1/2/L  temporal grounding -> temporal IoU
     math -> equal expressions (math-verify)
 
-In Video-R1 the first row's type decides for the whole batch, and an error or an unknown type counts as 0; here every row has its
-own, and an unknown one is an error. Alone, with more options: choice, number, math_answer,
-ocr_wer, rouge, temporal_iou.
+In Video-R1 the first row's type decides for the whole batch, and an error or an unknown type counts as 0; here every row's own
+type counts, and an unknown one is an error. Each also exists as a separate reward with more options: choice, number,
+math_answer, ocr_wer, rouge, temporal_iou.
 
 Modality: text
 Needs: column problem_type, an answer of that type; for math, OCR and free-form pip install "mmrl[rewards]"

@@ -1,7 +1,7 @@
 """cos(picture, prompt) of a CLIP or SigLIP model, or CLIPScore: 2.5 max(0, cos(picture, "A photo depicts " + prompt)).
 
-Reinforcement learning uses the cosine; CLIPScore is the measure of the paper. The rest of a prompt that is longer than what the
-encoder reads is cut off, counted in the part `cut_prompt`.
+Reinforcement learning uses the cosine; CLIPScore is the measure of the paper. A prompt longer than the encoder's limit is cut
+off, which is counted in the part `cut_prompt`.
 
 Modality: image
 Needs: model (hub id or folder, transformers or open_clip)

@@ -1,4 +1,4 @@
-"""Does the completion keep to its template, and does its answer hold boxes?
+"""Does the completion follow its template, and does its answer contain boxes?
 
     r = 1 if the whole text, blanks at its ends aside, follows the template, else 0
 
@@ -28,7 +28,7 @@ class Format:
     template: Template = "think"
     """The form that the text must have."""
     needs_box: bool = False
-    """True: the answer must also hold a box, or say that there is none."""
+    """True: the answer must also contain a box, or say that there is none."""
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return [self._score(completion_text(group.prompt, sample)) for sample in group.samples]

@@ -2,8 +2,8 @@
 
     r = (1 + IoU - |hull \\ union| / |hull|) / 2, of the best predicted box, divided by the number of predicted boxes
 
-Graded also where the boxes miss each other, so that a group of misses still has a best. Shifted, because text without a readable
-box scores 0 and must not beat a bad box.
+Boxes that do not overlap still get different scores, so that a group of misses still has a best. It is shifted, because text
+without a readable box scores 0 and must not beat a bad box.
 
 Modality: text
 Needs: a true box as answer

@@ -1,4 +1,4 @@
-"""Does the clip show the coloured shape that the caption asks for, moving the asked way, smoothly and on clean paper?
+"""Does the clip show the right coloured shape, moving in the right direction, smoothly and on a clean background?
 
     r = way (colour + shape + smooth + paper) / 4, and 0 where nothing, or nearly everything, is drawn on in any frame
 
@@ -107,7 +107,7 @@ def _glide(prompt: Prompt) -> Glide:
     except KeyError as error:
         raise ValueError(f"prompt {prompt.id!r} has no column {error}: take prompts of the data set 'gliding_shapes'") from None
     if glide.colour not in COLOURS or glide.shape not in SHAPES or glide.way not in WAYS:
-        raise ValueError(f"prompt {prompt.id!r} asks for {glide.caption!r}, which nobody can draw: see mmrl.data.drawn.gliding")
+        raise ValueError(f"prompt {prompt.id!r} asks for {glide.caption!r}, which cannot be drawn: see mmrl.data.drawn.gliding")
     return glide
 
 

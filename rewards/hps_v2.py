@@ -1,7 +1,7 @@
 """cos(picture, prompt) of HPSv2's CLIP ViT-H/14, in float32 and without temperature.
 
 The picture keeps its shape: its longer side becomes 224 (bicubic, on the tensor), black bars fill the square, and only then is it
-normalized. Whoever uses open_clip's own preprocessing crops instead: the same for squares, other numbers for all others.
+normalized. open_clip's own preprocessing crops instead: the same scores for squares, different ones for other shapes.
 
 Modality: image
 Needs: checkpoint (hub id, folder or file, 4 GB), open_clip

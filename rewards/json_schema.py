@@ -1,4 +1,4 @@
-"""Is the answer JSON of the wanted form?
+"""Is the answer JSON that fits a schema?
 
     r = 1 if it is JSON that fits the schema, else 0;   with `items_of`: the share of that list's items that fit, the rest fitting
 
@@ -44,11 +44,11 @@ class JsonSchema:
     """1 for JSON that fits the schema."""
 
     schema: Mapping[str, Any] = field(default_factory=dict)
-    """The form that the answer must have, as a table in the words of JSON Schema."""
+    """The schema that the answer must fit, as a table with the keywords of JSON Schema."""
     column: str = ""
-    """Where prompts bring a schema of their own; a prompt without one gets None."""
+    """The column with each prompt's own schema; a prompt without one gets None."""
     items_of: str = ""
-    """A list of the object that counts by the share of its items that fit, instead of all or nothing."""
+    """A list in the object that is scored by the share of its items that fit, instead of all or nothing."""
 
     def __post_init__(self) -> None:
         _check(self.schema, "schema")

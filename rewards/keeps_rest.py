@@ -1,11 +1,11 @@
-"""Does an edited picture keep what nobody asked to change?
+"""Does an edited picture keep everything that was not to be changed?
 
     r = 1 - (mean difference from the source, outside of the mask) / limit, at least 0; and 0 for a picture left as it was
 
 A mask (column `mask`: a path or a PIL image of the source's size) is white where the picture may change; without one every pixel
-counts. Differences are shares of a pixel's range, at no more than `detail` pixels a side. Alone it pays small changes best: weigh
-it beside a reward of what was asked for. Parts: difference (outside of the mask), and idle (1: unchanged), whose mean says how
-often the policy did nothing.
+counts. Differences are shares of a pixel's range, at no more than `detail` pixels a side. Alone it favours small changes: weigh
+it together with a reward for the requested edit. Parts: difference (outside of the mask), and idle (1: unchanged), whose mean
+says how often the policy did nothing.
 
 Modality: image
 Needs: prompts with a picture; a column mask helps

@@ -1,8 +1,8 @@
-"""Do the times that the model names lie in the true span?
+"""Are the times that the model names inside the true span?
 
     r = share of the named times that lie in a true span, borders included; 0 for text that names more than `most`
 
-A reward for pointing at evidence ("it is seen at 12.5 s") where spans are not asked for.
+It rewards pointing at evidence ("it is seen at 12.5 s") in tasks that do not ask for spans.
 
 Modality: text
 Needs: a true span or several as answer

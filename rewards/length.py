@@ -1,4 +1,4 @@
-"""Is the completion's length in the wanted band?
+"""Is the completion's length in a given range?
 
     r = 1 for low <= n <= high, falling linearly to 0 over `slope` tokens on either side; n = tokens, the stop token included
 

@@ -2,7 +2,7 @@
 
     r = 1 if the sample's answer is the most frequent one of the group (of ties the one seen first), else 0
 
-An answer is what stands in the last LaTeX box, else in the last answer tag, else the whole text without its thought; compared as
+An answer is the content of the last LaTeX box, else of the last answer tag, else the whole text without its thought; compared as
 number, as letters or as text without case and blanks. Texts without a readable answer score 0, are counted, and have no vote: in
 MM-UPT's code "nothing found" can win. A wrong majority rewards itself: watch `right`, the share of samples whose answer is the
 true one, where the data has one.
@@ -35,7 +35,7 @@ class MajorityVote:
     kind: Literal["text", "number", "choice"] = "text"
     """How answers are compared: as text, as numbers or as letters."""
     at_least: Share = 0.0
-    """Where the winner has a smaller share of the group's votes nobody is rewarded: None for the whole group."""
+    """If the winner's share of the group's votes is smaller, the whole group gets None."""
 
     __post_init__ = check_ranges
 

@@ -3,7 +3,7 @@
     r = 1 if math-verify finds both equal, else 0
 
 The answer is the inside of the last answer tag, else the text without its thought; of several expressions in it math-verify takes
-the boxed one, else the last. It runs in a process of its own, one per calling thread: math-verify stops itself with signals, that
+the boxed one, else the last. It runs in a separate process, one per calling thread: math-verify stops itself with signals, which
 work in a main thread only (elsewhere it finds nothing and everything scores 0), and an expression such as 9^9^9^9 never ends. One
 that takes longer than limit_s fails and leaves the statistics, and the process is killed. Equal texts need no process.
 

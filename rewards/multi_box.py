@@ -6,7 +6,7 @@
     r = max(0, that - count_penalty * |predicted - true| / max(predicted, true))
 
 Matching is optimal, not greedy as in VLM-R1. Unlike there, a box with an unknown label counts as a false one, and in `map` false
-boxes cost the same wherever they stand in the list.
+boxes cost the same wherever they are in the list.
 
 Modality: text
 Needs: true boxes as answer
@@ -27,7 +27,7 @@ from mmrl.core.ranges import NonNegative, Share, check_ranges
 
 @dataclass(frozen=True)
 class MultiBox:
-    """F1, mean IoU or mAP over a picture's boxes. An empty truth wants an answer such as [] or None."""
+    """F1, mean IoU or mAP over a picture's boxes. If there is no true box, the right answer is [] or None."""
 
     space: AnySpace = "auto"
     """Space in which the model writes; auto = the one of the policy's family."""
@@ -38,7 +38,7 @@ class MultiBox:
     labels: bool = False
     """True: only boxes with equal labels pair up. `map` always looks at labels."""
     count_penalty: NonNegative = 0.0
-    """Taken off where the number of boxes is wrong by as much as it can be."""
+    """Subtracted when the number of boxes is as wrong as it can be; in proportion otherwise."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
 

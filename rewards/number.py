@@ -1,4 +1,4 @@
-"""Is the number right, or how near is it?
+"""Is the number right, or how close is it?
 
     exact       1 if |x - y| <= max(absolute, relative * |y|), else 0
     regression  1 - min(1, |x - y| / |y|)
@@ -26,10 +26,10 @@ from mmrl.core.ranges import NonNegative, check_ranges
 
 @dataclass(frozen=True)
 class Number:
-    """Right or near numbers. Text without one clear number scores 0 and is counted; no answer gets None."""
+    """Right or close numbers. Text without one clear number scores 0 and is counted; no answer gets None."""
 
     kind: Literal["exact", "regression", "relative"] = "exact"
-    """How nearness counts: one of the three formulas above."""
+    """How closeness counts: one of the three formulas above."""
     relative: NonNegative = 0.0
     """Share of the true number by which `exact` may be off."""
     absolute: NonNegative = 0.0

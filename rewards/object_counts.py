@@ -1,9 +1,9 @@
-"""Are the objects there that the prompt names: so many, in this colour, at this place? (GenEval)
+"""Does the picture show the objects that the prompt names, with the right count, colour and place? (GenEval)
 
     dense    mean over clauses: max(0, 1 - |wanted - found| / wanted) for the count; if that is right, the same for the colour,
              and 1 or 0 for the place
     strict   1 if every count, colour and place is right, else 0
-    correct  GenEval's benchmark: at least so many (the best boxes count), `exclude` caps them
+    correct  GenEval's benchmark: at least that count (the best boxes count), `exclude` caps it
 
 Metadata are columns of the prompt: tag, include = [{class, count, color?, position = [relation, number of another clause]?}],
 exclude; lists or JSON text. Unlike the widely copied server, a wrong place earns nothing and no clause is below 0.
@@ -15,7 +15,7 @@ GenEval's own judge is a Mask2Former, and a CLIP that names colours of what is c
     score = "correct"
 
 The benchmark's weights are another training of that model, in mmdetection: expect small differences. It counts surer boxes
-(counting_threshold) in prompts tagged `counting`. Weaker detectors want less there.
+(counting_threshold) in prompts tagged `counting`. Weaker detectors need a lower one there.
 
 Modality: image
 Needs: detector (hub id or folder; ssd_mobilenet: opencv and a package with its weights), columns include and tag
@@ -50,7 +50,7 @@ class ObjectCounts:
     score: Literal["dense", "strict", "correct"] = "dense"
     """How clauses become one number: one of the three ways above."""
     threshold: Share = 0.3
-    """Confidence from which a detected object is there."""
+    """Confidence from which an object counts as detected."""
     counting_threshold: Share = 0.9
     """For prompts tagged `counting`: GenEval's number, fitted to Mask2Former; weaker detectors want less."""
     colour: str = "lab"

@@ -1,4 +1,4 @@
-"""How much of the text that the prompt asks for can be read in the picture? A text recogniser reads, edit distance judges.
+"""How much of the requested text can be read in the picture? A text recognizer reads it, edit distance scores it.
 
     contained  1 - d / |target|, d = 0 if the target is inside the text read, else min(Lev(text, target), |target|)  (Flow-GRPO)
     window     1 - min over pieces of the text of min(Lev(piece, target), |target|) / |target|: further text is free, as above,
@@ -34,7 +34,7 @@ QUOTED = re.compile(r'"((?:\\.|[^"\\])*)"|“([^”]*)”|„([^“”]*)[“”
 
 @dataclass(frozen=True)
 class Ocr:
-    """The read text against the wanted one. ValueError for a sample without a picture, or a prompt without a target."""
+    """Compares the text read with the target. ValueError for a sample without a picture, or a prompt without a target."""
 
     engine: Literal["rapidocr", "recogniser"] = "rapidocr"
     """rapidocr: finds lines of text anywhere in the picture. recogniser: takes the whole picture for one line; much faster."""
@@ -43,11 +43,11 @@ class Ocr:
     column: str = "target"
     """The column of the prompts that holds the target, where a row has it."""
     confidence: Share = 0.8
-    """Lines that rapidocr is less sure of are not there: textures often read as a letter. The recogniser ignores it."""
+    """Lines that rapidocr is less sure of are ignored: textures often read as a letter. Not used by `recogniser`."""
     case_sensitive: bool = False
-    """True: capitals must be right, too."""
+    """True: upper and lower case must match, too."""
     batch_size: Count = 32
-    """Pictures of one forward of the recogniser."""
+    """Pictures in one forward of the recogniser."""
     threads: Count = 1
     """Threads of one forward."""
 

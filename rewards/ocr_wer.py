@@ -28,7 +28,7 @@ class OcrWer:
     of: Literal["words", "characters"] = "words"
     """Count errors in words or in characters."""
     ignore_case: bool = False
-    """True: capitals and small letters are the same."""
+    """True: upper and lower case are the same."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
 

@@ -31,13 +31,13 @@ class OverFrames:
     """A picture reward's score of a clip. ValueError for samples without a clip, or without a picture reward."""
 
     picture: Callable[..., Any] | None = None
-    """A reward of pictures: `picture.use = "pick_score"`, with its own settings beside."""
+    """A reward for pictures, with its settings: `picture.use = "pick_score"`."""
     frames: Count = 4
-    """At most so many frames of each clip are scored; over = "first" takes one."""
+    """At most this many frames of each clip are scored; over = "first" takes one."""
     over: Literal["mean", "min", "first"] = "mean"
     """How the scores of frames become one."""
     least_change: Share = 0.002
-    """Clips that change less from frame to frame are still; 0: none is."""
+    """Clips that change less than this from frame to frame count as still; 0: none does."""
     shows = "image"
 
     __post_init__ = check_ranges

@@ -43,11 +43,11 @@ class PairwiseWinRate:
     server: Endpoint | None = None
     """The server that compares two pictures: see `[reward.server]`; None: `scorer` does."""
     template: str = ""
-    """For the server: the question, or a file with it; {prompt} is where the caption goes. Empty: our own words."""
+    """For the server: the question, or a file with it; {prompt} is where the caption goes. Empty: mmrl's wording."""
     opponents: CountOrNone = 0
-    """Opponents of every sample, the next ones in a ring; 0 = all others."""
+    """Number of opponents per sample, the next ones in a ring; 0 = all others."""
     margin: NonNegative = 0.0
-    """Scores that differ by no more are a tie."""
+    """Scores that differ by no more than this are a tie."""
     temperature: NonNegative = 0.0
     """0 = won, tied or lost; above 0: soft shares."""
 

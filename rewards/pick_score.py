@@ -31,7 +31,7 @@ class PickScore:
     processor: str = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
     """Tokenizer and preprocessing, which the model's repository lacks; empty: those of the model."""
     scale: Positive = 1.0
-    """The number that the score is divided by, after the shift."""
+    """Divides the score, after the shift."""
     shift: Number = 0.0
     """Subtracted from the score first."""
     device: str = "auto"

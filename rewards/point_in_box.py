@@ -1,10 +1,10 @@
-"""Does the predicted centre lie in the true box (GUI-G1), and is the predicted box of the right size?
+"""Is the predicted centre inside the true box (GUI-G1), and does the predicted box have the right size?
 
     r = hit + iou_coef * IoU + size_coef * 4 / sum over corners c of 1 / (1 - |c - c*| / side)
 
 hit: the centre of the predicted box lies in the true one, edges included. side: the picture's width for x1 and x2, its height
 for y1 and y2. Of several boxes the best counts, divided by their number. The coefficients are those of GUI-G1's
-public code; iou_coef = size_coef = 0 leaves the hit alone. A bare `{"bbox_2d": ..}`, which scores 0 there, is read here.
+public code; with iou_coef = size_coef = 0 only the hit counts. A bare `{"bbox_2d": ..}`, which scores 0 there, is read here.
 
 Modality: text
 Needs: a true box as answer
@@ -30,7 +30,7 @@ class PointInBox:
     space: AnySpace = "auto"
     """Space in which the model writes; auto = the one of the policy's family."""
     iou_coef: Number = 0.25
-    """Worth of an IoU of 1, added to the hit."""
+    """Added to the hit for an IoU of 1, in proportion for less."""
     size_coef: Number = 0.125
     """Above 0 needs the picture's size, unless the space is norm1000 or norm1."""
     points: bool = False

@@ -1,9 +1,9 @@
-"""Overlap in time with the mean of the group's own spans, for clips nobody has labelled.
+"""Overlap in time with the mean of the group's own spans, for unlabelled clips.
 
     r = IoU(span, (s, e)) * exp(-gamma u),  s, e = mean start and end of the group's spans,  u = std of starts + std of ends
 
 u is in seconds, or in shares of the clip where its duration is known. A model that always names the same span scores 1: start
-from a model that already grounds, and use format beside it. Injected samples have no say.
+from a model that can already ground, and add the reward `format`. Injected samples do not count.
 
 Modality: text
 Needs: several samples per prompt, the clip's duration for spans in shares of it
@@ -28,7 +28,7 @@ class PseudoSpan:
     """Agreement with the group's mean span. Text without a span scores 0; a group with fewer than two of them gets None."""
 
     gamma: NonNegative = 1.0
-    """How fast trust fades as spans spread; 0 = all are believed alike."""
+    """How fast trust fades as spans spread; 0 = all are trusted equally."""
     unit: Unit = "seconds"
     """The unit of numbers without one."""
     template: Template | None = None

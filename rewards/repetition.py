@@ -2,7 +2,7 @@
 
     r = -penalty * (1 - different n-grams / all n-grams), of tokens; 0 for a text shorter than n tokens
 
-On tokens in place of words, so that it works in any language.
+It uses tokens instead of words, so that it works in any language.
 
 Modality: text
 Needs: nothing
@@ -24,7 +24,7 @@ class Repetition:
     size: Count = 3
     """Tokens of an n-gram."""
     penalty: NonNegative = 1.0
-    """Loss of a text that does nothing but repeat itself."""
+    """Subtracted for a text that only repeats itself."""
 
     __post_init__ = check_ranges
 

@@ -2,7 +2,7 @@
 
     F = 2 P R / (P + R), of words (1), pairs of words (2) and the longest common subsequence (L)
 
-Where a script writes no blanks every character is a word: the package alone sees nothing there.
+In scripts without spaces every character is a word: the package alone finds nothing there.
 
 Modality: text
 Needs: pip install "mmrl[rewards]" (rouge-score), a text as answer

@@ -1,9 +1,9 @@
-"""Was the one thing changed that the instruction names, and everything else kept?
+"""Did the edit change what the instruction names, and keep everything else?
 
     r = fulfilled * (mean of the three parts that were to be kept), and 0 where nothing, or nearly everything, is drawn on
 
-Parts are told from the state that the instruction asks for. Ink is what differs from the asked background; with its area and its
-middle, and dist = distance of two colours in the RGB cube,
+Parts are measured against the state that the instruction asks for. Ink is what differs from that background; with its area and
+its middle, and dist = distance of two colours in the RGB cube,
 
     colour   mean over ink of 1 - (dist(pixel, colour) - 0.1) / 0.5
     shape    (IoU of the ink with the asked shape of the same area and middle - 0.75) / 0.2
@@ -101,7 +101,7 @@ def _asked(prompt: Prompt) -> tuple[State, str, Jitter]:
     known = {"colour": COLOURS, "shape": SHAPES, "side": SIDES, "ground": GROUNDS}
     for name in PARTS:
         if getattr(wish, name) not in known[name]:
-            raise ValueError(f"prompt {prompt.id!r} asks for the {name} {getattr(wish, name)!r}, which nobody can draw here")
+            raise ValueError(f"prompt {prompt.id!r} asks for the {name} {getattr(wish, name)!r}, which cannot be drawn here")
     return wish, instruction.part, jitter
 
 

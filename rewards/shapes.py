@@ -1,4 +1,4 @@
-"""Does the picture show the coloured shape that the caption asks for, on clean paper?
+"""Does the picture show the coloured shape that the caption asks for, on a clean background?
 
     r = (colour + side + shape + background) / 4, and 0 where nothing, or nearly everything, is drawn on
 
@@ -71,7 +71,7 @@ def _wish(prompt: Prompt) -> Wish:
     except KeyError as error:
         raise ValueError(f"prompt {prompt.id!r} has no column {error}: take prompts of the data set 'shapes'") from None
     if wish.colour not in COLOURS or wish.shape not in SHAPES:
-        raise ValueError(f"prompt {prompt.id!r} asks for a {wish.colour} {wish.shape}, which nobody can draw here")
+        raise ValueError(f"prompt {prompt.id!r} asks for a {wish.colour} {wish.shape}, which cannot be drawn here")
     return wish
 
 

@@ -1,4 +1,4 @@
-"""Does something move, evenly, and without flicker? Told from optical flow between frames, without weights.
+"""Does something move, evenly and without flicker? Measured by optical flow between frames, without a model.
 
     r = amount x even x steady,   u_t = flow from frame t to t + 1, on the tenth of pixels that moves fastest
 
@@ -35,11 +35,11 @@ class SmoothMotion:
     """How evenly a clip moves. ValueError for a sample without a clip, or with fewer than three frames."""
 
     least: Positive = 0.005
-    """Movement from one frame to the next that is worth all of `amount`, in sides of the picture."""
+    """Movement from one frame to the next that gives `amount` its full value, in sides of the picture."""
     moving: PositiveShare = 0.1
-    """Share of pixels that is looked at: the fastest ones."""
+    """Share of pixels that is used: the fastest ones."""
     side: Count = 256
-    """Frames are made smaller until their longer side has at most so many pixels."""
+    """Frames are shrunk until their longer side has at most this many pixels."""
     pointwise = True
 
     __post_init__ = check_ranges

@@ -1,4 +1,4 @@
-"""How far an edit has come from its source to a target that is known.
+"""How far an edit has moved from its source towards a known target.
 
     r = 1 - (mean difference from the target) / (mean difference of the source from the target), at least 0
 
@@ -26,7 +26,7 @@ from mmrl.serving.media import pictures_of, sources_of, target_of
 
 @dataclass(frozen=True)
 class TowardTarget:
-    """The share of the way that was gone. ValueError for prompts without picture or target, or whose target is the source."""
+    """Share of the way from source to target. ValueError for prompts without picture or target, or whose target is the source."""
 
     detail: Count = 256
     """The longer side at which pictures are compared, in pixels."""

@@ -3,8 +3,8 @@
     r = (logit - mean) / std of the model's own reward head, normalized with the numbers in its folder
 
 Clips are written as H.264 files, which VideoAlign's own code reads at its own frame rate. That code pins an old transformers:
-serve this reward from an environment of its own (`mmrl reward serve`) and name its address. Several entries with other
-`score`s share one forward, so that VQ and MQ can be normalized apart, as DanceGRPO does. Parts: VQ, MQ, TA, change.
+serve this reward from a separate environment (`mmrl reward serve`) and name its address. Several entries with different
+`score`s share one forward, so that VQ and MQ can be normalized separately, as in DanceGRPO. Parts: VQ, MQ, TA, change.
 
 Modality: video
 Needs: code (a checkout of KwaiVGI/VideoAlign), checkpoint (folder of KwaiVGI/VideoReward, 4.5 GB), a GPU

@@ -33,17 +33,17 @@ class VideoJudge:
     server: Endpoint = field(default_factory=Endpoint)
     """The server that is asked: see `[reward.server]`."""
     frames: Count = 8
-    """At most so many of each video."""
+    """At most this many frames of each video."""
     scoring: Literal["number", "yes"] = "number"
     """Ask for a number, or for yes and no with their probabilities."""
     template: str = ""
-    """A text with {prompt}, or a file with one; empty: our own words."""
+    """A text with {prompt}, or a file with one; empty: mmrl's wording."""
     low: Number = 0.0
     """The worst number that the judge may give."""
     high: Number = 10.0
     """The best number that the judge may give."""
     label: str = ""
-    """For `number`: the words the number stands behind, such as "Final score"."""
+    """For `number`: the words in front of the number, such as "Final score"."""
     pointwise = True
 
     def __post_init__(self) -> None:

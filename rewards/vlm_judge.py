@@ -53,17 +53,17 @@ class VlmJudge:
     scoring: Literal["number", "json", "yes"] = "number"
     """How the judge is asked: one of the three forms above."""
     template: str = ""
-    """A text with {prompt} (and {answer}, {completion}, or any column), or a file with one; empty: our own words."""
+    """A text with {prompt} (and {answer}, {completion}, or any column), or a file with one; empty: mmrl's wording."""
     low: Number = 0.0
     """The worst number that the judge may give."""
     high: Number = 10.0
     """The best number that the judge may give."""
     about: Literal["all", "followed", "kept"] = "all"
-    """Of edits: whether the instruction was followed, the rest was kept, or both. Not for templates of your own."""
+    """For edits: whether the instruction was followed, the rest was kept, or both. Not with your own templates."""
     key: str = "score"
     """For `json`: the key of its answer that holds the number."""
     label: str = ""
-    """For `number`: the words the number stands behind, such as "Final score"."""
+    """For `number`: the words in front of the number, such as "Final score"."""
     pointwise = True
 
     def __post_init__(self) -> None:

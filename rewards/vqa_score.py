@@ -2,8 +2,9 @@
 
     r = P(yes), all spellings added up; with among_both = true P(yes) / (P(yes) + P(no))
 
-Of a local model one forward pass reads it at the last place; of a server, the log-probabilities of the first token. If neither
-word is among those, the judgement fails and does not score 0. The original's CLIP-FlanT5 is not in transformers: not loadable.
+A local model needs one forward pass, which gives it at the last position; a server gives the log-probabilities of the first
+token. If neither word is among those, the reward fails and does not score 0. The original's CLIP-FlanT5 is not in transformers,
+so it cannot be loaded.
 
 Modality: image
 Needs: model (hub id or folder of a vision-language model), or server.url with among its options log-probabilities
@@ -38,7 +39,7 @@ class VqaScore:
     question: str = 'Does this figure show "{prompt}"? Please answer Yes or No.'
     """The question about every picture; {prompt} is its prompt."""
     among_both: bool = False
-    """True: P(yes) in shares of P(yes) + P(no)."""
+    """True: P(yes) / (P(yes) + P(no))."""
     device: str = "auto"
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 8

@@ -44,19 +44,19 @@ EXTRAS = {
     "rapidfuzz": "rewards",
     "rouge_score": "rewards",
 }
-"""Package -> the extra that brings it."""
+"""Package -> the extra that installs it."""
 BUGS = (
     *(TypeError, AttributeError, NameError, UnboundLocalError, KeyError, IndexError, AssertionError, NotImplementedError),
     *(RuntimeError, ZeroDivisionError, StopIteration, LookupError, ArithmeticError, BufferError, SyntaxError, IndentationError),
 )
-"""Exceptions that are, as these very classes and outside of plug-ins, a mistake of the program and not of its user."""
+"""Exceptions of exactly these classes, outside of plug-ins, are bugs of mmrl and not mistakes of its user."""
 PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = (PACKAGE / "_shipped", PACKAGE.parent / "rewards", PACKAGE.parent / "datasets")
 WHERE = "--traceback shows where"
 
 
 def is_for_people(error: BaseException) -> bool:
-    """Can its user mend it, or nobody, so that a sentence says all? False for bugs, and for requests to leave."""
+    """Can a sentence say all about it, because it is no bug of mmrl? False for bugs, and for requests to exit."""
     if os.environ.get(TRACEBACK):
         return False
     if place_of(error):
@@ -67,7 +67,7 @@ def is_for_people(error: BaseException) -> bool:
 
 
 def leave_loudly(error: BaseException) -> NoReturn:
-    """Raise a bug, or a request to leave, as Python would; a plug-in that leaves is no end of the program without a word."""
+    """Raise a bug, or a request to exit, as Python would; a plug-in that exits gets an error message."""
     if isinstance(error, AskedToLeaveError):
         sys.exit(error.args[0])
     if isinstance(error, SystemExit) and place_of(error):
@@ -76,7 +76,7 @@ def leave_loudly(error: BaseException) -> NoReturn:
 
 
 def sentence(error: BaseException) -> str:
-    """Words an error for its user; one that mmrl did not word itself says also how to see where it happened."""
+    """Formats an error for the terminal; unexpected ones also say how to get a traceback."""
     return brief(printable(words(error)))
 
 
@@ -168,7 +168,7 @@ class Terminal(Console):
 
 
 class Screen:
-    """stdout or stderr as it was, but for control characters that nobody draws with, and for a terminal that has gone.
+    """stdout or stderr as it was, but without control characters other than colours, and safe when the terminal is gone.
 
     A program that was hung up, or whose reader left, goes on without what it would have written to stderr.
     """
@@ -200,7 +200,7 @@ class Screen:
         return getattr(self.stream, name)
 
     def _leave(self, error: OSError) -> None:
-        """Write nowhere from now on; a reader of stdout who left is told of by BrokenPipeError, for what it asked for is cut."""
+        """Write nowhere from now on; a closed stdout raises BrokenPipeError, because its output is cut off."""
         if not self.is_stderr and error.errno != errno.EIO:
             raise error
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -219,7 +219,7 @@ def protect_streams() -> None:
 
 
 class Wait:
-    """Something that may take long, told of once it has: `Wait("loading model m").begin()`, later `.end()`."""
+    """Something that may take long, reported once it has: `Wait("loading model m").begin()`, later `.end()`."""
 
     def __init__(self, what: str) -> None:
         self.what, self.began, self.is_told = what, 0.0, False
@@ -235,7 +235,7 @@ class Wait:
         self._timer.start()
 
     def end(self) -> None:
-        """Say how long it took, where its beginning was told of; safe to call twice, and before `begin`."""
+        """Say how long it took, if its beginning was reported; safe to call twice, and before `begin`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -25,7 +25,7 @@ class StepPlan:
     branch: int = 1
     """Children of every latent at this step (tree), or noisy children that leave the trunk here (branches)."""
     noise_scale: float = 1.0
-    """The noise drawn here is so many times S (BranchGRPO's splits)."""
+    """The noise drawn here is this many times S (BranchGRPO's splits)."""
     nominal_density: bool = False
     """Evaluate the density with S although noise_scale S was drawn, as BranchGRPO's code does."""
 
@@ -67,7 +67,7 @@ class RolloutPlan:
     respaced_from: int | None = None
     """From this step on the rest of the grid is divided evenly (MixGRPO-Flash: fewer steps after the window)."""
     trained_per_row: int | None = None
-    """Every sample trains a random choice of so many of the trained steps (DanceGRPO)."""
+    """Every sample trains a random choice of this many of the trained steps (DanceGRPO)."""
     forward: TimeSampler | None = None
     """Train on noised copies of the finished samples, at these times, instead of on the steps."""
     truncated_timesteps: bool = False

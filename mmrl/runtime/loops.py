@@ -54,7 +54,7 @@ async def contain(answer: Awaitable[T]) -> T:
     """The awaitable's answer.
 
     Raises:
-        EscapeError: it raised SystemExit, KeyboardInterrupt or, though nobody cancelled it, CancelledError.
+        EscapeError: it raised SystemExit, KeyboardInterrupt or, without having been cancelled, CancelledError.
     """
     try:
         return await answer

@@ -17,7 +17,7 @@ _recorders: list[object] = []
 
 @runtime_checkable
 class SpanListener(Protocol):
-    """Is told of every stretch when it begins and when it ends, by the thread that it runs in."""
+    """Is called when a span begins and when it ends, by the thread that it runs in."""
 
     def begin(self, name: str) -> None: ...
     def end(self, name: str) -> None: ...
@@ -32,7 +32,7 @@ def tell_of_spans(listener: SpanListener) -> None:
 
 
 def span(name: str) -> AbstractContextManager[object]:
-    """`with span("backward"): ...` is a bar of that name in a trace; costs a look at two lists where nobody wants to know."""
+    """`with span("backward"): ...` is a bar of that name in a trace; costs a look at two lists where nothing records it."""
     if _listeners:
         return _told(name)
     return record_function(name) if _recorders else _OFF

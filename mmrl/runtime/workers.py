@@ -97,7 +97,7 @@ class WorkerProcess:
 
 
 def serve(connection: Connection, payload: bytes, files: Mapping[str, str]) -> None:
-    """The other process's loop: load, then answer until nobody asks."""
+    """The other process's loop: load, then answer until there are no more requests."""
     for number in (signal.SIGINT, signal.SIGHUP):
         # the terminal sends them to the whole run, which decides what becomes of its processes
         signal.signal(number, signal.SIG_IGN)

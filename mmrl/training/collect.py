@@ -166,7 +166,7 @@ class Collector:
         return [*mine, *(self.plan(fresh) if fresh else [])]
 
     def new_groups(self, revision: Revision) -> list[Request]:
-        """This rank's requests for new groups, which the planner told apart by negative ids."""
+        """This rank's requests for new groups, which the planner marked by negative ids."""
         asked = [request for request in revision.requests if request.group_id < 0]
         ids = {old: self.next_group + i for i, old in enumerate(dict.fromkeys(request.group_id for request in asked))}
         self.next_group += len(ids)

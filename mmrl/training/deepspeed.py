@@ -1,4 +1,4 @@
-"""DeepSpeed's engine under mmrl's loop: it owns gradients, clipping and the optimizer's step, and is told when to do what."""
+"""DeepSpeed's engine under mmrl's loop: it owns gradients, clipping and the optimizer's step; the loop says when to do what."""
 
 import math
 from collections.abc import Mapping

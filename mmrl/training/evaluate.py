@@ -30,7 +30,7 @@ class EvaluationSettings:
     """How held-out prompts are evaluated."""
 
     num_prompts: CountOrNone = 256
-    """The first so many held-out prompts; the same every time, so differences are paired."""
+    """The first n held-out prompts; the same every time, so differences are paired."""
     batch_size: Count = 32
     """Prompts sampled together on one rank."""
     num_samples: Count = 1
@@ -159,7 +159,7 @@ def kind_of(prompt: Prompt, column: str) -> str:
 
 
 def check_columns(prompts: Sequence[Prompt], by: Sequence[str]) -> None:
-    """Look whether held-out prompts have the columns that figures are told apart by.
+    """Check that held-out prompts have the columns that figures are grouped by.
 
     Raises:
         ValueError: none has one of them, or nearly every prompt has a value of its own.

@@ -20,22 +20,22 @@ class OptimizerSettings:
     lr: Annotated[float, Range(above=0, high=1000)] = 1e-6
     """Learning rate after the warm-up; with AdamW about how far an update moves a weight."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
-    """AdamW: how much of the running means of gradient and squared gradient stays at an update."""
+    """AdamW: decay of the running means of gradient and squared gradient."""
     eps: Positive = 1e-8
-    """AdamW: added to the root of the mean squared gradient, in its units."""
+    """AdamW: added to the root of the mean squared gradient."""
     weight_decay: Annotated[float, Range(0, high=1000)] = 0.0
-    """Share of a weight, times lr, that an update takes off."""
+    """AdamW's weight decay: an update shrinks each weight by this share times lr."""
     momentum: BelowOne = 0.0
-    """For sgd."""
+    """Momentum of sgd."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: stay, or fall to zero at the last step."""
+    """After the warm-up: constant, or falling to zero at the last step."""
     warmup_steps: CountOrNone = 0
     """Optimizer steps over which the rate rises from lr / warmup_steps to lr."""
     clip_norm: NonNegative = 1.0
     """Largest norm of the gradient; 0 = no clipping, the norm is still measured."""
     rest: Literal["device", "cpu"] = "device"
-    """Where what the optimizer remembers lies between updates. cpu: it leaves a GPU to sampling, gradients and activations, and
-    is copied there and back at every update (8 bytes a trained weight with AdamW)."""
+    """Where the optimizer's state is kept between updates. cpu: it leaves the GPU to sampling, gradients and activations, and is
+    copied there and back at every update (8 bytes per trained weight with AdamW)."""
 
     __post_init__ = check_ranges
 

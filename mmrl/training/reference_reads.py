@@ -70,7 +70,7 @@ class ReferenceReads:
         return self.algorithm.old_can_be_live and (self.algorithm.old == "reread" or sampled_here)
 
     def with_old(self, batch: Batch, live: Mapping[Reading, Tensor]) -> Batch:
-        """The batch with its live log-probabilities as old ones, cut off from the graph, where nobody read those before."""
+        """The batch with its live log-probabilities as old ones, detached from the graph, where there were none before."""
         if not self.old_is_live or OLD_LOGPROBS in batch.frozen:
             return batch
         return replace(batch, frozen={**batch.frozen, OLD_LOGPROBS: live[LOGPROBS].detach()})

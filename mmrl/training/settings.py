@@ -16,16 +16,16 @@ class AlarmSettings:
     stop: bool = False
     """End the run, with an evaluation and a checkpoint, at the first alarm."""
     ignore: tuple[str, ...] = ()
-    """Watched rewards whose fall means nothing, such as one that only counts words."""
+    """Watched rewards whose fall is harmless, such as one that only counts words."""
     fall_chance: Share = 5e-4
-    """A watched reward has fallen if chance gives such a fall, prompt by prompt, less often than this (paired t-test):
-    small, for every evaluation asks again."""
+    """A watched reward counts as fallen if chance would give such a fall less often than this (paired t-test over prompts). Keep
+    it small, since every evaluation tests again."""
     rise_chance: Share = 0.01
-    """The same for the rise of what is trained on."""
+    """The same for a rise of the trained rewards."""
     least_fall: NonNegative = 0.3
-    """A smaller fall is no alarm, in standard deviations of the watched reward between prompts."""
+    """Smaller falls give no alarm, in standard deviations of the watched reward between prompts."""
     least_prompts: Annotated[int, Range(3)] = 8
-    """With fewer held-out prompts nothing is compared."""
+    """With fewer held-out prompts rewards are not compared."""
     max_sameness: Share = 0.9
     """No alarm as long as texts for different prompts are the same less often than this (train/sameness)."""
     min_variety: Share = 0.2
@@ -39,10 +39,10 @@ class AlarmSettings:
 
 @dataclass(frozen=True)
 class HealthSettings:
-    """From where on a run is called unwell. A bound that cannot be passed (1 for a share) switches its warning off."""
+    """Bounds beyond which a run gets a warning. A bound that cannot be exceeded (1 for a share) switches its warning off."""
 
     window: Annotated[int, Range(3)] = 10
-    """Steps that are looked at together, and that make up the start of a run, with which later ones are compared."""
+    """Number of steps that are averaged, both for the latest steps and for the start of the run that they are compared with."""
     max_no_spread: Positive = 0.8
     """Share of the groups whose samples all got the same reward."""
     max_failed: Positive = 0.1
@@ -52,23 +52,23 @@ class HealthSettings:
     max_truncated: Positive = 0.5
     """Share of the completions cut off before they ended."""
     length_factor: Positive = 4.0
-    """Completions so many times shorter or longer than at the start."""
+    """Completions this many times shorter or longer than at the start."""
     min_entropy: Positive = 0.1
-    """Entropy of the next token, as a share of the start's."""
+    """Least entropy of the next token, as a multiple of that at the start."""
     max_entropy: Positive = 2.5
-    """The same upwards."""
+    """Largest entropy of the next token, as a multiple of that at the start."""
     max_clip_frac: Positive = 0.5
     """Share of the actions whose ratio was clipped, so that they did not train."""
     grad_factor: Positive = 10.0
-    """The norm of the gradient, in medians of the window before."""
+    """Norm of the gradient, as a multiple of the median over the window before."""
     max_kl: Positive = 1.0
     """KL divergence from the reference, per action."""
     max_kl_old: Positive = 0.1
-    """The same from the weights that sampled, within a step."""
+    """KL divergence from the weights that sampled, within a step."""
     max_log_ratio: Positive = 0.1
     """Mean |log ratio| between the sampler and the weights that train, before an update, in nats per action."""
     log_ratio_factor: Annotated[float, Range(above=1)] = 5.0
-    """How many times the start's that is, where it is more than a tenth of max_log_ratio."""
+    """The same as a multiple of its value at the start, if it is more than a tenth of max_log_ratio."""
     alarm: AlarmSettings = field(default_factory=AlarmSettings)
     """When a run is suspected of reward hacking."""
 
@@ -80,23 +80,23 @@ class TrainSettings:
     """Counts are over all ranks; a step is one draw of prompts, their rollouts and all updates on them."""
 
     steps: CountOrNone = 100
-    """Training steps of the whole run, those before a resumption included."""
+    """Training steps of the whole run, including those before it was resumed."""
     prompts_per_step: Count = 8
     """Prompts drawn at every step; each is sampled algorithm.group_size times."""
     micro_batch: Count | Literal["auto"] = USUAL_POSITIONS
-    """Positions (tokens of prompts and completions, padding included) in one forward and backward pass of one rank. auto: begins
-    small, grows while the device has room, halves where memory runs out, and remembers what fits in mmrl's cache."""
+    """Positions (tokens of prompts and completions, padding included) in one forward and backward pass of one rank. auto: starts
+    small, grows while the device has room, halves when memory runs out, and remembers in mmrl's cache what fits."""
     max_skipped: CountOrNone = 0
-    """Prompts with pictures or clips that cannot be read which the whole run may skip, each with a warning; others are drawn in
-    their place. 0 = the first one stops the run."""
+    """Number of prompts with unreadable pictures or clips that the whole run may skip, each with a warning; others are drawn
+    instead. 0 = the first one stops the run."""
     rollout_parts: Count = 1
-    """Parts in which a step's prompts are sampled, whole groups each. With several, slow rewards (judges, servers, `async def`)
-    of one part work while the next is sampled: n parts hide all but the last one's time, and cost the policy larger batches."""
+    """Number of parts, of whole groups, in which a step's prompts are sampled. With several, slow rewards (judges, servers,
+    `async def`) score one part while the next is sampled: only the last part's time is not hidden, but batches are smaller."""
     seed: Seed = 0
-    """Seed of all that a run draws: prompts, samples, order of minibatches."""
+    """Seed of everything random in a run: prompts, samples, order of minibatches."""
     deterministic: bool = False
-    """The same config gives the same run bit for bit on the same machine; slower. See mmrl.training.determinism for what is not
-    promised."""
+    """The same config gives the same run bit for bit on the same machine; slower. See mmrl.training.determinism for the
+    limits."""
     evaluate_every: CountOrNone = 0
     """Steps between evaluations; 0 = before and after training only."""
     save_every: CountOrNone = 0
@@ -114,16 +114,16 @@ class TrainSettings:
     most 2^-7 sqrt(layers); at the first update at most a tenth (bfloat16: a fifth) of the objective's own clip range, besides. A
     number always wins."""
     audit_steps: Count = 3
-    """Steps at whose every row it is checked that media, positions and tokens fit together, from the start or resumption on."""
+    """Number of steps, from the start or resumption, in which every row is checked: do media, positions and tokens match?"""
     audit_every: CountOrNone = 1
-    """Steps between later checks, of one group each; 0 = none."""
+    """Steps between later checks of one group; 0 = none."""
     max_unparsed: Share = 0.2
     """Warn when more than this share of a step's completions could not be parsed by a reward."""
 
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     """How weights follow gradients."""
     health: HealthSettings = field(default_factory=HealthSettings)
-    """From where on a run is called unwell."""
+    """Bounds beyond which a run gets a warning."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

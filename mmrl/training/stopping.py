@@ -24,7 +24,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked_by = ""
-        """A signal's name; empty: nobody asked."""
+        """A signal's name; empty: no one asked."""
         self.is_open = False
         """True where the work that goes on may be thrown away."""
 

@@ -41,7 +41,7 @@ from mmrl.training.watch.preflight import Audit, TrainingStoppedError, refuse_br
 
 @dataclass(frozen=True)
 class Records:
-    """The traces a run leaves: who is told of metrics, examples and checkpoints, and where checkpoints go."""
+    """A run's outputs: which callbacks get metrics, examples and checkpoints, and where checkpoints go."""
 
     callbacks: Sequence[Callback] = ()
     checkpoints: Checkpoints | None = None

@@ -68,7 +68,7 @@ def test_mistakes_of_the_demos_reward_are_named(reward):
     blank = Sample(image=picture(np.zeros((32, 32, 3))))
     with pytest.raises(ValueError, match=r"prompt 'p1' has no column 'part'.*data set 'shape_edits'"):
         reward("shape_edits")(Group(0, Prompt("p1", "x"), (blank,)))
-    with pytest.raises(ValueError, match="asks for the colour 'purple', which nobody can draw here"):
+    with pytest.raises(ValueError, match="asks for the colour 'purple', which cannot be drawn here"):
         reward("shape_edits")(Group(0, task(Instruction("colour", "purple")), (blank,)))
     with pytest.raises(ValueError, match=r"is not square: set policy\.height"):
         reward("shape_edits")(Group(0, task(INSTRUCTIONS[2]), (Sample(image=picture(np.zeros((32, 16, 3)))),)))

@@ -82,7 +82,7 @@ def test_a_round_blob_is_no_square_and_a_second_shape_costs(score):
 def test_mistakes_are_named(reward):
     with pytest.raises(ValueError, match=r"no column 'colour'.*data set 'shapes'"):
         reward("shapes")(Group(0, Prompt("p1", "a fox"), (Sample(image=picture(np.zeros((8, 8, 3)))),)))
-    with pytest.raises(ValueError, match="a purple square, which nobody can draw"):
+    with pytest.raises(ValueError, match="a purple square, which cannot be drawn"):
         reward("shapes")(Group(0, Prompt("p1", columns=WISH._replace(colour="purple")._asdict()), ()))
     with pytest.raises(ValueError, match="'p1' has no square picture"):
         reward("shapes")(Group(0, Prompt("p1", columns=WISH._asdict()), (Sample("words"),)))

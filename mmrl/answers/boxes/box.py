@@ -94,7 +94,7 @@ class Box:
         return iou(self, other)
 
     def rounded(self, digits: int = 0) -> "Box":
-        """Coordinates rounded to so many decimals; a side that would vanish keeps one unit of the last decimal."""
+        """Coordinates rounded to n decimals; a side that would vanish keeps one unit of the last decimal."""
         unit = 10.0**-digits
         x1, y1, x2, y2 = (round(x, digits) for x in self.corners)
         return replace(self, x1=x1, y1=y1, x2=max(x2, round(x1 + unit, digits)), y2=max(y2, round(y1 + unit, digits)))

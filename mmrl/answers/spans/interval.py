@@ -53,7 +53,7 @@ class Interval:
         return self.start <= time <= self.end
 
     def to(self, unit: Unit, duration: float | None = None, fps: float | None = None) -> "Interval":
-        """The same span in another unit of a clip of so many seconds and frames per second: `span.to("frames", fps=2.0)`.
+        """The same span in another unit, for a clip of the given length and frame rate: `span.to("frames", fps=2.0)`.
 
         Raises ValueError if the conversion needs a duration or frame rate that is missing.
         """
@@ -91,13 +91,13 @@ def length_of(unit: Unit, duration: float | None, fps: float | None) -> float:
 
 
 def is_inside(span: Interval, duration: float, fps: float | None = None) -> bool:
-    """True if the span ends before a clip of so many seconds does, up to rounding."""
+    """True if the span ends before the clip does, up to rounding."""
     most = length_of(span.unit, duration, fps)
     return span.end <= most * (1 + _SLACK)
 
 
 def check_inside(span: Interval, duration: float, fps: float | None = None) -> None:
-    """Raise ValueError unless the span ends before a clip of so many seconds does."""
+    """Raise ValueError unless the span ends before the clip does."""
     if not is_inside(span, duration, fps):
         raise ValueError(f"{span} lies outside the clip, which lasts {duration:g} seconds: fix the span or its unit")
 

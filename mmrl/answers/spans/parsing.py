@@ -101,7 +101,7 @@ def parse_times(text: str, unit: Unit = "seconds", wanted: Unit = "seconds") -> 
 
 
 def format_interval(span: Interval, style: Style = "text", digits: int = 1) -> str:
-    """A span as models write it, rounded to so many decimals; a span that would vanish keeps one unit of the last decimal.
+    """A span as models write it, rounded to n decimals; a span that would vanish keeps one unit of the last decimal.
 
     Raises ValueError for the style `clock` unless the span is in seconds.
     """

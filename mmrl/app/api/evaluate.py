@@ -1,4 +1,4 @@
-"""`mmrl.evaluate`: score prompts with a model as it is, or with a run's newest checkpoint."""
+"""`mmrl.evaluate`: evaluate an untrained model, or a run's newest checkpoint, on prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ SOURCE = "mmrl.evaluate"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The answer of `mmrl.evaluate`."""
+    """The result of `mmrl.evaluate`."""
 
     metrics: Mapping[str, float]
     """`eval/total`, `eval/<reward>`, `eval/<reward>/<part>`, ...: means over prompts."""
     examples: Examples
-    """What was sampled, with every sample's scores."""
+    """All samples with their scores."""
 
     def _repr_html_(self) -> str:
         rows = "".join(f"<tr><td>{escape(name)}</td><td>{value:.4f}</td></tr>" for name, value in self.metrics.items())
@@ -41,15 +41,15 @@ def evaluate(
     `mmrl.evaluate("runs/fit", prompts=held_out, rewards=["iou"], num_samples=4)`
 
     Args:
-        policy: what `mmrl.fit` takes or gave back, or a run's folder: its newest whole checkpoint, and its `[policy]`.
-        prompts: what to score on, as `mmrl.fit` takes it; all of them unless `num_prompts` says how many.
-        rewards: as `mmrl.fit` takes them.
+        policy: as in `mmrl.fit`, or the run that it returned, or a run's folder: its newest complete checkpoint and `[policy]`.
+        prompts: as in `mmrl.fit`; all of them are used unless `num_prompts` is set.
+        rewards: as in `mmrl.fit`.
         settings: keys of `[evaluation]`: `num_prompts`, `num_samples`, `seed`, `sampling`, `num_steps`, `guidance`, ...
 
     Raises:
         FileNotFoundError: a model, plug-in or data file is missing.
-        TypeError: an argument is of a kind that is not listed.
-        ValueError: the settings do not fit together, or the run has no whole checkpoint.
+        TypeError: an argument has a type that is not listed.
+        ValueError: the settings do not fit together, or the run has no complete checkpoint.
     """
     lent, run = Lent(), run_of(policy)
     if run is not None:

@@ -25,7 +25,7 @@ from mmrl.core.protocols import Callback, Policy
 from mmrl.training.checkpoints.save import Checkpoints
 
 SOURCE = "mmrl.fit"
-"""Who said the values of such a run, in errors and in `mmrl show`."""
+"""The origin of such a run's values, in errors and in `mmrl show`."""
 
 
 def fit(
@@ -40,7 +40,7 @@ def fit(
     callbacks: Sequence[Callback] = (),
     **settings: object,
 ) -> Run:
-    """Train a model by reward; the same run as `mmrl train` makes of the same settings, with the same folder and report.
+    """Train a model with rewards: the same run as `mmrl train` with the same settings, with the same folder and report.
 
     `mmrl.fit("Qwen/Qwen2.5-VL-3B-Instruct", "dapo", rewards=["iou", short], prompts=prompts, steps=200)`
 
@@ -49,18 +49,18 @@ def fit(
         algorithm: a preset (`mmrl ls algorithms`), an `[algorithm]` table, or an `mmrl.Algorithm`.
         rewards: functions from a group to one number per sample, names, or `[[reward]]` tables.
         prompts: what to train on: `mmrl.Prompt`s, texts, the name of a data set, or a `[data]` table.
-        held_out: what to evaluate on before, after and every `evaluate_every` steps; None: nothing.
+        held_out: what to evaluate on before, after and every `evaluate_every` steps; None: no evaluation.
         output: the run's folder; None: the next free one of runs/fit.
-        resume: go on from the last whole checkpoint in `output`, if there is one. Functions and prompts must be given again.
-        callbacks: told of steps, evaluations and checkpoints, on the main process.
+        resume: continue from the last complete checkpoint in `output`, if there is one. Pass functions and prompts again.
+        callbacks: called after steps, evaluations and checkpoints, on the main process.
         settings: any other key of a config: `steps=200`, `prompts_per_step=16`, `optimizer={"lr": 1e-5}`, ...
 
-    Returns when the run is finished; or stopped by SIGTERM or Ctrl-C and saved, with `is_finished` False.
+    Returns when the run is finished, or when SIGTERM or Ctrl-C has stopped and saved it; then `is_finished` is False.
 
     Raises:
         FileNotFoundError: a model, plug-in or data file is missing.
-        TypeError: an argument is of a kind that is not listed above.
-        ValueError: the settings do not fit together, the folder holds a run already, or training cannot go on.
+        TypeError: an argument has a type that is not listed above.
+        ValueError: the settings do not fit together, the folder already has a run, or training cannot continue.
     """
     if not rewards or isinstance(rewards, str):
         raise ValueError('rewards is a list of at least one reward: rewards=["iou"], rewards=[function]')

@@ -1,4 +1,4 @@
-"""`mmrl.load_data` and `mmrl.load_reward`: shipped plug-ins, and one's own, as Python objects."""
+"""`mmrl.load_data` and `mmrl.load_reward`: shipped plug-ins, and your own, as Python objects."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from mmrl.core.samples import Prompt
 
 
 def load_data(use: str, **settings: object) -> Sequence[Prompt] | Iterable[Prompt]:
-    """The prompts of a data set, looked at for rows that cannot be trained on: `mmrl.load_data("prompts", path="a.txt")`.
+    """The prompts of a data set, checked for rows that cannot be trained on: `mmrl.load_data("prompts", path="a.txt")`.
 
     Args:
         use: a name from `mmrl ls datasets`, or `./mine.py[:function]`.
-        settings: what its `load` takes; `mmrl show NAME` lists them.
+        settings: arguments of its `load`; `mmrl show NAME` lists them.
 
     Raises:
         FileNotFoundError: no such plug-in file, or no data.
@@ -28,7 +28,7 @@ def load_data(use: str, **settings: object) -> Sequence[Prompt] | Iterable[Promp
 def load_reward(use: str, **settings: object) -> Callable[..., Any]:
     """A reward as a function from a group to one score per sample: `mmrl.load_reward("iou", threshold=0.5)`.
 
-    A reward that reads boxes and is told no `space` learns it from the policy, in `mmrl.fit` and `mmrl.evaluate` only.
+    A reward that reads boxes and has no `space` set gets it from the policy, in `mmrl.fit` and `mmrl.evaluate` only.
 
     Args:
         use: a name from `mmrl ls rewards`, `./mine.py[:Callable]`, or the address of a served reward.

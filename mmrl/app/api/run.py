@@ -1,4 +1,4 @@
-"""A run that was trained from Python: where it lies, what it measured, and how a notebook shows it."""
+"""A run trained from Python: its folder, its metrics, and how a notebook shows it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from mmrl.core.protocols import Policy
 
 @dataclass(frozen=True)
 class Run:
-    """The answer of `mmrl.fit`. `mmrl report`, `compare`, `export` and `sample` take its folder."""
+    """The result of `mmrl.fit`. `mmrl report`, `compare`, `export` and `sample` take its folder."""
 
     folder: Path
     policy: Policy
-    """With the trained weights."""
+    """The policy with the trained weights."""
     is_finished: bool
-    """False: it was stopped and saved, and `resume=True` goes on."""
+    """False: it was stopped and saved, and `resume=True` continues it."""
 
     @property
     def metrics(self) -> Sequence[Mapping[str, int | float]]:

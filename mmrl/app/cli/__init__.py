@@ -1,4 +1,4 @@
-"""The command `mmrl`: its words and their help; loads no torch."""
+"""The command `mmrl`: its arguments, options and help; loads no torch."""
 
 from mmrl.app.cli.program import app, main
 

@@ -15,7 +15,7 @@ Overrides = Annotated[
 ]
 
 LayoutName = Annotated[
-    str | None, Option("--as", metavar="NAME", help="How the file is laid out: boxes, questions, messages, llava, coco, ..")
+    str | None, Option("--as", metavar="NAME", help="The file's layout: boxes, questions, messages, llava, coco, ..")
 ]
 
 
@@ -25,7 +25,7 @@ class TaskOptions:
 
     task: Annotated[
         str | None,
-        Option(help="Without a config: grounding, video (clips), qa, t2i (pictures from texts) or edit (of pictures)."),
+        Option(help="Without a config: grounding, video (clips), qa, t2i (text to image) or edit (image editing)."),
     ] = None
     model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None
     data: Annotated[str | None, Option(help="With --task: a data file, or a name from `mmrl ls datasets`.")] = None
@@ -33,18 +33,18 @@ class TaskOptions:
         list[str] | None,
         Option(
             metavar="NAME[=WEIGHT]",
-            help="With --task: a name from `mmrl ls rewards` or ./file.py[:Callable]; repeat it.",
+            help="With --task: a name from `mmrl ls rewards` or ./file.py[:Callable]; may be repeated.",
             autocompletion=complete_reward,
         ),
     ] = None
     held_out: Annotated[
         str | None,
-        Option(metavar="DATA", help="With --task: prompts to evaluate on (default: `test` beside `train`, if it is there)."),
+        Option(metavar="DATA", help="With --task: prompts to evaluate on (default: `test` next to `train`, if it exists)."),
     ] = None
 
 
 def with_task(function: Callable[..., None]) -> Callable[..., None]:
-    """The command whose first argument, its TaskOptions, comes as one option per field, after the argument that follows it."""
+    """Replace the command's first argument, TaskOptions, by one option per field, after the argument that follows it."""
     signature = inspect.signature(function)
     _, following, *rest = signature.parameters.values()
     hints = get_type_hints(TaskOptions, include_extras=True)

@@ -11,8 +11,8 @@ from mmrl.app.commands.help import InOrder
 from mmrl.app.errors import printable
 
 data = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
-ImageRoot = Annotated[Path | None, Option(help="Where picture paths start (default: the source's folder).")]
-Turns = Annotated[Literal["one", "each"], Option(help="Conversations: one question a row, or a row for each question.")]
+ImageRoot = Annotated[Path | None, Option(help="Folder that picture paths are relative to (default: the source's folder).")]
+Turns = Annotated[Literal["one", "each"], Option(help="Conversations: one question per row, or a row for each question.")]
 
 
 @data.command("check")
@@ -22,13 +22,13 @@ def data_check(
         list[str] | None, Argument(metavar="[KEY=VALUE]...", help="How to read a file, such as box_format=xywh columns.box=bbox")
     ] = None,
     layout: LayoutName = None,
-    boxes: Annotated[str | None, Option(metavar="FORMAT", help="xywh, norm1, norm1000; or two, as in xywh,norm1000.")] = None,
-    fix: Annotated[Path | None, Option(metavar="OUT.jsonl", help="Write the rows that are right, with boxes in pixels.")] = None,
+    boxes: Annotated[str | None, Option(metavar="FORMAT", help="xywh, norm1, norm1000, or two such as xywh,norm1000.")] = None,
+    fix: Annotated[Path | None, Option(metavar="OUT.jsonl", help="Write the good rows, with boxes in pixels.")] = None,
     turns: Turns = "one",
 ) -> None:
-    """Look at every row and picture; what is wrong is listed by file and line, with exit code 2.
+    """Check every row and picture, and list problems by file and line; exit code 2 if there are any.
 
-    How the file is laid out is guessed from its first rows and said.
+    The layout is guessed from the first rows and printed.
     """
     from mmrl.app.commands.data import CheckOptions, check
 
@@ -47,7 +47,7 @@ def data_convert(
     question: Annotated[str, Option(help="COCO: what to ask, with {label} in it.")] = "Locate every {label} in the picture.",
     turns: Turns = "one",
 ) -> None:
-    """Write other people's layouts as JSONL with boxes in pixels, or with questions and answers."""
+    """Convert other layouts to JSONL with boxes in pixels, or with questions and answers."""
     from mmrl.app.commands.data import convert_file
 
     typer.echo(printable(convert_file(source, file, kind, image_root, question, settings or [], turns == "each")))
@@ -58,13 +58,13 @@ def data_split(
     source: Annotated[Path, Argument(help="A JSONL, JSON or parquet file, or a file or folder of another layout.")],
     folder: Annotated[Path, Argument(metavar="DIR", help="Where to write one JSONL file per part.")],
     shares: Annotated[list[str], Argument(metavar="NAME=SHARE...", help="For example train=0.9 test=0.1")],
-    seed: Annotated[int, Option(help="Which pictures go where.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the random split.")] = 0,
     image_root: ImageRoot = None,
     layout: LayoutName = None,
 ) -> None:
-    """Cut a file into parts that share no picture and no clip.
+    """Split a file into parts that share no picture and no clip.
 
-    Other people's layouts are recognised, and written as JSONL in our words.
+    Other layouts are recognized, and written as JSONL with mmrl's keys.
     """
     from mmrl.app.commands.data import split_by_shares
 
@@ -74,17 +74,17 @@ def data_split(
 
 @data.command("filter")
 def data_filter(
-    config: Annotated[str, Argument(metavar="CONFIG", help="Whose policy samples, whose rewards score, whose data is filtered.")],
+    config: Annotated[str, Argument(metavar="CONFIG", help="The config that names the policy, the rewards and the data.")],
     file: Annotated[Path, Argument(metavar="FILE", help="The JSONL file to write.")],
     overrides: Overrides = None,
     samples: Annotated[int, Option(help="Completions per prompt.")] = 8,
-    low: Annotated[float, Option(help="Drop prompts that are right less often.")] = 0.1,
-    high: Annotated[float, Option(help="Drop prompts that are right more often.")] = 0.9,
-    success_at: Annotated[float, Option(help="Total reward from which a completion is right.")] = 0.5,
+    low: Annotated[float, Option(help="Drop prompts that the model gets right less often than this.")] = 0.1,
+    high: Annotated[float, Option(help="Drop prompts that the model gets right more often than this.")] = 0.9,
+    success_at: Annotated[float, Option(help="A completion is right if its total reward is at least this.")] = 0.5,
 ) -> None:
     """Keep the prompts that the starting model gets right sometimes: those it can learn from.
 
-    The config's data may have any layout; boxes and questions are written in our words.
+    The config's data may have any layout; boxes and questions are written with mmrl's keys.
     """
     from mmrl.app.commands.filter import keep_by_difficulty
 

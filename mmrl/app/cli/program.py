@@ -31,9 +31,9 @@ app.add_typer(
 )
 app.add_typer(data, name="data", help="Check, convert, split and filter data sets.")
 app.add_typer(cache, cls=InOrder, name="cache", help="List and clear the tiny models and clips that mmrl keeps.")
-app.add_typer(engine, cls=InOrder, name="engine", help="Install vLLM in an environment of its own, for rollouts that it writes.")
+app.add_typer(engine, cls=InOrder, name="engine", help="Install vLLM in a separate environment, to sample rollouts with it.")
 app.add_typer(reward, name="reward", help="Test, serve and try out rewards.")
-app.add_typer(recipe, cls=InOrder, name="recipe", help="Published results: what they need, and how close a run comes to them.")
+app.add_typer(recipe, cls=InOrder, name="recipe", help="Reproduce published results: files, settings, numbers to compare.")
 
 ConfigWords = Annotated[
     list[str] | None,
@@ -47,7 +47,7 @@ ConfigName = Annotated[
     str,
     Argument(metavar="CONFIG", help="A TOML file or a name from `mmrl ls configs`.", autocompletion=complete_config),
 ]
-Card = Annotated[str | None, Option(metavar="SIZE", help="Memory of a card, such as 24GB (default: this machine's).")]
+Card = Annotated[str | None, Option(metavar="SIZE", help="Memory of a GPU, such as 24GB (default: this machine's).")]
 WITH_MODELS = {"train", "eval", "check", "plan", "demo", "sample", "export", "arena"}
 """Commands that import the large libraries, which takes seconds."""
 KIND_HELP = "rewards, datasets, algorithms, configs; or parts, samplers, generators, families (default: the first four)."
@@ -59,7 +59,7 @@ Answers = Annotated[
 
 
 def main() -> None:
-    """Run the command; what is no bug of mmrl becomes one sentence on stderr and exit code 2."""
+    """Run the command; an error that is not a bug of mmrl becomes one sentence on stderr and exit code 2."""
     protect_streams()
     if "--traceback" in sys.argv:
         sys.argv.remove("--traceback")
@@ -71,7 +71,7 @@ def main() -> None:
         start.begin()
     try:
         app()
-    except BaseException as error:  # noqa: BLE001 - whatever is no sentence is raised again
+    except BaseException as error:  # noqa: BLE001 - bugs are raised again
         if not is_for_people(error):
             leave_loudly(error)
         typer.secho(f"mmrl: {sentence(error)}", fg=typer.colors.RED, err=True)
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def refuse_one_dash(words: Sequence[str]) -> None:
-    """Say so where a dash is missing before an option, for no option is a single letter."""
+    """Report an option with one dash instead of two; no option is a single letter."""
     for word in words:
         if word == "--":
             return
@@ -89,7 +89,7 @@ def refuse_one_dash(words: Sequence[str]) -> None:
 
 
 def print_loading() -> None:
-    """Print on stderr what is waited for, so that nobody looks at a silent terminal; of several processes the first does."""
+    """Print on stderr what is loading, so that the terminal is never silent; with several processes only the first prints."""
     loading = logging.getLogger("mmrl.loading")
     loading.setLevel(logging.INFO)
     loading.propagate = False
@@ -97,7 +97,7 @@ def print_loading() -> None:
 
 
 def hush_libraries() -> None:
-    """Leave out what a library says to another one's makers."""
+    """Hide warnings that are meant for the developers of a library."""
     # peft asks transformers by a name that transformers has renamed.
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
 
@@ -113,7 +113,7 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def mmrl(
     version: Annotated[
-        bool, Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
+        bool, Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     traceback: Annotated[bool, Option("--traceback", help=f"Show where an error happened (also {TRACEBACK}=1).")] = False,
 ) -> None:
@@ -131,13 +131,13 @@ def train(
     arguments: ConfigWords = None,
     card: Annotated[
         str | None,
-        Option(metavar="SIZE", help="With --task: the card to fit the run to, such as 24GB (default: this machine's)."),
+        Option(metavar="SIZE", help="With --task: memory of the GPU to fit the run to, such as 24GB (default: this machine's)."),
     ] = None,
     output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
     resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,
     profile: Annotated[
         str | None,
-        Option(metavar="STEPS", help="Record where the time of these steps goes, such as 3 or 3-5: a Chrome trace."),
+        Option(metavar="STEPS", help="Record a Chrome trace of these steps, such as 3 or 3-5."),
     ] = None,
 ) -> None:
     """Train a model: from a config, or in one line with --task, --model, --data and --reward."""
@@ -159,11 +159,11 @@ def launch(
         ),
     ] = None,
     resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print who would run where, and start nothing.")] = False,
-    node: Annotated[int | None, Option(help="Of several nodes, which one this is; the batch script says it.")] = None,
-    hosts: Annotated[str, Option(metavar="A,B,...", help="The names of all nodes; the batch script says them.")] = "",
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would run where, and start nothing.")] = False,
+    node: Annotated[int | None, Option(help="With several nodes, the number of this one; set by the batch script.")] = None,
+    hosts: Annotated[str, Option(metavar="A,B,...", help="The names of all nodes; set by the batch script.")] = "",
 ) -> None:
-    """Start trainers, engines and reward servers of a config's [cluster]; for several nodes, print a batch script for Slurm."""
+    """Start the trainers, engines and reward servers of a config's [cluster]; for several nodes, print a Slurm batch script."""
     from mmrl.app.commands.launch import LaunchArguments
     from mmrl.app.commands.launch import launch as run_launch
 
@@ -178,12 +178,12 @@ def evaluate(
         list[str] | None,
         Argument(
             metavar="[RUN|CONFIG] [KEY=VALUE]...",
-            help="A run's folder (its newest checkpoint) or a config (the model as it is), then overrides.",
+            help="A run's folder (its newest checkpoint) or a config (the untrained model), then overrides.",
             autocompletion=complete_config,
         ),
     ] = None,
     step: Annotated[int | None, Option(help="This checkpoint of a run instead of its newest.")] = None,
-    task: Annotated[str | None, Option(help="Without a run or config: what the model is asked for, as in `mmrl train`.")] = None,
+    task: Annotated[str | None, Option(help="Without a run or config: the task, as in `mmrl train`.")] = None,
     model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None,
     data: Annotated[str | None, Option(help="With --task: a data file, or a name from `mmrl ls datasets`.")] = None,
     reward: Annotated[
@@ -192,7 +192,7 @@ def evaluate(
     ] = None,
     output: Annotated[Path | None, Option(help="Folder of the samples and numbers; the same one goes on after a kill.")] = None,
 ) -> None:
-    """Answer held-out prompts, keep every sample in predictions.jsonl, and print numbers with their intervals."""
+    """Evaluate a model on held-out prompts: writes every sample to predictions.jsonl and prints numbers with intervals."""
     from mmrl.app.lab.evaluation.command import EvalArguments, run_evaluation
 
     run_evaluation(EvalArguments(arguments or [], step, output, task, model, data, reward or []))
@@ -204,15 +204,15 @@ def plan(
     options: TaskOptions,
     arguments: ConfigWords = None,
     save: Annotated[
-        Path | None, Option(metavar="FILE", help="With --task: write the config that was chosen; `mmrl train FILE` trains it.")
+        Path | None, Option(metavar="FILE", help="With --task: write the chosen config, for `mmrl train FILE`.")
     ] = None,
-    calibrate: Annotated[int, Option(help="Real steps to take for the time they need; nothing of them is kept.")] = 0,
+    calibrate: Annotated[int, Option(help="Measure the time of this many real steps; nothing of them is kept.")] = 0,
     card: Card = None,
-    processes: Annotated[int, Option(help="On how many cards the run is spread.")] = 1,
-    price: Annotated[float | None, Option(help="Price of an hour of all processes, to tell what the run costs.")] = None,
-    strict: Annotated[bool, Option("--strict", help="Exit code 2 when it does not fit the card.")] = False,
+    processes: Annotated[int, Option(help="Number of GPUs that the run uses.")] = 1,
+    price: Annotated[float | None, Option(help="Price per hour of all processes, to estimate what the run costs.")] = None,
+    strict: Annotated[bool, Option("--strict", help="Exit with code 2 if the run does not fit the GPU.")] = False,
 ) -> None:
-    """Count model calls and estimate memory of a run, before weights are loaded; trains nothing."""
+    """Count a run's model calls and estimate its memory, without loading weights or training."""
     from mmrl.app.commands import plan as planning
     from mmrl.app.commands.train import TrainArguments
 
@@ -225,7 +225,7 @@ def plan(
 
 @app.command()
 def check(config: ConfigName, overrides: Overrides = None, card: Card = None) -> None:
-    """Load everything, sample and score a few prompts, compare ratios, test rewards; exit code 2 when something is wrong."""
+    """Load everything, sample and score a few prompts, compare ratios, test rewards; exit code 2 if something is wrong."""
     from mmrl.app.commands.check import check as run_check
 
     if not run_check(config, overrides or [], card):
@@ -237,7 +237,7 @@ def add_demo(name: str, summary: str) -> None:
 
     def command(
         output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
-        seed: Annotated[int, Option(help="Seed of imitation, data and training.")] = 0,
+        seed: Annotated[int, Option(help="Seed of pretraining, data and training.")] = 0,
         overrides: Overrides = None,
     ) -> None:
         from mmrl.app.commands.demo import run
@@ -263,9 +263,9 @@ def report(run: RunFolder) -> None:
 def compare_answers(
     first: Answers,
     second: Answers,
-    html: Annotated[Path | None, Option(metavar="FILE", help="Also write it as one HTML file, with curves.")] = None,
+    html: Annotated[Path | None, Option(metavar="FILE", help="Also write the comparison as an HTML file, with curves.")] = None,
 ) -> None:
-    """Put two runs or evaluations side by side: settings that differ, and numbers of the same prompts with a sign test."""
+    """Compare two runs or evaluations: settings that differ, and numbers on the same prompts with a sign test."""
     from mmrl.app.errors import Terminal
     from mmrl.app.lab.comparison.compare import compare, write_comparison
     from mmrl.app.lab.comparison.tables import print_comparison
@@ -278,19 +278,17 @@ def compare_answers(
 
 @app.command()
 def arena(
-    task: Annotated[Literal["grounding", "video", "t2i"], Option(help="The tiny task that methods meet on.")],
-    methods: Annotated[
-        str, Option(metavar="A,B,...", help="Names from `mmrl ls algorithms`, or TOML files with what is changed.")
-    ],
-    budget_seconds: Annotated[float, Option(help="Seconds of training per run: of all cores on a CPU, of the wall on a GPU.")],
+    task: Annotated[Literal["grounding", "video", "t2i"], Option(help="The tiny task to compare the methods on.")],
+    methods: Annotated[str, Option(metavar="A,B,...", help="Names from `mmrl ls algorithms`, or TOML files with changes.")],
+    budget_seconds: Annotated[float, Option(help="Training time per run: CPU seconds of all cores, or wall time on a GPU.")],
     seeds: Annotated[
-        str, Option(metavar="0,1,...", help="Seeds of data and training; three or more tell who is better.")
+        str, Option(metavar="0,1,...", help="Seeds of data and training; use three or more to see which method is better.")
     ] = "0,1,2",
-    model: Annotated[str | None, Option(help="Weights to begin from (default: the demo's warm-started model).")] = None,
-    output: Annotated[Path | None, Option(help="Folder of the arena (default: runs/arena-TASK); run again, it goes on.")] = None,
+    model: Annotated[str | None, Option(help="Weights to start from (default: the demo's pretrained model).")] = None,
+    output: Annotated[Path | None, Option(help="Folder of the arena (default: runs/arena-TASK); run again to continue.")] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Rank methods that begin from one checkpoint with equal compute: intervals over seeds, curves, and a page."""
+    """Rank methods that start from the same checkpoint and get the same compute: intervals over seeds, curves, an HTML page."""
     from mmrl.app.lab.arena.command import arena as hold
     from mmrl.app.lab.arena.words import contest_of
 
@@ -300,18 +298,16 @@ def arena(
 @app.command()
 def export(
     run: RunFolder,
-    folder: Annotated[Path, Argument(metavar="DIR", help="Where to write; must be new or empty.")],
-    step: Annotated[int | None, Option(help="This checkpoint instead of the newest.")] = None,
-    merge: Annotated[bool, Option(help="Merge LoRA into the model's own weights.")] = False,
-    weights: Annotated[
-        Literal["live", "ema"], Option(help="The trained weights, or the average that the run kept of them.")
-    ] = "live",
+    folder: Annotated[Path, Argument(metavar="DIR", help="Folder to write to; must be new or empty.")],
+    step: Annotated[int | None, Option(help="Use this checkpoint instead of the newest.")] = None,
+    merge: Annotated[bool, Option(help="Merge LoRA into the model's weights.")] = False,
+    weights: Annotated[Literal["live", "ema"], Option(help="The trained weights, or their running average.")] = "live",
     push: Annotated[
-        str | None, Option(metavar="OWNER/NAME", help="Also upload it to this repository of the Hugging Face hub.")
+        str | None, Option(metavar="OWNER/NAME", help="Also upload it to this repository on the Hugging Face hub.")
     ] = None,
-    private: Annotated[bool, Option("--private", help="With --push: others cannot see the repository.")] = False,
+    private: Annotated[bool, Option("--private", help="With --push: make the repository private.")] = False,
 ) -> None:
-    """Write the trained model in the form its own library loads, with a model card; --push uploads it."""
+    """Write the trained model in the format of transformers, peft or diffusers, with a model card; --push uploads it."""
     from mmrl.app.export.export import export_and_push
 
     typer.echo(export_and_push(run, folder, merge, step, weights, push, private))
@@ -320,14 +316,14 @@ def export(
 @app.command()
 def sample(
     run: RunFolder,
-    step: Annotated[int, Option(help="Whose samples; the weights before it must be kept (save_every).")],
-    prompt: Annotated[str, Option(metavar="ID", help="The prompt's id, as the run's samples name it.")],
-    split: Annotated[Literal["train", "eval"], Option(help="Samples of training, or of held-out prompts.")] = "train",
-    index: Annotated[int | None, Option("--sample", help="Show this sample alone, counted from 0.")] = None,
-    out: Annotated[Path | None, Option(metavar="DIR", help="Write what the model saw and drew as pictures.")] = None,
+    step: Annotated[int, Option(help="The step; the checkpoint before it must still exist (save_every).")],
+    prompt: Annotated[str, Option(metavar="ID", help="The prompt's id, as in the run's samples.")],
+    split: Annotated[Literal["train", "eval"], Option(help="Samples from training, or from held-out prompts.")] = "train",
+    index: Annotated[int | None, Option("--sample", help="Show only this sample, counted from 0.")] = None,
+    out: Annotated[Path | None, Option(metavar="DIR", help="Write the pictures that the model saw and drew.")] = None,
     whole: Annotated[bool, Option("--whole", help="Sample and score the whole step, exactly as training did.")] = False,
 ) -> None:
-    """Draw a prompt's samples again and compare them with what the run noted; exit code 2 where they differ."""
+    """Sample a prompt again and compare the result with what the run recorded; exit code 2 if they differ."""
     from mmrl.app.commands.sample import resample
 
     found = resample(run, step, prompt, split, index, out, whole)
@@ -340,7 +336,7 @@ def sample(
 def ls(
     kind: Annotated[str | None, Argument(metavar="[KIND]", help=KIND_HELP)] = None,
 ) -> None:
-    """List what is there, shipped and yours; `mmrl ls rewards` also says what each needs and gives."""
+    """List what is available, shipped with mmrl or yours; `mmrl ls rewards` also says what each reward needs and returns."""
     from mmrl.app.inspect.ls import listing
 
     for line in listing(kind):
@@ -354,9 +350,9 @@ def show(
         Argument(metavar="NAME|CONFIG", help="A name from `mmrl ls`, or a TOML or Python file.", autocompletion=complete_name),
     ],
     overrides: Overrides = None,
-    everything: Annotated[bool, Option("--all", help="Also the options that a config does not set.")] = False,
+    everything: Annotated[bool, Option("--all", help="Also show options that the config does not set.")] = False,
 ) -> None:
-    """Print what a name stands for: a run or an algorithm with every value, a reward, data set or part with its settings."""
+    """Print details of a name: a config or algorithm with every value; a reward, data set or part with its settings."""
     from mmrl.app.inspect.show import description
 
     typer.echo(printable(description(name, overrides or [], everything)))
@@ -367,9 +363,9 @@ def cp(
     thing: Annotated[
         str, Argument(metavar="THING", help="rewards/iou, datasets/grounding_jsonl, configs/tiny/image, or the name alone.")
     ],
-    file: Annotated[Path, Argument(metavar="FILE", help="Where to; must not exist.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="The new file; must not exist.")],
 ) -> None:
-    """Copy a shipped reward, data set or config, to change it."""
+    """Copy a shipped reward, data set or config, so that you can change it."""
     from mmrl.app.plugins.catalog import copy
 
     typer.echo(copy(thing, file))
@@ -377,7 +373,7 @@ def cp(
 
 @app.command()
 def doctor() -> None:
-    """Print versions, devices, memory, disk, and which extras are installed or how to get them."""
+    """Print versions, devices, memory, disk space, and which extras are installed or how to install them."""
     from mmrl.app.commands.doctor import diagnosis
 
     typer.echo(diagnosis())

@@ -1,4 +1,4 @@
-"""`mmrl recipe`: published results, what they need here, and how close a run comes to them; loads no torch unless it runs one."""
+"""`mmrl recipe`: published results, the files they need, and numbers to compare with; loads torch only to run one."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,14 +23,14 @@ Name = Annotated[str, Argument(metavar="NAME", help="A name from `mmrl recipe ls
 
 @recipe.command("ls")
 def recipe_ls() -> None:
-    """List the recipes: the card each fits, which files are missing here, and what it reproduces."""
+    """List the recipes: the GPU each one fits, the files that are missing, and what it reproduces."""
     for line in listing(recipes()):
         typer.echo(printable(line))
 
 
 @recipe.command("show")
 def recipe_show(name: Name) -> None:
-    """Print a recipe's config, where it deviates, the paper's numbers, and the files that are missing with how to get them."""
+    """Print a recipe's config, its deviations, the paper's numbers, and the missing files with how to get them."""
     for line in description(find_recipe(name)):
         typer.echo(printable(line))
 
@@ -40,14 +40,14 @@ def recipe_run(
     name: Name,
     overrides: Overrides = None,
     scale: Annotated[
-        Literal["full", "tiny"], Option(help="tiny: a small model of the same class, drawn data in the same layout.")
+        Literal["full", "tiny"], Option(help="tiny: a small model of the same class, synthetic data in the same layout.")
     ] = "full",
     output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
     run: Annotated[Path | None, Option(metavar="RUN", help="Measure this run's newest checkpoint; train nothing.")] = None,
-    untrained: Annotated[bool, Option("--untrained", help="Measure the model as it is; train nothing.")] = False,
-    prompts: Annotated[int | None, Option(min=1, help="Measure on the first so many prompts of each set.")] = None,
+    untrained: Annotated[bool, Option("--untrained", help="Measure the model before training; train nothing.")] = False,
+    prompts: Annotated[int | None, Option(min=1, help="Measure on the first n prompts of each set.")] = None,
 ) -> None:
-    """Train as the recipe says, measure, and print the numbers beside the paper's."""
+    """Train with the recipe, measure, and print the numbers next to the paper's."""
     from mmrl.app.lab.recipes.run import run_recipe
 
     run_recipe(name, overrides or [], is_tiny=scale == "tiny", output=output, run=run, untrained=untrained, limit=prompts)
@@ -55,13 +55,13 @@ def recipe_run(
 
 @recipe.command("prompts")
 def recipe_prompts(
-    kind: Annotated[Literal["geneval-like", "ocr-like"], Argument(help="Which rules make them up.")],
-    file: Annotated[Path, Argument(metavar="FILE", help="Where to; must not exist.")],
-    size: Annotated[int, Option(min=1, help="How many.")] = 1000,
+    kind: Annotated[Literal["geneval-like", "ocr-like"], Argument(help="The published list to imitate.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="The file to write; must not exist.")],
+    size: Annotated[int, Option(min=1, help="Number of prompts.")] = 1000,
     split: Annotated[Literal["train", "held_out"], Option(help="Held-out tasks are in no training split.")] = "train",
-    seed: Annotated[int, Option(min=0, help="Of the order, and of what is drawn.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the prompts and their order.")] = 0,
 ) -> None:
-    """Make prompts up by documented rules, in the layout of the published list they stand in for."""
+    """Make up prompts by documented rules, in the layout of a published list."""
     from mmrl.data.drawn.prompt_sets import SETS
 
     if file.exists():

@@ -29,11 +29,11 @@ def reward_test(
         str | None, Option(help="How the policy writes boxes: pixel, norm1000, norm1 (default: the config's).")
     ] = None,
     template: Annotated[str | None, Option(help="How it writes answers: direct, think or json (default: the config's).")] = None,
-    prompts: Annotated[int, Option(help="How many prompts to test on.")] = 32,
-    served: Annotated[bool, Option(help="Also compare with the same reward behind a server.")] = False,
+    prompts: Annotated[int, Option(help="Number of prompts to test on.")] = 32,
+    served: Annotated[bool, Option(help="Also compare with the same reward on a server.")] = False,
     layout: LayoutName = None,
 ) -> None:
-    """Score the truth, other truths, nonsense and nothing; exit code 2 when the truth does not win or a fault shows."""
+    """Score right answers, wrong ones, nonsense and empty ones; exit code 2 if the right ones do not win or a fault shows."""
     from mmrl.app.commands.reward import test
 
     if not test(target, settings or [], data, space, template, prompts, served, layout):
@@ -49,7 +49,7 @@ def reward_score(
     out: Annotated[Path | None, Option(metavar="FILE", help="Write the scores as JSONL.")] = None,
     layout: LayoutName = None,
 ) -> None:
-    """Score finished pictures or completions, to see what a reward likes before training on it."""
+    """Score existing pictures or completions, to see what a reward prefers before you train on it."""
     from mmrl.app.commands.reward import score
 
     score(target, settings or [], data, html, out, layout)
@@ -58,10 +58,10 @@ def reward_score(
 @reward.command("serve")
 def reward_serve(
     spec: Annotated[Path, Argument(metavar="SPEC", help="A TOML file: host, port, limits and one [[reward]] per reward.")],
-    host: Annotated[str | None, Option(help="Instead of the spec's (default 127.0.0.1).")] = None,
-    port: Annotated[int | None, Option(help="Instead of the spec's (default 8500).")] = None,
+    host: Annotated[str | None, Option(help="Overrides the spec's host (default 127.0.0.1).")] = None,
+    port: Annotated[int | None, Option(help="Overrides the spec's port (default 8500).")] = None,
 ) -> None:
-    """Serve rewards over HTTP, from an environment of their own; a config uses them as http://host:port/name."""
+    """Serve rewards over HTTP from a separate environment; a config uses them as http://host:port/name."""
     from mmrl.app.commands.serve import serve
 
     serve(spec, host, port)

@@ -208,7 +208,7 @@ def reward_overrides(config: RunConfig, servers: Sequence[Process], hosts: Seque
         asked = [i for i, reward in enumerate(config.reward) if port_of(reward.use) == server.port]
         if not asked:
             raise ValueError(
-                f"nobody asks the reward server of {server.words[5]}: write use = "
+                f"no [[reward]] uses the reward server of {server.words[5]}: write use = "
                 f'"http://{HERE}:{server.port}/NAME" in a [[reward]], or remove it from cluster.rewards'
             )
         for i in asked:

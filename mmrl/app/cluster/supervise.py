@@ -122,11 +122,11 @@ class Supervisor:
     def _train(self) -> int:
         """Run the trainers to their end, and start servers that die again."""
         self.trainers.start()
-        told = 0
+        num_reported = 0
         while (code := self.trainers.code()) is None:
-            for number in self.asked_by[told:]:
-                self._pass_on(number, first=told == 0)
-                told += 1
+            for number in self.asked_by[num_reported:]:
+                self._pass_on(number, first=num_reported == 0)
+                num_reported += 1
             for server in self.servers:
                 self._look_after(server)
             time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""`mmrl cache`: what mmrl keeps on this disk, and how to be rid of it."""
+"""`mmrl cache`: what mmrl keeps on this disk, and how to delete it."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -15,17 +15,17 @@ cache = typer.Typer(no_args_is_help=True)
 
 @cache.command("ls")
 def cache_ls() -> None:
-    """List what is kept, with sizes and last use, the sum and the bound (MMRL_CACHE_GB)."""
+    """List cached files with sizes and last use, their total and the limit (MMRL_CACHE_GB)."""
     typer.echo(listing())
 
 
 @cache.command("clear")
 def cache_clear(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Names as `mmrl cache ls` prints them; all by default.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Names as printed by `mmrl cache ls` (default: all).")
     ] = None,
 ) -> None:
-    """Remove what is kept; it is made again when it is needed."""
+    """Delete cached files; they are made again when needed."""
     typer.echo(clear(names or []))
 
 

@@ -101,7 +101,7 @@ def look_at_data(resolved: Resolved, found: Findings) -> None:
     count = f"{len(prompts)}" if isinstance(prompts, Sequence) else f"a stream, {len(looked_at)} looked at"
     found.add("data", f"{count} prompts to train on")
     if held_out is None:
-        found.add("held-out data", "none: set [evaluation.data], or nobody knows whether the model got better", "note")
+        found.add("held-out data", "none: without [evaluation.data] there is no way to see if the model got better", "note")
         return
     known = {contents(prompt) for prompt in looked_at}
     evaluated = [held_out[i] for i in range(min(len(held_out), config.evaluation.num_prompts))]
@@ -207,12 +207,12 @@ def look_at_rewards(collected: Collected, found: Findings) -> None:
         if share[Status.FAILED] and weighted:
             found.add(f"reward {name}", f"{said}: find out why it fails with mmrl reward test", "FAIL")
         elif share[Status.NA] == 1 and weighted:
-            found.add(f"reward {name}", f"{said}: it applies to none of these prompts, remove it or mend its columns", "FAIL")
+            found.add(f"reward {name}", f"{said}: it applies to none of these prompts, remove it or fix its columns", "FAIL")
         else:
             found.add(f"reward {name}", said, "note" if unparsed else "ok")
     flat = alike(scores, ids)
     if flat:
-        said = f"in {flat} of {len(ids.unique())} groups all samples have one total: of those nothing is learned"
+        said = f"in {flat} of {len(ids.unique())} groups all samples have the same total: nothing is learned from them"
         found.add("spread", said, "note")
 
 
@@ -258,4 +258,4 @@ def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found:
     if test(name, overrides, None, num_prompts=TESTED):
         found.add("reward test", f"the truth wins on {TESTED} prompts")
     else:
-        found.add("reward test", "a reward has a fault, see above: mend it, or train on another one", "FAIL")
+        found.add("reward test", "a reward has a fault, see above: fix it, or train on another one", "FAIL")

@@ -1,4 +1,4 @@
-"""`mmrl demo`: whole jobs on this machine, with nothing to download: a tiny model is taught, then improved by its rewards.
+"""`mmrl demo`: complete jobs on this machine, without downloads: a tiny model is pretrained, then improved by its rewards.
 
 A demo is an entry of DEMOS, a config whose `policy.model` is `tiny:<name>`, and that name in mmrl.tiny.taught.
 """
@@ -22,9 +22,9 @@ class Demo:
     summary: str
     """For `mmrl demo --help`."""
     imitation: str
-    """What is printed before the first part."""
+    """Printed before the first part."""
     reinforcement: str
-    """And before the second."""
+    """Printed before the second part."""
 
 
 DEMOS = {
@@ -36,7 +36,7 @@ DEMOS = {
     ),
     "video": Demo(
         config="tiny/video",
-        summary="Teach a tiny Qwen3-VL to tell from mp4 files when a digit is there, and which are; ends with film strips.",
+        summary="Teach a tiny Qwen3-VL to say when and which digits appear in mp4 files; ends with film strips.",
         imitation="a Qwen3-VL of 0.8 M parameters learns from spans that are too long, half of them another digit's, and from "
         "answers that name one digit of two",
         reinforcement="it is rewarded for the overlap of its spans with the right ones, and for right letters",
@@ -50,14 +50,14 @@ DEMOS = {
     ),
     "t2i-text": Demo(
         config="tiny/t2i_text",
-        summary="Teach a tiny Stable Diffusion 3 to print the number in its caption, judged by a real text recogniser.",
+        summary="Teach a tiny Stable Diffusion 3 to draw the number in its caption, judged by a real text recognizer.",
         imitation="a Stable Diffusion 3 of 2.4 M parameters learns from prints of which half are smeared and half have a wrong "
         "caption",
         reinforcement="it is rewarded for what a text recogniser reads in its pictures",
     ),
     "edit": Demo(
         config="tiny/edit",
-        summary="Teach a tiny FLUX.1-Kontext to edit pictures as told; ends with numbers and source, before and after.",
+        summary="Teach a tiny FLUX.1-Kontext to edit pictures as asked; ends with numbers and source, before and after.",
         imitation="a FLUX.1-Kontext of 2.2 M parameters learns from edits of which half are stained and half follow another "
         "instruction",
         reinforcement="it is rewarded for doing what the instruction says, times what it keeps of the rest",

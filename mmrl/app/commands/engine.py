@@ -1,4 +1,4 @@
-"""`mmrl engine`: the environment of vLLM's own, in which servers for rollouts run; loads no torch."""
+"""`mmrl engine`: a separate environment for vLLM, in which servers for rollouts run; loads no torch."""
 
 import sys
 from pathlib import Path
@@ -31,21 +31,21 @@ from mmrl.engine.venv import (
 engine = typer.Typer(no_args_is_help=True)
 Folder = Annotated[
     Path | None,
-    Option(metavar="FOLDER", help="Where it is (default: engines/ in mmrl's cache, never cleared to make room)."),
+    Option(metavar="FOLDER", help="Its folder (default: engines/ in mmrl's cache, never deleted to make room)."),
 ]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 
 
 @engine.command("install")
 def engine_install(
-    accelerator: Annotated[Accelerator | None, Option(help="What vLLM computes on (default: what this machine has).")] = None,
+    accelerator: Annotated[Accelerator | None, Option(help="What vLLM runs on (default: what this machine has).")] = None,
     folder: Folder = None,
     yes: Yes = False,
 ) -> None:
-    """Make an environment for vLLM, beside mmrl's own: says what it costs, and asks."""
+    """Make a separate environment for vLLM; first prints what it costs, and asks."""
     place, recipe = (folder or engine_folder()).absolute(), RECIPES[accelerator or accelerator_here()]
     if is_made(place, recipe):
-        typer.echo(f"{place} is there already: `mmrl engine status` looks at it")
+        typer.echo(f"{place} exists already: see `mmrl engine status`")
         return
     check_place(place, recipe)
     typer.echo(cost(place, recipe))
@@ -56,24 +56,24 @@ def engine_install(
 
 @engine.command("status")
 def engine_status(folder: Folder = None) -> None:
-    """Look whether it is there and whole, and which version it holds; exit code 2 when it cannot be used."""
+    """Check that it exists and is complete, and print its version; exit code 2 if it cannot be used."""
     typer.echo(status((folder or engine_folder()).absolute()))
 
 
 @engine.command("remove")
 def engine_remove(folder: Folder = None, yes: Yes = False) -> None:
-    """Remove it, whole or half made; `mmrl engine install` makes it again."""
+    """Remove it, complete or not; `mmrl engine install` makes it again."""
     place = (folder or engine_folder()).absolute()
     ask(f"Remove {place}?", yes)
     typer.echo(f"removed {place}, {size(remove_venv(place))}")
 
 
 def cost(folder: Path, recipe: Recipe) -> str:
-    """The download, disk and time that an install takes."""
+    """Say how much download, disk space and time an installation takes."""
     kind = {"cpu": "a CPU", "cuda": "NVIDIA cards"}[recipe.accelerator]
-    about = "" if recipe.measured else " (an estimate: nobody has measured it yet)"
+    about = "" if recipe.measured else " (an estimate, not measured yet)"
     return (
-        f"vLLM {VERSION} for {kind}, in an environment of its own: {folder}\n"
+        f"vLLM {VERSION} for {kind}, in a separate environment: {folder}\n"
         f"  {num_packages(recipe.requirements)} packages, {recipe.download_gb:g} GB of download, {recipe.disk_gb:g} GB of disk"
         f" ({size(disk_free(folder))} free), some minutes{about}\n"
         "  mmrl's own environment stays as it is"
@@ -81,15 +81,15 @@ def cost(folder: Path, recipe: Recipe) -> str:
 
 
 def ask(question: str, yes: bool) -> None:
-    """Go on after a yes.
+    """Ask, and return only after a yes.
 
     Raises:
-        ValueError: nobody can be asked here.
+        ValueError: the input is not a terminal.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        raise ValueError("nobody can be asked here, for the input is no terminal: add --yes")
+        raise ValueError("cannot ask for confirmation, because the input is not a terminal: add --yes")
     typer.confirm(question, abort=True)
 
 

@@ -1,4 +1,4 @@
-"""`--help` in the order of a person's day, an example under every command, and names that a shell completes; loads no torch."""
+"""`--help` in the order in which one uses the commands, with examples, and names for shell completion; loads no torch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ PANELS = {
     "Look at a run": ("report", "compare", "arena", "sample", "export"),
     "Clean up": ("cache",),
 }
-"""Heading -> its commands, in the order in which a day needs them."""
+"""Heading -> its commands, in the order in which one usually needs them."""
 EXAMPLES: dict[str, Sequence[str]] = {
     "demo": ("mmrl demo grounding",),
     "demo grounding": ("mmrl demo grounding --seed 1", "mmrl demo grounding steps=50 --output runs/short"),
@@ -102,14 +102,14 @@ EXAMPLES: dict[str, Sequence[str]] = {
     "cache ls": ("mmrl cache ls",),
     "cache clear": ("mmrl cache clear",),
 }
-"""Command -> commands that can be typed as they stand, with files and folders of one's own."""
+"""Command -> complete command lines, with placeholders for one's own files and folders."""
 
 
 class InOrder(Commands):
-    """Commands by PANELS, each with its panel and its examples."""
+    """A group that lists its commands in the order of PANELS, with panels and examples."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Those that no panel names come last."""
+        """Names in the order of PANELS; others come last."""
         order = [name for names in PANELS.values() for name in names]
         known = super().list_commands(ctx)
         return sorted(known, key=lambda name: order.index(name) if name in order else len(order))
@@ -129,7 +129,7 @@ class InOrder(Commands):
 
 
 def complete_config(incomplete: str) -> list[str]:
-    """Names of configs that begin like this; files are completed by the shell itself."""
+    """Names of configs with this prefix; the shell itself completes files."""
     return [listed.name for listed in catalog("configs") if listed.name.startswith(incomplete)]
 
 
@@ -138,5 +138,5 @@ def complete_reward(incomplete: str) -> list[str]:
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """Everything that is shipped."""
+    """Names of everything that can be shown."""
     return [listed.name for kind in KINDS for listed in catalog(kind) if listed.name.startswith(incomplete)]

@@ -95,7 +95,7 @@ def hosts_of(given: LaunchArguments, nodes: int) -> list[str]:
 
 
 def lines_of(placement: Placement) -> list[str]:
-    """Who runs where, in words: machine, cards, port, what is waited for, variables and command line of every process."""
+    """The plan as text: machine, GPUs, port, dependencies, variables and command line of every process."""
     servers = ", ".join(process.name for process in placement.servers)
     lines: list[str] = []
     for node, host in enumerate(placement.hosts):
@@ -208,7 +208,7 @@ def to_supervise(process: Process, cards: Sequence[str], folder: Path | None = N
 
 
 def log_folder(config: RunConfig, given: LaunchArguments) -> Path:
-    """The folder of the servers' logs, beside the run's: a run makes its own folder."""
+    """The folder of the servers' logs, next to the run's: a run makes its own folder."""
     run = given.resume or (Path(config.output).expanduser() if config.output else RUNS / "launch")
     number = "" if given.node is None else f"-node-{given.node}"
     return run.with_name(f"{run.name}.logs{number}")

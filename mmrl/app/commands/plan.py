@@ -57,7 +57,7 @@ def plan(
     processes: int = 1,
     price: float | None = None,
 ) -> bool:
-    """Print the plan of a config; True if it fits the card, or nobody knows the card.
+    """Print the plan of a config; True if it fits the card, or the card is unknown.
 
     Args:
         calibrate: real steps to take, after one to warm up, for the time they need; nothing of them is kept.
@@ -116,7 +116,7 @@ def save_fit(fit: Fit, file: Path) -> None:
 
 
 def show_plan(resolved: Resolved, made: Plan, size: int | None, calibrate: int, price: float | None) -> bool:
-    """Print a plan and whether it fits a card of so many bytes; True if it does, or there is no card."""
+    """Print a plan and whether it fits a card of this size in bytes; True if it does, or there is no card."""
     if (warning := idle_terms(resolved.config.algorithm)) is not None:
         console.print(f"warning: {warning}", style="yellow", markup=False)
     print_geometry(made)
@@ -128,14 +128,14 @@ def show_plan(resolved: Resolved, made: Plan, size: int | None, calibrate: int, 
     elif size is not None:
         console.print(f"fits a card of {size / GIB:.1f} GiB", style="green")
     else:
-        console.print("no accelerator here: give --card 24GB to learn whether it fits one", style="yellow")
+        console.print("no accelerator here: give --card 24GB to see if it fits one", style="yellow")
     if calibrate:
         print_time(timing(resolved, calibrate), made.config, made.memory, price)
     return trouble is None
 
 
 def evaluations(config: RunConfig) -> int:
-    """How often held-out prompts are answered: before, after, and every so many steps."""
+    """How often held-out prompts are answered: before, after, and every n steps."""
     if config.evaluation.data is None or config.evaluation.num_prompts == 0:
         return 0
     every = config.evaluate_every
@@ -216,7 +216,7 @@ def print_memory(made: Plan, on_card: bool) -> None:
 
 
 def not_counted(made: Plan) -> list[str]:
-    """The parts of a run's memory that nobody knows before it starts."""
+    """The parts of a run's memory that are unknown before it starts."""
     found = ["activations of models inside rewards"] if made.rewards.stays else []
     return [*made.rewards.unknown, *found, *([] if made.is_text else ["activations of text encoders"])]
 

@@ -39,7 +39,7 @@ from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
 MOST_CARDS = 200
 MOST_PROMPTS = 1000
-"""Of a data set so many are looked through for those that a reward is tested on."""
+"""How many prompts of a data set are searched for those that a reward is tested on."""
 Shown = tuple[list[Prompt], list[Task]]
 """Prompts of a data set, or rows of a file."""
 Card = dict[str, Any]
@@ -138,7 +138,7 @@ def inputs_of_test(
 
 
 def is_config(target: str) -> bool:
-    """Is a word of the command line a config? Python files and addresses are rewards."""
+    """True if an argument names a config; Python files and addresses are rewards."""
     if target.endswith(".toml"):
         return True
     if target.endswith(".py") or ":" in target:
@@ -180,7 +180,7 @@ def data_of(data: str, layout: str | None = None) -> Shown:
     if Path(data).exists() and not data.endswith(".py"):
         return [], read_tasks(Path(data), layout, MOST_PROMPTS, print_plain)
     if layout is not None:
-        raise ValueError(f"--as {layout} says how a file is laid out, and {data} is a data set or no file: leave --as out")
+        raise ValueError(f"--as {layout} names a file's layout, and {data} is a data set or no file: leave --as out")
     table = Table.of({"data": {"use": data}}, "command line")
     return list(islice(load_data(DataConfig(data), ("data",), table), MOST_PROMPTS)), []
 

@@ -36,7 +36,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One sample beside what the run noted of it."""
+    """One sample compared with what the run recorded."""
 
     is_same: bool | None
     """None: nothing was noted."""
@@ -100,7 +100,7 @@ def resample(
                 if whole
                 else groups_of_prompt(job, prompt, step, max((g for g, _ in noted), default=-1))
             )
-        lines, verdicts = [f"{run.path}, {split} step {step}, prompt {prompt}, drawn with the weights after step {before}"], []
+        lines, verdicts = [f"{run.path}, {split} step {step}, prompt {prompt}, sampled with the weights after step {before}"], []
         for one in drawn:
             lines += group_lines(job, one, out)
             for place, text, verdict in sample_verdicts(one, noted, run, index, out):
@@ -216,7 +216,7 @@ def sample_verdicts(
         if drawn.scores:
             text.append(f"    scored again: {drawn.scores[i]}")
         if line is not None:
-            text.append(f"    noted scores: {', '.join(f'{name} {value_text(value)}' for name, value in line['scores'].items())}")
+            text.append(f"    recorded: {', '.join(f'{name} {value_text(value)}' for name, value in line['scores'].items())}")
         tokens = f", {len(sample.token_ids)} tokens" if sample.token_ids is not None else ""
         yield f"sample {i} ({sample.role}{tokens})", text, verdict(sample, line, run)
 
@@ -234,19 +234,19 @@ def save_picture(out: Path, name: str, picture: Image.Image) -> Path:
 
 
 def verdict(sample: Sample, line: Line | None, run: RunDir) -> Verdict:
-    """Is it what was noted, and if not, where does it begin to differ?"""
+    """Says if it equals what was recorded, and if not, where it starts to differ."""
     if line is None:
-        return Verdict(None, "the run noted no such sample (samples_every, or its group was dropped)")
+        return Verdict(None, "the run recorded no such sample (samples_every, or its group was dropped)")
     was = line.get("earlier", "") + (line["completion"] or "")
     if sample.transcript is not None and sample.transcript != was:
         return Verdict(False, f"differs {first_letter(was, sample.transcript)}")
     if line.get("digest") is not None:
         if line["digest"] == digest(sample):
-            return Verdict(True, "identical to what the run noted")
+            return Verdict(True, "identical to what the run recorded")
         return Verdict(False, f"differs {first_difference(sample, line, run)}")
     if sample.text is not None:
-        return Verdict(True, "the same text as the run noted")
-    return Verdict(None, "the run noted nothing that could be compared")
+        return Verdict(True, "the same text as the run recorded")
+    return Verdict(None, "the run recorded nothing to compare with")
 
 
 def first_difference(sample: Sample, line: Line, run: RunDir) -> str:
@@ -260,7 +260,7 @@ def first_difference(sample: Sample, line: Line, run: RunDir) -> str:
 
 def first_letter(was: str, now: str) -> str:
     place = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
-    return f"from letter {place + 1} on: noted {was[place : place + 40]!r}, now {now[place : place + 40]!r}"
+    return f"from letter {place + 1} on: recorded {was[place : place + 40]!r}, now {now[place : place + 40]!r}"
 
 
 def first_pixel(line: Line, picture: Image.Image, run: RunDir) -> str:

@@ -39,7 +39,7 @@ from mmrl.training.resources.profile import Profile, Steps
 
 log = logging.getLogger("mmrl")
 LONGEST_FAULT = 300
-"""Characters of a report's fault that are told."""
+"""Characters of a report's error that are printed."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def run_job(
 
 
 def show_first_prompt(job: Job, run: RunDir) -> None:
-    """Print the template and the first prompt as the model reads it, with all that stands around it, and keep both."""
+    """Print the template and the first prompt exactly as the model reads it, and keep both."""
     from mmrl.app.modality.prompt_view import prompt_view
     from mmrl.app.modality.templates import template_line, template_text
 
@@ -230,7 +230,7 @@ def tell_changes(run: RunDir, step: int, changes: Sequence[ChangedSetting]) -> N
 
 
 def continue_from(job: Job, run: RunDir, ranks: Ranks) -> int | None:
-    """Put the trainer where the run's last whole checkpoint stands, and forget what was written after it.
+    """Restore the trainer from the run's last complete checkpoint, and remove what was written after it.
 
     Returns the checkpoint's step.
 

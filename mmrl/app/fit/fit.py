@@ -97,7 +97,7 @@ def fit_lines(fit: Fit) -> list[str]:
 
 
 HELD_OUT = {
-    True: "so nobody will know what it learned: give --held-out, or lay `test` beside `train` (mmrl data split)",
+    True: "so there is no way to see what it learned: give --held-out, or put `test` next to `train` (mmrl data split)",
     False: "prompts that nothing trains on",
 }
 

@@ -27,7 +27,7 @@ class Plan:
     """Where the planner may sample again."""
     memory: Memory
     readings: Sequence[str]
-    """What is read before the first update."""
+    """The readings before the first update."""
     rewards: RewardMemory = field(default_factory=RewardMemory)
     heaviest: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """Width and height of pictures -> samples, in a step of the largest prompts, which the memory is for; empty where prompts
@@ -74,7 +74,7 @@ class Estimates:
     prompts: Sequence[Prompt]
     rewards: RewardMemory = field(default_factory=RewardMemory)
     length: int | None = None
-    """Of every completion; None: max_new_tokens."""
+    """Tokens of every completion; None: max_new_tokens."""
 
     def of(self, resolved: Resolved) -> Plan:
         """The plan of these settings.

@@ -11,7 +11,7 @@ WIDTHS = (25, 17, 26, 6)
 """Characters of the columns; two stand between them."""
 HEAD = ("family", "tasks", "licence of the weights", "tested")
 MARKS = {"makers": "", "others": " *", "nowhere": " **"}
-"""Where a licence was read -> what stands behind it; explained below the table."""
+"""Where a licence was read -> the mark behind it; explained below the table."""
 
 
 def public_weights() -> dict[str, Published]:

@@ -79,7 +79,7 @@ def rows_of(kind: str) -> list[Listed]:
 
 
 def columns(name: str, text: str, width: int) -> Iterator[str]:
-    """A name and its text beside it; a name that is too long has a line to itself."""
+    """A name with its text next to it; a name that is too long has a line to itself."""
     space = " " * (width + 4)
     lines = textwrap.wrap(text, WIDTH, initial_indent=space, subsequent_indent=space, break_on_hyphens=False)
     if not lines:

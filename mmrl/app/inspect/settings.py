@@ -23,13 +23,13 @@ REQUIRED = "required"
 COMMON: Mapping[str, Mapping[str, str]] = {
     "mmrl.algorithms.advantages": {
         "ddof": "1 = unbiased deviation, as text code has it; 0 = population, as papers and flow code have it.",
-        "eps": "Keeps what is divided by away from 0, in units of the reward; `eps_mode`, where there is one, says how.",
+        "eps": "Keeps the divisor away from 0, in units of the reward; `eps_mode`, if there is one, says how.",
         "eps_mode": "Where eps goes: deviation + eps, max(deviation, eps), or sqrt(deviation^2 + eps).",
         "singleton": "Credit of a group with one scored sample: zero, or its reward as it is.",
     },
     "mmrl.flow.schedules": {
         "dynamics": "How a noisy step moves; `mmrl show FlowSDE` and its neighbours have the formulas; ode and dpm2 draw none.",
-        "initial_noise": "sample: every sample starts from noise of its own. group: all of a group start from the same.",
+        "initial_noise": "sample: every sample starts from its own noise. group: a group starts from the same noise.",
         "level": "How much noise a noisy step draws, the level in the formula of `dynamics`; wan, ode and dpm2 have none.",
         "num_steps": "Denoising steps of a rollout.",
         "seed": "Seed of the choice of steps, together with the training step.",

@@ -20,7 +20,7 @@ from mmrl.app.toml.tables import Table, dotted_key, leaves
 
 
 def description(name: str, overrides: Sequence[str] = (), everything: bool = False) -> str:
-    """Everything that `name` stands for, as text: a preset, a config by path or name, or a thing with settings.
+    """All details of `name` as text: a preset, a config by path or name, or a thing with settings.
 
     Args:
         everything: of a config, also what it does not set.
@@ -87,7 +87,7 @@ def algorithm_lines(name: str, document: str, overrides: Sequence[str]) -> Itera
 
 
 def card_lines(name: str, assembly: Assembly) -> Iterator[str]:
-    """The card of a preset, and what it changes, costs and needs as it stands, within 80 columns."""
+    """The card of a preset, and what it changes, costs and needs, within 80 columns."""
     made = assembly.algorithm
     facts = [("changes", changes(made)), ("costs", costs(made)), ("needs", needs(made))]
     for word, text in [*cards()[name].lines(), *facts]:

@@ -1,4 +1,4 @@
-"""Things that `mmrl show` knows beside algorithms and configs: rewards, data sets, parts, samplers, generators, families."""
+"""Things that `mmrl show` knows besides algorithms and configs: rewards, data sets, parts, samplers, generators, families."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -111,9 +111,9 @@ def classes_called(name: str) -> Iterator[Thing]:
 
     for model, cls in families().items():
         if name in (model, cls.__name__):
-            told = {"box_space": f'"{BOX_SPACES[model]}"'} if model in BOX_SPACES and name == model else {}
-            table = "chosen by the model's own files; what it says of such models, which no config sets"
-            facts = [replace(one, default=told.get(one.name, one.default)) for one in facts_of(cls)]
+            known = {"box_space": f'"{BOX_SPACES[model]}"'} if model in BOX_SPACES and name == model else {}
+            table = "chosen by the model's own files; its facts about such models, which no config sets"
+            facts = [replace(one, default=known.get(one.name, one.default)) for one in facts_of(cls)]
             yield Thing("a family of models", name, table, cls, facts, document_of(cls))
             return
 

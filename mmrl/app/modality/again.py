@@ -66,8 +66,8 @@ def turns(policy: TextPolicy) -> Iterator[str]:
     """The messages of a chat, as Python."""
     seeing = policy.family.sees_pictures
     if policy.config.system_prompt:
-        told = '[{"type": "text", "text": template["system"]}]' if seeing else 'template["system"]'
-        yield f'{{"role": "system", "content": {told}}}'
+        phrase = '[{"type": "text", "text": template["system"]}]' if seeing else 'template["system"]'
+        yield f'{{"role": "system", "content": {phrase}}}'
     asked = '[{"type": "image", "image": "PICTURE"}, {"type": "text", "text": text}]' if seeing else "text"
     yield f'{{"role": "user", "content": {asked}}}'
 
@@ -90,7 +90,7 @@ def draw_again(
     """
     if pipeline_call(policy, plan) is None:
         return [
-            "An evaluation takes steps that this pipeline cannot be told by its arguments, so that its own pictures differ; "
+            "An evaluation takes steps that this pipeline's arguments cannot express, so that its own pictures differ; "
             "`mmrl eval` draws the run's again."
         ]
     reasons = list(reasons_to_differ(policy, evaluation, plan, kind))
@@ -98,9 +98,9 @@ def draw_again(
         words = f"These lines draw a held-out picture of that size again up to rounding, since {'; '.join(reasons)}."
     else:
         words = "These lines draw a held-out picture of that size again, pixel for pixel (same versions, same kind of device)."
-    told = f"`{FACTS}` has the steps, and says how the noise is drawn."
+    phrase = f"`{FACTS}` has the steps, and says how the noise is drawn."
     sized = "A prompt with a size of its own (columns `width` and `height`) takes other steps: `mmrl eval` draws it again."
-    return [f"{words} {told} {sized}", "", "```python", *drawing_code(loading), "```"]
+    return [f"{words} {phrase} {sized}", "", "```python", *drawing_code(loading), "```"]
 
 
 def drawing_code(loading: Sequence[str]) -> list[str]:

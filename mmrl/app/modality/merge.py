@@ -186,9 +186,9 @@ def image_deltas(folder: Path, model: str, index: Mapping[str, Any], name: str) 
     kind = getattr(import_module("diffusers"), index["_class_name"])
     if not hasattr(kind, "lora_state_dict"):
         return None
-    *read, told = kind.lora_state_dict(str(folder), return_lora_metadata=True)
+    *read, adapter_metadata = kind.lora_state_dict(str(folder), return_lora_metadata=True)
     saved, prefix = read[0], f"{name}."
-    settings = {key.removeprefix(prefix): value for key, value in (told or {}).items() if key.startswith(prefix)}
+    settings = {key.removeprefix(prefix): value for key, value in (adapter_metadata or {}).items() if key.startswith(prefix)}
     if not settings or not all(key.startswith(prefix) for key in saved):
         return None
     with torch.device("meta"):

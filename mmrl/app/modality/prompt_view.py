@@ -44,7 +44,7 @@ def prompt_view(policy: object, request: Request) -> Seen:
         return writer_view(policy, request)
     if isinstance(policy, FlowPolicy):
         return painter_view(policy, request)
-    raise TypeError(f"nobody knows how {type(policy).__name__} is shown a prompt: give it a view in {__name__}")
+    raise TypeError(f"there is no view of prompts for {type(policy).__name__}: add one in {__name__}")
 
 
 def writer_view(policy: TextPolicy, request: Request) -> Seen:

@@ -105,14 +105,14 @@ def guidance_of(policy: FlowPolicy, plan: RolloutPlan) -> float:
 
 
 def call_of(policy: FlowPolicy, plan: RolloutPlan) -> PipelineCall | None:
-    """The family's own part of that call; None where its pipeline cannot be told."""
+    """The family's own part of that call; None where its pipeline cannot express it."""
     return policy.family.pipeline_call(guidance_of(policy, plan)) if isinstance(policy.family, CallsPipeline) else None
 
 
 def pipeline_call(policy: FlowPolicy, plan: RolloutPlan) -> dict[str, object] | None:
     """The arguments with which a pipeline of diffusers draws along a plan of Euler steps, its scheduler shifting nothing.
 
-    None where it cannot be told: clips, models that need a picture, other ways to join the passes of guidance, other steps.
+    None where it cannot express it: clips, models that need a picture, other ways to join the passes of guidance, other steps.
     """
     config, family = policy.config, policy.family
     call = call_of(policy, plan)

@@ -27,7 +27,7 @@ MOST_PIXELS = 1_003_520
 CLIP_PIXELS = 3_211_264
 """Area of a clip's frames together: 2,048 tokens, one for 28 x 28 pixels of two frames."""
 TOKENS_A_SIDE = 8
-"""Of the pictures that a tiny generator draws."""
+"""Side, in tokens, of the pictures that a tiny generator draws."""
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class CountedRun:
     prompts: Sequence[Prompt]
     processes: int = 1
     length: int | None = None
-    """Of every completion; None: max_new_tokens."""
+    """Tokens of every completion; None: max_new_tokens."""
     dry_run: DryRun = field(init=False)
     policy: Policy[Any] = field(init=False)
 

@@ -1,4 +1,4 @@
-"""The device that a run is fitted to: a card that is told, the smallest one of this machine, or the machine's own memory."""
+"""The device that a run is fitted to: a given card, the smallest one of this machine, or the machine's own memory."""
 
 import os
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from pathlib import Path
 from mmrl.app.planning.memory import CONTEXT, GIB, Memory, room, usable
 
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Files in which a container's limit stands."""
+"""Files with a container's memory limit."""
 SHARE = 0.85
-"""Of a machine's memory, what a run may take: others live there too."""
+"""Share of a machine's memory that a run may take, since other programs need some too."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def target_device(card: str | None, processes: int = 1) -> Device:
     """
     size = room(card)
     if size is not None:
-        said = "told by --card" if card is not None else "this machine's smallest"
+        said = "from --card" if card is not None else "this machine's smallest"
         return Device(size, True, f"a card of {size / GIB:.1f} GiB ({said})")
     share = machine_memory() // processes
     each = "" if processes == 1 else f", {share / GIB:.1f} GiB for each of {processes} processes"

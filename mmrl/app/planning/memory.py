@@ -31,13 +31,13 @@ class Memory:
     phases: Mapping[str, int]
     """Most bytes at a time beyond what stays."""
     parts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What some of the phases are mostly made of."""
+    """The largest parts of some of the phases."""
     parameters: int = 0
-    """Of the network that trains."""
+    """Parameters of the network that trains."""
     trained: int = 0
     """Parameters of it that do."""
     host: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
-    """The same process's bytes beside a card; where there is no card they come on top."""
+    """The same process's bytes on the host; where there is no card they come on top."""
     overlap: int = 0
     """Bytes of these that lie where the largest phase has been, where there is no card."""
 
@@ -56,7 +56,7 @@ class Memory:
         return max(self.phases, key=lambda name: self.phases[name])
 
     def checkpoint(self, shadows: int) -> int:
-        """Bytes of one checkpoint: what trains, what the optimizer remembers of it, and weights kept beside."""
+        """Bytes of one checkpoint: trained weights, the optimizer's state, and other copies of the weights."""
         remembered = sum(size for name, size in self.stays.items() if name.startswith("optimizer"))
         return remembered + self.stays.get("gradients", 0) * (1 + shadows)
 
@@ -126,7 +126,7 @@ def size_text(size: int) -> str:
 
 
 def room(card: str | None) -> int | None:
-    """Bytes of a card that is told ("24GB"), of the smallest one of this machine, or None where there is none.
+    """Bytes of a given card ("24GB"), of the smallest one of this machine, or None where there is none.
 
     Raises:
         ValueError: not a size.

@@ -1,4 +1,4 @@
-"""Memory that the models inside rewards take beside the policy, as far as rewards say which models they hold."""
+"""Memory of the models inside rewards, as far as rewards say which models they use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

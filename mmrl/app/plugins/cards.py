@@ -23,9 +23,9 @@ PARTS = FOLDER / "parts.toml"
 EVIDENCE = FOLDER / "evidence.json"
 SOURCES = {
     "code": "code was read: the authors', or that of TRL, verl or ms-swift",
-    "paper": "the paper's formulas, or notes on them; code was not to be had",
+    "paper": "the paper's formulas, or notes on them; the code was not available",
     "2nd": "summaries and re-implementations of others",
-    "reading": "formulas that are partly our reading",
+    "reading": "formulas that are partly our interpretation",
 }
 
 
@@ -37,7 +37,7 @@ class Evidence:
     claim: str
     measured: str
     without: str
-    """What the twin has in place of the idea."""
+    """The twin's part in place of the idea."""
     with_it: tuple[float, ...]
     """One number per seed."""
     twin: tuple[float, ...]
@@ -68,7 +68,7 @@ class Card:
     bugs: str
     paper: str
     missing: str
-    """What of the paper is not implemented; empty where all of it is."""
+    """Parts of the paper that are not implemented; empty if all are."""
     evidence: tuple[Evidence, ...]
 
     @property

@@ -1,4 +1,4 @@
-"""The things that `mmrl ls` lists beside plug-ins: configs and algorithms, read without importing anything."""
+"""The things that `mmrl ls` lists besides plug-ins: configs and algorithms, read without importing anything."""
 
 import ast
 import re
@@ -11,9 +11,9 @@ from mmrl.app.toml.did_you_mean import did_you_mean
 
 KINDS = ("rewards", "datasets", "algorithms", "configs")
 FIELDS = ("Modality", "Needs", "Range", "Source", "Licence")
-"""What a reward's documentation says in lines of its own, each beginning with the word and a colon."""
+"""Fields of a reward's documentation, each on a separate line that begins with the word and a colon."""
 FACTS = ".recipe"
-"""The name of a recipe's facts ends like this; they stand beside its run and are none."""
+"""Suffix of the files with a recipe's facts, which are next to its run and are not runs."""
 
 
 def catalog(kind: str) -> list[Listed]:

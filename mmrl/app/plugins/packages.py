@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 REWARD_PACKAGES = ("math_verify", "onnxruntime", "pycocotools", "rapidfuzz", "rapidocr", "rapidocr_onnxruntime", "rouge_score")
-"""What the extra `rewards` brings."""
+"""Packages of the extra `rewards`."""
 MAYBE = (ast.If, ast.IfExp, ast.Try, ast.TryStar, ast.Match)
 """An import inside of these may never be reached, or is caught."""
 
@@ -53,7 +53,7 @@ def named_package(call: ast.Call) -> str:
 
 
 def is_installed(package: str) -> bool:
-    """Can it be imported? Not imported to find out."""
+    """True if it can be imported; does not import it."""
     try:
         return package in sys.stdlib_module_names or find_spec(package) is not None
     except ValueError:

@@ -121,7 +121,7 @@ def folders(kind: str) -> list[Path]:
 
 
 def shipped_folder(kind: str) -> Path:
-    """The folder that came with mmrl: inside the package in a wheel, beside it in a checkout."""
+    """The folder that came with mmrl: inside the package in a wheel, next to it in a checkout."""
     package = Path(__file__).resolve().parents[2]
     inside = package / "_shipped" / kind
     return inside if inside.is_dir() else package.parent / kind
@@ -168,7 +168,7 @@ def run_module(file: Path, run: Callable[[], None]) -> None:
 
 
 def reach_neighbours(file: Path) -> None:
-    """Let a plug-in import the Python files beside it, as it could as a script.
+    """Let a plug-in import the Python files next to it, as it could as a script.
 
     Raises:
         ValueError: a neighbour has the name of something else that can be imported, which would come in its place.
@@ -189,7 +189,7 @@ def reach_neighbours(file: Path) -> None:
         found = find_spec(name)
         if found is None or found.origin is None or Path(found.origin).resolve() != beside.resolve():
             other = found.origin if found else "nothing"
-            raise ValueError(f"{file} imports {name!r}, which would be {other} and not {beside} beside it: rename yours")
+            raise ValueError(f"{file} imports {name!r}, which would be {other} and not {beside} next to it: rename yours")
 
 
 def modalities(function: object) -> tuple[str, ...]:

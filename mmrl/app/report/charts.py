@@ -16,7 +16,7 @@ LARGEST, SMALLEST = 1e300, 1e-300
 LEAST_SPAN = 0.1
 """An axis spans at least this part of its largest value, so that rounding does not look like movement."""
 SMOOTH_FROM = 20
-"""From so many points on, a curve gets a moving average over it."""
+"""A curve with at least this many points gets a moving average."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from mmrl.app.run.folder import CHANGED
 from mmrl.app.run.trackers import is_reward
 
 MAX_FILES = 40
-"""Samples files read for a curve; of more, so many are picked evenly."""
+"""Most sample files read for a curve; of more, this many are picked evenly."""
 DIVERSITY = ("train/diversity", "eval/diversity")
 HELD_OUT_LENGTH = "eval/completion_length"
 """Tokens of held-out completions, even where a reward is called length."""

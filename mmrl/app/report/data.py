@@ -35,14 +35,14 @@ class RunData:
     before: list[Row]
     """Held-out samples of the first evaluation."""
     after: list[Row]
-    """Of the last one; empty when there was only one."""
+    """Held-out samples of the last evaluation; empty when there was only one."""
     warnings: list[tuple[str, int, int]]
     """Text, step it was first said at, how often."""
     versions: Mapping[str, str]
     box_space: str | None = None
     """The policy's, for samples lines that name none."""
     notices: list[str] = field(default_factory=list)
-    """What is missing or damaged."""
+    """Files that are missing or damaged."""
     alarms: list[str] = field(default_factory=list)
     """Warnings of level error, which begin with their step."""
 

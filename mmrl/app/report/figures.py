@@ -18,7 +18,7 @@ LEAST_PROMPTS = 10
 MOST_RESAMPLED = 4000
 """Prompts up to which intervals are drawn by bootstrap; of more, the normal interval is the same and costs nothing."""
 Z = 1.959963984540054
-"""A normal value lies within plus or minus so many deviations with probability 0.95."""
+"""A normal value lies within plus or minus this many deviations with probability 0.95."""
 Kind = Literal["iou", "share", "reward", "part"]
 """iou: in [0, 1]. share: of the prompts, written in percent. reward: the total. part: one reward of several, or a part of it."""
 How = Literal["wilson", "bootstrap", "normal", "none"]
@@ -32,7 +32,7 @@ class Figure:
     kind: Kind
     value: Callable[[Row], float]
     unread: Callable[[Row], float] = lambda row: row.unread
-    """1 where the answer could not be read for it, 0 where it could, NaN where nobody says."""
+    """1 where the answer could not be read for it, 0 where it could, NaN where that is unknown."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Estimate:
     how: How
     """wilson: shares of prompts that are right or wrong; none: fewer than LEAST_PROMPTS prompts, and low and high are NaN."""
     unread: float = math.nan
-    """Share of the samples whose answer could not be read; NaN where nobody says."""
+    """Share of the samples whose answer could not be read; NaN where that is unknown."""
 
     @property
     def has_interval(self) -> bool:
@@ -76,7 +76,7 @@ class Change:
     """Prompts whose value is higher after than before."""
     lower: int = 0
     unread: tuple[float, float] = (math.nan, math.nan)
-    """Share of the samples whose answer could not be read, before and after; NaN where nobody says."""
+    """Share of the samples whose answer could not be read, before and after; NaN where that is unknown."""
 
     @property
     def difference(self) -> float:

@@ -40,7 +40,7 @@ NUM_PAIRS = 12
 NUM_EXTREMES = 4
 NUM_REGRESSIONS = 6
 MOST_CLIP_BYTES = 400_000
-"""Of a clip inside the page; larger ones stay beside the samples, and the page shows their strips."""
+"""Most bytes of a clip inside the page; larger ones stay next to the samples, and the page shows their strips."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Picture:
     truth: list[Rectangle] = field(default_factory=list)
     predicted: list[Rectangle] = field(default_factory=list)
     film: "Film | None" = None
-    """What is drawn under the strip of a clip."""
+    """The drawing under the strip of a clip."""
     clip: str = ""
     """A data URI of the clip itself, where there is one of at most MOST_CLIP_BYTES."""
 
@@ -201,7 +201,7 @@ def picture_of(data: RunData, media: Mapping[str, Any], row: Row | None) -> Pict
 
 
 def clip_source(data: RunData, media: Mapping[str, Any]) -> str:
-    """The .mp4 file beside a strip as a data URI; empty where there is none, or it is too large for a page."""
+    """The .mp4 file next to a strip as a data URI; empty where there is none, or it is too large for a page."""
     file = data.run.samples / media["clip"] if media.get("clip") else None
     if file is None or not file.is_file() or file.stat().st_size > MOST_CLIP_BYTES:
         return ""

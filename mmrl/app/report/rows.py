@@ -67,11 +67,11 @@ class Row:
     @property
     def spans(self) -> "Spans | None":
         """The true spans and those of the completion; None where the answer is no span."""
-        told = self.line.get("spans")
-        if told is None:
+        found = self.line.get("spans")
+        if found is None:
             return None
-        truth, predicted = ([Interval(start, end) for start, end in told[name]] for name in ("truth", "predicted"))
-        return Spans(told["seconds"], truth, predicted)
+        truth, predicted = ([Interval(start, end) for start, end in found[name]] for name in ("truth", "predicted"))
+        return Spans(found["seconds"], truth, predicted)
 
     @property
     def outside(self) -> bool:
@@ -115,13 +115,13 @@ class Row:
 
     @property
     def unread(self) -> float:
-        """1 where what is looked for in the completion, or what a reward looked for, was not found; NaN where nobody says."""
-        told = [value for name, value in self.parts.items() if name.endswith("/unparsed")]
+        """1 where what is looked for in the completion, or what a reward looked for, was not found; NaN where unknown."""
+        unread_marks = [value for name, value in self.parts.items() if name.endswith("/unparsed")]
         if self.spans is not None:
-            told.append(float(not self.spans.predicted))
+            unread_marks.append(float(not self.spans.predicted))
         elif self.truth and math.isfinite(self.iou):
-            told.append(float(not self.predicted))
-        return max(told) if told else math.nan
+            unread_marks.append(float(not self.predicted))
+        return max(unread_marks) if unread_marks else math.nan
 
     @property
     def box_size(self) -> str:

@@ -12,14 +12,14 @@ from mmrl.app.report.timing import PHASES, REST
 from mmrl.app.run.folder import read_lines
 
 LANES = (*(metric for _, metric in PHASES), REST)
-"""What spans call a phase, and then the time that lies in none."""
+"""Names of the phases in spans, and the name of the time outside of them."""
 SHORT = {"read": "reading", REST: "the rest"}
 LANE = 26.0
 """Height of a phase in a time line."""
 NAMES_WIDTH = 96.0
 """Room for the names of the phases."""
 LEAST_SHARE = 0.002
-"""Of a step; shorter gaps are not drawn."""
+"""Share of a step; shorter gaps are not drawn."""
 TITLES = "Thin lines are what ran inside a phase; point at a bar for its name and seconds."
 MUCH_SLOWER = 1.2
 """Times a typical step, from which on it is said what a slow one waited for."""

@@ -23,7 +23,7 @@ from mmrl.app.report.rows import mean
 from mmrl.app.run.folder import Line
 
 PHASES = (("rollout", "rollout"), ("reward", "reward"), ("reading old and reference weights", "read"), ("update", "update"))
-"""What the page calls a phase, and what metrics call it."""
+"""Names of the phases on the page, and in the metrics."""
 REST = "everything else"
 MOST_POINTS = 150
 """A longer band is drawn as means of neighbouring steps."""
@@ -58,8 +58,8 @@ def moments(train: Sequence[Line]) -> list[Moment]:
     for line in train:
         seconds = value(line, "time/step_s")
         if 0 < seconds < math.inf:
-            told = [share_of(line, metric, seconds) for _, metric in PHASES]
-            shares = [share if math.isfinite(share) else 0.0 for share in told]
+            seconds_shares = [share_of(line, metric, seconds) for _, metric in PHASES]
+            shares = [share if math.isfinite(share) else 0.0 for share in seconds_shares]
             found.append(Moment(float(line["step"]), seconds, (*shares, max(0.0, 1.0 - sum(shares)))))
     return found
 

@@ -47,7 +47,7 @@ class Task:
     prompt: Prompt
     samples: tuple[Sample, ...] = ()
     names: tuple[str, ...] = ()
-    """What each sample is called: a picture's file, or its number."""
+    """The name of each sample: a picture's file, or its number."""
 
     @property
     def draws(self) -> bool:
@@ -62,8 +62,8 @@ def read_tasks(
 
     Args:
         layout: how it is laid out, as `mmrl data check` calls it; None: guessed from its first rows.
-        most: of a layout that is not ours, so many rows are read; None: all.
-        say: told how the file is read, where that is not ours.
+        most: most rows to read of a layout that is not ours; None: all.
+        say: called with how the file is read, if its layout is not ours.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
@@ -132,7 +132,7 @@ def _folder_rows(folder: Path) -> Iterator[Row]:
     for number, file in enumerate(files, start=1):
         caption = file.with_suffix(".txt")
         if not caption.is_file():
-            raise ValueError(f"{file} has no prompt: write it into {caption.name} beside it, or list all in {CAPTIONS}")
+            raise ValueError(f"{file} has no prompt: write it into {caption.name} next to it, or list all in {CAPTIONS}")
         yield Row({"prompt": caption.read_text(encoding="utf-8").strip(), _kind_of(file.name): file.name}, file.name, number)
 
 

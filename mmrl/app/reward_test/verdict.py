@@ -93,9 +93,11 @@ def examine(name: str, reward: Callable[..., object], names: Sequence[str], grou
     found.faults += look_at_pictures(found) if probes.BLANK in names else look_at_texts(found)
     low, high = extremes(found)
     if low < -1 or high > 1:
-        found.warnings.append(f"its range is {low:.3g} to {high:.3g}: beside rewards in 0..1 it drowns them or is drowned")
+        found.warnings.append(
+            f"its range is {low:.3g} to {high:.3g}: next to rewards in 0..1 it drowns them out or is drowned out"
+        )
     if not found.picklable:
-        found.warnings.append("it cannot be pickled, so it cannot run in a process of its own")
+        found.warnings.append("it cannot be pickled, so it cannot run in a separate process")
     return found
 
 
@@ -170,10 +172,10 @@ def look_at_texts(found: Findings) -> list[str]:
     faults = [*rivals(found, truth), *spelling_faults(found, truth, clear)]
     for probe in (probes.EMPTY, probes.MALFORMED):
         if found.mean(probe) > truth - clear:
-            faults.append(f"{probe} text scores {found.mean(probe):.3f}, as much as the truth: it pays for saying nothing")
+            faults.append(f"{probe} text scores {found.mean(probe):.3f}, as much as the truth: it rewards saying nothing")
     for probe in (probes.REPEATED, probes.PADDED):
         if found.beats(probe, probes.TRUTH) and found.mean(probe) > truth + 0.02 * found.spread:
-            faults.append(f"{probe} scores above the truth ({found.mean(probe):.3f} > {truth:.3f}): it pays for length")
+            faults.append(f"{probe} scores above the truth ({found.mean(probe):.3f} > {truth:.3f}): it rewards length")
     return faults
 
 

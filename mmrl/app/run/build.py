@@ -196,7 +196,7 @@ def named_reward(
     if declared == "auto":
         if space is None:
             raise ValueError(
-                f"reward {name!r} reads boxes, and nobody says how this model writes them: "
+                f"reward {name!r} reads boxes, but it is not known how this model writes them: "
                 "set policy.box_space to pixel, resized, norm1000 or norm1"
             )
         function = replace(function, space=space)

@@ -1,4 +1,4 @@
-"""A run's folder from before its model is loaded: nobody else's, locked, and gone again where nothing came of the run."""
+"""A run's folder, claimed and locked before its model is loaded, and removed again if nothing came of the run."""
 
 import os
 import shutil

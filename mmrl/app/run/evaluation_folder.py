@@ -36,8 +36,8 @@ class Subject:
         digest = hashlib.sha256()
         for prompt in prompts:
             media = [str(one) if isinstance(one, str | Path) else type(one).__name__ for one in prompt.media]
-            told = [prompt.id, prompt.text, as_json(prompt.answer, str), as_json(prompt.columns, str), media]
-            digest.update(json.dumps(told, sort_keys=True).encode())
+            identity = [prompt.id, prompt.text, as_json(prompt.answer, str), as_json(prompt.columns, str), media]
+            digest.update(json.dumps(identity, sort_keys=True).encode())
         return cls(weights, digest.hexdigest()[:20], len(prompts))
 
 

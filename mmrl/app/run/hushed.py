@@ -1,4 +1,4 @@
-"""Libraries that would write on the terminal about something that nobody waits for."""
+"""Silence for libraries that would print unimportant messages on the terminal."""
 
 import logging
 from collections.abc import Iterator

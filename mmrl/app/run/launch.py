@@ -107,7 +107,7 @@ def is_on(environment: Mapping[str, str], name: str) -> bool:
 
 
 def parent_command() -> list[str]:
-    """The words of the command that started this process; none where nobody may know."""
+    """The words of the command that started this process; none if they cannot be read."""
     try:
         return Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
     except OSError:

@@ -11,7 +11,7 @@ from mmrl.app.run.folder import RunDir
 from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, leaves
 
 NOBODY = ("default", "preset ", "as policy.")
-"""How the origins of settings begin that nobody gave."""
+"""Prefixes of the origins of settings that the user did not give."""
 NAMES = ("use", "name", "sources")
 """What stays of a reward's table: the rest of it is settings."""
 

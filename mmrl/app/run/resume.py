@@ -1,4 +1,4 @@
-"""A run that goes on: where it started, what may have changed since, and who is told."""
+"""A run that continues: where it started, what may have changed since, and which callbacks hear of it."""
 
 import os
 from collections.abc import Sequence

@@ -41,9 +41,9 @@ MOST_DRAWN = 1024
 SHARP_SIDE = 256
 """Pictures up to this side are kept as PNG: JPEG would smear what little there is."""
 STRIP_FRAMES = 4
-"""A video is stored as a strip of so many frames, evenly spaced."""
+"""A video is stored as a strip of this many frames, evenly spaced."""
 CLIP_FRAMES = 8
-"""The clip of a prompt, as so many, each from the middle of its part: under such a strip time can be drawn."""
+"""The same for the clip of a prompt, each frame from the middle of its part: under such a strip time can be drawn."""
 CLIP_AREA = 96 * 96
 """Pixels of such a frame at most."""
 
@@ -268,7 +268,7 @@ def strip_of(media: object) -> Image.Image | None:
 
 
 def image_bytes(picture: Image.Image, most: int | None = MAX_SIDE) -> tuple[bytes, str]:
-    """At most so many pixels a side, on white where transparent; PNG when small or where every pixel counts, else JPEG."""
+    """At most n pixels a side, on white where transparent; PNG when small or where every pixel counts, else JPEG."""
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         layer = picture.convert("RGBA")
         picture = Image.new("RGB", layer.size, "white")

@@ -186,7 +186,7 @@ def captions(rows: Sequence[Line]) -> list[str]:
 
 
 def in_groups(groups: Sequence[Group], texts: Sequence[str]) -> list[Sequence[str]]:
-    """A text per sample, told apart by group."""
+    """A text per sample, different for each group."""
     ends = list(accumulate(len(group.samples) for group in groups))
     return [texts[end - len(group.samples) : end] for group, end in zip(groups, ends, strict=True)]
 

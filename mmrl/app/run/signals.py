@@ -29,7 +29,7 @@ class Listener:
         if self.retries:
             self.retries -= 1
         elif self.stop.asked_by and number == signal.SIGHUP:
-            # kernel and shell each send one when a terminal closes, systemd one with its SIGTERM: nobody has lost patience
+            # kernel and shell each send one when a terminal closes, systemd one with its SIGTERM: no sign of impatience
             return
         elif self.stop.asked_by not in ("", signal.SIGHUP.name):
             signal.signal(number, signal.SIG_DFL)

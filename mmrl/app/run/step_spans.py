@@ -20,7 +20,7 @@ from mmrl.runtime.spans import tell_of_spans
 STEP = "step"
 """The span around all others."""
 KEPT = 32
-"""So many steps are kept of those up to a power of two."""
+"""How many steps are kept of those up to a power of two."""
 MOST_SPANS = 120
 """Of a step, the longest ones."""
 SLOW = 1.5
@@ -88,5 +88,5 @@ class StepSpans:
 
 
 def stride(step: int) -> int:
-    """1 up to step 63, 2 up to 127, 4 up to 255, ...: every so many steps one is kept."""
+    """The distance of the steps that are kept: 1 up to step 63, 2 up to 127, 4 up to 255, ..."""
     return 1 << max(0, (step // KEPT).bit_length() - 1)

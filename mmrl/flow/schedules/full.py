@@ -20,9 +20,9 @@ class Full:
     """ode: it returns the predicted data, so no noise is left. noisy: drawn, never trained (Flow-GRPO's code; its noise stays
     in the picture unless the spacing ends with a tiny step). trained: as every other step."""
     trained_steps: Count | None = None
-    """Train only so many first steps; None: all that may."""
+    """Train only the first n steps; None: all that may."""
     trained_per_row: Count | None = None
-    """Every sample trains a random choice of so many of them (DanceGRPO)."""
+    """Every sample trains a random choice of this many of them (DanceGRPO)."""
     initial_noise: InitialNoise = "sample"
     spacing: Spacing | None = None
     truncated_timesteps: bool = False

@@ -33,7 +33,7 @@ class Tree:
     pruned_depths: tuple[CountOrNone, ...] = ()
     """Edges that do not train, by the depth of their child (step + 1)."""
     slide_every: CountOrNone = 0
-    """Move pruned_depths up by one every so many training steps; 0: never."""
+    """Move pruned_depths up by one every n training steps; 0: never."""
     stop_depth: CountOrNone = 9
     """Sliding ends when the first pruned depth is here."""
     first_half_only: bool = False
@@ -41,7 +41,7 @@ class Tree:
     window: tuple[CountOrNone, Count] | None = None
     """(first step, number of steps) outside of which steps are deterministic, splits excepted; None: all are noisy."""
     window_every: CountOrNone = 0
-    """Move the window by one step every so many training steps, and back to its first place from the end; 0: never."""
+    """Move the window by one step every n training steps, and back to its first place from the end; 0: never."""
     initial_noise: InitialNoise = "group"
     spacing: Spacing | None = None
     truncated_timesteps: bool = False

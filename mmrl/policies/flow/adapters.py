@@ -120,8 +120,8 @@ def write(pipeline: Pipeline, name: str, folder: Path, weights: Mapping[str, Ten
     """Write the adapter of the network `name`, with peft's settings of it."""
     # Without the metadata diffusers takes alpha for the rank, and the adapter is loaded with another strength.
     if hasattr(pipeline, "save_lora_weights"):
-        told = {f"{name}_lora_layers": weights, f"{name}_lora_adapter_metadata": settings}
-        type(pipeline).save_lora_weights(folder, **told)
+        given = {f"{name}_lora_layers": weights, f"{name}_lora_adapter_metadata": settings}
+        type(pipeline).save_lora_weights(folder, **given)
         return
     import json
 
@@ -130,5 +130,5 @@ def write(pipeline: Pipeline, name: str, folder: Path, weights: Mapping[str, Ten
 
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in settings.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(plain, indent=2, sort_keys=True)}
-    save_file({key: value.contiguous() for key, value in weights.items()}, folder / WEIGHTS, told)
+    given = {"format": "pt", LORA_ADAPTER_METADATA_KEY: json.dumps(plain, indent=2, sort_keys=True)}
+    save_file({key: value.contiguous() for key, value in weights.items()}, folder / WEIGHTS, given)

@@ -271,7 +271,7 @@ class FlowDryRun:
         return self.policy.net.transformer
 
     def largest_of(self, prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
-        """The first so many prompts by pixels of their pictures; none where all have one size."""
+        """The first n prompts by pixels of their pictures; none where all have one size."""
         sizes = [self.family.size_of(prompt) for prompt in prompts]
         order = sorted(range(len(prompts)), key=lambda i: math.prod(sizes[i]), reverse=True)
         return [prompts[i] for i in order[:count]] if len(set(sizes)) > 1 else ()

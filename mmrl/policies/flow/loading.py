@@ -91,12 +91,12 @@ def set_attention_backend(network: Any, name: str) -> None:
     """Let a network's attention use a kernel by diffusers' name.
 
     Raises:
-        ValueError: its package is missing, or diffusers lets nobody choose for this network.
+        ValueError: its package is missing, or diffusers has no choice for this network.
     """
     place = f"policy.attention_backend {name!r}"
     if not any(hasattr(getattr(part, "processor", None), "_attention_backend") for part in network.modules()):
         raise ValueError(
-            f"{place} would change nothing: diffusers lets nobody choose the attention of {type(network).__name__}, which "
+            f"{place} would change nothing: diffusers has no choice of attention for {type(network).__name__}, which "
             "takes torch's own: leave it out"
         )
     try:

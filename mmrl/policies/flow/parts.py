@@ -31,5 +31,5 @@ class FlowParts:
     weights: Callable[[nn.Module, Iterable[str], Decay, bool, Rest], Weights] = Weights
     """Who keeps the trainable weights of (module, shadows, ema_decay, sharded, rest)."""
     embeddings: Callable[[FlowPolicyConfig, FlowFamily], EmbeddingCache | None] = open_cache
-    """Who keeps embeddings of prompts for other runs; None: nobody."""
+    """The store that keeps embeddings of prompts for other runs; None: there is none."""
     diagnostics: Callable[[FlowHost], Diagnostics] = FlowDiagnostics

@@ -113,8 +113,8 @@ class FlowPolicy(PolicyHooks):
         Prompts of one size are drawn together, at sigmas of their own where those depend on the size.
 
         Raises:
-            ValueError: no plan, a request nobody can serve, a group size that does not fill the plan's trees, or latents that
-                are no longer finite.
+            ValueError: no plan, a request that cannot be served, a group size that does not fill the plan's trees, or latents
+                that are no longer finite.
         """
         plan = check_plan(sampling)
         self._check(requests)

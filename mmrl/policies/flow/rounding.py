@@ -9,7 +9,7 @@ from torch import Tensor
 from mmrl.core.types import Rollouts
 
 BOUND = 1e-6
-"""Largest |log ratio|: clip ranges are 1e-4 and less, and bfloat16 is told to make forwards equal (policy.equal_forwards)."""
+"""Largest |log ratio|: clip ranges are 1e-4 and less, and bfloat16 needs equal forwards (policy.equal_forwards)."""
 
 
 @dataclass(frozen=True)

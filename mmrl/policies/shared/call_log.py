@@ -97,7 +97,7 @@ class DryRun(Protocol):
         ...
 
     def largest_of(self, prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
-        """So many prompts whose samples take the most memory; none where that cannot be told, or they are alike."""
+        """The n prompts whose samples take the most memory; none where that is unknown, or they are alike."""
         ...
 
     def beside(self) -> Mapping[str, int]:

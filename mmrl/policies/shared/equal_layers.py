@@ -246,7 +246,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 class Seed(torch.autograd.Function):
-    """A number made of tensors that are kept by nobody; on the way back each gets a gradient of its size."""
+    """A number made of tensors that are not kept; on the way back each gets a gradient of its size."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
@@ -337,5 +337,5 @@ class Replay(torch.autograd.Function):
 
 
 def take(maker: Tensor, count: int) -> Tensor:
-    """So many bytes, as long as somebody holds them."""
+    """A tensor of this many bytes, which takes memory as long as it is referenced."""
     return maker.new_empty(count, dtype=torch.uint8)

@@ -54,7 +54,7 @@ def in_precision(net: Half, name: str) -> Iterator[None]:
     adapted = casting_layers(net.modules())
     casting = [layer.cast_input_dtype_enabled for layer in adapted]
     net.half_precision = False
-    # Without autocast nobody else brings bfloat16 to the adapters' float32.
+    # Without autocast nothing else brings bfloat16 to the adapters' float32.
     switch_casts(adapted, on=True)
     if name == "float32":
         torch.set_float32_matmul_precision("highest")

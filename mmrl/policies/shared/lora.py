@@ -26,13 +26,13 @@ class LoraSettings:
     rank: Count = 16
     """Rank of an adapter's two matrices."""
     alpha: Count = 32
-    """Numerator of the factor alpha / rank of all that an adapter adds."""
+    """An adapter's output is scaled by alpha / rank."""
     dropout: BelowOne = 0.0
     """Must stay 0: with dropout the same weights would give other log-probabilities at every reading."""
     targets: tuple[str, ...] | Literal["auto"] = "auto"
     """Names of linear layers; auto = all of the language model."""
     adapter: str | None = None
-    """Folder of a saved adapter to start from; its own rank, alpha and targets then count."""
+    """Folder of a saved adapter to start from; rank, alpha and targets are then taken from it."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -44,7 +44,7 @@ class LoraSettings:
 
 @runtime_checkable
 class AdaptedLayer(Protocol):
-    """A layer that peft put an adapter beside."""
+    """A layer to which peft added an adapter."""
 
     _disable_adapters: bool
 

@@ -24,7 +24,7 @@ Decay = float | Callable[[int], float]
 """How much of an average stays at an update: a number, or one that depends on how many updates there were before."""
 USUAL_DECAY = 0.99
 Rest = Literal["device", "cpu"]
-"""Where copies of weights lie while nobody looks through them."""
+"""Where copies of weights are kept while not in use."""
 
 
 @runtime_checkable
@@ -59,7 +59,7 @@ class Shadow:
     order: list[nn.Parameter]
     """The live weights that these are copies of."""
     rest: Rest = "device"
-    """Where they lie while nobody looks through them, and the live ones while somebody does."""
+    """Where they are kept while not in use, and the live ones while they are."""
 
     @classmethod
     def of(cls, parameters: Sequence[nn.Parameter], rest: Rest = "device") -> "Shadow":
@@ -99,7 +99,7 @@ class Weights:
     Args:
         ema_decay: d in ema <- d * ema + (1 - d) * weights: a number, or a function of how many updates there were before.
         sharded: every process holds a part of every weight.
-        rest: where the shadows lie while nobody looks through them.
+        rest: where the shadows are kept while not in use.
         prefix: dropped from the weights' names in states.
 
     Raises:

@@ -107,7 +107,7 @@ def processor_arguments(clips: list[Frames], options: dict[str, object]) -> dict
     import torch
     from transformers.video_utils import VideoMetadata
 
-    told = [
+    clip_facts = [
         VideoMetadata(
             total_num_frames=len(clip.times) * clip.step,  # type: ignore[arg-type] - seconds may have fractions; typed as whole frames
             fps=1.0,
@@ -120,7 +120,7 @@ def processor_arguments(clips: list[Frames], options: dict[str, object]) -> dict
     ]
     videos = [torch.from_numpy(np.ascontiguousarray(clip.pixels.transpose(0, 3, 1, 2))) for clip in clips]
     # One list of clips per text: processors before transformers 5.23 compare its length with the text's markers
-    return {"videos": [videos], "videos_kwargs": {"do_sample_frames": False, "video_metadata": told, **options}}
+    return {"videos": [videos], "videos_kwargs": {"do_sample_frames": False, "video_metadata": clip_facts, **options}}
 
 
 def clip_time(frames: Frames) -> ClipTime:

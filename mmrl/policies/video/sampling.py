@@ -27,7 +27,7 @@ class Budget:
     max_total: float = math.inf
 
     def size(self, frames: int, height: int, width: int) -> tuple[int, int]:
-        """(height, width) of each of so many frames.
+        """(height, width) of each of n frames.
 
         Raises:
             BudgetError: no frame fits.
@@ -85,7 +85,7 @@ class Choice:
 
 
 def choose(timeline: Timeline, video: Video, plan: FramePlan) -> Choice:
-    """Frames nearest to evenly spaced moments: every 1/fps seconds from the first frame on, or so many from first to last.
+    """Frames nearest to evenly spaced moments: every 1/fps seconds from the first frame on, or n from first to last.
 
     No frame is shown twice.
 

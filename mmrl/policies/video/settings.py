@@ -8,7 +8,7 @@ from mmrl.core.ranges import Count, CountOrNone, Positive, Range, check_ranges
 
 @dataclass(frozen=True)
 class VideoSettings:
-    """How clips become frames; what a prompt's `Video` says of fps, frames, start and end comes first."""
+    """How clips become frames; fps, frames, start and end of a prompt's `Video` take precedence."""
 
     fps: Positive = 2.0
     """Frames shown per second of a clip."""
@@ -21,13 +21,13 @@ class VideoSettings:
     max_pixels: Count | None = None
     """Qwen-VL: largest area of a frame, in pixels; None: as the model's own processor says."""
     total_pixels: Count | None = None
-    """Qwen-VL: the frames of a clip together have at most this area; it comes before min_pixels."""
+    """Qwen-VL: most pixels of all frames of a clip together; takes precedence over min_pixels."""
     backend: Literal["auto", "decord", "pyav"] = "auto"
-    """Who decodes; auto = decord, and PyAV where decord is missing or cannot read the file."""
+    """The decoder; auto = decord, or PyAV if decord is missing or cannot read the file."""
     cache_mb: CountOrNone = 512
-    """Decoded and resized frames kept, found again by the content of their file; 0 = none."""
+    """Size of the cache of decoded and resized frames, found again by the content of their file; 0 = none."""
     workers: Annotated[int, Range(0, 256)] = 2
-    """Processes that decode while the policy works; 0 = decode where it is needed."""
+    """Number of processes that decode in the background; 0 = decode in the main process when needed."""
     timeout: Positive = 120.0
     """Seconds a worker may take for one clip; then it is killed, and training stops with an error."""
 

@@ -143,7 +143,7 @@ def copy_state(value: Any, where: str = "the state", own: bool = False) -> Any:
     """Copy a state to memory of its own on the CPU, so that training can go on while it is written.
 
     Args:
-        own: its tensors are nobody else's already, as in an OwnState, and are not copied again.
+        own: its tensors are already exclusive copies, as in an OwnState, and are not copied again.
 
     Raises:
         TypeError: something that a checkpoint cannot hold; names where it is.

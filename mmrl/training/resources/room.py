@@ -22,7 +22,7 @@ class Room(Protocol):
         ...
 
     def times_more(self, fill: float) -> float:
-        """How many times what the work took would fill this share of what was free when it began; 0 where nobody can say."""
+        """How many times what the work took would fill this share of what was free when it began; 0 where that is unknown."""
         ...
 
 

@@ -31,7 +31,7 @@ class Known:
 
     group: Group
     keys: tuple[Digest, ...]
-    """Of its samples, or one of the whole group; empty: the group cannot be told from others."""
+    """Of its samples, or one of the whole group; empty: the group cannot be identified."""
     answers: Mapping[int, RawAnswer]
     """By the sample's place."""
     rest: Group | None

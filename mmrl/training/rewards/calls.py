@@ -35,20 +35,20 @@ class Calling:
     """How a reward is called. `call = { where = "process", workers = 4, retries = 2 }` in its table."""
 
     where: Literal["auto", "inline", "thread", "process"] = "auto"
-    """inline: in the run's own thread, one group after the other. thread: beside it. process: in processes of their own, for
-    rewards that need the processor or signals, or may hang; the reward must be picklable. auto: a thread where one helps
-    (a timeout, several workers, sampling in parts), else inline. `async def` always runs in one loop beside the run."""
+    """inline: in the run's own thread, one group after the other. thread: in other threads. process: in separate processes, for
+    rewards that need the processor or signals, or may hang; the reward must be picklable. auto: a thread if one helps
+    (a timeout, several workers, sampling in parts), else inline. `async def` always runs in a separate event loop."""
     workers: Annotated[int, Range(0, 256)] = 0
     """Groups scored at the same time; 0: one, or 64 of an `async def`."""
     retries: Annotated[int, Range(0, 1000)] = 0
-    """Further attempts after an exception or a timeout."""
+    """Number of further attempts after an exception or a timeout."""
     pause_s: NonNegative = 1.0
-    """Before the first further attempt; doubled for each next one, up to a minute, and varied by a quarter."""
+    """Pause before the first retry; doubled for each next one, up to a minute, and varied by a quarter."""
     cache: CountOrNone = 0
-    """Answers that are kept and given again for the same input, media compared byte by byte; the least recently used leave
-    first. Only for rewards that always answer alike. 0 = none."""
+    """Number of scores to cache for repeated inputs, media compared byte by byte; the least recently used are dropped first.
+    Only for deterministic rewards. 0 = none."""
     run_on: str = ""
-    """The device that a reward with a method `to(device)` is moved to when a step's first group arrives; empty: left alone."""
+    """The device that a reward with a method `to(device)` is moved to when a step's first group arrives; empty: not moved."""
     rest_on: str = ""
     """Where such a reward waits between steps, for example cpu; empty: it stays."""
 
@@ -63,13 +63,13 @@ class Transform:
     """clamp((r - shift) / scale, low, high); the reward as it was is logged as its part `raw`."""
 
     scale: Number = 1.0
-    """The divisor, after the shift; below 0 turns the reward round."""
+    """Divides the reward, after the shift; negative values reverse it."""
     shift: Number = 0.0
     """Subtracted from the reward first."""
     low: Number | None = None
-    """Least value afterwards; None: no bound."""
+    """Lower bound of the result; None: no bound."""
     high: Number | None = None
-    """Largest value afterwards; None: no bound."""
+    """Upper bound of the result; None: no bound."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

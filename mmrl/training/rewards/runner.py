@@ -257,7 +257,7 @@ class Scoring:
         return [next(asked) if want else nothing(group) for want, group in zip(wanted, self.groups, strict=True)]
 
     def _of_whole_step(self, caller: RewardCaller, whole: RawAnswer, count: int) -> list[RawAnswer]:
-        """The raw answer for each of so many groups, out of one for all."""
+        """The raw answer for each of n groups, out of one for all."""
         if isinstance(whole, BaseException):
             return [whole] * count
         try:
@@ -274,7 +274,7 @@ class Scoring:
         return answers
 
     def _blame(self, settled: dict[RewardCaller, list[RawAnswer]]) -> None:
-        """Settings of the process that changed while several rewards ran: put back, and as nobody knows whose doing it was, all
+        """Settings of the process that changed while several rewards ran: put back, and as any of them may have done it, all
         have failed.
         """
         changed = "" if self.before is None else self.before.restore()

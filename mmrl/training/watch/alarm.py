@@ -144,7 +144,7 @@ class Alarm:
         return after < self.settings.min_variety * before
 
     def _fall(self, before: Sequence[float], after: Sequence[float], choices: int) -> Change | None:
-        """Unless chance explains it, given that `before` is the best of so many."""
+        """Unless chance explains it, given that `before` is the best of n."""
         change = pairwise_change(before, after, sign=-1, least=self.settings.least_prompts)
         unlikely = change.chance * choices <= self.settings.fall_chance
         return change if unlikely and change.size >= self.settings.least_fall else None
@@ -236,7 +236,7 @@ def ratio(difference: float, scale: float, least: float) -> float:
 
 
 def tail_chance(t: float, freedom: int) -> float:
-    """How often Student's t with so many degrees of freedom is above `t`."""
+    """How often Student's t with n degrees of freedom is above `t`."""
     from scipy.special import stdtr
 
     return float(stdtr(freedom, -t)) if math.isfinite(t) else float(t < 0)

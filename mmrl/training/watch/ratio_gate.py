@@ -46,7 +46,7 @@ class Gap:
 
     @classmethod
     def between(cls, mask: Bool[Tensor, "n t"], noted: Tensor, evaluated: Tensor) -> "Gap":
-        """NaN in `noted` stands for an action that nobody sampled."""
+        """NaN in `noted` stands for an action that was not sampled."""
         known = mask & ~noted.isnan()
         return cls(torch.where(known, (evaluated - noted).abs().nan_to_num(math.inf, math.inf), 0.0), known)
 

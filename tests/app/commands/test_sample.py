@@ -78,7 +78,7 @@ def test_a_completion_is_drawn_again(finished: Finished, tmp_path: Path, step: i
     found = resample(run.path, step, line["prompt"], out=tmp_path / "out")
     assert [verdict.is_same for verdict in found.verdicts] == [True] * 4
     assert not found.differs
-    assert "<|image_pad|>*4" in found.text and "Where is the 7?" in found.text and "noted scores: mine" in found.text
+    assert "<|image_pad|>*4" in found.text and "Where is the 7?" in found.text and "recorded: mine" in found.text
     [picture] = (tmp_path / "out").iterdir()
     with Image.open(picture) as opened:
         assert list(opened.size) == line["media_sizes"][0][2:]
@@ -153,7 +153,7 @@ def test_what_differs_is_found(finished: Finished, tmp_path: Path):
     finally:
         file.write_text(kept)
     assert [verdict.is_same for verdict in found.verdicts] == [False, False, True, True]
-    assert "from letter 4 on: noted '#" in found.text
+    assert "from letter 4 on: recorded '#" in found.text
     assert "in tokens that read alike" in found.text
 
 

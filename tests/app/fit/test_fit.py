@@ -94,9 +94,7 @@ def test_sizes_grow_with_the_card(small: Fit, wide: Path, boxes: Path):
 def test_every_choice_is_told_with_its_reason(small: Fit):
     lines = "\n".join(fit_lines(small))
     assert re.search(r"micro_batch +\d+ +positions in one forward and backward pass: [\d.]+ GiB beside what stays", lines)
-    assert (
-        re.search(r"takes [\d.]+ GiB of it at most, as mmrl plan counts", lines) and "a card of 5.0 GiB (told by --card)" in lines
-    )
+    assert re.search(r"takes [\d.]+ GiB of it at most, as mmrl plan counts", lines) and "a card of 5.0 GiB (from --card)" in lines
 
 
 @pytest.mark.evidence

@@ -116,7 +116,7 @@ def test_a_slip_in_the_facts_is_named_with_its_place(tmp_path: Path):
     text = recipe.config.with_name(f"flow_grpo_ocr{ENDING}").read_text()
     file = tmp_path / f"mine{ENDING}"
     file.write_text(text)
-    with pytest.raises(ValueError, match=r"mine\.recipe\.toml has no run beside it: write mine\.toml there"):
+    with pytest.raises(ValueError, match=r"mine\.recipe\.toml has no run next to it: write mine\.toml there"):
         read_recipe(file)
     (tmp_path / "mine.toml").write_text(recipe.config.read_text())
     assert replace(read_recipe(file), name=recipe.name, config=recipe.config) == recipe

@@ -93,7 +93,7 @@ def test_two_layouts_are_refused_unless_one_is_said(tmp_path: Path, names: list[
         read_tasks(tmp_path / "two.jsonl")
     [task] = read_tasks(tmp_path / "two.jsonl", "llava")
     assert task.prompt.text == "There?"
-    with pytest.raises(ValueError, match="--as llava says how a file is laid out, and shapes is a data set or no file"):
+    with pytest.raises(ValueError, match="--as llava names a file's layout, and shapes is a data set or no file"):
         tools.test("iou", [], "shapes", layout="llava")
 
 

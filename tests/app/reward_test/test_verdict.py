@@ -109,7 +109,7 @@ BOX_FAULTS: dict[str, tuple[Function, str]] = {
     "first sample decides": (first_sample_decides, "depend on the order"),
     "first row decides": (first_row_decides(), "the second time|depend on the order|does not beat"),
     "form only": (per_text(lambda t, p: float(bool(parse_boxes(t, "norm1000")))), "judges form only"),
-    "pays length": (per_text(lambda t, p: best_iou(t, p) + len(t) / 2000), "pays for length"),
+    "pays length": (per_text(lambda t, p: best_iou(t, p) + len(t) / 2000), "it rewards length"),
     "pays silence": (per_text(lambda t, p: best_iou(t, p) if parse_boxes(t, "norm1000") else 1.0), "saying nothing"),
     "raises on empty": (per_text(raises_on_empty), r"samples of the kind 'empty', and the rest .*ZeroDivisionError"),
     "NaN on nonsense": (per_text(nan_on_nonsense), "kind 'malformed': it raises or answers NaN"),

@@ -106,7 +106,7 @@ def test_the_family_fills_in_the_box_space_and_the_run_its_length(make: Make):
 
 def test_a_model_that_does_not_say_how_it_writes_boxes_must_be_told():
     reward = RewardConfig("iou")
-    with pytest.raises(ValueError, match=r"reward 'iou' reads boxes, and nobody says.*policy\.box_space"):
+    with pytest.raises(ValueError, match=r"reward 'iou' reads boxes, but it is not known.*policy\.box_space"):
         named_reward(reward, load_plugin("iou", "rewards")(), None)
     assert named_reward(RewardConfig("length"), load_plugin("length", "rewards")(), None).name == "length"
 

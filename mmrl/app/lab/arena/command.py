@@ -112,7 +112,7 @@ def words(contest: Contest) -> list[str]:
         f"Equal compute: {contest.budget_s:g} seconds of training per run (of all cores of the process on a CPU, of the wall on "
         "a GPU); evaluations are not counted.",
         "Every method begins from the same weights, with the task's learning rate and as many samples per step; nothing was "
-        "tuned for anybody, and a method may do better with settings of its own.",
+        "tuned for any method, and a method may do better with other settings.",
         "Intervals are 95 % over seeds. A place is one more than the number of methods that are clearly better: of equal places "
         "none is shown to be better, whatever the order of their means. With many pairs some seem clear by chance.",
     ]

@@ -36,9 +36,9 @@ class Task:
     base: str
     """The preset under a method of one's own that names none."""
     samples: Annotated[int, Range(1)]
-    """Samples of a training step: prompts of a step are so many by the method's group size."""
+    """Samples of a training step: divided by the method's group size they give the prompts of a step."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """What the arena sets otherwise than the config: totals in [0, 1], as some methods ask for."""
+    """Settings in which the arena differs from the config: totals in [0, 1], as some methods require."""
     figure: str = "eval/total"
     """The metric that methods are ranked by: the mean total reward of held-out prompts."""
 
@@ -58,7 +58,7 @@ class Contest:
     methods: tuple[str, ...]
     """Presets, or TOML files with what is changed."""
     budget_s: Positive
-    """Of training, per run; evaluations are not counted."""
+    """Seconds of training per run; evaluations are not counted."""
     seeds: tuple[int, ...] = (0, 1, 2)
     model: str | None = None
     """Weights to begin from; None: the demo's warm-started model."""

@@ -23,7 +23,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Point:
-    """Where a run stood: after so many seconds of training and so many steps, what held-out prompts gave."""
+    """A run's result on held-out prompts after some seconds of training and some steps."""
 
     seconds: float
     step: int

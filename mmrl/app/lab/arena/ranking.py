@@ -1,4 +1,4 @@
-"""Who stands where: means over seeds with intervals, and places that only count what is clear."""
+"""The ranking: means over seeds with intervals, and places that count only clear differences."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -54,7 +54,7 @@ class Comparison:
     held_out: list[MetricRow]
     """Over the held-out prompts that both runs evaluated."""
     differences: list[Change]
-    """Of the last evaluations, b against a, with intervals and a sign test."""
+    """Figures of the last evaluations, b against a, with intervals and a sign test."""
     num_shared: int
     """Held-out prompts that both evaluated."""
     also: list[AlsoCompared]

@@ -192,5 +192,5 @@ def usual_folder(asked: Asked, subject: Subject, output: Path | None) -> Path:
 
 
 def is_free(folder: Path) -> bool:
-    """Is there no such folder, or nothing in it but the lock of an evaluation that never began?"""
+    """True if there is no such folder, or nothing in it but the lock of an evaluation that never began."""
     return not folder.exists() or (folder.is_dir() and not {file.name for file in folder.iterdir()} - {".lock"})

@@ -82,7 +82,7 @@ class Meter:
             self.bar.start()
 
     def move(self, way: str, done: int) -> None:
-        """So many prompts are answered in this way."""
+        """The number of prompts answered in this way."""
         words = printable(f"prompts, {way}" if way else "prompts")
         self.bar.update(self.task, completed=done, description=words)
         now = self.clock()

@@ -74,7 +74,7 @@ def ask(resolved: Resolved, ranks: Ranks, run: RunDir | None = None, step: int |
         missing = resolved.table.at(("evaluation", "data"))
         raise ValueError(f"{missing} is missing: add [evaluation.data] with the held-out prompts")
     if config.evaluation.num_prompts == 0:
-        raise ValueError("evaluation.num_prompts is 0: leave it out, or say how many prompts are answered")
+        raise ValueError("evaluation.num_prompts is 0: leave it out, or set the number of prompts")
     seed(config.seed)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():

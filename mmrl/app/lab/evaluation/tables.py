@@ -122,7 +122,7 @@ def print_numbers(title: str, found: Sequence[Number], console: Terminal) -> Non
 
 
 def number_table(title: str, found: Sequence[Number]) -> Table:
-    """Figures below each other; the kind of prompt stands before its first one."""
+    """Figures below each other; the kind of prompt is in front of its first one."""
     with_kinds = any(one.kind for one in found)
     table = Table(title=escape(title) or None, title_justify="left", box=None, pad_edge=False)
     if with_kinds:

@@ -1,4 +1,4 @@
-"""A published recipe as data: `NAME.recipe.toml` beside the run `NAME.toml` in configs/recipes; read without torch."""
+"""A published recipe as data: `NAME.recipe.toml` next to the run `NAME.toml` in configs/recipes; read without torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ ENDING = ".recipe.toml"
 DATA = "data/"
 """Paths of a recipe begin like this: below the working directory, or below a folder of small sets that were drawn."""
 MODELS = "models/"
-"""Paths of models that are drawn beside these sets begin like this."""
+"""Prefix of the paths of models that are made along with these sets."""
 UNKNOWN = "?"
 """A number or setting that no public source gives."""
 Published = float | Literal["?"]
@@ -27,13 +27,13 @@ Given = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class NeededFile:
-    """A file or folder that the recipe reads and nobody ships."""
+    """A file or folder that the recipe reads and that is not shipped."""
 
     path: str
     """Where the recipe looks for it, from the working directory on."""
     what: str
     source: str
-    """Who publishes it."""
+    """The publisher."""
     size: str
     licence: str
     command: str
@@ -120,7 +120,7 @@ class Total:
 
 @dataclass(frozen=True)
 class TinyScale:
-    """The same recipe on a small model of the same class, with drawn data in the same public layout."""
+    """The same recipe on a small model of the same class, with synthetic data in the same public layout."""
 
     layout: str
     """Which layout is drawn: a name of mmrl.data.drawn.public_layouts."""
@@ -168,7 +168,7 @@ class Recipe:
 
     @property
     def missing(self) -> list[NeededFile]:
-        """Those of its files that are not where it looks."""
+        """Its files that are not where it looks for them."""
         return [one for one in self.file if not Path(one.path).exists()]
 
 
@@ -198,14 +198,14 @@ def find_recipe(name: str) -> Recipe:
 
 
 def read_recipe(file: Path) -> Recipe:
-    """The facts of a file, and the run that stands beside it.
+    """The facts of a file, and the run next to it.
 
     Raises:
-        ValueError: the file is not like a recipe, or has no run beside it; the message names place and key.
+        ValueError: the file is not like a recipe, or has no run next to it; the message names place and key.
     """
     name = file.name.removesuffix(ENDING)
     config = file.with_name(f"{name}.toml")
     if not config.is_file():
-        raise ValueError(f"{file} has no run beside it: write {config.name} there")
+        raise ValueError(f"{file} has no run next to it: write {config.name} there")
     table = Table.read(file)
     return make(Recipe, table.values, (), table, ready={"name": name, "config": config})

@@ -63,7 +63,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure beside the paper's."""
+    """A figure next to the paper's."""
 
     measure: str
     figure: str
@@ -104,7 +104,7 @@ def measure_run(recipe: Recipe, planned: Sequence[Planned], run: RunDir | None, 
     """Every figure of a recipe, by a run's newest checkpoint, or by the model as it is.
 
     Args:
-        limit: look at the first so many prompts of each measure only.
+        limit: use only the first n prompts of each measure.
     """
     config = planned[0].resolved.config
     with deterministic(config.deterministic), distributed_run() as (accelerator, ranks):
@@ -201,7 +201,7 @@ def write(file: Path, recipe: Recipe, found: Sequence[Measured]) -> None:
 
 
 def print_measured(recipe: Recipe, found: Sequence[Measured]) -> None:
-    """The measured numbers beside the paper's."""
+    """The measured numbers next to the paper's."""
     grid = Grid("figure", "measured", "95 % interval", "prompts", "paper: before", "paper", box=None, title_justify="left")
     for cells in rows(found):
         grid.add_row(*cells)

@@ -1,4 +1,4 @@
-"""`mmrl recipe run`: train as the recipe says, measure, and print the numbers beside the paper's."""
+"""`mmrl recipe run`: train with the recipe, measure, and print the numbers next to the paper's."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ def run_recipe(
         output: the folder of the run.
         run: measure this run's newest checkpoint and train nothing.
         untrained: measure the model as it is and train nothing.
-        limit: measure on the first so many prompts of each measure.
+        limit: measure on the first n prompts of each measure.
 
     Raises:
         ValueError: no such recipe, settings it does not take, two of run, untrained and output, or files that are missing.
@@ -46,7 +46,7 @@ def run_recipe(
         folder = draw_files(recipe)
         resolved = configs.resolve(small_table(recipe, folder), words, f"{name}-tiny")
         recipe = as_tiny(recipe, folder)
-        console.print(f"{name} on a small model of the same class, with drawn data in {folder}", highlight=False)
+        console.print(f"{name} on a small model of the same class, with synthetic data in {folder}", highlight=False)
     else:
         if recipe.missing:
             raise ValueError(missing_files(recipe))

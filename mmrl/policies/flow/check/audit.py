@@ -90,7 +90,7 @@ def check_row(rollouts: Rollouts, trace: FlowTrace, row: int) -> None:
     for name, scheduled in (("sigma", sigma_plan.sigmas[:-1]), ("timesteps", sigma_plan.timesteps)):
         mine: Tensor = getattr(trace, name)[row, actions]
         if not torch.equal(mine, scheduled[trace.steps[row, actions]]):
-            raise ValueError(f"its {name} are not those of its schedule: the network would be told wrong times")
+            raise ValueError(f"its {name} are not those of its schedule: the network would get wrong times")
 
 
 def check_size(policy: FlowHost, prompt: Prompt, size: Size) -> None:

@@ -140,7 +140,7 @@ def row_hypotheses(again: Again) -> Iterator[Hypothesis]:
     yield Hypothesis(
         PROMPT, change, remedy, lambda: nearest_reading(offsets, again.rollouts.recorded[ROLLOUT_LOGPROBS], again.mask)
     )
-    remedy = "The network must be told the times of the schedule: look for code that rounds, scales or shifts timesteps"
+    remedy = "The network must get the times of the schedule: look for code that rounds, scales or shifts timesteps"
     for name, rule in (("exact", timesteps), ("truncated", truncated_timesteps)):
         timed = replace(trace, timesteps=times_by(trace, rule))
         yield Hypothesis(POSITIONS, f"with the {name} times of the schedule", remedy, partial(again, timed))

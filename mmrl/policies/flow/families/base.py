@@ -137,7 +137,7 @@ class FlowFamily(FamilyFacts):
 
     @property
     def default_guidance(self) -> float:
-        """The guidance where nobody names one; 1 for models that were made to be drawn without."""
+        """The default guidance; 1 for models that were made to be drawn without."""
         return self.usual_guidance
 
     @property
@@ -252,7 +252,7 @@ class PipelineCall:
 
 @runtime_checkable
 class CallsPipeline(Protocol):
-    """A family whose pipeline can be told to draw what an evaluation draws."""
+    """A family whose pipeline can draw what an evaluation draws."""
 
     def pipeline_call(self, guidance: float) -> PipelineCall | None:
         """None for a guidance that the pipeline has no word for."""

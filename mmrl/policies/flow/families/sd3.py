@@ -46,8 +46,8 @@ class StableDiffusion3(FlowFamily):
 
     def pipeline_call(self, guidance: float) -> PipelineCall | None:
         """None below 1, where the pipeline makes one pass."""
-        told = {"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens}
-        return None if guidance < 1 else PipelineCall(told, sums_alike=True)
+        arguments = {"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens}
+        return None if guidance < 1 else PipelineCall(arguments, sums_alike=True)
 
     def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
         return latents

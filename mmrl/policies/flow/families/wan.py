@@ -145,7 +145,7 @@ class Wan(FlowFamily):
 
 
 def check_frames(frames: int, per_latent: int) -> None:
-    """Raise ValueError unless the autoencoder can make so many frames."""
+    """Raise ValueError unless the autoencoder can make this number of frames."""
     if (frames - 1) % per_latent:
         below = (frames - 1) // per_latent * per_latent + 1
         raise ValueError(

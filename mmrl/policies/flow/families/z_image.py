@@ -38,8 +38,8 @@ class ZImage(FlowFamily):
 
     def pipeline_call(self, guidance: float) -> PipelineCall | None:
         """The pipeline adds guidance_scale times the difference to the conditional velocity."""
-        told = {"guidance_scale": guidance - 1, "max_sequence_length": self.prompt_tokens}
-        return None if guidance < 1 else PipelineCall(told)
+        arguments = {"guidance_scale": guidance - 1, "max_sequence_length": self.prompt_tokens}
+        return None if guidance < 1 else PipelineCall(arguments)
 
     def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
         return latents

@@ -105,7 +105,7 @@ class LocalGenerator:
 
 @dataclass(frozen=True)
 class LocalDecoder:
-    """Decodes with the pipeline's autoencoder, `decode_rows` at a time, or as many as have so many pixels."""
+    """Decodes with the pipeline's autoencoder, `decode_rows` at a time, or the number of rows with the same pixels in all."""
 
     host: FlowHost
 
