@@ -38,7 +38,7 @@ def segment_advantages(
 
 
 def probabilities_of(rollouts: Rollouts) -> list[list[float]]:
-    """How likely each row's actions were when they were sampled, in order; NaN where nobody sampled the row as it is trained.
+    """How likely each row's actions were when they were sampled, in order; NaN where the row was not sampled as it is trained.
 
     Raises:
         ValueError: the policy notes no probabilities of actions that could be told apart by them.

@@ -34,5 +34,5 @@ def memory_share(moved: float, half: float) -> float:
 
 
 def begin(rate: float, samples: float) -> Tracked:
-    """Evidence as if so many samples had that mean reward."""
+    """Evidence as if this many samples had that mean reward."""
     return Tracked(samples * rate, samples * (1 - rate))

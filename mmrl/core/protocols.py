@@ -314,7 +314,7 @@ class Callback(Protocol):
         """A step of training is done: its number from 1 on, its measures, and every `samples_every` steps what was sampled."""
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
-        """Held-out prompts were scored after so many steps: `eval/...`."""
+        """Held-out prompts were scored after step `step`: `eval/...`."""
 
     def after_checkpoint(self, step: int, folder: Path) -> None:
         """The state after this step is whole on disk; older folders may be gone."""

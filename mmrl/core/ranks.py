@@ -37,7 +37,7 @@ class Engine(Protocol):
 
 
 class OwnState(dict[str, Any]):
-    """A state whose tensors are copies on the CPU that nobody else holds: it can be kept as it is."""
+    """A state whose tensors are exclusive copies on the CPU: it can be kept as it is."""
 
 
 class NoTrace:

@@ -53,6 +53,6 @@ def own_part(x: Tensor, shape: torch.Size) -> Tensor:
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; where it is sent from the host, nobody waits for what the device does at the moment."""
+    """The tensor on a device; where it is sent from the host, nothing waits for the device."""
     # The copy the other way must be waited for: the host would read memory that is not written yet.
     return x.to(device, non_blocking=x.device.type == "cpu")

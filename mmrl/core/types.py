@@ -40,7 +40,7 @@ class Prefix:
     before: str = ""
     """Only tokens in front of this text count, where it occurs: `</think>` keeps a cut inside of the thought."""
     forced: str = ""
-    """A text after them that nobody sampled."""
+    """A text after them that was not sampled."""
     trained: bool = False
     """True: the kept tokens train as if they had been sampled again; the forced text never does."""
 
@@ -222,7 +222,7 @@ class Examples:
     scores: Scores
     """A row per sample, in the order of groups and their samples; `scores.total()` adds rewards up."""
     parts: Sequence[Mapping[str, float]] = ()
-    """Per row, "<reward>/<part>" -> number; empty where nobody kept them."""
+    """Per row, "<reward>/<part>" -> number; empty where they were not kept."""
     also: Mapping[str, "Examples"] = field(default_factory=dict[str, "Examples"])
     """Held-out prompts answered in the further ways of `[[evaluation.also]]`, by their names."""
 
@@ -288,7 +288,7 @@ class Revision:
     requests: Sequence[Request] = ()
     """Sample these too; a request with a known group id adds to that group."""
     fresh_prompts: int = 0
-    """Draw so many new prompts and plan them."""
+    """Draw n new prompts and plan them."""
     drop_groups: frozenset[int] = frozenset()
     drop_samples: frozenset[tuple[int, int]] = frozenset()
     """(group id, sample id) pairs."""

@@ -36,7 +36,7 @@ def first_logprobs(host: TextHost, fleet: Fleet) -> list[float]:
 
 
 def compare_with_policy(host: TextHost, fleet: Fleet, ask: Callable[[Callable[[], list[float]]], list[float]]) -> None:
-    """Let the policy answer the same; every process calls it, and `ask` gives all of them what the main one was told.
+    """Let the policy answer the same; every process calls it, and `ask` gives all of them the main one's answer.
 
     Raises:
         ValueError: a server has other weights.

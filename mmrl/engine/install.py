@@ -47,7 +47,7 @@ class Recipe:
     download_gb: float
     disk_gb: float
     measured: bool
-    """False: an estimate, for nobody made it yet."""
+    """False: an estimate, since it was never made."""
 
     @property
     def hash(self) -> str:

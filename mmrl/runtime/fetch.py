@@ -41,7 +41,7 @@ class DeadlineError(UnreachableError):
 
 
 class AnswerError(Exception):
-    """An answer came that nobody can want: endless, or packed in an encoding that was not asked for."""
+    """An unusable answer: endless, or packed in an encoding that was not asked for."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ async def _exchange(request: Request, most_bytes: int, client: Any) -> Answer:
                 return Answer(response.status_code, dict(response.headers), await _beginning(response.aiter_raw()))
             coding = response.headers.get("content-encoding", "identity")
             if coding != "identity":
-                raise AnswerError(f"answered in the encoding {words(coding)!r}, which nobody asked for")
+                raise AnswerError(f"answered in the encoding {words(coding)!r}, which was not asked for")
             parts, size = list[bytes](), 0
             async for chunk in response.aiter_raw():
                 parts.append(chunk)

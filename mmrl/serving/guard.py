@@ -1,4 +1,4 @@
-"""HTTP that may be left running: bodies that nobody wants are not read on, slow headers end, faults are one sentence."""
+"""HTTP that may be left running: unwanted bodies are not read, slow headers end, faults are one sentence."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ HEADER_S = 5.0
 DRAIN_BYTES, DRAIN_S = 2**22, 1.0
 """The part of an unwanted body that is read before the answer, so that a client which sends a little too much sees the answer."""
 STOP_S = 5
-"""What runs when the server is told to stop may take this long."""
+"""Seconds that running requests may take after a signal to stop."""
 MOST_CONNECTIONS = 512
 
 
@@ -50,7 +50,7 @@ class Guard:
             # the next cancellation would come before a slow body's end
             exchange.patient = False
             await exchange.refuse(503, "the server is stopping: ask again", [(b"retry-after", b"1")])
-        except Exception as error:  # noqa: BLE001 - whatever it is, the server goes on and the client is told
+        except Exception as error:  # noqa: BLE001 - whatever it is, the server goes on and the client gets the error
             log.error("%s: the server failed: %s: %s", where, type(error).__name__, str(error)[:300])
             await exchange.refuse(500, f"the server failed: {type(error).__name__}", [])
 

@@ -250,7 +250,7 @@ def answer(reward: Served, group: Group) -> wire.Reply:
         if len(answers) != count:
             raise wire.WireError(f"answered {len(answers)} values for {count} samples: return one per sample, in order")
         return wire.reply_of(answers, reward.fingerprint)
-    except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; the client is told
+    except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; the client gets the error
         raised = f"{type(error).__name__}: {str(error)[:2000]}"
         return wire.Reply((math.nan,) * count, (Status.FAILED,) * count, ({},) * count, reward.fingerprint, raised)
 

@@ -103,7 +103,7 @@ class PipelineKind(Generic[S]):
 
 
 def step_counter(progress: Progress | None, done: int, total: int) -> Note:
-    """Progress line of a stage's steps, after so many that were done before it."""
+    """Progress line of a stage's steps, after those that were done before it."""
 
     def note(step: int, loss: float) -> None:
         if progress is not None:
@@ -118,7 +118,7 @@ def cosine(step: int, steps: int, warmup: int) -> float:
 
 
 def updates(weights: Sequence[nn.Parameter], lr: float, steps: int, note: Note) -> Iterator[Callable[[Tensor], None]]:
-    """So many times the function that takes a loss: AdamW with 50 steps of warm-up, then a cosine; gradients are clipped at 1."""
+    """Repeat the function that takes a loss: AdamW with 50 steps of warm-up, then a cosine; gradients are clipped at 1."""
     optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=0.0)
     for step in range(steps):
 
@@ -157,7 +157,7 @@ def number_texts(captions: Sequence[str]) -> tuple[list[str], Int[Tensor, " n"]]
 
 
 def noisy_rows(latents: Float[Tensor, "pool ..."], captions: Int[Tensor, " pool"], size: int, unlabelled: float) -> Noisy:
-    """So many rows by chance, at times whose logit is normal, a share of them without caption."""
+    """Draw n rows by chance, at times whose logit is normal, a share of them without caption."""
     rows = torch.randint(len(latents), (size,))
     shown = torch.where(torch.rand(size) < unlabelled, 0, captions[rows])
     sigma = torch.randn(size).sigmoid()

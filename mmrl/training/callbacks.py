@@ -1,4 +1,4 @@
-"""Whoever watches a run, told on its main process: steps and evaluations at once, checkpoints when they are whole on disk."""
+"""Callbacks of a run, called on its main process: for steps and evaluations at once, for checkpoints when whole on disk."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

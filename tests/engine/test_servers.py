@@ -177,10 +177,10 @@ def test_answers_that_do_not_fit_are_refused(make, two, fault, words):
 
 
 def test_ids_that_are_expanded_already_are_refused(make, monkeypatch):
-    policy, ask = make(1), generators.question_of
+    policy, ask = make(1), generators.wire_prompt
     asked = [Request(prompts()[0], 1, 0)]
     policy.rollout(asked)
-    monkeypatch.setattr(generators, "question_of", lambda host, one: replace(ask(host, one), token_ids=one.token_ids.tolist()))
+    monkeypatch.setattr(generators, "wire_prompt", lambda host, one: replace(ask(host, one), token_ids=one.token_ids.tolist()))
     with pytest.raises(EngineMismatchError, match=r"read prompt 'one' as \d+ tokens, the policy as \d+.*min_pixels"):
         policy.rollout(asked)
 

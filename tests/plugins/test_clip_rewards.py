@@ -11,7 +11,8 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from mmrl.core.types import Group, Prompt, Sample, Scored
-from mmrl.data.drawn.gliding import GLIDES, HELD_OUT, TRAIN, Glide, Glides, as_bytes, draw
+from mmrl.data.drawn.gliding import GLIDES, HELD_OUT, TRAIN, Glide, Glides, draw
+from mmrl.data.drawn.shapes import to_bytes
 from mmrl.serving.media import change_of, clip_of
 from mmrl.serving.reward_client import RemoteReward
 from mmrl.serving.reward_server import Served, serving
@@ -20,7 +21,7 @@ GLIDE = Glide("red", "square", "left")
 
 
 def clip(glide: Glide = GLIDE, frames: int = 5, side: int = 32, **more: Any) -> np.ndarray:
-    return as_bytes(draw(glide, side, frames, **more))
+    return to_bytes(draw(glide, side, frames, **more))
 
 
 def group_of(*clips: Any, glide: Glide = GLIDE, **fields: Any) -> Group:

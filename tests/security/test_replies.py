@@ -109,7 +109,7 @@ BAD = {
     "a fingerprint that is a list": (says(reply({"fingerprint": ["f"]})), "no text"),
     "an exception that is a number": (says(reply({"raised": 5})), "no text"),
     "deep nesting": (says(reply({"parts": json.loads("[" * 200 + "]" * 200)})), "no reply of a reward"),
-    "a bomb": (says(gzip.compress(b"\0" * 2**24), content_encoding="gzip"), "in the encoding 'gzip', which nobody asked for"),
+    "a bomb": (says(gzip.compress(b"\0" * 2**24), content_encoding="gzip"), "in the encoding 'gzip', which was not asked for"),
     "an endless answer": (pours, "answered more than 1 MiB"),
     "values of another type": (says(reply({}, values={"shape": [1], "dtype": "BF16", "data_offsets": [0, 2]})), "no reply"),
 }

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mmrl.app.commands import demo
 from mmrl.app.run.folder import RunDir
@@ -15,7 +16,7 @@ from mmrl.tiny.text import clips, grounding
 
 PICTURES = generator.WarmStart(data=Sketches(), pool=128, batch_size=16, vae_steps=20, steps=20, layers=2, heads=2, max_tokens=8)
 NUMBERS = replace(PICTURES, data=Prints(), patch=2, max_tokens=6)
-SMALL = {"halvings": 2, "latents": 8, "layers": 1, "heads": 2, "feed_forward": 64, "text_width": 32}
+SMALL: dict[str, Any] = {"halvings": 2, "latents": 8, "layers": 1, "heads": 2, "feed_forward": 64, "text_width": 32}
 CLIPS = clip_generator.WarmStart(data=Glides(side=16), pool=64, vae_steps=10, vae_pool=64, steps=20, **SMALL)
 TAUGHT: Mapping[str, Callable[[Path], Path]] = {
     "grounding": lambda folder: grounding.warm_start(grounding.WarmStart(steps=80, batch_size=8), folder),

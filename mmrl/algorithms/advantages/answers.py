@@ -20,7 +20,7 @@ from mmrl.core.types import Credit, Rollouts, Scores
 ANSWER = r"<answer>(.*?)</answer>"
 """What stands in the last answer block, or the whole completion where there is none."""
 MOST_SETS = 1000
-"""So many sets of a group are looked at; of more, a seeded draw."""
+"""Most sets of a group that are looked at; of more, a seeded draw."""
 
 
 def answers(rollouts: Rollouts, pattern: str) -> Int[Tensor, " n"]:

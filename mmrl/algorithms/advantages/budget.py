@@ -52,7 +52,7 @@ def sigmoid(x: float) -> float:
 
 
 def budget_score(name: str, passages: float, target: float, right: bool, coefficient: float) -> float:
-    """The bonus or penalty of an answer with so many uncertain passages, as ARES' reward file gives it."""
+    """The bonus or penalty of an answer by its number of uncertain passages, as in ARES' reward file."""
     one = BUCKETS[name]
     lead, cap = passages - target, coefficient * one.cap
     margin = max(1.0, one.margin * max(target, 1.0))

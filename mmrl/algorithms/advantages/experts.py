@@ -21,7 +21,7 @@ class ExpertWhereFew:
     """
 
     enough: Count = 2
-    """So many right samples need no expert."""
+    """With this many right samples no expert is needed."""
     weight: NonNegative = 1.0
     """Of the expert's log-likelihood, in units of the group's surrogate."""
     success_at: Number = 0.5

@@ -1,4 +1,4 @@
-"""Groups of wrong answers that still teach: a perfect sample nobody drew is counted with them."""
+"""Groups of wrong answers that still teach: an imagined perfect sample is counted with them."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Right answers told apart from wrong ones, group by group, inside a trust region that is a hinge."""
+"""Right answers separated from wrong ones, group by group, inside a trust region that is a hinge."""
 
 import math
 from collections.abc import Mapping

@@ -94,7 +94,7 @@ class AdvantageMatching(ProportionalToAdvantage):
     off_policy: bool = False
     """True: ratios to the weights that sampled. False: to the policy's own present weights, so that they are 1."""
     combine: Literal["exp_first", "sum_first"] = "exp_first"
-    """sum_first: one ratio per sample, of lp added up over its times; the gradient is then so many times larger."""
+    """sum_first: one ratio per sample, of lp added up over its times; the gradient is then larger by their number."""
 
     __post_init__ = check_ranges
 

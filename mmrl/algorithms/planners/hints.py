@@ -89,7 +89,7 @@ class HintLadder(Remembering):
     cut: bool = False
     """True: the column holds one text, of which hint k shows the first k / (rungs + 1): 25, 50 and 75 % of a solution."""
     plain: Annotated[int, Range(0)] = 0
-    """So many samples of a group sampled anew see no hint."""
+    """Samples of a group sampled anew that see no hint."""
     train_view: TrainView = "same"
     """same: training reads what was sampled, the hint included; plain: the prompt without it, with old log-probabilities read
     again."""

@@ -66,7 +66,7 @@ class ReplayInformative(Replay):
     """
 
     max_age: Count = 8
-    """Rows older than so many steps leave the buffer."""
+    """Rows older than this number of steps leave the buffer."""
     power: NonNegative = 1.0
     """How much large advantages are preferred; 0: all alike."""
     eps: Positive = 1e-4
@@ -105,7 +105,7 @@ class ReplayGroups(Replay):
     share: BelowOne = 0.4
     """Of a step's groups."""
     window: Count = 2
-    """Groups of so many steps before may come back."""
+    """Groups of the last n steps may come back."""
     until: CountOrNone = 0
     """The last step in which old groups come back; 0: they always do."""
 

@@ -43,7 +43,7 @@ def read_hints(text: str, levels: int) -> tuple[str, ...]:
 
 
 def tells_answer(hint: str, prompt: Prompt) -> bool:
-    """Does the hint hold the prompt's answer, as words of their own? Only an answer that is a text or a number can be told."""
+    """Does the hint hold the prompt's answer, as words of their own? Only an answer that is a text or a number can be found."""
     if not isinstance(prompt.answer, str | int | float):
         return False
     answer = answer_text(prompt).strip()

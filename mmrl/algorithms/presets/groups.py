@@ -35,7 +35,7 @@ as one reward).
 """
 
 ngrpo = replace(CLIPPED, objective=((1.0, Clip(low=0.16, high=0.24)),), advantage=VirtualBest(), aggregation=TokenMean())
-"""Groups of only wrong answers teach too: a perfect sample nobody drew is counted with them.
+"""Groups of only wrong answers teach too: an imagined perfect sample is counted with them.
 
 NGRPO: Negative-enhanced Group Relative Policy Optimization, arXiv:2509.18851.
 The best total reward must be known, `algorithm.advantage.best`, 1 by default. No KL. 4 updates per step are ours; with one the

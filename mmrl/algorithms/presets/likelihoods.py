@@ -12,7 +12,7 @@ from mmrl.algorithms.weights.aggregate import FixedLength, GroupSum
 disco = replace(
     grpo, advantage=CENTRED, objective=((1.0, Discriminative()), (1.0, TrustHinge())), aggregation=GroupSum(), minibatches=4
 )
-"""Right answers told apart from wrong ones by their mean log-probability, the hardest wrong ones counting most; a hinge on KL.
+"""Right answers separated from wrong ones by their mean log-probability, the hardest wrong ones counting most; a hinge on KL.
 
 DisCO: Reinforcing Large Reasoning Models with Discriminative Constrained Optimization, arXiv:2505.12366.
 Temperature 10 over wrong answers, hinge from 1e-4 nats with slope 1000. Answers above the group's mean reward are right. 4

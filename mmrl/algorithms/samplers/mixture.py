@@ -95,7 +95,7 @@ def weights_of(prompts: Sources | StreamedSources) -> dict[str, float]:
     if isinstance(prompts, StreamedSources):
         streams = [name for name, part in prompts.parts.items() if not isinstance(part, Sequence)]
         raise ValueError(
-            f"the source {streams[0]!r} of [[data]] is a stream, whose size nobody knows: give every [[data]] table a weight, "
+            f"the source {streams[0]!r} of [[data]] is a stream, whose size is unknown: give every [[data]] table a weight, "
             "all of them adding up to 1"
         )
     return {name: len(part) / len(prompts) for name, part in prompts.parts.items()}

@@ -1,4 +1,4 @@
-"""Settings that nobody said, chosen after a config was read."""
+"""Settings that the user left open, chosen after a config was read."""
 
 from collections.abc import Mapping
 from copy import deepcopy

@@ -1,4 +1,4 @@
-"""`[data]`, one data set, or `[[data]]`, several: which plug-ins, what they are told, and how often each is drawn."""
+"""`[data]`, one data set, or `[[data]]`, several: which plug-ins, their settings, and how often each is drawn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,7 +45,7 @@ class MixedData(DataConfig):
 
     @property
     def weights(self) -> dict[str, float] | None:
-        """The share of each source that is drawn; None: nobody gave any."""
+        """The share of each source that is drawn; None: none was given."""
         given = {one.name: one.weight for one in self.sources if one.weight is not None}
         return given or None
 

@@ -14,7 +14,7 @@ from mmrl.serving.scorers.sizes import HoldsModels, ModelSize
 
 
 def models_of(use: str, args: Mapping[str, object], path: KeyPath, table: Table) -> tuple[Sequence[ModelSize], list[str]]:
-    """The models that a reward and the rewards inside it hold, and phrases about those that nobody knows."""
+    """The models that a reward and the rewards inside it hold, and phrases about those that are unknown."""
     inside = {key: found for key, value in args.items() if (found := rewards_in(value))}
     sizes, unknown = list[ModelSize](), list[str]()
     for key, found in inside.items():

@@ -207,7 +207,7 @@ class Resolved:
 
 
 def algorithm_origin(path: KeyPath, preset: str, table: Table) -> str:
-    """The origin of a value of the algorithm that nobody gave: the preset, or a part that took the place of the preset's."""
+    """The origin of a value of the algorithm that was not given: the preset, or a part that took the place of the preset's."""
     for depth in range(len(path) - 1, 1, -1):
         named = [word for word in ("kind", "use") if (*path[:depth], word) in table.origins]
         if named:

@@ -39,7 +39,7 @@ class Slot:
         return self.could_take(part)
 
     def could_take(self, part: Callable[..., object]) -> bool:
-        """Could it be called with so many arguments, whatever it calls them?"""
+        """True if it can be called with this number of arguments, whatever their names."""
         found = call_parameters(part, self.method)
         if found is None:
             return False

@@ -49,7 +49,7 @@ TASKS: dict[str, Values] = {
 OF_CLIPS = ("video_r1", "charades_sta", "activitynet_captions", "clevrer", "next_gqa")
 """The data sets whose files `--task video` tells apart by their rows."""
 EVERY = 10
-"""A run is saved and evaluated so many times."""
+"""How often a run is saved and evaluated."""
 HELD_OUT = ("test", "val", "validation", "eval", "held_out")
 """Names of a file or split beside `train` that nothing trains on."""
 SPLITTING = ("grounding_jsonl", "qa_jsonl", "edits")
@@ -118,7 +118,7 @@ def one_line(
 
 
 def put_templates(table: Table, policy: PolicyConfig, by: str) -> None:
-    """Let the reward `format` ask for the tags that the prompts ask for, unless it is told others."""
+    """Let the reward `format` ask for the tags that the prompts ask for, unless its settings name others."""
     asked = tags_of(policy.answer_format) if isinstance(policy, TextPolicyConfig) else None
     for i, reward in enumerate(table.values["reward"]):
         if asked is not None and reward.get("use") == "format" and "template" not in reward:
@@ -202,7 +202,7 @@ def parse_reward(text: str) -> Values:
     """
     use, equals, weight = text.partition("=")
     if not set(use) & set(":/."):
-        # a slip in a shipped name is told before data and model are looked at
+        # a slip in a shipped name is reported before data and model are looked at
         locate(use, "rewards")
     if not equals:
         return {"use": use}

@@ -70,7 +70,7 @@ class Table:
         self.origins |= {path + below: origin for below, _ in leaves(value)}
 
     def origin(self, path: KeyPath) -> str | None:
-        """Who said this value, or all who said something in the table at this path; None where nobody did."""
+        """The origin of this value, or all origins of values in the table at this path; None where there is none."""
         said = [by for known, by in self.origins.items() if known[: len(path)] == path or path[: len(known)] == known]
         return " and ".join(dict.fromkeys(said)) or None
 

@@ -21,7 +21,7 @@ def captions_of(splits: Mapping[str, Sequence[Caption]], split: str, size: int |
     """Captions of a split as prompts, with their words as columns.
 
     Args:
-        size: only the first so many; None: all.
+        size: only the first n; None: all.
         seed: of the order.
 
     Raises:

@@ -18,7 +18,7 @@ FONT = "mpl-data/fonts/ttf/DejaVuSans-Bold.ttf"
 PAPER, INK = (235, 235, 230), (25, 25, 40)
 NUMBERS = tuple(range(10, 100))
 HELD_OUT = tuple(number for number in NUMBERS if (number // 10 + number % 10) % 5 == 0)
-"""Numbers that nobody trains on; every digit occurs in them, in both places but for a leading 0."""
+"""Numbers that are held out; every digit occurs in them, in both places but for a leading 0."""
 TRAIN = tuple(number for number in NUMBERS if number not in HELD_OUT)
 
 
@@ -44,7 +44,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
 
 @dataclass(frozen=True)
 class Prints:
-    """Pictures and captions to learn from, with the faults of a collection that nobody looked through."""
+    """Pictures and captions to learn from, with the faults of an uncurated collection."""
 
     height: int = 16
     width: int = 32

@@ -36,7 +36,7 @@ class Glide(NamedTuple):
 
 GLIDES = tuple(Glide(*words) for words in product(COLOURS, SHAPES, WAYS))
 HELD_OUT = every_fourth(GLIDES, COLOURS, SHAPES, WAYS)
-"""Combinations that nobody trains on; every colour, shape and way occurs in them equally often."""
+"""Combinations that are held out; every colour, shape and way occurs in them equally often."""
 TRAIN = tuple(glide for glide in GLIDES if glide not in HELD_OUT)
 
 
@@ -65,7 +65,7 @@ def draw(glide: Glide, side: int, frames: int, rng: np.random.Generator | None =
 
 @dataclass(frozen=True)
 class Glides:
-    """Clips and captions to learn from, with the faults of a collection that nobody looked through."""
+    """Clips and captions to learn from, with the faults of an uncurated collection."""
 
     side: int = 32
     frames: int = 5

@@ -17,7 +17,7 @@ from mmrl.data.drawn.prompt_writers import write
 
 
 def geneval_like(file: Path, size: int, split: str = "train", seed: int = 0) -> None:
-    """Write so many prompts that ask for objects, as GenEval's metadata has them.
+    """Write n prompts that ask for objects, as GenEval's metadata has them.
 
     Raises:
         ValueError: no such split, or more prompts than can be made up.
@@ -27,7 +27,7 @@ def geneval_like(file: Path, size: int, split: str = "train", seed: int = 0) -> 
 
 
 def ocr_like(file: Path, size: int, split: str = "train", seed: int = 0) -> None:
-    """Write so many prompts that ask for text, in double quotes, one per line.
+    """Write n prompts that ask for text, in double quotes, one per line.
 
     Raises:
         ValueError: no such split, or more prompts than can be made up.

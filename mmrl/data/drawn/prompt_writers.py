@@ -13,7 +13,7 @@ from mmrl.core.samples import Prompt
 from mmrl.data.drawn import digit_text
 
 HELD_OUT_SHARE = 5
-"""One task in so many is held out."""
+"""One task in n is held out."""
 TRIES = 3000
 """In a row that bring nothing new, after which a writer has nothing more to say."""
 
@@ -91,7 +91,7 @@ def write(writer: str, size: int | None = None, split: str = "train", seed: int 
         ValueError: no such writer or split, or more prompts than a writer can make up.
     """
     if writer not in WRITERS:
-        raise ValueError(f"nobody writes {writer!r} prompts: choose one of {', '.join(WRITERS)}")
+        raise ValueError(f"there is no writer {writer!r} of prompts: choose one of {', '.join(WRITERS)}")
     if split not in ("train", "held_out"):
         raise ValueError(f"the split is {split!r}: choose train or held_out")
     if size is not None and size < 1:

@@ -36,7 +36,7 @@ class SceneStyle:
     num_distractors: int = 1
     """Digits of other classes beside it."""
     grid: int = 32
-    """Digits stand at multiples of so many pixels, plus the jitter; 1 = anywhere: far slower to learn."""
+    """Digits are at multiples of this number of pixels, plus the jitter; 1 = anywhere: far slower to learn."""
     jitter: int = 3
     """Largest shift off the grid, in pixels, in x and in y."""
     background: Literal["noise", "photo"] = "noise"

@@ -79,7 +79,7 @@ TASKS = tuple(
 )
 """Instructions that would change nothing are left out."""
 HELD_OUT = tuple(task for task in TASKS if _is_held_out(task))
-"""Pairs of a state and an instruction that nobody trains on; all states and all instructions occur among the others."""
+"""Pairs of a state and an instruction that are held out; all states and all instructions occur among the others."""
 TRAIN = tuple(task for task in TASKS if not _is_held_out(task))
 
 
@@ -103,7 +103,7 @@ def jitter_of(rng: np.random.Generator) -> Jitter:
 
 @dataclass(frozen=True)
 class Edits:
-    """Sources, instructions and targets to learn from, with the faults of a collection that nobody looked through."""
+    """Sources, instructions and targets to learn from, with the faults of an uncurated collection."""
 
     side: int = 32
     confused: float = 0.5

@@ -52,7 +52,7 @@ class Wish(NamedTuple):
 
 WISHES = tuple(Wish(*words) for words in product(COLOURS, SHAPES, SIDES))
 HELD_OUT = every_fourth(WISHES, COLOURS, SHAPES, SIDES)
-"""Combinations that nobody trains on; every colour, shape and side occurs in them equally often."""
+"""Combinations that are held out; every colour, shape and side occurs in them equally often."""
 TRAIN = tuple(wish for wish in WISHES if wish not in HELD_OUT)
 
 
@@ -99,7 +99,7 @@ def to_bytes(pixels: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class Sketches:
-    """Pictures and captions to learn from, with the faults of a collection that nobody looked through."""
+    """Pictures and captions to learn from, with the faults of an uncurated collection."""
 
     side: int = 32
     confused: float = 0.5

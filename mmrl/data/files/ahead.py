@@ -27,7 +27,7 @@ class Watch(Protocol):
 
 
 def same(items: Iterable[T]) -> Iterable[T]:
-    """The items, watched by nobody."""
+    """The items, without a watcher."""
     return items
 
 

@@ -82,7 +82,7 @@ def read_choice(choice: Mapping[str, Any], prompt: WirePrompt, expected: Expecte
         found = " and ".join(sorted(versions)) or "none that it names"
         raise EngineMismatchError(
             f"{url} wrote with the weights {found}, and those of the step are {expected.version}: "
-            "let nobody else update this server, and start one for every run"
+            "let no other run update this server, and start one for every run"
         )
     tokens = list(choice.get("token_ids") or ())
     logprobs = [entry["logprob"] for entry in ((choice.get("logprobs") or {}).get("content") or ())]

@@ -47,7 +47,7 @@ class WirePrompt:
     name: str = ""
     """The prompt's id, for messages."""
     begun: int = 0
-    """So many tokens of the completion stand at its end already, and count as written."""
+    """How many tokens of the completion are at its end already, and count as written."""
 
     @property
     def tail(self) -> bytes:

@@ -177,7 +177,7 @@ class WeightGroup:
         work.wait()
 
     def close(self) -> None:
-        """Leave. Gloo's processes see it as their connection ends, NCCL's need to be told to stop."""
+        """Leave. Gloo's processes see it as their connection ends, NCCL's need a signal to stop."""
         if self.kind == "nccl":
             with contextlib.suppress(RuntimeError):
                 self.group.abort()

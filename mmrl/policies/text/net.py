@@ -81,7 +81,7 @@ class TextNet(nn.Module):
         if self.features is not None:
             self.features.clear()
         if self.features is None or ranks.is_sharded:
-            # A replica's frozen vision part waits for nobody.
+            # A replica's frozen vision part waits for no other process.
             self.passes = ranks.passes
 
     def idle_vision(self, media: Sequence[Media]) -> Tensor:

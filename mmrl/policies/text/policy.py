@@ -95,8 +95,7 @@ class TextPolicy(PolicyHooks):
         self.module: nn.Module = self.net
         videos = VideoInput(config.video, plan_of(self.family, self.processor, config.video))
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
-        self.ranks = Ranks()
-        self.is_main = True
+        self.ranks, self.is_main = Ranks(), True
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self._followed = False
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
@@ -310,9 +309,9 @@ class TextPolicy(PolicyHooks):
 
 
 def check_space(space: str | None, model_type: str) -> str:
-    """The way in which boxes are written; raise ValueError where nobody says."""
+    """The way in which boxes are written; raise ValueError where that is unknown."""
     if space is None:
-        raise ValueError(f"nobody says how {model_type} writes boxes: set policy.box_space to pixel, resized, norm1000 or norm1")
+        raise ValueError(f"how {model_type} writes boxes is unknown: set policy.box_space to pixel, resized, norm1000 or norm1")
     return space
 
 

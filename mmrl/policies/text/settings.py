@@ -20,7 +20,7 @@ class Sampling:
     top_p: PositiveShare = 1.0
     """Keep the most likely tokens up to this probability in all; 1 = all."""
     top_k: CountOrNone = 0
-    """Keep so many tokens; 0 = all."""
+    """Keep the n most likely tokens; 0 = all."""
     min_p: Share = 0.0
     """Keep tokens at least this likely, relative to the most likely one."""
     max_new_tokens: Count = 256
@@ -80,7 +80,7 @@ class TextPolicyConfig:
     attn_implementation: str | None = None
     """Kernel of attention by transformers' name (sdpa, eager, flash_attention_2); None: its own choice."""
     copies_on: Literal["device", "cpu"] = "device"
-    """Where reference and averaged weights lie while nobody reads them. cpu: they leave a GPU's memory to the run, and are copied
+    """Where reference and averaged weights are kept while not in use. cpu: they leave a GPU's memory to the run, and are copied
     there and back for every reading."""
 
     engine: EngineConfig | None = None

@@ -87,7 +87,7 @@ class TextTrace:
 
 
 def trace_of_nothing(trace: TextTrace, prompt: Encoded, token: int) -> TextTrace:
-    """A trace like this one, whose single row answers `prompt` with one token that nobody sampled."""
+    """A trace like this one, whose single row answers `prompt` with one token that was not sampled."""
     return replace(
         trace,
         prompts=(prompt,),

@@ -10,7 +10,7 @@ Pair = tuple[int, int]
 
 
 def schedule(count: int, opponents: int = 0) -> list[Pair]:
-    """Ordered pairs: everyone against everyone (opponents = 0), or against so many next ones in a ring; always both orders.
+    """Ordered pairs: everyone against everyone (opponents = 0), or against the next n in a ring; always both orders.
 
     Raises:
         ValueError: fewer than two samples, or opponents below 0.

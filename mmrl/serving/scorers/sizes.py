@@ -17,7 +17,7 @@ PUBLISHED = {
     "PekingU/rtdetr_v2_r50vd": 42_891_372,
     "facebook/mask2former-swin-small-coco-instance": 68_741_083,
 }
-"""Hub id -> numbers of the published model; nobody is asked about these. A test counts each by its public settings."""
+"""Hub id -> numbers of the published model; no server is asked about these. A test counts each by its public settings."""
 OPEN_CLIP = "open_clip:"
 
 
@@ -31,7 +31,7 @@ class ModelSize:
     device: str = "auto"
     """Where it is held: auto (the card if there is one), cpu, cuda or cuda:1."""
     why: str = ""
-    """The reason why nobody knows."""
+    """The reason why it is unknown."""
 
 
 @runtime_checkable

@@ -134,7 +134,7 @@ def decode_beyond(vae: HubObject, z: Float[Tensor, "n c f h w"]) -> Float[Tensor
     x, out = vae.post_quant_conv(z), list[Tensor]()
     for frame in range(z.shape[2]):
         places = [0]
-        # only the first frame may be told that it is: diffusers' blocks count on the default elsewhere
+        # only the first frame may be marked as such: diffusers' blocks count on the default elsewhere
         first = {"first_chunk": True} if frame == 0 else {}
         out.append(vae.decoder(x[:, :, frame : frame + 1], feat_cache=vae._feat_map, feat_idx=places, **first))
     vae.clear_cache()

@@ -68,7 +68,7 @@ def add_words(tokenizer: HubObject, words: Sequence[str]) -> HubObject:
 def clip(
     kind: Callable[..., HubObject], tokenizer: HubObject, width: int = 32, heads: int = 4, tokens: int = CLIP_TOKENS
 ) -> HubObject:
-    """A text encoder of CLIP, `kind` with or without its projection, for prompts of so many tokens."""
+    """A text encoder of CLIP, `kind` with or without its projection, for prompts of n tokens."""
     from transformers import CLIPTextConfig
 
     return kind(

@@ -78,7 +78,7 @@ def test_a_placed_object_is_the_one_named_first():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ValueError, match="nobody writes 'poems' prompts: choose one of lettering, objects, numbers"):
+    with pytest.raises(ValueError, match="there is no writer 'poems' of prompts: choose one of lettering, objects, numbers"):
         write("poems")
     with pytest.raises(ValueError, match="choose train or held_out"):
         write("numbers", split="test")

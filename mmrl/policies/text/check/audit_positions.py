@@ -97,9 +97,7 @@ def check_times_in_text(policy: TextHost, family: QwenVL, encoded: Encoded, clip
         told = [float(x) for x in SECONDS.findall(text)]
         pairs = [(a + b) / 2 for clip in clips for a, b in zip(clip.times[::2], clip.times[1::2], strict=True)]
     if len(told) != len(pairs) or any(abs(a - b) > ONE_DIGIT for a, b in zip(told, pairs, strict=True)):
-        raise ValueError(
-            f"its clips are told to show frames at {told} seconds, but they were taken at {[round(x, 2) for x in pairs]}"
-        )
+        raise ValueError(f"its clips should show frames at {told} seconds, but they were taken at {[round(x, 2) for x in pairs]}")
 
 
 def walk(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Iterator[Place]:

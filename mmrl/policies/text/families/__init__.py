@@ -26,7 +26,7 @@ __all__ = ["FAMILIES", "Family", "Generic", "Media", "TextOnly", "family_of", "i
 
 
 def family_of(config: Any) -> Family:
-    """The family of a transformers config; models nobody wrote one for are `Generic`, or `TextOnly` if they take no pictures."""
+    """The family of a transformers config; models without one are `Generic`, or `TextOnly` if they take no pictures."""
     if is_text_only(config):
         return TextOnly(config)
     family = FAMILIES.get(config.model_type, Generic)

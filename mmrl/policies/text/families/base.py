@@ -103,11 +103,11 @@ class Family:
         return {kind: tensors for kind, tensors in split.items() if tensors}
 
     def entries(self, media: Media, kind: str = "image") -> int | None:
-        """How many entries of the vision output's `pooler_output` belong to this prompt; None: nobody knows."""
+        """How many entries of the vision output's `pooler_output` belong to this prompt; None: unknown."""
         return len(media["pixel_values"]) if media and kind == "image" else 0
 
     def num_features(self, media: Media) -> int | None:
-        """Vision features, hence placeholders, these pictures give; None: nobody knows."""
+        """Vision features, hence placeholders, these pictures give; None: unknown."""
         raise NotImplementedError
 
     def placeholders(self, media: Media) -> dict[int, int | None]:

@@ -53,7 +53,7 @@ class QwenVL(Family):
 
     @property
     def video_options(self) -> dict[str, Any]:
-        """Frames come in their size; the processor only warns while nobody has said whether it should cap it."""
+        """Frames come in their size; the processor only warns unless a setting says whether it should cap it."""
         return {"do_resize": False, "cap_pixels_per_frame": False}
 
     def video_budget(self, processor: Any, settings: VideoSettings) -> Budget:

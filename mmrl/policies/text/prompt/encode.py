@@ -122,7 +122,7 @@ class Encoder:
 
     @property
     def template(self) -> str:
-        """The text around every question, with {question} in it; ValueError for boxes that nobody knows how to write."""
+        """The text around every question, with {question} in it; ValueError for boxes in an unknown convention."""
         space = self.family.box_space if self.config.box_space == "auto" else self.config.box_space
         return answer_template(self.config.answer_format, space)
 

@@ -1,4 +1,4 @@
-"""A prompt as chat messages: where pictures stand, and what the model is told about its answer."""
+"""A prompt as chat messages: where pictures are, and what it asks of the answer."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ def answer_template(answer_format: str, space: str | None = None) -> str:
     """The text around a question, with {question} in it.
 
     Args:
-        space: how the model writes boxes, for formats that ask for some; None: nobody says.
+        space: how the model writes boxes, for formats that ask for some; None: unknown.
 
     Raises:
         ValueError: neither a known name nor a text with {question}, or boxes are asked of a model that nobody knows to write any.
@@ -51,7 +51,7 @@ def answer_template(answer_format: str, space: str | None = None) -> str:
         return template
     if space is None:
         raise ValueError(
-            f"policy.answer_format is {answer_format!r}, and nobody says how this model writes boxes: set policy.box_space to "
+            f"policy.answer_format is {answer_format!r}, and how this model writes boxes is unknown: set policy.box_space to "
             f"{', '.join(BOX_WORDS)}, or answer_format to direct"
         )
     return template.replace(WHERE, BOX_WORDS[space])

@@ -25,7 +25,7 @@ def answer_span(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -
 
 
 def reaching(tokens: Sequence[int], decode: Callable[[Sequence[int]], str], letters: int) -> int:
-    """The smallest number of tokens whose text has so many letters."""
+    """The smallest number of tokens whose text has n letters."""
     low, high = 0, len(tokens)
     while low < high:
         middle = (low + high) // 2

@@ -32,7 +32,7 @@ def group_divergence(
     Args:
         logits: (m, d), (m,) -> (m, v): the model's head.
         allowed: tokens that can be written; the others are no part of the vocabulary.
-        chunk: logits of so many tokens exist at a time.
+        chunk: tokens whose logits exist at a time.
     """
     rows, length = mask.shape
     steps, words = max(1, chunk // rows), int(allowed.sum())

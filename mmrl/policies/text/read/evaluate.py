@@ -51,7 +51,7 @@ class Evaluation:
         hidden, place = self.read(net)
         chosen = self.mask
         if not bool(chosen.any()):
-            # Wrappers for many processes wait for every gradient, also from a part nobody trains on.
+            # Wrappers for many processes wait for every gradient, also from a part that does not train.
             chosen = torch.zeros_like(chosen)
             chosen[0, 0] = True
         rows = chosen.nonzero()[:, 0]

@@ -1,4 +1,4 @@
-"""Can a model read packed rows? Looked up in its config, and tried once where nobody has seen its kind."""
+"""Can a model read packed rows? Looked up in its config, and tried once for an unknown kind."""
 
 import logging
 

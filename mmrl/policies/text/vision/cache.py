@@ -144,7 +144,7 @@ def key_of(tensors: Media, kind: str) -> Key:
 
 
 def cache_of(core: nn.Module, family: Family, mib: int) -> VisionCache | None:
-    """A cache of `mib` MiB; None where something trains that computes features, or where nobody knows whose they are."""
+    """A cache of `mib` MiB; None where something trains that computes features, or where it is unknown whose they are."""
     looking = (*family.vision, *family.projector)
     trains = any(weight.requires_grad for name, weight in core.named_parameters() if name.startswith(looking))
     return None if trains or mib == 0 or isinstance(family, Generic) else VisionCache(family, mib * MIB)

@@ -103,7 +103,7 @@ class Completions:
 
 
 LOOK_EVERY = 16
-"""Tokens between two looks at which rows are done, on an accelerator: so many are written in vain at the end, at most."""
+"""Tokens between two looks at which rows are done, on an accelerator: at most this many are written in vain at the end."""
 
 
 def noise(seeds: Sequence[tuple[int, int]], length: int) -> Float[Tensor, "n t"]:

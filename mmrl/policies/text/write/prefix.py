@@ -29,7 +29,7 @@ def tokens_to_keep(prefix: Prefix, decode: Callable[[list[list[int]]], list[str]
 
 
 def tokens_to_force(prefix: Prefix, tokenizer: Any, banned: frozenset[int], prompt_id: str) -> list[int]:
-    """The tokens of the text that nobody sampled.
+    """The tokens of the text that was not sampled.
 
     Raises:
         ValueError: it holds a token that no completion may hold.

@@ -128,7 +128,7 @@ def view_seed(request: Request) -> int:
 
 
 def check_requests(requests: Sequence[Request], models: frozenset[str], views: frozenset[str]) -> None:
-    """Raise ValueError for a request nobody can serve."""
+    """Raise ValueError for a request that cannot be served."""
     owners: dict[int, str] = {}
     for request in requests:
         name = f"a request for prompt {request.prompt.id!r}"
@@ -181,7 +181,7 @@ def check_sampling(sampling: object, usual: Sampling) -> Sampling:
 
 
 def check_reading(reading: Reading, offers: frozenset[str], models: frozenset[str], views: frozenset[str]) -> None:
-    """Raise ValueError for a reading nobody can evaluate."""
+    """Raise ValueError for a reading that cannot be evaluated."""
     for what, name, known in (
         ("quantity", reading.quantity, offers),
         ("model", reading.model, models),
@@ -194,7 +194,7 @@ def check_reading(reading: Reading, offers: frozenset[str], models: frozenset[st
 def by_weights(
     readings: Iterable[Reading], offers: frozenset[str], models: frozenset[str], views: frozenset[str]
 ) -> dict[tuple[str, str, float | None], list[Reading]]:
-    """The readings that one pass gives, by weights, view and temperature; raises ValueError for one nobody can evaluate."""
+    """The readings that one pass gives, by weights, view and temperature; raises ValueError for one that cannot be evaluated."""
     found: dict[tuple[str, str, float | None], list[Reading]] = {}
     for reading in readings:
         check_reading(reading, offers, models, views)

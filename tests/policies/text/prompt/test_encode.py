@@ -166,7 +166,7 @@ def test_a_box_is_asked_for_as_the_model_writes_it(tiny, family, words):
 
 def test_no_box_is_asked_of_a_model_that_nobody_knows_to_write_any(tiny):
     look = TextModality().check_prompts
-    with pytest.raises(ValueError, match=r"'box', and nobody says how this model writes boxes: set policy.box_space to norm1000"):
+    with pytest.raises(ValueError, match=r"'box', and how this model writes boxes is unknown: set policy.box_space to norm1000"):
         look(TextPolicyConfig(tiny("smolvlm"), answer_format="box"), [])
     look(TextPolicyConfig(tiny("smolvlm"), answer_format="box", box_space="norm1"), [])
     assert "in shares of" in answer_template("box", "norm1")

@@ -80,7 +80,7 @@ class RhythmEvaluation(Evaluation):
 
 
 def middle_layers(count: int) -> tuple[int, ...]:
-    """Five of so many layers, evenly spaced from a third to two thirds: `36 -> 12, 15, 18, 21, 24`."""
+    """Five of n layers, evenly spaced from a third to two thirds: `36 -> 12, 15, 18, 21, 24`."""
     begin, end = count // 3, min(2 * count // 3, count - 1)
     return tuple(sorted({begin + round(i * (end - begin) / (LAYERS - 1)) for i in range(LAYERS)}))
 
