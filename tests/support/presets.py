@@ -9,12 +9,12 @@ VIDEO = {name: PRESETS[name] for name, (_, file) in documents().items() if file.
 TEXT = {name: algorithm for name, algorithm in PRESETS.items() if name not in FLOW and name not in VIDEO}
 
 
-def of_files(*ideas: str) -> set[str]:
-    """The names of the presets in files of these names."""
-    return {name for name, (_, file) in documents().items() if file.stem in ideas}
+def of_files(*ideas: str) -> list[str]:
+    """The names of the presets in files of these names, in their order: test workers have to agree on it."""
+    return [name for name, (_, file) in documents().items() if file.stem in ideas]
 
 
-ON_TASKS = {*of_files("hints"), "s_grpo", "rlpr", "gui_g1"}
+ON_TASKS = [*of_files("hints"), "s_grpo", "rlpr", "gui_g1"]
 """They need prompts that bring more than a letter, and learn where their claim lies: short rows of tests/evidence."""
 SILENT_STEPS = {"riskpo": 1}
 """How many steps train nothing, because what the advantage remembers has first to be filled."""

@@ -55,7 +55,7 @@ ALGORITHMS = {
     "spread": replace(PRESETS["grpo"], advantage=WhereSpread(hold=0, start=1)),
 }
 HELPED = replace(PRESETS["scaf_grpo"], planner=Scaffold(after=1))
-PLANNERS = {name: PRESETS[name] for name in of_files("hints", "cut_answers") | {"arpo_gui"}} | {"scaf_grpo": HELPED}
+PLANNERS = {name: PRESETS[name] for name in [*of_files("hints", "cut_answers"), "arpo_gui"]} | {"scaf_grpo": HELPED}
 COLUMNS = {"hints": ["a", "ab"], "hint": "ab", "solution": "abcd", "policy": "ab"}
 STATE = ("aepo", "ares", "dcpo", "hart", "remix", "riskpo", "spo", "ssr")
 

@@ -102,7 +102,7 @@ def makers() -> dict[str, Callable[[], Any]]:
     def of_text(name: str) -> Any:
         """Some need hints, notes, boxes or the policy's own view of the truth."""
         preset = TEXT[name]
-        if name not in ON_TASKS.union(FEWER_PROMPTS, ["attention_rhythm"]):
+        if name not in {*ON_TASKS, *FEWER_PROMPTS, "attention_rhythm"}:
             return of_words(preset, fakes.prompts())
         if name == "gui_g1":
             return of_words(preset, targets(0), reward=named_letter)

@@ -14,7 +14,8 @@ import torch
 
 from mmrl.core.protocols import State
 
-FORMAT = 2
+FORMAT = 3
+"""One more wherever a state from before cannot be read any longer."""
 LARGE = ("policy", "optimizer")
 """Parts of a state with a file of their own; all others share `rest.pt`."""
 REST = "rest.pt"
@@ -26,6 +27,10 @@ REPLACED = ".replaced"
 
 class CheckpointError(ValueError):
     """A checkpoint is missing, damaged or cannot be written; the message names the folder and the remedy."""
+
+
+class OtherFormatError(CheckpointError):
+    """A whole checkpoint that another version of mmrl wrote; those before it are no better."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +175,13 @@ def looks_whole(folder: Path) -> bool:
 
 
 def verify(folder: Path) -> Manifest:
-    """Raises CheckpointError, naming what is missing or damaged."""
+    """Raises CheckpointError, naming what is missing or damaged, or that another version wrote it."""
     listed = Manifest.read(folder)
+    if listed.format != FORMAT:
+        raise OtherFormatError(
+            f"{folder} was written by another version of mmrl (checkpoint format {listed.format}, this one reads {FORMAT}): continue "
+            "or export that run with the version that began it, or start a new one"
+        )
     for name, expected in listed.sha256.items():
         path = folder / name
         try:

@@ -15,7 +15,7 @@ from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch
 from mmrl.runtime.spans import in_span
-from mmrl.training.checkpoints.files import CheckpointError, Manifest, delete, looks_whole, read, tidy, verify, write
+from mmrl.training.checkpoints.files import CheckpointError, Manifest, OtherFormatError, delete, looks_whole, read, tidy, verify, write
 from mmrl.training.checkpoints.state import copy_state
 
 __all__ = ["CheckpointError", "Checkpoints"]
@@ -164,6 +164,8 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 return step, verify(self._path(step))
+            except OtherFormatError:
+                raise
             except CheckpointError as error:
                 log.warning("%s; trying the one before", error)
         raise CheckpointError(f"no whole checkpoint in {self.folder}: start again without --resume, in another output folder")

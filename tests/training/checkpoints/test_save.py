@@ -73,6 +73,20 @@ def test_damaged_newest_falls_back_to_the_one_before(tmp_path: Path, name: str):
         checkpoints.load(2)
 
 
+def test_a_checkpoint_of_another_format_is_refused_and_none_before_it_is_tried(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, numbered(step), Ranks())
+    manifest = tmp_path / "step-2" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(f'"format": {checkpoint_files.FORMAT}', '"format": 2'))
+    for look in (checkpoints.load, checkpoints.recover):
+        with pytest.raises(
+            CheckpointError, match=r"step-2 was written by another version of mmrl \(checkpoint format 2, this one"
+        ):
+            look()
+    assert caplog.text == "" and checkpoints.steps() == [1, 2]
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"step": 2, "format": 2}', '{"sha256": 3, "step": 2, "format": 2}'])
 def test_a_manifest_that_says_nothing_is_damage(tmp_path: Path, text: str):
     checkpoints = Checkpoints(tmp_path)
