@@ -51,7 +51,7 @@ def test_only_mmrl_is_at_the_top(wheel: Path):
 
 def test_an_environment_of_vllm_can_be_made_from_it(wheel: Path):
     names = set(zipfile.ZipFile(wheel).namelist())
-    engine = "mmrl/policies/text/engine"
+    engine = "mmrl/engine"
     wanted = ("requirements_cpu.txt", "requirements_cuda.txt", "worker/vllm_extension.py", "worker/torchvision_operators.py")
     assert {f"{engine}/{name}" for name in (*wanted, "worker/weight_group.py")} <= names
 
