@@ -1,4 +1,4 @@
-"""Prompts, samples, groups and answers: the words of rewards and data sets.
+"""Prompts and their kinds of media, samples, groups and answers: the words of rewards and data sets.
 
 Imports the standard library only, so a reward may run in an environment of its own, without torch.
 """
@@ -6,6 +6,7 @@ Imports the standard library only, so a reward may run in an environment of its 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 Role = Literal["policy", "injected", "replayed", "probe", "note"]
@@ -71,6 +72,75 @@ class Video:
     """Seed of a permutation of the sampled frames; None: in order of time (T-GRPO's probes shuffle)."""
     noise: tuple[float, int] | None = None
     """Gaussian noise on the sampled frames: its deviation in shares of a pixel's range, and its seed (DeepVideo-R1)."""
+
+
+@dataclass(frozen=True)
+class MediaKind:
+    """One kind of media: `MediaKind("tone", "tone", "tone", Tone, frozenset({".tone"}))`."""
+
+    name: str
+    """The word of its marker, `<image>`, of its columns, and of the parts of a chat."""
+    noun: str
+    """The word for one of them in messages."""
+    stored: str
+    """Its word in samples files and in messages about files."""
+    source: type | None = None
+    """The dataclass whose values are one; None: a path or the thing itself, as pictures are."""
+    suffixes: frozenset[str] = frozenset()
+    """Endings of the files that are one."""
+    files: str = ""
+    """The field of `source` that names one file or a tuple of them; they travel as bytes. Empty: it names none."""
+
+    @property
+    def nouns(self) -> str:
+        return f"{self.noun}s"
+
+    @property
+    def marker(self) -> str:
+        """Its place in the text of a prompt."""
+        return f"<{self.name}>"
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """Names that a data set has for one of them, and for several."""
+        return self.name, f"{self.name}s"
+
+    def holds(self, media: object) -> bool:
+        """Is this one of a prompt's media of this kind?"""
+        if isinstance(media, str | Path):
+            return Path(media).suffix.lower() in self.suffixes
+        return self.source is not None and isinstance(media, self.source)
+
+    def value_of(self, media: object) -> object:
+        """The same as a value of `source`, where media are the path of a file."""
+        return self.source(str(media)) if self.source is not None and isinstance(media, str | Path) else media
+
+    def file_of(self, media: object) -> str | None:
+        """The path of media that are one whole file; None for others."""
+        if isinstance(media, str | Path):
+            return str(media)
+        file = getattr(media, self.files) if self.files else None
+        return file if isinstance(file, str) and self.source is not None and media == self.source(file) else None
+
+
+IMAGE = MediaKind("image", "picture", "picture")
+VIDEO = MediaKind("video", "clip", "video", Video, frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"}), "source")
+KINDS = {kind.name: kind for kind in (IMAGE, VIDEO)}
+
+
+def kind_of(media: object) -> MediaKind:
+    """The kind of one of a prompt's media; what no other kind holds is a picture."""
+    return next((kind for kind in KINDS.values() if kind.holds(media)), IMAGE)
+
+
+def sources() -> dict[str, type]:
+    """The dataclasses whose values are media, by name."""
+    return {kind.source.__name__: kind.source for kind in KINDS.values() if kind.source is not None}
+
+
+def is_named(media: object) -> bool:
+    """Is it named by words, so that equal words are equal media?"""
+    return isinstance(media, str | Path) or kind_of(media).source is not None
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Layout:
         ids = [name] if len(questions) == 1 else [f"{name}-{i}" for i in range(len(questions))]
         texts = [self.template.replace("{question}", question) for question in questions]
         for text in texts:
-            check_markers(text, len(media))
+            check_markers(text, media)
             check_tokens(text)
         # a path stays a path, so that pictures are opened when they are needed; anything else has no shorter form
         shown = tuple(picture if isinstance(picture, str) else open_picture(picture) for picture in media)

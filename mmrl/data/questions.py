@@ -9,11 +9,12 @@ from typing import Literal, cast
 
 from mmrl.answers.choices import LETTERS, parse_choices
 from mmrl.answers.questions import problem_type
+from mmrl.core.samples import IMAGE, KINDS, MediaKind, is_named
 from mmrl.core.types import Prompt, Video
 from mmrl.data.files.paths import cell_below, path_below
 from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.files.videos import check_video
-from mmrl.data.layouts.base import ANSWERS, CLIPS, PICTURES, one_of
+from mmrl.data.layouts.base import ANSWERS, one_of
 from mmrl.data.layouts.read import Measured
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import FILE_ROW, check_answer, check_markers, check_shape, check_tokens
@@ -25,8 +26,8 @@ Numbering = Literal["letters", "zero", "one"]
 LETTER = "{question}\nAnswer with the letter of the right option."
 LETTERS_WANTED = "{question}\nAnswer with the letters of all right options."
 OPTIONS = ("options", "choices")
-KINDS = ("kind", "problem_type")
-USED = ("question", "system", "id", "split", *PICTURES, *CLIPS, *ANSWERS, *OPTIONS, *KINDS)
+ANSWER_KINDS = ("kind", "problem_type")
+USED = ("question", "system", "id", "split", *ANSWERS, *OPTIONS, *ANSWER_KINDS)
 _NUMBER = re.compile(r"[-+\u2212]?\s?[$\u20ac\u00a3]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?\s?%?")
 _FRACTION = re.compile(r"[-+]?\d+\s?/\s?\d+")
 _MATH = re.compile(r"[\\^=]|\$[^$]+\$|\bsqrt\b|\bpi\b|\d\s?[-+*/]\s?\d|\b\d+[a-z]\b\s?[-+*/]")
@@ -61,14 +62,15 @@ class Questions:
 
         Raises ValueError or FileNotFoundError, without the row's place, for anything wrong with them.
         """
-        pictures, clips = _as_list(row, *PICTURES), _as_list(row, *CLIPS)
-        if pictures and clips:
-            raise ValueError("the row has both pictures and clips, whose order a prompt would not know: keep one kind")
-        found = [cell_below(self.image_root, picture, self.anywhere) for picture in pictures]
-        videos = [self._video(clip) for clip in clips]
-        for video in videos:
-            check_video(video, min_frames=1, decode=self.decode)
-        return [*found, *videos], [picture_size(picture, self.decode) for picture in found]
+        cells = {kind: found for kind in KINDS.values() if (found := _as_list(row, *kind.columns))}
+        if len(cells) > 1:
+            both = " and ".join(kind.nouns for kind in cells)
+            raise ValueError(f"the row has both {both}, whose order a prompt would not know: keep one kind")
+        media = [(kind, self._media(kind, cell)) for kind, found in cells.items() for cell in found]
+        for _, one in media:
+            if isinstance(one, Video):
+                check_video(one, min_frames=1, decode=self.decode)
+        return [one for _, one in media], [picture_size(one, self.decode) for kind, one in media if kind is IMAGE]
 
     def prompts(self, row: Row, measured: Callable[[], Measured] | None = None) -> list[Prompt]:
         """One prompt.
@@ -90,7 +92,8 @@ class Questions:
         kind, said = self._kind(row, question, answer, options)
         if kind == "choice" and answer is not None:
             answer = self._letters(answer, options)
-        columns = {name: value for name, value in row.values.items() if name not in USED}
+        used = {*USED, *(name for kind in KINDS.values() for name in kind.columns)}
+        columns = {name: value for name, value in row.values.items() if name not in used}
         columns |= {"question": question, "problem_type": kind, FILE_ROW: row.place}
         columns |= {"options": options} if options else {}
         columns |= {} if row.values.get("split") is None else {"split": str(row.values["split"])}
@@ -98,10 +101,9 @@ class Questions:
         given = row.values.get("id")
         name = f"{Path(row.source).stem}-{row.number}" if given is None else str(given)
         text = self._text(question, kind, options, answer)
-        check_markers(text, len(sizes))
-        check_markers(text, len(media) - len(sizes), "<video>", "videos")
+        check_markers(text, media)
         check_tokens(text)
-        shown = tuple(item if isinstance(item, str | Video) else open_picture(item) for item in media)
+        shown = tuple(item if is_named(item) else open_picture(item) for item in media)
         prompt = Prompt(name, text, shown, answer, columns)
         check_answer(prompt, problem_type(prompt))
         self.seen[said] += 1
@@ -118,7 +120,7 @@ class Questions:
         """The kind of the answer, and how it is counted."""
         if self.kind != "auto":
             return self.kind, self.kind
-        own = one_of(row, *KINDS)
+        own = one_of(row, *ANSWER_KINDS)
         if own is not None:
             return problem_type(Prompt("", columns={"problem_type": own, FILE_ROW: row.place})), "as rows say"
         kind = guess_kind(question, answer, options)
@@ -158,10 +160,13 @@ class Questions:
         form = self.template or ((LETTERS_WANTED if several else LETTER) if kind == "choice" else "{question}")
         return form.replace("{question}", asked)
 
-    def _video(self, clip: Cell) -> Video:
-        if not isinstance(clip, str) or not clip:
-            raise ValueError(f"a clip must be a path, not {str(clip)[:80]!r}")
-        return Video(path_below(self.image_root, clip, "image_root", self.anywhere))
+    def _media(self, kind: MediaKind, cell: Cell) -> object:
+        """A cell of one kind: a file below image_root; of pictures, one that holds bytes as it is."""
+        if kind.source is None:
+            return cell_below(self.image_root, cell, self.anywhere)
+        if not isinstance(cell, str) or not cell:
+            raise ValueError(f"a {kind.noun} must be a path, not {str(cell)[:80]!r}")
+        return kind.source(path_below(self.image_root, cell, "image_root", self.anywhere))
 
 
 def guess_kind(question: str, answer: Cell, options: Sequence[str] = ()) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mmrl.data.files.paths import path_below, relative_to, write_jsonl
 from mmrl.data.files.pictures import content_hash
-from mmrl.data.layouts.base import CLIPS, PICTURES
+from mmrl.data.layouts.base import MEDIA, PICTURES
 from mmrl.data.layouts.source import Source, foreign, open_foreign
 from mmrl.data.layouts.write import LineWriter
 from mmrl.data.readers import Cell, Row, read_rows
@@ -130,7 +130,7 @@ class _Reader:
         return {**row.row.values, row.column: moved if was_list else moved[0]}
 
     def _row(self, row: Row) -> _PictureRow:
-        filled = [name for name in (*PICTURES, *CLIPS) if row.values.get(name) is not None]
+        filled = [name for name in MEDIA if row.values.get(name) is not None]
         column = (self.columns.get("image") if self.source is None else None) or (filled[0] if filled else "image")
         found: Cell = row.values.get(column)
         cells: tuple[Cell, ...] = tuple(found) if isinstance(found, list) else (found,)
@@ -145,7 +145,7 @@ class _Reader:
                 f"column {column!r} must be the path of a picture, not {str(found)[:80]}: rows without picture and clip cannot "
                 "be dealt out"
             )
-        hash_of = self.file_hash_of if column in CLIPS else self.hash_of
+        hash_of = self.file_hash_of if column not in PICTURES else self.hash_of
         pictures = tuple(
             hash_of(path_below(self.root, cell, "image_root", self.anywhere)) if isinstance(cell, str) else content_hash(cell)
             for cell in cells

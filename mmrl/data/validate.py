@@ -13,6 +13,7 @@ from mmrl.answers.boxes.box import Box, check_inside
 from mmrl.answers.questions import true_letters, true_number, true_text
 from mmrl.answers.spans.attempts import true_spans
 from mmrl.answers.spans.interval import Interval
+from mmrl.core.samples import KINDS, is_named, kind_of
 from mmrl.core.types import MediaSize, Prompt, Video
 from mmrl.data.files.ahead import Watch, ahead, same
 from mmrl.data.files.paths import refuse_url
@@ -105,7 +106,7 @@ class Report:
 
     def note_duplicate(self, prompt: Prompt, place: str) -> None:
         """Remember the prompt; note it if one with the same files, text and answer came before."""
-        if not all(isinstance(media, str | Path | Video) for media in prompt.media):
+        if not all(map(is_named, prompt.media)):
             return
         key = (prompt.text, tuple(map(str, prompt.media)), repr(prompt.answer))
         first = self._first.setdefault(key, place)
@@ -184,11 +185,15 @@ def check_answer(prompt: Prompt, kind: str) -> None:
         true_of(prompt)
 
 
-def check_markers(text: str, num_pictures: int, marker: str = "<image>", called: str = "pictures") -> None:
-    """Raise ValueError unless the text holds no `<image>` marker, or one per picture."""
-    num_markers = text.count(marker)
-    if num_markers not in (0, num_pictures):
-        raise ValueError(f"the text has {num_markers} {marker} markers for {num_pictures} {called}: write none or one for each")
+def check_markers(text: str, media: Sequence[object]) -> None:
+    """Raise ValueError unless the text holds no marker of a kind of media, or one for each."""
+    held = list(map(kind_of, media))
+    for kind in KINDS.values():
+        num_markers, num_media = text.count(kind.marker), held.count(kind)
+        if num_markers not in (0, num_media):
+            raise ValueError(
+                f"the text has {num_markers} {kind.marker} markers for {num_media} {kind.stored}s: write none or one for each"
+            )
 
 
 def check_tokens(text: str) -> None:
@@ -243,9 +248,7 @@ def _check_prompt(prompt: Prompt, measured: Callable[[], Measured]) -> None:
     if not text.strip() and not prompt.media:
         raise ValueError("there is neither text nor a picture or video")
     check_tokens(text)
-    num_clips = sum(isinstance(media, Video) for media in prompt.media)
-    check_markers(text, len(prompt.media) - num_clips)
-    check_markers(text, num_clips, "<video>", "videos")
+    check_markers(text, prompt.media)
     sizes, lengths = measured()
     answers = prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
     for answer in answers:

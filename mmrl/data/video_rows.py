@@ -9,11 +9,12 @@ from pathlib import Path
 from mmrl.answers.choices import LETTERS
 from mmrl.answers.questions import problem_type
 from mmrl.answers.spans.interval import Interval
+from mmrl.core.samples import VIDEO
 from mmrl.core.types import Prompt, Video
 from mmrl.data.files.ahead import FileMemory
 from mmrl.data.files.paths import path_below
 from mmrl.data.files.pictures import picture_size
-from mmrl.data.files.videos import VIDEO_SUFFIXES, VideoFacts, probe_video
+from mmrl.data.files.videos import VideoFacts, probe_video
 from mmrl.data.readers import Cell, Row, read_json
 from mmrl.data.validate import FILE_ROW, SPAN_SLACK, Report, check_answer, check_new_id
 
@@ -53,7 +54,7 @@ class VideoFolder:
 
         Raises FileNotFoundError, or ValueError where several files of that name lie in different folders, or outside.
         """
-        names = [name] if Path(name).suffix.lower() in VIDEO_SUFFIXES else [name + suffix for suffix in sorted(VIDEO_SUFFIXES)]
+        names = [name] if Path(name).suffix.lower() in VIDEO.suffixes else [name + suffix for suffix in sorted(VIDEO.suffixes)]
         for candidate in names:
             path = self.resolve(candidate)
             if path.is_file():
@@ -75,7 +76,7 @@ class VideoFolder:
     def _below(self) -> dict[str, list[Path]]:
         found: dict[str, list[Path]] = {}
         for path in sorted(self.root.rglob("*")):
-            if path.suffix.lower() in VIDEO_SUFFIXES:
+            if path.suffix.lower() in VIDEO.suffixes:
                 found.setdefault(path.name, []).append(path)
         return found
 

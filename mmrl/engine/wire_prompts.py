@@ -1,19 +1,21 @@
 """Encoded prompts as they are sent to a server, and those that cannot be."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from PIL import Image
 
+from mmrl.core.samples import kind_of
 from mmrl.core.types import Prompt
 from mmrl.engine.facts import Facts
 from mmrl.engine.wire.media import clip_part, picture_part
 from mmrl.engine.wire.request import WirePrompt
-from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.prompt.encode import Encoded, open_one
 from mmrl.policies.video.decode import Frames
-from mmrl.policies.video.input import as_video, videos_of
+from mmrl.policies.video.input import videos_of
 
+PARTS: dict[str, Callable[..., dict[str, str]]] = {"image": picture_part, "video": lambda clip: clip_part(clip.pixels)}
+"""Name of a kind of media -> one of it, opened, as it is sent."""
 CLOSE_S = 0.02
 """Seconds that a frame may stand elsewhere than the server takes it to."""
 
@@ -28,12 +30,11 @@ def wire_prompt(host: TextHost, encoded: Encoded) -> WirePrompt:
 
 
 def media_parts(host: TextHost, media: object, prompt: Prompt) -> list[dict[str, str]]:
-    """A picture or a clip of a prompt as it is sent: one part, or one per frame where frames are pictures."""
-    video = as_video(media)
-    if video is None:
-        return [picture_part(open_picture(media, prompt.id))]
-    frames = host.encode.videos(video).pixels
-    return [picture_part(Image.fromarray(frame)) for frame in frames] if host.family.frames_are_pictures else [clip_part(frames)]
+    """One of a prompt's media as it is sent: one part, or one per frame where frames are pictures."""
+    opened = open_one(media, prompt, host.encode.videos)
+    if isinstance(opened, Frames) and host.family.frames_are_pictures:
+        return [picture_part(Image.fromarray(frame)) for frame in opened.pixels]
+    return [PARTS[kind_of(media).name](opened)]
 
 
 def short_ids(host: TextHost, prompt: Prompt) -> list[int]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmrl.core.samples import ClipTime, Group, MediaSize, Prompt, Sample, Scored, Segment, Status, Video
+from mmrl.core.samples import ClipTime, Group, MediaSize, Prompt, Sample, Scored, Segment, Status, kind_of, sources
 
 Json = Any
 """A value of a message, on its way from JSON to what it describes; a wrong shape raises, and the reader says so."""
@@ -28,7 +28,8 @@ PROTOCOL = 1
 HEADER_KEY = "mmrl"
 ELSEWHERE = {"Box": "mmrl.answers.boxes.box", "Interval": "mmrl.answers.spans.interval"}
 """Answers that are imported only where they occur: a server may lack what their modules need."""
-HERE = {"Group": Group, "Prompt": Prompt, "Sample": Sample, "Segment": Segment, "Video": Video}
+HERE = {"Group": Group, "Prompt": Prompt, "Sample": Sample, "Segment": Segment}
+"""The others are the dataclasses of media."""
 PLAIN_MODES = ("L", "RGB", "RGBA")
 MOST_HEADER_BYTES = 2**26
 """JSON unfolds to some ten times its size in memory; the texts of a large group take a few million bytes."""
@@ -160,7 +161,7 @@ def _encode(value: object, arrays: dict[str, Array], place: str) -> object:
         return {"$type": "MediaSize", "sizes": list(value)}
     if isinstance(value, ClipTime):
         return {"$type": "ClipTime", "times": [_encode(time, arrays, place) for time in value]}
-    if is_dataclass(value) and type(value).__name__ in {**HERE, **ELSEWHERE}:
+    if is_dataclass(value) and type(value).__name__ in {**HERE, **ELSEWHERE, **sources()}:
         return {"$type": type(value).__name__} | _fields(value, arrays, place)
     if isinstance(value, list | tuple):
         items = [_encode(item, arrays, f"{place}[{i}]") for i, item in enumerate(value)]
@@ -174,13 +175,14 @@ def _encode(value: object, arrays: dict[str, Array], place: str) -> object:
 def _fields(value: Any, arrays: dict[str, Array], place: str) -> dict[str, object]:
     """The encoded fields of a dataclass; files that it names travel as their bytes."""
     encoded: dict[str, object] = {}
+    name_files = kind_of(value).files
     for f in fields(value):
         if not f.init:
             continue
         item, where = getattr(value, f.name), f"{place}.{f.name}"
         if isinstance(value, Prompt) and f.name == "media":
             encoded[f.name] = {"$tuple": [_medium(m, arrays, where) for m in item]}
-        elif isinstance(value, Video) and f.name == "source":
+        elif f.name == name_files:
             files = [_file(name, arrays) for name in ([item] if isinstance(item, str) else item)]
             encoded[f.name] = files[0] if isinstance(item, str) else {"$tuple": files}
         else:
@@ -259,8 +261,8 @@ def _build(value: dict[str, Json], arrays: dict[str, Array], folder: Path | None
         return ClipTime(float(seconds), float(fps), int(frames))
     if name in ELSEWHERE:
         cls = getattr(import_module(ELSEWHERE[name]), name)
-    elif name in HERE:
-        cls = HERE[name]
+    elif name in (here := HERE | sources()):
+        cls = here[name]
     else:
         raise WireError(f"type {name!r} is not part of the protocol")
     return cls(**{key: _decode(item, arrays, folder) for key, item in value.items() if key != "$type"})

@@ -10,7 +10,8 @@ from mmrl.answers.boxes.box import Box
 from mmrl.app.config.run import load
 from mmrl.app.run.build import Job, build, load_data
 from mmrl.app.run.context import console
-from mmrl.core.types import Prompt, Request, Video
+from mmrl.core.samples import kind_of
+from mmrl.core.types import Prompt, Request
 from mmrl.data.difficulty import Kept, keep_learnable
 from mmrl.data.files.paths import relative_to, write_jsonl
 from mmrl.data.layouts.write import LineWriter
@@ -60,10 +61,11 @@ def check_writable(prompt: Prompt) -> None:
             f"prompt {prompt.id!r} is neither a picture with boxes nor a question with its answer, so it cannot be written as "
             "JSONL: filter data of grounding_jsonl, qa_jsonl or a data set like them"
         )
-    for clip in (media for media in prompt.media if isinstance(media, Video)):
-        if not isinstance(clip.source, str) or clip != Video(clip.source):
+    for media in prompt.media:
+        kind = kind_of(media)
+        if kind.source is not None and kind.file_of(media) is None:
             raise ValueError(
-                f"prompt {prompt.id!r} shows {clip}, which is not a whole file: cut clips into files before filtering"
+                f"prompt {prompt.id!r} shows {media}, which is not a whole file: cut {kind.nouns} into files before filtering"
             )
 
 
@@ -94,11 +96,10 @@ def corners_of(box: Box) -> object:
 
 
 def media_of(prompt: Prompt, folder: Path) -> Mapping[str, object]:
-    """The column of its pictures or that of its clips, with paths as seen from a folder."""
-    clips = [relative_to(str(media.source), Path(), folder) for media in prompt.media if isinstance(media, Video)]
-    pictures = [media for media in prompt.media if not isinstance(media, Video)]
-    shown = clips or [relative_to(str(one), Path(), folder) if isinstance(one, str | Path) else one for one in pictures]
-    return {"video" if clips else "image": shown[0] if len(shown) == 1 else shown} if shown else {}
+    """The column of its media, with paths as seen from a folder; a row holds media of one kind."""
+    files = [kind_of(media).file_of(media) or media for media in prompt.media]
+    shown = [relative_to(str(one), Path(), folder) if isinstance(one, str | Path) else one for one in files]
+    return {kind_of(prompt.media[0]).name: shown[0] if len(shown) == 1 else shown} if shown else {}
 
 
 def is_json(value: object) -> bool:

@@ -31,7 +31,7 @@ def write_again(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKin
         words = f"These lines write what `mmrl eval` writes, save where two tokens are about equally likely: {facts}."
     else:
         words = "These lines write what `mmrl eval` writes, token by token (same versions, same kind of device)."
-    clips = " Clips become frames as its `video` says, which `mmrl eval` does." if policy.family.sees_videos else ""
+    clips = " Clips become frames as its `video` says, which `mmrl eval` does." if "video" in policy.family.sees else ""
     return [
         f"{words} `{FACTS}` says what stands around a question.{clips}",
         "",
@@ -43,7 +43,7 @@ def write_again(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKin
 
 def writing_code(policy: TextPolicy, evaluation: EvaluationTable) -> Iterator[str]:
     """Load, write the chat, generate."""
-    seeing = policy.family.sees_pictures
+    seeing = "image" in policy.family.sees
     model, other = ("ImageTextToText", "Processor") if seeing else ("CausalLM", "Tokenizer")
     reader = other.lower()
     yield from ("import json", "", f"from transformers import AutoModelFor{model}, Auto{other}", "")
@@ -64,7 +64,7 @@ def writing_code(policy: TextPolicy, evaluation: EvaluationTable) -> Iterator[st
 
 def turns(policy: TextPolicy) -> Iterator[str]:
     """The messages of a chat, as Python."""
-    seeing = policy.family.sees_pictures
+    seeing = "image" in policy.family.sees
     if policy.config.system_prompt:
         phrase = '[{"type": "text", "text": template["system"]}]' if seeing else 'template["system"]'
         yield f'{{"role": "system", "content": {phrase}}}'

@@ -7,6 +7,7 @@ from typing import Any
 
 from PIL import Image
 
+from mmrl.core.samples import IMAGE, kind_of
 from mmrl.core.types import Prompt, Request
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.prompt.encode import text_of
@@ -76,8 +77,9 @@ def pictures(policy: TextPolicy, prompt: Prompt, sizes: Sequence[tuple[int, int]
     left = list(sizes)
     for i, media in enumerate(prompt.media):
         video = as_video(media)
-        if video is None:
+        if kind_of(media) is IMAGE:
             found.append((f"picture-{i}", open_picture(media, prompt.id).resize(left.pop(0), Image.Resampling.BICUBIC)))
+        if video is None:
             continue
         frames = change_frames(policy.encode.videos(without_changes(video)), video)
         named = zip(frames.times, frames.pixels, strict=True)

@@ -131,11 +131,11 @@ class TextModality:
         return vlms.build(family, folder)
 
     def task(self, policy: "TextPolicy") -> str:
-        return "image-text-to-text" if policy.family.sees_pictures else "text-generation"
+        return "image-text-to-text" if "image" in policy.family.sees else "text-generation"
 
     def snippet(self, policy: "TextPolicy", base: str, adapter: bool) -> Sequence[str]:
         """Transformers loads both alike."""
-        seeing = policy.family.sees_pictures
+        seeing = "image" in policy.family.sees
         model, other = ("ImageTextToText", "Processor") if seeing else ("CausalLM", "Tokenizer")
         return (
             f"from transformers import AutoModelFor{model}, Auto{other}",

@@ -34,6 +34,7 @@ from mmrl.app.report.timing import phases, time_band
 from mmrl.app.report.words import number, percent, points, signed
 from mmrl.app.run.origins import read_choices
 from mmrl.app.run.trackers import duration
+from mmrl.core.samples import KINDS
 
 ASSETS = Path(__file__).parent / "assets"
 NUM_PAIRS = 12
@@ -144,6 +145,7 @@ def environment() -> Environment:
         loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     env.filters |= {"number": number, "percent": percent, "signed": signed, "points": points, "duration": duration}
+    env.globals["stored"] = {kind.stored for kind in KINDS.values()}
     env.globals["asset"] = lambda name: Markup((ASSETS / name).read_text(encoding="utf-8"))
     env.globals["script_hash"] = script_hash
     return env

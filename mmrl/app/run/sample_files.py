@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -28,6 +28,7 @@ from mmrl.answers.spans.interval import Interval
 from mmrl.answers.spans.timelines import read_timeline
 from mmrl.app.files import replace_bytes
 from mmrl.app.run.folder import Line
+from mmrl.core.samples import IMAGE, VIDEO, kind_of
 from mmrl.core.types import Examples, MediaSize, Prompt, Sample, Status, Video
 from mmrl.data.files.mp4 import write_once
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
@@ -191,14 +192,15 @@ def frames_of(media: object) -> tuple[list[Image.Image], str]:
     """An upright picture as one frame, a video as at most STRIP_FRAMES; nothing for what is neither."""
     if isinstance(media, Image.Image):
         return [ImageOps.exif_transpose(media)], "picture"
-    if isinstance(media, str | Path):
+    kind = kind_of(media)
+    if isinstance(media, str | Path) and kind in (IMAGE, VIDEO):
         path = Path(media)
         if path.suffix.lower() in PICTURE_SUFFIXES:
             with Image.open(path) as picture:
                 return [ImageOps.exif_transpose(picture)], "picture"
         return video_frames(path), "video"
-    if isinstance(media, Video):
-        return clip_frames(media), "video"
+    if kind.name in DRAWN:
+        return DRAWN[kind.name](kind.value_of(media)), kind.stored
     if isinstance(media, torch.Tensor):
         return frames_of(channels_last(media))
     if isinstance(media, np.ndarray) and media.ndim == 3:
@@ -219,6 +221,10 @@ def clip_frames(video: Video) -> list[Image.Image]:
     often = Video(video.source, video.start, video.end, fps=2 * CLIP_FRAMES / (stop - start))
     small = FramePlan(min_frames=1, max_frames=2 * CLIP_FRAMES, budget=Budget(2, max_pixels=float(CLIP_AREA)))
     return [Image.fromarray(pixels) for pixels in fetch(often, small, hashed=False).pixels[1::2]]
+
+
+DRAWN: dict[str, Callable[..., list[Image.Image]]] = {"video": clip_frames}
+"""Name of a kind with a dataclass -> the pictures that a samples file shows of it."""
 
 
 def channels_last(tensor: torch.Tensor) -> np.ndarray:

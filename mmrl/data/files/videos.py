@@ -10,8 +10,6 @@ from mmrl.core.samples import Video
 from mmrl.data.files.ahead import FileMemory
 from mmrl.data.files.pictures import picture_size
 
-VIDEO_SUFFIXES = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"})
-
 _DECODED: FileMemory[None] = FileMemory()
 
 

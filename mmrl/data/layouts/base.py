@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmrl.core.samples import IMAGE, KINDS, VIDEO
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import BAD_ROW, Report
 
@@ -15,8 +16,8 @@ Values = Mapping[str, Cell]
 """The columns of a row."""
 BOXES, QUESTIONS = "grounding_jsonl", "qa_jsonl"
 """The data sets that train on layouts of other people: on rows with boxes, and on rows with an answer of another kind."""
-PICTURES = ("image", "images")
-CLIPS = ("video", "videos")
+PICTURES, CLIPS = IMAGE.columns, VIDEO.columns
+MEDIA = tuple(name for kind in KINDS.values() for name in kind.columns)
 ANSWERS = ("answer", "solution", "ground_truth")
 BOX = ("box", "boxes", "bbox")
 

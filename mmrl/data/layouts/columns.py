@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mmrl.data.layouts.answers import corners_of, four_numbers, say_answer
-from mmrl.data.layouts.base import ANSWERS, CLIPS, PICTURES, one_of, row_like
+from mmrl.data.layouts.base import ANSWERS, CLIPS, MEDIA, PICTURES, one_of, row_like
 from mmrl.data.readers import Cell, Row
 
 
@@ -35,7 +35,7 @@ class Columns:
         else:
             first = row.values.get(self.prefers or "")
             said |= say_answer(one_of(row, *self.answers) if first is None else first, bool(pictures))
-        used = (self.question, *self.answers, self.xywh or "", *PICTURES, *CLIPS, *self.drops)
+        used = (self.question, *self.answers, self.xywh or "", *MEDIA, *self.drops)
         yield row_like(row, used if self.id == "id" else (*used, self.id), said)
 
     def _question(self, found: Cell) -> Cell:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.answers.boxes.box import Box
-from mmrl.core.types import MediaSize, Prompt, Video
+from mmrl.core.samples import is_named, kind_of
+from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files.ahead import Watch, same
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.layouts.base import BOXES, PICTURES
@@ -106,7 +107,7 @@ def reason_of(text: str) -> str:
 
 
 def _is_new(prompt: Prompt, place: str, seen: dict[object, str]) -> bool:
-    names = [str(media) if isinstance(media, str | Path | Video) else None for media in prompt.media]
+    names = [str(media) if is_named(media) else None for media in prompt.media]
     key = (prompt.text, tuple(names), repr(prompt.answer))
     # only pixels tell pictures of a table apart, and they were not compared
     return None in names or seen.setdefault(key, f"{place} {prompt.id}") == f"{place} {prompt.id}"
@@ -116,11 +117,10 @@ def _media(prompt: Prompt, row: Row, column: str, folder: Path) -> dict[str, Cel
     """The prompt's media: paths as seen from a folder, and the row's own cell for a picture held as bytes."""
     if not prompt.media:
         return {}
-    if isinstance(prompt.media[0], Video):
-        return {"video": [_path_from(folder, str(clip.source)) for clip in prompt.media if isinstance(clip, Video)]}
-    paths = [_path_from(folder, one) for one in prompt.media if isinstance(one, str)]
+    kind = kind_of(prompt.media[0])
+    paths = [_path_from(folder, file) for media in prompt.media if (file := kind.file_of(media)) is not None]
     if len(paths) == len(prompt.media):
-        return {"image": paths}
+        return {kind.name: paths}
     found = next((row.values[name] for name in (column, *PICTURES) if row.values.get(name) is not None), None)
     cells = found if isinstance(found, list) else [found]
     pairs = zip(prompt.media, cells, strict=True)

@@ -10,7 +10,8 @@ need computing by a function. A layout without any of these is read by the data 
 
 from collections.abc import Mapping
 
-from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, CLIPS, PICTURES, QUESTIONS, DataLayout, Look
+from mmrl.core.samples import KINDS
+from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, MEDIA, PICTURES, QUESTIONS, DataLayout, Look
 from mmrl.data.layouts.coco import CAPTIONED, INSTANCES, caption_rows, coco_rows
 from mmrl.data.layouts.columns import Columns
 from mmrl.data.layouts.refcoco_raw import RAW, SENTENCES, raw_row
@@ -18,7 +19,6 @@ from mmrl.data.layouts.refer import has_refs, refer_rows
 from mmrl.data.layouts.swift import MESSAGES, messages_row
 from mmrl.data.layouts.turns import Conversation
 
-MEDIA = (*PICTURES, *CLIPS)
 REST = (*MEDIA, *ANSWERS, "id", "split")
 """The other columns of rows whose question is in one of their own."""
 COMPLETED = (*ANSWERS, "completion")
@@ -43,7 +43,7 @@ OWN_QUESTIONS = DataLayout(
     "questions",
     "a question and its answer in every row, perhaps with pictures, clips and options",
     lambda look: look.has("question") and look.has_one(*ANSWERS) and not look.has_one("video_filename"),
-    ("question", "answer", "image", "video", "options", "kind", "id", "split"),
+    ("question", "answer", *KINDS, "options", "kind", "id", "split"),
     lambda row: (row,),
     always=QUESTIONS,
 )

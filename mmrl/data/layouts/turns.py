@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mmrl.data.layouts.answers import say_answer
-from mmrl.data.layouts.base import ANSWERS, CLIPS, PICTURES, Values, one_of, row_like
+from mmrl.data.layouts.base import ANSWERS, CLIPS, MEDIA, PICTURES, Values, one_of, row_like
 from mmrl.data.readers import Cell, Row
 
 ASKS, ANSWERS_BACK, SETS = "user", "assistant", "system"
@@ -80,7 +80,7 @@ def say_turns(row: Row, turns: Sequence[Turn], used: tuple[str, ...]) -> Iterato
         answer = spoken[1].text
     pictures, clips = _media(row, PICTURES, asked[0].pictures), _media(row, CLIPS, asked[0].clips)
     said = {"question": asked[0].text.strip(), "system": system, "image": pictures or None, "video": clips or None}
-    yield row_like(row, (*used, *PICTURES, *CLIPS, *ANSWERS), {**said, **(say_answer(answer, bool(pictures)))})
+    yield row_like(row, (*used, *MEDIA, *ANSWERS), {**said, **(say_answer(answer, bool(pictures)))})
 
 
 def each_question(row: Row, column: str) -> Iterator[Row]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from mmrl.data.files.paths import path_below, relative_to
-from mmrl.data.layouts.base import CLIPS, PICTURES
+from mmrl.data.layouts.base import MEDIA
 from mmrl.data.readers import Cell
 
 SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "BMP": ".bmp", "GIF": ".gif", "TIFF": ".tif"}
@@ -38,7 +38,7 @@ class LineWriter:
         """A row as JSON can hold it; ValueError for a picture that is none, a path that leaves the root, or other bytes."""
         line: dict[str, Cell] = {}
         for name, value in values.items():
-            if name in (*PICTURES, *CLIPS):
+            if name in MEDIA:
                 listed = value if isinstance(value, list) else [value]
                 moved = [self._path_of(item) for item in listed if item is not None]
                 if moved:

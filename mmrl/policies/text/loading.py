@@ -80,17 +80,17 @@ def processor_of(config: TextPolicyConfig, family: Family) -> Any:
     """The model's processor; of a model that takes text alone, its tokenizer in the place of one."""
     from transformers import AutoProcessor, AutoTokenizer
 
-    load = AutoProcessor if family.sees_pictures else AutoTokenizer
+    load = AutoProcessor if family.sees else AutoTokenizer
     found: Any = load.from_pretrained(config.model, trust_remote_code=config.trust_remote_code)
-    return found if family.sees_pictures else TextProcessor(found)
+    return found if family.sees else TextProcessor(found)
 
 
 def check_processor(processor: Any, model: str, family: Family) -> None:
     """Raise ValueError for a processor that cannot show pictures, or a model that cannot chat."""
-    blind = family.sees_pictures and getattr(processor, "image_processor", None) is None
+    blind = "image" in family.sees and getattr(processor, "image_processor", None) is None
     if not blind and getattr(processor, "chat_template", None):
         return
-    kind = "vision-language model" if family.sees_pictures else "model"
+    kind = "vision-language model" if family.sees else "model"
     lacking = "image processor" if blind else "chat template"
     raise ValueError(f"policy.model {model!r} has no {lacking}: use an instruction-tuned {kind}")
 

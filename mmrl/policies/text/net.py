@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mmrl.core.ranks import Ranks
+from mmrl.core.samples import KINDS
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.packed.attention import NAME, packing
 from mmrl.policies.text.packed.row import PackedRow
@@ -190,12 +191,12 @@ class TextNet(nn.Module):
         outputs: dict[str, object] = {}
         if self.features is not None:
             looked = self.features.look(self.core, media, self.device)
-            for kind in ("image", "video"):
+            for kind in KINDS:
                 if chosen := [looked[i][kind] for i in shown if kind in looked[i]]:
                     outputs[kind] = joined(chosen).output()
             return {"mm_encoder_outputs": outputs}
         split = [self.family.kinds(one) for one in media]
-        for kind in ("image", "video"):
+        for kind in KINDS:
             own = [kinds.get(kind, {}) for kinds in split]
             counts = [self.family.entries(one, kind) for one in media]
             if None in counts:

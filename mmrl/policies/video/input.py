@@ -7,21 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from mmrl.core.samples import ClipTime, Prompt, Video
+from mmrl.core.samples import VIDEO, ClipTime, Prompt, Video
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.sampling import FramePlan
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.policies.video.workers import Workers
 
-SUFFIXES = frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"})
-
 
 def as_video(media: object) -> Video | None:
     """A Video, or the path of a video file; None for anything else."""
-    if isinstance(media, Video):
-        return media
-    return Video(str(media)) if isinstance(media, str | Path) and Path(media).suffix.lower() in SUFFIXES else None
+    video = VIDEO.value_of(media) if VIDEO.holds(media) else None
+    return video if isinstance(video, Video) else None
 
 
 def videos_of(prompt: Prompt) -> list[Video]:

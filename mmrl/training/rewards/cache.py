@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mmrl.core.protocols import State
-from mmrl.core.samples import Group, Prompt, Scored, Video
+from mmrl.core.samples import Group, Prompt, Scored, kind_of
 
 Digest = bytes
 RawAnswer = Any
@@ -169,12 +169,11 @@ def parts_of(thing: object) -> tuple[str, bytes, Sequence[object]]:
         return name, str(thing).encode(), ()
     if isinstance(thing, Prompt):
         return name, b"", (thing.id, thing.text, thing.answer, thing.columns, *map(content_of, thing.media))
-    if isinstance(thing, Video):
-        files = (thing.source,) if isinstance(thing.source, str) else thing.source
-        shown = (thing.start, thing.end, thing.fps, thing.frames, thing.shuffle, thing.noise)
-        return name, b"", (*shown, *map(content_of, files))
     if is_dataclass(thing) and not isinstance(thing, type):
-        return name, b"", tuple(getattr(thing, f.name) for f in fields(thing))
+        name_files = kind_of(thing).files
+        files = getattr(thing, name_files) if name_files else ()
+        shown = (getattr(thing, f.name) for f in fields(thing) if f.name != name_files)
+        return name, b"", (*shown, *map(content_of, (files,) if isinstance(files, str) else files))
     if isinstance(thing, Mapping):
         return name, b"", tuple(x for key in sorted(thing, key=repr) for x in (key, thing[key]))
     if isinstance(thing, list | tuple):

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mmrl.core.samples import KINDS
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.sampling import Budget
 from mmrl.policies.video.settings import VideoSettings
@@ -28,15 +29,14 @@ class Family:
 
     config: Any
     media_keys: frozenset[str] = frozenset({"pixel_values"})
-    """Tensors of the processor that hold pictures and clips, and what goes with them."""
-    video_keys: frozenset[str] = frozenset()
-    """Those of media_keys that hold clips; empty where frames of clips are pictures among pictures."""
-    sees_pictures: bool = True
-    """False: takes text alone."""
-    sees_videos: bool = False
-    """True: takes clips as well as pictures."""
+    """Tensors of the processor that hold media, and what goes with them."""
+    own_keys: tuple[tuple[str, frozenset[str]], ...] = ()
+    """(kind, those of media_keys that hold media of this kind); all others hold pictures, and frames that are pictures among
+    pictures."""
+    sees: tuple[str, ...] = ("image",)
+    """The kinds of media it takes; none: text alone."""
     mixes_kinds: bool = True
-    """May one prompt hold pictures and clips?"""
+    """May one prompt hold media of several kinds?"""
     frames_are_pictures: bool = False
     """Its makers show it clips as pictures in a row: each frame becomes one, after its time in seconds."""
     clips_differ: bool = False
@@ -58,6 +58,10 @@ class Family:
     def image_token_id(self) -> int:
         """The placeholder: one per vision feature."""
         return self.config.image_token_id
+
+    def token_of(self, kind: str) -> int:
+        """The placeholder of a kind."""
+        return self.image_token_id if kind == "image" else getattr(self.config, f"{kind}_token_id")
 
     @property
     def video_options(self) -> dict[str, Any]:
@@ -90,16 +94,13 @@ class Family:
         return {key: pad_cat([one[key] for one in media if key in one]) for key in keys}
 
     def look(self, core: Any, kind: str, media: Sequence[Media]) -> Any:
-        """The vision output of pictures or of clips (`kind`) of several prompts, on the model's device: one pass of the tower."""
-        find = core.get_image_features if kind == "image" else core.get_video_features
-        return find(**self.collate(media), return_dict=True)
+        """The tower's output of one kind of media of several prompts, on the model's device: one pass."""
+        return getattr(core, f"get_{kind}_features")(**self.collate(media), return_dict=True)
 
     def kinds(self, media: Media) -> dict[str, Media]:
-        """The tensors of pictures and those of clips, apart; a kind that is not there has no entry."""
-        split = {
-            "image": {key: value for key, value in media.items() if key not in self.video_keys},
-            "video": {key: value for key, value in media.items() if key in self.video_keys},
-        }
+        """The tensors of each kind, apart; a kind that is not there has no entry."""
+        owner = {key: kind for kind, keys in self.own_keys for key in keys}
+        split = {kind: {key: value for key, value in media.items() if owner.get(key, "image") == kind} for kind in KINDS}
         return {kind: tensors for kind, tensors in split.items() if tensors}
 
     def entries(self, media: Media, kind: str = "image") -> int | None:
@@ -110,9 +111,9 @@ class Family:
         """Vision features, hence placeholders, these pictures give; None: unknown."""
         raise NotImplementedError
 
-    def placeholders(self, media: Media) -> dict[int, int | None]:
-        """Token -> how many of it the prompt must hold."""
-        return {self.image_token_id: self.num_features(media)}
+    def placeholders(self, media: Media) -> dict[str, int | None]:
+        """Kind -> how many of its placeholders the prompt must hold."""
+        return {"image": self.num_features(media)}
 
     def check_rows(self, media: Media) -> None:
         """Raise ValueError when the media tensors of one prompt contradict each other."""
@@ -137,7 +138,9 @@ class Family:
     def media_token_ids(self, tokenizer: Any) -> frozenset[int]:
         """Tokens that stand for media or frame it, which a completion must never hold."""
         named = {id for id, token in tokenizer.added_tokens_decoder.items() if MEDIA_NAME.search(token.content)}
-        keys = [key for key in self.config.to_dict() if re.fullmatch(r"(image|video|vision\w*|boi|eoi)_token_(id|index)", key)]
+        keys = [
+            key for key in self.config.to_dict() if re.fullmatch(rf"({'|'.join(KINDS)}|vision\w*|boi|eoi)_token_(id|index)", key)
+        ]
         return frozenset(named | {id for key in keys if isinstance(id := getattr(self.config, key), int) and id >= 0})
 
 

@@ -9,7 +9,7 @@ from mmrl.policies.text.families.base import Family, Media
 class Gemma3(Family):
     """pixel_values holds one row per picture (or per crop, where pan and scan is on). Clips come as pictures in a row."""
 
-    sees_videos: bool = True
+    sees: tuple[str, ...] = ("image", "video")
     frames_are_pictures: bool = True
     clips_differ: bool = True
 

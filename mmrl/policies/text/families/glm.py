@@ -21,7 +21,7 @@ class Glm4v(QwenVL):
     """
 
     media_keys: frozenset[str] = frozenset({"pixel_values", "image_grid_thw"})
-    video_keys: frozenset[str] = frozenset()
+    own_keys: tuple[tuple[str, frozenset[str]], ...] = ()
     mixes_kinds: bool = False
     projector: tuple[str, ...] = ("visual.merger", "visual.downsample")
     box_space: str | None = "norm1000"
@@ -34,8 +34,8 @@ class Glm4v(QwenVL):
             media = {"pixel_values": media["pixel_values_videos"], "image_grid_thw": frames}
         return super().tidy(media)
 
-    def placeholders(self, media: Media) -> dict[int, int | None]:
-        return {self.config.image_token_id: self.num_features(media)}
+    def placeholders(self, media: Media) -> dict[str, int | None]:
+        return {"image": self.num_features(media)}
 
     @property
     def video_options(self) -> dict[str, Any]:

@@ -42,4 +42,4 @@ class Idefics(Family):
 class SmolVLM(Idefics):
     """Sees clips."""
 
-    sees_videos: bool = True
+    sees: tuple[str, ...] = ("image", "video")

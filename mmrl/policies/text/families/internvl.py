@@ -12,7 +12,7 @@ class InternVL(Family):
     Frames are numbered and not timed: such a model cannot tell seconds.
     """
 
-    sees_videos: bool = True
+    sees: tuple[str, ...] = ("image", "video")
 
     vision: tuple[str, ...] = ("vision_tower",)
     projector: tuple[str, ...] = ("multi_modal_projector",)

@@ -19,17 +19,17 @@ class LlavaOnevision(Family):
     """
 
     media_keys: frozenset[str] = frozenset({"pixel_values", "image_sizes", "batch_num_images", "pixel_values_videos"})
-    video_keys: frozenset[str] = frozenset({"pixel_values_videos"})
-    sees_videos: bool = True
+    own_keys: tuple[tuple[str, frozenset[str]], ...] = (("video", frozenset({"pixel_values_videos"})),)
+    sees: tuple[str, ...] = ("image", "video")
     vision: tuple[str, ...] = ("vision_tower",)
     projector: tuple[str, ...] = ("multi_modal_projector", "image_newline")
     language: tuple[str, ...] = ("language_model",)
 
-    def placeholders(self, media: Media) -> dict[int, int | None]:
+    def placeholders(self, media: Media) -> dict[str, int | None]:
         kinds = self.kinds(media)
         return {
-            self.config.image_token_id: self.num_features(kinds.get("image", {})),
-            self.config.video_token_id: self.entries(kinds.get("video", {}), "video"),
+            "image": self.num_features(kinds.get("image", {})),
+            "video": self.entries(kinds.get("video", {}), "video"),
         }
 
     def entries(self, media: Media, kind: str = "image") -> int:

@@ -39,8 +39,8 @@ class QwenVL(Family):
     """
 
     media_keys: frozenset[str] = frozenset({"pixel_values", "image_grid_thw", *VIDEO_KEYS})
-    video_keys: frozenset[str] = VIDEO_KEYS
-    sees_videos: bool = True
+    own_keys: tuple[tuple[str, frozenset[str]], ...] = (("video", VIDEO_KEYS),)
+    sees: tuple[str, ...] = ("image", "video")
     clips_differ: bool = True
     frame_multiple: int = 2
     vision: tuple[str, ...] = ("visual",)
@@ -77,11 +77,8 @@ class QwenVL(Family):
     def num_features(self, media: Media) -> int:
         return self._num_features(media, "image")
 
-    def placeholders(self, media: Media) -> dict[int, int | None]:
-        return {
-            self.config.image_token_id: self._num_features(media, "image"),
-            self.config.video_token_id: self._num_features(media, "video"),
-        }
+    def placeholders(self, media: Media) -> dict[str, int | None]:
+        return {kind: self._num_features(media, kind) for kind in GRIDS}
 
     def _num_features(self, media: Media, kind: str) -> int:
         if GRIDS[kind] not in media:

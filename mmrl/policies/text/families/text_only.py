@@ -13,7 +13,7 @@ class TextOnly(Family):
     """No media, one axis of positions; freezing and adapters see the layers of `model.model`."""
 
     media_keys: frozenset[str] = frozenset()
-    sees_pictures: bool = False
+    sees: tuple[str, ...] = ()
     vision: tuple[str, ...] = ()
     projector: tuple[str, ...] = ()
     language: tuple[str, ...] = ("layers", "embed_tokens", "norm")
@@ -26,7 +26,7 @@ class TextOnly(Family):
     def num_features(self, media: Media) -> int:
         return 0
 
-    def placeholders(self, media: Media) -> dict[int, int | None]:
+    def placeholders(self, media: Media) -> dict[str, int | None]:
         return {}
 
 

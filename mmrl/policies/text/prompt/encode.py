@@ -1,6 +1,6 @@
 """Prompts with pictures and clips -> what the model is fed, one prompt at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,13 +9,14 @@ from jaxtyping import Int
 from PIL import Image
 from torch import Tensor, nn
 
+from mmrl.core.samples import IMAGE, KINDS, VIDEO, MediaKind, kind_of
 from mmrl.core.types import ClipTime, MediaSize, Prompt
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.prompt.templates import Message, answer_template, messages
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.video.decode import Frames
-from mmrl.policies.video.input import VideoInput, as_video, clip_time, processor_arguments
+from mmrl.policies.video.input import VideoInput, clip_time, processor_arguments
 from mmrl.runtime.spans import in_span
 
 TYPE_NAMES = ("mm_token_type_ids", "token_type_ids")
@@ -47,6 +48,61 @@ class Encoded:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+Opened = dict[str, list[Any]]
+"""Name of a kind -> a prompt's media of it, opened, in order; a kind that is not there has no entry."""
+Options = dict[str, object]
+"""Arguments of a processor."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a text policy reads one kind."""
+
+    open: Callable[..., object]
+    """(a value of its kind, prompt, videos) -> what `options` takes; raises ValueError, FileNotFoundError or RuntimeError."""
+    options: Callable[..., Options]
+    """(all of a prompt's, opened; family) -> what the processor is given."""
+    remedy: str = "leave them out of the data"
+    """What to do where a family takes none."""
+
+
+READERS = {
+    "image": Reader(
+        lambda media, prompt, videos: open_picture(media, prompt.id),
+        lambda pictures, family: {"images": [list(pictures)] if pictures else None},
+    ),
+    "video": Reader(
+        lambda clip, prompt, videos: videos(clip),
+        lambda clips, family: processor_arguments(list(clips), family.video_options),
+        "use Qwen-VL, SmolVLM2, InternVL, LLaVA-OneVision or Gemma 3",
+    ),
+}
+"""Name of a kind -> its reader."""
+
+
+def open_one(media: object, prompt: Prompt, videos: VideoInput) -> object:
+    """One of a prompt's media, as its reader opens it."""
+    kind = kind_of(media)
+    return READERS[kind.name].open(kind.value_of(media), prompt, videos)
+
+
+def open_media(prompt: Prompt, videos: VideoInput, kinds: Sequence[MediaKind]) -> Opened:
+    """A prompt's media of these kinds."""
+    opened: Opened = {}
+    for media in prompt.media:
+        if (kind := kind_of(media)) in kinds:
+            opened.setdefault(kind.name, []).append(open_one(media, prompt, videos))
+    return opened
+
+
+def options_of(opened: Opened, family: Family) -> Options:
+    """The processor's arguments for what was opened."""
+    found: Options = {}
+    for name in KINDS:
+        found |= READERS[name].options(opened.get(name, []), family)
+    return found
 
 
 @dataclass(frozen=True)
@@ -89,31 +145,32 @@ class Encoder:
             FileNotFoundError: no such picture or clip.
             RuntimeError: a decoding worker died or hung.
         """
-        videos = [video for media in prompt.media if (video := as_video(media))]
-        pictures = [open_picture(source, prompt.id) for source in prompt.media if not as_video(source)]
+        opened = open_media(prompt, self.videos, [IMAGE])
         # Markers that do not fit are said before clips are decoded.
         self.chat(prompt)
         try:
-            clips = [self.videos(video) for video in videos]
-            self._check_kinds(len(pictures), [len(clip.times) for clip in clips])
-            encoded = self._encode(prompt, pictures, clips)
+            opened |= open_media(prompt, self.videos, [kind for kind in KINDS.values() if kind is not IMAGE])
+            self._check_kinds(opened)
+            encoded = self._encode(prompt, opened)
         except (ValueError, FileNotFoundError, RuntimeError) as error:
             raise type(error)(f"{name_in_file(prompt)}: {error}") from error
         return replace(encoded, prompt=prompt, seed=seed)
 
-    def _check_kinds(self, num_pictures: int, num_frames: list[int]) -> None:
-        kind = self.family.config.model_type
-        if (num_frames or num_pictures) and not self.family.sees_pictures:
+    def _check_kinds(self, opened: Opened) -> None:
+        kind, num_frames = self.family.config.model_type, [len(clip.times) for clip in opened.get("video", [])]
+        if opened and not self.family.sees:
             raise ValueError(f"{kind} takes text alone: use a vision-language model, or leave pictures and clips out of the data")
-        if num_frames and not self.family.sees_videos:
-            raise ValueError(f"{kind} takes no clips here: use Qwen-VL, SmolVLM2, InternVL, LLaVA-OneVision or Gemma 3")
+        for name in opened:
+            if name not in self.family.sees:
+                raise ValueError(f"{kind} takes no {KINDS[name].nouns} here: {READERS[name].remedy}")
         if len(set(num_frames)) > 1 and not self.family.clips_differ:
             raise ValueError(
                 f"{kind} wants as many frames of every clip of a prompt, not {', '.join(map(str, num_frames))}: "
                 "give the videos the same `frames`"
             )
-        if num_frames and num_pictures and not self.family.mixes_kinds:
-            raise ValueError(f"{kind} takes pictures or clips in one prompt, not both: leave one kind out")
+        if len(opened) > 1 and not self.family.mixes_kinds:
+            either = " or ".join(KINDS[name].nouns for name in self.family.sees)
+            raise ValueError(f"{kind} takes {either} in one prompt, not both: leave one kind out")
 
     def chat(self, prompt: Prompt, clips: Sequence[Frames] = ()) -> list[Message]:
         """The prompt as chat templates take it, its clips as this model is shown them; ValueError for markers that do not fit."""
@@ -126,17 +183,18 @@ class Encoder:
         space = self.family.box_space if self.config.box_space == "auto" else self.config.box_space
         return answer_template(self.config.answer_format, space)
 
-    def _encode(self, prompt: Prompt, pictures: list[Image.Image], clips: list[Frames]) -> Encoded:
-        chat, sizes = self.chat(prompt, clips), [picture.size for picture in pictures]
+    def _encode(self, prompt: Prompt, opened: Opened) -> Encoded:
+        clips = opened.get("video", [])
+        chat = self.chat(prompt, clips)
+        sizes: list[tuple[int, int]] = [picture.size for picture in opened.get("image", [])]
         times = tuple(map(clip_time, clips))
         if self.family.frames_are_pictures:
-            pictures, clips = with_frames(prompt, pictures, clips), []
+            opened, clips = with_frames(prompt, opened), []
         text = self.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         # A template that writes the first token itself must not get another one from the tokenizer.
         bos = self.processor.tokenizer.bos_token
         options = {"add_special_tokens": False} if bos is not None and text.startswith(bos) else {}
-        options |= processor_arguments(clips, self.family.video_options)
-        fed = dict(self.processor(text=[text], images=[pictures] if pictures else None, return_tensors="pt", **options))
+        fed = dict(self.processor(text=[text], return_tensors="pt", **options, **options_of(opened, self.family)))
         token_ids = fed.pop("input_ids")[0]
         fed.pop("attention_mask", None)
         types = next((fed.pop(name)[0] for name in TYPE_NAMES if name in fed), None)
@@ -154,14 +212,17 @@ class Encoder:
         return Encoded(prompt.id, token_ids, positions, types, media, shown, times)
 
 
-def with_frames(prompt: Prompt, pictures: Sequence[Image.Image], clips: Sequence[Frames]) -> list[Image.Image]:
-    """Pictures and frames of clips in the order of the prompt's media."""
-    own, rest = iter(pictures), iter(clips)
-    return [
+def with_frames(prompt: Prompt, opened: Opened) -> Opened:
+    """Frames of clips as pictures among the pictures, in the order of the prompt's media."""
+    rest = {name: iter(media) for name, media in opened.items()}
+    ordered = [(kind, next(rest[kind.name])) for kind in map(kind_of, prompt.media)]
+    pictures = [
         picture
-        for media in prompt.media
-        for picture in (map(Image.fromarray, next(rest).pixels) if as_video(media) else [next(own)])
+        for kind, one in ordered
+        if kind in (IMAGE, VIDEO)
+        for picture in (map(Image.fromarray, one.pixels) if kind is VIDEO else [one])
     ]
+    return {**opened, "image": pictures, "video": []}
 
 
 def name_in_file(prompt: Prompt) -> str:
@@ -173,12 +234,11 @@ def name_in_file(prompt: Prompt) -> str:
 def check_media(family: Family, token_ids: Int[Tensor, " p"], media: Media) -> None:
     """Raise ValueError unless the prompt has one placeholder per vision feature and its media tensors agree."""
     family.check_rows(media)
-    for token, features in family.placeholders(media).items():
-        held = int((token_ids == token).sum())
+    for kind, features in family.placeholders(media).items():
+        held = int((token_ids == family.token_of(kind)).sum())
         if features is not None and held != features:
-            kind, source = ("image", "pictures") if token == family.image_token_id else ("video", "clips")
             raise ValueError(
-                f"its text holds {held} {kind} placeholders, its {source} give {features} vision features: "
+                f"its text holds {held} {kind} placeholders, its {KINDS[kind].nouns} give {features} vision features: "
                 f"the text must not spell {kind} tokens, and the processor must be the model's own"
             )
 
@@ -223,4 +283,4 @@ def collate_prompts(prompts: Sequence[Encoded], pad_token_id: int, device: torch
 def stand_in_prompt(family: Family) -> Prompt:
     """A prompt with a small grey picture if the model sees any, for a process that has none of its own to look at."""
     grey = (Image.new("RGB", (64, 64), (99, 99, 99)),)
-    return Prompt("stand-in", media=grey if family.sees_pictures else ())
+    return Prompt("stand-in", media=grey if "image" in family.sees else ())

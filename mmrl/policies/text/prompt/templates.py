@@ -4,11 +4,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from mmrl.core.samples import KINDS, kind_of
 from mmrl.core.types import Prompt
 from mmrl.policies.video.decode import Frames
-from mmrl.policies.video.input import as_video
 
-MARKERS = re.compile("<(image|video)>")
 QUESTION = "{question}"
 Message = dict[str, object]
 """One message of a chat, or one piece of its content, as chat templates take them."""
@@ -79,15 +78,16 @@ def messages(prompt: Prompt, template: str, system_prompt: str = "", clips: Sequ
     Raises:
         ValueError: the markers do not fit the media.
     """
-    kinds = ["video" if as_video(media) else "image" for media in prompt.media]
-    pieces = MARKERS.split(prompt.text)
+    kinds = [kind_of(media).name for media in prompt.media]
+    pieces = re.split(f"<({'|'.join(KINDS)})>", prompt.text)
     texts, markers = pieces[::2], pieces[1::2]
     if not markers:
         texts, markers = [""] * len(kinds) + texts, kinds
     if markers != kinds:
+        held = " and ".join(f"{markers.count(kind.name)} {kind.marker} markers" for kind in KINDS.values())
+        shown = " and ".join(f"{kinds.count(kind.name)} {kind.nouns}" for kind in KINDS.values())
         raise ValueError(
-            f"prompt {prompt.id!r} has {markers.count('image')} <image> markers and {markers.count('video')} <video> markers, "
-            f"{kinds.count('image')} pictures and {kinds.count('video')} clips: "
+            f"prompt {prompt.id!r} has {held}, {shown}: "
             "write one marker for each, in the order of the media, or none to put the media first"
         )
     before, after = template.split(QUESTION, 1)

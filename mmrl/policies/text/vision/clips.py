@@ -7,7 +7,7 @@ from mmrl.policies.video.settings import VideoSettings
 
 def plan_of(family: Family, processor: object, settings: VideoSettings) -> FramePlan:
     """The plan of every clip: what this model and these settings want of it."""
-    able = family.frames_are_pictures or (family.sees_videos and getattr(processor, "video_processor", None) is not None)
+    able = family.frames_are_pictures or ("video" in family.sees and getattr(processor, "video_processor", None) is not None)
     return FramePlan(
         fps=settings.fps,
         min_frames=settings.min_frames,
