@@ -179,8 +179,8 @@ def verify(folder: Path) -> Manifest:
     listed = Manifest.read(folder)
     if listed.format != FORMAT:
         raise OtherFormatError(
-            f"{folder} was written by another version of mmrl (checkpoint format {listed.format}, this one reads {FORMAT}): continue "
-            "or export that run with the version that began it, or start a new one"
+            f"{folder} was written by another version of mmrl (checkpoint format {listed.format}, this one reads {FORMAT}): "
+            "continue or export that run with the version that began it, or start a new one"
         )
     for name, expected in listed.sha256.items():
         path = folder / name

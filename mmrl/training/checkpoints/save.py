@@ -15,7 +15,17 @@ from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch
 from mmrl.runtime.spans import in_span
-from mmrl.training.checkpoints.files import CheckpointError, Manifest, OtherFormatError, delete, looks_whole, read, tidy, verify, write
+from mmrl.training.checkpoints.files import (
+    CheckpointError,
+    Manifest,
+    OtherFormatError,
+    delete,
+    looks_whole,
+    read,
+    tidy,
+    verify,
+    write,
+)
 from mmrl.training.checkpoints.state import copy_state
 
 __all__ = ["CheckpointError", "Checkpoints"]

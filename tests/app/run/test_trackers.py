@@ -85,7 +85,9 @@ def test_samples_lines_hold_who_wrote_what(tmp_path: Path) -> None:
     assert tuple(Segment(*part) for part in several["segments"]) == segments
     assert Row(one, None).transcript == "now" and one["segments"] == [["policy", 0, 1]]
     assert verdict(sample, several, run).is_same
-    assert "from letter 1 on: noted 'then? now', now 'when? now'" in verdict(replace(sample, earlier="when? "), several, run).text
+    assert (
+        "from letter 1 on: recorded 'then? now', now 'when? now'" in verdict(replace(sample, earlier="when? "), several, run).text
+    )
 
 
 def test_samples_lines_hold_what_json_can_say_of_prompts(tmp_path: Path) -> None:

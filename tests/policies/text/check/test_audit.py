@@ -212,7 +212,7 @@ def test_wrong_times_of_clips_are_found(policy_of, clips):
     ids = second(rollouts).token_ids.clone()
     spelled = len(policy.tokenizer(text[:at], add_special_tokens=False)["input_ids"])
     ids[spelled] = policy.tokenizer("7" if text[at] != "7" else "3", add_special_tokens=False)["input_ids"][0]
-    with pytest.raises(ValueError, match="prompt 'b': its clips are told to show frames at"):
+    with pytest.raises(ValueError, match="prompt 'b': its clips should show frames at"):
         policy.diagnostics.audit(with_prompt(rollouts, token_ids=ids))
 
 
