@@ -11,7 +11,7 @@ from tests.mutation.operators import Function, Slip, functions, slips, walk
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.toml")
-ROOMS = ("core", "algorithms", "flow", "answers", "training", "policies")
+ROOMS = ("runtime", "core", "algorithms", "flow", "answers", "training", "policies")
 LEAST_TEXT = 16
 """Characters of a quoted place, so that a reader sees what it is about."""
 
