@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from mmrl.core.samples import EngineUnavailableError
-from mmrl.core.tensors import stack_ragged
 from mmrl.engine.agreement import compare_with_policy
 from mmrl.engine.broadcast import BroadcastSync
 from mmrl.engine.command import engine_dtype, resolve_sync, serve_command
@@ -36,6 +35,7 @@ from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.write.generate import Completions, LocalGenerator
 from mmrl.runtime.spans import in_span
+from mmrl.runtime.tensors import stack_ragged
 
 log = logging.getLogger("mmrl")
 T = TypeVar("T")

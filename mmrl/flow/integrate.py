@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.tensors import to_device
 from mmrl.flow.dynamics import ODE, Before, Gaussian, Solver, SolverStep, Stochastic
 from mmrl.flow.layout import Layout, Noise
 from mmrl.flow.path import data_of
 from mmrl.flow.plan import RolloutPlan, StepPlan
+from mmrl.runtime.tensors import to_device
 
 Velocity = Callable[[Float[Tensor, "m ..."], int, Int[Tensor, " m"]], Float[Tensor, "m ..."]]
 """The (guided) velocity at latents x before step i; `rows` names for each latent one row that has it (its prompt)."""

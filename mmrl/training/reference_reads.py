@@ -11,8 +11,8 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, PLACE, REWARD, ROLLOUT_LOGPROBS
-from mmrl.core.tensors import join_rows
 from mmrl.core.types import Batch, Reading, Rollouts, Scores
+from mmrl.runtime.tensors import join_rows
 from mmrl.training.resources.micro_batch import MicroBatches
 from mmrl.training.settings import TrainSettings
 from mmrl.training.watch.ratio_gate import RatioGate

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mmrl.core.tensors import masked_mean, pad_actions, stack_ragged, within
 from mmrl.core.types import ClipRange, Scores, Status
+from mmrl.runtime.tensors import masked_mean, pad_actions, stack_ragged, within
 
 OK, NA, FAILED = int(Status.OK), int(Status.NA), int(Status.FAILED)
 

@@ -155,7 +155,7 @@ def test_status_and_install_where_it_is(made, small: Recipe, monkeypatch: pytest
     monkeypatch.setitem(RECIPES, "cpu", small)
     assert f"vLLM {VERSION}+cpu, made by mmrl for cpu" in run("status").output
     assert str(WORKER) in run("status").output
-    assert "is there already" in run("install", "--accelerator", "cpu").output
+    assert "exists already" in run("install", "--accelerator", "cpu").output
     monkeypatch.undo()
     monkeypatch.setenv("MMRL_CACHE", str(whole.folder.parents[1]))
     assert "makes it anew" in run("status").output, "made of other packages than this mmrl wants"

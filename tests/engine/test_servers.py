@@ -113,7 +113,7 @@ def test_servers_share_a_step_and_give_the_policys_own_log_probabilities(make, t
     many = policy.rollout([Request(prompts()[0], 20, 0, seed=5)])
     assert len(set(tokens(many))) > 15 and tokens(policy.rollout([Request(prompts()[0], 3, 0, seed=5)])) == tokens(many)[:3]
     assert tokens(make(1).rollout(mixed())) == tokens(rollouts), "a sample does not depend on who writes it"
-    with pytest.raises(EngineMismatchError, match="let nobody else update this server"):
+    with pytest.raises(EngineMismatchError, match="let no other run update this server"):
         policy.rollout(mixed())
 
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Segment, segments_of
-from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Group, Prefix, Prompt, Reading, Request, Rollouts, Sample, Scope, StoredRow, Trace, Video
 from mmrl.policies.text.read.divergence import disagreement
+from mmrl.runtime.tensors import pad_actions
 
 LETTERS = "abcd."
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Group, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace
 from mmrl.flow.integrate import Trajectory, gaussian_of, integrate
 from mmrl.flow.layout import SeededNoise, generator_of, lay_out
@@ -18,6 +17,7 @@ from mmrl.flow.path import add_noise, velocity_of
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import LinearShift
+from mmrl.runtime.tensors import pad_actions
 
 OFFERS = frozenset({"logprobs", "mean", "velocity", "sampled_mean", "std", "dt", "sigma", "target_velocity"})
 TARGETS = ((1.0, 1.0), (-1.0, 1.0), (0.0, -1.0))

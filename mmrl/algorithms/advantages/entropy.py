@@ -10,8 +10,8 @@ from mmrl.algorithms.advantages.statistics import lengths
 from mmrl.algorithms.notes import Notes
 from mmrl.core.ranges import NonNegative, Positive
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS
-from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Credit, Reading, Rollouts, Scores
+from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from mmrl.algorithms.advantages.statistics import by_group, lengths, moments, to_credit, totals_and_keep
 from mmrl.core.ranges import NonNegative, Range, Share, check_ranges
 from mmrl.core.readings import OLD_ENTROPY
-from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Credit, Reading, Rollouts, Scores
+from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.core.tensors import within
 from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.runtime.tensors import within
 
 EpsMode = Literal["add", "max", "variance"]
 """Where eps goes: deviation + eps, max(deviation, eps), or sqrt(deviation^2 + eps)."""

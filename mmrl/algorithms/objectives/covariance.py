@@ -12,8 +12,8 @@ from mmrl.algorithms.objectives.surrogates import Clip, Values
 from mmrl.algorithms.objectives.terms import Surrogate, log_ratio, ratio_metrics
 from mmrl.core.ranges import NonNegative, Number, Range, Seed, Share, check_ranges
 from mmrl.core.readings import LOGPROBS
-from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
+from mmrl.runtime.tensors import masked_mean
 
 
 class OfTheMinibatch(Surrogate):

@@ -11,8 +11,8 @@ from torch import Tensor
 from mmrl.algorithms.objectives.terms import Penalty, ProportionalToAdvantage, actions_only, ratio_metrics
 from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, SAMPLED_MEAN, STD, VELOCITY
-from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
+from mmrl.runtime.tensors import masked_mean
 
 
 def mean_square(a: Float[Tensor, "n t ..."], b: Float[Tensor, "n t ..."], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from mmrl.algorithms.objectives.terms import PLAIN, Surrogate, actions_only, rollout_mean
 from mmrl.core.ranges import Positive, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
-from mmrl.core.tensors import within
 from mmrl.core.types import Batch, Reading, Scope
+from mmrl.runtime.tensors import within
 
 
 @dataclass(frozen=True)

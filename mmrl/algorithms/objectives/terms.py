@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mmrl.core.hooks import TermHooks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
-from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Reading, Scope
+from mmrl.runtime.tensors import masked_mean
 
 Level = Literal["action", "rollout"]
 LOG_RATIO_BOUND = 20.0

@@ -16,8 +16,8 @@ from mmrl.algorithms.uncertainty import uncertainty
 from mmrl.core.hooks import PlannerHooks
 from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
-from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Credit, Group, Prompt, Reading, Request, Revision, Rollouts, Scores, Tempering
+from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)

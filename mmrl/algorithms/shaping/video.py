@@ -10,8 +10,8 @@ from torch import Tensor
 from mmrl.algorithms.probes import column
 from mmrl.core.ranges import Count, CountOrNone, NonNegative, Number, Positive, check_ranges
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS
-from mmrl.core.tensors import masked_mean, within
 from mmrl.core.types import Reading, Rollouts, Scores, Status
+from mmrl.runtime.tensors import masked_mean, within
 
 
 class ReadsNothing:

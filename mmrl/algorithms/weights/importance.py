@@ -9,8 +9,8 @@ from torch import Tensor
 
 from mmrl.core.ranges import NonNegative, Number, Positive, PositiveShare, check_ranges
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS
-from mmrl.core.tensors import masked_mean
 from mmrl.core.types import Batch, Counts, Reading, Scope
+from mmrl.runtime.tensors import masked_mean
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmrl.core.tensors import to_device
 from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.families.sources import SOURCE
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.transfer import Uploads
+from mmrl.runtime.tensors import to_device
 
 
 class FlowNet(nn.Module):

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.core.tensors import pad_actions
 from mmrl.flow.integrate import Trajectory
 from mmrl.flow.layout import generator_of
 from mmrl.flow.path import add_noise, velocity_of
@@ -16,6 +15,7 @@ from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import timesteps, truncated_timesteps
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.sizes import Size
+from mmrl.runtime.tensors import pad_actions
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from mmrl.core.tensors import to_device
 from mmrl.policies.flow.families.base import Condition
+from mmrl.runtime.tensors import to_device
 
 
 def send_home(x: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import Diagnostics, State, View
 from mmrl.core.ranks import Ranks
-from mmrl.core.tensors import pad_actions
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.sharding import reshard, wrap_module
@@ -51,6 +50,7 @@ from mmrl.policies.text.write.rollout import (
 from mmrl.policies.video.input import VideoInput
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.runtime.spans import in_span
+from mmrl.runtime.tensors import pad_actions
 
 __all__ = ["LoraSettings", "Sampling", "TextPolicy", "TextPolicyConfig", "TextTrace", "VideoSettings"]
 T = TypeVar("T")

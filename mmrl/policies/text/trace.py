@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.tensors import pad_actions
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.runtime.tensors import pad_actions
 
 
 @dataclass(frozen=True)

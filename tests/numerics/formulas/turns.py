@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.tensors import within
+from mmrl.runtime.tensors import within
 
 Segment = tuple[str, int]
 """Who wrote (user, assistant, tool), and how many tokens."""

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from mmrl.core.tensors import to_device
 from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, PipelineCall, token_count
+from mmrl.runtime.tensors import to_device
 
 FEED_FORWARD = ("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2")
 

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from mmrl.core.tensors import to_device
 from mmrl.policies.flow.families.base import Condition, FlowFamily, PipelineCall, token_count
+from mmrl.runtime.tensors import to_device
 
 LAYERS = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
 FEED_FORWARD = ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3")

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.core.tensors import to_device
 from mmrl.flow.integrate import gaussian_of
 from mmrl.policies.flow.sizes import Size, size_text
 from mmrl.policies.flow.trace import FlowTrace
+from mmrl.runtime.tensors import to_device
 
 FROM_VELOCITY = frozenset({"velocity", "logprobs", "mean"})
 """Need the network."""

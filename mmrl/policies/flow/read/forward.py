@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.tensors import to_device
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.families.sources import alike
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents
 from mmrl.policies.shared.sharding import reshard
+from mmrl.runtime.tensors import to_device
 
 
 @runtime_checkable

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from mmrl.core.tensors import own_part
 from mmrl.core.types import Batch, Scope
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace
+from mmrl.runtime.tensors import own_part
 
 
 def cut_sizes(batch: Batch) -> list[tuple[Size, Batch]]:

@@ -11,7 +11,6 @@ from PIL import Image
 from torch import Tensor
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.tensors import to_device
 from mmrl.core.types import Group, Prompt, Request, Rollouts, Sample
 from mmrl.flow.integrate import Trajectory, integrate
 from mmrl.flow.layout import Layout, SeededNoise, lay_out
@@ -22,6 +21,7 @@ from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaPlan, join, t
 from mmrl.policies.flow.transfer import LateCheck, send_home
 from mmrl.policies.shared.weights import Weights
 from mmrl.runtime.spans import in_span
+from mmrl.runtime.tensors import to_device
 
 
 @runtime_checkable

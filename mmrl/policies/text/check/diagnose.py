@@ -11,7 +11,6 @@ from torch import Tensor
 
 from mmrl.core.protocols import Hypothesis
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.tensors import pad_actions, stack_ragged
 from mmrl.core.types import Rollouts
 from mmrl.policies.shared.hypotheses import (
     BATCH,
@@ -33,6 +32,7 @@ from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.evaluate import Evaluation, evaluation_of
 from mmrl.policies.text.trace import TextTrace
+from mmrl.runtime.tensors import pad_actions, stack_ragged
 
 TRIES = 8
 """Other prompts whose media are shown instead of a row's own."""

@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mmrl.core.tensors import pad_actions
 from mmrl.policies.text.families import Media
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet, axes
@@ -18,6 +17,7 @@ from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_promp
 from mmrl.policies.text.read.divergence import group_divergence
 from mmrl.policies.text.read.token_values import token_values
 from mmrl.policies.text.trace import Insets, TextTrace, media_of, numbers_of, offsets_of, types_of
+from mmrl.runtime.tensors import pad_actions
 
 QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Segment, last_turn, segments_of, turn_ids
-from mmrl.core.tensors import stack_ragged
 from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample, StoredRow, Tempering
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.text.write.generate import Completions
+from mmrl.runtime.tensors import stack_ragged
 
 
 @dataclass

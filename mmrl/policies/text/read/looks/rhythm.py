@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.core.readings import ATTENTION_DISTANCE, ATTENTION_INFLUENCE
-from mmrl.core.tensors import pad_actions
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packed.attention import Pretrained, language_configs, set_attention
 from mmrl.policies.text.read.evaluate import Evaluation
+from mmrl.runtime.tensors import pad_actions
 
 NAME = "mmrl_rhythm"
 DISTANCE, INFLUENCE = ATTENTION_DISTANCE.quantity, ATTENTION_INFLUENCE.quantity
