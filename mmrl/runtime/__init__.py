@@ -1,1 +1,1 @@
-"""The tools of any program, without a word of RL: cache, workers, loops, state of a process, spans, files of weights."""
+"""The tools of any program, without a word of RL: cache, workers, loops, state of a process, spans, tensors, files of weights."""
