@@ -1,6 +1,6 @@
 """Types and shapes of mmrl checked at every call while tests run: `install()` before mmrl is first imported.
 
-jaxtyping binds shapes to letters, which costs some 20 microseconds a call; only what names an array pays for it. Everything
+jaxtyping binds shapes to letters, which costs some 10 microseconds a call; only what names an array pays for it. Everything
 else is checked by beartype alone. An inner function is made anew at every call of the outer one, and so would its check be.
 """
 
