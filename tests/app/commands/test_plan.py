@@ -25,9 +25,9 @@ from tests.support.flow_runs import Make
 from tests.support.presets import TEXT, VIDEO
 from tests.support.text_policies import picture
 
-BY_REWARDS = {"gtpo", "gui_g1", "reinforce_ada", "remix", "xrpo"}
-"""Which rows these read depends on the rewards of the moment, so no dry run counts their calls exactly."""
-PRESETS = {name: algorithm for name, algorithm in (TEXT | VIDEO).items() if name not in BY_REWARDS}
+MISCOUNTED = {"gtpo", "gui_g1", "reinforce_ada", "remix", "xrpo"}
+"""A dry run counts other calls for these than a real step makes; why is not known yet."""
+PRESETS = {name: algorithm for name, algorithm in (TEXT | VIDEO).items() if name not in MISCOUNTED}
 SMALL = ["prompts_per_step=4", "micro_batch=120", "policy.sampling.max_new_tokens=5", "algorithm.minibatches=2"]
 
 
