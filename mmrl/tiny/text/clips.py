@@ -28,7 +28,7 @@ from mmrl.tiny import teaching
 from mmrl.tiny import tokenizer as tokenizers
 from mmrl.tiny.byte_tokens import Built
 from mmrl.tiny.keep import Progress, hash_of, keep
-from mmrl.tiny.text import student
+from mmrl.tiny.text import muon, student
 from mmrl.tiny.text.student import imitate, with_answers
 
 FPS = 2.0
@@ -113,7 +113,7 @@ def watcher(folder: Path) -> TextPolicy:
 
 def fingerprint(settings: WarmStart) -> str:
     """A hash of the settings, the code that draws, builds and teaches, and the versions of packages."""
-    code = (WarmStart, student, teaching, tokenizers, moving, scenes, mp4)
+    code = (WarmStart, student, muon, teaching, tokenizers, moving, scenes, mp4)
     return hash_of(settings, code, ("torch", "transformers", "av"))
 
 

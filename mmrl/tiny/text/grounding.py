@@ -22,7 +22,7 @@ from mmrl.tiny import teaching
 from mmrl.tiny import tokenizer as tokenizers
 from mmrl.tiny.byte_tokens import Built, HubObject
 from mmrl.tiny.keep import Progress, hash_of, keep
-from mmrl.tiny.text import student
+from mmrl.tiny.text import muon, student
 from mmrl.tiny.text.student import imitate, with_answers
 
 SIDE = 64
@@ -87,7 +87,7 @@ def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, pr
 
 def fingerprint(settings: WarmStart) -> str:
     """A hash of the settings, the code that draws, builds and teaches, and the versions of packages."""
-    code = (WarmStart, student, teaching, tokenizers, scenes)
+    code = (WarmStart, student, muon, teaching, tokenizers, scenes)
     return hash_of(settings, code, ("torch", "transformers"))
 
 

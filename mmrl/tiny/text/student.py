@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mmrl.tiny.byte_tokens import Built, HubObject, Kwargs
 from mmrl.tiny.keep import Progress
 from mmrl.tiny.teaching import cosine
+from mmrl.tiny.text.muon import Muon
 from mmrl.tiny.text.vlms import qwen_ids
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
 
@@ -101,8 +102,7 @@ def muon_and_adamw(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
     matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
     chosen = {id(weight) for weight in matrices}
     rest = [weight for weight in model.parameters() if id(weight) not in chosen]
-    muon = torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-    return [muon, torch.optim.AdamW(rest, lr=lr, weight_decay=0.0)]
+    return [Muon(matrices, lr), torch.optim.AdamW(rest, lr=lr, weight_decay=0.0)]
 
 
 def _config(tokenizer: HubObject, side: int) -> HubObject:

@@ -11,6 +11,7 @@ from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.policy import Sampling, TextPolicyConfig
+from tests.support.ascent import climb
 from tests.support.text_policies import (
     FP32_BOUND,
     gradients,
@@ -70,14 +71,10 @@ def test_an_adapter_trains_the_reference_stays_and_the_folder_loads_in_transform
     policy = make(tiny(model), {"ref"}, lora=LoraSettings(rank=2))
     rollouts = policy.rollout(requests())
     before = logprobs(policy, rollouts)
-    before.sum().backward()
-    with torch.no_grad():
-        for weight in policy.parameters():
-            assert weight.grad is not None
-            weight += 1e-4 * weight.grad
+    climb(before.sum(), policy.parameters(), rise=0.1)
     policy.advance()
     after = policy.read(rollouts.trace, [LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
-    assert after[LOGPROBS].sum() > before.sum()
+    assert 0.05 < after[LOGPROBS].sum() - before.sum() < 0.15
     torch.testing.assert_close(after[REF_LOGPROBS], before.detach(), atol=FP32_BOUND, rtol=0)
     policy.save(tmp_path)
     again = make(tiny(model), lora=LoraSettings(rank=2, adapter=str(tmp_path)))
