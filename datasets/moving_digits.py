@@ -6,12 +6,13 @@ Licence: the digits are from the UCI repository, CC BY 4.0; the drawing is own c
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mmrl import Prompt, Video
 from mmrl.core.ranges import Count, Positive, Seed
+from mmrl.data.built import Built
 from mmrl.data.drawn import moving, scenes
 from mmrl.data.files.mp4 import clip_folder, write_once
 
@@ -52,45 +53,24 @@ def load(
     shown = {"style": asdict(style), "kinds": kinds}
     root = None if folder is None else Path(folder)
     files = clip_folder("moving-digits", shown, (moving.__file__, scenes.__file__), root)
-    prompts = _Clips(split, size, seed, kinds, style, template, sample_fps, files)
+
+    def prompt(index: int) -> Prompt:
+        drawn = moving.plan_clip(seed, index, split, style, kinds)
+        name = f"{split}-{seed}-{index}"
+        file = write_once(files / f"{name}.mp4", style.fps, lambda: moving.draw(drawn))
+        columns = {
+            "problem_type": _TYPES[drawn.kind],
+            "question": drawn.question,
+            "question_kind": drawn.kind,
+            "duration": drawn.duration,
+            "fps": float(style.fps),
+            "options": drawn.options,
+            "spans": {actor.digit: drawn.span(actor) for actor in drawn.digits},
+        }
+        text = template.replace("{question}", drawn.text)
+        return Prompt(name, text, (Video(str(file), fps=sample_fps),), drawn.answer, columns)
+
+    prompts = Built(size, prompt)
     if size:
         prompts[0]
     return prompts
-
-
-@dataclass(frozen=True)
-class _Clips(Sequence[Prompt]):
-    split: str
-    size: int
-    seed: int
-    kinds: tuple[str, ...]
-    style: moving.ClipStyle
-    template: str
-    sample_fps: float | None
-    folder: Path
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.size))]
-        if not -self.size <= index < self.size:
-            raise IndexError(f"prompt {index} of {self.size}")
-        return self._prompt(index % self.size)
-
-    def _prompt(self, index: int) -> Prompt:
-        clip = moving.plan_clip(self.seed, index, self.split, self.style, self.kinds)
-        name = f"{self.split}-{self.seed}-{index}"
-        file = write_once(self.folder / f"{name}.mp4", self.style.fps, lambda: moving.draw(clip))
-        columns = {
-            "problem_type": _TYPES[clip.kind],
-            "question": clip.question,
-            "question_kind": clip.kind,
-            "duration": clip.duration,
-            "fps": float(self.style.fps),
-            "options": clip.options,
-            "spans": {actor.digit: clip.span(actor) for actor in clip.digits},
-        }
-        text = self.template.replace("{question}", clip.text)
-        return Prompt(name, text, (Video(str(file), fps=self.sample_fps),), clip.answer, columns)

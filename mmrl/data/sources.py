@@ -1,12 +1,11 @@
 """Prompts of several data sets that know the names of their sources."""
 
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
 
 from mmrl.core.samples import Prompt
 from mmrl.core.sources import Sources, StreamedSources
+from mmrl.data.built import Built
 
 CATEGORY = "category"
 """The column by which samplers tell kinds of prompts apart unless they are given another one."""
@@ -32,27 +31,6 @@ class Marking:
 
 
 @dataclass(frozen=True)
-class MarkedList(Sequence[Prompt]):
-    """A list of prompts that know their source; each is read when it is asked for."""
-
-    prompts: Sequence[Prompt]
-    mark: Marking
-
-    def __len__(self) -> int:
-        return len(self.prompts)
-
-    @overload
-    def __getitem__(self, index: int) -> Prompt: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Prompt]: ...
-
-    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
-        if isinstance(index, slice):
-            return [self.mark(prompt) for prompt in self.prompts[index]]
-        return self.mark(self.prompts[operator.index(index)])
-
-
-@dataclass(frozen=True)
 class MarkedStream(Iterable[Prompt]):
     """A stream of prompts that know their source."""
 
@@ -61,6 +39,11 @@ class MarkedStream(Iterable[Prompt]):
 
     def __iter__(self) -> Iterator[Prompt]:
         return map(self.mark, self.prompts)
+
+
+def marked(prompts: Iterable[Prompt], mark: Marking) -> Built | MarkedStream:
+    """The prompts with their source; those of a list are read when they are asked for."""
+    return Built(len(prompts), lambda i: mark(prompts[i])) if isinstance(prompts, Sequence) else MarkedStream(prompts, mark)
 
 
 def join_sources(parts: Mapping[str, Iterable[Prompt]], weights: Mapping[str, float] | None) -> Sources | StreamedSources:

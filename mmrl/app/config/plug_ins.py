@@ -23,7 +23,7 @@ from mmrl.core.protocols import PromptSampler
 from mmrl.core.ranges import hints_of
 from mmrl.core.sources import Sources, StreamedSources
 from mmrl.core.types import Prompt
-from mmrl.data.sources import MarkedList, MarkedStream, Marking, join_sources
+from mmrl.data.sources import Marking, join_sources, marked
 from mmrl.serving.reward_client import RemoteReward, is_url
 
 SERVED = ("deadline_s", "token_env")
@@ -191,7 +191,7 @@ def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Pro
     if isinstance(data, MixedData):
         makes = {one.name: (read_data(one, (*path, str(i)), table), one.category) for i, one in enumerate(data.sources)}
         return lambda: join_sources(
-            {name: with_source(make(), name, column) for name, (make, column) in makes.items()}, data.weights
+            {name: marked(make(), Marking(name, column)) for name, (make, column) in makes.items()}, data.weights
         )
     load = plugins.load(data.use, "datasets")
     own = [f.name for f in fields(data) if f.name != "args"]
@@ -207,12 +207,6 @@ def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Pro
         typed_value(hint, read(hint, value, at, table), at, table)
     args = {written[key].name: value for key, value in data.args.items()}
     return safe(partial(load, **args), f"{table.at(path)}: {data.use}")
-
-
-def with_source(prompts: Prompts, name: str, category: str) -> Prompts:
-    """The prompts of a source, which say so."""
-    mark = Marking(name, category)
-    return MarkedList(prompts, mark) if isinstance(prompts, Sequence) else MarkedStream(prompts, mark)
 
 
 def read_sampler(config: SamplerConfig, table: Table, data: DataConfig | None = None) -> Callable[[Prompts, int], PromptSampler]:

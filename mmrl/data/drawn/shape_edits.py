@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, SIDES, Picture, ideal_mask, place, stain, to_bytes
+from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, SIDES, Collection, Picture, ideal_mask, place, stain, to_bytes
 
 GROUNDS = {"light": PAPER, "dark": (0.10, 0.10, 0.12)}
 SHIFT = 0.03
@@ -102,22 +102,8 @@ def jitter_of(rng: np.random.Generator) -> Jitter:
 
 
 @dataclass(frozen=True)
-class Edits:
-    """Sources, instructions and targets to learn from, with the faults of an uncurated collection."""
-
-    side: int = 32
-    confused: float = 0.5
-    """Share of targets that follow another instruction."""
-    stained: float = 0.5
-    """Share of targets with stains."""
-
-    @property
-    def height(self) -> int:
-        return self.side
-
-    @property
-    def width(self) -> int:
-        return self.side
+class Edits(Collection):
+    """Sources, instructions and targets; it is targets that are stained or follow another instruction."""
 
     @property
     def words(self) -> Sequence[str]:

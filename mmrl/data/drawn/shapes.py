@@ -98,12 +98,12 @@ def to_bytes(pixels: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True)
-class Sketches:
-    """Pictures and captions to learn from, with the faults of an uncurated collection."""
+class Collection:
+    """Square pictures to learn from, with the faults of an uncurated collection."""
 
     side: int = 32
     confused: float = 0.5
-    """Share of captions that belong to another picture."""
+    """Share of pictures whose words belong to another one."""
     stained: float = 0.5
     """Share of pictures with stains."""
 
@@ -114,6 +114,11 @@ class Sketches:
     @property
     def width(self) -> int:
         return self.side
+
+
+@dataclass(frozen=True)
+class Sketches(Collection):
+    """Pictures and captions."""
 
     @property
     def words(self) -> Sequence[str]:

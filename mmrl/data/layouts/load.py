@@ -1,10 +1,10 @@
 """Prompts of a source: all read and checked before training starts, or built when asked for."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import overload
+from dataclasses import dataclass
 
 from mmrl.core.types import Prompt
+from mmrl.data.built import Built
 from mmrl.data.layouts.read import RowReader, read_prompts
 from mmrl.data.layouts.source import Source
 from mmrl.data.readers import Row, StoredHfDataset, hf_rows, open_hf
@@ -22,7 +22,7 @@ def load_prompts(source: Source, reader: RowReader) -> Sequence[Prompt]:
     source.say_layout()
     if source.is_stored:
         data = open_hf(str(source.path), source.split)
-        return StoredPrompts(data, source.path.name, translating(source, reader))
+        return stored_prompts(data, source.path.name, translating(source, reader))
     prompts, report = read_prompts(str(source.path), source.rows, reader, source.rows_split)
     report.raise_if_bad()
     source.tell(*(f"{count} {what}" for what, count in sorted(report.notes.items())))
@@ -39,42 +39,25 @@ def translating(source: Source, reader: RowReader) -> PromptsOf:
     return lambda row: [prompt for said in source.translate(row) for prompt in reader.prompts(said)]
 
 
-@dataclass(frozen=True)
-class StoredPrompts(Sequence[Prompt]):
+def stored_prompts(data: StoredHfDataset, name: str, prompts_of: PromptsOf) -> Sequence[Prompt]:
     """A Dataset as a sequence of prompts. All rows are checked at once; pictures are opened again only when used.
 
     Raises ValueError listing the first bad rows.
     """
+    report, ids, places = Report(name), set[str](), list[tuple[int, int]]()
+    for row in hf_rows(data, name):
+        report.num_rows += 1
+        with report.collecting(row.place):
+            for question, prompt in enumerate(prompts_of(row)):
+                check_new_id(prompt, ids)
+                places.append((row.number - 1, question))
+    report.raise_if_bad()
 
-    data: StoredHfDataset
-    name: str
-    prompts_of: PromptsOf
-    places: list[tuple[int, int]] = field(init=False)
-    """Prompt -> (row, which of the row's questions)."""
+    def prompt_at(index: int) -> Prompt:
+        row, question = places[index]
+        return prompts_of(Row(data[row], name, row + 1))[question]
 
-    def __post_init__(self) -> None:
-        report, ids, places = Report(self.name), set[str](), list[tuple[int, int]]()
-        for row in hf_rows(self.data, self.name):
-            report.num_rows += 1
-            with report.collecting(row.place):
-                for i, prompt in enumerate(self.prompts_of(row)):
-                    check_new_id(prompt, ids)
-                    places.append((row.number - 1, i))
-        report.raise_if_bad()
-        object.__setattr__(self, "places", places)
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    @overload
-    def __getitem__(self, index: int) -> Prompt: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Prompt]: ...
-    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        row, question = self.places[index]
-        return self.prompts_of(Row(self.data[row], self.name, row + 1))[question]
+    return Built(len(places), prompt_at)
 
 
 @dataclass(frozen=True)
