@@ -16,10 +16,7 @@ _SAID: set[str] = set()
 
 
 def import_package(package: str, remedy: str) -> ModuleType:
-    """Import a package that a reward needs: `import_package("cv2", "pip install opencv-python-headless")`.
-
-    Raises ModuleNotFoundError with the remedy.
-    """
+    """Import a package that a reward needs: `import_package("cv2", "pip install ..")`; ModuleNotFoundError with the remedy."""
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
@@ -27,11 +24,7 @@ def import_package(package: str, remedy: str) -> ModuleType:
 
 
 def hub_file(source: str, name: str, what: str) -> Path:
-    """The file `name` of a folder or a hub repository; `source` may also be the file itself.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """The file `name` of a folder or a hub repository, or `source` itself; FileNotFoundError where there is none."""
     place = Path(source).expanduser()
     if place.is_file():
         return place
@@ -53,12 +46,7 @@ def hub_file(source: str, name: str, what: str) -> Path:
 def file_of_package(path: str, requirement: str) -> Path:
     """A file of a package that holds weights: installed, or unpacked below the weights folder; nothing of it is run.
 
-    Args:
-        path: inside the package: `brisque/models/svm.txt`.
-        requirement: what to install: `brisque==0.2.0`.
-
-    Raises:
-        FileNotFoundError: with the remedy.
+    `path` is inside the package (`brisque/models/svm.txt`); FileNotFoundError says how to install the `requirement`.
     """
     package, _, inside = path.partition("/")
     spec = importlib.util.find_spec(package)

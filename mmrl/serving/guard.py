@@ -142,11 +142,7 @@ def protocol() -> type[asyncio.Protocol]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that other programs can connect to from now on; port 0 is one that is free.
-
-    Raises:
-        ValueError: the address is not this machine's, or something listens there already.
-    """
+    """A socket that other programs can connect to, port 0 being a free one; ValueError where it cannot listen there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)

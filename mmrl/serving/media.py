@@ -17,11 +17,7 @@ PictureFormat = Literal["png", "jpeg"]
 
 
 def pictures_of(group: Group) -> list[Image.Image]:
-    """The group's pictures in RGB, in order.
-
-    Raises:
-        ValueError: a sample has none.
-    """
+    """The group's pictures in RGB, in order; ValueError where a sample has none."""
     found = [sample.image for sample in group.samples]
     if any(not hasattr(picture, "convert") for picture in found):
         raise ValueError(f"a sample of prompt {group.prompt.id!r} has no picture: this reward is for policies that draw")
@@ -47,12 +43,7 @@ def sources_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "
 
 
 def target_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "resize") -> Image.Image:
-    """The picture in the prompt's column `target`, in RGB, at a size as in `sources_of`.
-
-    Raises:
-        FileNotFoundError: its file is not there.
-        ValueError: the prompt has no such column, or something else than a picture in it.
-    """
+    """The picture in the prompt's column `target`, in RGB; size, fit and errors are those of `sources_of`."""
     if prompt.columns.get("target") is None:
         raise ValueError(f"prompt {prompt.id!r} has no column 'target': this reward is for edits whose result is known")
     return _at_size(prompt.columns["target"], prompt, "column target", size, fit)
@@ -94,11 +85,7 @@ def upright_size(picture: Image.Image) -> tuple[int, int]:
 
 
 def clip_of(sample: Sample, prompt_id: str) -> NDArray[np.uint8]:
-    """All frames of a sample's clip as bytes (frames, height, width, 3).
-
-    Raises:
-        ValueError: the sample has no clip, or one that is neither pictures nor an array of bytes.
-    """
+    """All frames of a sample's clip as bytes (frames, height, width, 3); ValueError without one."""
     if isinstance(sample.video, np.ndarray) and sample.video.dtype == np.uint8 and sample.video.shape[3:] == (3,):
         return sample.video
     frames = frames_of(sample, len(sample.video) if hasattr(sample.video, "__len__") else 1, prompt_id)

@@ -263,11 +263,7 @@ def fingerprint(source: Path, settings: Mapping[str, object]) -> str:
 
 
 def create_app(scorer: Scorer, token: str | None = None) -> Application:
-    """Build the server as an ASGI application.
-
-    Args:
-        token: when given, all but /health want it as `Authorization: Bearer TOKEN`.
-    """
+    """The server as an ASGI application; with a token, all but /health want it as `Authorization: Bearer TOKEN`."""
     from fastapi import FastAPI, Request
     from fastapi.responses import PlainTextResponse, Response
 

@@ -55,22 +55,13 @@ class Reply:
 
 
 def pack_group(group: Group) -> bytes:
-    """Pack a group into one buffer.
-
-    Raises:
-        WireError: a column holds something that cannot travel.
-        FileNotFoundError: a file of the prompt's media does not exist.
-    """
+    """Pack a group; WireError for a column that cannot travel, FileNotFoundError where a file of its media is not there."""
     arrays: dict[str, Array] = {}
     return _save(_encode(group, arrays, "group"), arrays)
 
 
 def unpack_group(body: bytes, folder: Path) -> Group:
-    """Unpack a group. Files of its media are written to `folder`, which the caller removes when the group is scored.
-
-    Raises:
-        WireError: the bytes are no such buffer.
-    """
+    """Unpack a group (or WireError). Files of its media go to `folder`, which the caller removes once it is scored."""
     header, arrays = _load(body)
     try:
         group = _decode(header, arrays, folder)
@@ -89,11 +80,7 @@ def pack_reply(reply: Reply) -> bytes:
 
 
 def unpack_reply(body: bytes) -> Reply:
-    """Unpack a reply.
-
-    Raises:
-        WireError: the bytes are no such buffer.
-    """
+    """Unpack a reply; WireError if the bytes are none."""
     header, arrays = _load(body)
     try:
         header = _decode(header, arrays, None)
@@ -113,11 +100,7 @@ def unpack_reply(body: bytes) -> Reply:
 
 
 def reply_of(answers: Sequence[float | Scored | None], fingerprint: str) -> Reply:
-    """The reply that holds a reward's answers, in the order of the samples.
-
-    Raises:
-        WireError: an answer is neither a float, None nor Scored.
-    """
+    """The reply that holds a reward's answers, in order; WireError for one that is neither a float, None nor Scored."""
     values, status, parts = [], [], []
     for answer in answers:
         value, own = (answer.value, answer.parts) if isinstance(answer, Scored) else (answer, {})
@@ -217,11 +200,7 @@ def _array(value: Any, arrays: dict[str, Array], place: str) -> dict[str, str]:
 
 
 def check_group(group: Group) -> None:
-    """Check the parts that a server looks at itself; the others are for the rewards to judge.
-
-    Raises:
-        WireError: one of them is of another type.
-    """
+    """Raise WireError where a part that a server looks at itself is of another type; the others are for the rewards to judge."""
     probes = [group.probes] if not isinstance(group.probes, Mapping) else group.probes.values()
     if not isinstance(group.prompt, Prompt) or not isinstance(group.prompt.media, tuple):
         raise WireError("the message's group has no prompt, or one whose media are no tuple")

@@ -124,11 +124,7 @@ def ask_for_scores(endpoint: Endpoint, questions: Sequence[Question], read: Call
 
 
 def ask(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | JudgeError]:
-    """Ask all questions, `concurrency` at a time: an answer or an error for each, in order.
-
-    Raises:
-        HopelessError: the server refuses every request.
-    """
+    """Ask all questions, `concurrency` at a time: an answer or an error for each, in order; HopelessError if none can succeed."""
     if not questions:
         return []
     deadline = time.monotonic() + endpoint.deadline_s
@@ -174,10 +170,9 @@ def body_of(endpoint: Endpoint, model: str, question: Question) -> dict[str, obj
 
 
 def request(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, deadline: float) -> Json:
-    """Send a request and return the server's JSON answer, after retries; no call goes on beyond the deadline.
+    """Send a request and return the server's JSON answer, after retries and before the deadline.
 
-    Raises:
-        JudgeError: with the last trouble; its message never holds the key.
+    JudgeError holds the last trouble, and never the key.
     """
     address, key = f"{endpoint.url.rstrip('/')}{path}", key_of(endpoint)
     # own generator: pauses must not change what is sampled elsewhere
@@ -220,11 +215,7 @@ def key_of(endpoint: Endpoint) -> str | None:
 
 
 def json_of(answer: Answer, address: str) -> Json:
-    """The JSON of an answer.
-
-    Raises:
-        JudgeError: it is none.
-    """
+    """The JSON of an answer; JudgeError where it is none."""
     try:
         return json.loads(answer.content)
     except (RecursionError, OverflowError) as error:
@@ -234,11 +225,7 @@ def json_of(answer: Answer, address: str) -> Json:
 
 
 def refusal(address: str, answer: Answer, key: str | None) -> str:
-    """The server's words of refusal, where asking again may help.
-
-    Raises:
-        JudgeError: asking this again cannot help; HopelessError: asking anything cannot.
-    """
+    """The server's words of refusal; JudgeError if asking this again cannot help, HopelessError if asking anything cannot."""
     said = Answer(answer.status, answer.headers, hide(answer.content.decode(errors="replace"), key).encode()).text
     trouble = f"{address} answered {answer.status}: {said}"
     if 300 <= answer.status < 400:
@@ -254,11 +241,7 @@ def refusal(address: str, answer: Answer, key: str | None) -> str:
 
 
 def read_reply(answer: Json) -> Reply:
-    """The text and probabilities of a chat completion.
-
-    Raises:
-        JudgeError: it is not one.
-    """
+    """The text and probabilities of a chat completion; JudgeError where it is not one."""
     try:
         choice = answer["choices"][0]
         text = choice["message"].get("content") or ""

@@ -12,8 +12,7 @@ Pair = tuple[int, int]
 def schedule(count: int, opponents: int = 0) -> list[Pair]:
     """Ordered pairs: everyone against everyone (opponents = 0), or against the next n in a ring; always both orders.
 
-    Raises:
-        ValueError: fewer than two samples, or opponents below 0.
+    Raises ValueError for fewer than two samples, or opponents below 0.
     """
     if count < 2 or opponents < 0:
         raise ValueError(f"{count} samples with {opponents} opponents each cannot be compared: needs two samples, opponents >= 0")
@@ -25,10 +24,7 @@ def schedule(count: int, opponents: int = 0) -> list[Pair]:
 def win_rates(count: int, pairs: Sequence[Pair], outcomes: Mapping[Pair, float | None]) -> list[Scored]:
     """Mean share each sample won, over the pairs judged in both orders, so that a liking for the first one cancels.
 
-    Args:
-        count: samples of the group.
-        pairs: of `schedule`.
-        outcomes: the share of the first of a pair, None where the judgement failed. A pair with a failed order is left out.
+    `outcomes` are the share of the first of a pair, None where the judgement failed.
     """
     won: list[list[float]] = [[] for _ in range(count)]
     left_out = [0] * count

@@ -13,11 +13,7 @@ NUMBER = r"(-?\d+(?:\.\d+)?)"
 
 
 def fill_template(template: str, /, **values: object) -> str:
-    """Replace {prompt}, {answer}, ... in a template; other braces stay, for templates show JSON.
-
-    Raises:
-        ValueError: the template has no {prompt}.
-    """
+    """Replace {prompt}, {answer}, ... and leave other braces alone, for templates show JSON; ValueError without a {prompt}."""
     if "{prompt}" not in template:
         raise ValueError("the template has no {prompt}: say where the prompt goes")
     return re.sub(r"\{(\w+)\}", lambda found: str(values.get(found[1], found[0])), template)
@@ -26,8 +22,7 @@ def fill_template(template: str, /, **values: object) -> str:
 def template_text(template: str, default: str) -> str:
     """The text of a template: the default, that of a file (`./mine.txt`), or the template itself if it says {prompt}.
 
-    Raises:
-        FileNotFoundError: it is neither.
+    FileNotFoundError if it is none of them.
     """
     if not template:
         return default
@@ -40,11 +35,7 @@ def template_text(template: str, default: str) -> str:
 
 
 def final_text(reply: Reply) -> str:
-    """The answer without thoughts: behind `</think>`, inside `<answer>` if there is one.
-
-    Raises:
-        JudgeError: the thoughts do not end.
-    """
+    """The answer without thoughts: behind `</think>`, inside `<answer>` if there is one; JudgeError if thoughts do not end."""
     text = reply.text
     if "</think>" in text:
         text = text.rpartition("</think>")[2]

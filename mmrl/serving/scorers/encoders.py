@@ -155,12 +155,9 @@ def picture_features(encoder: Encoder, pictures: Sequence[Image.Image], batch_si
 
 
 def encoder_of(model: str, processor: str = "", device: str = "auto") -> Encoder:
-    """The encoder of a hub id, a folder, or a name of open_clip's.
+    """The encoder of a hub id, a folder, or a name of open_clip's that starts with `open_clip:`.
 
-    Args:
-        model: hub id or folder for transformers, or a name that starts with `open_clip:`.
-        processor: where tokenizer and preprocessing come from, if not from the model.
-        device: auto, cpu, cuda, cuda:1.
+    `processor` is where tokenizer and preprocessing come from, if not from the model.
     """
     if model.startswith(OPEN_CLIP):
         return open_clip_encoder(model.removeprefix(OPEN_CLIP), device)

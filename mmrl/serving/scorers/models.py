@@ -80,11 +80,7 @@ def release() -> None:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of a name; auto = the GPU if there is one, else the CPU.
-
-    Raises:
-        ValueError: no such device.
-    """
+    """The device of a name; auto = the GPU if there is one, else the CPU. ValueError if there is no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -142,10 +138,9 @@ def companion(kind: str, source: str, what: str, **settings: object) -> Loaded:
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """Names and tensors of a .safetensors file or a torch file, out of a wrapping `state_dict` or `model`.
+    """Names and tensors of a .safetensors or torch file, out of a wrapping `state_dict` or `model`; nothing is executed.
 
-    Raises:
-        ValueError: the file holds something else than tensors; nothing of it is executed.
+    Raises ValueError where the file holds something else.
     """
     if file.suffix == ".safetensors":
         from safetensors.torch import load_file
@@ -167,8 +162,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 def fill(model: nn.Module, weights: Mapping[str, Tensor], source: str, optional: Sequence[str] = ()) -> None:
     """Load weights that must fit; keys that start with one of `optional` may be too many.
 
-    Raises:
-        ValueError: missing or unexpected keys or shapes, or weights that are not finite, by name.
+    Raises ValueError naming missing or unexpected keys, other shapes, or weights that are not finite.
     """
     own = model.state_dict()
     missing = [key for key in own if key not in weights]
@@ -187,11 +181,7 @@ def unfilled() -> AbstractContextManager[object]:
 
 
 def chunks(rows: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Rows in order, at most `size` at a time.
-
-    Raises:
-        ValueError: size below 1.
-    """
+    """Rows in order, at most `size` at a time; ValueError for a size below 1."""
     if size < 1:
         raise ValueError(f"batch_size is {size}: it must be at least 1")
     for start in range(0, len(rows), size):
@@ -206,10 +196,8 @@ def _name(load: Callable[..., object]) -> str:
 def collapse_layers(weights: Mapping[str, Tensor], source: str) -> tuple[Tensor, Tensor]:
     """Multiply linear layers that follow each other without activations into one row and one bias, in float64.
 
-    Keys end in `<number>.weight` and `<number>.bias`; the numbers are the order.
-
-    Raises:
-        ValueError: the layers do not fit each other, do not end in one number, or are not finite.
+    Keys end in `<number>.weight` and `<number>.bias`, in this order. ValueError where layers do not fit each other, do not end
+    in one number, or are not finite.
     """
     order = sorted({key.rpartition(".")[0] for key in weights}, key=lambda name: int(name.rpartition(".")[2]))
     row, bias = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)

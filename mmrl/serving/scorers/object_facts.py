@@ -15,12 +15,7 @@ RELATIONS = ("left of", "right of", "above", "below")
 
 
 def colour_by_name(picture: Image.Image, one: Detection, model: str, device: str) -> str:
-    """The colour that a CLIP names: that of the texts nearest to what is cut out.
-
-    Args:
-        model: hub id or folder of a CLIP.
-        device: where it runs, as rewards name it.
-    """
+    """The colour that a CLIP (hub id or folder) names: that of the texts nearest to what is cut out."""
     encoder, names = encoder_of(model, device=device), list(COLOURS)
     phrasings = ("a photo of a {} " + one.label, "a photo of a {}-colored " + one.label, "a photo of a {} object")
     with encoder.held.ready():

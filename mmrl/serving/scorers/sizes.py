@@ -42,11 +42,7 @@ class HoldsModels(Protocol):
 
 
 def hub_size(source: str, device: str = "auto", kind: str = "AutoModel") -> ModelSize:
-    """The size of a model of transformers, by its hub id or folder.
-
-    Args:
-        kind: the class of transformers that makes it from its config, where the config names none.
-    """
+    """The size of a model of transformers, by its hub id or folder; `kind` is its class where its config names none."""
     if source in PUBLISHED and not Path(source).expanduser().exists():
         return ModelSize(source, PUBLISHED[source], device)
     return size_by(source, device, lambda: count_from_config(source, kind))
@@ -75,11 +71,7 @@ def encoder_size(model: str, device: str = "auto") -> ModelSize:
 
 
 def count_open_clip(architecture: str) -> int:
-    """Numbers of a CLIP of open_clip's, by the name of its architecture.
-
-    Raises:
-        ValueError: open_clip has no settings of this name.
-    """
+    """Numbers of a CLIP of open_clip's, by the name of its architecture; ValueError for an unknown one."""
     import torch
 
     from mmrl.serving.files import import_package
@@ -94,12 +86,7 @@ def count_open_clip(architecture: str) -> int:
 
 
 def checkpoint_size(source: str, name: str, device: str = "auto") -> ModelSize:
-    """The size of what a file of weights holds: one that is here, or that of a published hub id.
-
-    Args:
-        source: hub id, folder or file, as `mmrl.serving.files.hub_file` takes it.
-        name: of the file in a folder.
-    """
+    """The size of what a file of weights holds, here or on the hub; `source` and `name` are as in `files.hub_file`."""
     place = Path(source).expanduser()
     file = place / name if place.is_dir() else place
     if file.is_file():
