@@ -35,11 +35,7 @@ def cache_folder() -> Path:
 
 
 def bound() -> int:
-    """How many bytes may be kept; 0 = any number.
-
-    Raises:
-        ValueError: MMRL_CACHE_GB is no number from 0 on.
-    """
+    """How many bytes may be kept, 0 = any number; ValueError where MMRL_CACHE_GB is no number from 0 on."""
     text = os.environ.get(BOUND) or str(USUAL_GB)
     try:
         value = float(text)

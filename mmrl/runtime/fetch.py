@@ -96,11 +96,7 @@ def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES, client
 
 
 def open_client(url: str, connections: int = 1, idle_s: float = 0.0) -> "AsyncClient":
-    """Connections to a server that stay open between requests; proxies of the environment serve other machines only.
-
-    Args:
-        idle_s: seconds after which an idle connection is not used again.
-    """
+    """Connections to a server that stay open, idle ones for `idle_s`; proxies of the environment serve other machines only."""
     from httpx import AsyncClient, Limits, Timeout
 
     return AsyncClient(
@@ -173,12 +169,7 @@ def certificates() -> ssl.SSLContext:
 def check_address(url: str, key: str, form: str) -> None:
     """Refuse an address that no request can go to, or that holds a password.
 
-    Args:
-        key: how messages name the setting.
-        form: what to write.
-
-    Raises:
-        ValueError: naming the key and the form; a password is not shown.
+    Raises ValueError with the setting's `key` and the `form` to write; a password is not shown.
     """
     try:
         parts = urlsplit(url)

@@ -17,8 +17,7 @@ _ONE_AT_A_TIME = threading.Lock()
 def loop(name: str = "reward-loop") -> asyncio.AbstractEventLoop:
     """The one event loop of all async rewards: clients and semaphores made in it stay usable from call to call.
 
-    Args:
-        name: another name is another loop, which a reward that blocks this one does not hold up.
+    Another name is another loop, which a reward that blocks this one does not hold up.
     """
     # a cache alone would let threads that ask first at the same time make one each
     with _ONE_AT_A_TIME:
@@ -51,11 +50,7 @@ class EscapeError(RuntimeError):
 
 
 async def contain(answer: Awaitable[T]) -> T:
-    """The awaitable's answer.
-
-    Raises:
-        EscapeError: it raised SystemExit, KeyboardInterrupt or, without having been cancelled, CancelledError.
-    """
+    """The awaitable's answer; EscapeError for SystemExit, KeyboardInterrupt or an own CancelledError of it."""
     try:
         return await answer
     except Exception:

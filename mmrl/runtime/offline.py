@@ -28,13 +28,9 @@ def offline_note() -> str:
 
 
 def check_hub(source: str) -> None:
-    """Ask the hub once per process whether it answers, before a library tries it again and again for many minutes.
+    """Raise FileNotFoundError if the hub does not answer within ANSWER_S, before a library tries it for many minutes.
 
-    Args:
-        source: what is about to be loaded: nothing is asked for a folder or file that is here, or where downloads are forbidden.
-
-    Raises:
-        FileNotFoundError: no connection, or no answer within ANSWER_S; any answer will do.
+    Asked once per process, and not for a `source` that is a folder or file here, or where downloads are forbidden.
     """
     if is_offline() or Path(source).expanduser().exists() or source.startswith((".", "/", "~")):
         return

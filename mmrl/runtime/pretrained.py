@@ -31,18 +31,11 @@ class LoadReport(Protocol):
 
 
 def load_whole(load: Load, source: str, place: str, **settings: object) -> nn.Module:
-    """The model that `load(source)` makes, every weight of it from the checkpoint and finite.
+    """The model that `load(source)` makes (a `from_pretrained`), every weight of it from the checkpoint and finite.
 
-    Args:
-        load: `from_pretrained` of a model of transformers or diffusers.
-        source: a folder, or a name on the hub.
-        place: what names it in errors: `policy.model 'a/b'`.
-        settings: passed on.
-
-    Raises:
-        OSError: as the library raises it where files are missing.
-        ValueError: a file is cut short, or tensors are missing, unexpected (unless the model's class lists them as ignorable),
-            of another shape or not finite.
+    `place` names it in errors: `policy.model 'a/b'`.
+    Raises OSError as the library does where files are missing, and ValueError where a file is cut short, or tensors are missing,
+    unexpected (unless the model's class lists them as ignorable), of another shape or not finite.
     """
     with readable(place, source), _without_reports():
         model, report = cast(tuple[nn.Module, LoadReport], load(source, output_loading_info=True, **settings))

@@ -96,11 +96,7 @@ def put_back(name: str, value: str | bool) -> None:
 
 
 def refuse_change(before: ProcessState) -> None:
-    """Put back what changed since `before`.
-
-    Raises:
-        ProcessChangedError: something had.
-    """
+    """Put back what changed since `before`, and raise ProcessChangedError if anything had."""
     changed = before.restore()
     if changed:
         raise ProcessChangedError(change_text(changed))

@@ -11,8 +11,7 @@ HIDDEN = "[the key]"
 def read_secret(variable: str) -> str | None:
     """The key in an environment variable, without blanks and line ends around it; None if the variable is not set or empty.
 
-    Raises:
-        ValueError: it is blank, or holds what no HTTP header can carry; the message never shows it.
+    Raises ValueError if it is blank or holds what no HTTP header can carry; the message never shows it.
     """
     value = os.environ.get(variable, "")
     key = value.strip()
