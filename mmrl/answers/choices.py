@@ -22,11 +22,8 @@ def parse_choices(text: str, options: Sequence[str] = ()) -> frozenset[str]:
 
     Reads the last complete `<answer>` block if there is one, else the text without its thought. Understands "A", "(A)", "A.",
     "A, C", "A and C", "ACD" in ascending order, "B. a dog", one such line per letter, "the answer is B", and the wording of an
-    option. A lone capital inside other words is no answer. Small letters are none, except in the wording of options.
-
-    Args:
-        text: the completion.
-        options: the wordings of A, B, ...; letters beyond them name nothing.
+    option. A lone capital inside other words is no answer. Small letters are none, except in the wording of `options`, whose
+    number bounds the letters.
     """
     text = strip_fence(answer_block(text)).strip(" \t\n*\"'`")
     known = LETTERS[: len(options)] if options else LETTERS

@@ -13,7 +13,7 @@ ROUGE_KINDS = ("rouge1", "rouge2", "rougeL")
 
 
 def rouge(text: str, truth: str, kinds: Sequence[str] = ROUGE_KINDS, stem: bool = True) -> dict[str, float]:
-    """F-measures of n-grams (rouge1, rouge2, ..) and of the longest common subsequence (rougeL), each in [0, 1].
+    """F-measures in [0, 1] of n-grams (rouge1, rouge2, ..) and of the longest common subsequence (rougeL).
 
     Raises ValueError if the package rouge-score is missing or a kind is unknown.
     """

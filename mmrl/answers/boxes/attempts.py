@@ -63,10 +63,8 @@ def read_attempts(group: Group, space: AnySpace, template: Template | None = Non
     """One attempt per sample, read in `space`; None if the prompt has no answer, so that the reward does not apply.
 
     Boxes refer to the prompt's first picture. With a template, a text that breaks it predicts nothing.
-
-    Raises:
-        ValueError: the space is still "auto", the answer is not made of boxes or lies outside its picture, a sample has no
-            text, or its media size is needed and missing.
+    Raises ValueError if the space is still "auto", the answer is not made of boxes or lies outside its picture, a sample has no
+    text, or its media size is needed and missing.
     """
     if group.prompt.answer is None:
         return None

@@ -22,10 +22,7 @@ class Match(NamedTuple):
 
 
 def match_boxes(predicted: Sequence[Box], truth: Sequence[Box], threshold: float = 0.0, labels: bool = False) -> list[Match]:
-    """One-to-one pairs: as many as reach IoU > 0 and >= threshold, and of those the largest sum of IoU (Hungarian).
-
-    With `labels` only boxes of equal label pair up.
-    """
+    """One-to-one pairs: as many as reach IoU > 0 and >= threshold, of those the largest sum of IoU; `labels`: equal ones only."""
     if not predicted or not truth:
         return []
     return match(_overlaps(predicted, truth, labels), threshold)

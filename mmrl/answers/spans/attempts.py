@@ -77,10 +77,8 @@ def read_spans(prompt: Prompt, sample: Sample, unit: Unit, template: Template | 
     """One completion as spans; numbers without a unit count `unit`.
 
     How long the clip lasts comes from the sample's clips, else from the prompt's columns `duration` and `fps`.
-
-    Raises:
-        ValueError: the answer is not made of spans or lies after the clip's end, the sample has no text, or the unit needs a
-            duration or frame rate that nothing tells.
+    Raises ValueError if the answer is not made of spans or lies after the clip's end, the sample has no text, or the unit needs
+    a duration or frame rate that is unknown.
     """
     text, clock = completion_text(prompt, sample), clock_of(prompt, sample)
     try:

@@ -68,11 +68,8 @@ def parse_intervals(text: str, unit: Unit = "seconds") -> list[Interval]:
 
     Reads the last complete `<answer>` block if there is one, else the text without its thought. Understands "from 3.2s to 7s",
     "3.2 - 7.0", "between 3 and 7", [3.2, 7.0], objects with start and end, mm:ss, hh:mm:ss, "1m 20s", "frames 12 to 48", "10%
-    to 20%" and several of them; of an answer with just two times, these. Spans without length are left out.
-
-    Args:
-        text: the completion.
-        unit: what numbers without a unit count.
+    to 20%" and several of them; of an answer with just two times, these. Spans without length are left out. Numbers without a
+    unit count `unit`.
     """
     text = strip_fence(answer_block(text))
     times = list(_times(text))
@@ -90,10 +87,7 @@ def parse_intervals(text: str, unit: Unit = "seconds") -> list[Interval]:
 def parse_times(text: str, unit: Unit = "seconds", wanted: Unit = "seconds") -> list[float]:
     """Every single time in the answer that is counted in `wanted`, such as the key frames a model names; never raises.
 
-    Args:
-        text: the completion.
-        unit: what numbers without a unit count.
-        wanted: times in other units are left out.
+    Numbers without a unit count `unit`.
     """
     text = strip_fence(answer_block(text))
     found = [time.value * time.factor for time in _times(text) if (time.unit or unit) == wanted]

@@ -32,12 +32,9 @@ class Timeline:
         return len(self.times) / self.seconds
 
     def part(self, start: float | None, end: float | None) -> tuple[float, float]:
-        """Start and end of the part that a prompt asks for, in seconds; None: the file's own.
+        """Start and end of the part that a prompt asks for, in seconds; None: the file's own. ValueError without such a part.
 
         An end beyond the file by a tenth of a second and two frames is the file's end: containers and data sets round.
-
-        Raises:
-            ValueError: there is no such part.
         """
         first, last = start or 0.0, self.seconds if end is None else end
         slack = 0.1 + 2 / self.fps
@@ -53,9 +50,8 @@ class Timeline:
 def read_timeline(path: str | Path) -> Timeline:
     """Read the timeline of a file from its packets, without decoding one.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not a video file, no picture in it, an unknown codec, a file cut short, or PyAV is missing.
+    Raises FileNotFoundError, or ValueError for a file that is no video, has no picture, an unknown codec or was cut short, or
+    where PyAV is missing.
     """
     path = Path(path)
     if not path.is_file():
