@@ -61,9 +61,7 @@ def convert(
         split: of a folder with several, the one to convert.
         each: make a row of each question of a conversation.
 
-    Raises:
-        ValueError: `source` does not have the layout, some of its rows are wrong, or none of its pictures is found;
-            FileNotFoundError: it is not there.
+    Raises FileNotFoundError, or ValueError for another layout, wrong rows, or where none of the pictures is found.
     """
     source, out = Path(source), Path(out)
     found = guess(source, columns or {}, kind, split)

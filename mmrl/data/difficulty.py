@@ -35,8 +35,7 @@ def keep_learnable(
 ) -> Kept:
     """Keep prompts whose success share lies in [low, high]; `scores` holds, by prompt id, those of k samples each.
 
-    Raises:
-        ValueError: an empty interval, or a prompt without scores (named).
+    Raises ValueError for an empty interval, or a prompt without scores.
     """
     if not 0 <= low <= high <= 1:
         raise ValueError(f"the interval [{low}, {high}] of success shares must lie in [0, 1]")

@@ -64,19 +64,14 @@ class Layout:
         self._check_space(self.space)
 
     def measure(self, row: Row) -> Measured:
-        """A row's pictures, as their paths or whatever holds them, and their sizes; threads may ask for several rows together.
-
-        Raises ValueError or FileNotFoundError, without the row's place, for anything wrong with them.
-        """
+        """A row's pictures, as paths or what holds them, and their sizes; threads may ask together. Errors as in `prompts`."""
         media = self._media(row)
         return media, [picture_size(picture, self.decode) for picture in media]
 
     def prompts(self, row: Row, measured: Callable[[], Measured] | None = None) -> list[Prompt]:
         """One prompt, or one per question where the row lists several; their ids then end in -0, -1, ...
 
-        Args:
-            measured: gives what `measure(row)` gave, where somebody asked before.
-
+        `measured` gives what `measure(row)` gave before.
         Raises ValueError or FileNotFoundError, without the row's place, for anything wrong with the row.
         """
         questions = self._questions(row)

@@ -58,10 +58,7 @@ class Questions:
             raise ValueError(f"template {self.template!r} must contain {{question}}")
 
     def measure(self, row: Row) -> Measured:
-        """A row's pictures or clips, and the sizes of pictures; threads may ask for several rows together.
-
-        Raises ValueError or FileNotFoundError, without the row's place, for anything wrong with them.
-        """
+        """A row's pictures or clips, and the sizes of pictures; threads may ask together. Errors as in `prompts`."""
         cells = {kind: found for kind in KINDS.values() if (found := _as_list(row, *kind.columns))}
         if len(cells) > 1:
             both = " and ".join(kind.nouns for kind in cells)
@@ -73,10 +70,7 @@ class Questions:
         return [one for _, one in media], [picture_size(one, self.decode) for kind, one in media if kind is IMAGE]
 
     def prompts(self, row: Row, measured: Callable[[], Measured] | None = None) -> list[Prompt]:
-        """One prompt.
-
-        Args:
-            measured: gives what `measure(row)` gave, where somebody asked before.
+        """One prompt; `measured` gives what `measure(row)` gave before.
 
         Raises ValueError or FileNotFoundError, without the row's place, for anything wrong with the row.
         """

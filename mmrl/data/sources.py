@@ -47,11 +47,7 @@ def marked(prompts: Iterable[Prompt], mark: Marking) -> Built | MarkedStream:
 
 
 def join_sources(parts: Mapping[str, Iterable[Prompt]], weights: Mapping[str, float] | None) -> Sources | StreamedSources:
-    """The prompts of all sources.
-
-    Raises:
-        ValueError: a source that is empty.
-    """
+    """The prompts of all sources; ValueError for one that is empty."""
     for name, part in parts.items():
         if isinstance(part, Sequence) and not len(part):
             raise ValueError(

@@ -50,13 +50,12 @@ def split(
     outside it.
 
     Args:
-        parts: name -> share, such as {"train": 0.9, "test": 0.1}; shares add up to 1.
+        parts: name -> share, such as {"train": 0.9, "test": 0.1}.
         columns: our name -> the file's, for image, or for what the layout reads.
-        layout: how the file is laid out, as `mmrl data check` calls it; None: guessed from its first rows.
+        layout: as `mmrl data check` calls it; None: guessed.
 
-    Raises:
-        ValueError: shares that do not add up, a name for no file, several layouts that fit, rows without a picture or clip, or
-            a part that would be empty.
+    Raises ValueError for shares that do not add up to 1, a name for no file, several layouts that fit, rows without a picture or
+    clip, or a part that would be empty.
     """
     if not parts or any(share <= 0 for share in parts.values()) or not isclose(sum(parts.values()), 1, abs_tol=1e-6):
         said = " ".join(f"{name}={share:g}" for name, share in parts.items()) or "no parts"

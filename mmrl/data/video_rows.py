@@ -98,11 +98,8 @@ def read_videos(
         folder: where the videos are.
         report: gets the bad rows.
         template: the prompt's text, with {question} in it; one for the type of the question by default.
-        max_bad: up to this many bad rows are left out with a warning that names the first; one more is an error.
+        max_bad: up to n bad rows are left out with a warning that names the first; one more is a ValueError that lists them.
         anywhere: True lets rows name videos outside the folder, by absolute paths.
-
-    Raises:
-        ValueError: listing the first bad rows with file and line.
     """
     if template is not None and "{question}" not in template:
         raise ValueError(f"template {template!r} must contain {{question}}")

@@ -18,14 +18,9 @@ class Caption(Protocol):
 
 
 def captions_of(splits: Mapping[str, Sequence[Caption]], split: str, size: int | None, seed: int) -> list[Prompt]:
-    """Captions of a split as prompts, with their words as columns.
+    """The first `size` captions of a split as prompts, in the seed's order, with their words as columns.
 
-    Args:
-        size: only the first n; None: all.
-        seed: of the order.
-
-    Raises:
-        ValueError: no such split, or more captions than it has.
+    Raises ValueError for an unknown split, or where it has fewer captions.
     """
     if split not in splits:
         raise ValueError(f"data.split is {split!r}: choose one of {', '.join(splits)}")

@@ -150,10 +150,9 @@ def style_of(values: Mapping[str, object]) -> ClipStyle:
 def plan_clip(
     seed: int, index: int, split: str = "train", style: ClipStyle = ClipStyle(), kinds: tuple[str, ...] = KINDS
 ) -> Clip:
-    """Clip `index` of the endless series `seed`; the question's kind is drawn from `kinds`, where a kind may stand repeatedly.
+    """Clip `index` of the endless series `seed`; the question's kind is drawn from `kinds`, where a kind may occur repeatedly.
 
-    Raises:
-        ValueError: the split or a kind is unknown, or the clip is too short for its digits to come one after the other.
+    Raises ValueError for an unknown split or kind, or a clip too short for its digits to come one after the other.
     """
     if split not in SPLITS:
         raise ValueError(f"split {split!r} is unknown: choose one of {', '.join(SPLITS)}")

@@ -17,21 +17,13 @@ from mmrl.data.drawn.prompt_writers import write
 
 
 def geneval_like(file: Path, size: int, split: str = "train", seed: int = 0) -> None:
-    """Write n prompts that ask for objects, as GenEval's metadata has them.
-
-    Raises:
-        ValueError: no such split, or more prompts than can be made up.
-    """
+    """Write n prompts that ask for objects, as GenEval's metadata has them; ValueError as in `prompt_writers.write`."""
     found = write("objects", size, split, seed)
     save(file, [json.dumps({**prompt.columns, "prompt": prompt.text}) for prompt in found])
 
 
 def ocr_like(file: Path, size: int, split: str = "train", seed: int = 0) -> None:
-    """Write n prompts that ask for text, in double quotes, one per line.
-
-    Raises:
-        ValueError: no such split, or more prompts than can be made up.
-    """
+    """Write n prompts that ask for text, in double quotes, one per line; ValueError as in `prompt_writers.write`."""
     save(file, [prompt.text for prompt in write("lettering", size, split, seed)])
 
 

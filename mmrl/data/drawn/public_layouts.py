@@ -44,11 +44,7 @@ LONE = moving.ClipStyle(side=32, glyph=(20, 24), seconds=6.0, stay=(1.2, 4.0), s
 
 
 def draw(layout: str, folder: Path, seed: int = 0) -> None:
-    """Write a layout's files into a folder.
-
-    Raises:
-        ValueError: there is no such layout.
-    """
+    """Write a layout's files into a folder; ValueError if there is no such layout."""
     if layout not in LAYOUTS:
         raise ValueError(f"no layout is called {layout!r}: choose one of {', '.join(LAYOUTS)}")
     folder.mkdir(parents=True, exist_ok=True)

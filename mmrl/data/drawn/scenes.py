@@ -84,9 +84,7 @@ def question(digit: int) -> str:
 def draw_scene(seed: int, index: int, split: str = "train", style: SceneStyle = SceneStyle()) -> Scene:
     """Scene `index` of the endless series `seed`: no class appears twice in it, and no two digits' rectangles overlap.
 
-    Raises:
-        ValueError: the split is unknown, or the digits do not fit on a scene.
-        ModuleNotFoundError: scikit-learn, where the handwriting comes from, is not installed.
+    Raises ValueError for an unknown split or digits that do not fit, and ModuleNotFoundError without scikit-learn.
     """
     if split not in SPLITS:
         raise ValueError(f"split {split!r} is unknown: choose one of {', '.join(SPLITS)}")

@@ -14,15 +14,10 @@ from mmrl.runtime.cache import cache_folder, note_new
 
 
 def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) -> Path:
-    """Write pictures (frames, height, width, 3) as an H.264 file: the same pictures give the same bytes on the same machine.
+    """Write pictures (frames, height, width, 3), sides even, as an H.264 file: the same pictures give the same bytes here.
 
-    It is written under another name and renamed, so that no reader meets half a file.
-
-    Args:
-        path: ends in .mp4.
-        frames: height and width are even.
-        fps: frame i is shown from i / fps to (i + 1) / fps seconds.
-        crf: x264's quality, 0 = lossless to 51.
+    It is written under another name and renamed, so that no reader meets half a file. `crf` is x264's quality, 0 (lossless) to
+    51.
     """
     # it takes a tenth of a second to import, and most readers of this module's data find their files written
     import av
@@ -54,11 +49,7 @@ def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) ->
 
 
 def read_mp4(path: Path) -> tuple[NDArray[np.uint8], float]:
-    """All pictures (frames, height, width, 3) of a video file, and how many it shows per second on average.
-
-    Raises:
-        ValueError: it is no video, or holds no picture.
-    """
+    """All pictures (frames, height, width, 3) of a video file, and their mean number per second; ValueError if there are none."""
     import av
 
     try:
@@ -78,10 +69,7 @@ def write_once(path: Path, fps: int, draw: Callable[[], NDArray[np.uint8]]) -> P
 
 
 def clip_folder(name: str, settings: Mapping[str, object], code: tuple[str, ...], root: Path | None = None) -> Path:
-    """A folder named by a hash of the settings, these files of code, this one and PyAV's version.
-
-    It lies below `root`, by default $MMRL_CACHE or ~/.cache/mmrl.
-    """
+    """A folder below `root` (or the cache), named by a hash of the settings, these files of code, this one and PyAV's version."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for file in (*code, __file__):
         digest.update(Path(file).read_bytes())

@@ -46,14 +46,9 @@ def refuse_url(name: str) -> None:
 
 
 def path_below(root: Path, name: str, setting: str, anywhere: bool = False) -> str:
-    """The path of a file that a row names; it starts at `root` and stays below it.
+    """The path of a file that a row names; it starts at `root` and, unless `anywhere` and absolute, stays below it.
 
-    Args:
-        setting: what names the root in a config, for errors.
-        anywhere: True lets absolute paths name any file.
-
-    Raises:
-        ValueError: a URL, or a path that leaves the root, by itself or through a link.
+    Raises ValueError, naming the root by its `setting`, for a URL or a path that leaves it, by itself or through a link.
     """
     refuse_url(name)
     path = os.path.join(root, name)

@@ -27,9 +27,7 @@ class VideoFacts(NamedTuple):
 def probe_video(source: str | Path | Video) -> VideoFacts:
     """Length and frames of a file, or of the part that a `Video` names; read from the container without decoding.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: no video, sound only, an empty or cut file, an unknown codec, or a part outside the file.
+    Raises FileNotFoundError, or ValueError for a file without video, an empty or cut one, an unknown codec, or a part outside it.
     """
     video = source if isinstance(source, Video) else Video(str(source))
     if not isinstance(video.source, str):
@@ -58,16 +56,10 @@ def probe_sequence(video: Video, fps: float = 1.0) -> VideoFacts:
 
 
 def check_video(source: str | Path | Video, min_frames: int = 2, decode: bool = True) -> VideoFacts:
-    """Raise for a clip that cannot be shown; messages name the file.
+    """Raise FileNotFoundError or ValueError, naming the file, for a clip that cannot be shown.
 
-    Args:
-        source: a file, or a prompt's `Video`.
-        min_frames: policy.video.min_frames of the run; a Video's own `frames` comes first.
-        decode: read the first and the last frame too, which finds codecs that cannot be decoded.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: anything else.
+    `min_frames` is the run's; a Video's own `frames` comes first. `decode` reads the first and the last frame too, which finds
+    codecs that cannot be decoded.
     """
     video = source if isinstance(source, Video) else Video(str(source))
     name = repr(video.source if isinstance(video.source, str) else video.source[:1])

@@ -25,10 +25,7 @@ _OVERHANG = 1.0
 
 
 def coco_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[Row]:
-    """Rows of an instances file, with boxes as corners; what was left out is counted in `report.notes`.
-
-    Raises ValueError naming the file where it does not have the layout.
-    """
+    """Rows of an instances file (else ValueError), boxes as corners; what was left out is counted in `report.notes`."""
     with naming_layout(path, "coco"):
         data = read_json(path)
         images, names = by_id(data["images"]), {category["id"]: category["name"] for category in data["categories"]}

@@ -39,10 +39,7 @@ def has_metadata(folder: Path) -> bool:
 
 
 def metadata_file(folder: Path, split: str | None = None) -> Path | None:
-    """The list of a folder of pictures, in it or in the folder of a split; None if it has none.
-
-    Raises ValueError where several splits have one and none is named.
-    """
+    """The list of a folder of pictures, or of its split; None without one, ValueError where several splits have one."""
     for name in LISTS:
         if (folder / name).is_file():
             return folder / name
@@ -83,9 +80,7 @@ def rows_of(path: Path, report: Report, split: str | None = None) -> Iterator[Ro
 def look_at(path: Path, columns: Mapping[str, str], split: str | None = None) -> Look:
     """The beginning of a file or folder, with its columns called as the user says.
 
-    Raises:
-        FileNotFoundError: there is no such file or folder.
-        ValueError: it is not what its ending says.
+    Raises FileNotFoundError, or ValueError where it is not what its ending says.
     """
     if path.is_dir():
         names = frozenset(file.name for file in path.iterdir())

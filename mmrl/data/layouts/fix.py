@@ -50,14 +50,9 @@ class Fixed:
 def fix(source: Source, reader: RowReader, out: str | Path, habits: BoxHabits | None, watch: Watch = same) -> Fixed:
     """Write the rows of a file that are right, whole or not at all; boxes become corners in pixels.
 
-    Rows that say exactly what one before them said are left out too.
-
-    Args:
-        out: the JSONL file to write; pictures that the source holds as bytes go into a folder next to it.
-        habits: of the reader, so that a file whose boxes look written otherwise is refused; None where somebody said how.
-
-    Raises:
-        ValueError: no row is right, the boxes look written otherwise, or `out` is the source.
+    Rows that say exactly what one before them said are left out too; pictures held as bytes go into a folder next to `out`.
+    `habits` are the reader's, None where somebody said how boxes are written. Raises ValueError if no row is right, boxes look
+    written otherwise, or `out` is the source.
     """
     out = Path(out)
     if out.exists() and out.resolve() == source.path.resolve():

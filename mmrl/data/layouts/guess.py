@@ -37,16 +37,10 @@ def guess(
     name: str | None = None,
     split: str | None = None,
 ) -> Guess:
-    """The layout of a file or folder and the data set that reads it.
+    """The layout of a file or folder and the data set that reads it; `columns` are our name -> the file's.
 
-    Args:
-        columns: our name -> the file's, as the data set gets it.
-        name: the layout, where somebody says it.
-        split: of a folder with several.
-
-    Raises:
-        FileNotFoundError: there is no such file or folder.
-        ValueError: it is not what its ending says, has none of the layouts or several, or `name` is none of them.
+    Raises FileNotFoundError, or ValueError where it is not what its ending says, has none of the layouts or several, or there is
+    no layout called `name`.
     """
     layout = None if name is None else layout_called(name)
     # what is made of a whole file is read once, by its layout

@@ -15,10 +15,7 @@ PromptsOf = Callable[[Row], list[Prompt]]
 
 
 def load_prompts(source: Source, reader: RowReader) -> Sequence[Prompt]:
-    """The source's prompts in order; of a data set of Hugging Face on disk, pictures are opened when a prompt is used.
-
-    Raises ValueError listing the first bad rows.
-    """
+    """The source's prompts in order, or ValueError listing the first bad rows; those of a stored Dataset are built late."""
     source.say_layout()
     if source.is_stored:
         data = open_hf(str(source.path), source.split)
@@ -40,10 +37,7 @@ def translating(source: Source, reader: RowReader) -> PromptsOf:
 
 
 def stored_prompts(data: StoredHfDataset, name: str, prompts_of: PromptsOf) -> Sequence[Prompt]:
-    """A Dataset as a sequence of prompts. All rows are checked at once; pictures are opened again only when used.
-
-    Raises ValueError listing the first bad rows.
-    """
+    """The prompts of a Dataset: all rows are checked at once (ValueError lists bad ones), pictures opened again when used."""
     report, ids, places = Report(name), set[str](), list[tuple[int, int]]()
     for row in hf_rows(data, name):
         report.num_rows += 1

@@ -38,13 +38,9 @@ def read_prompts(
     limit: int = 20,
     watch: Watch = same,
 ) -> tuple[list[Prompt], Report]:
-    """All good prompts in order, and a report on the bad rows; `watch` sees the rows go by.
+    """All good prompts in order, and a report on the bad rows, `limit` of which it lists; `watch` sees the rows go by.
 
-    Args:
-        name: of the file, for the report.
-        rows: gives the rows; those that cannot be read go into the report that it is called with.
-        split: keeps the rows that belong to it.
-        limit: how many problems are listed.
+    `rows` is called with the report, which gets those that cannot be read; `split` keeps the rows that belong to it.
     """
     report, prompts = Report(name, limit), list[Prompt]()
     for good in check_rows(rows, reader, report, split, watch):

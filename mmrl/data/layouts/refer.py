@@ -30,7 +30,7 @@ def has_refs(look: Look) -> bool:
 def refer_rows(path: Path, report: Report) -> Iterator[Row]:
     """Rows of a folder or refs file, with boxes as corners; what was left out is counted in `report.notes`.
 
-    Raises ValueError naming the file where it does not have the layout, or is a pickle that could run code.
+    Raises ValueError for another layout, or a pickle that could run code.
     """
     refs_file = find_refs(path)
     with naming_layout(path, "refcoco"):

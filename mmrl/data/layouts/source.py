@@ -158,14 +158,7 @@ def foreign(
 ) -> Guess | None:
     """The layout of a file whose rows are not in our words; None where they are, or where no layout is known.
 
-    Args:
-        name: the layout, where somebody says it.
-        columns: our name -> the file's.
-        split: of a folder with several.
-
-    Raises:
-        FileNotFoundError: there is no such file or folder.
-        ValueError: it is not what its ending says, has several layouts, or `name` is none.
+    Arguments and errors are those of `guess`.
     """
     own = {layout.name for layout in OWN.values()}
     if name is None and {layout.name for layout in candidates(look_at(Path(path), columns, split))} <= own:
@@ -175,11 +168,7 @@ def foreign(
 
 
 def open_foreign(path: str | Path, found: Guess, columns: Mapping[str, str] = NO_COLUMNS, split: str | None = None) -> Source:
-    """The file as rows in our words.
-
-    Raises:
-        ValueError: only one data set reads the layout, whose rows cannot be said in our words.
-    """
+    """The file as rows in our words; ValueError where these cannot say its rows, because one data set alone reads the layout."""
     if found.data_set not in NAMES:
         raise ValueError(
             f"{path} is {found.layout} ({found.summary}), which only the data set {found.data_set} reads: this command takes "
