@@ -110,11 +110,7 @@ class Algorithm:
 
     @property
     def views(self) -> dict[str, View]:
-        """Every way any part wants prompts shown beside the plain one.
-
-        Raises:
-            ValueError: two parts mean different views by one name.
-        """
+        """Every way any part wants prompts shown besides the plain one; ValueError if two mean different views by one name."""
         found: dict[str, View] = {}
         for part in (self.planner, *self.shaping, *(term for _, term in self.objective)):
             for name, view in with_hooks(part, PartHooks).views.items():
@@ -176,14 +172,7 @@ class Algorithm:
         return num_prompts if self.scope in ("group", "batch") else num_prompts * self.group_size
 
     def check_minibatches(self, num_prompts: int) -> None:
-        """Refuse minibatches that would be empty.
-
-        Args:
-            num_prompts: of a step, over all ranks.
-
-        Raises:
-            ValueError: there are more minibatches than units to share among them.
-        """
+        """Raise ValueError for more minibatches than a step's prompts, over all ranks, give units to share among them."""
         if self.minibatches <= (units := self.units(num_prompts)):
             return
         whole = units == num_prompts and self.scope in ("group", "batch")

@@ -73,11 +73,7 @@ class RowBuffer:
         return found
 
     def prompt(self, prompt_id: str) -> Prompt:
-        """The prompt of that id, with its pictures.
-
-        Raises:
-            ValueError: the run's data have no such prompt any more.
-        """
+        """The prompt of that id, with its pictures; ValueError if the run's data have no such prompt any more."""
         if not self._places:
             self._places = {prompt.id: i for i, prompt in enumerate(self.prompts)}
         if prompt_id not in self._places:

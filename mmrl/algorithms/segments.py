@@ -40,8 +40,7 @@ def segment_advantages(
 def probabilities_of(rollouts: Rollouts) -> list[list[float]]:
     """How likely each row's actions were when they were sampled, in order; NaN where the row was not sampled as it is trained.
 
-    Raises:
-        ValueError: the policy notes no probabilities of actions that could be told apart by them.
+    Raises ValueError if the policy notes no probabilities of actions that could be told apart by them.
     """
     noted = rollouts.recorded.get(ROLLOUT_LOGPROBS)
     if noted is None or any(sample.token_ids is None for _, sample in rollouts.samples()):

@@ -65,8 +65,7 @@ class DynamicSampling(PlannerHooks):
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
         """Round indices count from 0.
 
-        Raises:
-            ValueError: `reward` names no reward, or not one group is informative after the last round.
+        Raises ValueError if `reward` names no reward, or not one group is informative after the last round.
         """
         rewards = self._rewards(scores)
         informative = [group.id for group in groups if self._spread(group, rewards[group_ids == group.id]) > self.min_spread]

@@ -16,11 +16,7 @@ TrainView = Literal["plain", "same"]
 
 
 def hints_of(prompt: Prompt, column: str) -> tuple[str, ...]:
-    """The hints in a column, the weakest first; one text is one hint, and no column is none.
-
-    Raises:
-        ValueError: the column holds something else than a text or a list of texts.
-    """
+    """The hints in a column, the weakest first: of a text one, without a column none; ValueError for something else."""
     found: Any = prompt.columns.get(column) or ()
     hints = cast(Sequence[Any], (found,) if isinstance(found, str) else found)
     if not isinstance(hints, list | tuple) or not all(isinstance(hint, str) for hint in hints):
@@ -31,11 +27,7 @@ def hints_of(prompt: Prompt, column: str) -> tuple[str, ...]:
 
 
 def check_column(part: object, prompts: Sequence[Prompt], column: str, holds: str) -> None:
-    """Refuse prompts of which none has the column.
-
-    Raises:
-        ValueError: that, or a column that holds something else than texts.
-    """
+    """Raise ValueError for prompts of which none has the column, or a column that holds something else than texts."""
     found = [prompt for prompt in prompts if hints_of(prompt, column)]
     if prompts and not found:
         known = sorted({name for prompt in prompts for name in prompt.columns})

@@ -43,11 +43,7 @@ class SegmentValues(Remembering):
         return super().first(prompts, group_size, first_id, seed)
 
     def inspect(self, rollouts: Rollouts) -> None:
-        """Cut the answers of the first round where the policy was unsure.
-
-        Raises:
-            ValueError: the policy's samples have no tokens.
-        """
+        """Cut the answers of the first round where the policy was unsure; ValueError if its samples have no tokens."""
         if self.cuts:
             return
         names = zip(map(int, rollouts.group_ids), map(int, rollouts.sample_ids), strict=True)

@@ -21,11 +21,7 @@ WRITING = (
 
 
 def solution_of(prompt: Prompt, column: str) -> str:
-    """The solution in a column, or else the answer as a text.
-
-    Raises:
-        ValueError: there is neither a column nor an answer that can be written down.
-    """
+    """The solution in a column, or else the answer as a text; ValueError if neither can be written down."""
     found = prompt.columns.get(column)
     return found if isinstance(found, str) and found else answer_text(prompt)
 

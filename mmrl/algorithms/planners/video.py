@@ -88,8 +88,7 @@ class WithTruth(Once):
 def answer_text(prompt: Prompt) -> str:
     """An answer as a model would write it: a text as it is, a number or the ends of a span in seconds with two decimals.
 
-    Raises:
-        ValueError: the answer is none of these.
+    Raises ValueError for an answer that is none of these.
     """
     answer: Any = prompt.answer
     if isinstance(answer, str | int):

@@ -85,11 +85,7 @@ class Mixture:
 
 
 def weights_of(prompts: Sources | StreamedSources) -> dict[str, float]:
-    """The share of each source.
-
-    Raises:
-        ValueError: nobody gave weights, and a stream has no size.
-    """
+    """The share of each source; ValueError for a stream without weights, for it has no size."""
     if prompts.weights is not None:
         return dict(prompts.weights)
     if isinstance(prompts, StreamedSources):

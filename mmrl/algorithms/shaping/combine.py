@@ -121,11 +121,7 @@ def place_of(scores: Scores, name: str, setting: str) -> int:
 def substitute(
     scores: Scores, places: Sequence[int], name: str, values: Float[Tensor, " n"], status: Int[Tensor, " n"], weight: Tensor
 ) -> Scores:
-    """The scores with one more column that takes the weight of those at `places`.
-
-    Raises:
-        ValueError: a reward has the new column's name.
-    """
+    """The scores with a new column that takes the weight of those at `places`; ValueError if a reward has its name."""
     if name in scores.names:
         raise ValueError(f"a reward is named {name!r} already, the name of a column that shaping adds: rename the reward")
     weights = scores.weights.clone()

@@ -173,11 +173,7 @@ class ConsistencyBonus:
 
 
 def reward_column(scores: Scores, part: object, reward: str | None) -> tuple[Float[Tensor, " n"], Tensor]:
-    """Values (NaN where there is none) and weight of a reward; None means the first.
-
-    Raises:
-        ValueError: no reward is called so.
-    """
+    """Values (NaN where there is none) and weight of a reward, None being the first; ValueError if none is called so."""
     if reward is not None and reward not in scores.names:
         raise ValueError(f"{type(part).__name__}.reward is {reward!r}; the run has the rewards {list(scores.names)}")
     k = 0 if reward is None else scores.names.index(reward)
@@ -185,11 +181,7 @@ def reward_column(scores: Scores, part: object, reward: str | None) -> tuple[Flo
 
 
 def with_column(scores: Scores, name: str, values: Float[Tensor, " n"], weight: Tensor) -> Scores:
-    """The scores with one more reward; NaN means that it does not apply.
-
-    Raises:
-        ValueError: a reward is called so already.
-    """
+    """The scores with one more reward, NaN where it does not apply; ValueError if a reward is called so already."""
     if name in scores.names:
         raise ValueError(f"a reward is named {name!r} already, the name of a shaping's column: rename the reward")
     status = torch.where(values.isnan(), int(Status.NA), int(Status.OK))
