@@ -49,12 +49,7 @@ class Lent:
         return PREFIX + free
 
     def reward(self, reward: object) -> Values:
-        """A `[[reward]]` table.
-
-        Raises:
-            TypeError: it is no reward.
-            ValueError: it is a function for another trainer, and does not say so.
-        """
+        """A `[[reward]]` table; TypeError for no reward, ValueError for another trainer's function that does not say so."""
         if isinstance(reward, str):
             return parse_reward(reward)
         given: Values = dict(reward) if isinstance(reward, Mapping) else {"use": reward}
@@ -69,12 +64,7 @@ class Lent:
         return {key: as_plain(value) for key, value in given.items()}
 
     def data(self, prompts: PromptsInput, name: str) -> Values:
-        """A `[data]` table.
-
-        Raises:
-            TypeError: among the prompts is something else.
-            ValueError: there are none.
-        """
+        """A `[data]` table; TypeError if among the prompts is something else, ValueError if there are none."""
         if isinstance(prompts, str):
             return {"use": prompts}
         if isinstance(prompts, Mapping):

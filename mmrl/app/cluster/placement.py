@@ -71,9 +71,7 @@ class RewardSpec:
     def read(cls, file: str, shipped: Path) -> "RewardSpec":
         """The port of a spec, a file or one that ships with mmrl; its rewards are not loaded.
 
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: it is not TOML, or has no port that a config could name.
+        Raises FileNotFoundError, or ValueError where it is not TOML or has no port that a config could name.
         """
         path = Path(file).expanduser()
         path = path if path.is_file() else shipped / file
@@ -89,17 +87,15 @@ class RewardSpec:
 
 
 def place(resolved: Resolved, train: Sequence[str], hosts: Sequence[str], shipped: Path, node: int = 0) -> Placement:
-    """The processes of a run on these machines.
+    """The processes of a run on these machines, whose first one leads.
 
     Args:
         train: the words after `mmrl train` that give this config.
-        hosts: names of the machines, the first one's processes lead.
         shipped: the folder of the configs that ship with mmrl.
         node: the machine whose command lines are made with its own interpreter and its own vLLM.
 
-    Raises:
-        FileNotFoundError: a spec of a reward server is missing.
-        ValueError: the processes do not fit together, the config or the machines; the message says which and what to do.
+    Raises FileNotFoundError without a spec of a reward server, ValueError where the processes do not fit together, the config or
+    the machines.
     """
     config, cluster = resolved.config, resolved.config.cluster
     if len(hosts) != cluster.nodes:
@@ -120,11 +116,7 @@ def place(resolved: Resolved, train: Sequence[str], hosts: Sequence[str], shippe
 
 
 def place_engines(config: RunConfig, hosts: Sequence[str]) -> list[Process]:
-    """The engines, dealt out to machines in turn; their cards come after the trainers'.
-
-    Raises:
-        ValueError: the config has no engine, or names servers that others run.
-    """
+    """The engines, dealt out to machines in turn, their cards after the trainers'; ValueError where the config starts none."""
     cluster, policy = config.cluster, config.policy
     engine = policy.engine if isinstance(policy, TextPolicyConfig) else None
     if not cluster.engines:
@@ -198,11 +190,7 @@ def engine_overrides(config: RunConfig, urls: Sequence[str]) -> list[str]:
 
 
 def reward_overrides(config: RunConfig, servers: Sequence[Process], hosts: Sequence[str]) -> list[str]:
-    """The words that tell trainers on which machine the reward servers are, where this is not their own.
-
-    Raises:
-        ValueError: no reward of the config asks one of the servers.
-    """
+    """The words that say where reward servers on another machine are; ValueError for one that no reward asks."""
     found: list[str] = []
     for server in servers:
         asked = [i for i, reward in enumerate(config.reward) if port_of(reward.use) == server.port]

@@ -33,11 +33,7 @@ exec srun --kill-on-bad-exit=1 bash -c 'exec mmrl launch "$@" --hosts "$HOSTS" -
 
 
 def batch_script(cluster: ClusterConfig, words: Sequence[str]) -> str:
-    """A script for `sbatch`, which checks where it runs before it starts anything.
-
-    Args:
-        words: those after `mmrl launch` that give the config.
-    """
+    """A script for `sbatch`, which checks where it runs first; `words` follow `mmrl launch` and give the config."""
     gpus = f"#SBATCH --gpus-per-node={cluster.gpus_per_node}\n" if cluster.gpus_per_node else ""
     return SCRIPT.format(
         nodes=cluster.nodes,

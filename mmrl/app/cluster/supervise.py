@@ -86,11 +86,7 @@ class Supervisor:
     """Signals that this program got."""
 
     def run(self) -> int:
-        """Start, watch and end everything; the exit code of the trainers.
-
-        Raises:
-            ValueError: a server ended before it answered, or did not answer in time.
-        """
+        """Start, watch and end everything; the exit code of the trainers. ValueError where a server does not come to answer."""
         try:
             with self._signals():
                 for server in self.servers:

@@ -44,11 +44,7 @@ def listing() -> str:
 
 
 def clear(names: Sequence[str]) -> str:
-    """Remove the entries of these names, or all.
-
-    Raises:
-        ValueError: there is no entry of a name; nothing is removed then.
-    """
+    """Remove the entries of these names, or all; ValueError, and nothing removed, where there is none of a name."""
     found = {entry.path.name: entry for entry in entries()}
     for name in names:
         if name not in found:

@@ -66,14 +66,9 @@ class Findings:
 
 
 def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> bool:
-    """Print what was found; True if nothing is wrong.
+    """Print what was found; True if nothing is wrong. `card` is a card's memory, such as 24GB; None: this machine's.
 
-    Args:
-        card: memory of a card, such as 24GB; None: that of this machine.
-
-    Raises:
-        FileNotFoundError: there is no such config.
-        ValueError: it does not describe a run, or `card` is no size.
+    Raises FileNotFoundError without such a config, ValueError where it describes no run or `card` is no size.
     """
     resolved, size, found = configs.load(name, overrides), room(card), Findings()
     given = sum(origin != "default" and not origin.startswith("preset") for _, _, origin in resolved.rows())

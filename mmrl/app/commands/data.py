@@ -83,11 +83,7 @@ def check(source: str, settings: Sequence[str], options: CheckOptions = CheckOpt
 def convert_file(
     source: Path, out: Path, kind: str | None, image_root: Path | None, question: str, settings: Sequence[str], each: bool
 ) -> str:
-    """Convert a file or folder; `settings` are columns.KEY=NAME and split=NAME.
-
-    Raises:
-        ValueError: a setting of another name, or whatever the conversion refuses.
-    """
+    """Convert a file or folder; `settings` are columns.KEY=NAME and split=NAME, and ValueError is raised for others."""
     table = Table()
     for assignment in settings:
         table.override(assignment)
@@ -203,9 +199,7 @@ def split_by_shares(
     """Split a file into parts given as `train=0.9 test=0.1`; a line that says its layout if it is not ours, and one per part.
 
     `columns.KEY=NAME` among the shares says how the file calls a column.
-
-    Raises:
-        ValueError: shares that are no numbers or do not add up, or a layout that is unknown or not the only one that fits.
+    Raises ValueError for shares that are no numbers or do not add up, and a layout that is unknown or not the only one that fits.
     """
     table = Table()
     for share in shares:

@@ -74,11 +74,8 @@ DEMOS = {
 def run(name: str, output: Path | None = None, seed: int = 0, overrides: Sequence[str] = ()) -> "RunDir":
     """Teach the demo's model by imitation (once; then it is cached), and train it as the demo's config says.
 
-    `seed` decides the imitation, the data and the training; `overrides` are `key=value` of the config. With another
-    `policy.model` the first part is left out.
-
-    Raises:
-        ValueError: no such demo, or overrides that the config does not take.
+    `seed` decides the imitation, the data and the training. With another `policy.model` among the overrides the first part is
+    left out. Raises ValueError for an unknown demo, or overrides that the config does not take.
     """
     from mmrl.app.commands.train import run_training
     from mmrl.app.config import run as configs

@@ -81,11 +81,7 @@ def cost(folder: Path, recipe: Recipe) -> str:
 
 
 def ask(question: str, yes: bool) -> None:
-    """Ask, and return only after a yes.
-
-    Raises:
-        ValueError: the input is not a terminal.
-    """
+    """Ask, and return only after a yes; ValueError if the input is not a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -96,8 +92,7 @@ def ask(question: str, yes: bool) -> None:
 def status(folder: Path) -> str:
     """Path, version, accelerator, size and what others need who start servers themselves.
 
-    Raises:
-        ValueError: the environment is not there, half made, or of another version.
+    Raises ValueError where the environment is not there, half made, or of another version.
     """
     found = find_venv(folder)
     by = f"made by mmrl for {found.accelerator}, Python {found.python}" if found.accelerator else "not made by mmrl"

@@ -24,13 +24,10 @@ def keep_by_difficulty(
     """Write the training prompts of a config whose share of successes lies within `shares` as JSONL in our words.
 
     Args:
-        name: a config; its policy samples, its rewards score.
         num_samples: completions per prompt (k of pass@k).
         success_at: total reward from which a completion counts as right.
 
-    Raises:
-        ValueError: prompts that are neither pictures with boxes nor questions with answers, or a reward that did not answer
-            for a prompt.
+    Raises ValueError for prompts that are neither pictures with boxes nor questions with answers, or that a reward did not score.
     """
     resolved = load(name, overrides)
     prompts = list(load_data(resolved.config.data, ("data",), resolved.table))

@@ -59,9 +59,7 @@ class LaunchArguments:
 def launch(given: LaunchArguments) -> int:
     """Print, start or write what the config's cluster is made of; the exit code.
 
-    Raises:
-        FileNotFoundError: a config, a run or a spec is missing.
-        ValueError: the processes do not fit together or to this machine, or one of them did not start.
+    Raises FileNotFoundError, or ValueError where processes do not fit together or to this machine, or one did not start.
     """
     resolved = given.resolve()
     config, cluster = resolved.config, resolved.config.cluster
@@ -81,11 +79,7 @@ def launch(given: LaunchArguments) -> int:
 
 
 def hosts_of(given: LaunchArguments, nodes: int) -> list[str]:
-    """The names of the machines.
-
-    Raises:
-        ValueError: a machine's number is given, and not the names of all.
-    """
+    """The names of the machines; ValueError where a machine's number is given, and not the names of all."""
     hosts = [host.strip() for host in given.hosts.split(",") if host.strip()]
     if hosts or nodes == 1:
         return hosts or [HERE]
@@ -123,8 +117,7 @@ def ranges(numbers: Sequence[int]) -> str:
 def start(config: RunConfig, placement: Placement, given: LaunchArguments) -> int:
     """Run the processes of this machine to the end of its trainers; their exit code.
 
-    Raises:
-        ValueError: a port is taken, there are too few cards, a program or a key is missing, or a server did not start.
+    Raises ValueError: a port is taken, there are too few cards, a program or a key is missing, or a server did not start.
     """
     mine = placement.of_node(given.node or 0)
     refuse_missing(config, mine, len(placement.hosts))
@@ -176,11 +169,7 @@ def refuse_busy(process: Process) -> None:
 
 
 def own_cards(wanted: int) -> list[str]:
-    """The names of this machine's cards, as CUDA_VISIBLE_DEVICES knows them.
-
-    Raises:
-        ValueError: there are fewer than wanted.
-    """
+    """The names of this machine's cards, as CUDA_VISIBLE_DEVICES knows them; ValueError for fewer than wanted."""
     if not wanted:
         return []
     if os.environ.get(CARDS):

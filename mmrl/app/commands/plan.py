@@ -57,17 +57,7 @@ def plan(
     processes: int = 1,
     price: float | None = None,
 ) -> bool:
-    """Print the plan of a config; True if it fits the card, or the card is unknown.
-
-    Args:
-        calibrate: real steps to take, after one to warm up, for the time they need; nothing of them is kept.
-        card: memory of a card, such as 24GB; None: that of this machine.
-        price: of an hour of all processes.
-
-    Raises:
-        FileNotFoundError: a plug-in, data file, or the model's config is missing.
-        ValueError: what `mmrl train` would refuse.
-    """
+    """Print the plan of a config; arguments and errors are those of `plan_arguments`."""
     given = TrainArguments([name, *overrides])
     return plan_arguments(given, calibrate=calibrate, card=card, processes=processes, price=price)
 
@@ -81,15 +71,16 @@ def plan_arguments(
     processes: int = 1,
     price: float | None = None,
 ) -> bool:
-    """Print the plan of a config, or what a run without one would choose for its model and card; True where it fits.
+    """Print the plan of a config, or what a run without one would choose for its card; True if it fits, or no card is known.
 
     Args:
         save: of a run without a config, the one to write: it trains what was planned.
+        calibrate: real steps to take, after one to warm up, for the time they need; nothing of them is kept.
+        card: memory of a card, such as 24GB; None: that of this machine.
+        price: of an hour of all processes.
 
-    Raises:
-        FileExistsError: there is a file at `save`.
-        FileNotFoundError: a plug-in, data file, or the model's config is missing.
-        ValueError: what `mmrl train` would refuse, or nothing fits.
+    Raises FileExistsError where `save` exists, FileNotFoundError without a plug-in, data file or the model's config, and
+    ValueError for what `mmrl train` would refuse, or if nothing fits.
     """
     if given.task is None:
         if save is not None:

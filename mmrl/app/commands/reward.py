@@ -76,8 +76,7 @@ def test(
 ) -> bool:
     """Print what the probes show; True if no fault was found.
 
-    Raises:
-        ValueError: no such reward or config, no data, data without truth, or of which several layouts fit.
+    Raises ValueError: no such reward or config, no data, data without truth, or of which several layouts fit.
     """
     check_choice("--space", space, SPACES)
     check_choice("--template", template, get_args(Template))
@@ -199,8 +198,7 @@ def score(
 ) -> None:
     """Score finished outputs: a table on the terminal, and a page and a JSONL file where asked for.
 
-    Raises:
-        ValueError: rows without outputs, a reward that breaks its contract, or one that scored none of them.
+    Raises ValueError: rows without outputs, a reward that breaks its contract, or one that scored none of them.
     """
     tasks = [task for task in read_tasks(Path(data), layout, say=print_plain) if task.samples]
     if not tasks:

@@ -71,17 +71,13 @@ def resample(
     """Draw the samples of a prompt at a step again.
 
     Args:
-        path: the run's folder.
         step: whose samples: those of training were drawn with the weights after the step before.
-        prompt: its id.
-        split: train, or eval for held-out prompts.
         index: only this sample is shown; None: all of the group.
         out: a folder for what the model saw and drew, as pictures.
         whole: sample the whole step as training did, and score it: where a planner looks at scores before it samples again, or
             where the last bits depend on what is sampled together.
 
-    Raises:
-        ValueError: no such step, prompt or sample, or no checkpoint of the weights that drew them.
+    Raises ValueError without such a step, prompt or sample, or a checkpoint of the weights that drew them.
     """
     run = RunDir.open(path)
     resolved = configs.load(str(run.config_file))

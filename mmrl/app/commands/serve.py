@@ -41,11 +41,7 @@ class ServeSpec:
 
 
 def serve(file: Path, host: str | None = None, port: int | None = None) -> None:
-    """Serve until interrupted.
-
-    Raises:
-        ValueError: the spec is wrong, or it listens beyond this machine without a token.
-    """
+    """Serve until interrupted; ValueError for a wrong spec, or one that listens beyond this machine without a token."""
     import typer
 
     spec = read_spec(file)
@@ -73,9 +69,7 @@ def serve(file: Path, host: str | None = None, port: int | None = None) -> None:
 def read_spec(file: Path) -> ServeSpec:
     """The spec with its rewards loaded; their files are looked for as in a config.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: naming the key that is unknown, missing or of the wrong type.
+    Raises FileNotFoundError, or ValueError naming the key that is unknown, missing or of the wrong type.
     """
     if not file.is_file():
         raise FileNotFoundError(f"reward spec {file} does not exist")
@@ -117,11 +111,7 @@ def limits_of(table: Mapping[str, object], where: str) -> Limits:
 
 
 def check_place(host: object, port: object, where: str) -> None:
-    """Refuse what no server can listen on.
-
-    Raises:
-        ValueError: naming the key.
-    """
+    """Raise ValueError, naming the key, for what no server can listen on."""
     if not isinstance(host, str) or not re.fullmatch(r"[0-9A-Za-z.:_-]{1,253}", host):
         raise ValueError(f'{where}: host is {host!r}: write the name or address of this machine, such as "127.0.0.1"')
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:

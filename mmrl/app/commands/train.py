@@ -68,11 +68,7 @@ class TrainArguments:
         return replace(self, arguments=words, output=output, resume=resume)
 
     def resolve(self) -> Resolved:
-        """The run they describe.
-
-        Raises:
-            ValueError: no config and no task, both, or options that belong to a task only.
-        """
+        """The run they describe; ValueError for no config and no task, both, or options that belong to a task only."""
         words = list(self.arguments)
         name = words.pop(0) if words and "=" not in words[0] else None
         if self.output is not None:
@@ -143,10 +139,7 @@ def run_job(
     """Train what a config describes, in this process or as one of several, from the start or from a run's last checkpoint.
 
     Returns when the run is finished, or stopped and saved (`trainer.is_stopped`); without a job where it was finished before.
-
-    Args:
-        place: what there is to say about the folder that a resumed run's relative paths are of.
-        profile: steps whose time is recorded, such as `3-5`.
+    `place` says of which folder a resumed run's relative paths are; `profile` names the steps whose time is recorded: `3-5`.
     """
     with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
         check_same(ranks, resolved)
@@ -208,11 +201,7 @@ def show_first_prompt(job: Job, run: RunDir) -> None:
 
 
 def wanted_folder(resolved: Resolved) -> Path:
-    """The new run's folder, not made yet: `output`, or runs/<config>, which may be taken.
-
-    Raises:
-        ValueError: `output` holds a run.
-    """
+    """The new run's folder, not made yet: `output` (ValueError if it holds a run), or runs/<config>, which may be taken."""
     if not resolved.config.output:
         return RUNS / resolved.name
     run = RunDir(Path(resolved.config.output).expanduser())

@@ -38,8 +38,7 @@ class Assembly:
 def assemble(table: Table) -> Assembly:
     """The algorithm that a config's `[algorithm]` describes.
 
-    Raises:
-        ValueError: an unknown preset, slot, kind or key, or a value of the wrong type; the message names file and key.
+    Raises ValueError, naming file and key, for an unknown preset, slot, kind or key, or a value of the wrong type.
     """
     values = table.values.get("algorithm", {})
     if not isinstance(values, Mapping):
@@ -63,11 +62,7 @@ def assemble(table: Table) -> Assembly:
 
 
 def preset(name: object, where: str = "algorithm.preset") -> Algorithm:
-    """The preset of this name.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The preset of this name; ValueError if there is none."""
     known = presets()
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"{where} is {name!r}: {did_you_mean(str(name), known)}")

@@ -60,11 +60,8 @@ def data_tables(data: DataConfig | None, path: KeyPath) -> list[tuple[KeyPath, D
 def read_data_tables(given: object, path: KeyPath, table: Table, draws: bool = True) -> DataConfig | None:
     """The data of `[data]` or `[[data]]`; None where neither is a table, which others refuse.
 
-    Args:
-        draws: are prompts drawn from it? False: all are looked at, and weights have no meaning.
-
-    Raises:
-        ValueError: something missing or unknown, two sources of one name, or weights that do not add up to 1.
+    `draws` is False where all prompts are looked at and weights have no meaning. Raises ValueError for something missing or
+    unknown, two sources of one name, or weights that do not add up to 1.
     """
     if isinstance(given, Mapping):
         return make(DataConfig, given, path, table)
@@ -87,11 +84,7 @@ def read_data_tables(given: object, path: KeyPath, table: Table, draws: bool = T
 
 
 def check_weights(sources: Sequence[SourceConfig], path: KeyPath, table: Table, draws: bool) -> None:
-    """Refuse weights that are no shares of a whole.
-
-    Raises:
-        ValueError: some tables have none, they do not add up to 1, or they have no meaning here.
-    """
+    """Raise ValueError where some tables have no weight, weights do not add up to 1, or have no meaning here."""
     weights = {one.name: one.weight for one in sources}
     known = [weight for weight in weights.values() if weight is not None]
     if not known:
@@ -112,13 +105,9 @@ def check_weights(sources: Sequence[SourceConfig], path: KeyPath, table: Table, 
 
 
 def check_sources(data: DataConfig, rewards: Sequence[tuple[KeyPath, str, tuple[str, ...], float]], table: Table) -> None:
-    """Refuse rewards of sources that are not there, and sources that no reward trains.
+    """Raise ValueError for rewards of sources that are not there, and sources that no reward trains.
 
-    Args:
-        rewards: path, name, sources and weight of each; no sources are all of them.
-
-    Raises:
-        ValueError: naming the reward or the source, and the remedy.
+    `rewards` holds path, name, sources and weight of each; no sources are all of them.
     """
     known = [one.name for one in data.sources] if isinstance(data, MixedData) else []
     for path, reward, sources, _ in rewards:

@@ -23,11 +23,7 @@ class Weighed(Protocol):
 
 
 def check_needed_rewards(assembly: Assembly, rewards: Sequence[Weighed], table: Table) -> None:
-    """Refuse a method without the rewards that it is made of.
-
-    Raises:
-        ValueError: no reward of a weight above 0 is it, or holds it; names the preset, the reward and the remedy.
-    """
+    """Raise ValueError for a method without the rewards, of a weight above 0, that it is made of."""
     trained = {name for reward in rewards if reward.weight > 0 for name in names_in(reward.use, reward.args)}
     for needed in assembly.algorithm.needs_rewards:
         if needed not in trained:

@@ -50,9 +50,8 @@ class PlugIns:
 def read_plug_ins(resolved: Resolved) -> PlugIns:
     """Find what a config names and check its settings.
 
-    Raises:
-        FileNotFoundError: no such plug-in file.
-        ValueError: no such plug-in, an unknown or missing key, or a value of the wrong type; the message names place and key.
+    Raises FileNotFoundError without a plug-in's file, and ValueError, naming place and key, for no such plug-in, an unknown or
+    missing key, or a value of the wrong type.
     """
     config, table, known = resolved.config, resolved.table, dict[str, Callable[[], PlugIn]]()
     held_out = config.evaluation.data
@@ -110,11 +109,7 @@ def reward_of(
 ) -> Callable[[], PlugIn]:
     """A reward by name, file, address or another trainer's function; its fields may hold rewards: `scorer.use = "pick_score"`.
 
-    A reward behind HTTP is made once its server has said that it serves it.
-
-    Raises:
-        FileNotFoundError: no such plug-in file.
-        ValueError: no such reward, or a setting that it does not know; the message names place and key.
+    A reward behind HTTP is made once its server has said that it serves it. Errors are those of `read_plug_ins`.
     """
     inside = {key: rewards_inside(value, (*path, key), table) for key, value in args.items() if rewards_in(value)}
     given = {key: value for key, value in args.items() if key not in inside}
@@ -147,13 +142,9 @@ def is_for_a_reward(function: PlugIn, key: str) -> bool:
 
 
 def instance(cls: PlugIn, values: Mapping[str, object], path: KeyPath, table: Table, is_checked: bool = True) -> Any:
-    """An object of a class.
+    """An object of a class, or ValueError naming who said the values that it refuses.
 
-    Args:
-        is_checked: the values are of the fields' types; False: they hold rewards, which the fields may not be for.
-
-    Raises:
-        ValueError: the class refuses the values; the message names who said them.
+    `is_checked` is False where values hold rewards, which the fields may not be for.
     """
     if not is_checked and inspect.isclass(cls) and is_dataclass(cls):
         return plain(cls, dict(values), path, table)
@@ -182,12 +173,7 @@ def values_inside(entries: Mapping[str, Callable[[], object]]) -> dict[str, obje
 
 
 def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Prompts]:
-    """A data set whose `load` is given everything it needs, of the types it names; several of them joined.
-
-    Raises:
-        FileNotFoundError: no such plug-in file.
-        ValueError: no such data set, or a key that is unknown, missing or of the wrong type.
-    """
+    """A data set whose `load` is given all it needs, of the types it names, or several joined. Errors as in `read_plug_ins`."""
     if isinstance(data, MixedData):
         makes = {one.name: (read_data(one, (*path, str(i)), table), one.category) for i, one in enumerate(data.sources)}
         return lambda: join_sources(
@@ -210,12 +196,7 @@ def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Pro
 
 
 def read_sampler(config: SamplerConfig, table: Table, data: DataConfig | None = None) -> Callable[[Prompts, int], PromptSampler]:
-    """The sampler of a config.
-
-    Raises:
-        FileNotFoundError: no such plug-in file.
-        ValueError: no such kind, a part of another slot, or a setting that it does not know.
-    """
+    """The sampler of a config; errors as in `read_plug_ins`, and ValueError for a part of another slot."""
     path: KeyPath = ("sampler",)
     where, given = table.at(path), config.args
     if isinstance(data, MixedData) and data.weights and (config.use or config.kind not in ("", MIXED)):

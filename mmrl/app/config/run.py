@@ -222,12 +222,7 @@ def value_at(values: Any, path: KeyPath) -> Any:
 
 
 def load(name: str, overrides: Sequence[str] = ()) -> Resolved:
-    """A config by path or shipped name, with `key=value` overrides.
-
-    Raises:
-        FileNotFoundError: there is no such config.
-        ValueError: it does not describe a run; the message names file (or command line) and key.
-    """
+    """A config by path or shipped name, with `key=value` overrides; FileNotFoundError without one, and errors of `resolve`."""
     file = find_config(name)
     table = Table.read(file)
     if is_of_a_run(file) and any(assignment.startswith("algorithm.preset=") for assignment in overrides):
@@ -242,11 +237,7 @@ def is_of_a_run(file: Path) -> bool:
 
 
 def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> Resolved:
-    """The run that a table describes once the command line has spoken.
-
-    Raises:
-        ValueError: it does not describe one; the message names file (or command line) and key.
-    """
+    """The run that a table describes once the command line has spoken; else ValueError naming file (or command line) and key."""
     for assignment in overrides:
         table.override(assignment)
     add_engine_defaults(table)
@@ -275,11 +266,7 @@ def without_engine(resolved: Resolved) -> Resolved:
 
 
 def read_policy(given: Mapping[str, object], table: Table) -> PolicyConfig:
-    """The settings of `[policy]`, by its kind.
-
-    Raises:
-        ValueError: there is no such kind, or its settings are not like this.
-    """
+    """The settings of `[policy]`, by its kind; ValueError for an unknown kind, or settings that are not like this."""
     kind = given.get("kind", "text")
     if not isinstance(kind, str) or kind not in POLICIES:
         raise ValueError(f"{table.at(('policy', 'kind'))} is {kind!r}: {did_you_mean(str(kind), POLICIES)}")
@@ -290,11 +277,7 @@ def read_policy(given: Mapping[str, object], table: Table) -> PolicyConfig:
 
 
 def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:
-    """The parts of a run whose defaults depend on the policy's modality.
-
-    Raises:
-        ValueError: [evaluation] has a key of another modality, or is not like this.
-    """
+    """The parts of a run whose defaults depend on the policy's modality; ValueError for an [evaluation] of another one."""
     modality, given = modality_of(policy), table.values.get("evaluation", {})
     if not isinstance(given, Mapping):
         return {}

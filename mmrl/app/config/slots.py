@@ -125,11 +125,7 @@ def modules(home: str) -> Iterator[str]:
 
 
 def check_kind(slot: str, kind: object, where: str) -> type:
-    """The shipped part of a slot by its kind.
-
-    Raises:
-        ValueError: there is none, or it is one of another slot, which is named.
-    """
+    """The shipped part of a slot by its kind; ValueError if there is none, or it is one of another slot, which is named."""
     known = kinds(slot)
     if isinstance(kind, str) and kind in known:
         return known[kind]
@@ -140,12 +136,9 @@ def check_kind(slot: str, kind: object, where: str) -> type:
 
 
 def check_fit(slot: str, part: Callable[..., object], where: str) -> None:
-    """Refuse a class or function of the user's own that answers the call of another slot, or of none.
+    """Raise ValueError for an own class or function that answers the call of another slot, which it names, or of none.
 
     One whose arguments have names of its own passes if it can be called with as many as the slot gives.
-
-    Raises:
-        ValueError: naming the slot that it fits.
     """
     name, wanted = getattr(part, "__name__", str(part)), SLOTS[slot]
     if slot == "sampler" and not inspect.isclass(part):
@@ -162,11 +155,7 @@ def check_fit(slot: str, part: Callable[..., object], where: str) -> None:
 
 
 def check_declared(slot: str, part: object, where: str) -> None:
-    """Refuse a part of the user's own that lacks what the slot's protocol declares beside its call.
-
-    Raises:
-        ValueError: naming what is missing.
-    """
+    """Raise ValueError for an own part that lacks what the slot's protocol declares besides its call."""
     missing = [name for name in SLOTS[slot].declares if not hasattr(part, name)]
     if missing:
         name = getattr(part, "__name__", type(part).__name__)

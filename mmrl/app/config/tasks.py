@@ -99,9 +99,7 @@ def one_line(
 ) -> Resolved:
     """The run that a command line describes, before it is fitted to a card; the arguments are those of TaskWords.
 
-    Raises:
-        ValueError: an unknown task, or something a run needs is missing.
-        FileNotFoundError: the data, or that held out, is neither a file nor a data set.
+    Raises ValueError for an unknown task or something missing, FileNotFoundError where data are neither a file nor a data set.
     """
     words, by = TaskWords(task, model, data, rewards, held_out), f"task {task}"
     words.check()
@@ -126,10 +124,9 @@ def put_templates(table: Table, policy: PolicyConfig, by: str) -> None:
 
 
 def put_data(table: Table, words: TaskWords, own_held_out: bool = False) -> None:
-    """Write [data], and [evaluation.data] where held-out prompts are given or lie beside those to train on.
+    """Write [data], and [evaluation.data] where held-out prompts are given or lie next to those to train on.
 
-    Args:
-        own_held_out: an override names held-out prompts, so none are looked for.
+    With `own_held_out` an override names held-out prompts, so none are looked for.
     """
     by, data, held_out = f"task {words.task}", str(words.data), ("evaluation", "data")
     put_source(table, ("data",), data, words.task)
@@ -167,11 +164,7 @@ def file_beside(place: Path) -> Path | None:
 
 
 def data_source(data: str, task: str, option: str = "--data") -> tuple[str, str | None]:
-    """The data set to use, and the path it reads, if it is given one.
-
-    Raises:
-        FileNotFoundError: neither a file nor a data set.
-    """
+    """The data set to use, and the path it reads, if it is given one; FileNotFoundError for neither a file nor a data set."""
     place = data.partition(":")[0]
     if place.endswith(".py"):
         return data, None
@@ -195,11 +188,7 @@ def clips_layout(file: Path) -> str | None:
 
 
 def parse_reward(text: str) -> Values:
-    """`iou`, `iou=0.5` or `./mine.py:short=0.2` as a [[reward]] table.
-
-    Raises:
-        ValueError: no reward is called so, or the weight is no number.
-    """
+    """`iou`, `iou=0.5` or `./mine.py:short=0.2` as a [[reward]] table; ValueError for an unknown reward or no number."""
     use, equals, weight = text.partition("=")
     if not set(use) & set(":/."):
         # a slip in a shipped name is reported before data and model are looked at

@@ -29,12 +29,7 @@ from mmrl.training.evaluate import Weights
 def export_and_push(
     run: Path, out: Path, merge: bool, step: int | None, weights: Weights, push: str | None, private: bool
 ) -> str:
-    """Export, and upload the folder to a repository of the hub; where it lies then.
-
-    Raises:
-        FileNotFoundError: as `export`, or the hub cannot be reached.
-        ValueError: as `export`, a repository that cannot be named so, no token, or one that may not write there.
-    """
+    """Export, and upload the folder to a repository of the hub; where it lies then. Errors of `export` and `check_push`."""
     if push is None:
         if private:
             raise ValueError("--private is for a repository of the hub: name it with --push OWNER/NAME, or leave --private out")
@@ -52,10 +47,8 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None, w
     All weights trained: a model folder for AutoModelForImageTextToText or DiffusionPipeline. LoRA: an adapter folder for peft
     or load_lora_weights, or with `merge` a model folder that holds the sum. `weights` = ema writes the average that the run kept
     of them. Nothing is left behind when it fails.
-
-    Raises:
-        FileNotFoundError: `run` holds no run, or its base model is gone.
-        ValueError: `out` is not empty, there is no such checkpoint, no average, or nothing to merge.
+    Raises FileNotFoundError where `run` holds no run or its base model is gone, and ValueError where `out` is not empty, or
+    there is no such checkpoint, no average, or nothing to merge.
     """
     data = load(run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -88,11 +81,7 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None, w
 
 
 def part_of_state(run: Path, state: State, weights: Weights) -> dict[str, Any]:
-    """The part of a checkpoint that is exported, with the weights that are wanted as its live ones.
-
-    Raises:
-        ValueError: the run kept no average.
-    """
+    """The part of a checkpoint that is exported, with the wanted weights as its live ones; ValueError if no average was kept."""
     found: dict[str, Any] = {name: state[name] for name in ("policy", "index")}
     if weights == "ema":
         if "ema" not in found["policy"]["shadows"]:

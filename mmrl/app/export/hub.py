@@ -23,9 +23,8 @@ REFUSALS = {
 def check_push(name: str) -> None:
     """Look whether a folder could be pushed to the repository `name` (OWNER/NAME), before anything is loaded.
 
-    Raises:
-        FileNotFoundError: no connection to the hub.
-        ValueError: a name that no repository can have, HF_HUB_OFFLINE, no token, or one that the hub does not know.
+    Raises FileNotFoundError without a connection, and ValueError for a name that no repository can have, HF_HUB_OFFLINE, no
+    token, or one that the hub does not know.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HFValidationError
@@ -52,8 +51,7 @@ def check_push(name: str) -> None:
 def push_folder(folder: Path, name: str, private: bool, console: Console) -> str:
     """Say what is pushed, then make the repository unless it is there, and add the folder's files as a commit; its address.
 
-    Raises:
-        ValueError: the hub refuses it, or the repository is there and public though it was to be private.
+    Raises ValueError where the hub refuses it, or the repository is there and public though it was to be private.
     """
     from huggingface_hub import HfApi
 

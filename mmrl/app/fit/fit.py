@@ -35,9 +35,7 @@ class Fit:
 def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
     """The run with the settings and sizes that fit its model to a device; its weights are not loaded.
 
-    Raises:
-        FileNotFoundError: a plug-in, data file, or the model's config is missing.
-        ValueError: what `mmrl train` would refuse, or nothing fits: with the changes that help most.
+    Raises the errors of `draw_up`, and ValueError if nothing fits: with the changes that help most.
     """
     prompts = sorted(prompts_of(resolved), key=area_of, reverse=True)
     facts = facts_of(resolved, prompts)

@@ -41,13 +41,9 @@ class Plan:
 def draw_up(resolved: Resolved, processes: int = 1, length: int | None = None, on_card: bool | None = None) -> Plan:
     """Count one step and estimate memory, without weights.
 
-    Args:
-        length: of every completion; None: max_new_tokens.
-        on_card: does the run have a card, where rewards hold their models too; None: as this machine.
-
-    Raises:
-        FileNotFoundError: a plug-in, data file, or the model's config is missing.
-        ValueError: what `mmrl train` would refuse.
+    `length` is that of every completion (None: max_new_tokens); `on_card`: does the run have a card, where rewards hold their
+    models too (None: as this machine)? Raises FileNotFoundError without a plug-in, data file or the model's config, and
+    ValueError for what `mmrl train` would refuse.
     """
     check_geometry(resolved, processes)
     on_card = has_card() if on_card is None else on_card
@@ -77,12 +73,7 @@ class Estimates:
     """Tokens of every completion; None: max_new_tokens."""
 
     def of(self, resolved: Resolved) -> Plan:
-        """The plan of these settings.
-
-        Raises:
-            FileNotFoundError: the model's config is missing.
-            ValueError: what `mmrl train` would refuse.
-        """
+        """The plan of these settings; errors as in `draw_up`."""
         config = with_local_model(resolved.config)
         kind = modality_of(config.policy)
         kind.check_prompts(config.policy, self.prompts)

@@ -14,11 +14,7 @@ MORE = ("parts", "samplers", "generators", "families")
 
 
 def listing(kind: str | None) -> Iterator[str]:
-    """The lines of one kind, or of everything that is cheap to list.
-
-    Raises:
-        ValueError: there is no such kind.
-    """
+    """The lines of one kind (ValueError if there is none), or of everything that is cheap to list."""
     if kind == "families":
         from mmrl.app.inspect.families import table
 

@@ -69,11 +69,7 @@ def wrapped(text: str, first: str, later: str | None = None) -> list[str]:
 
 
 def settings_of(thing: Callable[..., Any], skip: int = 0) -> list[Setting]:
-    """The settings that a config may give it, in the order of its fields or arguments.
-
-    Args:
-        skip: leading arguments that the caller gives by position.
-    """
+    """The settings that a config may give it, in the order of its fields or arguments, of which callers give the first `skip`."""
     hints = get_type_hints(thing, include_extras=True)
     if inspect.isclass(thing) and is_dataclass(thing):
         notes = field_notes(thing)

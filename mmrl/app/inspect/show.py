@@ -22,12 +22,8 @@ from mmrl.app.toml.tables import Table, dotted_key, leaves
 def description(name: str, overrides: Sequence[str] = (), everything: bool = False) -> str:
     """All details of `name` as text: a preset, a config by path or name, or a thing with settings.
 
-    Args:
-        everything: of a config, also what it does not set.
-
-    Raises:
-        FileNotFoundError: it is nothing of these.
-        ValueError: it does not resolve, or `everything` or overrides are asked of something that has no use for them.
+    `everything` shows of a config also what it does not set. Raises FileNotFoundError for something else, and ValueError where
+    it does not resolve, or `everything` or overrides are asked of something that has no use for them.
     """
     documents = preset_documents()
     is_preset = name in documents and not Path(name).is_file()
@@ -48,9 +44,7 @@ def description(name: str, overrides: Sequence[str] = (), everything: bool = Fal
 def things_lines(name: str, overrides: Sequence[str], presets: Iterable[str]) -> str:
     """All things of this name, one below the other.
 
-    Raises:
-        FileNotFoundError: there is none, nor any other thing that could be shown.
-        ValueError: there are overrides, which nothing could follow.
+    Raises FileNotFoundError if there is nothing to show, and ValueError for overrides, which nothing could follow.
     """
     found = things_called(name)
     if not found:

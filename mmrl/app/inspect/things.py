@@ -50,8 +50,7 @@ class Thing:
 def things_called(name: str) -> list[Thing]:
     """Things of this name, which may be of several kinds: `shapes` is a reward and a data set, `datasets/shapes` one of them.
 
-    Raises:
-        ValueError: a plug-in's file does not load.
+    Raises ValueError if a plug-in's file does not load.
     """
     kind, _, rest = name.partition("/")
     if kind in PLUG_INS and rest:

@@ -84,9 +84,7 @@ def draw_again(
 ) -> list[str]:
     """Diffusers code that draws a held-out picture, from the same noise by the same steps as an evaluation does.
 
-    Args:
-        plan: the steps of an evaluation.
-        loading: lines that load the pipeline, imports aside.
+    `loading` are the lines that load the pipeline, imports aside.
     """
     if pipeline_call(policy, plan) is None:
         return [

@@ -115,38 +115,24 @@ class Modality(Protocol[Settings, Model]):
     def check_prompts(self, policy: Settings, prompts: Sequence[Prompt]) -> None:
         """Look at prompts before weights are loaded.
 
-        Raises:
-            FileNotFoundError: there is no such model.
-            ValueError: a prompt that this kind, or the model that is named, cannot answer.
+        Raises FileNotFoundError without such a model, and ValueError for a prompt that this kind, or the model, cannot answer.
         """
         ...
 
     def warn_after_load(
         self, policy: Model, algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
     ) -> None:
-        """A look at the loaded model before training: warn of what will be cut or clipped.
-
-        Raises:
-            ValueError: the model cannot do what algorithm or evaluation want.
-        """
+        """Warn, with the loaded model, of what will be cut or clipped; ValueError for what it cannot do."""
         ...
 
     def adapt_algorithm(self, algorithm: Algorithm, policy: Settings, label: str, prompts: Sequence[Prompt] = ()) -> Algorithm:
-        """The algorithm as this run uses it.
-
-        Args:
-            prompts: those that it trains on.
-
-        Raises:
-            ValueError: it is not for this kind of policy, or not for such prompts.
-        """
+        """The algorithm as this run uses it; ValueError if it is not for this kind of policy or these training prompts."""
         ...
 
     def look_around(self, policy: Settings) -> None:
-        """Look whether what the policy needs beside its model is there, before anything is loaded.
+        """Look, before anything is loaded, whether what the policy needs besides its model is there.
 
-        Raises:
-            ValueError: a server that samples cannot be started, does not answer, or is none for this policy.
+        Raises ValueError where a server that samples cannot be started, does not answer, or is none for this policy.
         """
         ...
 

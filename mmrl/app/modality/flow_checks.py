@@ -36,11 +36,7 @@ log = logging.getLogger("mmrl")
 
 
 def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None:
-    """Does the schedule have what the objective reads, and does anything train?
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Raise ValueError where the schedule lacks what the objective reads, or nothing trains."""
     read = {reading.quantity for reading in algorithm.all_reads}
     noisy = any(step.trained for step in plan.steps)
     schedule = type(algorithm.schedule).__name__

@@ -36,11 +36,7 @@ class Seen:
 
 
 def prompt_view(policy: object, request: Request) -> Seen:
-    """The prompt of a request as the policy is shown it, under the request's view.
-
-    Raises:
-        TypeError: the policy is neither a TextPolicy nor a FlowPolicy.
-    """
+    """The prompt of a request as a TextPolicy or FlowPolicy is shown it, under the request's view; TypeError for others."""
     if isinstance(policy, TextPolicy):
         return writer_view(policy, request)
     if isinstance(policy, FlowPolicy):

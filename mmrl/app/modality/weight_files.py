@@ -47,8 +47,7 @@ class StoredWeights:
 def find_weights(resolve: Callable[[str], Path | None], stem: str) -> StoredWeights | None:
     """The weights of a checkpoint whose files are named `stem`; None where it has no .safetensors files.
 
-    Args:
-        resolve: name of one of the checkpoint's files -> where it lies on this machine, None if there is none.
+    `resolve` says where one of the checkpoint's files lies on this machine.
     """
     from safetensors import safe_open
 
@@ -67,11 +66,7 @@ def find_weights(resolve: Callable[[str], Path | None], stem: str) -> StoredWeig
 def write_weights(sizes: Mapping[str, int], make: Callable[[str], Tensor], folder: Path, stem: str, most: int = SHARD) -> None:
     """Write weights in files of at most `most` bytes, with an index where there are several.
 
-    Only the weights of one file are in memory at a time.
-
-    Args:
-        sizes: name of every weight, in order -> its bytes.
-        make: gives the weight of a name.
+    Only the weights of one file, which `make` gives by name, are in memory at a time; `sizes` are bytes by name, in order.
     """
     from safetensors.torch import save_file
 

@@ -58,11 +58,9 @@ class Facts:
 
     @classmethod
     def of(cls, policy: PolicyConfig, prompts: Sequence[Prompt]) -> "Facts":
-        """The facts of a model that is here or on the hub, from its configs.
+        """The facts of a model, here or on the hub, from its configs.
 
-        Raises:
-            FileNotFoundError: there is no such model.
-            ValueError: it is of a kind that is not known here.
+        Raises FileNotFoundError without it, ValueError for one of an unknown kind.
         """
         area = max((area_of(prompt) for prompt in prompts), default=0)
         if isinstance(policy, TextPolicyConfig):

@@ -104,9 +104,7 @@ class CountedRun:
     def calls(self, worst: bool = False, prompts: Sequence[Prompt] | None = None) -> Calls:
         """The calls of the second step: the first one also checks that sampling and training agree.
 
-        Args:
-            worst: the planner samples as often as it can.
-            prompts: other ones to draw from.
+        In the worst case the planner samples as often as it can.
         """
         trainer, rewards = self.trainer(worst, prompts)
         self.dry_run.log.clear()

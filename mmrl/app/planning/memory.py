@@ -126,11 +126,7 @@ def size_text(size: int) -> str:
 
 
 def room(card: str | None) -> int | None:
-    """Bytes of a given card ("24GB"), of the smallest one of this machine, or None where there is none.
-
-    Raises:
-        ValueError: not a size.
-    """
+    """Bytes of a given card ("24GB"; else ValueError), of the smallest one of this machine, or None where there is none."""
     if card is not None:
         found = re.fullmatch(r"\s*([\d.]+)\s*([a-zA-Z]*)\s*", card)
         if found is None or found[2].upper() not in UNITS:

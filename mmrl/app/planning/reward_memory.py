@@ -27,8 +27,7 @@ class RewardMemory:
 def reward_memory(resolved: Resolved, on_card: bool) -> RewardMemory:
     """The memory of a run's rewards, to train on and to watch; none of their models is loaded.
 
-    Args:
-        on_card: rewards whose device is auto are on a card.
+    With `on_card`, rewards whose device is auto are on a card.
     """
     config, table = resolved.config, resolved.table
     listed = [(("reward", str(i)), one) for i, one in enumerate(config.reward)]

@@ -17,11 +17,7 @@ FACTS = ".recipe"
 
 
 def catalog(kind: str) -> list[Listed]:
-    """Names, summaries and files of one kind, sorted by name.
-
-    Raises:
-        ValueError: there is no such kind.
-    """
+    """Names, summaries and files of one kind, sorted by name; ValueError for an unknown kind."""
     if kind in ("rewards", "datasets"):
         return listing(kind)
     if kind == "configs":
@@ -55,11 +51,7 @@ def details(file: Path) -> dict[str, str]:
 
 
 def find_config(name: str) -> Path:
-    """The file of a config given by path or by its name among the shipped ones: `tiny/image`.
-
-    Raises:
-        FileNotFoundError: it is neither.
-    """
+    """The file of a config given by path or by its name among the shipped ones: `tiny/image`. FileNotFoundError for neither."""
     file = Path(name).expanduser()
     if file.is_file():
         return file
@@ -115,12 +107,7 @@ def documents() -> dict[str, tuple[str, Path]]:
 
 
 def copy(thing: str, target: Path) -> Path:
-    """Copy a reward, data set or config to a file that does not exist yet.
-
-    Raises:
-        ValueError: nothing, or more than one kind of thing, is called so.
-        FileExistsError: the file exists.
-    """
+    """Copy a reward, data set or config to a file; FileExistsError if that exists, ValueError unless one thing is called so."""
     kind, _, name = thing.partition("/")
     kinds = ("rewards", "datasets", "configs")
     everything = {f"{kind}/{listed.name}": listed.file for kind in kinds for listed in catalog(kind)}

@@ -26,15 +26,7 @@ def split(use: str) -> tuple[str, str]:
 
 
 def adapt(style: str, function: PlugIn, settings: Mapping[str, Any], where: str) -> PlugIn:
-    """The function as a reward.
-
-    Args:
-        settings: the other keys of its table.
-        where: the table, for errors.
-
-    Raises:
-        ValueError: an unknown key.
-    """
+    """The function as a reward, with the other keys of its table; ValueError, naming the table, for an unknown key."""
     if style == "flow_grpo":
         return FlowGrpoReward(*scorer_of(function, settings, where))
     refuse_unknown(settings, ("conversational", "columns"), where)
@@ -174,9 +166,7 @@ def scorer_of(function: PlugIn, settings: Mapping[str, object], where: str) -> t
     """The scorer and the settings it is called with; a function that takes no images makes it, as flow_grpo's do.
 
     Such a factory is given the keys it takes, and the process's device as its `device`; the scorer is given the others.
-
-    Raises:
-        ValueError: an unknown key, or one that is missing.
+    Raises ValueError for an unknown key, or one that is missing.
     """
     parameters = inspect.signature(function).parameters
     if [*parameters][:1] == ["images"]:
@@ -260,11 +250,7 @@ def image_tensor(pictures: Sequence[tuple[str, Any]]) -> Any:
 
 
 def by_group(groups: Sequence[Group], flat: Sequence[object]) -> Answers:
-    """Answers of all samples, cut into groups.
-
-    Raises:
-        ValueError: not one answer per sample.
-    """
+    """Answers of all samples, cut into groups; ValueError unless there is one per sample."""
     count = sum(len(group.samples) for group in groups)
     if len(flat) != count:
         raise ValueError(f"the function answered {len(flat)} values for {count} samples: it must return one per sample, in order")

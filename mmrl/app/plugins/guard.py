@@ -9,14 +9,10 @@ from mmrl.runtime.process_state import ProcessChangedError, process_state, refus
 
 @contextmanager
 def guarded(what: str) -> Iterator[None]:
-    """Enclose code of a plug-in.
+    """Enclose code of a plug-in, which messages call `what`: `reward ./mine.py`.
 
-    Args:
-        what: names it in messages: `reward ./mine.py`.
-
-    Raises:
-        ValueError: it raised something that is no sentence for people (SystemExit and the like too), or changed a setting of
-            the whole process, which was put back. A ValueError, OSError or KeyboardInterrupt of its own passes.
+    Raises ValueError where it raised something that is no sentence for people (SystemExit and the like too), or changed a setting
+    of the whole process, which was put back. A ValueError, OSError or KeyboardInterrupt of its own passes.
     """
     before = process_state()
     try:

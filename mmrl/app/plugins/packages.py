@@ -15,8 +15,7 @@ MAYBE = (ast.If, ast.IfExp, ast.Try, ast.TryStar, ast.Match)
 def refuse_missing_packages(file: Path, wanted: str) -> None:
     """Look at the imports inside a callable of a file, and inside the functions and classes of the file that it names.
 
-    Raises:
-        ValueError: one that is reached on every path is of a package that is not installed.
+    Raises ValueError where one that is reached on every path is of a package that is not installed.
     """
     tree = ast.parse(file.read_text(encoding="utf-8"))
     known = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}

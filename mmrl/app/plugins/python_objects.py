@@ -22,11 +22,7 @@ def offer(objects: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
 
 
 def find_object(use: str) -> Callable[..., Any]:
-    """The object that a config calls `python:<name>`.
-
-    Raises:
-        ValueError: it belonged to a program that has ended, or to another call.
-    """
+    """The object that a config calls `python:<name>`; ValueError if it belonged to an ended program, or to another call."""
     name, known = use.removeprefix(PREFIX), _OBJECTS.get()
     if name not in known:
         raise ValueError(

@@ -43,17 +43,11 @@ class Listed:
 
 
 def load(spec: str, kind: str, base: Path | None = None) -> PlugIn:
-    """The callable that `spec` names.
+    """The callable that `spec` names: `name`, `path.py`, or either followed by `:Callable`.
 
-    Args:
-        spec: `name`, `path.py`, or either followed by `:Callable`.
-        kind: rewards, datasets or algorithms: the folder bare names are looked up in, and the word errors use.
-        base: where relative paths start; the working directory by default.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: no such name, no public callable or several, the file does not load, changes a setting of the whole
-            process, or (of a reward) imports a package that is not installed.
+    Bare names are looked up among the plug-ins of a `kind` (rewards, datasets or algorithms), relative paths start at `base`.
+    Raises FileNotFoundError without the file, and ValueError for no such name, no public callable or several, or a file that does
+    not load, changes a setting of the whole process, or (of a reward) imports a package that is not installed.
     """
     if spec.startswith(PREFIX):
         return find_object(spec)
@@ -69,11 +63,7 @@ def load(spec: str, kind: str, base: Path | None = None) -> PlugIn:
 
 
 def only_callable(module: ModuleType, file: Path, spec: str, kind: str) -> str:
-    """The name of a file's one public callable.
-
-    Raises:
-        ValueError: it has none, or several.
-    """
+    """The name of a file's one public callable; ValueError if it has none, or several."""
     names = public_callables(module)
     if not names:
         raise ValueError(
@@ -170,8 +160,7 @@ def run_module(file: Path, run: Callable[[], None]) -> None:
 def reach_neighbours(file: Path) -> None:
     """Let a plug-in import the Python files next to it, as it could as a script.
 
-    Raises:
-        ValueError: a neighbour has the name of something else that can be imported, which would come in its place.
+    Raises ValueError where a neighbour would take the place of something else that can be imported.
     """
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))

@@ -66,9 +66,8 @@ class RunData:
 def load(path: Path | str) -> RunData:
     """Read a run's folder; what is missing or damaged is noted, not fatal.
 
-    Raises:
-        FileNotFoundError: the folder holds no run.
-        ValueError: a line in the middle of a file is not JSON, or config.toml is not TOML.
+    Raises FileNotFoundError if it holds no run, and ValueError where a line in the middle of a file is not JSON, or config.toml
+    is not TOML.
     """
     run = RunDir.open(path)
     notices: list[str] = []

@@ -109,11 +109,7 @@ class Change:
 
 
 def figures(rows: Sequence[Row], parts: bool = False) -> list[Figure]:
-    """Mean IoU, hits, Acc@0.5 of boxes, R@0.3 to 0.7 of spans, total reward, and each reward where there are several.
-
-    Args:
-        parts: also the parts of the rewards, such as `iou/hit`.
-    """
+    """Mean IoU, hits, Acc@0.5 of boxes, R@0.3 to 0.7 of spans, total reward, and each reward (or its `parts`, as `iou/hit`)."""
     names = list(dict.fromkeys(name for row in rows for name in row.line["scores"]))
     found = dict.fromkeys(part for row in rows for part in row.parts if not part.endswith("/unparsed")) if parts else {}
     return [

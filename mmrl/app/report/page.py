@@ -92,12 +92,7 @@ def text_of(file: Path) -> str:
 
 
 def write_report(run: Path | str) -> Path:
-    """Write report.html into the run's folder and return its path.
-
-    Raises:
-        FileNotFoundError: the folder holds no run.
-        ValueError: a file of the run is damaged; the message says which and what to do.
-    """
+    """Write report.html into the run's folder and return its path; errors as in `load`."""
     data = load(run)
     figures = changes(data)
     both = pairs(data)

@@ -37,8 +37,7 @@ class Style:
 def text_groups(prompts: Sequence[Prompt], style: Style) -> tuple[list[str], list[Group]]:
     """Names of the probes, and one group per prompt that has an answer, with one sample per probe in that order.
 
-    Raises:
-        ValueError: no prompt has an answer.
+    Raises ValueError if no prompt has an answer.
     """
     answered = [prompt for prompt in prompts if prompt.answer is not None]
     if not answered:
@@ -145,11 +144,7 @@ def boxes_of(answer: object) -> tuple[Box, ...]:
 
 
 def image_groups(tasks: Sequence[Task], seed: int) -> tuple[list[str], list[Group]]:
-    """The same for pictures: each prompt's own, another prompt's, blank and noise.
-
-    Raises:
-        ValueError: fewer than two prompts have a picture.
-    """
+    """The same for pictures: each prompt's own, another prompt's, blank and noise; ValueError for fewer than two pictures."""
     drawn = [task for task in tasks if task.samples]
     if len(drawn) < 2:
         raise ValueError("testing a reward of pictures takes rows with `prompt` and `image`, at least two of them")

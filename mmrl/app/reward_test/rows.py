@@ -58,16 +58,9 @@ class Task:
 def read_tasks(
     source: Path, layout: str | None = None, most: int | None = None, say: Callable[[str], object] = str
 ) -> list[Task]:
-    """All rows of a file or folder.
+    """All rows of a file or folder, of which a layout that is not ours is named to `say`, and read for `most` rows only.
 
-    Args:
-        layout: how it is laid out, as `mmrl data check` calls it; None: guessed from its first rows.
-        most: most rows to read of a layout that is not ours; None: all.
-        say: called with how the file is read, if its layout is not ours.
-
-    Raises:
-        FileNotFoundError: there is no such file or folder.
-        ValueError: several layouts that fit, or listing the rows that cannot be read.
+    Raises FileNotFoundError, or ValueError where several layouts fit, or listing the rows that cannot be read.
     """
     found = None if layout is None and _holds_outputs(source) else foreign(source, layout)
     if found is not None:

@@ -73,14 +73,10 @@ def build(
 ) -> Job:
     """Rewards, then data, then the model, then the trainer: what is cheap to refuse is refused first.
 
-    Args:
-        run: where metrics, samples and checkpoints go; None keeps nothing.
-        accelerator: accelerate's Accelerator; None stays on the CPU in one process.
-        watchers: the callbacks of a run that keeps something, made on its main process.
-
-    Raises:
-        FileNotFoundError: a plug-in, data file or model folder is missing.
-        ValueError: names, settings, data or model do not fit together; the message says which and what to do.
+    Without `run` nothing is kept, and without `accelerator` it stays on the CPU in one process; `watchers` are made on the main
+    process of a run that keeps something.
+    Raises FileNotFoundError without a plug-in, data file or model folder, and ValueError where names, settings, data or model do
+    not fit together.
     """
     config = resolved.config
     ranks = Ranks(accelerator) if accelerator is not None else Ranks()
@@ -126,11 +122,7 @@ def build(
 
 
 def sampler_over(prompts: Prompts, plug_ins: PlugIns, config: RunConfig) -> PromptSampler:
-    """Who draws the prompts.
-
-    Raises:
-        ValueError: prompts that the sampler or a part of the algorithm cannot work with.
-    """
+    """Who draws the prompts; ValueError for prompts that the sampler or a part of the algorithm cannot work with."""
     config.algorithm.algorithm.check_prompts(first_prompts(prompts))
     return plug_ins.sampler(prompts, config.seed)
 
@@ -162,8 +154,7 @@ def reward_runners(
 ) -> tuple[RewardRunner, RewardRunner]:
     """Who scores samples to train on, and who scores held-out ones: the same where nothing is only watched.
 
-    Raises:
-        ValueError: a reward is for samples of another kind, or reads boxes written otherwise.
+    Raises ValueError where a reward is for samples of another kind, or reads boxes written otherwise.
     """
     modality = modality_of(config.policy)
     output = modality.output_of(config.policy)
@@ -181,8 +172,7 @@ def named_reward(
 ) -> NamedReward:
     """The reward as the run uses it: with its name, and reading boxes as the policy writes them.
 
-    Args:
-        output: the kind of samples that it sees; None: the modality's. Rewards inside it see what it `shows`, or the same.
+    It sees samples of the kind `output` (None: the modality's); rewards inside it see what it `shows`, or the same.
     """
     output = modality.output if output is None else output
     shown = getattr(function, "shows", output)
@@ -248,21 +238,12 @@ def held_out_prompts(config: RunConfig, load: Callable[[], Prompts] | None) -> S
 
 
 def load_data(data: DataConfig, path: KeyPath, table: Table) -> Prompts:
-    """The prompts of a data set that a config names, looked at.
-
-    Raises:
-        FileNotFoundError: no such plug-in file, or no data.
-        ValueError: a setting that it does not know, or prompts that cannot be trained on.
-    """
+    """The prompts of a data set that a config names, looked at; errors as in `read_data` and `load_prompts`."""
     return load_prompts(read_data(data, path, table), f"[{'.'.join(path)}] {data.use}")
 
 
 def load_prompts(load: Callable[[], Prompts], source: str) -> Prompts:
-    """Load a data set's prompts and check them: all of a sequence, the beginning of a stream.
-
-    Raises:
-        ValueError: listing the first prompts that cannot be trained on.
-    """
+    """Load a data set's prompts and check them: all of a sequence, the beginning of a stream; ValueError lists bad ones."""
     with waiting(f"reading {source}"):
         prompts = load()
     if not isinstance(prompts, Iterable):
@@ -322,8 +303,7 @@ def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
 def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
     """The folder of a small model, made once: `tiny:grounding` and `tiny:shapes` are taught, `tiny:<family>` is random.
 
-    Raises:
-        ValueError: there is no such family.
+    Raises ValueError if there is no such family.
     """
     from mmrl.tiny.taught import TAUGHT
 

@@ -18,12 +18,7 @@ OF_A_START = frozenset({".lock", "samples", "tensorboard", "trackio", "versions.
 def claimed_folder(wanted: Path, ranks: Ranks, may_be_another: bool = False) -> Iterator[Path]:
     """Hold a folder, the same on all ranks and absolute; one that was made for this and holds no run at the end is removed.
 
-    Args:
-        may_be_another: where `wanted` exists, take `wanted-2`, `wanted-3`, ... instead.
-
-    Raises:
-        ValueError: another process holds it.
-        OSError: it cannot be made.
+    With `may_be_another`, take `wanted-2`, `wanted-3`, ... where `wanted` exists. Raises ValueError if another process holds it.
     """
     path, made = wanted.absolute(), list[Path]()
     problem = None

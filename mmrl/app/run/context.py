@@ -58,13 +58,10 @@ def unmeant(made: Assembly) -> list[Term]:
 
 
 def refuse_idle_methods(made: Assembly) -> None:
-    """Refuse an objective whose own term is nothing but plain policy gradient, because a step takes one update.
+    """Raise ValueError for an objective whose own term is nothing but plain policy gradient, because a step takes one update.
 
     `idle_terms` warns of the usual clip of single actions: the other parts of a method with it act all the same. Rows of earlier
     steps have a ratio at the first update.
-
-    Raises:
-        ValueError: names the term, and how many updates it needs.
     """
     own = [term for term in unmeant(made) if not (isinstance(term, Clip) and term.level == "action")]
     if own and not made.algorithm.replays:

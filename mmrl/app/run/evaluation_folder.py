@@ -79,11 +79,7 @@ class EvaluationDir:
         return self.summary_file.is_file()
 
     def begin(self, subject: Subject, config: RunConfig) -> None:
-        """Write down what is evaluated, or take away what a killed process wrote half.
-
-        Raises:
-            ValueError: what was written before is gone or damaged.
-        """
+        """Write down what is evaluated, or take away what a killed process wrote half; ValueError if lines are damaged."""
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.is_begun:
             configs.save(replace(config, output=""), self.config_file)
@@ -121,12 +117,7 @@ class EvaluationDir:
         self._note(Subject(**progress["subject"]), {**progress["done"], way: done}, size)
 
     def lines(self) -> list[Line]:
-        """Every sample.
-
-        Raises:
-            FileNotFoundError: there are none.
-            ValueError: a line is not JSON.
-        """
+        """Every sample; FileNotFoundError if there are none, ValueError where a line is not JSON."""
         return prediction_lines(self.predictions)
 
     def finish(self, summary: Mapping[str, object]) -> None:
@@ -146,12 +137,7 @@ class EvaluationDir:
 
 
 def prediction_lines(file: Path) -> list[Line]:
-    """The samples of a predictions.jsonl.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it holds something else.
-    """
+    """The samples of a predictions.jsonl; FileNotFoundError without it, ValueError if it holds something else."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} is not there: `mmrl eval` writes it")
     lines = read_lines(file).lines

@@ -43,11 +43,7 @@ class RunDir:
 
     @classmethod
     def create(cls, path: Path | str) -> "RunDir":
-        """A new run folder with its versions.json.
-
-        Raises:
-            ValueError: the folder already holds a run.
-        """
+        """A new run folder with its versions.json; ValueError if the folder already holds a run."""
         run = cls(Path(path))
         if run.exists():
             raise ValueError(
@@ -60,11 +56,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path | str) -> "RunDir":
-        """A run that is already there.
-
-        Raises:
-            FileNotFoundError: no such folder, or nothing of a run in it.
-        """
+        """A run that is already there; FileNotFoundError if there is none."""
         run = cls(Path(path))
         if not run.path.is_dir():
             raise FileNotFoundError(
@@ -154,11 +146,7 @@ class RunDir:
         append_line(self.metrics_file, {"step": step} | {name: to_json(float(value)) for name, value in metrics.items()})
 
     def read_metrics(self) -> JsonLines:
-        """All lines as numbers; an absent file has no lines.
-
-        Raises:
-            ValueError: a line before the last is not JSON.
-        """
+        """All lines as numbers, none of an absent file; ValueError where a line before the last is not JSON."""
         read = read_lines(self.metrics_file)
         return JsonLines(
             [{name: float(x) if name != "step" else int(x) for name, x in line.items()} for line in read.lines], read.torn
@@ -221,11 +209,7 @@ def as_text(line: Mapping[str, object]) -> str:
 
 
 def read_lines(file: Path) -> JsonLines:
-    """The JSON objects of a .jsonl file; an absent file has none.
-
-    Raises:
-        ValueError: a line before the last is not JSON.
-    """
+    """The JSON objects of a .jsonl file, none of an absent one; ValueError where a line before the last is not JSON."""
     if not file.exists():
         return JsonLines([])
     texts = [text for text in file.read_text(encoding="utf-8", errors="replace").split("\n") if text.strip()]

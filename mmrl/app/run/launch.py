@@ -36,11 +36,7 @@ NEIGHBOUR = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
 
 
 def open_accelerator() -> Any:
-    """Accelerate's processes and devices.
-
-    Raises:
-        ValueError: they are not those that the launcher was asked for, or accelerate would change what is trained.
-    """
+    """Accelerate's processes and devices; ValueError for others than asked for, or where it would change what is trained."""
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 
@@ -146,11 +142,7 @@ def check_same(ranks: Ranks, resolved: Resolved) -> None:
 
 @contextmanager
 def lock_folder(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Keep other runs from writing into this folder; the lock goes with the process that holds it.
-
-    Raises:
-        ValueError: another process holds it.
-    """
+    """Keep other runs from writing into this folder, or ValueError; the lock goes with the process that holds it."""
     file, problem = None, None
     if ranks.is_main:
         folder.mkdir(parents=True, exist_ok=True)

@@ -50,11 +50,7 @@ def enter(run: RunDir) -> str:
 
 
 def refuse_other_output(resolved: Resolved, run: RunDir) -> None:
-    """Refuse to continue a run into another folder.
-
-    Raises:
-        ValueError: the command line, or a config that is not the run's own, names another folder.
-    """
+    """Raise ValueError if the command line, or a config that is not the run's own, names another folder."""
     said = resolved.table.origin(("output",))
     output = resolved.config.output
     if said is None or said == str(run.config_file) or not output or Path(output).expanduser().resolve() == run.path.resolve():
@@ -75,11 +71,7 @@ def changed_settings(before: RunConfig, after: RunConfig) -> list[ChangedSetting
 
 
 def refuse_lost_state(changes: Sequence[ChangedSetting], run: RunDir) -> None:
-    """Refuse changes under which the state of a checkpoint means nothing.
-
-    Raises:
-        ValueError: naming the setting, and what of it the checkpoint holds.
-    """
+    """Raise ValueError for changes of settings under which the state of a checkpoint means nothing."""
     for change in changes:
         held = next((what for path, what in HELD.items() if change.path[: len(path)] == path), None)
         if held is not None:
@@ -91,11 +83,7 @@ def refuse_lost_state(changes: Sequence[ChangedSetting], run: RunDir) -> None:
 
 
 def check_resume(resolved: Resolved, run: RunDir) -> None:
-    """Refuse what cannot go on, before anything is loaded.
-
-    Raises:
-        ValueError: another output folder, or a setting under which the run's checkpoints mean nothing.
-    """
+    """Refuse what cannot go on, before anything is loaded: another folder, or a change that makes checkpoints meaningless."""
     refuse_other_output(resolved, run)
     if Checkpoints(run.checkpoints).newest_whole() is not None:
         named = resolved.config.sampler if resolved.config.sampler.kind or resolved.config.sampler.use else None
@@ -104,11 +92,7 @@ def check_resume(resolved: Resolved, run: RunDir) -> None:
 
 
 def saved_config(run: RunDir) -> RunConfig:
-    """The settings that the run has had so far.
-
-    Raises:
-        ValueError: its config.toml is damaged.
-    """
+    """The settings that the run has had so far; ValueError if its config.toml is damaged."""
     return configs.load(str(run.config_file)).config
 
 

@@ -153,10 +153,7 @@ def first_size(media_sizes: Sequence[Sequence[int]], media: Sequence[Line]) -> M
 def store(place: MediaFolder, media: object, most: int | None = MAX_SIDE) -> Line:
     """Write a picture, or a strip of a video's frames, under its content's hash: {kind, file, width, height}.
 
-    What cannot be drawn becomes {kind: "unknown", file: null, what: its type}.
-
-    Args:
-        most: pixels on the long side; None: every pixel is kept as it is.
+    What cannot be drawn becomes {kind: "unknown", file: null, what: its type}. The long side has `most` pixels, None: all.
     """
     frames, kind = frames_of(media)
     if not frames:

@@ -39,8 +39,7 @@ class AccelerateTrackers:
     ) -> None:
         """`config` is the resolved run config; `num_examples` groups of every samples call are shown.
 
-        Raises:
-            ValueError: a name is unknown, or its package is not installed.
+        Raises ValueError if a name is unknown, or its package is not installed.
         """
         for name in names:
             if name not in NAMES:

@@ -38,13 +38,12 @@ def make(
     """A dataclass from its table.
 
     Args:
-        own: what stands there now, whose fields stay where the table says nothing; None: the defaults stay.
+        own: what is there now, whose fields stay where the table says nothing; None: the defaults stay.
         ready: fields that are objects already, whatever the table says of them.
         beside: keys of the same table that others read.
         reserved: words that a field of that name is written with an underscore for.
 
-    Raises:
-        ValueError: a key is unknown or missing, or a value is not of its field's type; names place and key.
+    Raises ValueError, naming place and key, where a key is unknown or missing, or a value is not of its field's type.
     """
     values, rest, written = dict(ready or {}), {}, keys_of_fields(cls, reserved)
     if REST in written:
@@ -70,15 +69,9 @@ def settings(
     skip: int = 0,
     beside: Sequence[str] = (),
 ) -> Values:
-    """The keywords to call a class or function with, without calling it.
+    """The keywords to call a class or function with, the first `skip` arguments aside; errors and `beside` are as in `make`.
 
     The fields of a dataclass are read by their types. Of other classes and functions the keys alone are known.
-
-    Args:
-        skip: leading arguments that the caller gives by position.
-
-    Raises:
-        ValueError: an unknown key, a value of the wrong type, or something missing.
     """
     if not (inspect.isclass(function) and is_dataclass(function)):
         parameters = list(inspect.signature(function).parameters.values())[skip:]
@@ -93,11 +86,7 @@ def settings(
 
 
 def refuse_missing(function: Callable[..., object], given: Collection[str], path: KeyPath, table: Table, skip: int = 0) -> None:
-    """Refuse a call that lacks an argument without a default, `skip` leading ones aside.
-
-    Raises:
-        ValueError: naming place and key.
-    """
+    """Raise ValueError for a call that lacks an argument without a default, `skip` leading ones aside."""
     parameters = list(inspect.signature(function).parameters.values())[skip:]
     needed = [p.name for p in parameters if p.kind in BY_NAME and p.default is p.empty and p.name not in given]
     if needed:
@@ -105,11 +94,7 @@ def refuse_missing(function: Callable[..., object], given: Collection[str], path
 
 
 def check_keys(given: Collection[str], known: Sequence[str], path: KeyPath, table: Table) -> None:
-    """Refuse keys that nothing knows; of several the likeliest slip is named.
-
-    Raises:
-        ValueError: naming place, key and what was probably meant.
-    """
+    """Raise ValueError for keys that nothing knows; of several the likeliest slip is named."""
     unknown = [key for key in given if key not in known]
     if unknown:
         slips = unknown if len(unknown) > 1 else []
@@ -118,11 +103,7 @@ def check_keys(given: Collection[str], known: Sequence[str], path: KeyPath, tabl
 
 
 def check_slip(given: Collection[str], wanted: str, path: KeyPath, table: Table) -> None:
-    """Where the word that says what a table is about is missing, refuse the key that was probably meant to be it.
-
-    Raises:
-        ValueError: a key is close to `wanted`, which is missing.
-    """
+    """Raise ValueError for a key that was probably meant to be `wanted`, the missing word that says what a table is about."""
     if wanted not in given:
         check_keys([key for key in given if nearest(key, [wanted])], [wanted], path, table)
 
@@ -135,8 +116,7 @@ def read_field(hint: object, value: object, path: KeyPath, table: Table, own: ob
 def read(hint: object, value: object, path: KeyPath, table: Table, own: object = None) -> object:
     """A value with its tables turned into the dataclasses of a type.
 
-    Raises:
-        ValueError: a text or truth value for a number, which Python or pydantic would take, or a number out of its range.
+    Raises ValueError for a text or truth value for a number, which Python or pydantic would take, or a number out of its range.
     """
     classes = dataclasses_in(hint)
     if isinstance(value, Mapping) and classes:
@@ -164,11 +144,7 @@ def read_table(classes: Sequence[type], value: Mapping[str, object], path: KeyPa
 
 
 def typed_value(hint: object, value: object, path: KeyPath, table: Table) -> object:
-    """A value as its type, as far as pydantic knows the type: a plug-in may name classes of its own.
-
-    Raises:
-        ValueError: naming place and key.
-    """
+    """A value as its type (else ValueError), as far as pydantic knows it: a plug-in may name classes of its own."""
     try:
         adapter(hint)
     except PydanticUserError:
@@ -177,11 +153,7 @@ def typed_value(hint: object, value: object, path: KeyPath, table: Table) -> obj
 
 
 def plain(kind: object, value: object, path: KeyPath, table: Table) -> Any:
-    """`value` as the type `kind`.
-
-    Raises:
-        ValueError: it is not one; the message names file and key.
-    """
+    """`value` as the type `kind`; ValueError, naming file and key, where it is not one."""
     try:
         return adapter(kind).validate_python(value)
     except ValidationError as error:

@@ -25,11 +25,7 @@ class Table:
 
     @classmethod
     def read(cls, file: Path) -> "Table":
-        """A TOML file.
-
-        Raises:
-            ValueError: it is not TOML.
-        """
+        """A TOML file; ValueError where it is not TOML."""
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -45,8 +41,7 @@ class Table:
     def override(self, assignment: str) -> None:
         """One `dotted.key=value` of the command line; the value is TOML, or else a bare string.
 
-        Raises:
-            ValueError: it is not of that form, or the key leads nowhere.
+        Raises ValueError where it is not of that form, or the key leads nowhere.
         """
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():

@@ -30,10 +30,7 @@ def arena(contest: Contest, output: Path | None = None) -> Path:
     """Run what is missing of a contest, print the table and write the page; returns the page.
 
     A contest that was killed goes on where it was when it is run again with the same words.
-
-    Raises:
-        FileNotFoundError: a method's file is missing.
-        ValueError: a method is unknown or does not fit the task, or the folder holds another contest.
+    Raises the errors of `resolve_run`, and ValueError if the folder holds another contest.
     """
     folder = output or RUNS / f"arena-{contest.task}"
     configs = {(method, seed): resolve_run(contest, method, seed) for method in contest.methods for seed in contest.seeds}
@@ -53,11 +50,7 @@ def arena(contest: Contest, output: Path | None = None) -> Path:
 
 
 def check_folder(contest: Contest, folder: Path) -> None:
-    """Note the contest in its folder.
-
-    Raises:
-        ValueError: the folder holds a contest with other settings, or something else.
-    """
+    """Note the contest in its folder; ValueError if it holds a contest with other settings, or something else."""
     file = folder / "contest.json"
     settings = json.loads(json.dumps({name: asdict(contest)[name] for name in SAME}))
     if file.exists():

@@ -93,9 +93,7 @@ def label_of(method: str) -> str:
 def resolve_run(contest: Contest, method: str, seed: int) -> Resolved:
     """The config of one run: that of the task with the method's algorithm, sizes and seeds.
 
-    Raises:
-        FileNotFoundError: the method is a file that is not there.
-        ValueError: there is no such method, or it does not fit the task; the message says which and what to do.
+    Raises FileNotFoundError where the method is a file that is not there, ValueError if it is unknown or does not fit the task.
     """
     task = TASKS[contest.task]
     table = Table.read(find_config(task.config))
@@ -134,9 +132,7 @@ def is_own(table: Table, key: str, config: str) -> bool:
 def add_changes(table: Table, file: Path) -> None:
     """Put what a file changes over the task's config.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not TOML, or changes what belongs to the task.
+    Raises FileNotFoundError, or ValueError where it is not TOML or changes what belongs to the task.
     """
     if not file.is_file():
         raise FileNotFoundError(f"the method {file} is not there: give the name of a preset or of a TOML file")
@@ -165,12 +161,9 @@ def check_modality(method: str, algorithm: Algorithm, task: str, kind: str) -> N
 
 
 def check_prompts(contest: Contest, runs: Sequence[Resolved]) -> None:
-    """Refuse methods whose planner or views cannot work with the task's prompts, before a model is loaded.
+    """Raise ValueError for methods whose planner or views cannot work with the task's prompts, before a model is loaded.
 
     Prompts that a model of the user's own cannot be shown are refused too; the task's own model was taught on them.
-
-    Raises:
-        ValueError: names the method and what it lacks.
     """
     prompts: list[Prompt] | None = None
     for resolved in runs:

@@ -74,11 +74,7 @@ class Lane:
         os.replace(temporary, self.points_file)
 
     def begin(self, resolved: Resolved) -> None:
-        """Make the folder, or see that it is of the same run.
-
-        Raises:
-            ValueError: it holds a run with other settings.
-        """
+        """Make the folder; ValueError if it holds a run with other settings."""
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / "config.toml"
         temporary = self.folder / "config.new.toml"

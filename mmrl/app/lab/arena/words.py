@@ -6,11 +6,7 @@ from mmrl.app.lab.arena.contest import Contest
 
 
 def contest_of(task: str, methods: str, budget_s: float, seeds: str, model: str | None, overrides: Sequence[str]) -> Contest:
-    """`a,b,c` as methods, `0,1,2` as seeds.
-
-    Raises:
-        ValueError: a seed is no whole number, or the contest makes no sense.
-    """
+    """`a,b,c` as methods, `0,1,2` as seeds; ValueError for a seed that is no whole number, or a contest without sense."""
     try:
         numbers = tuple(int(seed) for seed in seeds.split(",") if seed.strip())
     except ValueError:

@@ -65,12 +65,7 @@ class Comparison:
 
 
 def compare(a: Path | str, b: Path | str) -> Comparison:
-    """Read two run folders, or evaluations of `mmrl eval`.
-
-    Raises:
-        FileNotFoundError: one of them is neither.
-        ValueError: a file of one is damaged.
-    """
+    """Read two run folders, or evaluations of `mmrl eval`; FileNotFoundError for others, ValueError for a damaged file."""
     sides = read_side(Path(a)), read_side(Path(b))
     names = run_names(sides[0].path, sides[1].path)
     shared = [task for task in sides[0].last if task in sides[1].last]

@@ -31,9 +31,7 @@ class Side:
 def read_side(path: Path) -> Side:
     """A run's folder, an evaluation's folder, or its predictions.jsonl.
 
-    Raises:
-        FileNotFoundError: it is none of them.
-        ValueError: a file is damaged, or predictions.jsonl is empty.
+    Raises FileNotFoundError for something else, ValueError where a file is damaged or predictions.jsonl is empty.
     """
     place = EvaluationDir(path.parent if path.is_file() else path)
     file = path if path.is_file() else place.predictions

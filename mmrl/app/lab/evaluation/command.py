@@ -45,9 +45,8 @@ class EvalArguments:
     def resolve(self) -> tuple[Resolved, RunDir | None]:
         """The settings that they describe, and the run whose weights answer.
 
-        Raises:
-            FileNotFoundError: no such run, config or data.
-            ValueError: neither a run, a config nor a task, two of them, or options that belong to another one.
+        Raises FileNotFoundError without such a run, config or data, and ValueError for neither a run, a config nor a task, two of
+        them, or options that belong to another one.
         """
         words = list(self.arguments)
         name = words.pop(0) if words and "=" not in words[0] else None
@@ -74,9 +73,7 @@ class EvalArguments:
 def of_task(task: str, model: str | None, data: str | None, rewards: Sequence[str], overrides: Sequence[str]) -> Resolved:
     """A model as it is on data of a task: all of the file that is named, or of a folder the part that nothing trains on.
 
-    Raises:
-        FileNotFoundError: the data are not there.
-        ValueError: an unknown task, or something is missing.
+    Raises FileNotFoundError without the data, ValueError for an unknown task or if something is missing.
     """
     resolved = one_line(task, model, data, rewards or USUAL_REWARDS.get(task, ()), overrides)
     table, path = resolved.table, ("evaluation", "data")
@@ -103,10 +100,8 @@ def run_evaluation(given: EvalArguments) -> Mapping[str, float]:
     """Answer held-out prompts, write every sample and print the numbers, which are returned under their names in metrics.jsonl.
 
     An evaluation that was killed goes on where it was, if the same words are given again.
-
-    Raises:
-        FileNotFoundError: a run, config, data, model or plug-in is missing.
-        ValueError: no held-out prompts are named, the settings do not fit together, or the folder holds another evaluation.
+    Raises FileNotFoundError without a run, config, data, model or plug-in, and ValueError if no held-out prompts are named, the
+    settings do not fit together, or the folder holds another evaluation.
     """
     resolved, run = given.resolve()
     with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
@@ -150,11 +145,7 @@ def answer(asked: Asked, subject: Subject, place: EvaluationDir, accelerator: Ac
 
 
 def folder_for(asked: Asked, subject: Subject, output: Path | None, ranks: Ranks) -> Path:
-    """The folder of this evaluation, the same on all processes.
-
-    Raises:
-        ValueError: `output` holds something else.
-    """
+    """The folder of this evaluation, the same on all processes; ValueError if `output` holds something else."""
     path, problem = Path(), None
     if ranks.is_main:
         try:
@@ -168,8 +159,7 @@ def folder_for(asked: Asked, subject: Subject, output: Path | None, ranks: Ranks
 def usual_folder(asked: Asked, subject: Subject, output: Path | None) -> Path:
     """`output`, which may hold this evaluation; else the first of the usual folders that is free or holds it unfinished.
 
-    Raises:
-        ValueError: `output` holds something else.
+    Raises ValueError if `output` holds something else.
     """
     if output is not None:
         place = EvaluationDir(output.expanduser().absolute())

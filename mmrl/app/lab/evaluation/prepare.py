@@ -58,15 +58,10 @@ class Ready:
 
 
 def ask(resolved: Resolved, ranks: Ranks, run: RunDir | None = None, step: int | None = None) -> Asked:
-    """Read the prompts.
+    """Read the prompts; `step` is a checkpoint of the run, None its newest whole one.
 
-    Args:
-        step: a checkpoint of the run; None: its newest whole one.
-
-    Raises:
-        FileNotFoundError: no data.
-        CheckpointError: no whole checkpoint, or not of that step.
-        ValueError: there are no held-out prompts, or they are not like what is wanted of them.
+    Raises FileNotFoundError without data, CheckpointError without a whole checkpoint (of that step), and ValueError if there
+    are no held-out prompts, or they are not like what is wanted of them.
     """
     resolved = without_engine(resolved)
     config = resolved.config
@@ -88,9 +83,7 @@ def ask(resolved: Resolved, ranks: Ranks, run: RunDir | None = None, step: int |
 def prepare(asked: Asked, ranks: Ranks, accelerator: Accelerator | None = None) -> Ready:
     """Load rewards and model.
 
-    Raises:
-        FileNotFoundError: a plug-in, model folder or checkpoint is missing.
-        ValueError: settings, rewards and model do not fit together.
+    Raises FileNotFoundError without a plug-in, model folder or checkpoint, ValueError where settings do not fit together.
     """
     plug_ins, config = asked.plug_ins, with_local_model(asked.config, ranks)
     modality = modality_of(config.policy)
@@ -115,11 +108,7 @@ def prepare(asked: Asked, ranks: Ranks, accelerator: Accelerator | None = None) 
 
 
 def wanted_part(state: State, shadows: frozenset[str], run: RunDir) -> State:
-    """A policy's state without the averages and references that this evaluation has no use for.
-
-    Raises:
-        ValueError: the run did not keep one that it has.
-    """
+    """A policy's state without the averages and references that this evaluation has no use for; ValueError if one is missing."""
     missing = sorted(shadows - set(state["shadows"]))
     if missing:
         raise ValueError(f"{run.path} kept no weights called {missing[0]!r}: evaluate with evaluation.weights = 'live'")

@@ -186,11 +186,7 @@ def recipes() -> list[Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of this name.
-
-    Raises:
-        ValueError: there is none, or its file is not like one.
-    """
+    """The recipe of this name; ValueError if there is none, or its file is not like one."""
     known = recipe_files()
     if name not in known:
         raise ValueError(f"there is no recipe {name!r}: {did_you_mean(name, known)} (`mmrl recipe ls`)")
@@ -198,11 +194,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def read_recipe(file: Path) -> Recipe:
-    """The facts of a file, and the run next to it.
-
-    Raises:
-        ValueError: the file is not like a recipe, or has no run next to it; the message names place and key.
-    """
+    """The facts of a file, and the run next to it; ValueError, naming place and key, if it is not like a recipe or has no run."""
     name = file.name.removesuffix(ENDING)
     config = file.with_name(f"{name}.toml")
     if not config.is_file():

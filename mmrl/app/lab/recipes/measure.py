@@ -77,12 +77,7 @@ class Measured:
 
 
 def plan_measures(recipe: Recipe, resolved: Resolved) -> list[Planned]:
-    """Every measure's prompts and reward, read and checked before anything is loaded.
-
-    Raises:
-        FileNotFoundError: no such plug-in, or no data.
-        ValueError: no such data set or reward, a setting that it does not know, or prompts that cannot be shown to a model.
-    """
+    """Every measure's prompts and reward, read and checked before anything is loaded; errors as in `read_plug_ins`."""
     found: list[Planned] = []
     for i, measure in enumerate(recipe.measure):
         table, origin = deepcopy(resolved.table), f"{recipe.name}, measure {i} ({measure.name})"
@@ -101,11 +96,7 @@ def plan_measures(recipe: Recipe, resolved: Resolved) -> list[Planned]:
 
 
 def measure_run(recipe: Recipe, planned: Sequence[Planned], run: RunDir | None, limit: int | None = None) -> list[Measured]:
-    """Every figure of a recipe, by a run's newest checkpoint, or by the model as it is.
-
-    Args:
-        limit: use only the first n prompts of each measure.
-    """
+    """Every figure of a recipe, by a run's newest checkpoint or by the model as it is, on `limit` prompts of each at most."""
     config = planned[0].resolved.config
     with deterministic(config.deterministic), distributed_run() as (accelerator, ranks):
         seed(config.seed)
@@ -130,11 +121,7 @@ def measure_run(recipe: Recipe, planned: Sequence[Planned], run: RunDir | None, 
 
 
 def answer(one: Planned, policy: Policy, settings: PolicyConfig, ranks: Ranks, limit: int | None) -> list[Answered]:
-    """The scores of a measure's prompts, by the loaded policy.
-
-    Raises:
-        ValueError: a prompt lacks the column that tells kinds apart, or one that the model cannot be shown.
-    """
+    """The scores of a measure's prompts, by the loaded policy; ValueError for one without its kind, or that cannot be shown."""
     evaluation, modality = replace(one.resolved.config.evaluation, num_prompts=limit or ALL), modality_of(settings)
     modality.check_prompts(settings, one.prompts)
     with ranks.main_first():

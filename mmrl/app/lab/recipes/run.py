@@ -35,8 +35,7 @@ def run_recipe(
         untrained: measure the model as it is and train nothing.
         limit: measure on the first n prompts of each measure.
 
-    Raises:
-        ValueError: no such recipe, settings it does not take, two of run, untrained and output, or files that are missing.
+    Raises ValueError for no such recipe, settings it does not take, two of run, untrained and output, or files that are missing.
     """
     if (run is not None) + untrained + (output is not None) > 1:
         raise ValueError("--run and --untrained train nothing and --output is for what is trained: give one of the three")
