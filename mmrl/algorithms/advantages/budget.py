@@ -13,7 +13,7 @@ from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.notes import Notes
 from mmrl.core.ranges import BelowOne, Count, NonNegative, Number, Share, check_ranges
 from mmrl.core.readings import OLD_ENTROPY
-from mmrl.core.types import Credit, Reading, Rollouts, Scores, Status
+from mmrl.core.types import Credit, Rollouts, Scores, Status
 
 
 class Bucket(NamedTuple):
@@ -100,10 +100,7 @@ class EntropyBudget(Notes, OnTop):
     """Total reward from which a sample is right."""
 
     __post_init__ = check_ranges
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (OLD_ENTROPY,)
+    reads = (OLD_ENTROPY,)
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals = scores.total().double()

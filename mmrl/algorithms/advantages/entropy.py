@@ -27,9 +27,7 @@ class EntropyControl(OnTop):
     most: Positive = 0.7
     """In nats per action, about ln 2."""
 
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (OLD_ENTROPY,)
+    reads = (OLD_ENTROPY,)
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         credit = self.inner(scores, rollouts)
@@ -51,9 +49,7 @@ class NoveltyBonus(OnTop):
     most: NonNegative = 0.5
     """In shares of A."""
 
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (OLD_LOGPROBS,)
+    reads = (OLD_LOGPROBS,)
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         credit = self.inner(scores, rollouts)

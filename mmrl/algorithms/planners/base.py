@@ -29,9 +29,7 @@ def seed_of(seed: int, group_id: int) -> int:
 class Once(PlannerHooks):
     """Every prompt is sampled once, whatever the scores say."""
 
-    @property
-    def max_rounds(self) -> int:
-        return 1
+    max_rounds = 1
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         return one_request_each(prompts, group_size, first_id, seed)

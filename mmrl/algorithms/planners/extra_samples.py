@@ -79,9 +79,7 @@ class WhereHard(Again):
     success_at: Number = 0.5
     """Total reward from which a sample is right."""
 
-    @property
-    def max_rounds(self) -> int:
-        return 2
+    max_rounds = 2
 
     def extra(self, rewards: dict[int, list[float]], round_index: int) -> dict[int, int]:
         if round_index:

@@ -18,9 +18,7 @@ class SampleFrom(PlannerHooks):
     model: Literal["ema", "ref"] = "ema"
     """ema: the averaged weights; ref: the weights before training."""
 
-    @property
-    def max_rounds(self) -> int:
-        return 1
+    max_rounds = 1
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         return [replace(request, model=self.model) for request in Once().first(prompts, group_size, first_id, seed)]

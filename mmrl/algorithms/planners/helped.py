@@ -40,9 +40,7 @@ class Refinements(Remembering):
         check_template(self, "refine_text", self.refine_text, "{sample}", "{critique}")
         check_template(self, "answer_text", self.answer_text, "{answer}")
 
-    @property
-    def max_rounds(self) -> int:
-        return 2
+    max_rounds = 2
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for an answer that a critique cannot write down."""
@@ -95,10 +93,7 @@ class SerialExits(Remembering):
     then becomes rarer. False: a thought trains once, in the whole answer, which never earns most."""
 
     __post_init__ = check_ranges
-
-    @property
-    def max_rounds(self) -> int:
-        return 2
+    max_rounds = 2
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         """Raises ValueError for a group of one."""

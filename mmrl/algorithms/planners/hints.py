@@ -180,9 +180,7 @@ class Scaffold(Remembering):
         check_ranges(self)
         check_template(self, "hint_text", self.hint_text, "{hint}")
 
-    @property
-    def max_rounds(self) -> int:
-        return 2
+    max_rounds = 2
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError where no prompt has hints."""
@@ -237,9 +235,7 @@ class BesideHint(Remembering):
         check_ranges(self)
         check_template(self, "hint_text", self.hint_text, "{hint}")
 
-    @property
-    def max_rounds(self) -> int:
-        return 1
+    max_rounds = 1
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError where no prompt has the text."""

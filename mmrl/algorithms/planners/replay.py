@@ -31,9 +31,7 @@ class Replay(PlannerHooks):
         check_ranges(self)
         object.__setattr__(self, "buffer", RowBuffer(self.capacity))
 
-    @property
-    def max_rounds(self) -> int:
-        return 2
+    max_rounds = 2
 
     def begin(self, prompts: Sequence[Prompt], vocabulary: str) -> None:
         """Raises ValueError when rows of other tokens are held."""

@@ -33,10 +33,7 @@ class SegmentValues(Remembering):
     """Group and sample -> how many tokens each valued beginning has, of this step."""
 
     __post_init__ = check_ranges
-
-    @property
-    def max_rounds(self) -> int:
-        return 2
+    max_rounds = 2
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         self.cuts.clear()

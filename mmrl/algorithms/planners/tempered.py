@@ -42,10 +42,7 @@ class Tempered(Notes, PlannerHooks):
     seeds: dict[int, int] = field(default_factory=dict[int, int], init=False, compare=False, repr=False)
 
     __post_init__ = check_ranges
-
-    @property
-    def max_rounds(self) -> int:
-        return 2
+    max_rounds = 2
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         requests = one_request_each(prompts, group_size, first_id, seed)

@@ -150,9 +150,7 @@ class DifficultyAware(PlannerHooks):
         check_ranges(self)
         object.__setattr__(self, "memory", Memory(deque(maxlen=self.window)))
 
-    @property
-    def max_rounds(self) -> int:
-        return 3
+    max_rounds = 3
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         requests = one_request_each(prompts, group_size, first_id, seed)

@@ -32,10 +32,7 @@ class Gate:
     """None: multiply; else all or nothing."""
 
     __post_init__ = check_ranges
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return ()
+    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError for a name that no reward has."""
@@ -65,10 +62,7 @@ class Minimum:
     """Weight of the column `minimum` in the total."""
 
     __post_init__ = check_ranges
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return ()
+    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError for a name that no reward has."""
@@ -94,10 +88,7 @@ class Unlikeliness:
     """Share of the reward that is lost at rank G; the likeliest sample has rank G - 1."""
 
     __post_init__ = check_ranges
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (OLD_LOGPROBS,)
+    reads = (OLD_LOGPROBS,)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         mask = rollouts.action_mask

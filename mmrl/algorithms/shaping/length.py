@@ -22,10 +22,7 @@ class OverlongPenalty:
     """Weight of the reward `overlong` in the total."""
 
     __post_init__ = check_ranges
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return ()
+    reads = ()
 
     def with_length(self, length: int) -> "OverlongPenalty":
         """The same with the run's completion length."""

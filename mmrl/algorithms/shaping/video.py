@@ -17,9 +17,7 @@ from mmrl.runtime.tensors import masked_mean, within
 class ReadsNothing:
     """The declaration of shapings that look at scores and rollouts alone."""
 
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return ()
+    reads = ()
 
 
 @dataclass(frozen=True)
@@ -153,10 +151,7 @@ class ConsistencyBonus:
     """The reward above which a sample counts as right."""
 
     __post_init__ = check_ranges
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (EMA_LOGPROBS, ANSWER_MASK)
+    reads = (EMA_LOGPROBS, ANSWER_MASK)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         accuracy, weight = reward_column(scores, self, self.reward)

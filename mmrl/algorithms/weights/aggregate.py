@@ -9,16 +9,11 @@ from mmrl.core.ranges import Count, check_ranges
 from mmrl.core.types import Batch, Counts, Reading, Scope
 
 
-class Aggregation:
-    """The declarations of all aggregations: they read nothing and look at one rollout at a time."""
+class PlainWeight:
+    """The declarations of a weight that reads nothing and looks at one rollout at a time, as all aggregations do."""
 
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return ()
-
-    @property
-    def scope(self) -> Scope:
-        return "rollout"
+    reads: tuple[Reading, ...] = ()
+    scope: Scope = "rollout"
 
 
 def actions(batch: Batch) -> Float[Tensor, "n t"]:
@@ -27,7 +22,7 @@ def actions(batch: Batch) -> Float[Tensor, "n t"]:
 
 
 @dataclass(frozen=True)
-class SequenceMean(Aggregation):
+class SequenceMean(PlainWeight):
     """share = 1 / (N len_n): every rollout counts the same, every action in it the same (GRPO, arXiv:2402.03300).
 
     N is the number of rollouts that train: a fully masked one leaves it (as in verl; TRL and EasyR1 count it).
@@ -39,7 +34,7 @@ class SequenceMean(Aggregation):
 
 
 @dataclass(frozen=True)
-class TokenMean(Aggregation):
+class TokenMean(PlainWeight):
     """share = 1 / sum_n len_n: every action of the minibatch counts the same (DAPO, arXiv:2503.14476)."""
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
@@ -47,7 +42,7 @@ class TokenMean(Aggregation):
 
 
 @dataclass(frozen=True)
-class FixedLength(Aggregation):
+class FixedLength(PlainWeight):
     """share = 1 / (N length): no rollout gains by being long or short (Dr. GRPO, arXiv:2503.20783).
 
     Shares add up to the mean length over `length`, not to 1.
@@ -73,7 +68,7 @@ class FixedLength(Aggregation):
 
 
 @dataclass(frozen=True)
-class SequenceSum(Aggregation):
+class SequenceSum(PlainWeight):
     """share = 1 / N: a rollout counts as much as it is long (LUSPO, arXiv:2602.05261). Shares add up to the mean length."""
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
@@ -81,7 +76,7 @@ class SequenceSum(Aggregation):
 
 
 @dataclass(frozen=True)
-class GroupSum(Aggregation):
+class GroupSum(PlainWeight):
     """share = 1 / (Q len_n): rollouts are averaged over their actions, added up in their group, groups averaged over.
 
     Q is the number of groups that train. For terms that compare the rollouts of a group (Discriminative). Shares add up to the
@@ -94,7 +89,7 @@ class GroupSum(Aggregation):
 
 
 @dataclass(frozen=True)
-class TokenSum(Aggregation):
+class TokenSum(PlainWeight):
     """share = 1: the sum over all actions; the learning rate must know the batch size."""
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.core.readings import GROUP_DIVERGENCE
-from mmrl.core.types import Batch, Counts, Reading, Scope
+from mmrl.core.types import Batch, Counts, Scope
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,7 @@ class GroupDivergence:
     """Weight where the group disagrees most; 1 = uniform. The paper's script has 1.7, its code 1.4."""
 
     __post_init__ = check_ranges
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (GROUP_DIVERGENCE,)
+    reads = (GROUP_DIVERGENCE,)
 
     @property
     def scope(self) -> Scope:

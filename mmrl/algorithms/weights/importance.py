@@ -25,10 +25,7 @@ class HighEntropy:
     """The part that is kept, in (0, 1]."""
 
     __post_init__ = check_ranges
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (OLD_ENTROPY,)
+    reads = (OLD_ENTROPY,)
 
     @property
     def pools(self) -> tuple[Reading, ...]:
@@ -63,10 +60,7 @@ class RolloutCorrection:
     """Largest ratio; None: no bound."""
 
     __post_init__ = check_ranges
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (OLD_LOGPROBS, ROLLOUT_LOGPROBS)
+    reads = (OLD_LOGPROBS, ROLLOUT_LOGPROBS)
 
     @property
     def scope(self) -> Scope:
@@ -98,10 +92,7 @@ class OffPolicyMask:
     """In nats per action."""
 
     __post_init__ = check_ranges
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (OLD_LOGPROBS, ROLLOUT_LOGPROBS)
+    reads = (OLD_LOGPROBS, ROLLOUT_LOGPROBS)
 
     @property
     def scope(self) -> Scope:

@@ -8,13 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.algorithms.weights.aggregate import PlainWeight
 from mmrl.core.hooks import WeightHooks
 from mmrl.core.ranges import Positive, PositiveShare, check_ranges
-from mmrl.core.types import Batch, Counts, Group, MediaSize, Prompt, Reading, Sample, Scope
+from mmrl.core.types import Batch, Counts, Group, MediaSize, Prompt, Sample
 
 
 @dataclass(frozen=True)
-class Difficulty(WeightHooks):
+class Difficulty(PlainWeight, WeightHooks):
     """The number in a column of the prompt, for every action of its rollouts (GUI-G1, arXiv:2505.15810).
 
     There it grows as the target box shrinks against the picture. The column is used as it is, without normalizing.
@@ -22,14 +23,6 @@ class Difficulty(WeightHooks):
 
     column: str = "difficulty"
     """The column of the prompts that holds the weight, a number."""
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return ()
-
-    @property
-    def scope(self) -> Scope:
-        return "rollout"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         """Raises ValueError when a prompt has no number in that column."""
@@ -64,7 +57,7 @@ class Rectangle(Protocol):
 
 
 @dataclass(frozen=True)
-class SmallTarget(WeightHooks):
+class SmallTarget(PlainWeight, WeightHooks):
     """kappa = clamp((reference / s)^power, least, most), s the share of the picture that the true box covers (GUI-G1).
 
     arXiv:2505.15810, whose data hold such a number for every prompt (Difficulty reads it); how it was made of the box's relative
@@ -81,14 +74,6 @@ class SmallTarget(WeightHooks):
     """kappa of tiny ones."""
 
     __post_init__ = check_ranges
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return ()
-
-    @property
-    def scope(self) -> Scope:
-        return "rollout"
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         """Raises ValueError when a prompt's answer is no box."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from mmrl.algorithms.rhythm import Kind, Rhythm
 from mmrl.core.ranges import Count, Factor, Share, check_ranges
 from mmrl.core.readings import ATTENTION_DISTANCE, ATTENTION_INFLUENCE
-from mmrl.core.types import Batch, Counts, Reading, Scope
+from mmrl.core.types import Batch, Counts, Scope
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,7 @@ class AttentionRhythm:
     """coupled: the part of an anchor's gain that goes to that jump."""
 
     __post_init__ = check_ranges
-
-    @property
-    def reads(self) -> tuple[Reading, ...]:
-        return (ATTENTION_DISTANCE, ATTENTION_INFLUENCE)
+    reads = (ATTENTION_DISTANCE, ATTENTION_INFLUENCE)
 
     @property
     def scope(self) -> Scope:
