@@ -9,6 +9,16 @@ from mmrl.core.ranges import Count, Seed, check_ranges
 from mmrl.core.types import Prompt
 
 
+def refuse_other_data(state: State, prompts: Sequence[Prompt], seed: int) -> None:
+    """Raise ValueError for a sampler's state that is of another data set or seed."""
+    for name, now in (("num_prompts", len(prompts)), ("seed", seed)):
+        if state[name] != now:
+            raise ValueError(
+                f"the checkpoint's prompt sampler has {name} {state[name]}, this run has {now}: "
+                "resume with the same data and seed, or start a new run from the checkpoint's weights"
+            )
+
+
 @dataclass
 class Shuffled:
     """Epochs over a sequence of prompts, each in a new order; a draw may cross from one epoch into the next."""
@@ -51,13 +61,7 @@ class Shuffled:
         return {"epoch": self.epoch, "position": self.position, "num_prompts": len(self.prompts), "seed": self.seed}
 
     def load_state_dict(self, state: State) -> None:
-        """Raises ValueError when the state is of another data set or seed, whose order would be another."""
-        for name, now in (("num_prompts", len(self.prompts)), ("seed", self.seed)):
-            if state[name] != now:
-                raise ValueError(
-                    f"the checkpoint's prompt sampler has {name} {state[name]}, this run has {now}: "
-                    "resume with the same data and seed, or start a new run from the checkpoint's weights"
-                )
+        refuse_other_data(state, self.prompts, self.seed)
         self.epoch, self.position = state["epoch"], state["position"]
         self._shuffle()
 

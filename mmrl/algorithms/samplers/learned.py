@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mmrl.algorithms.samplers.base import refuse_other_data
 from mmrl.core.protocols import State
 from mmrl.core.ranges import BelowOne, Count, NonNegative, Number, Positive, PositiveShare, Seed, Share, check_ranges
 from mmrl.core.types import Prompt
@@ -64,13 +65,7 @@ class Learning(ABC):
         return {"draws": self.draws, "seed": self.seed, "num_prompts": len(self.prompts), "memory": self.memory()}
 
     def load_state_dict(self, state: State) -> None:
-        """Raises ValueError when the state is of another data set or seed."""
-        for name, now in (("num_prompts", len(self.prompts)), ("seed", self.seed)):
-            if state[name] != now:
-                raise ValueError(
-                    f"the checkpoint's prompt sampler has {name} {state[name]}, this run has {now}: "
-                    "resume with the same data and seed, or start a new run from the checkpoint's weights"
-                )
+        refuse_other_data(state, self.prompts, self.seed)
         self.draws = state["draws"]
         self.remember(state["memory"])
 

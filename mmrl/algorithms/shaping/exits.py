@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.shaping.video import ReadsNothing, instead
+from mmrl.algorithms.shaping.video import instead
 from mmrl.core.ranges import Number, check_ranges
 from mmrl.core.types import Reading, Rollouts, Sample, Scores
 
@@ -23,7 +23,7 @@ def exit_of(sample: Sample) -> int:
 
 
 @dataclass(frozen=True)
-class ExitDecay(ReadsNothing):
+class ExitDecay:
     """Adds `<reward>_exit` in place of a reward: 2^-(k - 1) for the k-th right sample of a group, from the earliest exit on.
 
     S-GRPO, arXiv:2505.07686; for groups of SerialExits. The whole answer, which has no given tokens, is the last exit.
@@ -35,6 +35,7 @@ class ExitDecay(ReadsNothing):
     """The reward from which a sample is right."""
 
     __post_init__ = check_ranges
+    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         exits = torch.tensor([exit_of(sample) for _, sample in rollouts.samples()], dtype=torch.long)

@@ -14,14 +14,8 @@ from mmrl.core.types import Reading, Rollouts, Scores, Status
 from mmrl.runtime.tensors import masked_mean, within
 
 
-class ReadsNothing:
-    """The declaration of shapings that look at scores and rollouts alone."""
-
-    reads = ()
-
-
 @dataclass(frozen=True)
-class TemporalBonus(ReadsNothing):
+class TemporalBonus:
     """Adds `temporal`: bonus where r > correct_above, if mean r >= ratio * mean r of the probes (T-GRPO, arXiv:2503.21776).
 
     r is one reward of a group's samples, the probes are those drawn with shuffled frames. With a single binary reward the
@@ -41,6 +35,7 @@ class TemporalBonus(ReadsNothing):
     """The reward above which a sample counts as correct."""
 
     __post_init__ = check_ranges
+    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         accuracy, weight = reward_column(scores, self, self.reward)
@@ -55,7 +50,7 @@ class TemporalBonus(ReadsNothing):
 
 
 @dataclass(frozen=True)
-class LengthBonus(ReadsNothing):
+class LengthBonus:
     """Adds `length_band`: bonus for correct rollouts of low to high actions, if several of the group are correct.
 
     Video-R1 (arXiv:2503.21776): thoughts long enough to hold an argument, and no longer.
@@ -73,6 +68,7 @@ class LengthBonus(ReadsNothing):
     """The reward above which a rollout counts as correct."""
 
     __post_init__ = check_ranges
+    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         accuracy, weight = reward_column(scores, self, self.reward)
@@ -86,7 +82,7 @@ class LengthBonus(ReadsNothing):
 
 
 @dataclass(frozen=True)
-class SoftReward(ReadsNothing):
+class SoftReward:
     """r >= tau: tau + rise ln(r - tau + 1); r < tau: tau - (e^(fall (tau - r)) - 1) / (e^fall - 1) (TempSamp-R1).
 
     arXiv:2509.18056. Adds `<reward>_soft` with the reward's weight, and keeps the reward itself for the log: among good answers
@@ -103,6 +99,7 @@ class SoftReward(ReadsNothing):
     """Bend below tau, per unit of reward: the larger, the steeper far below."""
 
     __post_init__ = check_ranges
+    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         return instead(scores, self, self.reward, "soft", self.soften)
@@ -114,7 +111,7 @@ class SoftReward(ReadsNothing):
 
 
 @dataclass(frozen=True)
-class InjectedScale(ReadsNothing):
+class InjectedScale:
     """Adds `<reward>_scaled`: scale * r for injected samples, r for the policy's own (TempSamp-R1's "reward downscaling")."""
 
     reward: str | None = None
@@ -123,6 +120,7 @@ class InjectedScale(ReadsNothing):
     """Factor of an injected sample's reward."""
 
     __post_init__ = check_ranges
+    reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         given = torch.tensor([sample.role == "injected" for _, sample in rollouts.samples()], dtype=torch.bool)
