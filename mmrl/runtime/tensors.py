@@ -33,9 +33,9 @@ def pad_actions(x: Tensor, length: int, value: float = 0) -> Tensor:
     return torch.cat([x, filler], dim=1)
 
 
-def stack_ragged(rows: Sequence[Tensor], value: float = 0) -> Tensor:
-    """1-D tensors of different length -> (n, longest), padded at the end."""
-    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)
+def stack_ragged(rows: Sequence[Tensor]) -> Tensor:
+    """1-D tensors of different length -> (n, longest), with zeros at the end."""
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
 def join_rows(parts: Sequence[Tensor]) -> Tensor:

@@ -218,7 +218,7 @@ def plan(
 
     named = options.task, options.model, options.data, options.reward or []
     given = TrainArguments(arguments or [], *named, held_out=options.held_out)
-    fits = planning.plan_arguments(given, save, calibrate=calibrate, card=card, processes=processes, price=price)
+    fits = planning.plan(given, save, calibrate=calibrate, card=card, processes=processes, price=price)
     if strict and not fits:
         raise typer.Exit(2)
 

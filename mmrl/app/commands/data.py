@@ -63,9 +63,7 @@ def check(source: str, settings: Sequence[str], options: CheckOptions = CheckOpt
     if any(setting.startswith("use=") for setting in settings):
         _refuse_options(options, "use=NAME")
         return _check_with(source, settings)
-    table = Table.of({}, "default")
-    for assignment in settings:
-        table.override(assignment)
+    table = Table.of({}, "default", settings)
     columns, split = _columns_and_split(table)
     found = _guess(source, columns, options.layout, split)
     if found is not None and found.data_set not in NAMES:
@@ -84,9 +82,7 @@ def convert_file(
     source: Path, out: Path, kind: str | None, image_root: Path | None, question: str, settings: Sequence[str], each: bool
 ) -> str:
     """Convert a file or folder; `settings` are columns.KEY=NAME and split=NAME, and ValueError is raised for others."""
-    table = Table()
-    for assignment in settings:
-        table.override(assignment)
+    table = Table.of({}, COMMAND_LINE, settings)
     columns, split = _columns_and_split(table)
     check_keys(table.values, ["columns"], (), table)
     return str(convert(source, kind, out, image_root, question, columns, split, each))
@@ -179,9 +175,7 @@ def show_progress(rows: Iterable[T]) -> Iterable[T]:
 
 def _check_with(source: str, settings: Sequence[str], said: str = "") -> str:
     """Read a file by a data set of ours or yours: `use=charades_sta videos=clips`."""
-    table = Table.of({"path": source}, "default")
-    for assignment in settings:
-        table.override(assignment)
+    table = Table.of({"path": source}, "default", settings)
     arguments = dict(table.values)
     name = str(arguments.pop("use"))
     reader = plugins.load(name, "datasets")

@@ -49,20 +49,6 @@ class Timing:
 
 
 def plan(
-    name: str,
-    overrides: Sequence[str] = (),
-    *,
-    calibrate: int = 0,
-    card: str | None = None,
-    processes: int = 1,
-    price: float | None = None,
-) -> bool:
-    """Print the plan of a config; arguments and errors are those of `plan_arguments`."""
-    given = TrainArguments([name, *overrides])
-    return plan_arguments(given, calibrate=calibrate, card=card, processes=processes, price=price)
-
-
-def plan_arguments(
     given: TrainArguments,
     save: Path | None = None,
     *,

@@ -159,9 +159,7 @@ def space_of(config: RunConfig) -> str | None:
 
 def one_reward(use: str, settings: Sequence[str], space: Space) -> Tried:
     """A reward by name, path or address, with its settings as `key=value`."""
-    table = Table.of({"reward": [{"use": use}]}, "command line")
-    for assignment in settings:
-        table.override(f"reward.0.{assignment}")
+    table = Table.of({"reward": [{"use": use}]}, "command line", (f"reward.0.{assignment}" for assignment in settings))
     args = {key: value for key, value in table.values["reward"][0].items() if key != "use"}
     function = read_reward(RewardConfig(use, args=args), ("reward", "0"), table)()
     return Tried(plugins.default_name(use), use, in_space(function, space))

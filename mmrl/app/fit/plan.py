@@ -38,16 +38,15 @@ class Plan:
         return modality_of(self.config.policy).output == "text"
 
 
-def draw_up(resolved: Resolved, processes: int = 1, length: int | None = None, on_card: bool | None = None) -> Plan:
+def draw_up(resolved: Resolved, processes: int = 1, on_card: bool | None = None) -> Plan:
     """Count one step and estimate memory, without weights.
 
-    `length` is that of every completion (None: max_new_tokens); `on_card`: does the run have a card, where rewards hold their
-    models too (None: as this machine)? Raises FileNotFoundError without a plug-in, data file or the model's config, and
-    ValueError for what `mmrl train` would refuse.
+    `on_card`: does the run have a card, where rewards hold their models too (None: as this machine)? Raises FileNotFoundError
+    without a plug-in, data file or the model's config, and ValueError for what `mmrl train` would refuse.
     """
     check_geometry(resolved, processes)
     on_card = has_card() if on_card is None else on_card
-    return Estimates(processes, prompts_of(resolved), reward_memory(resolved, on_card), length).of(resolved)
+    return Estimates(processes, prompts_of(resolved), reward_memory(resolved, on_card)).of(resolved)
 
 
 def check_geometry(resolved: Resolved, processes: int) -> None:
@@ -69,8 +68,6 @@ class Estimates:
     processes: int
     prompts: Sequence[Prompt]
     rewards: RewardMemory = field(default_factory=RewardMemory)
-    length: int | None = None
-    """Tokens of every completion; None: max_new_tokens."""
 
     def of(self, resolved: Resolved) -> Plan:
         """The plan of these settings; errors as in `draw_up`."""
@@ -80,7 +77,7 @@ class Estimates:
         algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label, self.prompts)
         share = config.prompts_per_step // self.processes
         few = self.prompts[: max(FEWEST, 2 * share)]
-        counted = CountedRun(config, algorithm, few, self.processes, self.length)
+        counted = CountedRun(config, algorithm, few, self.processes)
         usual = counted.calls()
         largest = counted.dry_run.largest_of(self.prompts, share)
         heaviest = counted.calls(prompts=largest).drawn if largest else {}

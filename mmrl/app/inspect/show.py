@@ -60,9 +60,7 @@ def things_lines(name: str, overrides: Sequence[str], presets: Iterable[str]) ->
 
 
 def algorithm_lines(name: str, document: str, overrides: Sequence[str]) -> Iterator[str]:
-    table = Table.of({"algorithm": {"preset": name}}, "asked for")
-    for assignment in overrides:
-        table.override(assignment)
+    table = Table.of({"algorithm": {"preset": name}}, "asked for", overrides)
     assembly = assemble(table)
     yield assembly.label
     yield ""

@@ -140,8 +140,8 @@ class Modality(Protocol[Settings, Model]):
         self, policy: Settings, shadows: frozenset[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]
     ) -> Model: ...
 
-    def build_dry_run(self, policy: Settings, shadows: frozenset[str], views: Mapping[str, View], length: int | None) -> "DryRun":
-        """A policy without weights that counts what it is asked; completions have `length` tokens."""
+    def build_dry_run(self, policy: Settings, shadows: frozenset[str], views: Mapping[str, View]) -> "DryRun":
+        """A policy without weights that counts what it is asked; completions have max_new_tokens."""
         ...
 
     def box_space(self, policy: Settings) -> str | None:

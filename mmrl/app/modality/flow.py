@@ -142,9 +142,7 @@ class FlowModality:
             logging.disable_progress_bar()
         return FlowPolicy(policy, shadows) if ema_decay is None else FlowPolicy(policy, shadows, ema_decay)
 
-    def build_dry_run(
-        self, policy: FlowPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], length: int | None
-    ) -> "DryRun":
+    def build_dry_run(self, policy: FlowPolicyConfig, shadows: frozenset[str], views: Mapping[str, View]) -> "DryRun":
         from mmrl.policies.flow.dry_run import FlowDryRun
 
         return FlowDryRun(policy, shadows)

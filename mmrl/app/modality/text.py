@@ -104,12 +104,10 @@ class TextModality:
 
         return TextPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, views, text_parts(policy))
 
-    def build_dry_run(
-        self, policy: TextPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], length: int | None
-    ) -> "DryRun":
+    def build_dry_run(self, policy: TextPolicyConfig, shadows: frozenset[str], views: Mapping[str, View]) -> "DryRun":
         from mmrl.policies.text.dry_run import TextDryRun
 
-        return TextDryRun(policy, shadows, views, length)
+        return TextDryRun(policy, shadows, views)
 
     def box_space(self, policy: TextPolicyConfig) -> str | None:
         if policy.box_space != "auto":

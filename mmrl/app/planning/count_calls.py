@@ -90,15 +90,13 @@ class CountedRun:
     algorithm: Algorithm
     prompts: Sequence[Prompt]
     processes: int = 1
-    length: int | None = None
-    """Tokens of every completion; None: max_new_tokens."""
     dry_run: DryRun = field(init=False)
     policy: Policy[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         shadows = self.algorithm.shadows | self.config.evaluation.all_weights - {"live"}
         modality = modality_of(self.config.policy)
-        self.dry_run = modality.build_dry_run(self.config.policy, shadows, self.algorithm.views, self.length)
+        self.dry_run = modality.build_dry_run(self.config.policy, shadows, self.algorithm.views)
         self.policy = self.dry_run.policy
 
     def calls(self, worst: bool = False, prompts: Sequence[Prompt] | None = None) -> Calls:

@@ -108,9 +108,9 @@ def histogram(groups: Sequence[tuple[str, Sequence[float], str]], label: str, bi
     return Markup('{}<div class="legend">{}</div>').format(picture, Markup("").join(keys))
 
 
-def canvas(body: Sequence[Markup], label: str) -> Markup:
+def canvas(body: Sequence[Markup], label: str, height: float = HEIGHT) -> Markup:
     return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, HEIGHT, label, Markup("").join(body)
+        WIDTH, height, label, Markup("").join(body)
     )
 
 

@@ -7,7 +7,7 @@ from statistics import median_low
 
 from markupsafe import Markup
 
-from mmrl.app.report.charts import BOTTOM, RIGHT, WIDTH, Scale, decimals, tick_text, ticks
+from mmrl.app.report.charts import BOTTOM, RIGHT, WIDTH, Scale, canvas, decimals, tick_text, ticks
 from mmrl.app.report.timing import PHASES, REST
 from mmrl.app.run.folder import read_lines
 
@@ -154,9 +154,7 @@ def draw(step: RecordedStep) -> Markup:
         body += [bar(x, one, top, LANE - 8, f"band p{LANES.index(name)}") for one in bars[name]]
         held = [one for one in step.inner if any(phase.holds(one) for phase in bars[name])]
         body += [bar(x, one, top + LANE - 12, 4.0, "inner") for one in held]
-    return Markup('<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
-        WIDTH, height, f"Time line of step {step.number}", Markup("").join(body)
-    )
+    return canvas(body, f"Time line of step {step.number}", height)
 
 
 def bar(x: Scale, span: Span, top: float, height: float, style: str) -> Markup:

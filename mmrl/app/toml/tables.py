@@ -1,7 +1,7 @@
 """TOML tables with a memory of where every value came from: the file, the command line, a task."""
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,13 @@ class Table:
         return cls.of(values, str(file))
 
     @classmethod
-    def of(cls, values: Values, origin: str) -> "Table":
-        """Raises ValueError for tables that are nested too deep."""
+    def of(cls, values: Values, origin: str, overrides: Iterable[str] = ()) -> "Table":
+        """Values and overrides of the command line; ValueError for tables that are nested too deep, and as in `override`."""
         check_depth(values, origin)
-        return cls(values, {path: origin for path, _ in leaves(values)})
+        table = cls(values, {path: origin for path, _ in leaves(values)})
+        for assignment in overrides:
+            table.override(assignment)
+        return table
 
     def override(self, assignment: str) -> None:
         """One `dotted.key=value` of the command line; the value is TOML, or else a bare string.

@@ -40,8 +40,8 @@ def probe_video(source: str | Path | Video) -> VideoFacts:
     return VideoFacts(end - start, timeline.fps, len(times), bool(gaps) and max(gaps) - min(gaps) > 0.0021)
 
 
-def probe_sequence(video: Video, fps: float = 1.0) -> VideoFacts:
-    """Length and frames of pictures of one size, taken `video.fps` times a second (`fps` where it does not say)."""
+def probe_sequence(video: Video) -> VideoFacts:
+    """Length and frames of pictures of one size, taken `video.fps` times a second (once where it does not say)."""
     sizes = {source: picture_size(source) for source in video.source}
     if not sizes:
         raise ValueError("a sequence of pictures holds none")
@@ -49,7 +49,7 @@ def probe_sequence(video: Video, fps: float = 1.0) -> VideoFacts:
     for source, size in sizes.items():
         if size != first:
             raise ValueError(f"picture {source} is {size[0]} x {size[1]}, the first of its sequence {first[0]} x {first[1]}")
-    rate, number = video.fps or fps, len(video.source)
+    rate, number = video.fps or 1.0, len(video.source)
     timeline = Timeline(tuple(i / rate for i in range(number)), number / rate, *first)
     start, end = timeline.part(video.start, video.end)
     return VideoFacts(end - start, rate, len(timeline.inside(start, end)), False)

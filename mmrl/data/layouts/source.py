@@ -153,28 +153,26 @@ def look_for(look: Look, first: Mapping[str, Cell] | None, data_set: str, column
     return Source(look.path, layout, Guess(layout.name, data_set, layout.summary, True), columns)
 
 
-def foreign(
-    path: str | Path, name: str | None = None, columns: Mapping[str, str] = NO_COLUMNS, split: str | None = None
-) -> Guess | None:
+def foreign(path: str | Path, name: str | None = None, columns: Mapping[str, str] = NO_COLUMNS) -> Guess | None:
     """The layout of a file whose rows are not in our words; None where they are, or where no layout is known.
 
     Arguments and errors are those of `guess`.
     """
     own = {layout.name for layout in OWN.values()}
-    if name is None and {layout.name for layout in candidates(look_at(Path(path), columns, split))} <= own:
+    if name is None and {layout.name for layout in candidates(look_at(Path(path), columns))} <= own:
         return None
-    found = guess(path, columns, name, split)
+    found = guess(path, columns, name)
     return None if found.layout in own else found
 
 
-def open_foreign(path: str | Path, found: Guess, columns: Mapping[str, str] = NO_COLUMNS, split: str | None = None) -> Source:
+def open_foreign(path: str | Path, found: Guess, columns: Mapping[str, str] = NO_COLUMNS) -> Source:
     """The file as rows in our words; ValueError where these cannot say its rows, because one data set alone reads the layout."""
     if found.data_set not in NAMES:
         raise ValueError(
             f"{path} is {found.layout} ({found.summary}), which only the data set {found.data_set} reads: this command takes "
             f"rows with boxes or with questions and answers, as {', '.join(dict.fromkeys(sum(NAMES.values(), ())))} write them"
         )
-    return replace(open_source(path, found.data_set, found.layout, columns, split), guess=found)
+    return replace(open_source(path, found.data_set, found.layout, columns), guess=found)
 
 
 def _choose(look: Look, data_set: str) -> DataLayout:

@@ -150,7 +150,7 @@ class DryEvaluator:
 
 
 class TextDryRun:
-    """A TextPolicy of parts that answer every request with completions of `length` unlikely tokens and other readings with zeros.
+    """A TextPolicy of parts that answer requests with max_new_tokens unlikely tokens, and other readings with zeros.
 
     Raises:
         FileNotFoundError: no config or no processor of the model.
@@ -162,9 +162,8 @@ class TextDryRun:
         config: TextPolicyConfig,
         shadows: Iterable[str] = (),
         views: Mapping[str, View] | None = None,
-        length: int | None = None,
     ) -> None:
-        self.length = config.sampling.max_new_tokens if length is None else length
+        self.length = config.sampling.max_new_tokens
         self.log, still, self.cache_bytes = CallLog(), StillWeights(), 0
 
         def generator(host: TextHost) -> DryGenerator:

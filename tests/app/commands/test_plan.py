@@ -11,6 +11,7 @@ import typer
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.cli import program as cli
 from mmrl.app.commands import plan
+from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config import run as configs
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import CountedRun
@@ -187,7 +188,7 @@ def test_estimated_bytes_are_those_of_tensors(name, cache, tmp_path):
     # every sample has a reward of its own: a row without advantage would leave the update
     words = [f"reward=[{{use='{reward}'}}]", "algorithm.old=reread", "mean_ratio_bound=1.0"]
     resolved = configs.load("tiny/image", [*SMALL, *words, *MODELS[name]])
-    made = plan.draw_up(resolved, length=5).memory
+    made = plan.draw_up(resolved).memory
     job = build(resolved)
     policy: Any = job.policy
     policy.net.banned[list(policy.eos_token_ids)] = True
@@ -243,10 +244,10 @@ def test_encoders_that_rest_count_while_they_are_awake(make: Make):
 
 def test_what_does_not_fit_is_said_before_weights_load(make: Make, capsys, monkeypatch):
     monkeypatch.setattr(plan, "build", lambda *args, **kwargs: pytest.fail("weights were loaded"))
-    assert not plan.plan("tiny/flow", card="0.5GB")
+    assert not plan.plan(TrainArguments(["tiny/flow"]), card="0.5GB")
     said = " ".join(capsys.readouterr().out.split())
     assert "DOES NOT FIT: it needs about" in said and "gradients" in said
-    assert plan.plan("tiny/flow", card="24GB")
+    assert plan.plan(TrainArguments(["tiny/flow"]), card="24GB")
     assert "fits a card of 24.0 GiB" in capsys.readouterr().out
     cli.plan(["tiny/flow"], card="0.5GB")
     with pytest.raises(typer.Exit):
@@ -273,16 +274,18 @@ def test_sizes_of_cards():
 
 def test_geometry_is_refused_as_train_refuses_it(make: Make):
     with pytest.raises(ValueError, match="3 processes cannot share evenly"):
-        plan.plan("tiny/flow", processes=3)
+        plan.plan(TrainArguments(["tiny/flow"]), processes=3)
     with pytest.raises(ValueError, match="need groups of a multiple of 4"):
         plan.plan(
-            "tiny/flow",
-            [
-                "algorithm.preset=branch_grpo",
-                "algorithm.schedule.kind=Tree",
-                "algorithm.group_size=6",
-                "algorithm.schedule.split_steps=[0, 1]",
-            ],
+            TrainArguments(
+                [
+                    "tiny/flow",
+                    "algorithm.preset=branch_grpo",
+                    "algorithm.schedule.kind=Tree",
+                    "algorithm.group_size=6",
+                    "algorithm.schedule.split_steps=[0, 1]",
+                ]
+            ),
         )
 
 

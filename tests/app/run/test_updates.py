@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.commands.plan import draw_up, plan
-from mmrl.app.commands.train import fit, run_job
+from mmrl.app.commands.train import TrainArguments, fit, run_job
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import Job, build
 from mmrl.app.run.context import idle_terms, refuse_idle_methods
@@ -90,8 +90,8 @@ def test_a_method_of_which_something_acts_is_not(words: Sequence[str]):
 
 def test_plan_says_so(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ValueError, match=LATER):
-        plan("tiny/image", ["algorithm.preset=sapo", "algorithm.minibatches=1"])
-    plan("tiny/image", ["algorithm.preset=dapo", "algorithm.minibatches=1"])
+        plan(TrainArguments(["tiny/image", "algorithm.preset=sapo", "algorithm.minibatches=1"]))
+    plan(TrainArguments(["tiny/image", "algorithm.preset=dapo", "algorithm.minibatches=1"]))
     assert LATER in " ".join(capsys.readouterr().out.split())
 
 

@@ -62,17 +62,13 @@ class Deviation:
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A number of the paper's table, and how it is computed from scores."""
+class Total:
+    """A number of the paper's table, over the prompts of all measures together, as ScreenSpot's average."""
 
     name: str
     """Its name in the table: Acc@0.5, R@0.7, counting."""
     at_least: Number | None = None
     """The share of samples whose score reaches this; None: the mean score."""
-    kind: str = ""
-    """Prompts alone whose column `by` of the measure says this; empty: all."""
-    over: Literal["samples", "kinds"] = "samples"
-    """kinds: the plain mean of the kinds' means, as GenEval's overall score."""
     factor: Positive = 1.0
     """The number is multiplied by this: 100 for percent."""
     base: Published = UNKNOWN
@@ -81,6 +77,16 @@ class Figure:
     """The paper's number of the trained model."""
 
     __post_init__ = check_ranges
+
+
+@dataclass(frozen=True)
+class Figure(Total):
+    """A number of the paper's table, over the prompts of one measure."""
+
+    kind: str = ""
+    """Prompts alone whose column `by` of the measure says this; empty: all."""
+    over: Literal["samples", "kinds"] = "samples"
+    """kinds: the plain mean of the kinds' means, as GenEval's overall score."""
 
 
 @dataclass(frozen=True)
@@ -103,19 +109,6 @@ class Measure:
         for one in self.figure:
             if (one.kind or one.over == "kinds") and not self.by:
                 raise ValueError(f"the figure {one.name!r} of the measure {self.name!r} is of kinds: name their column with `by`")
-
-
-@dataclass(frozen=True)
-class Total:
-    """A figure over the prompts of all measures together, as ScreenSpot's average."""
-
-    name: str
-    at_least: Number | None = None
-    factor: Positive = 1.0
-    base: Published = UNKNOWN
-    paper: Published = UNKNOWN
-
-    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
