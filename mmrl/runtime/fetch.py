@@ -8,10 +8,10 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from math import isfinite, nan
+from math import inf, isfinite, nan
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from httpx import AsyncClient
 
 SCHEMES = ("http://", "https://")
+BUSY = frozenset({408, 425, 429, 502, 503, 504})
+"""Answers that may be different next time: a busy or stopping server, and a proxy before one that starts."""
 CONNECT_S = 5.0
 LEAST_PAUSE_S = 1.0
 """Between two tries, whatever the server asks for."""
@@ -93,6 +95,32 @@ def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES, client
     finally:
         # the loop closes the connection on its own, without anybody waiting for it
         future.cancel()
+
+
+def attempts(
+    request: Request, until: float, pauses: Iterable[float], timeout_s: float = inf
+) -> Iterator[tuple[Answer | UnreachableError, float]]:
+    """What comes of a request each time it is sent, and the pause that follows unless the caller stops here.
+
+    Sent once, and again after each pause, or after what a Retry-After asks for, as long as the pause ends before `until` on the
+    monotonic clock. `timeout_s` bounds a single attempt.
+
+    Raises AnswerError and ValueError as `fetch`.
+    """
+    wait_s = 0.0
+    for number, pause_s in enumerate(pauses):
+        if number and wait_s >= until - time.monotonic():
+            return
+        if number:
+            time.sleep(wait_s)
+        wait_s = pause_s
+        try:
+            found = fetch(request, min(timeout_s, until - time.monotonic()), MOST_BYTES)
+        except UnreachableError as error:
+            yield error, wait_s
+        else:
+            wait_s = retry_delay(found.headers.get("retry-after"), wait_s)
+            yield found, wait_s
 
 
 def open_client(url: str, connections: int = 1, idle_s: float = 0.0) -> "AsyncClient":

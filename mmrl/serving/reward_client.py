@@ -11,20 +11,17 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from urllib.parse import urlsplit
 
 from mmrl.core.ranges import CountOrNone, Positive, check_ranges
 from mmrl.core.samples import Group, RewardUnavailableError, Sample, Scored, Status
-from mmrl.runtime.fetch import SCHEMES, Answer, AnswerError, Request, UnreachableError, check_address, fetch, retry_delay, words
+from mmrl.runtime.fetch import BUSY, SCHEMES, Answer, AnswerError, Request, UnreachableError, attempts, check_address, words
 from mmrl.runtime.secrets import Json, hide, read_secret
 from mmrl.serving import wire
 
 log = logging.getLogger("mmrl")
-AGAIN = (408, 425, 429, 502, 503, 504)
-"""Answers that may be different next time: a busy or stopping server, and a proxy before one that starts."""
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 5.0
-MOST_BYTES = 64 * 2**20
-"""The largest answer: the scores of a group take a few hundred bytes."""
+FIRST_PAUSES_S, LATER_PAUSES_S = (1.0, 2.0, 4.0), 5.0
 FORM = "http://host:port/name"
 
 
@@ -166,26 +163,22 @@ class RemoteReward:
         parts, token = urlsplit(self.url), read_secret(self.token_env)
         headers = {"x-request-id": uuid.uuid4().hex} | ({"Authorization": f"Bearer {token}"} if token else {})
         request = Request(method, f"{parts.scheme}://{parts.netloc}{path}", headers, body)
-        wait_s, trouble = FIRST_WAIT_S, ""
-        while True:
-            try:
-                answer = fetch(request, until - time.monotonic(), MOST_BYTES)
-            except UnreachableError as error:
-                trouble, pause_s = self._quote(error), wait_s
-            except AnswerError as error:
-                raise RemoteRewardError(f"{self.url} {self._quote(error)}, and no scores are that") from None
-            else:
-                if answer.status not in AGAIN:
+        trouble = ""
+        try:
+            for answer, pause_s in attempts(request, until, chain(FIRST_PAUSES_S, repeat(LATER_PAUSES_S))):
+                is_first = not trouble
+                if isinstance(answer, UnreachableError):
+                    trouble = self._quote(answer)
+                elif answer.status in BUSY:
+                    trouble = f"{answer.status}: {self._quote(answer.text)}"
+                else:
                     return self._accept(answer)
-                trouble = f"{answer.status}: {self._quote(answer.text)}"
-                pause_s = retry_delay(answer.headers.get("retry-after"), wait_s)
-            left_s = until - time.monotonic()
-            if left_s <= pause_s:
-                raise RewardUnavailableError(f"reward server {self.url} does not answer ({trouble})")
-            if wait_s == FIRST_WAIT_S:
-                log.warning("reward server %s does not answer (%s): waiting up to %.0f s for it", self.url, trouble, left_s)
-            time.sleep(pause_s)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                left_s = until - time.monotonic()
+                if is_first and pause_s < left_s:
+                    log.warning("reward server %s does not answer (%s): waiting up to %.0f s for it", self.url, trouble, left_s)
+        except AnswerError as error:
+            raise RemoteRewardError(f"{self.url} {self._quote(error)}, and no scores are that") from None
+        raise RewardUnavailableError(f"reward server {self.url} does not answer ({trouble})")
 
     def _accept(self, answer: Answer) -> Answer:
         said = self._quote(answer.text)

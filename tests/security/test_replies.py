@@ -18,7 +18,7 @@ import pytest
 from mmrl import Group, Prompt, Sample, Scored
 from mmrl.core.samples import RewardUnavailableError, Status
 from mmrl.runtime import fetch
-from mmrl.serving import reward_client, wire
+from mmrl.serving import wire
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, HopelessError, JudgeError, Question
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
@@ -117,7 +117,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_reply_is_a_failure_and_no_score(kind: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reward_client, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(fetch, "MOST_BYTES", 2**20)
     answer, message = BAD[kind]
     with foreign(answer) as url, pytest.raises(RemoteRewardError, match=message):
         RemoteReward(f"{url}/length").score(GROUP)
@@ -175,7 +175,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_a_bad_answer_of_a_judge_is_one_error(kind: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(judge, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(fetch, "MOST_BYTES", 2**20)
     with foreign(says(ANSWERS[kind])) as url:
         [outcome] = judge.ask(Endpoint(url, "m"), [Question("x")])
     assert isinstance(outcome, JudgeError) and str(outcome)

@@ -14,18 +14,16 @@ from PIL import Image
 
 from mmrl.core.ranges import Count, NonNegative, Positive, Range, check_ranges
 from mmrl.core.samples import RewardUnavailableError, Scored
-from mmrl.runtime.fetch import Answer, AnswerError, Request, UnreachableError, check_address, fetch, retry_delay, words
+from mmrl.runtime.fetch import BUSY, Answer, AnswerError, Request, UnreachableError, attempts, check_address, words
 from mmrl.runtime.secrets import Json, hide, hide_in_json, read_secret
 from mmrl.serving.media import PictureFormat, data_url
 
 log = logging.getLogger("mmrl")
-RETRIED = frozenset({408, 409, 425, 429})
+RETRIED = BUSY | {409}
 """Besides everything from 500 on."""
 HOPELESS = frozenset({401, 403, 404, 405})
 """The server refuses every request alike: wrong key, address or model."""
 MOST_WAIT_S = 30.0
-MOST_BYTES = 64 * 2**20
-"""The largest answer that is read: some thousand tokens with their probabilities take less than one."""
 
 
 class JudgeError(RuntimeError):
@@ -175,32 +173,27 @@ def request(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, de
     JudgeError holds the last trouble, and never the key.
     """
     address, key = f"{endpoint.url.rstrip('/')}{path}", key_of(endpoint)
-    # own generator: pauses must not change what is sampled elsewhere
-    jitter = random.Random()
-    trouble, wait, tried = f"{address} was not asked: server.deadline_s is over", 0.0, 0
+    if deadline <= time.monotonic():
+        raise JudgeError(f"{address} was not asked: server.deadline_s is over (gave up after 0 attempts)")
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     asked = Request("GET" if body is None else "POST", address, headers, None if body is None else json.dumps(body).encode())
-    for attempt in range(endpoint.retries + 1):
-        if wait >= deadline - time.monotonic():
-            break
-        if attempt:
-            time.sleep(wait)
-        tried += 1
-        wait = min(2**attempt * (1 + jitter.random()), MOST_WAIT_S)
-        try:
-            answer = fetch(asked, min(endpoint.timeout_s, deadline - time.monotonic()), MOST_BYTES)
-        except UnreachableError as error:
-            trouble = hide(f"{address} cannot be reached: {error}", key)
-        except AnswerError as error:
-            raise JudgeError(hide(f"{address} {error}", key)) from None
-        except ValueError as error:
-            raise HopelessError(hide(f"server.url: {error}", key)) from None
-        else:
-            if 200 <= answer.status < 300:
+    # own generator: pauses must not change what is sampled elsewhere
+    jitter, trouble, tried = random.Random(), "", 0
+    pauses = (min(2**i * (1 + jitter.random()), MOST_WAIT_S) for i in range(endpoint.retries + 1))
+    try:
+        for answer, _ in attempts(asked, deadline, pauses, endpoint.timeout_s):
+            tried += 1
+            if isinstance(answer, UnreachableError):
+                trouble = hide(f"{address} cannot be reached: {answer}", key)
+            elif 200 <= answer.status < 300:
                 return hide_in_json(json_of(answer, address), key)
-            trouble = refusal(address, answer, key)
-            wait = retry_delay(answer.headers.get("retry-after"), wait)
-        log.info("attempt %d: %s", tried, trouble)
+            else:
+                trouble = refusal(address, answer, key)
+            log.info("attempt %d: %s", tried, trouble)
+    except AnswerError as error:
+        raise JudgeError(hide(f"{address} {error}", key)) from None
+    except ValueError as error:
+        raise HopelessError(hide(f"server.url: {error}", key)) from None
     raise JudgeError(f"{trouble} (gave up after {tried} attempts)")
 
 
