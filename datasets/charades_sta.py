@@ -40,10 +40,7 @@ def load(
     Raises:
         ValueError: listing the first bad rows with file and line.
     """
-    file = Path(path)
-    report = Report(str(path))
-    folder = file.parent if videos is None else Path(videos)
-    return read_videos(_rows(file, report, labelled), _asked, folder, report, template, max_bad)
+    return read_videos(path, videos, lambda file, report: _rows(file, report, labelled), _asked, template, max_bad)
 
 
 def _rows(path: Path, report: Report, labelled: bool = True) -> Iterator[Row]:

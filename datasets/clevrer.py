@@ -16,7 +16,6 @@ from mmrl.answers.choices import LETTERS
 from mmrl.core.ranges import CountOrNone, Share
 from mmrl.data.inversion import with_inversion
 from mmrl.data.readers import Row, read_json
-from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow, read_videos, text_of
 
 _KINDS = ("descriptive", "explanatory", "predictive", "counterfactual")
@@ -46,10 +45,8 @@ def load(
     Raises:
         ValueError: a share outside 0 to 1; or listing the first bad rows with file, video and number of the question.
     """
-    file = Path(path)
-    report = Report(str(path))
-    folder = file.parent if videos is None else Path(videos)
-    return read_videos(_rows(file), with_inversion(_Questions(tuple(kinds)), invert), folder, report, template, max_bad)
+    parse = with_inversion(_Questions(tuple(kinds)), invert)
+    return read_videos(path, videos, lambda file, _: _rows(file), parse, template, max_bad)
 
 
 def _rows(path: Path) -> Iterator[Row]:

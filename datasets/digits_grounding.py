@@ -6,12 +6,12 @@ Licence: the digits are from the UCI repository, CC BY 4.0; the drawing is own c
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from mmrl import Box, Prompt
 from mmrl.core.ranges import Count, CountOrNone, Range, Seed
-from mmrl.data.built import Built
-from mmrl.data.drawn.scenes import PlacedDigit, Scene, SceneStyle, draw_scene
+from mmrl.data.drawn.scenes import PlacedDigit, SceneStyle, draw_scene
 
 __all__ = ["load"]
 
@@ -37,16 +37,38 @@ def load(
     Raises:
         ValueError: no such split, or digits that cannot be asked for.
     """
-    style = SceneStyle(asked=tuple(asked), num_distractors=num_distractors, background=background)
-    prompts = Built(size, lambda i: _prompt(f"{split}-{seed}-{i}", draw_scene(seed, i, split, style)))
+    prompts = _Scenes(split, size, seed, SceneStyle(asked=tuple(asked), num_distractors=num_distractors, background=background))
     if size:
         prompts[0]
     return prompts
 
 
-def _prompt(name: str, scene: Scene) -> Prompt:
-    columns = {"distractors": tuple(map(_box, scene.distractors)), "digit": scene.asked.digit}
-    return Prompt(name, scene.question, (scene.image,), (_box(scene.asked),), columns)
+@dataclass(frozen=True)
+class _Scenes(Sequence[Prompt]):
+    split: str
+    size: int
+    seed: int
+    style: SceneStyle
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.size))]
+        if not -self.size <= index < self.size:
+            raise IndexError(f"prompt {index} of {self.size}")
+        return self._prompt(index % self.size)
+
+    def _prompt(self, index: int) -> Prompt:
+        scene = draw_scene(self.seed, index, self.split, self.style)
+        return Prompt(
+            id=f"{self.split}-{self.seed}-{index}",
+            text=scene.question,
+            media=(scene.image,),
+            answer=(_box(scene.asked),),
+            columns={"distractors": tuple(map(_box, scene.distractors)), "digit": scene.asked.digit},
+        )
 
 
 def _box(placed: PlacedDigit) -> Box:

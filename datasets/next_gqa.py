@@ -16,7 +16,6 @@ from mmrl.answers.choices import LETTERS
 from mmrl.core.ranges import CountOrNone, Share
 from mmrl.data.inversion import with_inversion
 from mmrl.data.readers import Cell, Row, csv_rows
-from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow, object_of, read_videos, span_of, text_of
 
 
@@ -46,9 +45,6 @@ def load(
     Raises:
         ValueError: a share outside 0 to 1, or one above 0 with ask = when; or listing the first bad rows with file and line.
     """
-    file = Path(path)
-    report = Report(str(path))
-    folder = file.parent if videos is None else Path(videos)
     if ask == "when" and spans is None:
         raise ValueError("asking when needs the file of spans, such as gsub_val.json: set `spans`")
     parse = with_inversion(_Questions({} if spans is None else object_of(Path(spans)), ask == "when"), invert)
@@ -56,7 +52,7 @@ def load(
         raise ValueError(
             f"invert is {invert}, but ask = 'when' asks for spans, which have no options: set invert = 0 or ask = 'which'"
         )
-    return read_videos(csv_rows(file), parse, folder, report, template, max_bad)
+    return read_videos(path, videos, lambda file, _: csv_rows(file), parse, template, max_bad)
 
 
 @dataclass(frozen=True)

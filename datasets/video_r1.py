@@ -17,7 +17,6 @@ from mmrl.answers.block import answer_block
 from mmrl.core.ranges import CountOrNone, Share
 from mmrl.data.inversion import with_inversion
 from mmrl.data.readers import Cell, Row, read_rows
-from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow, read_videos, text_of
 
 _LETTERED = re.compile(r"\(?([A-Z])[).:]\s*")
@@ -49,13 +48,8 @@ def load(
     Raises:
         ValueError: a share outside 0 to 1; or listing the first bad rows with file and line, among them those of an unknown type.
     """
-    file = Path(path)
-    report = Report(str(path))
-    folder = file.parent if videos is None else Path(videos)
-    rows = read_rows(file, report)
-    return read_videos(
-        rows, with_inversion(_Questions(columns or {}), invert), folder, report, template, max_bad, anywhere=videos is None
-    )
+    parse = with_inversion(_Questions(columns or {}), invert)
+    return read_videos(path, videos, read_rows, parse, template, max_bad, anywhere=videos is None)
 
 
 @dataclass(frozen=True)

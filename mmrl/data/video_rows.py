@@ -82,10 +82,10 @@ class VideoFolder:
 
 
 def read_videos(
-    rows: Iterable[Row],
+    path: str | Path,
+    videos: str | Path | None,
+    rows: Callable[[Path, Report], Iterable[Row]],
     parse: Callable[[Row], Iterable[VideoRow]],
-    folder: Path,
-    report: Report,
     template: str | None = None,
     max_bad: int = 0,
     anywhere: bool = False,
@@ -93,24 +93,25 @@ def read_videos(
     """Read all good prompts of a file, in its order.
 
     Args:
-        rows: of the file.
+        videos: the folder that holds them; None: the file's.
+        rows: of the file; bad ones go into the report.
         parse: what a row asks; ValueError for a row that asks nothing we understand.
-        folder: where the videos are.
-        report: gets the bad rows.
         template: the prompt's text, with {question} in it; one for the type of the question by default.
         max_bad: up to n bad rows are left out with a warning that names the first; one more is a ValueError that lists them.
         anywhere: True lets rows name videos outside the folder, by absolute paths.
     """
     if template is not None and "{question}" not in template:
         raise ValueError(f"template {template!r} must contain {{question}}")
+    file, report = Path(path), Report(str(path))
+    folder = file.parent if videos is None else Path(videos)
     if not folder.is_dir():
         raise FileNotFoundError(f"the folder of videos {folder} does not exist: set `videos`")
-    videos, prompts, ids = VideoFolder(folder, anywhere), list[Prompt](), set[str]()
-    for row in rows:
+    found, prompts, ids = VideoFolder(folder, anywhere), list[Prompt](), set[str]()
+    for row in rows(file, report):
         report.num_rows += 1
         with report.collecting(row.place):
             for asked in parse(row):
-                prompt = _prompt(asked, row.place, videos, template)
+                prompt = _prompt(asked, row.place, found, template)
                 check_new_id(prompt, ids)
                 prompts.append(prompt)
     report.note_if_empty()
