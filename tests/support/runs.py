@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from mmrl.answers.boxes.box import Box
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import JsonlTracker
-from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status
+from mmrl.core.types import Examples, Group, MediaSize, Prompt, Sample, Scores, Status
 
 CONFIG = """steps = {steps}
 prompts_per_step = 4
@@ -123,7 +123,7 @@ def write_run(
             tracker.log(step, figures_of(rng, step, level(step)))
         if step and (step == 1 or step % 10 == 0):
             groups = [group_of(rng, 100 * step + i, kind, size, 4, 0.5 - 0.4 * step / steps) for i in range(4)]
-            tracker.samples(step, groups, scores_of(rng, 16, level(step)), "train")
+            tracker.write(step, Examples(groups, scores_of(rng, 16, level(step))), "train")
         if evaluate and (step % 20 == 0 or step == steps):
             held_out = random.Random(seed + 1)
             groups = [group_of(held_out, i, kind, size, 1, 0.6 - 0.5 * step / max(1, steps)) for i in range(num_prompts)]
@@ -131,5 +131,5 @@ def write_run(
             tracker.log(
                 step, {"eval/iou": level(step), "eval/total": float(scores.total().mean()), "eval/completion_length": 17.0}
             )
-            tracker.samples(step, groups, scores, "eval")
+            tracker.write(step, Examples(groups, scores), "eval")
     return run

@@ -1,7 +1,7 @@
 """Where a run's metrics and examples go: its own files and the terminal."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from mmrl.app.errors import Terminal, printable
 from mmrl.app.files import replace_text
 from mmrl.app.run.folder import RunDir, also_split, as_text
 from mmrl.app.run.sample_files import sample_lines
-from mmrl.core.types import Examples, Group, Scores
+from mmrl.core.types import Examples
 from mmrl.training.measure import PHASES
 
 KEY_FIGURES = (("reward", "reward/total"), ("no spread", "reward/no_spread"), ("kl", "policy/kl"), ("length", "rollout/length"))
@@ -44,9 +44,6 @@ class JsonlTracker:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.run.append(step, metrics)
-
-    def samples(self, step: int, groups: Sequence[Group], scores: Scores, split: str) -> None:
-        self.write(step, Examples(groups, scores), split)
 
     def write(self, step: int, examples: Examples, split: str) -> None:
         """The samples file of a step."""

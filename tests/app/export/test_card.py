@@ -8,14 +8,14 @@ from mmrl.app.export.card import results
 from mmrl.app.report.data import load
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import JsonlTracker
-from mmrl.core.types import Group, Prompt, Sample, Scores
+from mmrl.core.types import Examples, Group, Prompt, Sample, Scores
 
 
 def evaluated(run: RunDir, step: int, prompt: str, *values: float) -> None:
     """Keep an evaluation of one prompt, with a reward per value."""
     names = tuple(f"reward{i}" for i in range(len(values)))
     scores = Scores(names, torch.tensor([values]), torch.zeros(1, len(values), dtype=torch.long), torch.ones(len(values)))
-    JsonlTracker(run).samples(step, [Group(0, Prompt(prompt, "?"), (Sample(text="a"),))], scores, "eval")
+    JsonlTracker(run).write(step, Examples([Group(0, Prompt(prompt, "?"), (Sample(text="a"),))], scores), "eval")
 
 
 def results_of(run: RunDir) -> list[str]:

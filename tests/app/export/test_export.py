@@ -15,7 +15,7 @@ from mmrl.app.run.build import build_policy
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import JsonlTracker
 from mmrl.core.ranks import Ranks
-from mmrl.core.types import Group, Prompt, Sample, Scores
+from mmrl.core.types import Examples, Group, Prompt, Sample, Scores
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.tiny.text.vlms import build as build_tiny
 from mmrl.training.checkpoints.save import CheckpointError, Checkpoints
@@ -105,7 +105,7 @@ def test_the_card_tells_method_reward_base_and_the_figures_of_its_step(run_of: A
     run, _ = run_of(lora=True)
     for step, value in ((0, 0.25), (5, 0.75)):
         scores = Scores(("iou",), torch.tensor([[value]]), torch.zeros(1, 1, dtype=torch.long), torch.ones(1))
-        JsonlTracker(run).samples(step, [Group(0, Prompt("p", "?"), (Sample(text="a"),))], scores, "eval")
+        JsonlTracker(run).write(step, Examples([Group(0, Prompt("p", "?"), (Sample(text="a"),))], scores), "eval")
     card = (export(run.path, tmp_path / "out") / "README.md").read_text()
     assert "- method: grpo, step 5 of 5, 4 prompts a step" in card and "- rewards: iou (weight 0.5)" in card
     assert "- base model: tiny-qwen\n" in card and "library_name: peft" in card and str(tmp_path) not in card
@@ -120,12 +120,12 @@ def test_every_number_of_a_card_has_its_interval(run_of: Any, tmp_path: Path) ->
     values = torch.tensor([[0.0], [1.0]] * 6)
     ok = torch.zeros(12, 1, dtype=torch.long)
     groups = [Group(i, Prompt(f"p{i}", "?"), (Sample(text="a"),)) for i in range(12)]
-    JsonlTracker(run).samples(5, groups, Scores(("iou",), values, ok, torch.ones(1)), "eval")
+    JsonlTracker(run).write(5, Examples(groups, Scores(("iou",), values, ok, torch.ones(1))), "eval")
     first = (export(run.path, tmp_path / "first") / "README.md").read_text()
     row = re.search(r"\| Reward \| 0\.500 \| (0\.\d{3}) to (0\.\d{3}) \|", first)
     assert row is not None and 0.2 < float(row[1]) < 0.3 and 0.7 < float(row[2]) < 0.8
     assert "not evaluated before training" in first
-    JsonlTracker(run).samples(0, groups, Scores(("iou",), values - 0.25, ok, torch.ones(1)), "eval")
+    JsonlTracker(run).write(0, Examples(groups, Scores(("iou",), values - 0.25, ok, torch.ones(1))), "eval")
     both = (export(run.path, tmp_path / "both") / "README.md").read_text()
     assert f"| Reward | 0.250 | 0.500 | {row[1]} to {row[2]} | +0.250 | +0.250 to +0.250 |" in both
 

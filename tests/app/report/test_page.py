@@ -18,7 +18,7 @@ from mmrl.app.report.words import number
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.origins import choices, write_choices
 from mmrl.app.run.trackers import JsonlTracker
-from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores
+from mmrl.core.types import Examples, Group, MediaSize, Prompt, Sample, Scores
 from tests.support.runs import write_run
 
 OUTSIDE = re.compile(
@@ -60,7 +60,7 @@ def test_prompts_names_labels_warnings_and_settings_are_escaped_too(tmp_path: Pa
     group = Group(0, Prompt(evil, evil, answer=box), (Sample(text="[1,1,5,5]", media_sizes=(MediaSize(9, 9, 9, 9),)),))
     scores = Scores((evil, "b"), torch.ones(1, 2), torch.zeros(1, 2, dtype=torch.long), torch.ones(2))
     for step in (0, 1):
-        JsonlTracker(run, "pixel").samples(step, [group], scores, "eval")
+        JsonlTracker(run, "pixel").write(step, Examples([group], scores), "eval")
         JsonlTracker(run).log(step, {f"eval/{evil}": 1.0, f"reward/{evil}": 1.0})
     run.warnings_file.write_text(json.dumps({"step": 1, "level": "warning", "text": evil}) + "\n")
     page = page_of(run)
@@ -107,7 +107,7 @@ def test_boxes_are_drawn_in_percent_of_the_picture(tmp_path: Path) -> None:
     scores = Scores(("iou",), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.long), torch.ones(1))
     run.metrics_file.touch()
     for step in (0, 1):
-        JsonlTracker(run, "norm1000").samples(step, [group], scores, "eval")
+        JsonlTracker(run, "norm1000").write(step, Examples([group], scores), "eval")
     page = page_of(run)
     # 20 / 200 = 10 %, 20 / 100 = 20 %, (100 - 20) / 200 = 40 %, (80 - 20) / 100 = 60 %; 100..500 of 1000 are 10..50 %
     place = 'x="10.000" y="20.000" width="40.000" height="60.000"'

@@ -14,7 +14,7 @@ from mmrl.app.report.rows import Row
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import CLIP_FRAMES, answer_spans, frames_of
 from mmrl.app.run.trackers import JsonlTracker
-from mmrl.core.types import ClipTime, Group, Prompt, Sample, Scores, Video
+from mmrl.core.types import ClipTime, Examples, Group, Prompt, Sample, Scores, Video
 from mmrl.data.files.mp4 import write_mp4
 
 CLIP = (ClipTime(8.0, 10.0, 16),)
@@ -37,7 +37,7 @@ def finished(path: Path, clip: str, *texts: str) -> RunDir:
     run.metrics_file.touch()
     scores = Scores(("temporal_iou",), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.long), torch.ones(1))
     for step, text in enumerate(texts):
-        JsonlTracker(run, None).samples(step, [Group(0, prompt(clip), (Sample(text=text, clips=CLIP),))], scores, "eval")
+        JsonlTracker(run, None).write(step, Examples([Group(0, prompt(clip), (Sample(text=text, clips=CLIP),))], scores), "eval")
     return run
 
 

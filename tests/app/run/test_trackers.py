@@ -49,7 +49,7 @@ def groups() -> list[Group]:
 
 
 def written(run: RunDir, space: str | None = "norm1000") -> list[dict[str, Any]]:
-    JsonlTracker(run, space).samples(20, groups(), SCORES, "eval")
+    JsonlTracker(run, space).write(20, Examples(groups(), SCORES), "eval")
     return [json.loads(line) for line in (run.samples / "eval-000020.jsonl").read_text().splitlines()]
 
 
@@ -79,7 +79,7 @@ def test_samples_lines_hold_who_wrote_what(tmp_path: Path) -> None:
     run, segments = RunDir.create(tmp_path), segments_of([("policy", 2), ("environment", 3), ("policy", 1)])
     sample = Sample("now", (5, 6, 7, 8, 9, 4), segments=segments, earlier="then? ")
     scores = Scores(("a",), torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.long), torch.ones(1))
-    JsonlTracker(run).samples(1, [Group(0, Prompt("p"), (sample, Sample("now", (4,))))], scores, "eval")
+    JsonlTracker(run).write(1, Examples([Group(0, Prompt("p"), (sample, Sample("now", (4,))))], scores), "eval")
     several, one = read_lines(run.samples_file("eval", 1)).lines
     assert Row(several, None).transcript == sample.transcript and Row(several, None).text == "now"
     assert tuple(Segment(*part) for part in several["segments"]) == segments
@@ -101,7 +101,7 @@ def test_samples_lines_hold_what_json_can_say_of_prompts(tmp_path: Path) -> None
 def test_pictures_are_small_and_stored_once(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     first, second, drawn = written(run)
-    JsonlTracker(run).samples(30, groups()[:1], SCORES.take(torch.tensor([0, 1])), "train")
+    JsonlTracker(run).write(30, Examples(groups()[:1], SCORES.take(torch.tensor([0, 1]))), "train")
     assert first["media"] == second["media"] and first["media"][0]["width"] == 1000
     assert len(list(run.media.glob("*.jpg"))) == 1 and len(list(run.media.glob("*.png"))) == 1
     with Image.open(run.samples / first["media"][0]["file"]) as stored:
@@ -155,8 +155,8 @@ def test_a_video_file_becomes_a_strip_of_its_frames(tmp_path: Path) -> None:
         container.mux(stream.encode())
     run = RunDir.create(tmp_path / "run")
     group = Group(0, Prompt("p", "When?", (str(tmp_path / "clip.mp4"),)), (Sample(text="3 s"),))
-    JsonlTracker(run).samples(
-        0, [group], Scores(("r",), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.long), torch.ones(1)), "eval"
+    JsonlTracker(run).write(
+        0, Examples([group], Scores(("r",), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.long), torch.ones(1))), "eval"
     )
     media = json.loads(run.samples_file("eval", 0).read_text())["media"][0]
     with Image.open(run.samples / media["file"]) as stored:
@@ -167,7 +167,7 @@ def test_a_video_file_becomes_a_strip_of_its_frames(tmp_path: Path) -> None:
 def test_media_of_unknown_kind_are_named_not_dropped(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     group = Group(0, Prompt("p", media=(3.5,)), (Sample(text="a"),))
-    JsonlTracker(run).samples(0, [group], SCORES.take(torch.tensor([0])), "eval")
+    JsonlTracker(run).write(0, Examples([group], SCORES.take(torch.tensor([0]))), "eval")
     assert json.loads(run.samples_file("eval", 0).read_text())["media"] == [{"kind": "unknown", "file": None, "what": "float"}]
 
 
