@@ -12,7 +12,7 @@ from mmrl import Prompt
 from mmrl.answers.boxes.box import Space
 from mmrl.data.grounding import BoxFormat, Layout
 from mmrl.data.layouts.base import Look
-from mmrl.data.layouts.load import StreamedPrompts, stored_prompts, translating
+from mmrl.data.layouts.load import StreamedPrompts, hf_prompts, translating
 from mmrl.data.layouts.source import look_for
 from mmrl.data.readers import StoredHfDataset, open_hf
 
@@ -49,4 +49,4 @@ def load(
     names = columns or {} if source.is_own else {}
     layout = Layout(Path(image_root), space, box_format, names, template, anywhere=not str(image_root))
     prompts_of = translating(source, layout)
-    return StreamedPrompts(data, name, prompts_of) if streaming else stored_prompts(cast(StoredHfDataset, data), name, prompts_of)
+    return StreamedPrompts(data, name, prompts_of) if streaming else hf_prompts(cast(StoredHfDataset, data), name, prompts_of)

@@ -12,9 +12,9 @@ from typing import Any
 
 from mmrl import Prompt, Video
 from mmrl.core.ranges import Count, Positive, Seed
-from mmrl.data.built import Built
 from mmrl.data.drawn import moving, scenes
 from mmrl.data.files.mp4 import clip_folder, write_once
+from mmrl.data.lazy import LazyPrompts
 
 __all__ = ["load"]
 _TYPES = {"when": "temporal grounding", "which": "multiple choice", "how_many": "numerical", "order": "multiple choice"}
@@ -70,7 +70,7 @@ def load(
         text = template.replace("{question}", drawn.text)
         return Prompt(name, text, (Video(str(file), fps=sample_fps),), drawn.answer, columns)
 
-    prompts = Built(size, prompt)
+    prompts = LazyPrompts(size, prompt)
     if size:
         prompts[0]
     return prompts

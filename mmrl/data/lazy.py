@@ -8,8 +8,8 @@ from mmrl.core.samples import Prompt
 
 
 @dataclass(frozen=True)
-class Built(Sequence[Prompt]):
-    """n prompts, each built when it is asked for: `Built(8, lambda i: Prompt(str(i)))`."""
+class LazyPrompts(Sequence[Prompt]):
+    """n prompts, each built when it is asked for: `LazyPrompts(8, lambda i: Prompt(str(i)))`."""
 
     size: int
     build: Callable[[int], Prompt]

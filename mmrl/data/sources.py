@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from mmrl.core.samples import Prompt
 from mmrl.core.sources import Sources, StreamedSources
-from mmrl.data.built import Built
+from mmrl.data.lazy import LazyPrompts
 
 CATEGORY = "category"
 """The column by which samplers tell kinds of prompts apart unless they are given another one."""
@@ -41,9 +41,11 @@ class MarkedStream(Iterable[Prompt]):
         return map(self.mark, self.prompts)
 
 
-def marked(prompts: Iterable[Prompt], mark: Marking) -> Built | MarkedStream:
+def mark_all(prompts: Iterable[Prompt], mark: Marking) -> LazyPrompts | MarkedStream:
     """The prompts with their source; those of a list are read when they are asked for."""
-    return Built(len(prompts), lambda i: mark(prompts[i])) if isinstance(prompts, Sequence) else MarkedStream(prompts, mark)
+    if isinstance(prompts, Sequence):
+        return LazyPrompts(len(prompts), lambda i: mark(prompts[i]))
+    return MarkedStream(prompts, mark)
 
 
 def join_sources(parts: Mapping[str, Iterable[Prompt]], weights: Mapping[str, float] | None) -> Sources | StreamedSources:

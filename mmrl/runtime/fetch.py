@@ -100,7 +100,7 @@ def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES, client
 def attempts(
     request: Request, until: float, pauses: Iterable[float], timeout_s: float = inf
 ) -> Iterator[tuple[Answer | UnreachableError, float]]:
-    """What comes of a request each time it is sent, and the pause that follows unless the caller stops here.
+    """The outcomes of a request that is sent again and again, each with the pause that follows unless the caller stops there.
 
     Sent once, and again after each pause, or after what a Retry-After asks for, as long as the pause ends before `until` on the
     monotonic clock. `timeout_s` bounds a single attempt.

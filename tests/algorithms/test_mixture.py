@@ -11,7 +11,7 @@ from mmrl.algorithms.samplers.mixture import Mixture
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.sources import Sources, StreamedSources, first_of_each
 from mmrl.core.types import Prompt
-from mmrl.data.sources import Marking, join_sources, marked
+from mmrl.data.sources import Marking, join_sources, mark_all
 
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
 
@@ -21,7 +21,7 @@ def prompts(count: int, **columns: object) -> list[Prompt]:
 
 
 def lists(weights: dict[str, float] | None = WEIGHTS) -> Sources:
-    parts = {name: marked(prompts(size), Marking(name)) for name, size in (("a", 7), ("b", 5), ("c", 8))}
+    parts = {name: mark_all(prompts(size), Marking(name)) for name, size in (("a", 7), ("b", 5), ("c", 8))}
     made = join_sources(parts, weights)
     assert isinstance(made, Sources)
     return made
@@ -33,7 +33,7 @@ class Stream:
 
 
 def streams() -> StreamedSources:
-    parts = {"a": marked(prompts(7), Marking("a")), "b": marked(Stream(), Marking("b"))}
+    parts = {"a": mark_all(prompts(7), Marking("a")), "b": mark_all(Stream(), Marking("b"))}
     made = join_sources(parts, {"a": 0.5, "b": 0.5})
     assert isinstance(made, StreamedSources)
     return made

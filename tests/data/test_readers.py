@@ -11,7 +11,7 @@ from PIL import Image
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.data.grounding import Layout
-from mmrl.data.layouts.load import stored_prompts
+from mmrl.data.layouts.load import hf_prompts
 from mmrl.data.readers import import_extra, open_hf
 
 COLUMNS = {"question": "answer", "box": "bbox"}
@@ -110,7 +110,7 @@ def test_choosing_a_split(tmp_path, load_hf):
 
 def test_empty_data_set():
     with pytest.raises(ValueError, match="name: holds no rows"):
-        stored_prompts(refcoco([1, 2, 10, 20]).select([]), "name", Layout().prompts)
+        hf_prompts(refcoco([1, 2, 10, 20]).select([]), "name", Layout().prompts)
 
 
 def test_a_folder_called_datasets_is_not_the_package(monkeypatch, tmp_path):

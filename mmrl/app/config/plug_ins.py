@@ -23,7 +23,7 @@ from mmrl.core.protocols import PromptSampler
 from mmrl.core.ranges import hints_of
 from mmrl.core.sources import Sources, StreamedSources
 from mmrl.core.types import Prompt
-from mmrl.data.sources import Marking, join_sources, marked
+from mmrl.data.sources import Marking, join_sources, mark_all
 from mmrl.serving.reward_client import RemoteReward, is_url
 
 SERVED = ("deadline_s", "token_env")
@@ -177,7 +177,7 @@ def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Pro
     if isinstance(data, MixedData):
         makes = {one.name: (read_data(one, (*path, str(i)), table), one.category) for i, one in enumerate(data.sources)}
         return lambda: join_sources(
-            {name: marked(make(), Marking(name, column)) for name, (make, column) in makes.items()}, data.weights
+            {name: mark_all(make(), Marking(name, column)) for name, (make, column) in makes.items()}, data.weights
         )
     load = plugins.load(data.use, "datasets")
     own = [f.name for f in fields(data) if f.name != "args"]

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mmrl.core.types import Prompt
-from mmrl.data.built import Built
 from mmrl.data.layouts.read import RowReader, read_prompts
 from mmrl.data.layouts.source import Source
+from mmrl.data.lazy import LazyPrompts
 from mmrl.data.readers import Row, StoredHfDataset, hf_rows, open_hf
 from mmrl.data.validate import Report, check_new_id
 
@@ -19,7 +19,7 @@ def load_prompts(source: Source, reader: RowReader) -> Sequence[Prompt]:
     source.say_layout()
     if source.is_stored:
         data = open_hf(str(source.path), source.split)
-        return stored_prompts(data, source.path.name, translating(source, reader))
+        return hf_prompts(data, source.path.name, translating(source, reader))
     prompts, report = read_prompts(str(source.path), source.rows, reader, source.rows_split)
     report.raise_if_bad()
     source.tell(*(f"{count} {what}" for what, count in sorted(report.notes.items())))
@@ -36,7 +36,7 @@ def translating(source: Source, reader: RowReader) -> PromptsOf:
     return lambda row: [prompt for said in source.translate(row) for prompt in reader.prompts(said)]
 
 
-def stored_prompts(data: StoredHfDataset, name: str, prompts_of: PromptsOf) -> Sequence[Prompt]:
+def hf_prompts(data: StoredHfDataset, name: str, prompts_of: PromptsOf) -> Sequence[Prompt]:
     """The prompts of a Dataset: all rows are checked at once (ValueError lists bad ones), pictures opened again when used."""
     report, ids, places = Report(name), set[str](), list[tuple[int, int]]()
     for row in hf_rows(data, name):
@@ -51,7 +51,7 @@ def stored_prompts(data: StoredHfDataset, name: str, prompts_of: PromptsOf) -> S
         row, question = places[index]
         return prompts_of(Row(data[row], name, row + 1))[question]
 
-    return Built(len(places), prompt_at)
+    return LazyPrompts(len(places), prompt_at)
 
 
 @dataclass(frozen=True)
