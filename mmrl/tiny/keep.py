@@ -21,6 +21,8 @@ Progress = Callable[[int, int, float], None]
 def keep(folder: Path | None, name: str, index_file: str, make: Callable[[Path], object]) -> Path:
     """The folder; if it holds its index file already, nothing is made.
 
+    What a taught model becomes depends on its settings alone, bit for bit on one machine; rounding may differ between machines.
+
     Args:
         folder: where to keep it; None: `name` below MMRL_CACHE (or ~/.cache/mmrl).
         index_file: the file that every whole folder holds.

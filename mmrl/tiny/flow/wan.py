@@ -6,11 +6,9 @@ time twice.
 
 from collections.abc import Callable
 
-from mmrl.tiny.flow.pipeline_parts import diffusers_object, scheduler, t5_tokenizer
-from mmrl.tiny.text.vlms import HubObject, Kwargs
+from mmrl.tiny.byte_tokens import HubObject, Kwargs
+from mmrl.tiny.flow.pipeline_parts import LATENTS, diffusers_object, scheduler, t5_tokenizer
 
-LATENTS = 4
-"""Channels."""
 BOUNDARY = 0.6
 """The share of the way, from the noise, below which the second expert works; 0.875 in Wan 2.2 A14B."""
 

@@ -23,7 +23,7 @@ from mmrl.tiny import tokenizer as tokenizers
 from mmrl.tiny.byte_tokens import Built, HubObject
 from mmrl.tiny.keep import Progress, hash_of, keep
 from mmrl.tiny.text import muon, student
-from mmrl.tiny.text.student import imitate, with_answers
+from mmrl.tiny.text.student import Imitation, imitate, with_answers
 
 SIDE = 64
 """Pictures of 64 x 64 pixels: 64 patches of 8 x 8, merged 2 by 2 into 16 tokens."""
@@ -34,14 +34,9 @@ _SCENE_SEED = 1_000_003
 
 
 @dataclass(frozen=True)
-class WarmStart:
+class WarmStart(Imitation):
     """The settings by which the model is taught by imitation."""
 
-    steps: int = 400
-    batch_size: int = 16
-    lr: float = 3e-3
-    """The learning rate of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
-    seed: int = 0
     loosen: float = 0.4
     """Every side of a label is pushed out by up to this share of the digit's width or height."""
     confused: float = 0.5
@@ -67,15 +62,7 @@ def build(folder: Path, seed: int = 0) -> Path:
 
 @bit_for_bit()
 def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, progress: Progress | None = None) -> Path:
-    """Teach the model and return the folder it was saved to; if that exists already, nothing is trained.
-
-    The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
-
-    Args:
-        settings: steps, labels, optimizer.
-        folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by a hash of settings and code.
-        progress: called after every step.
-    """
+    """Teach the model and return the folder it was saved to; see `keep.keep`."""
 
     def make(unfinished: Path) -> None:
         model, processor = _build(settings.seed)
@@ -86,7 +73,7 @@ def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, pr
 
 
 def fingerprint(settings: WarmStart) -> str:
-    """A hash of the settings, the code that draws, builds and teaches, and the versions of packages."""
+    """See `keep.hash_of`."""
     code = (WarmStart, student, muon, teaching, tokenizers, scenes)
     return hash_of(settings, code, ("torch", "transformers"))
 
@@ -114,8 +101,7 @@ def labels(settings: WarmStart) -> Iterator[list[Label]]:
 
 def teach(model: HubObject, processor: HubObject, settings: WarmStart, progress: Progress | None = None) -> None:
     """Train on the cross entropy of the labels' tokens, in one pass over fresh scenes."""
-    batches = (_inputs(processor, batch) for batch in labels(settings))
-    imitate(model, batches, settings.steps, settings.lr, progress)
+    imitate(model, (_inputs(processor, batch) for batch in labels(settings)), settings, progress)
 
 
 def _build(seed: int) -> Built:
