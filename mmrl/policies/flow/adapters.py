@@ -26,9 +26,7 @@ WEIGHTS = "pytorch_lora_weights.safetensors"
 def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings, name: str) -> None:
     """Put LoRA layers into the pipeline's network `name`, new ones or those in `lora.adapter`; only they train.
 
-    Raises:
-        FileNotFoundError: there is no folder `lora.adapter`, or it lacks the adapter of this network.
-        ValueError: the adapter in it is broken, not whole or of another model.
+    Raises FileNotFoundError for an adapter that is not there, ValueError for one that is broken, not whole or of another model.
     """
     network = getattr(pipeline, name)
     if lora.adapter is not None:
@@ -101,10 +99,7 @@ def check_adapter(network: nn.Module, saved: Mapping[str, Tensor], folder: str) 
 
 
 def save_adapter(pipeline: Pipeline, networks: Mapping[str, nn.Module], folder: Path, is_main: bool) -> None:
-    """Write the adapter of every network as diffusers loads it: pipeline.load_lora_weights, or a network's load_lora_adapter.
-
-    Every process must call it.
-    """
+    """Write adapters as diffusers loads them: load_lora_weights, or a network's load_lora_adapter. Every process must call it."""
     from peft.utils import get_peft_model_state_dict
 
     first = next(iter(networks))

@@ -35,11 +35,9 @@ from mmrl.policies.shared.weights import Weights
 
 
 def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowFamily:
-    """The family as `loading.load` gives it, without weights, tokenizers and text encoders: it needs the folder's configs alone.
+    """The family as `loading.load` gives it, from configs alone: without weights, tokenizers and text encoders.
 
-    Raises:
-        FileNotFoundError: no such folder or hub model, or a part of it without a config.
-        ValueError: a pipeline that is no flow-matching one known here, or a picture size it cannot draw.
+    Raises what `load` raises, and FileNotFoundError for a part without a config.
     """
     own = own or own_family(config)
     index = load_index(config.model, own)
@@ -79,12 +77,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
 
 
 def size_of_generator(config: FlowPolicyConfig) -> tuple[int, int]:
-    """Numbers of the networks that train, and pixels of a token along one side, from configs alone, whatever size is drawn.
-
-    Raises:
-        FileNotFoundError: no such folder or hub model, or a part of it without a config.
-        ValueError: a pipeline that is no flow-matching one known here.
-    """
+    """Numbers of the networks that train, and pixels of a token along one side, from configs alone; raises as `load_meta`."""
     own = own_family(config)
     index = load_index(config.model, own)
     kind = family_of(index, config.model, own)
@@ -108,11 +101,7 @@ def config_of(model: str, index: Index, name: str) -> Any:
 
 
 def part_of(model: str, index: Index, name: str) -> Any:
-    """A network on the meta device, or a scheduler.
-
-    Raises:
-        FileNotFoundError: the part has no config.
-    """
+    """A network on the meta device, or a scheduler; raises FileNotFoundError where it has no config."""
     library, class_name = index[name]
     cls = getattr(import_module(library), class_name)
     try:
@@ -242,12 +231,7 @@ class NoImages:
 
 
 class FlowDryRun:
-    """A FlowPolicy of parts that answer every request with no picture and every velocity with 0.
-
-    Raises:
-        FileNotFoundError: a config is missing.
-        ValueError: as FlowPolicy.
-    """
+    """A FlowPolicy that answers requests with no picture and velocities with 0. Raises what `load_meta` and FlowPolicy raise."""
 
     def __init__(self, config: FlowPolicyConfig, shadows: Iterable[str] = (), own: type[FlowFamily] | None = None) -> None:
         self.family, self.log, still = load_meta(config, own), CallLog(), StillWeights()

@@ -44,17 +44,14 @@ __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
 class FlowPolicy(PolicyHooks):
     """A flow-matching text-to-image pipeline of diffusers. An action is a denoising step, or a noised copy of a sample.
 
-    Samples carry a PIL image. All arithmetic but the network's is done in float32, while sampling and while reading, on the
-    network's device; rollouts and readings are on the CPU. Readings under the live weights carry a gradient where gradients are
-    on; readings under a shadow never do. The guidance is a setting of the policy, so sampling and training cannot differ in it.
+    All arithmetic but the network's is in float32 on the network's device; rollouts and readings are on the CPU. Readings under
+    the live weights carry a gradient where gradients are on, under a shadow never.
 
     Args:
-        ema_decay: how much of the average stays at an update: a number, or a function of how many there were before.
+        ema_decay: see Weights.
         parts: who loads, draws, computes velocities, decodes and keeps weights; a dry run has others.
 
-    Raises:
-        FileNotFoundError: no such model or adapter.
-        ValueError: a pipeline that is not known here, unknown shadows, or a picture size the model cannot draw.
+    Raises what `loading.load` and Weights raise.
     """
 
     offers = QUANTITIES
@@ -110,11 +107,8 @@ class FlowPolicy(PolicyHooks):
     def rollout(self, requests: Sequence[Request], sampling: RolloutPlan | None = None) -> Rollouts:
         """Images of all requests; `sampling` is the plan to follow, `schedule.at(step)` or `evaluation_plan(num_steps)`.
 
-        Prompts of one size are drawn together, at sigmas of their own where those depend on the size.
-
-        Raises:
-            ValueError: no plan, a request that cannot be served, a group size that does not fill the plan's trees, or latents
-                that are no longer finite.
+        Prompts of one size are drawn together. Raises ValueError without a plan, for a request or a group size that cannot be
+        served, and for latents that are no longer finite.
         """
         plan = check_plan(sampling)
         self._check(requests)
@@ -138,11 +132,7 @@ class FlowPolicy(PolicyHooks):
         return replace(assemble([nothing], stand_in).take(torch.arange(0)), groups=())
 
     def sigmas(self, plan: RolloutPlan, size: Size | None = None) -> Float[Tensor, " t1"]:
-        """The sigmas at which the plan's steps are taken for pictures of a size; None: the run's.
-
-        Raises:
-            ValueError: the model's spacing has no answer.
-        """
+        """The sigmas of the plan's steps for pictures of a size (None: the run's); ValueError where the spacing has no answer."""
         family = self.family if size is None else self.family.at(size)
         family.check_plan(plan)
         return plan.sigmas(plan.spacing or family.spacing(), family.image_tokens)
@@ -151,10 +141,8 @@ class FlowPolicy(PolicyHooks):
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
         """Quantities of the recorded actions, (n, t) or (n, t, ...) in float32; 0 where mask is False.
 
-        std, dt and sigma belong to the schedule and are given everywhere. Quantities that no weights enter may be asked of `old`.
-
-        Raises:
-            ValueError: a quantity, model or view this policy does not have, or one that means nothing on this schedule.
+        std, dt and sigma are given everywhere. Quantities that no weights enter may be asked of `old`. Raises ValueError for a
+        quantity, model or view that this policy does not have, or that means nothing on this schedule.
         """
         assert isinstance(trace, FlowTrace)
         wanted: dict[str, list[Reading]] = {}
@@ -176,8 +164,8 @@ class FlowPolicy(PolicyHooks):
     def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
         """Parts of at most `micro_batch` actions that train. With scope `action` and a gradient a part also fits one forward.
 
-        Without a gradient rows stay whole, since `read` cuts its forwards itself. But with scope `batch` the pictures of a part
-        have one size, and as many of them train as have the tokens of `micro_batch` pictures of the run's size.
+        Without a gradient rows stay whole: `read` cuts its forwards itself. With scope `batch` the pictures of a part have one
+        size, and as many of them train as have the tokens of `micro_batch` pictures of the run's size.
         """
         if scope == "batch":
             yield from cut_rows(batch, micro_batch, scope)

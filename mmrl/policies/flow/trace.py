@@ -226,11 +226,7 @@ def trace_of_noised(
 
 
 def join(traces: Sequence[FlowTrace]) -> FlowTrace:
-    """The rows of all, in order.
-
-    Raises:
-        ValueError: noised copies together with steps.
-    """
+    """The rows of all, in order; raises ValueError for noised copies together with steps."""
     if len({trace.is_forward for trace in traces}) > 1:
         raise ValueError("rollouts of a forward schedule cannot train together with those of a schedule of noisy steps")
     width = max(trace.steps.shape[1] for trace in traces)

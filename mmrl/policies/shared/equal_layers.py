@@ -71,11 +71,7 @@ class LayerCost:
 
 @contextmanager
 def share_layers(*networks: nn.Module, least: int = LEAST) -> Iterator[None]:
-    """Let one layer of every kind stand for the equal ones of its stack, in a block; in networks without weights only.
-
-    Args:
-        least: equal layers from which they are shared.
-    """
+    """Let one layer of every kind stand for the equal ones of its stack, if there are `least`, in networks without weights."""
     changed: list[tuple[nn.Module, object]] = []
     for network in networks:
         for layers in equal_layers(network, least):
@@ -277,10 +273,9 @@ class NarrowedWeights:
 
 
 def stand_in(cost: LayerCost, leaves: Sequence[object]) -> tuple[Any, bool]:
-    """The outputs of a layer that is not gone through; its bytes are taken, kept and given back as they would be.
+    """The outputs of a layer that is not gone through, whose bytes are taken, kept and given back as they would be.
 
-    Returns:
-        The outputs, and whether anything is kept for the way back: not without gradients, nor under gradient checkpointing.
+    Returns also whether anything is kept for the way back: not without gradients, nor under gradient checkpointing.
     """
     for one, count in zip(counters_in(leaves), cost.obeyed, strict=True):
         one.obeyed += count

@@ -10,9 +10,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 def open_picture(source: object, prompt_id: str) -> Image.Image:
     """A picture as PIL's RGB image, turned upright as its camera noted.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not a picture, a truncated one, or neither a path nor a PIL image.
+    Raises FileNotFoundError, or ValueError for what is no picture, a truncated one, or neither a path nor a PIL image.
     """
     if isinstance(source, Image.Image):
         return ImageOps.exif_transpose(source).convert("RGB")

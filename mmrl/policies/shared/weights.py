@@ -99,11 +99,8 @@ class Weights:
     Args:
         ema_decay: d in ema <- d * ema + (1 - d) * weights: a number, or a function of how many updates there were before.
         sharded: every process holds a part of every weight.
-        rest: where the shadows are kept while not in use.
+        rest: where the shadows are kept while not in use; "cpu" is refused where weights are sharded.
         prefix: dropped from the weights' names in states.
-
-    Raises:
-        ValueError: shadows of another name, or sharded ones that are to rest on the CPU.
     """
 
     def __init__(
@@ -197,17 +194,12 @@ class Weights:
     def state_dict(self, keep: bool = True) -> State:
         """Everything by name, whole and in memory of its own on the CPU. With sharded weights every process must call it.
 
-        Args:
-            keep: False on processes that only help to gather; their tables are empty.
+        Without `keep`, on processes that only help to gather, the tables are empty.
         """
         return OwnState(**state_of(self.named, self.shadows, keep), num_updates=self.num_updates)
 
     def load_state_dict(self, state: State) -> None:
-        """Put a state of `state_dict` back. Checkpoints of text policies once held no number of updates: then it is 0.
-
-        Raises:
-            ValueError: the state belongs to other weights or shadows.
-        """
+        """Put a state of `state_dict` back; raises ValueError where it belongs to other weights or shadows."""
         load_state(state, self.named, self.shadows)
         # Loaded through .data, which no version tells of.
         self._is_bare = None
@@ -231,11 +223,7 @@ def own_part(weight: Tensor) -> Tensor:
 
 
 def whole(weight: Tensor, value: Tensor | None = None) -> Tensor:
-    """A weight on the CPU, gathered when it is sharded over processes (all of them must ask).
-
-    Args:
-        value: something spread as the weight is, to be gathered instead of it.
-    """
+    """A weight, or `value` that is spread as it is, on the CPU; gathered when it is sharded (all processes must ask)."""
     value = own_part(weight) if value is None else value
     if isinstance(weight, Partitioned):
         parts = [torch.empty_like(value) for _ in range(torch.distributed.get_world_size())]
@@ -246,11 +234,7 @@ def whole(weight: Tensor, value: Tensor | None = None) -> Tensor:
 
 @torch.no_grad()
 def put(weight: Tensor, value: Tensor, to: Tensor | None = None) -> None:
-    """Copy a whole value into a weight, into this process's shard when it is sharded.
-
-    Args:
-        to: something spread as the weight is, to be written instead of it.
-    """
+    """Copy a whole value into a weight, or into `to` that is spread as it is: into this process's part when it is sharded."""
     to = own_part(weight) if to is None else to
     if isinstance(weight, Distributed):
         from torch.distributed.tensor import distribute_tensor

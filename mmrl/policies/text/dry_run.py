@@ -38,24 +38,14 @@ JOINED = "flash_meta"
 
 
 def load_meta(config: TextPolicyConfig) -> Loaded:
-    """The model and its processor as `loading.load` gives them, without weights: configs and the processor's files are enough.
-
-    Raises:
-        FileNotFoundError: neither a folder nor a model whose config the hub gave, or no processor.
-        ValueError: a model that does not write, or of which nothing would train.
-    """
+    """The model and its processor as `loading.load` gives them, without weights; FileNotFoundError where files are missing."""
     model, family = meta_model(config)
     processor, packs = load_processor(config, family), prepare_packing(model, family, config, weights=False)
     return Loaded(model, processor, family, None, loading.stop_tokens(model, processor.tokenizer), packs)
 
 
 def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
-    """The model as `loading.load` prepares it, without weights, from its config.json.
-
-    Raises:
-        FileNotFoundError: neither a folder nor a model whose config the hub gave.
-        ValueError: a model that does not write, or of which nothing would train.
-    """
+    """The model as `loading.load` prepares it, without weights, from its config.json; raises as that does."""
     model_config = loading.load_config(config)
     family = family_of(model_config)
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
@@ -80,7 +70,7 @@ def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
 
 
 def join_windows(model: nn.Module) -> None:
-    """Let a vision tower look through all of its windows at once: as many bytes, and not a call for every window.
+    """Let a vision tower look through all of its windows at once, which takes as many bytes and fewer calls.
 
     Only where attention takes memory that grows with the positions, not with their square.
     """
@@ -150,12 +140,7 @@ class DryEvaluator:
 
 
 class TextDryRun:
-    """A TextPolicy of parts that answer every request with completions of `length` unlikely tokens and other readings with zeros.
-
-    Raises:
-        FileNotFoundError: no config or no processor of the model.
-        ValueError: settings that contradict each other.
-    """
+    """A TextPolicy that writes `length` unlikely tokens and reads zeros; raises what `load_meta` and TextPolicy raise."""
 
     def __init__(
         self,
@@ -221,10 +206,7 @@ class TextDryRun:
         return {}
 
     def parts_of_activations(self) -> dict[str, int]:
-        """The cache of keys and values at the end of the rollout, and logits that exist at one time -> bytes.
-
-        `activations` is asked first: it grows the cache.
-        """
+        """The cache at the end of the rollout, which `activations` has grown, and logits that exist at one time -> bytes."""
         found: dict[str, int] = {}
         written, read = self.largest()
         if written is not None:
@@ -238,21 +220,14 @@ class TextDryRun:
 
 
 def num_passes(net: TextNet, prompts: PromptBatch) -> int:
-    """How often the vision tower is called: once for the pictures and once for the clips of a batch.
-
-    Where nothing of it trains, once for those of each prompt that were not seen before.
-    """
+    """Passes of the vision tower: one per kind of media, or with features that are kept one per kind and unseen prompt."""
     if net.features is not None:
         return net.features.pretend(prompts.media)
     return len({kind for media in prompts.media for kind in net.family.kinds(media)})
 
 
 def load_processor(config: TextPolicyConfig, family: Family) -> Any:
-    """The model's processor: tokens and sizes of pictures come from it.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """The model's processor, which says how many tokens a prompt has; raises FileNotFoundError where there is none."""
     try:
         with loading.refusing_code(config.model):
             processor = loading.processor_of(config, family)
@@ -283,11 +258,7 @@ def forward(work: Evaluation, policy: TextPolicy, with_gradient: bool) -> None:
 
 @torch.no_grad()
 def decode(generation: Generation, net: TextNet, length: int) -> int:
-    """Read the prompts, and write the last token of completions of this length.
-
-    Returns:
-        Bytes of keys and values of all rows, in the types that the model caches.
-    """
+    """Read the prompts, and write the last token of completions of this length; bytes of keys and values of all rows."""
     index, n = generation.prompt_index, len(generation.prompt_index)
 
     def work(net: TextNet) -> int:

@@ -45,8 +45,7 @@ def load(config: TextPolicyConfig) -> Loaded:
 
     Raises:
         FileNotFoundError: no such folder or hub model.
-        ValueError: a model that does not write, that cannot chat, of which nothing would train, whose checkpoint is
-            broken or not whole, or that cannot read packed rows though the config wants them.
+        ValueError: a model that cannot write or chat, trains nothing, is broken, not whole, or cannot read rows packed as wanted.
     """
     model_config = load_config(config)
     family = family_of(model_config)
@@ -215,11 +214,7 @@ def linear_layers(model: Any, family: Family) -> str:
 
 
 def freeze(model: Any, family: Family, parts: tuple[str, ...]) -> None:
-    """Switch off the gradient of parts of the model.
-
-    Raises:
-        ValueError: an unknown part, one that is not in the model, or nothing left to train.
-    """
+    """Switch off the gradient of parts of the model; raises ValueError for an absent part, or where nothing is left to train."""
     for part in parts:
         frozen = [weight for name, weight in model.named_parameters() if belongs(name, family, part)]
         if not frozen:

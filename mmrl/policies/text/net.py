@@ -88,8 +88,7 @@ class TextNet(nn.Module):
     def idle_vision(self, media: Sequence[Media]) -> Tensor:
         """0, through the vision part as often as other processes pass it and this forward's `media` do not.
 
-        Pictures pass it once and clips once, however many there are; with a cache, those of each prompt that are not known
-        yet. `stand_in` is the picture looked at instead.
+        Pictures pass it once and clips once; with a cache, those of each prompt that are not known yet.
         """
         kinds = {kind for one in media for kind in self.family.kinds(one)}
         own = len(kinds) if self.features is None else self.features.missing(media)
@@ -131,11 +130,7 @@ class TextNet(nn.Module):
         return self.model.get_output_embeddings()(hidden).float().div_(temperature[:, None]).masked_fill_(self.banned, NEVER)
 
     def read_packed(self, row: PackedRow, media: Sequence[Media]) -> Float[Tensor, "s d"]:
-        """Hidden states of all tokens of a packed row whose prompts and completions have these media.
-
-        Raises:
-            RuntimeError: layers that take the row for one text.
-        """
+        """Hidden states of all tokens of a packed row with these media; RuntimeError where layers take the row for one text."""
         with packing(row.groups, self.core.config.get_text_config().num_hidden_layers):
             out = self.core(
                 input_ids=row.token_ids,

@@ -21,11 +21,7 @@ def text_weights(net: nn.Module, shadows: Iterable[str], ema_decay: Decay, shard
 
 
 def own_generator(host: TextHost) -> Generator:
-    """The policy's own network.
-
-    Raises:
-        ValueError: the settings name an engine, which stands above this room and has to be handed in.
-    """
+    """The policy's own network; raises ValueError where the settings name an engine, which has to be handed in."""
     if host.config.engine is not None:
         raise ValueError(
             "policy.engine is set, but this TextPolicy was built with its own network as the generator: "

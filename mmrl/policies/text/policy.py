@@ -63,13 +63,11 @@ class TextPolicy(PolicyHooks):
     where gradients are on, under a shadow never.
 
     Args:
-        ema_decay: how much of the average stays at an update: a number, or a function of how many there were before.
+        ema_decay: see Weights.
         views: other ways to show a prompt, by the names that requests and readings give them.
         parts: who loads, writes, reads and keeps weights; a dry run has others.
 
-    Raises:
-        FileNotFoundError: no such model or adapter.
-        ValueError: unknown shadows, or settings that contradict each other.
+    Raises what `loading.load` and Weights raise.
     """
 
     offers, reads_at_temperatures = QUANTITIES | LOOKS | {ANSWERS}, True
@@ -108,11 +106,7 @@ class TextPolicy(PolicyHooks):
 
     @property
     def box_space(self) -> str:
-        """How the model writes boxes: pixel, resized, norm1000 or norm1.
-
-        Raises:
-            ValueError: the model's makers do not say and the config neither.
-        """
+        """How the model writes boxes: pixel, resized, norm1000 or norm1; ValueError where neither makers nor config say."""
         space = self.family.box_space if self.config.box_space == "auto" else self.config.box_space
         return check_space(space, self.family.config.model_type)
 
@@ -146,8 +140,7 @@ class TextPolicy(PolicyHooks):
     def rollout(self, requests: Sequence[Request], sampling: Sampling | None = None) -> Rollouts:
         """Completions of all requests; `sampling` replaces the training one.
 
-        Raises:
-            ValueError: an unknown view or model, an injected request without text, or a prompt that cannot be encoded.
+        Raises ValueError for an unknown view or model, an injected request without text, or a prompt that cannot be encoded.
         """
         sampling = check_sampling(sampling, self.config.sampling)
         check_requests(requests, self.shadows | {"policy"}, self._known_views)
@@ -182,9 +175,7 @@ class TextPolicy(PolicyHooks):
         """Log-probabilities and entropies of the recorded tokens, (n, t) in float32; 0 where mask is False.
 
         `answer_mask`: 1 inside the last <answer>; `group_divergence` takes all rows for one group; `LOOKS` have no gradient.
-
-        Raises:
-            ValueError: a quantity, model or view this policy does not have.
+        Raises ValueError for a quantity, model or view that this policy does not have.
         """
         assert isinstance(trace, TextTrace)
         rest(self.generator)

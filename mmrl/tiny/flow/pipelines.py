@@ -34,11 +34,7 @@ QWEN_TEMPLATE = (
 
 
 def build(family: str, folder: Path, seed: int = 0) -> Path:
-    """Save a pipeline of one family to `folder` and return it.
-
-    Raises:
-        ValueError: no such family.
-    """
+    """Save a pipeline of one family to `folder` and return it; raises ValueError for an unknown family."""
     if family not in PIPELINES:
         raise ValueError(f"no tiny pipeline of family {family!r}: choose one of {', '.join(PIPELINES)}")
     with torch.random.fork_rng(devices=[]):

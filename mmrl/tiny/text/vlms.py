@@ -18,11 +18,7 @@ TOWER: Kwargs = {**VISION, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def build(family: str, folder: Path, seed: int = 0) -> Path:
-    """Save model and processor of one family to `folder` and return it.
-
-    Raises:
-        ValueError: no such family.
-    """
+    """Save model and processor of one family to `folder` and return it; raises ValueError for an unknown family."""
     if family not in FAMILIES:
         raise ValueError(f"no tiny model of family {family!r}: choose one of {', '.join(FAMILIES)}")
     with torch.random.fork_rng(devices=[]):

@@ -12,11 +12,7 @@ from mmrl.policies.flow.trace import FlowTrace
 
 
 def audit_rollouts(policy: FlowHost, rollouts: Rollouts) -> None:
-    """Check noise under every ratio, times of the plan, sizes of latents and pictures, and embeddings of the row's own prompt.
-
-    Raises:
-        ValueError: naming prompt and sample.
-    """
+    """Check noise under ratios, times, sizes and embeddings of the row's own prompt; ValueError naming prompt and sample."""
     trace = rollouts.trace
     assert isinstance(trace, FlowTrace)
     check_latents(policy, trace)

@@ -123,7 +123,8 @@ class FlowFamily(FamilyFacts):
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """Channels, perhaps frames, rows and columns."""
-        return (self.config.in_channels // 4, self.height // self.scale, self.width // self.scale)
+        channels = self.config.in_channels // 4 if self.packed else self.config.in_channels
+        return (channels, self.height // self.scale, self.width // self.scale)
 
     @property
     def image_tokens(self) -> int:
@@ -179,11 +180,15 @@ class FlowFamily(FamilyFacts):
         return latents
 
     def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
-        """Latents in the form that the transformer takes: a token for every 2 x 2 of them."""
+        """Latents in the form that the transformer takes: a token for every 2 x 2 of them, or as they are."""
+        if not self.packed:
+            return latents
         n, c, h, w = latents.shape
         return latents.view(n, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(n, h * w // 4, c * 4)
 
     def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
+        if not self.packed:
+            return x
         c, h, w = self.latent_shape
         return x.view(-1, h // 2, w // 2, c, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(-1, c, h, w)
 

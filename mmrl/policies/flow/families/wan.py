@@ -32,6 +32,7 @@ class Wan(FlowFamily):
     networks = ("transformer", "transformer_2")
     schedulers = frozenset({EULER, "UniPCMultistepScheduler"})
     draws_clips = True
+    packed = False
     tasks = ("text to video", "text to image")
     licence = "Apache-2.0"
     licence_read = "makers"
@@ -111,12 +112,6 @@ class Wan(FlowFamily):
     def spacing(self) -> Spacing:
         """The pipeline leaves its steps to the scheduler, which takes them from a shifted table."""
         return spacing_of(self.pipeline.scheduler.config)
-
-    def pack(self, latents: Float[Tensor, "n c f h w"]) -> Tensor:
-        return latents
-
-    def unpack(self, x: Tensor) -> Float[Tensor, "n c f h w"]:
-        return x
 
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _ = self.pipeline.encode_prompt(

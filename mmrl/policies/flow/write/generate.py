@@ -44,8 +44,7 @@ class Generator(Protocol):
     def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> "Sampled":
         """All samples of requests, drawn at the plan's size under the weights that are swapped in (`weights.active`).
 
-        Raises:
-            ValueError: a group size that does not fill the plan's trees, or latents that are no longer finite.
+        Raises ValueError for a group size that does not fill the plan's trees, or latents that are no longer finite.
         """
         ...
 
@@ -161,11 +160,7 @@ class Sampled:
 
 
 def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollouts:
-    """The groups of all requests in their order, and the rows of everything sampled.
-
-    Raises:
-        ValueError: requests for two prompts name one group.
-    """
+    """The groups of all requests in order, and the rows of all samples; ValueError where two prompts name one group."""
     samples: dict[int, list[Sample]] = {request.group_id: [] for request in requests}
     prompts: dict[int, Prompt] = {}
     for request in requests:

@@ -23,8 +23,7 @@ MEDIA_NAME = re.compile(r"image|img|video|vision|audio|row_\d+_col_\d+", re.IGNO
 class Family:
     """One kind of model. Subclasses answer differently where their models do.
 
-    `media_keys` are the tensors it knows; any other tensor of the processor is refused, because nobody would know how to
-    put it in a batch. The module names are prefixes inside `model.model`.
+    Tensors of the processor that are not in `media_keys` are refused: how to batch them is unknown.
     """
 
     config: Any

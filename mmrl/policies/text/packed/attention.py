@@ -258,11 +258,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | No
 
 @contextmanager
 def packing(groups: Sequence[PackedGroup], layers: int) -> Iterator[None]:
-    """A block whose forward reads one packed row of these groups. Its backward pass needs no block.
-
-    Raises:
-        RuntimeError: not every layer looked at the groups, so completions have seen each other.
-    """
+    """A block whose forward, not its backward, reads one packed row; RuntimeError where a layer did not look at the groups."""
     packed = Packed(tuple(groups))
     token = CURRENT.set(packed)
     try:

@@ -75,11 +75,7 @@ def joined(features: Sequence[Features]) -> Features:
 
 
 class VisionCache:
-    """Looks at each prompt's media once and by themselves, whoever is beside them in a forward, so features are always the same.
-
-    Args:
-        most: bytes that are kept, the latest used. A prompt that is gone takes its features with it.
-    """
+    """Looks at each prompt's media once and by themselves, so features stay the same; keeps `most` bytes, the latest used."""
 
     def __init__(self, family: Family, most: int) -> None:
         self.family, self.most = family, most

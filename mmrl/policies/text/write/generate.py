@@ -52,9 +52,8 @@ class Generator(Protocol):
     ) -> "Completions":
         """n completions: row i continues prompts[prompt_index[i]] and depends on seeds[i] = (seed, sample) alone.
 
-        It writes under the weights that are swapped in, `weights.active`; an engine that holds the live ones alone hands other
-        requests to a LocalGenerator. Without rows it only takes part in what other processes do, and its answer is not
-        looked at.
+        It writes under the weights that are swapped in, `weights.active`. Without rows it only takes part in what other processes
+        do, and its answer is not looked at.
 
         Raises:
             ValueError: settings it cannot follow.

@@ -152,11 +152,7 @@ def check_requests(requests: Sequence[Request], models: frozenset[str], views: f
 
 
 def tokens_of(text: str, prompt_id: str, tokenizer: Any, stop: int, banned: frozenset[int]) -> list[int]:
-    """A given completion as tokens, with the token that ends it.
-
-    Raises:
-        ValueError: its text holds a token that no completion may hold.
-    """
+    """A given completion as tokens, with the one that ends it; ValueError where it holds a token that no completion may hold."""
     tokens: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     found = sorted(banned & set(tokens))
     if found:
@@ -266,8 +262,8 @@ def assemble(
 ) -> Rollouts:
     """Groups of all samples; rows of all but the probes and notes.
 
-    Log-probabilities are NaN where nobody sampled the text after the prompt as training reads it: of given text, and of what
-    was written under a view, behind another prompt or at another temperature.
+    Log-probabilities are NaN where the text was not sampled behind the prompt as training reads it: given text, and what was
+    written under a view, behind another prompt or at another temperature.
     """
     groups, sample_ids = groups_of(rows, texts, prompts)
     kept = [row for row, id in zip(rows, sample_ids, strict=True) if id >= 0]

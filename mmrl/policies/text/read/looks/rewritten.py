@@ -36,13 +36,9 @@ class Rewritten:
 
 
 def rewrite(trace: TextTrace, tokenizer: Any, decode: Callable[[list[list[int]]], list[str]], thought: bool) -> Rewritten:
-    """Every completion up to its last `<answer>`, and then the true answer.
+    """Every completion up to its last `<answer>`, or with no `thought` that tag alone, and then the true answer.
 
-    Args:
-        thought: keep what stands before the tag; False: the tag alone.
-
-    Raises:
-        ValueError: a prompt without a true answer that is a text or a number.
+    Raises ValueError for a prompt without a true answer that is a text or a number.
     """
     truths = [token_ids(tokenizer, truth_of(prompt)) for prompt in trace.prompts]
     bare, written, found = token_ids(tokenizer, OPEN), list[list[int]](), list[bool]()
