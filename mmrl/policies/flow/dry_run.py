@@ -30,7 +30,7 @@ from mmrl.policies.flow.write.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of
 from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
 from mmrl.policies.shared.equal_layers import share_layers
-from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of
+from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of
 from mmrl.policies.shared.weights import Weights
 
 
@@ -53,6 +53,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
     nn.Module.to(vae, torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32)
     for part in (vae, *networks.values()):
         part.requires_grad_(False).eval()
+    encoders = [name for name, part in index.items() if name.startswith("text_encoder") and part != [None, None]]
     pipeline = SimpleNamespace(
         **networks,
         vae=vae,
@@ -61,7 +62,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
         scheduler=part_of(config.model, index, "scheduler"),
         image_processor=None,
         components={},
-        encoder_configs={name: config_of(config.model, index, name) for name in encoder_names(index)},
+        encoder_configs={name: config_of(config.model, index, name) for name in encoders},
     )
     with torch.device("meta"):
         add_trainable(pipeline, kind, None if config.lora is None else replace(config.lora, adapter=None))
@@ -87,11 +88,6 @@ def size_of_generator(config: FlowPolicyConfig) -> tuple[int, int]:
     patch = getattr(networks[0].config, "patch_size", 2)
     least = max(patch) if isinstance(patch, tuple | list) else patch
     return weights, scale_of(part_of(config.model, index, "vae").config) * max(2, least)
-
-
-def encoder_names(index: Index) -> list[str]:
-    """The parts of a pipeline that read prompts."""
-    return [name for name, part in index.items() if name.startswith("text_encoder") and part != [None, None]]
 
 
 def config_of(model: str, index: Index, name: str) -> Any:
@@ -125,14 +121,10 @@ def encoders_of(config: FlowPolicyConfig, family: type[FlowFamily]) -> dict[str,
     for name, part in index.items():
         if isinstance(part, list) and part != [None, None] and name not in (*family.networks, "vae"):
             library, class_name = cast("tuple[str, str]", tuple(part))
-            if is_network(library, class_name):
+            cls = getattr(import_module(library), class_name, None)
+            if isinstance(cls, type) and issubclass(cls, nn.Module):
                 found[name] = each * sum(weight.numel() for weight in part_of(config.model, index, name).parameters())
     return found
-
-
-def is_network(library: str, class_name: str) -> bool:
-    cls = getattr(import_module(library), class_name, None)
-    return isinstance(cls, type) and issubclass(cls, nn.Module)
 
 
 def without_latents(family: FlowFamily) -> FlowFamily:
@@ -278,21 +270,16 @@ class FlowDryRun:
                     bytes_of = peak_bytes(partial(forward, self, largest, phase == "update"))
                 found[phase] = max(bytes_of, found.get(phase, 0))
         with torch.no_grad():
-            dtype = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
-            latents = max(
-                (
-                    self._decode_batch(size, dtype)
-                    for size in {size for _, size in asked.largest} or {(config.width, config.height)}
-                ),
-                key=torch.numel,
-            )
+            sizes = {size for _, size in asked.largest} or {(config.width, config.height)}
+            latents = max(map(self._decode_batch, sizes), key=torch.numel)
             found["decode"] = peak_bytes(partial(self.family.decode, latents))
         if config.rest_text_encoders:
             found["encode"] = sum(encoders_of(config, type(self.family)).values())
         return found
 
-    def _decode_batch(self, size: Size, dtype: torch.dtype) -> Tensor:
+    def _decode_batch(self, size: Size) -> Tensor:
         config = self.policy.config
+        dtype = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
         rows = 1 if config.vae_slicing else self.family.rows_at(config.rows_per_decode, size)
         return torch.zeros(rows, *self.family.at(size).latent_shape, dtype=dtype)
 
@@ -307,7 +294,7 @@ class FlowDryRun:
 
 def peak_bytes(work: Callable[[], object]) -> int:
     """Most bytes that live at a time while this works."""
-    with count_bytes() as live:
+    with LiveBytes() as live:
         work()
     return live.peak
 

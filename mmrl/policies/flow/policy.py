@@ -33,6 +33,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaPlan, join
 from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
+from mmrl.policies.shared.readings import check_reading
 from mmrl.policies.shared.sharding import wrap_module
 from mmrl.policies.shared.tf32 import switch_tf32
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
@@ -85,7 +86,6 @@ class FlowPolicy(PolicyHooks):
 
     @property
     def exact_sampler(self) -> bool:
-        """Are images drawn with the network that trains, and not by an engine?"""
         return self.generator.exact
 
     @cached_property
@@ -117,7 +117,8 @@ class FlowPolicy(PolicyHooks):
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
         # A process that has nothing to sample under some weights still takes part in the forwards of the others.
-        stand_in = [Request(Prompt("stand-in", media=self._white_pictures()), leaves(plan), 0)]
+        white = (Image.new("RGB", self.family.source_size, "white"),) * self.family.sources[0]
+        stand_in = [Request(Prompt("stand-in", media=white), leaves(plan), 0)]
         sampled, idle = list[Sampled](), list[Sampled]()
         for model in sorted(self.shadows | {"policy"}):
             own = by_size([request for request in requests if request.model == model], self.family)
@@ -147,7 +148,8 @@ class FlowPolicy(PolicyHooks):
         assert isinstance(trace, FlowTrace)
         wanted: dict[str, list[Reading]] = {}
         for reading in readings:
-            self._check_reading(reading)
+            also_old = {"old"} if reading.quantity in QUANTITIES - FROM_VELOCITY else set[str]()
+            check_reading(reading, "flow", self.offers, self.shadows | {"policy"} | also_old, {"plain"})
             check_quantity(trace, reading.quantity)
             wanted.setdefault(reading.model, []).append(reading)
         out: dict[Reading, Tensor] = {}
@@ -182,11 +184,9 @@ class FlowPolicy(PolicyHooks):
         return join([trace for trace in traces if isinstance(trace, FlowTrace)])
 
     def state_dict(self) -> State:
-        """Trainable weights and shadows, whole and on the CPU; every process must call it, the main one alone gets them."""
         return self.weights.state_dict(keep=self.is_main)
 
     def load_state_dict(self, state: State) -> None:
-        """Raises ValueError when the state belongs to other weights or shadows."""
         self.weights.load_state_dict(state)
         self._followed = False
 
@@ -212,15 +212,12 @@ class FlowPolicy(PolicyHooks):
     def velocities(
         self, asked: NoisyLatents, conditions: Sequence[Condition], guidance: float | None = None
     ) -> Float[Tensor, "m ..."]:
-        """The guided velocities at latents whose prompts are among the conditions, at most `forward_rows` latents at a time."""
         return velocities_of(self, self.forward, [asked], conditions, guidance)[0]
 
     def decode(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
-        """Finished latents of one size as PIL images; raises ValueError where pixels are not finite."""
         return self.decoder(latents, size)
 
     def logprobs(self, trace: FlowTrace, mask: Bool[Tensor, "n t"], model: str = "policy") -> Float[Tensor, "n t"]:
-        """Log-probabilities of the recorded transitions under some weights, cut off from the graph."""
         reading = LOGPROBS._replace(model=model)
         return self.read(trace, [reading], mask)[reading].detach()
 
@@ -245,20 +242,6 @@ class FlowPolicy(PolicyHooks):
 
     def _sigma_plan(self, plan: RolloutPlan, size: Size | None = None) -> SigmaPlan:
         return SigmaPlan(plan, size or (self.config.width, self.config.height), self.sigmas(plan, size))
-
-    def _white_pictures(self) -> tuple[Image.Image, ...]:
-        """The fewest that a prompt may hold."""
-        return (Image.new("RGB", self.family.source_size, "white"),) * self.family.sources[0]
-
-    def _check_reading(self, reading: Reading) -> None:
-        models = self.shadows | {"policy"} | ({"old"} if reading.quantity in QUANTITIES - FROM_VELOCITY else set())
-        for what, name, known in (
-            ("quantity", reading.quantity, self.offers),
-            ("model", reading.model, models),
-            ("view", reading.view, {"plain"}),
-        ):
-            if name not in known:
-                raise ValueError(f"{what} {name!r} cannot be read from this flow policy, which has {', '.join(sorted(known))}")
 
 
 def check_plan(sampling: object) -> RolloutPlan:

@@ -198,10 +198,7 @@ def trace_of_noised(
     conditions: Sequence[Condition],
     prompt_index: Int[Tensor, " n"],
 ) -> FlowTrace:
-    """Noised copies of finished samples; `keys` are (seed of the request, sample), which times and noise depend on alone.
-
-    With `TimeSampler.shared` they depend on the seed alone.
-    """
+    """Noised copies of finished samples; times and noise depend on `keys` alone, (seed of the request, sample), or the seed."""
     times = sigma_plan.plan.forward
     assert times is not None
     n, k = len(samples), times.count

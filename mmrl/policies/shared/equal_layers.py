@@ -70,11 +70,11 @@ class LayerCost:
 
 
 @contextmanager
-def share_layers(*networks: nn.Module, least: int = LEAST) -> Iterator[None]:
-    """Let one layer of every kind stand for the equal ones of its stack, if there are `least`, in networks without weights."""
+def share_layers(*networks: nn.Module) -> Iterator[None]:
+    """Let one layer of every kind stand for the equal ones of its stack, in a block; in networks without weights only."""
     changed: list[tuple[nn.Module, object]] = []
     for network in networks:
-        for layers in equal_layers(network, least):
+        for layers in equal_layers(network):
             known: dict[Key, LayerCost | None] = {}
             for layer in layers:
                 changed.append((layer, vars(layer).get("forward")))
@@ -89,13 +89,13 @@ def share_layers(*networks: nn.Module, least: int = LEAST) -> Iterator[None]:
                 vars(layer)["forward"] = before
 
 
-def equal_layers(network: nn.Module, least: int) -> list[list[nn.Module]]:
-    """The layers of a network's stacks that differ in their place alone, from `least` of a kind on."""
+def equal_layers(network: nn.Module) -> list[list[nn.Module]]:
+    """The layers of a network's stacks that differ in their place alone, from LEAST of a kind on."""
     kinds: dict[Key, list[nn.Module]] = {}
     for i, stack in enumerate(part for part in network.modules() if isinstance(part, nn.ModuleList)):
         for layer in stack:
             kinds.setdefault((i, *kind_of(layer)), []).append(layer)
-    return [layers for layers in kinds.values() if len(layers) >= least]
+    return [layers for layers in kinds.values() if len(layers) >= LEAST]
 
 
 def kind_of(layer: nn.Module) -> Key:

@@ -1,6 +1,6 @@
 """The trainable weights of a policy and what is kept beside them: the reference, and an average that follows."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -196,11 +196,35 @@ class Weights:
 
         Without `keep`, on processes that only help to gather, the tables are empty.
         """
-        return OwnState(**state_of(self.named, self.shadows, keep), num_updates=self.num_updates)
+
+        def table(values: Iterable[Tensor]) -> dict[str, Tensor]:
+            kept: dict[str, Tensor] = {}
+            for (name, weight), value in zip(self.named.items(), values, strict=True):
+                if keep or isinstance(weight, Partitioned | Distributed):
+                    one = whole(weight, value)
+                    kept |= {name: one} if keep else {}
+            return kept
+
+        live = [own_part(weight) for weight in self.named.values()]
+        shadows = {name: table(shadow.weights) for name, shadow in self.shadows.items()}
+        return OwnState(weights=table(live), shadows=shadows, num_updates=self.num_updates)
 
     def load_state_dict(self, state: State) -> None:
         """Put a state of `state_dict` back; raises ValueError where it belongs to other weights or shadows."""
-        load_state(state, self.named, self.shadows)
+        for what, found, own in (
+            ("weights", set(state["weights"]), set(self.named)),
+            ("shadows", set(state["shadows"]), set(self.shadows)),
+        ):
+            if found != own:
+                raise ValueError(
+                    f"the saved state has other {what} than this policy ({sorted(found ^ own)[:3]} ...): "
+                    "resume with the policy settings and the algorithm of the saved run"
+                )
+        for name, weight in self.named.items():
+            put(weight, state["weights"][name])
+        for name, shadow in self.shadows.items():
+            for (key, weight), value in zip(self.named.items(), shadow.weights, strict=True):
+                put(weight, state["shadows"][name][key], value)
         # Loaded through .data, which no version tells of.
         self._is_bare = None
         self.num_updates = int(state.get("num_updates", 0))
@@ -246,36 +270,3 @@ def put(weight: Tensor, value: Tensor, to: Tensor | None = None) -> None:
         mine = flat[size * torch.distributed.get_rank() :][:size]
         value = torch.nn.functional.pad(mine, (0, size - len(mine)))
     to.data.copy_(value)
-
-
-def state_of(named: Mapping[str, nn.Parameter], shadows: Mapping[str, Shadow], keep: bool = True) -> State:
-    """Weights and shadows by name, whole and on the CPU; without `keep` only what others need to gather theirs is done."""
-
-    def table(values: Iterable[Tensor]) -> dict[str, Tensor]:
-        kept: dict[str, Tensor] = {}
-        for (name, weight), value in zip(named.items(), values, strict=True):
-            if keep or isinstance(weight, Partitioned | Distributed):
-                one = whole(weight, value)
-                kept |= {name: one} if keep else {}
-        return kept
-
-    live = [own_part(weight) for weight in named.values()]
-    return {"weights": table(live), "shadows": {name: table(shadow.weights) for name, shadow in shadows.items()}}
-
-
-def load_state(state: State, named: Mapping[str, nn.Parameter], shadows: Mapping[str, Shadow]) -> None:
-    """Put a state of `state_of` back. Raises ValueError when it belongs to other weights or shadows."""
-    for what, found, own in (
-        ("weights", set(state["weights"]), set(named)),
-        ("shadows", set(state["shadows"]), set(shadows)),
-    ):
-        if found != own:
-            raise ValueError(
-                f"the saved state has other {what} than this policy ({sorted(found ^ own)[:3]} ...): "
-                "resume with the policy settings and the algorithm of the saved run"
-            )
-    for name, weight in named.items():
-        put(weight, state["weights"][name])
-    for name, shadow in shadows.items():
-        for (key, weight), value in zip(named.items(), shadow.weights, strict=True):
-            put(weight, state["shadows"][name][key], value)

@@ -16,7 +16,7 @@ from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
 from mmrl.policies.shared.equal_layers import share_layers
-from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of, tensors_in
+from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of, tensors_in
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import loading
 from mmrl.policies.text.families import Family, family_of
@@ -60,20 +60,14 @@ def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
             loading.add_adapter(model, family, replace(config.lora, adapter=None))
     loading.freeze(model, family, config.freeze)
     if config.gradient_checkpointing:
-        # Renamed within transformers 5.
-        renamed = hasattr(model, "activation_checkpointing_enable")
-        enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
+        loading.checkpoint_layers(model)
     join_windows(model)
     fake_weights(model)
     return model.eval(), family
 
 
 def join_windows(model: nn.Module) -> None:
-    """Let a vision tower look through all of its windows at once, which takes as many bytes and fewer calls.
-
-    Only where attention takes memory that grows with the positions, not with their square.
-    """
+    """Let a vision tower look through all of its windows at once where attention takes memory that grows with the positions."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     for part in model.modules():
@@ -192,11 +186,11 @@ class TextDryRun:
         make_gradients(self.network)
         written, read = self.largest()
         if written is not None:
-            with share_layers(self.network), count_bytes() as live:
+            with share_layers(self.network), LiveBytes() as live:
                 self.cache_bytes = decode(written, self.policy.net, self.length)
             found["rollout"] = live.peak
         for phase, work in read.items():
-            with share_layers(self.network), count_bytes() as live:
+            with share_layers(self.network), LiveBytes() as live:
                 forward(work, self.policy, with_gradient=phase == "update")
             found[phase] = live.peak
         return found

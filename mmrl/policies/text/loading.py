@@ -67,10 +67,7 @@ def load(config: TextPolicyConfig) -> Loaded:
     switch_casts(casting_layers(model.modules()), on=config.dtype == "float32")
     freeze(model, family, config.freeze)
     if config.gradient_checkpointing:
-        # Renamed within transformers 5.
-        renamed = hasattr(model, "activation_checkpointing_enable")
-        enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
+        checkpoint_layers(model)
     model.eval()
     return Loaded(model, processor, family, adapter, stop_tokens(model, processor.tokenizer), packs)
 
@@ -223,6 +220,13 @@ def freeze(model: Any, family: Family, parts: tuple[str, ...]) -> None:
             weight.requires_grad_(False)
     if not any(weight.requires_grad for weight in model.parameters()):
         raise ValueError(f"policy.freeze = {list(parts)} leaves nothing to train: remove one of them")
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Let layers be computed again on the way back, in training mode."""
+    # Renamed within transformers 5.
+    renamed = hasattr(model, "activation_checkpointing_enable")
+    (model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def belongs(name: str, family: Family, part: str) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
@@ -14,10 +15,8 @@ from mmrl.policies.text.read.evaluate import Evaluator, LocalEvaluator
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.text.write.generate import Generator, LocalGenerator
 
-
-def text_weights(net: nn.Module, shadows: Iterable[str], ema_decay: Decay, sharded: bool, rest: Rest) -> Weights:
-    """The weights of a TextNet; states name them as its model does."""
-    return Weights(net, shadows, ema_decay, sharded, rest, prefix="model.")
+text_weights = partial(Weights, prefix="model.")
+"""The weights of a TextNet; states name them as its model does."""
 
 
 def own_generator(host: TextHost) -> Generator:

@@ -121,7 +121,8 @@ def by_pyav(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[n
                 if frame is None or frame.pts != wanted[place]:
                     raise ValueError(f"the frame at {timeline.times[indices[place]]:.3f} s does not come out of the decoder")
                 ready, place = frame.pts, place + 1
-                yield turn_upright(frame)[None]
+                # Turned as the camera noted: decord does so by itself.
+                yield np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90))[None]
     except FFmpegError as error:
         raise ValueError(f"{error.strerror} ({error})") from None
 
@@ -135,11 +136,6 @@ def moments_of(file: Any, stream: Any) -> tuple[list[int], list[int]]:
     ]
     known = sorted((moment, key) for moment, key in packets if moment is not None)
     return sorted({moment for moment, _ in known}), [moment for moment, key in known if key]
-
-
-def turn_upright(frame: Any) -> np.ndarray:
-    """The frame turned as the camera noted: decord does so by itself."""
-    return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90))
 
 
 DECODERS: dict[str, Decoder] = {"decord": by_decord, "pyav": by_pyav}

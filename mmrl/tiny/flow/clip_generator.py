@@ -1,7 +1,5 @@
 """A Wan pipeline of the real classes with some 3 M weights, taught on this machine to draw small clips.
 
-    x_sigma = (1 - sigma) x_0 + sigma noise,    loss = mean (v(x_sigma, sigma, caption) - (noise - x_0))^2
-
 A UMT5 text encoder, an autoencoder and a transformer are trained from nothing on clips and captions that `Clips` makes up. The
 transformer sees a whole latent frame as one token. Source of the classes: Wan, arXiv:2503.20314.
 """

@@ -1,7 +1,5 @@
 """Stable Diffusion 3 pipelines of the real classes with some 2 M weights, taught on this machine to draw small pictures.
 
-    x_sigma = (1 - sigma) x_0 + sigma noise,    loss = mean (v(x_sigma, sigma, caption) - (noise - x_0))^2
-
 Two CLIP text encoders, an autoencoder and a transformer are trained from nothing on pictures and captions that
 `Pictures` makes up. Source of model and loss: Stable Diffusion 3, arXiv:2403.03206.
 """
@@ -157,10 +155,7 @@ def autoencoder(settings: WarmStart) -> HubObject:
 
 @torch.no_grad()
 def pass_colours(vae: HubObject) -> None:
-    """Let three channels carry the plain picture, made smaller and larger again; the others are free to learn details.
-
-    From random weights the autoencoder needs many times as long before it sees any colour.
-    """
+    """Let three channels carry the plain picture: from random weights it takes many times as long until any colour is seen."""
     for half in (vae.encoder, vae.decoder):
         for layer in half.layers:
             if isinstance(layer, nn.Conv2d):

@@ -13,11 +13,6 @@ BOUNDARY = 0.6
 """The share of the way, from the noise, below which the second expert works; 0.875 in Wan 2.2 A14B."""
 
 
-def wan() -> HubObject:
-    """A Wan 2.1 of text to video."""
-    return pipeline()
-
-
 def wan_a14b() -> HubObject:
     """A Wan 2.2 A14B: one expert for the noisy part of the way, another one for the rest."""
     return pipeline(transformer_2=transformer(), boundary_ratio=BOUNDARY)
@@ -31,7 +26,7 @@ def wan_5b() -> HubObject:
 
 
 def pipeline(**parts: object) -> HubObject:
-    """A WanPipeline; `parts` take the place of the usual ones."""
+    """A Wan 2.1 of text to video; `parts` take the place of the usual ones."""
     from transformers import UMT5Config, UMT5EncoderModel
 
     tokenizer = t5_tokenizer()
@@ -78,5 +73,5 @@ def autoencoder(**settings: object) -> HubObject:
     return diffusers_object("AutoencoderKLWan", **(usual | settings))
 
 
-WAN_PIPELINES: dict[str, Callable[[], HubObject]] = {"wan": wan, "wan_5b": wan_5b, "wan_a14b": wan_a14b}
+WAN_PIPELINES: dict[str, Callable[[], HubObject]] = {"wan": pipeline, "wan_5b": wan_5b, "wan_a14b": wan_a14b}
 """Name -> how it is built."""

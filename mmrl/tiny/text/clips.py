@@ -26,7 +26,6 @@ from mmrl.policies.text.prompt.encode import Encoded, collate_prompts
 from mmrl.runtime.repeating import bit_for_bit
 from mmrl.tiny import teaching
 from mmrl.tiny import tokenizer as tokenizers
-from mmrl.tiny.byte_tokens import Built
 from mmrl.tiny.keep import Progress, hash_of, keep
 from mmrl.tiny.text import muon, student
 from mmrl.tiny.text.student import Imitation, imitate, with_answers
@@ -78,7 +77,8 @@ class Lesson(NamedTuple):
 
 def build(folder: Path, seed: int = 0, style: ClipStyle = STYLE) -> Path:
     """Save model and processor, untrained, to `folder` and return it."""
-    return student.save(_build(seed, style), folder)
+    built = student.build(_texts(style), style.side, _PIXELS, video_area=64 * style.side**2, seed=seed)
+    return student.save(built, folder)
 
 
 @bit_for_bit()
@@ -157,7 +157,3 @@ def _texts(style: ClipStyle) -> list[str]:
     options = " ".join(f"{letter}: {digit}" for letter, digit in zip("ABCDEFGH", style.digits, strict=False))
     asked = [f"When is the {digit} visible?" for digit in style.asked or style.digits]
     return [*asked, f"Which digits appear? {options}", "user\nassistant\n", "3.2 to 4.5", "A,B,C,D", *moments]
-
-
-def _build(seed: int, style: ClipStyle) -> Built:
-    return student.build(_texts(style), style.side, _PIXELS, video_area=64 * style.side**2, seed=seed)

@@ -8,7 +8,6 @@ learning. The model answers as Qwen3-VL does: `[{"bbox_2d": [x1, y1, x2, y2]}]`,
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -48,11 +47,8 @@ class WarmStart(Imitation):
             raise ValueError(f"the model sees pictures of {SIDE} x {SIDE} pixels, not of side {self.style.side}")
 
 
-class Label(NamedTuple):
-    """An annotator's answer to a scene."""
-
-    scene: Scene
-    answer: str
+Label = tuple[Scene, str]
+"""A scene and an annotator's answer to it."""
 
 
 def build(folder: Path, seed: int = 0) -> Path:
@@ -95,7 +91,7 @@ def labels(settings: WarmStart) -> Iterator[list[Label]]:
             index += 1
             wrong = scene.distractors and rng.random() < settings.confused
             target = scene.distractors[rng.integers(len(scene.distractors))] if wrong else scene.asked
-            batch.append(Label(scene, answer_text(_loosen(target.corners, rng.uniform(0, settings.loosen, 4).tolist()))))
+            batch.append((scene, answer_text(_loosen(target.corners, rng.uniform(0, settings.loosen, 4).tolist()))))
         yield batch
 
 

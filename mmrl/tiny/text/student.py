@@ -34,11 +34,9 @@ class Imitation:
 
 
 def build(texts: Sequence[str], side: int, pixels: tuple[float, float], video_area: int, seed: int) -> Built:
-    """The untrained model, and its processor of square pictures.
+    """The untrained model, and its processor of square pictures of `side` pixels; `texts` become tokens of whole words.
 
     Args:
-        texts: what becomes tokens of whole words.
-        side: of pictures and frames, in pixels.
         pixels: their mean and deviation. With the usual 0.5 and 0.5 the model does not learn to see in minutes.
         video_area: the most pixels of all frames of a clip.
     """

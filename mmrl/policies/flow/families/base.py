@@ -34,10 +34,7 @@ ATTENTION = tuple(
 class FlowFamily(FamilyFacts):
     """One kind of pipeline. Latents here are (n, c, h, w), of clips (n, c, f, h, w); what the transformer takes may be packed.
 
-    It draws one size; `at` gives the family that draws another one with the same networks.
-
-    Raises:
-        ValueError: a picture size that the model cannot draw.
+    It draws one size; `at` gives the family that draws another one. Raises ValueError for a size that the model cannot draw.
     """
 
     pipeline: Pipeline
@@ -154,11 +151,16 @@ class FlowFamily(FamilyFacts):
     def guide(
         self, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Float[Tensor, " n"]
     ) -> Float[Tensor, "n ..."]:
-        """The guided velocity of every row, by policy.guidance_rule.
-
-        A rule that remembers earlier steps would leave ratios undefined.
-        """
-        return join_passes(self, conditional, unconditional, scale, timesteps)
+        """The guided velocity of every row, by policy.guidance_rule, with policy.guidance_low below the boundary."""
+        rule, low = self.settings.guidance_rule, self.settings.guidance_low
+        keep_norm = self.keep_norm if rule == "family" else rule == "norm"
+        if rule == "zero_star":
+            unconditional = nearest_multiple(conditional, unconditional)
+        scales: Tensor | float = scale
+        if low is not None and self.boundary is not None:
+            scales = torch.where(timesteps < self.boundary, low, scale).to(conditional)
+        v = velocity_with_guidance(conditional, unconditional, scales, keep_norm)
+        return no_longer_than(conditional, v) if rule == "cap" else v
 
     def spacing(self) -> Spacing:
         """How the pipeline spaces its steps: diffusers gives these families an even grid and shifts it."""
@@ -242,7 +244,7 @@ class FlowFamily(FamilyFacts):
     def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         """Pixels, mostly in [-1, 1]."""
         vae = self.pipeline.vae
-        latents = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
+        latents = latents / vae.config.scaling_factor + (getattr(vae.config, "shift_factor", None) or 0.0)
         return vae.decode(latents, return_dict=False)[0]
 
 
@@ -262,21 +264,6 @@ class CallsPipeline(Protocol):
     def pipeline_call(self, guidance: float) -> PipelineCall | None:
         """None for a guidance that the pipeline has no word for."""
         ...
-
-
-def join_passes(
-    family: FlowFamily, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Float[Tensor, " n"]
-) -> Float[Tensor, "n ..."]:
-    """The guided velocity by policy.guidance_rule, with policy.guidance_low below a family's boundary."""
-    rule, low = family.settings.guidance_rule, family.settings.guidance_low
-    keep_norm = family.keep_norm if rule == "family" else rule == "norm"
-    if rule == "zero_star":
-        unconditional = nearest_multiple(conditional, unconditional)
-    scales: Tensor | float = scale
-    if low is not None and family.boundary is not None:
-        scales = torch.where(timesteps < family.boundary, low, scale).to(conditional)
-    v = velocity_with_guidance(conditional, unconditional, scales, keep_norm)
-    return no_longer_than(conditional, v) if rule == "cap" else v
 
 
 def refuse_settings(family: FlowFamily) -> None:

@@ -39,7 +39,13 @@ class Wan(FlowFamily):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_frames(self.settings.frames, self.frames_per_latent)
+        frames, per_latent = self.settings.frames, self.frames_per_latent
+        if (frames - 1) % per_latent:
+            below = (frames - 1) // per_latent * per_latent + 1
+            raise ValueError(
+                f"policy.frames is {frames}, but this model draws {per_latent}k + 1 frames: set it to {below} or "
+                f"{below + per_latent}"
+            )
 
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
@@ -137,12 +143,3 @@ class Wan(FlowFamily):
         vae = self.pipeline.vae
         mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
         return vae.decode(latents * std + mean, return_dict=False)[0]
-
-
-def check_frames(frames: int, per_latent: int) -> None:
-    """Raise ValueError unless the autoencoder can make this number of frames."""
-    if (frames - 1) % per_latent:
-        below = (frames - 1) // per_latent * per_latent + 1
-        raise ValueError(
-            f"policy.frames is {frames}, but this model draws {per_latent}k + 1 frames: set it to {below} or {below + per_latent}"
-        )

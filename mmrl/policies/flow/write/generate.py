@@ -1,6 +1,6 @@
 """Sampling images: noise is integrated along a plan, under the weights as they are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -36,8 +36,7 @@ class Generator(Protocol):
     def follow(self, weights: Weights, version: int) -> None:
         """Take over the live weights, which have had `version` updates, before the next `write`.
 
-        The policy calls it before it samples for the first time, and again once the weights have moved. Every process calls
-        it, equally often.
+        The policy calls it before it first samples and once the weights have moved, on every process equally often.
         """
         ...
 
@@ -49,13 +48,8 @@ class Generator(Protocol):
         ...
 
 
-@runtime_checkable
-class Decoder(Protocol):
-    """Finished latents -> PIL images, or clips as bytes (frames, y, x, 3)."""
-
-    def __call__(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
-        """All latents are of pictures of one size; None: the run's."""
-        ...
+Decoder = Callable[[Float[Tensor, "n ..."], Size | None], list[object]]
+"""Finished latents of pictures of one size (None: the run's) -> PIL images, or clips as bytes (frames, y, x, 3)."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +126,6 @@ def clips_of(pixels: Float[Tensor, "n 3 frames y x"]) -> list[object]:
     return [Image.fromarray(clip[0]) for clip in arrays] if pixels.shape[2] == 1 else arrays
 
 
-def sample_of(drawn: object, fps: float | None) -> Sample:
-    """A sample with the picture or the clip that was drawn."""
-    return Sample(video=drawn, fps=fps) if isinstance(drawn, np.ndarray) else Sample(image=drawn)
-
-
 @dataclass(frozen=True)
 class Sampled:
     """The samples of some requests."""
@@ -173,8 +162,10 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
         for request, drawn in zip(owners, part.images, strict=True):
             group_ids.append(request.group_id)
             sample_ids.append(len(samples[request.group_id]))
-            samples[request.group_id].append(sample_of(drawn, part.fps))
+            is_clip = isinstance(drawn, np.ndarray)
+            samples[request.group_id].append(Sample(video=drawn, fps=part.fps) if is_clip else Sample(image=drawn))
     layouts = [part.trajectory.layout for part in sampled]
+    are_shared = any(bool((layout.node_ids != torch.arange(len(layout))[:, None]).any()) for layout in layouts)
     nodes = [node_ids(part.trajectory.layout, part.keys) for part in sampled]
     trace = join([part.trace for part in sampled])
     recorded = {ROLLOUT_LOGPROBS: torch.cat([part.trajectory.logprobs for part in sampled])} if trace.has_densities else {}
@@ -185,7 +176,7 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
         action_mask=torch.cat([part.action_mask for part in sampled]),
         trace=trace,
         recorded=recorded,
-        node_ids=torch.cat(nodes) if has_shared_steps(layouts) else None,
+        node_ids=torch.cat(nodes) if are_shared else None,
         weights_version=min(part.weights_version for part in sampled),
     )
 
@@ -196,11 +187,6 @@ def by_size(requests: Sequence[Request], family: FlowFamily) -> list[tuple[Size,
     for request in requests:
         found.setdefault(family.size_of(request.prompt), []).append(request)
     return sorted(found.items(), key=lambda pair: pair[0])
-
-
-def has_shared_steps(layouts: Sequence[Layout]) -> bool:
-    """Is there a step that several rows took together?"""
-    return any(bool((layout.node_ids != torch.arange(len(layout))[:, None]).any()) for layout in layouts)
 
 
 def node_ids(layout: Layout, keys: Sequence[tuple[int, int]]) -> Int[Tensor, "n t"]:

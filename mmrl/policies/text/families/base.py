@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmrl.core.samples import KINDS
 from mmrl.policies.video.decode import Frames
-from mmrl.policies.video.sampling import Budget
+from mmrl.policies.video.sampling import Budget, FramePlan
 from mmrl.policies.video.settings import VideoSettings
 
 Media = Mapping[str, Tensor]
@@ -76,6 +76,18 @@ class Family:
                     "Qwen-VL models know; policy.video.max_frames bounds the cost of a clip"
                 )
         return None
+
+    def frame_plan(self, processor: object, settings: VideoSettings) -> FramePlan:
+        """The plan of every clip: what this model and these settings want of it."""
+        able = self.frames_are_pictures or ("video" in self.sees and getattr(processor, "video_processor", None) is not None)
+        return FramePlan(
+            fps=settings.fps,
+            min_frames=settings.min_frames,
+            max_frames=settings.max_frames,
+            multiple=self.frame_multiple,
+            budget=self.video_budget(processor, settings) if able else None,
+            backend=settings.backend,
+        )
 
     def tidy(self, media: Media) -> Media:
         """The processor's tensors of one prompt, brought to a form whose first dimension can be concatenated."""

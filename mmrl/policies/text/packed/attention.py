@@ -164,10 +164,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """softmax(q k / sqrt(d)) v -> (b, q, h, e): inside each group, a completion sees its prompt and itself.
 
-    Without a PackedMask it is transformers' own SDPA.
-
-    Raises:
-        NotImplementedError: dropout, a cap of logits, sinks or a position bias.
+    Without a PackedMask it is transformers' own SDPA. NotImplementedError for dropout, capped logits, sinks or a position bias.
     """
     if not isinstance(attention_mask, PackedMask):
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

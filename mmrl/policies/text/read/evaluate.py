@@ -1,8 +1,7 @@
 """Evaluating recorded completions again: log-probabilities, entropies, disagreement of groups; with gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -158,13 +157,8 @@ def evaluation_of(
     )
 
 
-@runtime_checkable
-class Evaluator(Protocol):
-    """Evaluates completions: with the policy's network, or as a dry run."""
-
-    def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
-        """{quantity: (n, t)}, with a gradient where gradients are on."""
-        ...
+Evaluator = Callable[[Evaluation], dict[str, Float[Tensor, "n t"]]]
+"""Evaluates completions, by the network or a dry run: {quantity: (n, t)}, with a gradient where gradients are on."""
 
 
 @dataclass(frozen=True)

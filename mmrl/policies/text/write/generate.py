@@ -38,8 +38,8 @@ class Generator(Protocol):
     def follow(self, weights: Weights, version: int) -> None:
         """Take over the live weights, which have had `version` updates, before the next `write`.
 
-        The policy calls it before it samples for the first time, and again once the weights have moved (an update, a state
-        that was loaded). Every process calls it, equally often, so it may gather what is sharded (`weights.state_dict()`).
+        The policy calls it before it first samples and once the weights have moved, on every process equally often, so it may
+        gather what is sharded (`weights.state_dict()`).
         """
         ...
 
