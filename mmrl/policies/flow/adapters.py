@@ -41,17 +41,12 @@ def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings
     network.eval()
 
 
-def folder_of(folder: str | Path, family: type[FlowFamily], name: str) -> Path:
-    """Where the adapter of a network lies: the first one's in the folder itself, others' in one with the network's name."""
-    top = Path(folder).expanduser()
-    return top if name == family.networks[0] else top / name
-
-
 def load_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings, name: str) -> None:
-    """Load the adapter of one network, by the pipeline's own loader where it has one."""
+    """Load the adapter of one network, by the pipeline's own loader where it has one; all but the first have a folder each."""
     place, network = str(lora.adapter), getattr(pipeline, name)
     check_adapter_folder(place)
-    folder = folder_of(place, family, name)
+    top = Path(place).expanduser()
+    folder = top if name == family.networks[0] else top / name
     if not folder.is_dir():
         raise FileNotFoundError(
             f"policy.lora.adapter {place!r} has no folder {name!r}, where the adapter of the model's second network lies: name "

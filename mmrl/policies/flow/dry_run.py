@@ -211,15 +211,9 @@ class DryForward:
         return torch.zeros_like(asked.x) + self.still.zero()
 
 
-class NoImages:
-    """Decodes nothing."""
-
-    def __init__(self, host: FlowHost) -> None:
-        """`host` is not asked."""
-
-    def __call__(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
-        """No image for every row."""
-        return [None] * len(latents)
+def no_images(latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
+    """No image for every row."""
+    return [None] * len(latents)
 
 
 class FlowDryRun:
@@ -232,7 +226,7 @@ class FlowDryRun:
             load=lambda config: small,
             generator=lambda host: DryGenerator(LocalGenerator(host), self.log, self.family),
             forward=lambda host: DryForward(host, self.log, still),
-            decoder=NoImages,
+            decoder=lambda host: no_images,
             embeddings=lambda config, family: None,
             weights=still.keeper(),
             diagnostics=NoDiagnostics,

@@ -230,6 +230,24 @@ class Weights:
         self.num_updates = int(state.get("num_updates", 0))
 
 
+@runtime_checkable
+class FollowsWeights(Protocol):
+    """Samples: with the policy's own network, as a dry run, or in an engine that has a copy of the weights."""
+
+    @property
+    def exact(self) -> bool:
+        """Are its log-probabilities those that the policy reads, up to rounding? An engine with other kernels says no."""
+        ...
+
+    def follow(self, weights: Weights, version: int) -> None:
+        """Take over the live weights, which have had `version` updates, before the next `write`.
+
+        The policy calls it before it first samples and once the weights have moved, on every process equally often, so it may
+        gather what is sharded (`weights.state_dict()`).
+        """
+        ...
+
+
 def put_aside(weight: Tensor, rest: Rest) -> Tensor:
     """A copy of a weight, on its device or in the machine's memory."""
     return weight.clone() if rest == "device" else weight.to("cpu", copy=True)

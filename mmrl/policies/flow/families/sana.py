@@ -68,3 +68,7 @@ class Sana(FlowFamily):
             timestep=times * self.config.timestep_scale,
             return_dict=False,
         )[0]
+
+    def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
+        vae = self.pipeline.vae
+        return vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]

@@ -115,6 +115,10 @@ class StableDiffusion(FlowFamily):
         """Further inputs of the network."""
         return None
 
+    def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
+        vae = self.pipeline.vae
+        return vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
+
 
 def root_of_squares(sigma: float) -> float:
     """1 / (a + s) at a sigma."""

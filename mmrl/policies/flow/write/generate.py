@@ -19,26 +19,14 @@ from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaPlan, join, trace_of_noised, trace_of_steps
 from mmrl.policies.flow.transfer import LateCheck, send_home
-from mmrl.policies.shared.weights import Weights
+from mmrl.policies.shared.weights import FollowsWeights, Weights
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import to_device
 
 
 @runtime_checkable
-class Generator(Protocol):
-    """Draws images: with the policy's own network, as a dry run, or in an engine that has a copy of the weights."""
-
-    @property
-    def exact(self) -> bool:
-        """Are its log-probabilities those that the policy reads, up to rounding? An engine with other kernels says no."""
-        ...
-
-    def follow(self, weights: Weights, version: int) -> None:
-        """Take over the live weights, which have had `version` updates, before the next `write`.
-
-        The policy calls it before it first samples and once the weights have moved, on every process equally often.
-        """
-        ...
+class Generator(FollowsWeights, Protocol):
+    """Draws images."""
 
     def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> "Sampled":
         """All samples of requests, drawn at the plan's size under the weights that are swapped in (`weights.active`).

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.policies.shared.weights import Weights
+from mmrl.policies.shared.weights import FollowsWeights, Weights
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
@@ -27,21 +27,8 @@ class HotSampling(Sampling):
 
 
 @runtime_checkable
-class Generator(Protocol):
-    """Writes completions: with the policy's own network, as a dry run, or in an engine that has a copy of the weights."""
-
-    @property
-    def exact(self) -> bool:
-        """Are its log-probabilities those that the policy reads, up to rounding? An engine with other kernels says no."""
-        ...
-
-    def follow(self, weights: Weights, version: int) -> None:
-        """Take over the live weights, which have had `version` updates, before the next `write`.
-
-        The policy calls it before it first samples and once the weights have moved, on every process equally often, so it may
-        gather what is sharded (`weights.state_dict()`).
-        """
-        ...
+class Generator(FollowsWeights, Protocol):
+    """Writes completions."""
 
     def write(
         self,
