@@ -14,7 +14,7 @@ import torch
 from mmrl.app.commands.plan import draw_up, timing
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
-from mmrl.policies.shared.meta_models import count_bytes
+from mmrl.policies.shared.meta_models import LiveBytes
 
 RUNS = {
     "text": ("tiny/image", ["data.size=64"]),
@@ -29,7 +29,7 @@ def measured_bytes(trainer: Any) -> int:
     method, peaks = trainer.update, [0]
 
     def update(batch: Any) -> Any:
-        with count_bytes() as live:
+        with LiveBytes() as live:
             out = method(batch)
         peaks[0] = max(peaks[0], live.peak)
         return out

@@ -38,19 +38,10 @@ class AuraFlow(FlowFamily):
     usual_guidance = 3.5
     usual_prompt_tokens = 256
     lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0")
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        return (self.config.in_channels, self.height // self.scale, self.width // self.scale)
+    packed = False
 
     def spacing(self) -> Spacing:
         return spacing_of(self.pipeline.scheduler.config)
-
-    def pack(self, latents: Tensor) -> Tensor:
-        return latents
-
-    def unpack(self, x: Tensor) -> Tensor:
-        return x
 
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds = self.pipeline.encode_prompt(

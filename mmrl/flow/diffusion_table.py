@@ -74,10 +74,9 @@ class DiffusionTable:
 
 
 def table_of(scheduler_config: Mapping[str, Any]) -> DiffusionTable:
-    """The table of a diffusers scheduler of noise prediction, from its config; times in "linspace" become leading ones.
+    """The table of a diffusers scheduler of noise prediction; "linspace" times become leading ones.
 
-    Raises:
-        ValueError: a noise schedule or a placing of times that is not known here.
+    Raises ValueError for a noise schedule that is not known here.
     """
     known = dict(scheduler_config)
     schedule, placing = known.get("beta_schedule"), known.get("timestep_spacing", "leading")

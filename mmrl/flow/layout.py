@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.flow.plan import Forwards, RolloutPlan
+from mmrl.flow.plan import RolloutPlan
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,9 @@ class Layout:
 
 
 def lay_out(plan: RolloutPlan, counts: Sequence[int], seeds: Sequence[int]) -> Layout:
-    """The layout of several requests of `counts` samples; `seeds` choose every row's steps where plan.trained_per_row is set.
+    """The layout of requests of `counts` samples; `seeds` choose a row's steps where plan.trained_per_row is set.
 
-    Raises:
-        ValueError: a count that does not fill the plan's trees.
+    Raises ValueError for a count that does not fill the plan's trees.
     """
     parts = [_one(plan, count, seed) for count, seed in zip(counts, seeds, strict=True)]
     offsets = [sum(counts[:i]) for i in range(len(counts))]
@@ -62,15 +61,6 @@ def leaves(plan: RolloutPlan) -> int:
     if plan.shape == "branches":
         return sum(step.branch for step in plan.steps if step.stochastic)
     return 1
-
-
-def forwards(plan: RolloutPlan, group_size: int, guided: bool = False, frozen_models: int = 0) -> Forwards:
-    """The cost of a group in network forwards; `guided` = a second pass without the prompt, `frozen_models` = others read."""
-    layout = lay_out(plan, [group_size], [0])
-    rollout = sum(len(layout.owners(column)) for column in range(plan.num_steps))
-    trained = int(layout.trained.sum()) if plan.forward is None else group_size * plan.forward.count
-    passes = 2 if guided else 1
-    return Forwards(group_size, passes * rollout, passes * trained, passes * trained * frozen_models, trained)
 
 
 def _one(plan: RolloutPlan, count: int, seed: int) -> Layout:

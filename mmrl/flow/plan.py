@@ -92,11 +92,6 @@ class RolloutPlan:
         """Model evaluations of one sample."""
         return len(self.steps)
 
-    @property
-    def num_actions(self) -> int:
-        """Width of the action mask: noised copies of a forward plan, else steps."""
-        return self.forward.count if self.forward is not None else self.num_steps
-
     def sigmas(self, default: Spacing, image_tokens: int | None = None) -> Float[Tensor, " t1"]:
         """The table of sigmas, float32; `default` is the model's own spacing."""
         spacing = self.spacing or default
@@ -127,24 +122,6 @@ class Schedule(Protocol):
 def evaluation_plan(num_steps: int, spacing: Spacing | None = None, guidance: float | None = None) -> RolloutPlan:
     """Deterministic Euler steps that train nothing: how a model is judged."""
     return RolloutPlan(tuple(StepPlan() for _ in range(num_steps)), spacing, guidance=guidance)
-
-
-@dataclass(frozen=True)
-class Forwards:
-    """Network forwards for one group, guidance passes included."""
-
-    images: int
-    rollout: int
-    update: int
-    """Forwards that also have a backward."""
-    frozen: int = 0
-    """Forwards of reference, averaged or old weights."""
-    transitions: int = 0
-    """Actions that train."""
-
-    @property
-    def per_image(self) -> float:
-        return self.rollout / self.images
 
 
 def steps_where(num_steps: int, noisy: Sequence[int], step: StepPlan) -> tuple[StepPlan, ...]:

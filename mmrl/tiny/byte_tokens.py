@@ -19,13 +19,19 @@ Built = tuple[HubObject, HubObject]
 """A model and its processor."""
 
 
+def letters() -> list[str]:
+    """A printable stand-in for every byte."""
+    from tokenizers import pre_tokenizers
+
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
 def byte_tokenizer(named: dict[str, str], others: Sequence[str] = (), bos: str | None = None) -> HubObject:
     """A tokenizer of bytes and special tokens; `named` become attributes such as `image_token`, which processors read."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    backend = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters())}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([PAD, TURN, STOP, *([bos] if bos else []), *others, *named.values()])

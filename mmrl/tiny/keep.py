@@ -19,12 +19,10 @@ Progress = Callable[[int, int, float], None]
 
 
 def keep(folder: Path | None, name: str, index_file: str, make: Callable[[Path], object]) -> Path:
-    """The folder; if it holds its index file already, nothing is made.
+    """The folder; if it holds its index file already, nothing is made. None: `name` below MMRL_CACHE (or ~/.cache/mmrl).
 
-    Args:
-        folder: where to keep it; None: `name` below MMRL_CACHE (or ~/.cache/mmrl).
-        index_file: the file that every whole folder holds.
-        make: fills an empty folder.
+    What `make` fills an empty folder with depends on settings alone, bit for bit on one machine; rounding may differ between
+    machines.
     """
     folder = cache_folder() / name if folder is None else folder
     if (folder / index_file).exists():
@@ -45,13 +43,7 @@ def keep(folder: Path | None, name: str, index_file: str, make: Callable[[Path],
 
 
 def hash_of(settings: Any, code: Sequence[ModuleType | type], packages: Sequence[str]) -> str:
-    """A hash of the settings, of the code that draws, builds and teaches, and of packages' versions: 12 characters.
-
-    Args:
-        settings: a dataclass of numbers, texts and such dataclasses.
-        code: modules and classes, whose names and files count.
-        packages: as pip names them.
-    """
+    """A hash of settings, of the files of modules and classes in `code`, and of packages' versions: 12 characters."""
     digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
     for part in code:
         digest.update(part.__name__.encode() + Path(inspect.getfile(part)).read_bytes())

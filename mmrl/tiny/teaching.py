@@ -5,13 +5,16 @@ x_sigma = (1 - sigma) x_0 + sigma noise,    loss = mean (v(x_sigma, sigma, capti
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmrl.runtime.repeating import bit_for_bit
@@ -23,14 +26,29 @@ Note = Callable[[int, float], None]
 
 
 class Noisy(NamedTuple):
-    """Rows of latents with noise, and what is to be learned of them."""
+    """Rows of latents with noise."""
 
-    captions: Int[Tensor, " n"]
-    """Numbers of texts; 0 where a row is learned without caption."""
+    captions: Sequence[str]
+    """Different ones, empty where a row is learned without caption."""
+    places: Int[Tensor, " n"]
+    """Which caption a row has."""
     rows: Int[Tensor, " n"]
     sigma: Float[Tensor, " n"]
     latents: Float[Tensor, "n ..."]
-    velocity: Float[Tensor, "n ..."]
+
+
+@runtime_checkable
+class Captioned(Protocol):
+    """Endless pictures or clips with captions."""
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Every word of the captions; each becomes one token. Other text is spelled letter by letter."""
+        ...
+
+    def batch(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str]]:
+        """Pixels (size, ..., 3) and their captions."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -72,27 +90,29 @@ S = TypeVar("S", bound=GeneratorStart)
 class PipelineKind(Generic[S]):
     """How pipelines of one kind are built and taught; they are taught once and then kept."""
 
-    build: Callable[[S], HubObject]
+    untaught: Callable[[S], HubObject]
     teach: Callable[[HubObject, S, Progress | None], None]
     code: tuple[ModuleType, ...]
     """Modules that draw, build and teach: their files are part of the cached model's name."""
 
+    def build(self, settings: S) -> HubObject:
+        """The untaught pipeline, in evaluation mode."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed)
+            pipeline = self.untaught(settings)
+        for part in pipeline.components.values():
+            if isinstance(part, nn.Module):
+                part.eval()
+        return pipeline
+
     def fingerprint(self, settings: S) -> str:
-        """A hash of the settings, the code that draws, builds and teaches, and the versions of packages."""
+        """See `keep.hash_of`."""
         code = (type(settings), type(settings.data), *self.code)
         return hash_of(settings, code, ("torch", "diffusers", "transformers"))
 
     @bit_for_bit()
     def warm_start(self, settings: S, folder: Path | None = None, progress: Progress | None = None) -> Path:
-        """Build, teach and save a pipeline, and return its folder; if that exists already, nothing is trained.
-
-        The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
-
-        Args:
-            settings: data, sizes, optimizers.
-            folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by settings and code.
-            progress: called after every step of the autoencoder, then of the transformer.
-        """
+        """Build, teach and save a pipeline, and return its folder; see `keep.keep`."""
 
         def make(unfinished: Path) -> None:
             pipeline = self.build(settings)
@@ -102,14 +122,20 @@ class PipelineKind(Generic[S]):
         return keep(folder, f"tiny-{settings.name}-{self.fingerprint(settings)}", "model_index.json", make)
 
 
-def step_counter(progress: Progress | None, done: int, total: int) -> Note:
-    """Progress line of a stage's steps, after those that were done before it."""
+@contextmanager
+def two_stages(settings: GeneratorStart, progress: Progress | None) -> Iterator[tuple[Note, Note]]:
+    """A block that draws by the settings' seed; gives the notes of the autoencoder's steps and of the transformer's."""
 
-    def note(step: int, loss: float) -> None:
-        if progress is not None:
-            progress(done + step, total, loss)
+    def after(done: int) -> Note:
+        def note(step: int, loss: float) -> None:
+            if progress is not None:
+                progress(done + step, settings.vae_steps + settings.steps, loss)
 
-    return note
+        return note
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed + 1)
+        yield after(0), after(settings.vae_steps)
 
 
 def cosine(step: int, steps: int, warmup: int) -> float:
@@ -150,17 +176,25 @@ def learn_to_restore(
         learn((out - chosen).square().mean() + 0.01 * z.square().mean())
 
 
-def number_texts(captions: Sequence[str]) -> tuple[list[str], Int[Tensor, " n"]]:
-    """All different captions behind the empty one, and the number of each caption among them."""
+def learn_velocities(
+    trained: Sequence[nn.Module],
+    latents: Float[Tensor, "pool ..."],
+    captions: Sequence[str],
+    settings: GeneratorStart,
+    note: Note,
+    velocity: Callable[[Noisy], Tensor],
+) -> None:
+    """Learn the velocity noise - data, at times whose logit is normal; a share of the rows has no caption."""
     texts = list(dict.fromkeys(["", *captions]))
-    return texts, torch.tensor([texts.index(caption) for caption in captions])
-
-
-def noisy_rows(latents: Float[Tensor, "pool ..."], captions: Int[Tensor, " pool"], size: int, unlabelled: float) -> Noisy:
-    """Draw n rows by chance, at times whose logit is normal, a share of them without caption."""
-    rows = torch.randint(len(latents), (size,))
-    shown = torch.where(torch.rand(size) < unlabelled, 0, captions[rows])
-    sigma = torch.randn(size).sigmoid()
-    noise = torch.randn_like(latents[rows])
-    level = sigma.view(-1, *[1] * (latents.ndim - 1))
-    return Noisy(shown, rows, sigma, (1 - level) * latents[rows] + level * noise, noise - latents[rows])
+    numbers = torch.tensor([texts.index(caption) for caption in captions])
+    weights, size = [weight for part in trained for weight in part.parameters()], settings.batch_size
+    for learn in updates(weights, settings.lr, settings.steps, note):
+        rows = torch.randint(len(latents), (size,))
+        shown = torch.where(torch.rand(size) < settings.unlabelled, 0, numbers[rows])
+        sigma = torch.randn(size).sigmoid()
+        noise = torch.randn_like(latents[rows])
+        level = sigma.view(-1, *[1] * (latents.ndim - 1))
+        used, places = shown.unique(return_inverse=True)
+        noisy = (1 - level) * latents[rows] + level * noise
+        batch = Noisy([texts[i] for i in used.tolist()], places, rows, sigma, noisy)
+        learn((velocity(batch) - (noise - latents[rows])).square().mean())

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from mmrl.tiny.byte_tokens import PAD, STOP, TURN, HubObject
+from mmrl.tiny.byte_tokens import PAD, STOP, TURN, HubObject, Kwargs, letters
 
 QWEN_TOKENS = {
     "image_token": "<|image_pad|>",
@@ -26,14 +26,18 @@ CHAT_TEMPLATE = (
 """Turns, pictures and videos as Qwen3-VL writes them; no tools."""
 
 
+def qwen_ids(tokenizer: HubObject) -> Kwargs:
+    """The ids of Qwen's marks, as configs name them."""
+    return {f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in QWEN_TOKENS.items()}
+
+
 def qwen_tokenizer(texts: Sequence[str], num_tokens: int = 400) -> HubObject:
     """A Qwen2Tokenizer that knows every byte, merges learnt from `texts` (at most `num_tokens` in all), and Qwen's own marks."""
-    from tokenizers import pre_tokenizers
     from transformers import Qwen2Tokenizer
 
-    letters = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    known = {letter: i for i, letter in enumerate(letters())}
     # a merge is learnt only from a pair seen more than once
-    trained = Qwen2Tokenizer(vocab=letters, merges=[]).train_new_from_iterator([*texts] * 2, num_tokens, show_progress=False)
+    trained = Qwen2Tokenizer(vocab=known, merges=[]).train_new_from_iterator([*texts] * 2, num_tokens, show_progress=False)
     learnt = json.loads(trained.backend_tokenizer.to_str())["model"]
     marks = {TURN, STOP, PAD, *QWEN_TOKENS.values()}
     words = sorted((word for word in learnt["vocab"] if word not in marks), key=learnt["vocab"].__getitem__)

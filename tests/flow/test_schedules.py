@@ -1,10 +1,10 @@
 import pytest
 
 from mmrl.flow.dynamics import CPS, DPM2, ODE, FlowSDE, name_of
-from mmrl.flow.layout import forwards
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
 from mmrl.flow.schedules import Branching, Forward, Full, RandomSubset, Tree, Window
 from mmrl.flow.times import TimeSampler
+from tests.support.flow_costs import forwards
 
 MOVES = ["progressive", "random", "decay", "exp_decay"]
 

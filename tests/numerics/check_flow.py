@@ -10,12 +10,13 @@ from torch import Tensor
 from mmrl.flow.dynamics import CPS, DPM2, ODE, DanceSDE, FlowSDE, Gaussian, Stochastic, Wan
 from mmrl.flow.dynamics.solvers import euler
 from mmrl.flow.integrate import Trajectory, integrate
-from mmrl.flow.layout import forwards, lay_out
+from mmrl.flow.layout import lay_out
 from mmrl.flow.path import data_of, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan, StepPlan, steps_where
 from mmrl.flow.schedules import Window
 from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift, timesteps, truncated_timesteps
 from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.flow_costs import forwards
 
 EXACT, FLOAT32 = 1e-7, 3e-6
 """Suggested with the vectors: log-probabilities of float64 references, and whatever ran in float32."""

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.ema_decay import RampDecay, WarmDecay
-from mmrl.flow.layout import forwards, lay_out
+from mmrl.flow.layout import lay_out
 from mmrl.flow.schedules import RandomSubset, Tree, Window, even_splits, random_start
 from mmrl.flow.sigmas import StaticShift
 from mmrl.flow.times import TimeSampler
 from tests.numerics.check_flow import FLOAT32, checks, each
 from tests.numerics.registry import Vector, check, close
+from tests.support.flow_costs import forwards
 
 
 @checks(*each("mixgrpo.window.", "progressive_default", "flash_star_frozen", "no_overlap", "no_rollback", "decay", "exp_decay"))

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.flow.path import data_of, like_batch, noise_of
+from mmrl.flow.path import like_batch
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,7 @@ class Gaussian:
     def log_density(self, x_next: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:
         """The log-density of x' per element: the MEAN over all dimensions but the first, never their sum.
 
-        Gradients reach the mean only; x' is detached.
-
-        Raises:
-            ValueError: a step without noise has no density.
+        Gradients reach the mean only; x' is detached. Raises ValueError for a step without noise.
         """
         gap = (x_next.detach().to(self.mean) - self.mean) ** 2
         dims = tuple(range(1, gap.ndim))
@@ -119,16 +116,3 @@ Dynamics = Stochastic | Solver
 def at_least_float32(x: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
     """The dtype that steps are computed in: float64 stays, everything else becomes float32."""
     return x if x.dtype == torch.float64 else x.float()
-
-
-def renewal(
-    x: Float[Tensor, "n ..."],
-    v: Float[Tensor, "n ..."],
-    sigmas: Float[Tensor, " t1"],
-    index: Int[Tensor, " n"],
-    std: Float[Tensor, " n"],
-) -> Float[Tensor, "n ..."]:
-    """(1 - sigma') data + sqrt(sigma'^2 - S^2) noise: the mean of a step to sigma' that draws S of its noise anew (CPS, DDIM)."""
-    sigma, sigma_next = sigmas[index], sigmas[index + 1]
-    left = like_batch((sigma_next**2 - std**2).clamp(min=0).sqrt(), x)
-    return (1 - like_batch(sigma_next, x)) * data_of(x, v, sigma) + left * noise_of(x, v, sigma)

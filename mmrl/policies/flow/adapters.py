@@ -26,9 +26,7 @@ WEIGHTS = "pytorch_lora_weights.safetensors"
 def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings, name: str) -> None:
     """Put LoRA layers into the pipeline's network `name`, new ones or those in `lora.adapter`; only they train.
 
-    Raises:
-        FileNotFoundError: there is no folder `lora.adapter`, or it lacks the adapter of this network.
-        ValueError: the adapter in it is broken, not whole or of another model.
+    Raises FileNotFoundError for an adapter that is not there, ValueError for one that is broken, not whole or of another model.
     """
     network = getattr(pipeline, name)
     if lora.adapter is not None:
@@ -43,17 +41,12 @@ def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings
     network.eval()
 
 
-def folder_of(folder: str | Path, family: type[FlowFamily], name: str) -> Path:
-    """Where the adapter of a network lies: the first one's in the folder itself, others' in one with the network's name."""
-    top = Path(folder).expanduser()
-    return top if name == family.networks[0] else top / name
-
-
 def load_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings, name: str) -> None:
-    """Load the adapter of one network, by the pipeline's own loader where it has one."""
+    """Load the adapter of one network, by the pipeline's own loader where it has one; all but the first have a folder each."""
     place, network = str(lora.adapter), getattr(pipeline, name)
     check_adapter_folder(place)
-    folder = folder_of(place, family, name)
+    top = Path(place).expanduser()
+    folder = top if name == family.networks[0] else top / name
     if not folder.is_dir():
         raise FileNotFoundError(
             f"policy.lora.adapter {place!r} has no folder {name!r}, where the adapter of the model's second network lies: name "
@@ -101,10 +94,7 @@ def check_adapter(network: nn.Module, saved: Mapping[str, Tensor], folder: str) 
 
 
 def save_adapter(pipeline: Pipeline, networks: Mapping[str, nn.Module], folder: Path, is_main: bool) -> None:
-    """Write the adapter of every network as diffusers loads it: pipeline.load_lora_weights, or a network's load_lora_adapter.
-
-    Every process must call it.
-    """
+    """Write adapters as diffusers loads them: load_lora_weights, or a network's load_lora_adapter. Every process must call it."""
     from peft.utils import get_peft_model_state_dict
 
     first = next(iter(networks))

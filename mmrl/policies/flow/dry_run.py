@@ -30,16 +30,14 @@ from mmrl.policies.flow.write.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of
 from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
 from mmrl.policies.shared.equal_layers import share_layers
-from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of
+from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of
 from mmrl.policies.shared.weights import Weights
 
 
 def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowFamily:
-    """The family as `loading.load` gives it, without weights, tokenizers and text encoders: it needs the folder's configs alone.
+    """The family as `loading.load` gives it, from configs alone: without weights, tokenizers and text encoders.
 
-    Raises:
-        FileNotFoundError: no such folder or hub model, or a part of it without a config.
-        ValueError: a pipeline that is no flow-matching one known here, or a picture size it cannot draw.
+    Raises what `load` raises, and FileNotFoundError for a part without a config.
     """
     own = own or own_family(config)
     index = load_index(config.model, own)
@@ -55,6 +53,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
     nn.Module.to(vae, torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32)
     for part in (vae, *networks.values()):
         part.requires_grad_(False).eval()
+    encoders = [name for name, part in index.items() if name.startswith("text_encoder") and part != [None, None]]
     pipeline = SimpleNamespace(
         **networks,
         vae=vae,
@@ -63,7 +62,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
         scheduler=part_of(config.model, index, "scheduler"),
         image_processor=None,
         components={},
-        encoder_configs={name: config_of(config.model, index, name) for name in encoder_names(index)},
+        encoder_configs={name: config_of(config.model, index, name) for name in encoders},
     )
     with torch.device("meta"):
         add_trainable(pipeline, kind, None if config.lora is None else replace(config.lora, adapter=None))
@@ -79,12 +78,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
 
 
 def size_of_generator(config: FlowPolicyConfig) -> tuple[int, int]:
-    """Numbers of the networks that train, and pixels of a token along one side, from configs alone, whatever size is drawn.
-
-    Raises:
-        FileNotFoundError: no such folder or hub model, or a part of it without a config.
-        ValueError: a pipeline that is no flow-matching one known here.
-    """
+    """Numbers of the networks that train, and pixels of a token along one side, from configs alone; raises as `load_meta`."""
     own = own_family(config)
     index = load_index(config.model, own)
     kind = family_of(index, config.model, own)
@@ -96,11 +90,6 @@ def size_of_generator(config: FlowPolicyConfig) -> tuple[int, int]:
     return weights, scale_of(part_of(config.model, index, "vae").config) * max(2, least)
 
 
-def encoder_names(index: Index) -> list[str]:
-    """The parts of a pipeline that read prompts."""
-    return [name for name, part in index.items() if name.startswith("text_encoder") and part != [None, None]]
-
-
 def config_of(model: str, index: Index, name: str) -> Any:
     """The config of a part that transformers wrote."""
     library, class_name = index[name]
@@ -108,11 +97,7 @@ def config_of(model: str, index: Index, name: str) -> Any:
 
 
 def part_of(model: str, index: Index, name: str) -> Any:
-    """A network on the meta device, or a scheduler.
-
-    Raises:
-        FileNotFoundError: the part has no config.
-    """
+    """A network on the meta device, or a scheduler; raises FileNotFoundError where it has no config."""
     library, class_name = index[name]
     cls = getattr(import_module(library), class_name)
     try:
@@ -136,14 +121,10 @@ def encoders_of(config: FlowPolicyConfig, family: type[FlowFamily]) -> dict[str,
     for name, part in index.items():
         if isinstance(part, list) and part != [None, None] and name not in (*family.networks, "vae"):
             library, class_name = cast("tuple[str, str]", tuple(part))
-            if is_network(library, class_name):
+            cls = getattr(import_module(library), class_name, None)
+            if isinstance(cls, type) and issubclass(cls, nn.Module):
                 found[name] = each * sum(weight.numel() for weight in part_of(config.model, index, name).parameters())
     return found
-
-
-def is_network(library: str, class_name: str) -> bool:
-    cls = getattr(import_module(library), class_name, None)
-    return isinstance(cls, type) and issubclass(cls, nn.Module)
 
 
 def without_latents(family: FlowFamily) -> FlowFamily:
@@ -230,24 +211,13 @@ class DryForward:
         return torch.zeros_like(asked.x) + self.still.zero()
 
 
-class NoImages:
-    """Decodes nothing."""
-
-    def __init__(self, host: FlowHost) -> None:
-        """`host` is not asked."""
-
-    def __call__(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
-        """No image for every row."""
-        return [None] * len(latents)
+def no_images(latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
+    """No image for every row."""
+    return [None] * len(latents)
 
 
 class FlowDryRun:
-    """A FlowPolicy of parts that answer every request with no picture and every velocity with 0.
-
-    Raises:
-        FileNotFoundError: a config is missing.
-        ValueError: as FlowPolicy.
-    """
+    """A FlowPolicy that answers requests with no picture and velocities with 0. Raises what `load_meta` and FlowPolicy raise."""
 
     def __init__(self, config: FlowPolicyConfig, shadows: Iterable[str] = (), own: type[FlowFamily] | None = None) -> None:
         self.family, self.log, still = load_meta(config, own), CallLog(), StillWeights()
@@ -256,7 +226,7 @@ class FlowDryRun:
             load=lambda config: small,
             generator=lambda host: DryGenerator(LocalGenerator(host), self.log, self.family),
             forward=lambda host: DryForward(host, self.log, still),
-            decoder=NoImages,
+            decoder=lambda host: no_images,
             embeddings=lambda config, family: None,
             weights=still.keeper(),
             diagnostics=NoDiagnostics,
@@ -294,21 +264,16 @@ class FlowDryRun:
                     bytes_of = peak_bytes(partial(forward, self, largest, phase == "update"))
                 found[phase] = max(bytes_of, found.get(phase, 0))
         with torch.no_grad():
-            dtype = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
-            latents = max(
-                (
-                    self._decode_batch(size, dtype)
-                    for size in {size for _, size in asked.largest} or {(config.width, config.height)}
-                ),
-                key=torch.numel,
-            )
+            sizes = {size for _, size in asked.largest} or {(config.width, config.height)}
+            latents = max(map(self._decode_batch, sizes), key=torch.numel)
             found["decode"] = peak_bytes(partial(self.family.decode, latents))
         if config.rest_text_encoders:
             found["encode"] = sum(encoders_of(config, type(self.family)).values())
         return found
 
-    def _decode_batch(self, size: Size, dtype: torch.dtype) -> Tensor:
+    def _decode_batch(self, size: Size) -> Tensor:
         config = self.policy.config
+        dtype = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
         rows = 1 if config.vae_slicing else self.family.rows_at(config.rows_per_decode, size)
         return torch.zeros(rows, *self.family.at(size).latent_shape, dtype=dtype)
 
@@ -323,7 +288,7 @@ class FlowDryRun:
 
 def peak_bytes(work: Callable[[], object]) -> int:
     """Most bytes that live at a time while this works."""
-    with count_bytes() as live:
+    with LiveBytes() as live:
         work()
     return live.peak
 

@@ -26,13 +26,11 @@ LIBRARIES = ("diffusers", "transformers")
 def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowFamily:
     """The pipeline, with what trains trainable and everything else frozen.
 
-    Args:
-        own: a family of one's own; None: the one that policy.family names, or mmrl's for the pipeline.
+    `own` is a family of the user's; None: the one that policy.family names, or mmrl's for the pipeline.
 
     Raises:
         FileNotFoundError: no such folder, hub model or adapter.
-        ValueError: a pipeline that is no flow-matching one known here, whose checkpoint is broken or not whole, or a picture
-            size it cannot draw.
+        ValueError: a pipeline that is not known here, broken or not whole, or a picture size it cannot draw.
     """
     check_attention_backend(config.attention_backend)
     own = own or own_family(config)
@@ -88,11 +86,7 @@ def check_attention_backend(name: str | None) -> None:
 
 
 def set_attention_backend(network: Any, name: str) -> None:
-    """Let a network's attention use a kernel by diffusers' name.
-
-    Raises:
-        ValueError: its package is missing, or diffusers has no choice for this network.
-    """
+    """Let a network's attention use a kernel by diffusers' name; raises ValueError where that cannot be had."""
     place = f"policy.attention_backend {name!r}"
     if not any(hasattr(getattr(part, "processor", None), "_attention_backend") for part in network.modules()):
         raise ValueError(

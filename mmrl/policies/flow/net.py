@@ -44,10 +44,7 @@ class FlowNet(nn.Module):
         guidance: float | None = None,
         size: Size | None = None,
     ) -> Float[Tensor, "m ..."]:
-        """Velocities in float32 at latents whose prompts are conditions[index], of pictures of one size; None: the run's.
-
-        `empty` is needed for a second pass, unless every condition has a negative of its own.
-        """
+        """Velocities in float32 at latents of one size (None: the run's) with conditions[index]; `empty` is for a second pass."""
         family = self.family if size is None else self.family.at(size)
         scale = self.guidance if guidance is None else guidance
         used, places = index.unique(return_inverse=True)

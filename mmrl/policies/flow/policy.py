@@ -33,6 +33,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaPlan, join
 from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
+from mmrl.policies.shared.readings import check_reading
 from mmrl.policies.shared.sharding import wrap_module
 from mmrl.policies.shared.tf32 import switch_tf32
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
@@ -44,17 +45,14 @@ __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
 class FlowPolicy(PolicyHooks):
     """A flow-matching text-to-image pipeline of diffusers. An action is a denoising step, or a noised copy of a sample.
 
-    Samples carry a PIL image. All arithmetic but the network's is done in float32, while sampling and while reading, on the
-    network's device; rollouts and readings are on the CPU. Readings under the live weights carry a gradient where gradients are
-    on; readings under a shadow never do. The guidance is a setting of the policy, so sampling and training cannot differ in it.
+    All arithmetic but the network's is in float32 on the network's device; rollouts and readings are on the CPU. Readings under
+    the live weights carry a gradient where gradients are on, under a shadow never.
 
     Args:
-        ema_decay: how much of the average stays at an update: a number, or a function of how many there were before.
+        ema_decay: see Weights.
         parts: who loads, draws, computes velocities, decodes and keeps weights; a dry run has others.
 
-    Raises:
-        FileNotFoundError: no such model or adapter.
-        ValueError: a pipeline that is not known here, unknown shadows, or a picture size the model cannot draw.
+    Raises what `loading.load` and Weights raise.
     """
 
     offers = QUANTITIES
@@ -88,7 +86,6 @@ class FlowPolicy(PolicyHooks):
 
     @property
     def exact_sampler(self) -> bool:
-        """Are images drawn with the network that trains, and not by an engine?"""
         return self.generator.exact
 
     @cached_property
@@ -110,11 +107,8 @@ class FlowPolicy(PolicyHooks):
     def rollout(self, requests: Sequence[Request], sampling: RolloutPlan | None = None) -> Rollouts:
         """Images of all requests; `sampling` is the plan to follow, `schedule.at(step)` or `evaluation_plan(num_steps)`.
 
-        Prompts of one size are drawn together, at sigmas of their own where those depend on the size.
-
-        Raises:
-            ValueError: no plan, a request that cannot be served, a group size that does not fill the plan's trees, or latents
-                that are no longer finite.
+        Prompts of one size are drawn together. Raises ValueError without a plan, for a request or a group size that cannot be
+        served, and for latents that are no longer finite.
         """
         plan = check_plan(sampling)
         self._check(requests)
@@ -123,7 +117,8 @@ class FlowPolicy(PolicyHooks):
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
         # A process that has nothing to sample under some weights still takes part in the forwards of the others.
-        stand_in = [Request(Prompt("stand-in", media=self._white_pictures()), leaves(plan), 0)]
+        white = (Image.new("RGB", self.family.source_size, "white"),) * self.family.sources[0]
+        stand_in = [Request(Prompt("stand-in", media=white), leaves(plan), 0)]
         sampled, idle = list[Sampled](), list[Sampled]()
         for model in sorted(self.shadows | {"policy"}):
             own = by_size([request for request in requests if request.model == model], self.family)
@@ -138,11 +133,7 @@ class FlowPolicy(PolicyHooks):
         return replace(assemble([nothing], stand_in).take(torch.arange(0)), groups=())
 
     def sigmas(self, plan: RolloutPlan, size: Size | None = None) -> Float[Tensor, " t1"]:
-        """The sigmas at which the plan's steps are taken for pictures of a size; None: the run's.
-
-        Raises:
-            ValueError: the model's spacing has no answer.
-        """
+        """The sigmas of the plan's steps for pictures of a size (None: the run's); ValueError where the spacing has no answer."""
         family = self.family if size is None else self.family.at(size)
         family.check_plan(plan)
         return plan.sigmas(plan.spacing or family.spacing(), family.image_tokens)
@@ -151,15 +142,14 @@ class FlowPolicy(PolicyHooks):
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
         """Quantities of the recorded actions, (n, t) or (n, t, ...) in float32; 0 where mask is False.
 
-        std, dt and sigma belong to the schedule and are given everywhere. Quantities that no weights enter may be asked of `old`.
-
-        Raises:
-            ValueError: a quantity, model or view this policy does not have, or one that means nothing on this schedule.
+        std, dt and sigma are given everywhere. Quantities that no weights enter may be asked of `old`. Raises ValueError for a
+        quantity, model or view that this policy does not have, or that means nothing on this schedule.
         """
         assert isinstance(trace, FlowTrace)
         wanted: dict[str, list[Reading]] = {}
         for reading in readings:
-            self._check_reading(reading)
+            also_old = {"old"} if reading.quantity in QUANTITIES - FROM_VELOCITY else set[str]()
+            check_reading(reading, "flow", self.offers, self.shadows | {"policy"} | also_old, {"plain"})
             check_quantity(trace, reading.quantity)
             wanted.setdefault(reading.model, []).append(reading)
         out: dict[Reading, Tensor] = {}
@@ -176,8 +166,8 @@ class FlowPolicy(PolicyHooks):
     def split(self, batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:
         """Parts of at most `micro_batch` actions that train. With scope `action` and a gradient a part also fits one forward.
 
-        Without a gradient rows stay whole, since `read` cuts its forwards itself. But with scope `batch` the pictures of a part
-        have one size, and as many of them train as have the tokens of `micro_batch` pictures of the run's size.
+        Without a gradient rows stay whole: `read` cuts its forwards itself. With scope `batch` the pictures of a part have one
+        size, and as many of them train as have the tokens of `micro_batch` pictures of the run's size.
         """
         if scope == "batch":
             yield from cut_rows(batch, micro_batch, scope)
@@ -194,11 +184,9 @@ class FlowPolicy(PolicyHooks):
         return join([trace for trace in traces if isinstance(trace, FlowTrace)])
 
     def state_dict(self) -> State:
-        """Trainable weights and shadows, whole and on the CPU; every process must call it, the main one alone gets them."""
         return self.weights.state_dict(keep=self.is_main)
 
     def load_state_dict(self, state: State) -> None:
-        """Raises ValueError when the state belongs to other weights or shadows."""
         self.weights.load_state_dict(state)
         self._followed = False
 
@@ -224,15 +212,12 @@ class FlowPolicy(PolicyHooks):
     def velocities(
         self, asked: NoisyLatents, conditions: Sequence[Condition], guidance: float | None = None
     ) -> Float[Tensor, "m ..."]:
-        """The guided velocities at latents whose prompts are among the conditions, at most `forward_rows` latents at a time."""
         return velocities_of(self, self.forward, [asked], conditions, guidance)[0]
 
     def decode(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
-        """Finished latents of one size as PIL images; raises ValueError where pixels are not finite."""
         return self.decoder(latents, size)
 
     def logprobs(self, trace: FlowTrace, mask: Bool[Tensor, "n t"], model: str = "policy") -> Float[Tensor, "n t"]:
-        """Log-probabilities of the recorded transitions under some weights, cut off from the graph."""
         reading = LOGPROBS._replace(model=model)
         return self.read(trace, [reading], mask)[reading].detach()
 
@@ -257,20 +242,6 @@ class FlowPolicy(PolicyHooks):
 
     def _sigma_plan(self, plan: RolloutPlan, size: Size | None = None) -> SigmaPlan:
         return SigmaPlan(plan, size or (self.config.width, self.config.height), self.sigmas(plan, size))
-
-    def _white_pictures(self) -> tuple[Image.Image, ...]:
-        """The fewest that a prompt may hold."""
-        return (Image.new("RGB", self.family.source_size, "white"),) * self.family.sources[0]
-
-    def _check_reading(self, reading: Reading) -> None:
-        models = self.shadows | {"policy"} | ({"old"} if reading.quantity in QUANTITIES - FROM_VELOCITY else set())
-        for what, name, known in (
-            ("quantity", reading.quantity, self.offers),
-            ("model", reading.model, models),
-            ("view", reading.view, {"plain"}),
-        ):
-            if name not in known:
-                raise ValueError(f"{what} {name!r} cannot be read from this flow policy, which has {', '.join(sorted(known))}")
 
 
 def check_plan(sampling: object) -> RolloutPlan:

@@ -17,11 +17,7 @@ def size_text(size: Size) -> str:
 
 
 def own_size(prompt: Prompt, grid: "Grid | None" = None) -> Size | None:
-    """The size in a prompt's columns `width` and `height`; None: it names none.
-
-    Raises:
-        ValueError: one side alone, a side that is no whole number above 0, or a size that does not fit the grid.
-    """
+    """The size in a prompt's columns `width` and `height`; None: it names none. ValueError for one that cannot be drawn."""
     sides = {name: prompt.columns[name] for name in COLUMNS if prompt.columns.get(name) is not None}
     if not sides:
         return None

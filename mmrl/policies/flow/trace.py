@@ -198,10 +198,7 @@ def trace_of_noised(
     conditions: Sequence[Condition],
     prompt_index: Int[Tensor, " n"],
 ) -> FlowTrace:
-    """Noised copies of finished samples; `keys` are (seed of the request, sample), which times and noise depend on alone.
-
-    With `TimeSampler.shared` they depend on the seed alone.
-    """
+    """Noised copies of finished samples; times and noise depend on `keys` alone, (seed of the request, sample), or the seed."""
     times = sigma_plan.plan.forward
     assert times is not None
     n, k = len(samples), times.count
@@ -226,11 +223,7 @@ def trace_of_noised(
 
 
 def join(traces: Sequence[FlowTrace]) -> FlowTrace:
-    """The rows of all, in order.
-
-    Raises:
-        ValueError: noised copies together with steps.
-    """
+    """The rows of all, in order; raises ValueError for noised copies together with steps."""
     if len({trace.is_forward for trace in traces}) > 1:
         raise ValueError("rollouts of a forward schedule cannot train together with those of a schedule of noisy steps")
     width = max(trace.steps.shape[1] for trace in traces)

@@ -1,7 +1,7 @@
 """A record of the work that a dry run is asked to do: how often each phase of a step calls the network, and on how much."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Never, Protocol, runtime_checkable
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from mmrl.core.protocols import Hypothesis, Policy
 from mmrl.core.types import Prompt, Rollouts
+from mmrl.policies.shared.interventions import holding
 from mmrl.policies.shared.weights import Decay, Rest, Weights
 
 PHASES = ("rollout", "read", "update")
@@ -61,14 +62,9 @@ class CallLog:
         """The phase of the work that is done now."""
         return "rollout" if self.generating else "update" if torch.is_grad_enabled() else "read"
 
-    @contextmanager
-    def rollout(self) -> Iterator[None]:
+    def rollout(self) -> AbstractContextManager[None]:
         """Count the work of a block as that of sampling."""
-        self.generating = True
-        try:
-            yield
-        finally:
-            self.generating = False
+        return holding(self, "generating", True)
 
     def note(self, passes: int, vision: int, rows: int, positions: int) -> bool:
         """Count a piece of work; True if it is the largest of its phase so far."""

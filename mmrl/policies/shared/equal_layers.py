@@ -70,15 +70,11 @@ class LayerCost:
 
 
 @contextmanager
-def share_layers(*networks: nn.Module, least: int = LEAST) -> Iterator[None]:
-    """Let one layer of every kind stand for the equal ones of its stack, in a block; in networks without weights only.
-
-    Args:
-        least: equal layers from which they are shared.
-    """
+def share_layers(*networks: nn.Module) -> Iterator[None]:
+    """Let one layer of every kind stand for the equal ones of its stack, in a block; in networks without weights only."""
     changed: list[tuple[nn.Module, object]] = []
     for network in networks:
-        for layers in equal_layers(network, least):
+        for layers in equal_layers(network):
             known: dict[Key, LayerCost | None] = {}
             for layer in layers:
                 changed.append((layer, vars(layer).get("forward")))
@@ -93,13 +89,13 @@ def share_layers(*networks: nn.Module, least: int = LEAST) -> Iterator[None]:
                 vars(layer)["forward"] = before
 
 
-def equal_layers(network: nn.Module, least: int) -> list[list[nn.Module]]:
-    """The layers of a network's stacks that differ in their place alone, from `least` of a kind on."""
+def equal_layers(network: nn.Module) -> list[list[nn.Module]]:
+    """The layers of a network's stacks that differ in their place alone, from LEAST of a kind on."""
     kinds: dict[Key, list[nn.Module]] = {}
     for i, stack in enumerate(part for part in network.modules() if isinstance(part, nn.ModuleList)):
         for layer in stack:
             kinds.setdefault((i, *kind_of(layer)), []).append(layer)
-    return [layers for layers in kinds.values() if len(layers) >= least]
+    return [layers for layers in kinds.values() if len(layers) >= LEAST]
 
 
 def kind_of(layer: nn.Module) -> Key:
@@ -277,10 +273,9 @@ class NarrowedWeights:
 
 
 def stand_in(cost: LayerCost, leaves: Sequence[object]) -> tuple[Any, bool]:
-    """The outputs of a layer that is not gone through; its bytes are taken, kept and given back as they would be.
+    """The outputs of a layer that is not gone through, whose bytes are taken, kept and given back as they would be.
 
-    Returns:
-        The outputs, and whether anything is kept for the way back: not without gradients, nor under gradient checkpointing.
+    Returns also whether anything is kept for the way back: not without gradients, nor under gradient checkpointing.
     """
     for one, count in zip(counters_in(leaves), cost.obeyed, strict=True):
         one.obeyed += count

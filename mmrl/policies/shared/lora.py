@@ -100,9 +100,7 @@ def lora_config(lora: LoraSettings, targets: str | Sequence[str], start: Literal
 def load_adapter(model: object, lora: LoraSettings) -> "PeftModel":
     """peft's wrapper round `model`, with the adapter that lies in the folder `lora.adapter`, ready to train.
 
-    Raises:
-        FileNotFoundError: no such folder, or none with an adapter.
-        ValueError: it is not whole, not finite, made with dropout, or for another model.
+    Raises FileNotFoundError without an adapter, ValueError for one that is not whole, not finite or made for another model.
     """
     from peft import PeftModel, get_peft_model_state_dict
     from peft.utils import load_peft_weights

@@ -6,7 +6,6 @@ Its inputs (ids, grids, masks) are real, so that code may look at their values.
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -56,7 +55,7 @@ class KnownMasks(TorchDispatchMode):
 
 
 class LiveBytes(KnownMasks):
-    """Counts the bytes of tensors that were made inside and still live: now, and at most."""
+    """Counts the bytes of tensors, real or fake, that were made inside and still live: now, and at most."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,14 +102,6 @@ def tensors_in(values: object) -> Iterator[Tensor]:
             yield from tensors_in(value)
     elif isinstance(values, dict):
         yield from tensors_in([*values.values()])
-
-
-@contextmanager
-def count_bytes() -> Iterator[LiveBytes]:
-    """Count the bytes of everything that is computed in a block; on real tensors and on fake ones alike."""
-    live = LiveBytes()
-    with live:
-        yield live
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:

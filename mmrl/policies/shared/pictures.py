@@ -10,9 +10,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 def open_picture(source: object, prompt_id: str) -> Image.Image:
     """A picture as PIL's RGB image, turned upright as its camera noted.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not a picture, a truncated one, or neither a path nor a PIL image.
+    Raises FileNotFoundError, or ValueError for what is no picture, a truncated one, or neither a path nor a PIL image.
     """
     if isinstance(source, Image.Image):
         return ImageOps.exif_transpose(source).convert("RGB")
@@ -30,10 +28,7 @@ def open_picture(source: object, prompt_id: str) -> Image.Image:
 
 
 def digest_of_picture(source: object) -> str:
-    """The name of a picture's content: of its file's bytes, or of its pixels. A file is read once as long as it does not change.
-
-    What cannot be read has a name too; `open_picture` says what is wrong with it.
-    """
+    """A name of a picture's content: of its file's bytes, which are read again once the file changes, or of its pixels."""
     if isinstance(source, Image.Image):
         made = hashlib.blake2b(repr((source.mode, source.size)).encode(), digest_size=16)
         made.update(source.tobytes())

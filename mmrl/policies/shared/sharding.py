@@ -21,14 +21,11 @@ class Sharded(Protocol):
 def wrap_module(
     net: nn.Module, parameters: Iterable[nn.Parameter], accelerator: Any, dead_ends: bool = False, alike: bool = False
 ) -> nn.Module:
-    """The module as accelerate trains it on its processes.
+    """The module as accelerate trains it on its processes; ValueError for ways to spread weights that mmrl cannot read through.
 
     Args:
         dead_ends: some of the parameters may never reach an output, and replicas must not wait for them.
         alike: all processes call the same modules in the same order, whatever they look at.
-
-    Raises:
-        ValueError: FSDP's first version, or another way to spread weights that mmrl cannot read through.
     """
     refuse_unknown(accelerator)
     if zero_stage(accelerator) == 3 and not alike:

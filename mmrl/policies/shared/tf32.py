@@ -8,11 +8,7 @@ def check_tf32(tf32: bool, dtype: str) -> None:
 
 
 def switch_tf32(on: bool) -> None:
-    """Let matrix products of float32 use TF32, or not, from now on in this process.
-
-    Raises:
-        ValueError: a run that is to repeat bit for bit has switched it off.
-    """
+    """Let matrix products of float32 use TF32, or not; raises ValueError in a run that is to repeat bit for bit."""
     import torch
 
     if on and torch.are_deterministic_algorithms_enabled():

@@ -1,6 +1,6 @@
 """The trainable weights of a policy and what is kept beside them: the reference, and an average that follows."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,11 +99,8 @@ class Weights:
     Args:
         ema_decay: d in ema <- d * ema + (1 - d) * weights: a number, or a function of how many updates there were before.
         sharded: every process holds a part of every weight.
-        rest: where the shadows are kept while not in use.
+        rest: where the shadows are kept while not in use; "cpu" is refused where weights are sharded.
         prefix: dropped from the weights' names in states.
-
-    Raises:
-        ValueError: shadows of another name, or sharded ones that are to rest on the CPU.
     """
 
     def __init__(
@@ -197,21 +194,58 @@ class Weights:
     def state_dict(self, keep: bool = True) -> State:
         """Everything by name, whole and in memory of its own on the CPU. With sharded weights every process must call it.
 
-        Args:
-            keep: False on processes that only help to gather; their tables are empty.
+        Without `keep`, on processes that only help to gather, the tables are empty.
         """
-        return OwnState(**state_of(self.named, self.shadows, keep), num_updates=self.num_updates)
+
+        def table(values: Iterable[Tensor]) -> dict[str, Tensor]:
+            kept: dict[str, Tensor] = {}
+            for (name, weight), value in zip(self.named.items(), values, strict=True):
+                if keep or isinstance(weight, Partitioned | Distributed):
+                    one = whole(weight, value)
+                    kept |= {name: one} if keep else {}
+            return kept
+
+        live = [own_part(weight) for weight in self.named.values()]
+        shadows = {name: table(shadow.weights) for name, shadow in self.shadows.items()}
+        return OwnState(weights=table(live), shadows=shadows, num_updates=self.num_updates)
 
     def load_state_dict(self, state: State) -> None:
-        """Put a state of `state_dict` back. Checkpoints of text policies once held no number of updates: then it is 0.
-
-        Raises:
-            ValueError: the state belongs to other weights or shadows.
-        """
-        load_state(state, self.named, self.shadows)
+        """Put a state of `state_dict` back; raises ValueError where it belongs to other weights or shadows."""
+        for what, found, own in (
+            ("weights", set(state["weights"]), set(self.named)),
+            ("shadows", set(state["shadows"]), set(self.shadows)),
+        ):
+            if found != own:
+                raise ValueError(
+                    f"the saved state has other {what} than this policy ({sorted(found ^ own)[:3]} ...): "
+                    "resume with the policy settings and the algorithm of the saved run"
+                )
+        for name, weight in self.named.items():
+            put(weight, state["weights"][name])
+        for name, shadow in self.shadows.items():
+            for (key, weight), value in zip(self.named.items(), shadow.weights, strict=True):
+                put(weight, state["shadows"][name][key], value)
         # Loaded through .data, which no version tells of.
         self._is_bare = None
         self.num_updates = int(state.get("num_updates", 0))
+
+
+@runtime_checkable
+class FollowsWeights(Protocol):
+    """Samples: with the policy's own network, as a dry run, or in an engine that has a copy of the weights."""
+
+    @property
+    def exact(self) -> bool:
+        """Are its log-probabilities those that the policy reads, up to rounding? An engine with other kernels says no."""
+        ...
+
+    def follow(self, weights: Weights, version: int) -> None:
+        """Take over the live weights, which have had `version` updates, before the next `write`.
+
+        The policy calls it before it first samples and once the weights have moved, on every process equally often, so it may
+        gather what is sharded (`weights.state_dict()`).
+        """
+        ...
 
 
 def put_aside(weight: Tensor, rest: Rest) -> Tensor:
@@ -231,11 +265,7 @@ def own_part(weight: Tensor) -> Tensor:
 
 
 def whole(weight: Tensor, value: Tensor | None = None) -> Tensor:
-    """A weight on the CPU, gathered when it is sharded over processes (all of them must ask).
-
-    Args:
-        value: something spread as the weight is, to be gathered instead of it.
-    """
+    """A weight, or `value` that is spread as it is, on the CPU; gathered when it is sharded (all processes must ask)."""
     value = own_part(weight) if value is None else value
     if isinstance(weight, Partitioned):
         parts = [torch.empty_like(value) for _ in range(torch.distributed.get_world_size())]
@@ -246,11 +276,7 @@ def whole(weight: Tensor, value: Tensor | None = None) -> Tensor:
 
 @torch.no_grad()
 def put(weight: Tensor, value: Tensor, to: Tensor | None = None) -> None:
-    """Copy a whole value into a weight, into this process's shard when it is sharded.
-
-    Args:
-        to: something spread as the weight is, to be written instead of it.
-    """
+    """Copy a whole value into a weight, or into `to` that is spread as it is: into this process's part when it is sharded."""
     to = own_part(weight) if to is None else to
     if isinstance(weight, Distributed):
         from torch.distributed.tensor import distribute_tensor
@@ -262,36 +288,3 @@ def put(weight: Tensor, value: Tensor, to: Tensor | None = None) -> None:
         mine = flat[size * torch.distributed.get_rank() :][:size]
         value = torch.nn.functional.pad(mine, (0, size - len(mine)))
     to.data.copy_(value)
-
-
-def state_of(named: Mapping[str, nn.Parameter], shadows: Mapping[str, Shadow], keep: bool = True) -> State:
-    """Weights and shadows by name, whole and on the CPU; without `keep` only what others need to gather theirs is done."""
-
-    def table(values: Iterable[Tensor]) -> dict[str, Tensor]:
-        kept: dict[str, Tensor] = {}
-        for (name, weight), value in zip(named.items(), values, strict=True):
-            if keep or isinstance(weight, Partitioned | Distributed):
-                one = whole(weight, value)
-                kept |= {name: one} if keep else {}
-        return kept
-
-    live = [own_part(weight) for weight in named.values()]
-    return {"weights": table(live), "shadows": {name: table(shadow.weights) for name, shadow in shadows.items()}}
-
-
-def load_state(state: State, named: Mapping[str, nn.Parameter], shadows: Mapping[str, Shadow]) -> None:
-    """Put a state of `state_of` back. Raises ValueError when it belongs to other weights or shadows."""
-    for what, found, own in (
-        ("weights", set(state["weights"]), set(named)),
-        ("shadows", set(state["shadows"]), set(shadows)),
-    ):
-        if found != own:
-            raise ValueError(
-                f"the saved state has other {what} than this policy ({sorted(found ^ own)[:3]} ...): "
-                "resume with the policy settings and the algorithm of the saved run"
-            )
-    for name, weight in named.items():
-        put(weight, state["weights"][name])
-    for name, shadow in shadows.items():
-        for (key, weight), value in zip(named.items(), shadow.weights, strict=True):
-            put(weight, state["shadows"][name][key], value)

@@ -16,7 +16,7 @@ from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
 from mmrl.policies.shared.equal_layers import share_layers
-from mmrl.policies.shared.meta_models import count_bytes, fake_weights, size_of, tensors_in
+from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of, tensors_in
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import loading
 from mmrl.policies.text.families import Family, family_of
@@ -38,24 +38,14 @@ JOINED = "flash_meta"
 
 
 def load_meta(config: TextPolicyConfig) -> Loaded:
-    """The model and its processor as `loading.load` gives them, without weights: configs and the processor's files are enough.
-
-    Raises:
-        FileNotFoundError: neither a folder nor a model whose config the hub gave, or no processor.
-        ValueError: a model that does not write, or of which nothing would train.
-    """
+    """The model and its processor as `loading.load` gives them, without weights; FileNotFoundError where files are missing."""
     model, family = meta_model(config)
     processor, packs = load_processor(config, family), prepare_packing(model, family, config, weights=False)
     return Loaded(model, processor, family, None, loading.stop_tokens(model, processor.tokenizer), packs)
 
 
 def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
-    """The model as `loading.load` prepares it, without weights, from its config.json.
-
-    Raises:
-        FileNotFoundError: neither a folder nor a model whose config the hub gave.
-        ValueError: a model that does not write, or of which nothing would train.
-    """
+    """The model as `loading.load` prepares it, without weights, from its config.json; raises as that does."""
     model_config = loading.load_config(config)
     family = family_of(model_config)
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
@@ -70,20 +60,14 @@ def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
             loading.add_adapter(model, family, replace(config.lora, adapter=None))
     loading.freeze(model, family, config.freeze)
     if config.gradient_checkpointing:
-        # Renamed within transformers 5.
-        renamed = hasattr(model, "activation_checkpointing_enable")
-        enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
+        loading.checkpoint_layers(model)
     join_windows(model)
     fake_weights(model)
     return model.eval(), family
 
 
 def join_windows(model: nn.Module) -> None:
-    """Let a vision tower look through all of its windows at once: as many bytes, and not a call for every window.
-
-    Only where attention takes memory that grows with the positions, not with their square.
-    """
+    """Let a vision tower look through all of its windows at once where attention takes memory that grows with the positions."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     for part in model.modules():
@@ -150,12 +134,7 @@ class DryEvaluator:
 
 
 class TextDryRun:
-    """A TextPolicy of parts that answer requests with max_new_tokens unlikely tokens, and other readings with zeros.
-
-    Raises:
-        FileNotFoundError: no config or no processor of the model.
-        ValueError: settings that contradict each other.
-    """
+    """A TextPolicy that writes `length` unlikely tokens and reads zeros; raises what `load_meta` and TextPolicy raise."""
 
     def __init__(
         self,
@@ -206,11 +185,11 @@ class TextDryRun:
         make_gradients(self.network)
         written, read = self.largest()
         if written is not None:
-            with share_layers(self.network), count_bytes() as live:
+            with share_layers(self.network), LiveBytes() as live:
                 self.cache_bytes = decode(written, self.policy.net, self.length)
             found["rollout"] = live.peak
         for phase, work in read.items():
-            with share_layers(self.network), count_bytes() as live:
+            with share_layers(self.network), LiveBytes() as live:
                 forward(work, self.policy, with_gradient=phase == "update")
             found[phase] = live.peak
         return found
@@ -220,10 +199,7 @@ class TextDryRun:
         return {}
 
     def parts_of_activations(self) -> dict[str, int]:
-        """The cache of keys and values at the end of the rollout, and logits that exist at one time -> bytes.
-
-        `activations` is asked first: it grows the cache.
-        """
+        """The cache at the end of the rollout, which `activations` has grown, and logits that exist at one time -> bytes."""
         found: dict[str, int] = {}
         written, read = self.largest()
         if written is not None:
@@ -237,21 +213,14 @@ class TextDryRun:
 
 
 def num_passes(net: TextNet, prompts: PromptBatch) -> int:
-    """How often the vision tower is called: once for the pictures and once for the clips of a batch.
-
-    Where nothing of it trains, once for those of each prompt that were not seen before.
-    """
+    """Passes of the vision tower: one per kind of media, or with features that are kept one per kind and unseen prompt."""
     if net.features is not None:
         return net.features.pretend(prompts.media)
     return len({kind for media in prompts.media for kind in net.family.kinds(media)})
 
 
 def load_processor(config: TextPolicyConfig, family: Family) -> Any:
-    """The model's processor: tokens and sizes of pictures come from it.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """The model's processor, which says how many tokens a prompt has; raises FileNotFoundError where there is none."""
     try:
         with loading.refusing_code(config.model):
             processor = loading.processor_of(config, family)
@@ -282,11 +251,7 @@ def forward(work: Evaluation, policy: TextPolicy, with_gradient: bool) -> None:
 
 @torch.no_grad()
 def decode(generation: Generation, net: TextNet, length: int) -> int:
-    """Read the prompts, and write the last token of completions of this length.
-
-    Returns:
-        Bytes of keys and values of all rows, in the types that the model caches.
-    """
+    """Read the prompts, and write the last token of completions of this length; bytes of keys and values of all rows."""
     index, n = generation.prompt_index, len(generation.prompt_index)
 
     def work(net: TextNet) -> int:

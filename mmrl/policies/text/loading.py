@@ -45,8 +45,7 @@ def load(config: TextPolicyConfig) -> Loaded:
 
     Raises:
         FileNotFoundError: no such folder or hub model.
-        ValueError: a model that does not write, that cannot chat, of which nothing would train, whose checkpoint is
-            broken or not whole, or that cannot read packed rows though the config wants them.
+        ValueError: a model that cannot write or chat, trains nothing, is broken, not whole, or cannot read rows packed as wanted.
     """
     model_config = load_config(config)
     family = family_of(model_config)
@@ -68,10 +67,7 @@ def load(config: TextPolicyConfig) -> Loaded:
     switch_casts(casting_layers(model.modules()), on=config.dtype == "float32")
     freeze(model, family, config.freeze)
     if config.gradient_checkpointing:
-        # Renamed within transformers 5.
-        renamed = hasattr(model, "activation_checkpointing_enable")
-        enable = model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
+        checkpoint_layers(model)
     model.eval()
     return Loaded(model, processor, family, adapter, stop_tokens(model, processor.tokenizer), packs)
 
@@ -215,11 +211,7 @@ def linear_layers(model: Any, family: Family) -> str:
 
 
 def freeze(model: Any, family: Family, parts: tuple[str, ...]) -> None:
-    """Switch off the gradient of parts of the model.
-
-    Raises:
-        ValueError: an unknown part, one that is not in the model, or nothing left to train.
-    """
+    """Switch off the gradient of parts of the model; raises ValueError for an absent part, or where nothing is left to train."""
     for part in parts:
         frozen = [weight for name, weight in model.named_parameters() if belongs(name, family, part)]
         if not frozen:
@@ -228,6 +220,13 @@ def freeze(model: Any, family: Family, parts: tuple[str, ...]) -> None:
             weight.requires_grad_(False)
     if not any(weight.requires_grad for weight in model.parameters()):
         raise ValueError(f"policy.freeze = {list(parts)} leaves nothing to train: remove one of them")
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Let layers be computed again on the way back, in training mode."""
+    # Renamed within transformers 5.
+    renamed = hasattr(model, "activation_checkpointing_enable")
+    (model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def belongs(name: str, family: Family, part: str) -> bool:

@@ -23,19 +23,13 @@ multiplies it by weights before it multiplies it by the probability 0, stays fin
 
 
 @runtime_checkable
-class CacheLayer(Protocol):
-    """Keys and values of one layer, (n, heads, positions, size)."""
-
-    keys: Tensor
-    values: Tensor
-
-
-@runtime_checkable
 class Cache(Protocol):
     """The cache of transformers' language models: keys and values of the tokens read so far, row by row."""
 
     @property
-    def layers(self) -> Sequence[CacheLayer]: ...
+    def layers(self) -> Sequence[Any]:
+        """`keys` and `values` of each layer, (n, heads, positions, size)."""
+        ...
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> object:
         """Append to a layer."""
@@ -88,8 +82,7 @@ class TextNet(nn.Module):
     def idle_vision(self, media: Sequence[Media]) -> Tensor:
         """0, through the vision part as often as other processes pass it and this forward's `media` do not.
 
-        Pictures pass it once and clips once, however many there are; with a cache, those of each prompt that are not known
-        yet. `stand_in` is the picture looked at instead.
+        Pictures pass it once and clips once; with a cache, those of each prompt that are not known yet.
         """
         kinds = {kind for one in media for kind in self.family.kinds(one)}
         own = len(kinds) if self.features is None else self.features.missing(media)
@@ -131,11 +124,7 @@ class TextNet(nn.Module):
         return self.model.get_output_embeddings()(hidden).float().div_(temperature[:, None]).masked_fill_(self.banned, NEVER)
 
     def read_packed(self, row: PackedRow, media: Sequence[Media]) -> Float[Tensor, "s d"]:
-        """Hidden states of all tokens of a packed row whose prompts and completions have these media.
-
-        Raises:
-            RuntimeError: layers that take the row for one text.
-        """
+        """Hidden states of all tokens of a packed row with these media; RuntimeError where layers take the row for one text."""
         with packing(row.groups, self.core.config.get_text_config().num_hidden_layers):
             out = self.core(
                 input_ids=row.token_ids,

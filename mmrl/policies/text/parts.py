@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
@@ -14,18 +15,12 @@ from mmrl.policies.text.read.evaluate import Evaluator, LocalEvaluator
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.text.write.generate import Generator, LocalGenerator
 
-
-def text_weights(net: nn.Module, shadows: Iterable[str], ema_decay: Decay, sharded: bool, rest: Rest) -> Weights:
-    """The weights of a TextNet; states name them as its model does."""
-    return Weights(net, shadows, ema_decay, sharded, rest, prefix="model.")
+text_weights = partial(Weights, prefix="model.")
+"""The weights of a TextNet; states name them as its model does."""
 
 
 def own_generator(host: TextHost) -> Generator:
-    """The policy's own network.
-
-    Raises:
-        ValueError: the settings name an engine, which stands above this room and has to be handed in.
-    """
+    """The policy's own network; raises ValueError where the settings name an engine, which has to be handed in."""
     if host.config.engine is not None:
         raise ValueError(
             "policy.engine is set, but this TextPolicy was built with its own network as the generator: "

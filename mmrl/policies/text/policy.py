@@ -30,20 +30,18 @@ from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
 from mmrl.policies.text.vision.cache import cache_of
-from mmrl.policies.text.vision.clips import plan_of
 from mmrl.policies.text.write.generate import HotSampling, rest, wake
 from mmrl.policies.text.write.prefix import append, fill_given
 from mmrl.policies.text.write.rollout import (
     PromptCache,
     Row,
     assemble,
-    by_length,
-    by_temperature,
     by_weights,
     check_requests,
     check_sampling,
     plan,
     show_as_trained,
+    split_rows,
     texts_of,
     vocabulary_of,
 )
@@ -63,13 +61,11 @@ class TextPolicy(PolicyHooks):
     where gradients are on, under a shadow never.
 
     Args:
-        ema_decay: how much of the average stays at an update: a number, or a function of how many there were before.
+        ema_decay: see Weights.
         views: other ways to show a prompt, by the names that requests and readings give them.
         parts: who loads, writes, reads and keeps weights; a dry run has others.
 
-    Raises:
-        FileNotFoundError: no such model or adapter.
-        ValueError: unknown shadows, or settings that contradict each other.
+    Raises what `loading.load` and Weights raise.
     """
 
     offers, reads_at_temperatures = QUANTITIES | LOOKS | {ANSWERS}, True
@@ -93,7 +89,7 @@ class TextPolicy(PolicyHooks):
         features = cache_of(loaded.model.model, self.family, config.vision_cache_mib)
         self.net = TextNet(loaded.model, self.family, self.banned, pad, config.dtype == "bfloat16", features)
         self.module: nn.Module = self.net
-        videos = VideoInput(config.video, plan_of(self.family, self.processor, config.video))
+        videos = VideoInput(config.video, self.family.frame_plan(self.processor, config.video))
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
         self.ranks, self.is_main = Ranks(), True
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
@@ -108,13 +104,12 @@ class TextPolicy(PolicyHooks):
 
     @property
     def box_space(self) -> str:
-        """How the model writes boxes: pixel, resized, norm1000 or norm1.
-
-        Raises:
-            ValueError: the model's makers do not say and the config neither.
-        """
+        """How the model writes boxes: pixel, resized, norm1000 or norm1; ValueError where neither makers nor config say."""
         space = self.family.box_space if self.config.box_space == "auto" else self.config.box_space
-        return check_space(space, self.family.config.model_type)
+        if space is None:
+            kind = self.family.config.model_type
+            raise ValueError(f"how {kind} writes boxes is unknown: set policy.box_space to pixel, resized, norm1000 or norm1")
+        return space
 
     @property
     def exact_sampler(self) -> bool:
@@ -146,8 +141,7 @@ class TextPolicy(PolicyHooks):
     def rollout(self, requests: Sequence[Request], sampling: Sampling | None = None) -> Rollouts:
         """Completions of all requests; `sampling` replaces the training one.
 
-        Raises:
-            ValueError: an unknown view or model, an injected request without text, or a prompt that cannot be encoded.
+        Raises ValueError for an unknown view or model, an injected request without text, or a prompt that cannot be encoded.
         """
         sampling = check_sampling(sampling, self.config.sampling)
         check_requests(requests, self.shadows | {"policy"}, self._known_views)
@@ -182,9 +176,7 @@ class TextPolicy(PolicyHooks):
         """Log-probabilities and entropies of the recorded tokens, (n, t) in float32; 0 where mask is False.
 
         `answer_mask`: 1 inside the last <answer>; `group_divergence` takes all rows for one group; `LOOKS` have no gradient.
-
-        Raises:
-            ValueError: a quantity, model or view this policy does not have.
+        Raises ValueError for a quantity, model or view that this policy does not have.
         """
         assert isinstance(trace, TextTrace)
         rest(self.generator)
@@ -208,11 +200,9 @@ class TextPolicy(PolicyHooks):
         return join([trace for trace in traces if isinstance(trace, TextTrace)])
 
     def state_dict(self) -> State:
-        """Trainable weights and shadows, whole and on the CPU; every process must call it, the main one alone gets them."""
         return self.weights.state_dict(keep=self.is_main)
 
     def load_state_dict(self, state: State) -> None:
-        """Raises ValueError when the state belongs to other weights or shadows."""
         self.weights.load_state_dict(state)
         self._followed = False
 
@@ -235,7 +225,6 @@ class TextPolicy(PolicyHooks):
         self._followed = False
 
     def stand_in(self) -> Encoded:
-        """The prompt that a process looks at while others have more to do than it has."""
         return self._stand_in
 
     @cached_property
@@ -243,12 +232,10 @@ class TextPolicy(PolicyHooks):
         return self.encode(stand_in_prompt(self.family))
 
     def reads_packed(self, trace: Trace) -> bool:
-        """Are rows of a trace read behind their prompt in one packed row? The policy that wrote them settled it."""
         assert isinstance(trace, TextTrace)
         return self.packs and trace.packed
 
     def run(self, work: Callable[[TextNet], T]) -> T:
-        """One forward of the wrapped module; without a gradient, of the module itself."""
         if torch.is_grad_enabled():
             return self.module(work)
         out = self.net(work)
@@ -257,11 +244,9 @@ class TextPolicy(PolicyHooks):
         return out
 
     def decode(self, tokens: list[list[int]]) -> list[str]:
-        """The texts of rows of tokens, without special ones."""
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def prefetch(self, prompts: Iterable[Prompt]) -> None:
-        """Let workers decode the clips of prompts that will be rolled out soon; it waits for nothing."""
         self.encode.videos.ask(prompts)
 
     def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
@@ -306,23 +291,6 @@ class TextPolicy(PolicyHooks):
         work = evaluation_of(self.net, trace, shown, mask, quantities, self.config.logit_chunk)
         values = self.evaluator(RhythmEvaluation.of(work) if RHYTHM & set(quantities) else work)
         return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}
-
-
-def check_space(space: str | None, model_type: str) -> str:
-    """The way in which boxes are written; raise ValueError where that is unknown."""
-    if space is None:
-        raise ValueError(f"how {model_type} writes boxes is unknown: set policy.box_space to pixel, resized, norm1000 or norm1")
-    return space
-
-
-def split_rows(rows: Sequence[Row], size: int, prompts: PromptCache | None) -> list[Sequence[Row]]:
-    """Rows of one temperature, `size` at a time; of several chunks those with the longest prompts first, if known by then."""
-    chunks: list[Sequence[Row]] = []
-    for alike in by_temperature(rows):
-        if len(alike) > size and prompts is not None:
-            alike = by_length(alike, prompts)
-        chunks += [alike[start : start + size] for start in range(0, len(alike), size)]
-    return chunks
 
 
 def at_temperature(sampling: Sampling, rows: Sequence[Row]) -> Sampling:

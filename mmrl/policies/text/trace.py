@@ -62,13 +62,14 @@ class TextTrace:
         """Some rows. A completion cannot be cut: every token depends on all before it."""
         if range(self.tokens.shape[1])[steps] != range(self.tokens.shape[1]):
             raise ValueError(f"completions are read whole: rows of a text trace can be taken, steps {steps} cannot")
+        insets = tuple(self.insets[i] for i in torch.arange(len(self))[rows].tolist()) if self.insets else ()
         return replace(
             self,
             prompt_index=self.prompt_index[rows],
             tokens=self.tokens[rows],
             lengths=self.lengths[rows],
             temperature=self.temperature[rows],
-            insets=take_insets(self.insets, torch.arange(len(self))[rows].tolist()),
+            insets=insets if any(insets) else (),
         )
 
     def at(self, temperature: float | None) -> "TextTrace":
@@ -111,6 +112,7 @@ def join(traces: Sequence[TextTrace]) -> TextTrace:
         places = torch.tensor([place[id(prompt)] for prompt in trace.prompts], dtype=torch.long)
         index.append(places[trace.prompt_index])
     longest = max(trace.tokens.shape[1] for trace in traces)
+    insets = tuple(row for trace in traces for row in trace.insets or [()] * len(trace))
     return replace(
         traces[0],
         packed=any(trace.packed for trace in traces),
@@ -119,7 +121,7 @@ def join(traces: Sequence[TextTrace]) -> TextTrace:
         tokens=torch.cat([pad_actions(trace.tokens, longest) for trace in traces]),
         lengths=torch.cat([trace.lengths for trace in traces]),
         temperature=torch.cat([trace.temperature for trace in traces]),
-        insets=join_insets([(trace.insets, len(trace)) for trace in traces]),
+        insets=insets if any(insets) else (),
     )
 
 
@@ -155,15 +157,3 @@ def numbers_of(insets: Insets, rows: int, first: int) -> list[range]:
     """Row -> the numbers of its media, where those of all rows are counted from `first` on."""
     counts = [len(row) for row in insets] or [0] * rows
     return [range(start, stop) for start, stop in pairwise(accumulate(counts, initial=first))]
-
-
-def take_insets(insets: Insets, rows: Sequence[int]) -> Insets:
-    """Those of some rows; empty where none of these has any."""
-    some = tuple(insets[i] for i in rows) if insets else ()
-    return some if any(some) else ()
-
-
-def join_insets(parts: Sequence[tuple[Insets, int]]) -> Insets:
-    """Those of several traces, from each one's insets and number of rows."""
-    whole = tuple(row for insets, rows in parts for row in insets or [()] * rows)
-    return whole if any(whole) else ()

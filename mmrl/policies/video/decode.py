@@ -40,12 +40,7 @@ class Frames:
 
 
 def fetch(video: Video, plan: FramePlan, hashed: bool = True) -> Frames:
-    """Open, sample, decode, resize.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: anything else that is wrong with the clip, with the file's name.
-    """
+    """Open, sample, decode, resize; raises FileNotFoundError, or ValueError with the file's name for all else that is wrong."""
     if isinstance(video.source, str):
         timeline = read_timeline(video.source)
         name, read = f"the video {video.source!r}", lambda indices: decode(str(video.source), timeline, indices, plan)
@@ -69,11 +64,7 @@ def digest_of(path: str) -> str:
 
 
 def decode(path: str, timeline: Timeline, indices: Sequence[int], plan: FramePlan) -> np.ndarray:
-    """The frames with these ascending indices, resized.
-
-    Raises:
-        ValueError: no decoder can read them; with what each of them said.
-    """
+    """The frames with these ascending indices, resized; ValueError with what each decoder said where none can read them."""
     said: list[str] = []
     for name in ("decord", "pyav") if plan.backend == "auto" else (plan.backend,):
         try:
@@ -105,10 +96,7 @@ def by_decord(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator
 
 
 def by_pyav(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[np.ndarray]:
-    """Seeks to the key frame before a wanted frame when one lies between, and reads on from there.
-
-    Raises MissingError; ValueError with FFmpeg's own words, or where a frame does not come.
-    """
+    """Seeks to the key frame before a wanted frame when one lies between. Raises MissingError, ValueError with FFmpeg's words."""
     try:
         import av.logging
         from av.error import FFmpegError
@@ -133,7 +121,8 @@ def by_pyav(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[n
                 if frame is None or frame.pts != wanted[place]:
                     raise ValueError(f"the frame at {timeline.times[indices[place]]:.3f} s does not come out of the decoder")
                 ready, place = frame.pts, place + 1
-                yield turn_upright(frame)[None]
+                # Turned as the camera noted: decord does so by itself.
+                yield np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90))[None]
     except FFmpegError as error:
         raise ValueError(f"{error.strerror} ({error})") from None
 
@@ -147,11 +136,6 @@ def moments_of(file: Any, stream: Any) -> tuple[list[int], list[int]]:
     ]
     known = sorted((moment, key) for moment, key in packets if moment is not None)
     return sorted({moment for moment, _ in known}), [moment for moment, key in known if key]
-
-
-def turn_upright(frame: Any) -> np.ndarray:
-    """The frame turned as the camera noted: decord does so by itself."""
-    return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90))
 
 
 DECODERS: dict[str, Decoder] = {"decord": by_decord, "pyav": by_pyav}

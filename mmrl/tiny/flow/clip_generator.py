@@ -1,7 +1,5 @@
 """A Wan pipeline of the real classes with some 3 M weights, taught on this machine to draw small clips.
 
-    x_sigma = (1 - sigma) x_0 + sigma noise,    loss = mean (v(x_sigma, sigma, caption) - (noise - x_0))^2
-
 A UMT5 text encoder, an autoencoder and a transformer are trained from nothing on clips and captions that `Clips` makes up. The
 transformer sees a whole latent frame as one token. Source of the classes: Wan, arXiv:2503.20314.
 """
@@ -13,7 +11,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mmrl.data.drawn import shapes
@@ -22,16 +19,7 @@ from mmrl.tiny.byte_tokens import HubObject
 from mmrl.tiny.flow import pipeline_parts
 from mmrl.tiny.flow.pipeline_parts import add_words, diffusers_object, scheduler, t5_tokenizer
 from mmrl.tiny.keep import Progress
-from mmrl.tiny.teaching import (
-    GeneratorStart,
-    Note,
-    PipelineKind,
-    learn_to_restore,
-    noisy_rows,
-    number_texts,
-    step_counter,
-    updates,
-)
+from mmrl.tiny.teaching import Captioned, GeneratorStart, Noisy, Note
 from mmrl.tiny.text import plain_clips
 from mmrl.tiny.text.plain_clips import pass_clips
 
@@ -40,21 +28,13 @@ PATCH, FRAMES_PER_LATENT = 2, 2
 
 
 @runtime_checkable
-class Clips(Protocol):
-    """Endless clips with captions."""
+class Clips(Captioned, Protocol):
+    """Endless clips with captions, (n, frames, side, side, 3)."""
 
     @property
     def side(self) -> int: ...
     @property
     def frames(self) -> int: ...
-    @property
-    def words(self) -> Sequence[str]:
-        """Every word of the captions; each becomes one token. Other text is spelled letter by letter."""
-        ...
-
-    def batch(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str]]:
-        """Clips (size, frames, side, side, 3) and their captions."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,43 +63,35 @@ class WarmStart(GeneratorStart):
             )
 
 
-def build(settings: WarmStart) -> HubObject:
-    """The untaught WanPipeline."""
+def untaught(settings: WarmStart) -> HubObject:
+    """A WanPipeline."""
     from transformers import UMT5Config, UMT5EncoderModel
 
     tokenizer, width = add_words(t5_tokenizer(), settings.data.words), settings.text_width
     text = UMT5Config(vocab_size=len(tokenizer), d_model=width, d_kv=32, d_ff=2 * width, num_layers=1, num_heads=2)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        pipeline = diffusers_object(
-            "WanPipeline",
-            tokenizer=tokenizer,
-            text_encoder=UMT5EncoderModel(text),
-            transformer=_transformer(settings),
-            vae=_autoencoder(settings),
-            scheduler=scheduler(shift=1.0),
-        )
-    for part in (pipeline.vae, pipeline.transformer, pipeline.text_encoder):
-        part.eval()
-    return pipeline
+    return diffusers_object(
+        "WanPipeline",
+        tokenizer=tokenizer,
+        text_encoder=UMT5EncoderModel(text),
+        transformer=_transformer(settings),
+        vae=_autoencoder(settings),
+        scheduler=scheduler(shift=1.0),
+    )
 
 
 def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = None) -> None:
     """Train first the autoencoder, then transformer and text encoder together on its latents."""
     drawn, captions = settings.data.batch(np.random.default_rng([settings.seed, 7]), settings.pool)
     clips = torch.from_numpy(drawn).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
-    total = settings.vae_steps + settings.steps
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed + 1)
-        teach_autoencoder(pipeline.vae, clips[: settings.vae_pool], settings, step_counter(progress, 0, total))
-        latents = encode_clips(pipeline.vae, clips)
-        teach_transformer(pipeline, latents, captions, settings, step_counter(progress, settings.vae_steps, total))
+    with teaching.two_stages(settings, progress) as (first, second):
+        teach_autoencoder(pipeline.vae, clips[: settings.vae_pool], settings, first)
+        teach_transformer(pipeline, encode_clips(pipeline.vae, clips), captions, settings, second)
 
 
 def teach_autoencoder(vae: HubObject, clips: Float[Tensor, "n 3 f y x"], settings: WarmStart, note: Note) -> None:
     """Learn to restore clips; then latents are given mean 0 and deviation 1."""
     coders = (lambda x: vae.encode(x).latent_dist.mode(), lambda z: decode_beyond(vae, z))
-    learn_to_restore(vae, clips, settings, note, coders)
+    teaching.learn_to_restore(vae, clips, settings, note, coders)
     with torch.no_grad():
         z = torch.cat([vae.encode(chunk).latent_dist.mode() for chunk in clips[:512].split(64)])
     mean, std = z.mean((0, 2, 3, 4)), z.std((0, 2, 3, 4)).clamp(min=1e-3)
@@ -144,20 +116,18 @@ def decode_beyond(vae: HubObject, z: Float[Tensor, "n c f h w"]) -> Float[Tensor
 def teach_transformer(
     pipeline: HubObject, latents: Float[Tensor, "n c f h w"], captions: Sequence[str], settings: WarmStart, note: Note
 ) -> None:
-    """Learn the velocity noise - data at times whose logit is normal."""
-    texts, numbers = number_texts(captions)
-    weights = [weight for part in (pipeline.transformer, pipeline.text_encoder) for weight in part.parameters()]
-    for learn in updates(weights, settings.lr, settings.steps, note):
-        batch = noisy_rows(latents, numbers, settings.batch_size, settings.unlabelled)
-        used, places = batch.captions.unique(return_inverse=True)
-        embeds = encode_captions(pipeline, [texts[i] for i in used.tolist()], settings.max_tokens)
-        velocity = pipeline.transformer(
+    """The loss of `teaching.learn_velocities`."""
+
+    def velocity(batch: Noisy) -> Tensor:
+        embeds = encode_captions(pipeline, batch.captions, settings.max_tokens)
+        return pipeline.transformer(
             hidden_states=batch.latents,
             timestep=1000 * batch.sigma,
-            encoder_hidden_states=embeds[places],
+            encoder_hidden_states=embeds[batch.places],
             return_dict=False,
         )[0]
-        learn((velocity - batch.velocity).square().mean())
+
+    teaching.learn_velocities((pipeline.transformer, pipeline.text_encoder), latents, captions, settings, note, velocity)
 
 
 def encode_captions(pipeline: HubObject, captions: Sequence[str], length: int) -> Float[Tensor, "n t d"]:
@@ -214,5 +184,5 @@ def _autoencoder(settings: WarmStart) -> HubObject:
     return vae
 
 
-KIND = PipelineKind(build, teach, (shapes, plain_clips, pipeline_parts, teaching))
-warm_start, fingerprint = KIND.warm_start, KIND.fingerprint
+KIND = teaching.PipelineKind(untaught, teach, (shapes, plain_clips, pipeline_parts, teaching))
+build, warm_start, fingerprint = KIND.build, KIND.warm_start, KIND.fingerprint

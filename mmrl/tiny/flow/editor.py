@@ -23,7 +23,7 @@ from mmrl.tiny.flow import generator, pipeline_parts
 from mmrl.tiny.flow.generator import WarmStart, autoencoder, clear_clip, encode_images, fit_tokenizer, teach_autoencoder
 from mmrl.tiny.flow.pipeline_parts import clip_tokenizer, diffusers_object, scheduler, t5_tokenizer
 from mmrl.tiny.keep import Progress
-from mmrl.tiny.teaching import Note, PipelineKind, noisy_rows, number_texts, step_counter, updates
+from mmrl.tiny.teaching import Noisy, Note
 
 HEAD_DIM, ROPE = 16, (12, 2, 2)
 """Of attention; most of the rotation tells source from noise, since a picture has only two tokens a side."""
@@ -50,50 +50,45 @@ class EditorStart(WarmStart):
     text_width: int = 64
 
 
-def build(settings: EditorStart) -> HubObject:
-    """The untrained FluxKontextPipeline, without an input for guidance."""
-    from transformers import CLIPTextModel
+def untaught(settings: EditorStart) -> HubObject:
+    """A FluxKontextPipeline without an input for guidance."""
+    from transformers import CLIPTextModel, T5Config, T5EncoderModel
 
     first, second = (fit_tokenizer(tokenizer, settings) for tokenizer in (clip_tokenizer(), t5_tokenizer()))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        pipeline = diffusers_object(
-            "FluxKontextPipeline",
-            transformer=diffusers_object(
-                "FluxTransformer2DModel",
-                patch_size=1,
-                in_channels=settings.latents * settings.patch**2,
-                num_layers=settings.layers,
-                num_single_layers=settings.layers,
-                attention_head_dim=HEAD_DIM,
-                num_attention_heads=settings.heads,
-                joint_attention_dim=settings.text_width,
-                pooled_projection_dim=settings.text_width,
-                guidance_embeds=False,
-                axes_dims_rope=ROPE,
-            ),
-            scheduler=scheduler(shift=1.0),
-            vae=autoencoder(settings),
-            text_encoder=clear_clip(CLIPTextModel, first, settings.text_width, settings),
-            tokenizer=first,
-            text_encoder_2=_t5(second, settings),
-            tokenizer_2=second,
-        )
-    for part in (pipeline.vae, pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2):
-        part.eval()
-    return pipeline
+    width = settings.text_width
+    t5 = T5Config(vocab_size=len(second), d_model=width, d_kv=32, d_ff=2 * width, num_layers=1, num_heads=2)
+    return diffusers_object(
+        "FluxKontextPipeline",
+        transformer=diffusers_object(
+            "FluxTransformer2DModel",
+            patch_size=1,
+            in_channels=settings.latents * settings.patch**2,
+            num_layers=settings.layers,
+            num_single_layers=settings.layers,
+            attention_head_dim=HEAD_DIM,
+            num_attention_heads=settings.heads,
+            joint_attention_dim=width,
+            pooled_projection_dim=width,
+            guidance_embeds=False,
+            axes_dims_rope=ROPE,
+        ),
+        scheduler=scheduler(shift=1.0),
+        vae=autoencoder(settings),
+        text_encoder=clear_clip(CLIPTextModel, first, width, settings),
+        tokenizer=first,
+        text_encoder_2=T5EncoderModel(t5),
+        tokenizer_2=second,
+    )
 
 
 def teach(pipeline: HubObject, settings: EditorStart, progress: Progress | None = None) -> None:
     """Train first the autoencoder, then transformer and text encoders together on its latents."""
     sources, texts, targets = settings.data.triples(np.random.default_rng([settings.seed, 7]), settings.pool)
-    total = settings.vae_steps + settings.steps
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed + 1)
-        both = pixels_of(np.concatenate([sources[:FROM_SOURCES], targets[:FROM_SOURCES]]))
-        teach_autoencoder(pipeline.vae, both, settings, step_counter(progress, 0, total))
+    both = pixels_of(np.concatenate([sources[:FROM_SOURCES], targets[:FROM_SOURCES]]))
+    with teaching.two_stages(settings, progress) as (first, second):
+        teach_autoencoder(pipeline.vae, both, settings, first)
         shown, wanted = (tokens_of(encode_images(pipeline.vae, pixels_of(each))) for each in (sources, targets))
-        teach_transformer(pipeline, shown, texts, wanted, settings, step_counter(progress, settings.vae_steps, total))
+        teach_transformer(pipeline, shown, texts, wanted, settings, second)
 
 
 def teach_transformer(
@@ -104,26 +99,24 @@ def teach_transformer(
     settings: EditorStart,
     note: Note,
 ) -> None:
-    """Learn the velocity noise - target beside a source, at times whose logit is normal."""
-    known, numbers = number_texts(texts)
-    trained = (pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2)
-    weights = [weight for part in trained for weight in part.parameters()]
+    """The loss of `teaching.learn_velocities`; every target is seen next to its source."""
     places = token_places(settings)
-    for learn in updates(weights, settings.lr, settings.steps, note):
-        batch = noisy_rows(targets, numbers, settings.batch_size, settings.unlabelled)
-        used, chosen = batch.captions.unique(return_inverse=True)
-        embeds, pooled = encode_texts(pipeline, [known[i] for i in used.tolist()])
-        velocity = pipeline.transformer(
+
+    def velocity(batch: Noisy) -> Tensor:
+        embeds, pooled = encode_texts(pipeline, batch.captions)
+        return pipeline.transformer(
             hidden_states=torch.cat([batch.latents, sources[batch.rows]], 1),
             timestep=batch.sigma,
             guidance=None,
-            pooled_projections=pooled[chosen],
-            encoder_hidden_states=embeds[chosen],
+            pooled_projections=pooled[batch.places],
+            encoder_hidden_states=embeds[batch.places],
             txt_ids=torch.zeros(embeds.shape[1], 3),
             img_ids=places,
             return_dict=False,
         )[0][:, : targets.shape[1]]
-        learn((velocity - batch.velocity).square().mean())
+
+    trained = (pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2)
+    teaching.learn_velocities(trained, targets, texts, settings, note, velocity)
 
 
 def encode_texts(pipeline: HubObject, texts: Sequence[str]) -> tuple[Float[Tensor, "n t d"], Float[Tensor, "n d"]]:
@@ -156,12 +149,5 @@ def token_places(settings: EditorStart) -> Float[Tensor, "tokens 3"]:
     return torch.cat([torch.cartesian_prod(torch.tensor([which]), rows, columns) for which in (0.0, 1.0)])
 
 
-def _t5(tokenizer: HubObject, settings: EditorStart) -> HubObject:
-    from transformers import T5Config, T5EncoderModel
-
-    width = settings.text_width
-    return T5EncoderModel(T5Config(vocab_size=len(tokenizer), d_model=width, d_kv=32, d_ff=2 * width, num_layers=1, num_heads=2))
-
-
-KIND = PipelineKind(build, teach, (shapes, generator, pipeline_parts, teaching))
-warm_start, fingerprint = KIND.warm_start, KIND.fingerprint
+KIND = teaching.PipelineKind(untaught, teach, (shapes, generator, pipeline_parts, teaching))
+build, warm_start, fingerprint = KIND.build, KIND.warm_start, KIND.fingerprint

@@ -1,7 +1,7 @@
 """Editors of random weights, made of the parts of the generators that they descend from."""
 
+from mmrl.tiny.byte_tokens import HubObject, Kwargs
 from mmrl.tiny.flow.pipeline_parts import diffusers_object, qwen_encoder
-from mmrl.tiny.text.vlms import HubObject, Kwargs
 from mmrl.tiny.tokenizer import qwen_tokenizer
 
 QWEN_EDIT_TEMPLATE = (

@@ -1,9 +1,7 @@
 """Stable Diffusion 3 pipelines of the real classes with some 2 M weights, taught on this machine to draw small pictures.
 
-    x_sigma = (1 - sigma) x_0 + sigma noise,    loss = mean (v(x_sigma, sigma, caption) - (noise - x_0))^2
-
-Two CLIP text encoders, an autoencoder and a transformer are trained from nothing on pictures and captions that `Examples`
-makes up, so a demo needs nothing but those. Source of model and loss: Stable Diffusion 3, arXiv:2403.03206.
+Two CLIP text encoders, an autoencoder and a transformer are trained from nothing on pictures and captions that
+`Pictures` makes up. Source of model and loss: Stable Diffusion 3, arXiv:2403.03206.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +11,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mmrl.tiny import teaching
@@ -21,41 +18,24 @@ from mmrl.tiny.byte_tokens import HubObject
 from mmrl.tiny.flow import pipeline_parts
 from mmrl.tiny.flow.pipeline_parts import add_words, clip, clip_tokenizer, diffusers_object, scheduler
 from mmrl.tiny.keep import Progress
-from mmrl.tiny.teaching import (
-    GeneratorStart,
-    Note,
-    PipelineKind,
-    learn_to_restore,
-    noisy_rows,
-    number_texts,
-    step_counter,
-    updates,
-)
+from mmrl.tiny.teaching import Captioned, GeneratorStart, Noisy, Note
 
 
 @runtime_checkable
-class Examples(Protocol):
-    """Endless pictures with captions."""
+class Pictures(Captioned, Protocol):
+    """Endless pictures with captions, (n, height, width, 3)."""
 
     @property
     def height(self) -> int: ...
     @property
     def width(self) -> int: ...
-    @property
-    def words(self) -> Sequence[str]:
-        """Every word of the captions; each becomes one token. Other text is spelled letter by letter."""
-        ...
-
-    def batch(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str]]:
-        """Pictures (size, height, width, 3) and their captions."""
-        ...
 
 
 @dataclass(frozen=True)
 class WarmStart(GeneratorStart):
     """The settings by which a generator is built and taught."""
 
-    data: Examples
+    data: Pictures
     name: str = "shapes"
     patch: int = 4
     """Latents per token along both sides; few tokens are fast."""
@@ -69,28 +49,23 @@ class WarmStart(GeneratorStart):
             )
 
 
-def build(settings: WarmStart) -> HubObject:
-    """The untrained StableDiffusion3Pipeline, without T5."""
+def untaught(settings: WarmStart) -> HubObject:
+    """A StableDiffusion3Pipeline without T5."""
     from transformers import CLIPTextModelWithProjection
 
     first, second = (fit_tokenizer(clip_tokenizer(), settings) for _ in range(2))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        pipeline = diffusers_object(
-            "StableDiffusion3Pipeline",
-            transformer=_transformer(settings),
-            scheduler=scheduler(shift=1.0),
-            vae=autoencoder(settings),
-            text_encoder=clear_clip(CLIPTextModelWithProjection, first, 32, settings),
-            tokenizer=first,
-            text_encoder_2=clear_clip(CLIPTextModelWithProjection, second, 32, settings),
-            tokenizer_2=second,
-            text_encoder_3=None,
-            tokenizer_3=None,
-        )
-    for part in (pipeline.vae, pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2):
-        part.eval()
-    return pipeline
+    return diffusers_object(
+        "StableDiffusion3Pipeline",
+        transformer=_transformer(settings),
+        scheduler=scheduler(shift=1.0),
+        vae=autoencoder(settings),
+        text_encoder=clear_clip(CLIPTextModelWithProjection, first, 32, settings),
+        tokenizer=first,
+        text_encoder_2=clear_clip(CLIPTextModelWithProjection, second, 32, settings),
+        tokenizer_2=second,
+        text_encoder_3=None,
+        tokenizer_3=None,
+    )
 
 
 def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = None) -> None:
@@ -98,40 +73,34 @@ def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = 
     rng = np.random.default_rng([settings.seed, 7])
     pictures, captions = settings.data.batch(rng, settings.pool)
     images = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
-    total = settings.vae_steps + settings.steps
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed + 1)
-        teach_autoencoder(pipeline.vae, images, settings, step_counter(progress, 0, total))
-        latents = encode_images(pipeline.vae, images)
-        teach_transformer(pipeline, latents, captions, settings, step_counter(progress, settings.vae_steps, total))
+    with teaching.two_stages(settings, progress) as (first, second):
+        teach_autoencoder(pipeline.vae, images, settings, first)
+        teach_transformer(pipeline, encode_images(pipeline.vae, images), captions, settings, second)
 
 
 def teach_autoencoder(vae: HubObject, images: Tensor, settings: WarmStart, note: Note) -> None:
     """Learn to restore pictures; then latents are given mean 0 and deviation 1."""
     coders = (lambda x: vae.encode(x).latents, lambda z: vae.decode(z).sample)
-    learn_to_restore(vae, images, settings, note, coders)
+    teaching.learn_to_restore(vae, images, settings, note, coders)
     latents = encode_images(vae, images[:1024])
     vae.register_to_config(shift_factor=latents.mean().item(), scaling_factor=1 / latents.std().item())
 
 
 def teach_transformer(pipeline: HubObject, latents: Tensor, captions: Sequence[str], settings: WarmStart, note: Note) -> None:
-    """Learn the velocity noise - data at times whose logit is normal."""
-    texts, numbers = number_texts(captions)
-    ids = caption_ids(pipeline, texts)
-    trained = (pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2)
-    weights = [weight for part in trained for weight in part.parameters()]
-    for learn in updates(weights, settings.lr, settings.steps, note):
-        batch = noisy_rows(latents, numbers, settings.batch_size, settings.unlabelled)
-        used, places = batch.captions.unique(return_inverse=True)
-        embeds, pooled = encode_captions(pipeline, ids[used])
-        velocity = pipeline.transformer(
+    """The loss of `teaching.learn_velocities`."""
+
+    def velocity(batch: Noisy) -> Tensor:
+        embeds, pooled = encode_captions(pipeline, caption_ids(pipeline, batch.captions))
+        return pipeline.transformer(
             hidden_states=batch.latents,
             timestep=1000 * batch.sigma,
-            encoder_hidden_states=embeds[places],
-            pooled_projections=pooled[places],
+            encoder_hidden_states=embeds[batch.places],
+            pooled_projections=pooled[batch.places],
             return_dict=False,
         )[0]
-        learn((velocity - batch.velocity).square().mean())
+
+    trained = (pipeline.transformer, pipeline.text_encoder, pipeline.text_encoder_2)
+    teaching.learn_velocities(trained, latents, captions, settings, note, velocity)
 
 
 def caption_ids(pipeline: HubObject, captions: Sequence[str]) -> Int[Tensor, "n t"]:
@@ -186,10 +155,7 @@ def autoencoder(settings: WarmStart) -> HubObject:
 
 @torch.no_grad()
 def pass_colours(vae: HubObject) -> None:
-    """Let three channels carry the plain picture, made smaller and larger again; the others are free to learn details.
-
-    From random weights the autoencoder needs many times as long before it sees any colour.
-    """
+    """Let three channels carry the plain picture: from random weights it takes many times as long until any colour is seen."""
     for half in (vae.encoder, vae.decoder):
         for layer in half.layers:
             if isinstance(layer, nn.Conv2d):
@@ -224,5 +190,5 @@ def _transformer(settings: WarmStart) -> HubObject:
     )
 
 
-KIND = PipelineKind(build, teach, (pipeline_parts, teaching))
-warm_start, fingerprint = KIND.warm_start, KIND.fingerprint
+KIND = teaching.PipelineKind(untaught, teach, (pipeline_parts, teaching))
+build, warm_start, fingerprint = KIND.build, KIND.warm_start, KIND.fingerprint

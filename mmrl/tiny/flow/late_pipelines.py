@@ -3,14 +3,7 @@
 from collections.abc import Callable
 
 from mmrl.tiny.byte_tokens import HubObject, Kwargs, byte_tokenizer
-from mmrl.tiny.flow.pipeline_parts import (
-    LATENTS,
-    autoencoder,
-    clip,
-    clip_tokenizer,
-    diffusers_object,
-    scheduler,
-)
+from mmrl.tiny.flow.pipeline_parts import LATENTS, autoencoder, clip_reader, diffusers_object, halving_autoencoder, scheduler
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
 
 HIDDEN = 16
@@ -80,18 +73,7 @@ def flux2_parts(embeds_guidance: bool) -> Kwargs:
         axes_dims_rope=[4, 4, 4, 4],
         guidance_embeds=embeds_guidance,
     )
-    vae = diffusers_object(
-        "AutoencoderKLFlux2",
-        sample_size=32,
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(8, 8),
-        layers_per_block=1,
-        latent_channels=LATENTS,
-        norm_num_groups=4,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
+    vae = halving_autoencoder("AutoencoderKLFlux2", sample_size=32, layers_per_block=1)
     vae.bn.running_mean.normal_(0, 0.3)
     vae.bn.running_var.uniform_(0.5, 2)
     return {"transformer": transformer, "vae": vae, "scheduler": scheduler(use_dynamic_shifting=True)}
@@ -208,16 +190,12 @@ def unet(width: int, **settings: object) -> HubObject:
 
 def sd15() -> HubObject:
     """A Stable Diffusion 1.5 without a safety checker."""
-    from transformers import CLIPTextModel
-
-    tokenizer = clip_tokenizer()
     return diffusers_object(
         "StableDiffusionPipeline",
         unet=unet(32),
         vae=autoencoder(),
         scheduler=ddim(),
-        text_encoder=clip(CLIPTextModel, tokenizer),
-        tokenizer=tokenizer,
+        **clip_reader(projects=False),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
@@ -226,9 +204,6 @@ def sd15() -> HubObject:
 
 def sdxl() -> HubObject:
     """A Stable Diffusion XL."""
-    from transformers import CLIPTextModel, CLIPTextModelWithProjection
-
-    first, second = clip_tokenizer(), clip_tokenizer()
     added: Kwargs = {
         "addition_embed_type": "text_time",
         "addition_time_embed_dim": 8,
@@ -239,10 +214,8 @@ def sdxl() -> HubObject:
         unet=unet(64, **added),
         vae=autoencoder(),
         scheduler=ddim(),
-        text_encoder=clip(CLIPTextModel, first),
-        tokenizer=first,
-        text_encoder_2=clip(CLIPTextModelWithProjection, second),
-        tokenizer_2=second,
+        **clip_reader(projects=False),
+        **clip_reader("_2"),
         add_watermarker=False,
     )
 

@@ -3,9 +3,9 @@
 import string
 from collections.abc import Callable, Sequence
 
-from mmrl.tiny.byte_tokens import STOP, TEXT, HubObject, Kwargs
+from mmrl.tiny.byte_tokens import STOP, TEXT, HubObject, Kwargs, letters
 from mmrl.tiny.text.vlms import VISION
-from mmrl.tiny.tokenizer import QWEN_TOKENS
+from mmrl.tiny.tokenizer import qwen_ids
 
 CLIP_TOKENS = 32
 """Prompts of the CLIP encoders end here."""
@@ -27,27 +27,22 @@ def scheduler(**settings: object) -> HubObject:
 
 def autoencoder() -> HubObject:
     """An autoencoder that halves both sides once."""
+    return halving_autoencoder("AutoencoderKL", sample_size=16, scaling_factor=1.5, shift_factor=0.06)
 
+
+def halving_autoencoder(name: str, **settings: object) -> HubObject:
+    """The same of a class like AutoencoderKL."""
     return diffusers_object(
-        "AutoencoderKL",
-        sample_size=16,
+        name,
         block_out_channels=(8, 8),
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
         latent_channels=LATENTS,
         norm_num_groups=4,
-        scaling_factor=1.5,
-        shift_factor=0.06,
         use_quant_conv=False,
         use_post_quant_conv=False,
+        **settings,
     )
-
-
-def letters() -> list[str]:
-    """A printable stand-in for every byte."""
-    from tokenizers import pre_tokenizers
-
-    return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 def clip_tokenizer() -> HubObject:
@@ -87,6 +82,15 @@ def clip(
     )
 
 
+def clip_reader(number: str = "", projects: bool = True) -> Kwargs:
+    """A text encoder of CLIP and its tokenizer, as a pipeline names its parts."""
+    from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+    tokenizer = clip_tokenizer()
+    encoder = clip(CLIPTextModelWithProjection if projects else CLIPTextModel, tokenizer)
+    return {f"text_encoder{number}": encoder, f"tokenizer{number}": tokenizer}
+
+
 def t5_tokenizer() -> HubObject:
     from transformers import T5Tokenizer
 
@@ -107,6 +111,6 @@ def qwen_encoder(tokenizer: HubObject) -> HubObject:
     config = Qwen2_5_VLConfig(
         text_config={**TEXT, **ids, "vocab_size": len(tokenizer), "rope_parameters": rope},
         vision_config={**VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 32, "fullatt_block_indexes": [0]},
-        **{f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in QWEN_TOKENS.items()},
+        **qwen_ids(tokenizer),
     )
     return Qwen2_5_VLForConditionalGeneration(config)

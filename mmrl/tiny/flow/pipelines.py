@@ -16,8 +16,7 @@ from mmrl.tiny.flow.pipeline_parts import (
     HEADS,
     LATENTS,
     autoencoder,
-    clip,
-    clip_tokenizer,
+    clip_reader,
     diffusers_object,
     qwen_encoder,
     scheduler,
@@ -35,11 +34,7 @@ QWEN_TEMPLATE = (
 
 
 def build(family: str, folder: Path, seed: int = 0) -> Path:
-    """Save a pipeline of one family to `folder` and return it.
-
-    Raises:
-        ValueError: no such family.
-    """
+    """Save a pipeline of one family to `folder` and return it; raises ValueError for an unknown family."""
     if family not in PIPELINES:
         raise ValueError(f"no tiny pipeline of family {family!r}: choose one of {', '.join(PIPELINES)}")
     with torch.random.fork_rng(devices=[]):
@@ -67,9 +62,6 @@ def calm(network: HubObject) -> None:
 
 def sd3() -> HubObject:
     """A Stable Diffusion 3 with two CLIP encoders and no T5."""
-    from transformers import CLIPTextModelWithProjection
-
-    first, second = clip_tokenizer(), clip_tokenizer()
     transformer = diffusers_object(
         "SD3Transformer2DModel",
         sample_size=8,
@@ -88,10 +80,8 @@ def sd3() -> HubObject:
         transformer=transformer,
         scheduler=scheduler(shift=3.0),
         vae=autoencoder(),
-        text_encoder=clip(CLIPTextModelWithProjection, first),
-        tokenizer=first,
-        text_encoder_2=clip(CLIPTextModelWithProjection, second),
-        tokenizer_2=second,
+        **clip_reader(),
+        **clip_reader("_2"),
         # Absent parts must be named, here and when the folder is read.
         text_encoder_3=None,
         tokenizer_3=None,
@@ -100,9 +90,9 @@ def sd3() -> HubObject:
 
 def flux() -> HubObject:
     """A FLUX with the guidance as an input, as in FLUX.1-dev."""
-    from transformers import CLIPTextModel, T5Config, T5EncoderModel
+    from transformers import T5Config, T5EncoderModel
 
-    first, second = clip_tokenizer(), t5_tokenizer()
+    tokenizer = t5_tokenizer()
     transformer = diffusers_object(
         "FluxTransformer2DModel",
         patch_size=1,
@@ -115,22 +105,20 @@ def flux() -> HubObject:
         axes_dims_rope=(4, 4, 8),
         **HEADS,
     )
-    t5 = T5Config(vocab_size=len(second), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    t5 = T5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     return diffusers_object(
         "FluxPipeline",
         transformer=transformer,
         scheduler=scheduler(use_dynamic_shifting=True),
         vae=autoencoder(),
-        text_encoder=clip(CLIPTextModel, first),
-        tokenizer=first,
+        **clip_reader(projects=False),
         text_encoder_2=T5EncoderModel(t5),
-        tokenizer_2=second,
+        tokenizer_2=tokenizer,
     )
 
 
 def qwen_image() -> HubObject:
     """A Qwen-Image: Qwen2.5-VL reads the prompt, the autoencoder is a video's, and steps end at sigma 0.02."""
-
     tokenizer = qwen_tokenizer([QWEN_TEMPLATE], num_tokens=500)
     vae = diffusers_object(
         "AutoencoderKLQwenImage",

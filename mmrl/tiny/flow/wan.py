@@ -6,18 +6,11 @@ time twice.
 
 from collections.abc import Callable
 
-from mmrl.tiny.flow.pipeline_parts import diffusers_object, scheduler, t5_tokenizer
-from mmrl.tiny.text.vlms import HubObject, Kwargs
+from mmrl.tiny.byte_tokens import HubObject, Kwargs
+from mmrl.tiny.flow.pipeline_parts import LATENTS, diffusers_object, scheduler, t5_tokenizer
 
-LATENTS = 4
-"""Channels."""
 BOUNDARY = 0.6
 """The share of the way, from the noise, below which the second expert works; 0.875 in Wan 2.2 A14B."""
-
-
-def wan() -> HubObject:
-    """A Wan 2.1 of text to video."""
-    return pipeline()
 
 
 def wan_a14b() -> HubObject:
@@ -33,7 +26,7 @@ def wan_5b() -> HubObject:
 
 
 def pipeline(**parts: object) -> HubObject:
-    """A WanPipeline; `parts` take the place of the usual ones."""
+    """A Wan 2.1 of text to video; `parts` take the place of the usual ones."""
     from transformers import UMT5Config, UMT5EncoderModel
 
     tokenizer = t5_tokenizer()
@@ -80,5 +73,5 @@ def autoencoder(**settings: object) -> HubObject:
     return diffusers_object("AutoencoderKLWan", **(usual | settings))
 
 
-WAN_PIPELINES: dict[str, Callable[[], HubObject]] = {"wan": wan, "wan_5b": wan_5b, "wan_a14b": wan_a14b}
+WAN_PIPELINES: dict[str, Callable[[], HubObject]] = {"wan": pipeline, "wan_5b": wan_5b, "wan_a14b": wan_a14b}
 """Name -> how it is built."""

@@ -26,10 +26,9 @@ from mmrl.policies.text.prompt.encode import Encoded, collate_prompts
 from mmrl.runtime.repeating import bit_for_bit
 from mmrl.tiny import teaching
 from mmrl.tiny import tokenizer as tokenizers
-from mmrl.tiny.byte_tokens import Built
 from mmrl.tiny.keep import Progress, hash_of, keep
 from mmrl.tiny.text import muon, student
-from mmrl.tiny.text.student import imitate, with_answers
+from mmrl.tiny.text.student import Imitation, imitate, with_answers
 
 FPS = 2.0
 """Frames that the model sees per second."""
@@ -53,14 +52,9 @@ _CLIP_SEED = 1_000_003
 
 
 @dataclass(frozen=True)
-class WarmStart:
+class WarmStart(Imitation):
     """The settings by which the model is taught by imitation."""
 
-    steps: int = 400
-    batch_size: int = 16
-    lr: float = 3e-3
-    """The learning rate of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
-    seed: int = 0
     num_clips: int = 2000
     """Drawn, written and decoded once, then learned from again and again."""
     questions: tuple[str, ...] = ("when", "which", "which")
@@ -83,20 +77,13 @@ class Lesson(NamedTuple):
 
 def build(folder: Path, seed: int = 0, style: ClipStyle = STYLE) -> Path:
     """Save model and processor, untrained, to `folder` and return it."""
-    return student.save(_build(seed, style), folder)
+    built = student.build(_texts(style), style.side, _PIXELS, video_area=64 * style.side**2, seed=seed)
+    return student.save(built, folder)
 
 
 @bit_for_bit()
 def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, progress: Progress | None = None) -> Path:
-    """Teach the model and return the folder it was saved to; if that exists already, nothing is trained.
-
-    The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
-
-    Args:
-        settings: steps, labels, optimizer.
-        folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by a hash of settings and code.
-        progress: called after every step.
-    """
+    """Teach the model and return the folder it was saved to; see `keep.keep`."""
 
     def make(unfinished: Path) -> None:
         policy = watcher(build(unfinished, settings.seed, settings.style))
@@ -112,7 +99,7 @@ def watcher(folder: Path) -> TextPolicy:
 
 
 def fingerprint(settings: WarmStart) -> str:
-    """A hash of the settings, the code that draws, builds and teaches, and the versions of packages."""
+    """See `keep.hash_of`."""
     code = (WarmStart, student, muon, teaching, tokenizers, moving, scenes, mp4)
     return hash_of(settings, code, ("torch", "transformers", "av"))
 
@@ -143,7 +130,7 @@ def answer_of(clip: Clip, settings: WarmStart, rng: np.random.Generator) -> str:
 
 def teach(policy: TextPolicy, pool: Sequence[Lesson], settings: WarmStart, progress: Progress | None = None) -> None:
     """Train on the cross entropy of the labels' tokens; a clip that comes again has a new label."""
-    imitate(policy.net.model, batches(policy, pool, settings), settings.steps, settings.lr, progress)
+    imitate(policy.net.model, batches(policy, pool, settings), settings, progress)
 
 
 def batches(policy: TextPolicy, pool: Sequence[Lesson], settings: WarmStart) -> Iterator[dict[str, Tensor]]:
@@ -170,7 +157,3 @@ def _texts(style: ClipStyle) -> list[str]:
     options = " ".join(f"{letter}: {digit}" for letter, digit in zip("ABCDEFGH", style.digits, strict=False))
     asked = [f"When is the {digit} visible?" for digit in style.asked or style.digits]
     return [*asked, f"Which digits appear? {options}", "user\nassistant\n", "3.2 to 4.5", "A,B,C,D", *moments]
-
-
-def _build(seed: int, style: ClipStyle) -> Built:
-    return student.build(_texts(style), style.side, _PIXELS, video_area=64 * style.side**2, seed=seed)

@@ -8,7 +8,6 @@ learning. The model answers as Qwen3-VL does: `[{"bbox_2d": [x1, y1, x2, y2]}]`,
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -23,7 +22,7 @@ from mmrl.tiny import tokenizer as tokenizers
 from mmrl.tiny.byte_tokens import Built, HubObject
 from mmrl.tiny.keep import Progress, hash_of, keep
 from mmrl.tiny.text import muon, student
-from mmrl.tiny.text.student import imitate, with_answers
+from mmrl.tiny.text.student import Imitation, imitate, with_answers
 
 SIDE = 64
 """Pictures of 64 x 64 pixels: 64 patches of 8 x 8, merged 2 by 2 into 16 tokens."""
@@ -34,14 +33,9 @@ _SCENE_SEED = 1_000_003
 
 
 @dataclass(frozen=True)
-class WarmStart:
+class WarmStart(Imitation):
     """The settings by which the model is taught by imitation."""
 
-    steps: int = 400
-    batch_size: int = 16
-    lr: float = 3e-3
-    """The learning rate of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
-    seed: int = 0
     loosen: float = 0.4
     """Every side of a label is pushed out by up to this share of the digit's width or height."""
     confused: float = 0.5
@@ -53,11 +47,8 @@ class WarmStart:
             raise ValueError(f"the model sees pictures of {SIDE} x {SIDE} pixels, not of side {self.style.side}")
 
 
-class Label(NamedTuple):
-    """An annotator's answer to a scene."""
-
-    scene: Scene
-    answer: str
+Label = tuple[Scene, str]
+"""A scene and an annotator's answer to it."""
 
 
 def build(folder: Path, seed: int = 0) -> Path:
@@ -67,15 +58,7 @@ def build(folder: Path, seed: int = 0) -> Path:
 
 @bit_for_bit()
 def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, progress: Progress | None = None) -> Path:
-    """Teach the model and return the folder it was saved to; if that exists already, nothing is trained.
-
-    The result depends on the settings alone, bit for bit on one machine; rounding may differ between machines.
-
-    Args:
-        settings: steps, labels, optimizer.
-        folder: where to save; by default a folder below MMRL_CACHE (or ~/.cache/mmrl), named by a hash of settings and code.
-        progress: called after every step.
-    """
+    """Teach the model and return the folder it was saved to; see `keep.keep`."""
 
     def make(unfinished: Path) -> None:
         model, processor = _build(settings.seed)
@@ -86,7 +69,7 @@ def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, pr
 
 
 def fingerprint(settings: WarmStart) -> str:
-    """A hash of the settings, the code that draws, builds and teaches, and the versions of packages."""
+    """See `keep.hash_of`."""
     code = (WarmStart, student, muon, teaching, tokenizers, scenes)
     return hash_of(settings, code, ("torch", "transformers"))
 
@@ -108,14 +91,13 @@ def labels(settings: WarmStart) -> Iterator[list[Label]]:
             index += 1
             wrong = scene.distractors and rng.random() < settings.confused
             target = scene.distractors[rng.integers(len(scene.distractors))] if wrong else scene.asked
-            batch.append(Label(scene, answer_text(_loosen(target.corners, rng.uniform(0, settings.loosen, 4).tolist()))))
+            batch.append((scene, answer_text(_loosen(target.corners, rng.uniform(0, settings.loosen, 4).tolist()))))
         yield batch
 
 
 def teach(model: HubObject, processor: HubObject, settings: WarmStart, progress: Progress | None = None) -> None:
     """Train on the cross entropy of the labels' tokens, in one pass over fresh scenes."""
-    batches = (_inputs(processor, batch) for batch in labels(settings))
-    imitate(model, batches, settings.steps, settings.lr, progress)
+    imitate(model, (_inputs(processor, batch) for batch in labels(settings)), settings, progress)
 
 
 def _build(seed: int) -> Built:

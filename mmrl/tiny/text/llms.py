@@ -3,9 +3,9 @@
 from mmrl.tiny.byte_tokens import STOP, TURN, Built, byte_tokenizer, token_ids
 
 
-def text_template() -> str:
-    """Turns between <|im_start|> and <|im_end|>, whose messages are plain text, as models without eyes have it."""
-    turn = f"{TURN}{{{{ message.role }}}}\n{{{{ message.content }}}}{STOP}\n"
+def turns(content: str = "{{ message.content }}") -> str:
+    """A template of turns between <|im_start|> and <|im_end|>; messages are plain text, as of models without eyes."""
+    turn = f"{TURN}{{{{ message.role }}}}\n{content}{STOP}\n"
     opening = f"{{% if add_generation_prompt %}}{TURN}assistant\n{{% endif %}}"
     return f"{{% for message in messages %}}{turn}{{% endfor %}}{opening}"
 
@@ -15,7 +15,7 @@ def qwen3() -> Built:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = byte_tokenizer({})
-    tokenizer.chat_template = text_template()
+    tokenizer.chat_template = turns()
     return Qwen3ForCausalLM(Qwen3Config(**token_ids(tokenizer, head_dim=8))), tokenizer
 
 
@@ -24,5 +24,5 @@ def llama() -> Built:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = byte_tokenizer({}, bos="<bos>")
-    tokenizer.chat_template = "{{ bos_token }}" + text_template()
+    tokenizer.chat_template = "{{ bos_token }}" + turns()
     return LlamaForCausalLM(LlamaConfig(**token_ids(tokenizer))), tokenizer

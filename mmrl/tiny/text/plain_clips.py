@@ -8,7 +8,7 @@ colours and negatives of the earlier of two frames. All other channels keep thei
 import torch
 from torch import nn
 
-from mmrl.tiny.text.vlms import HubObject
+from mmrl.tiny.byte_tokens import HubObject
 
 NOW, CONSTANT, EARLIER, SIGNALS = 0, 6, 7, 13
 LEVEL = 10.0

@@ -4,6 +4,7 @@ Weights and positions are drawn so wide that a model of this size learns to see 
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,8 +14,7 @@ from mmrl.tiny.byte_tokens import Built, HubObject, Kwargs
 from mmrl.tiny.keep import Progress
 from mmrl.tiny.teaching import cosine
 from mmrl.tiny.text.muon import Muon
-from mmrl.tiny.text.vlms import qwen_ids
-from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
+from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_ids, qwen_tokenizer
 
 PATCH = 8
 """Pixels; merged 2 by 2, and over pairs of frames: 32 x 32 pixels are 4 tokens, a second of two such frames too."""
@@ -22,12 +22,21 @@ _WEIGHT_STD, _POSITION_STD = 0.04, 0.5
 """A position table as narrow as the other weights leaves the model blind to places for as long."""
 
 
+@dataclass(frozen=True)
+class Imitation:
+    """The settings of an imitation."""
+
+    steps: int = 400
+    batch_size: int = 16
+    lr: float = 3e-3
+    """Of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
+    seed: int = 0
+
+
 def build(texts: Sequence[str], side: int, pixels: tuple[float, float], video_area: int, seed: int) -> Built:
-    """The untrained model, and its processor of square pictures.
+    """The untrained model, and its processor of square pictures of `side` pixels; `texts` become tokens of whole words.
 
     Args:
-        texts: what becomes tokens of whole words.
-        side: of pictures and frames, in pixels.
         pixels: their mean and deviation. With the usual 0.5 and 0.5 the model does not learn to see in minutes.
         video_area: the most pixels of all frames of a clip.
     """
@@ -65,10 +74,12 @@ def save(built: Built, folder: Path) -> Path:
     return folder
 
 
-def imitate(model: HubObject, batches: Iterable[dict[str, Tensor]], steps: int, lr: float, progress: Progress | None) -> None:
-    """Train on the cross entropy of the labels' tokens, one batch a step; `batches` are at least as many."""
+def imitate(
+    model: HubObject, batches: Iterable[dict[str, Tensor]], settings: Imitation, progress: Progress | None = None
+) -> None:
+    """Train on the cross entropy of the labels' tokens, one batch a step; `batches` are endless."""
     model.train()
-    optimizers = muon_and_adamw(model, lr)
+    steps, lr, optimizers = settings.steps, settings.lr, muon_and_adamw(model, settings.lr)
     for step, fed in zip(range(steps), batches):  # noqa: B905 - batches may be endless
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = lr * cosine(step, steps, warmup=20)

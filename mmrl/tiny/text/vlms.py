@@ -9,20 +9,16 @@ from pathlib import Path
 
 import torch
 
-from mmrl.tiny.byte_tokens import STOP, TURN, Built, HubObject, Kwargs, byte_tokenizer, token_ids
+from mmrl.tiny.byte_tokens import Built, HubObject, Kwargs, byte_tokenizer, token_ids
 from mmrl.tiny.text import llms
-from mmrl.tiny.tokenizer import QWEN_TOKENS
+from mmrl.tiny.tokenizer import QWEN_TOKENS, qwen_ids
 
 VISION: Kwargs = {"hidden_size": 32, "intermediate_size": 64}
 TOWER: Kwargs = {**VISION, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def build(family: str, folder: Path, seed: int = 0) -> Path:
-    """Save model and processor of one family to `folder` and return it.
-
-    Raises:
-        ValueError: no such family.
-    """
+    """Save model and processor of one family to `folder` and return it; raises ValueError for an unknown family."""
     if family not in FAMILIES:
         raise ValueError(f"no tiny model of family {family!r}: choose one of {', '.join(FAMILIES)}")
     with torch.random.fork_rng(devices=[]):
@@ -52,13 +48,7 @@ def chat_template(image: str, video: str = "", start: str = "") -> str:
     """Turns between <|im_start|> and <|im_end|>; a picture's marker stands where its part stands in the message."""
     other = f"{{% elif part.type == 'video' %}}{video}{{% else %}}{{{{ part.text }}}}{{% endif %}}"
     part = f"{{% if part.type == 'image' %}}{image}{other}"
-    turn = f"{TURN}{{{{ message.role }}}}\n{{% for part in message.content %}}{part}{{% endfor %}}{STOP}\n"
-    opening = f"{{% if add_generation_prompt %}}{TURN}assistant\n{{% endif %}}"
-    return f"{start}{{% for message in messages %}}{turn}{{% endfor %}}{opening}"
-
-
-def qwen_ids(tokenizer: HubObject) -> Kwargs:
-    return {f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in QWEN_TOKENS.items()}
+    return start + llms.turns(f"{{% for part in message.content %}}{part}{{% endfor %}}")
 
 
 def qwen2_5_vl() -> Built:
@@ -93,13 +83,7 @@ def qwen2_5_vl() -> Built:
 
 def qwen3_vl() -> Built:
     """Patches of 16 pixels merged 2 by 2; features of a middle vision layer enter the language model too (deepstack)."""
-    from transformers import (
-        Qwen2VLImageProcessor,
-        Qwen3VLConfig,
-        Qwen3VLForConditionalGeneration,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     tokenizer = byte_tokenizer(QWEN_TOKENS)
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
@@ -110,14 +94,19 @@ def qwen3_vl() -> Built:
         | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
         **qwen_ids(tokenizer),
     )
+    return Qwen3VLForConditionalGeneration(config), qwen3_processor(tokenizer)
+
+
+def qwen3_processor(tokenizer: HubObject) -> HubObject:
+    from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
+
     patches: Kwargs = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
-    processor = Qwen3VLProcessor(
+    return Qwen3VLProcessor(
         image_processor=Qwen2VLImageProcessor(**patches, size={"shortest_edge": 64 * 64, "longest_edge": 128 * 128}),
         tokenizer=tokenizer,
         video_processor=Qwen3VLVideoProcessor(**patches, size={"shortest_edge": 64 * 64, "longest_edge": 8 * 128 * 128}),
         chat_template=qwen_template(),
     )
-    return Qwen3VLForConditionalGeneration(config), processor
 
 
 def qwen_template() -> str:
@@ -264,13 +253,7 @@ def gemma3() -> Built:
 
 def qwen3_5() -> Built:
     """Patches and positions of Qwen3-VL; three layers in four carry a recurrent state (gated delta net) instead of attention."""
-    from transformers import (
-        Qwen2VLImageProcessor,
-        Qwen3_5Config,
-        Qwen3_5ForConditionalGeneration,
-        Qwen3VLProcessor,
-        Qwen3VLVideoProcessor,
-    )
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
     tokenizer = byte_tokenizer(QWEN_TOKENS)
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
@@ -287,14 +270,7 @@ def qwen3_5() -> Built:
         vision_config={**VISION, **patches, "depth": 2, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16},
         **qwen_ids(tokenizer),
     )
-    patches: Kwargs = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
-    processor = Qwen3VLProcessor(
-        image_processor=Qwen2VLImageProcessor(**patches, size={"shortest_edge": 64 * 64, "longest_edge": 128 * 128}),
-        tokenizer=tokenizer,
-        video_processor=Qwen3VLVideoProcessor(**patches, size={"shortest_edge": 64 * 64, "longest_edge": 8 * 128 * 128}),
-        chat_template=qwen_template(),
-    )
-    return Qwen3_5ForConditionalGeneration(config), processor
+    return Qwen3_5ForConditionalGeneration(config), qwen3_processor(tokenizer)
 
 
 def glm4v() -> Built:

@@ -19,7 +19,7 @@ from mmrl.app.planning.memory import GIB, Memory, advice, room
 from mmrl.app.run.build import build, with_local_model
 from mmrl.core.types import Examples, Prompt, Scores
 from mmrl.policies.shared.call_log import PHASES, CallCount
-from mmrl.policies.shared.meta_models import count_bytes, size_of
+from mmrl.policies.shared.meta_models import LiveBytes, size_of
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.write.generate import Generation
 from tests.support.flow_runs import Make
@@ -172,7 +172,7 @@ def track(owner: Any, name: str, peaks: dict[str, int], phase: Callable[..., str
     def tracked(*args: Any) -> Any:
         if torch.is_grad_enabled() and name != "update":
             return method(*args)
-        with count_bytes() as live:
+        with LiveBytes() as live:
             out = method(*args)
         key = phase(*args)
         peaks[key] = max(peaks.get(key, 0), live.peak)

@@ -16,7 +16,7 @@ from mmrl.app.modality.merge import merge_adapter, merge_in_memory, merge_lora, 
 from mmrl.app.modality.weight_files import cut
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.shared.meta_models import LiveBytes, count_bytes, size_of
+from mmrl.policies.shared.meta_models import LiveBytes, size_of
 from mmrl.tiny.flow.pipelines import build as build_pipeline
 from mmrl.tiny.text.vlms import build as build_model
 from tests.support.flow_policies import make as make_image_policy
@@ -179,7 +179,7 @@ def transformer_of(folder: Path, dtype: torch.dtype) -> Any:
 def test_saving_an_adapter_copies_nothing_of_the_frozen_base(trained: tuple[Path, Path], tmp_path: Path) -> None:
     policy = make(str(trained[0]), lora=LoraSettings(rank=2), dtype="bfloat16", freeze=("layers:0-0",))
     adapter = [weight for name, weight in policy.net.named_parameters() if "lora_" in name]
-    with count_bytes() as live:
+    with LiveBytes() as live:
         policy.save(tmp_path / "out")
     assert 0 < live.peak <= 2 * size_of(adapter) < size_of(policy.net.parameters())
     with safe_open(tmp_path / "out" / "adapter_model.safetensors", framework="pt") as file:

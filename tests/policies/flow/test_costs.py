@@ -15,7 +15,6 @@ from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group
-from mmrl.flow.layout import forwards
 from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
 from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.policy import FlowPolicy
@@ -23,6 +22,7 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
+from tests.support.flow_costs import forwards
 from tests.support.flow_policies import make, prompts
 from tests.support.presets import FLOW as PRESETS
 

@@ -101,11 +101,13 @@ def test_layers_are_as_before_afterwards():
     assert "forward" not in vars(made.layers[0]) and made.layers[1].forward is own
 
 
-def test_layers_of_other_settings_widths_and_training_are_other_kinds():
+def test_layers_of_other_settings_widths_and_training_are_other_kinds(monkeypatch: pytest.MonkeyPatch):
     stack = nn.ModuleList([*(Layer(8, i) for i in range(3)), Layer(8, 3, slope=0.5), Layer(16, 4), Layer(8, 5)])
     for weight in stack[5].parameters():
         weight.requires_grad_(False)
-    assert found_in(stack, 3) == [list(stack[:3])] and found_in(stack, 4) == []
+    assert found_in(stack) == [list(stack[:3])]
+    monkeypatch.setattr(equal_layers, "LEAST", 4)
+    assert found_in(stack) == []
 
 
 def test_a_layer_that_gives_what_it_was_given_and_one_with_a_cache_are_gone_through(monkeypatch: pytest.MonkeyPatch):
@@ -163,8 +165,9 @@ def counted(name: str, *words: str) -> CountedRun:
 @contextmanager
 def sharing(shared: bool) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (text, flow):
-            patch.setattr(module, "share_layers", partial(share_layers, least=2) if shared else lambda *_: nullcontext())
+        patch.setattr(equal_layers, "LEAST", 2)
+        for module in () if shared else (text, flow):
+            patch.setattr(module, "share_layers", lambda *_: nullcontext())
         yield
 
 
@@ -200,4 +203,5 @@ def test_plans_of_image_generators_share_layers(name: str, gone_through: list[ob
     whole, shared = both(made)
     assert shared == pytest.approx(whole, rel=0.03)
     # of some there is one layer of a kind
-    assert bool(gone_through) == bool(found_in(made.dry_run.network, 2))
+    with sharing(True):
+        assert bool(gone_through) == bool(found_in(made.dry_run.network))

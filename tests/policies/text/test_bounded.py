@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmrl.policies.shared.meta_models import count_bytes, fake_weights
+from mmrl.policies.shared.meta_models import LiveBytes, fake_weights
 from mmrl.policies.text.dry_run import join_windows
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.net import NEVER, TextNet
@@ -70,7 +70,7 @@ def after_a_clip(net: TextNet, frames: int, group_size: int, length: int) -> Eva
 def peak(net: TextNet, work: Evaluation, grad: bool = False) -> int:
     """Most bytes that live at a time."""
     net.train(grad)
-    with torch.set_grad_enabled(grad), count_bytes() as live:
+    with torch.set_grad_enabled(grad), LiveBytes() as live:
         values = net(work)
         if grad:
             torch.stack([value.sum() for value in values.values()]).sum().backward()
@@ -105,7 +105,7 @@ def test_logits_are_bounded_in_one_chunk_and_in_many(length: int):
     hidden, tokens = torch.randn(4 * length, 8, requires_grad=True), torch.ones(4 * length, dtype=torch.long)
     chunk = 16
     work = after_nothing(tokens, chunk)
-    with count_bytes() as live:
+    with LiveBytes() as live:
         work.evaluate(net, hidden, tokens, torch.ones(len(tokens))).sum().backward()
     at_once = min(chunk, len(tokens))
     weights = 2 * head.weight.numel() * 4

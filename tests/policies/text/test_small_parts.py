@@ -9,6 +9,7 @@ from torch import nn
 
 from mmrl.core.readings import LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.readings import check_reading
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.families.qwen_vl import QwenVL
 from mmrl.policies.text.families.text_only import TextOnly
@@ -16,7 +17,6 @@ from mmrl.policies.text.loading import check_head, refusing_code
 from mmrl.policies.text.prompt.encode import Encoded, collate_prompts, stand_in_prompt
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.text.write.draft import Stops
-from mmrl.policies.text.write.rollout import check_reading
 from mmrl.policies.video.settings import VideoSettings
 
 
@@ -40,11 +40,11 @@ def test_a_text_ends_a_completion_wherever_its_letters_were_cut_into_tokens():
 
 def test_what_nobody_can_read_is_refused_and_the_rest_is_not():
     known = frozenset({"logprobs"}), frozenset({"policy", "old"}), frozenset({"plain"})
-    check_reading(LOGPROBS, *known)
+    check_reading(LOGPROBS, "text", *known)
     for change in ({"quantity": "sigma"}, {"model": "ref"}, {"view": "masked"}):
         (what, name), *_ = change.items()
         with pytest.raises(ValueError, match=f"{what} '{name}' cannot be read"):
-            check_reading(LOGPROBS._replace(**change), *known)
+            check_reading(LOGPROBS._replace(**change), "text", *known)
 
 
 def test_only_packed_rows_and_another_attention_exclude_each_other():

@@ -109,10 +109,10 @@ def test_a_model_whose_layers_lie_elsewhere_is_refused(tmp_path: Path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from mmrl.tiny.byte_tokens import byte_tokenizer
-    from mmrl.tiny.text.llms import text_template
+    from mmrl.tiny.text.llms import turns
 
     tokenizer = byte_tokenizer({})
-    tokenizer.chat_template = text_template()
+    tokenizer.chat_template = turns()
     tokenizer.save_pretrained(tmp_path)
     GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="gpt2 keeps its layers elsewhere than other language models"):

@@ -7,16 +7,13 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts, Sample
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.prompt.encode import key_of
+from mmrl.policies.flow.read.evaluate import of_the_schedule
 from mmrl.policies.flow.sizes import Size, size_text
 from mmrl.policies.flow.trace import FlowTrace
 
 
 def audit_rollouts(policy: FlowHost, rollouts: Rollouts) -> None:
-    """Check noise under every ratio, times of the plan, sizes of latents and pictures, and embeddings of the row's own prompt.
-
-    Raises:
-        ValueError: naming prompt and sample.
-    """
+    """Check noise under ratios, times, sizes and embeddings of the row's own prompt; ValueError naming prompt and sample."""
     trace = rollouts.trace
     assert isinstance(trace, FlowTrace)
     check_latents(policy, trace)
@@ -40,20 +37,11 @@ def name_of(rollouts: Rollouts, row: int) -> str:
     return f"prompt {group.prompt.id!r}, sample {int(rollouts.sample_ids[row])} of group {group_id}"
 
 
-def noiseless_actions(rollouts: Rollouts, trace: FlowTrace) -> list[tuple[int, int]]:
-    """(row, action) where a ratio would be taken of a step that draws nothing."""
-    if not trace.has_densities:
-        return []
-    deviations = torch.zeros(trace.steps.shape)
-    for i, sigma_plan in enumerate(trace.sigma_plans):
-        own = (trace.course_index == i)[:, None] & (trace.steps >= 0)
-        deviations[own] = sigma_plan.deviations[trace.steps[own]]
-    return [(int(row), int(action)) for row, action in (rollouts.action_mask & ~(deviations > 0)).nonzero()]
-
-
 def refuse_deterministic(rollouts: Rollouts, trace: FlowTrace) -> None:
     """Raise ValueError, naming the row, where a ratio would be taken of a step that draws nothing."""
-    found = noiseless_actions(rollouts, trace)
+    if not trace.has_densities:
+        return
+    found = (rollouts.action_mask & ~(of_the_schedule(trace, "std") > 0)).nonzero().tolist()
     if found:
         row, action = found[0]
         raise ValueError(

@@ -34,10 +34,7 @@ ATTENTION = tuple(
 class FlowFamily(FamilyFacts):
     """One kind of pipeline. Latents here are (n, c, h, w), of clips (n, c, f, h, w); what the transformer takes may be packed.
 
-    It draws one size; `at` gives the family that draws another one with the same networks.
-
-    Raises:
-        ValueError: a picture size that the model cannot draw.
+    It draws one size; `at` gives the family that draws another one. Raises ValueError for a size that the model cannot draw.
     """
 
     pipeline: Pipeline
@@ -123,7 +120,8 @@ class FlowFamily(FamilyFacts):
     @property
     def latent_shape(self) -> tuple[int, ...]:
         """Channels, perhaps frames, rows and columns."""
-        return (self.config.in_channels // 4, self.height // self.scale, self.width // self.scale)
+        channels = self.config.in_channels // 4 if self.packed else self.config.in_channels
+        return (channels, self.height // self.scale, self.width // self.scale)
 
     @property
     def image_tokens(self) -> int:
@@ -153,11 +151,16 @@ class FlowFamily(FamilyFacts):
     def guide(
         self, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Float[Tensor, " n"]
     ) -> Float[Tensor, "n ..."]:
-        """The guided velocity of every row, by policy.guidance_rule.
-
-        A rule that remembers earlier steps would leave ratios undefined.
-        """
-        return join_passes(self, conditional, unconditional, scale, timesteps)
+        """The guided velocity of every row, by policy.guidance_rule, with policy.guidance_low below the boundary."""
+        rule, low = self.settings.guidance_rule, self.settings.guidance_low
+        keep_norm = self.keep_norm if rule == "family" else rule == "norm"
+        if rule == "zero_star":
+            unconditional = nearest_multiple(conditional, unconditional)
+        scales: Tensor | float = scale
+        if low is not None and self.boundary is not None:
+            scales = torch.where(timesteps < self.boundary, low, scale).to(conditional)
+        v = velocity_with_guidance(conditional, unconditional, scales, keep_norm)
+        return no_longer_than(conditional, v) if rule == "cap" else v
 
     def spacing(self) -> Spacing:
         """How the pipeline spaces its steps: diffusers gives these families an even grid and shifts it."""
@@ -179,11 +182,15 @@ class FlowFamily(FamilyFacts):
         return latents
 
     def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
-        """Latents in the form that the transformer takes: a token for every 2 x 2 of them."""
+        """Latents in the form that the transformer takes: a token for every 2 x 2 of them, or as they are."""
+        if not self.packed:
+            return latents
         n, c, h, w = latents.shape
         return latents.view(n, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 1, 3, 5).reshape(n, h * w // 4, c * 4)
 
     def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
+        if not self.packed:
+            return x
         c, h, w = self.latent_shape
         return x.view(-1, h // 2, w // 2, c, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(-1, c, h, w)
 
@@ -257,21 +264,6 @@ class CallsPipeline(Protocol):
     def pipeline_call(self, guidance: float) -> PipelineCall | None:
         """None for a guidance that the pipeline has no word for."""
         ...
-
-
-def join_passes(
-    family: FlowFamily, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Float[Tensor, " n"]
-) -> Float[Tensor, "n ..."]:
-    """The guided velocity by policy.guidance_rule, with policy.guidance_low below a family's boundary."""
-    rule, low = family.settings.guidance_rule, family.settings.guidance_low
-    keep_norm = family.keep_norm if rule == "family" else rule == "norm"
-    if rule == "zero_star":
-        unconditional = nearest_multiple(conditional, unconditional)
-    scales: Tensor | float = scale
-    if low is not None and family.boundary is not None:
-        scales = torch.where(timesteps < family.boundary, low, scale).to(conditional)
-    v = velocity_with_guidance(conditional, unconditional, scales, keep_norm)
-    return no_longer_than(conditional, v) if rule == "cap" else v
 
 
 def refuse_settings(family: FlowFamily) -> None:

@@ -30,6 +30,8 @@ class FamilyFacts:
     """Fewest and most pictures in a prompt."""
     source_step: ClassVar[int] = 1
     """Pixels to a multiple of which the sides of a prompt's pictures are rounded, beside those of a token."""
+    packed: ClassVar[bool] = True
+    """Does the transformer take tokens of 2 x 2 latents? False: latents as they are."""
     source_least: ClassVar[int] = 1
     """The shortest side of a prompt's pictures that the model's processor takes."""
     usual_guidance: ClassVar[float]

@@ -31,6 +31,7 @@ class Flux2(FlowFamily):
     usual_guidance = 4.0
     tasks = ("text to image", "edits of up to four pictures")
     sources = (0, 4)
+    packed = False
     source_least = 64
     usual_prompt_tokens = 512
     lora_targets = ATTENTION + FEED_FORWARD + SINGLE
@@ -44,10 +45,6 @@ class Flux2(FlowFamily):
     @property
     def patch(self) -> int:
         return 1
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        return (self.config.in_channels, self.height // self.scale, self.width // self.scale)
 
     @property
     def embeds_guidance(self) -> bool:

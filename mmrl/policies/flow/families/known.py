@@ -31,11 +31,7 @@ FAMILIES: dict[str, type[FlowFamily]] = {
 
 
 def own_family(settings: FlowPolicyConfig) -> type[FlowFamily] | None:
-    """The class that policy.family names; None: mmrl's own for the pipeline.
-
-    Raises:
-        ValueError: it is no family of generators, or no config that was read names it.
-    """
+    """The class that policy.family names; None: mmrl's own. Raises ValueError for one that is no family or was not loaded."""
     if settings.family is None:
         return None
     found = OWN_FAMILIES.get(settings.family)
@@ -54,8 +50,7 @@ def own_family(settings: FlowPolicyConfig) -> type[FlowFamily] | None:
 def family_of(index: Index, model: str, own: type[FlowFamily] | None = None) -> type[FlowFamily]:
     """The family of a pipeline with this model_index.json: the user's `own`, or one known here.
 
-    Raises:
-        ValueError: a pipeline that is not known or not whole, or whose scheduler does not take the family's steps.
+    Raises ValueError for a pipeline that is unknown or not whole, or whose scheduler does not take the family's steps.
     """
     name = str(index.get("_class_name"))
     if own is None and name not in FAMILIES:

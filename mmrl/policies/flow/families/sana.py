@@ -25,20 +25,11 @@ class Sana(FlowFamily):
     usual_guidance = 4.5
     usual_prompt_tokens = 300
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    packed = False
 
     @property
     def patch(self) -> int:
         return 1
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        return (self.config.in_channels, self.height // self.scale, self.width // self.scale)
-
-    def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
-        return latents
-
-    def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
-        return x
 
     @property
     def instruction(self) -> list[str]:

@@ -21,6 +21,7 @@ class StableDiffusion3(FlowFamily):
     usual_guidance = 4.5
     usual_prompt_tokens = 256
     lora_targets = ATTENTION
+    packed = False
 
     @property
     def grid(self) -> Grid:
@@ -30,10 +31,6 @@ class StableDiffusion3(FlowFamily):
     @property
     def patch(self) -> int:
         return self.config.patch_size
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        return (self.config.in_channels, self.height // self.scale, self.width // self.scale)
 
     def spacing(self) -> Spacing:
         """Raises ValueError for a scheduler that shifts by picture size: the pipeline then uses a grid of its own."""
@@ -48,12 +45,6 @@ class StableDiffusion3(FlowFamily):
         """None below 1, where the pipeline makes one pass."""
         arguments = {"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens}
         return None if guidance < 1 else PipelineCall(arguments, sums_alike=True)
-
-    def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
-        return latents
-
-    def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
-        return x
 
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _, pooled, _ = self.pipeline.encode_prompt(

@@ -27,10 +27,7 @@ def kind_of(condition: Condition) -> int:
 
 
 def alike(conditions: Sequence[Condition], index: Int[Tensor, " m"], most: int) -> list[Int[Tensor, " k"] | slice]:
-    """Rows cut into forwards of at most `most`, in each of which all prompts have equally many tokens of pictures.
-
-    Slices where all rows agree; else the rows of every forward, and a row in one of them.
-    """
+    """Rows cut into forwards of at most `most`, in each of which all prompts have equally many tokens of pictures."""
     kinds = [kind_of(condition) for condition in conditions]
     if len(set(kinds)) <= 1:
         return [slice(start, start + most) for start in range(0, len(index), most)]

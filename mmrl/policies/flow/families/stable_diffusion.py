@@ -32,6 +32,7 @@ class StableDiffusion(FlowFamily):
     usual_guidance = 5.0
     usual_prompt_tokens = 77
     lora_targets = ("to_q", "to_k", "to_v", "to_out.0")
+    packed = False
 
     @classmethod
     def refuse_scheduler(cls, name: str, config: Mapping[str, object]) -> None:
@@ -54,10 +55,6 @@ class StableDiffusion(FlowFamily):
     @property
     def patch(self) -> int:
         return 1
-
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        return (self.config.in_channels, self.height // self.scale, self.width // self.scale)
 
     def spacing(self) -> Spacing:
         return self.table
@@ -84,12 +81,6 @@ class StableDiffusion(FlowFamily):
 
     def finish(self, latents: Float[Tensor, "n ..."], sigma: float) -> Float[Tensor, "n ..."]:
         return latents / root_of_squares(sigma)
-
-    def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
-        return latents
-
-    def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
-        return x
 
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _ = self.pipeline.encode_prompt(text, device, 1, False)

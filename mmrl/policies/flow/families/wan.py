@@ -32,13 +32,20 @@ class Wan(FlowFamily):
     networks = ("transformer", "transformer_2")
     schedulers = frozenset({EULER, "UniPCMultistepScheduler"})
     draws_clips = True
+    packed = False
     tasks = ("text to video", "text to image")
     licence = "Apache-2.0"
     licence_read = "makers"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_frames(self.settings.frames, self.frames_per_latent)
+        frames, per_latent = self.settings.frames, self.frames_per_latent
+        if (frames - 1) % per_latent:
+            below = (frames - 1) // per_latent * per_latent + 1
+            raise ValueError(
+                f"policy.frames is {frames}, but this model draws {per_latent}k + 1 frames: set it to {below} or "
+                f"{below + per_latent}"
+            )
 
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
@@ -112,12 +119,6 @@ class Wan(FlowFamily):
         """The pipeline leaves its steps to the scheduler, which takes them from a shifted table."""
         return spacing_of(self.pipeline.scheduler.config)
 
-    def pack(self, latents: Float[Tensor, "n c f h w"]) -> Tensor:
-        return latents
-
-    def unpack(self, x: Tensor) -> Float[Tensor, "n c f h w"]:
-        return x
-
     def encode(self, text: str, device: torch.device) -> Condition:
         embeds, _ = self.pipeline.encode_prompt(
             text, do_classifier_free_guidance=False, max_sequence_length=self.prompt_tokens, device=device
@@ -142,12 +143,3 @@ class Wan(FlowFamily):
         vae = self.pipeline.vae
         mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
         return vae.decode(latents * std + mean, return_dict=False)[0]
-
-
-def check_frames(frames: int, per_latent: int) -> None:
-    """Raise ValueError unless the autoencoder can make this number of frames."""
-    if (frames - 1) % per_latent:
-        below = (frames - 1) // per_latent * per_latent + 1
-        raise ValueError(
-            f"policy.frames is {frames}, but this model draws {per_latent}k + 1 frames: set it to {below} or {below + per_latent}"
-        )

@@ -27,25 +27,16 @@ class ZImage(FlowFamily):
     usual_guidance = 5.0
     usual_prompt_tokens = 512
     lora_targets = LAYERS + FEED_FORWARD
+    packed = False
 
     @property
     def default_guidance(self) -> float:
         return 1.0 if "turbo" in str(self.pipeline.config._name_or_path).lower() else self.usual_guidance
 
-    @property
-    def latent_shape(self) -> tuple[int, ...]:
-        return (self.config.in_channels, self.height // self.scale, self.width // self.scale)
-
     def pipeline_call(self, guidance: float) -> PipelineCall | None:
         """The pipeline adds guidance_scale times the difference to the conditional velocity."""
         arguments = {"guidance_scale": guidance - 1, "max_sequence_length": self.prompt_tokens}
         return None if guidance < 1 else PipelineCall(arguments)
-
-    def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
-        return latents
-
-    def unpack(self, x: Tensor) -> Float[Tensor, "n ..."]:
-        return x
 
     def encode(self, text: str, device: torch.device) -> Condition:
         # The pipeline writes the templates into the list that it is given.

@@ -43,10 +43,10 @@ def text_of(asked: Asked) -> str:
 class Encoder:
     """Prompt -> Condition. The latest `capacity` prompts are remembered, and the one that stands for no prompt always.
 
-    Prompts are encoded one by one, so that an embedding never depends on what else was asked for at the same time.
+    Prompts are encoded one by one, so that an embedding never depends on what else was asked for.
 
     Args:
-        resting: text encoders rest in the host's memory, and are on the device only while something is encoded.
+        resting: text encoders are on the device only while something is encoded.
         disk: embeddings that other runs made, and where those of this one are kept.
     """
 

@@ -57,8 +57,7 @@ def read_trace(
 ) -> dict[str, Tensor]:
     """(n, t) or (n, t, ...); 0 where mask is False, but of the schedule everywhere. `velocities` answers for all sizes at once.
 
-    Raises:
-        ValueError: a quantity in the shape of latents, of rows whose pictures differ in size.
+    Raises ValueError for a quantity in the shape of latents, of rows whose pictures differ in size.
     """
     asked = set(quantities)
     rows, columns = mask.nonzero(as_tuple=True)

@@ -1,8 +1,7 @@
 """One forward of the network, on latents that fit into it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -15,16 +14,8 @@ from mmrl.policies.flow.trace import FlowTrace, NoisyLatents
 from mmrl.policies.shared.sharding import reshard
 from mmrl.runtime.tensors import to_device
 
-
-@runtime_checkable
-class Forward(Protocol):
-    """Velocities of at most `forward_rows` latents: by the policy's network, or by a dry run."""
-
-    def __call__(
-        self, asked: NoisyLatents, conditions: Sequence[Condition], guidance: float | None = None
-    ) -> Float[Tensor, "m ..."]:
-        """On the network's device, with a gradient where gradients are on."""
-        ...
+Forward = Callable[[NoisyLatents, Sequence[Condition], float | None], Float[Tensor, "m ..."]]
+"""Velocities of at most `forward_rows` latents, by the network or a dry run; with a gradient where gradients are on."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +56,7 @@ def velocities_of(
     conditions: Sequence[Condition],
     guidance: float | None = None,
 ) -> list[Tensor]:
-    """The velocities at latents of every size, in forwards that hold one size each.
-
-    Wrapped modules talk to each other at every forward, so all processes make the same number of them.
-    """
+    """The velocities at latents of every size, in forwards of one size each: equally many on all processes."""
     most = host.config.forward_rows
     pieces = [alike(conditions, own.index, host.family.rows_at(most, own.size)) for own in asked]
     missing = host.ranks.forwards(sum(map(len, pieces))) - sum(map(len, pieces))

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from mmrl.core.types import Batch, Scope
@@ -44,12 +43,8 @@ def cut_actions(batch: Batch, most: int) -> Iterator[Batch]:
         here = torch.zeros_like(mask)
         here[piece[:, 0], columns] = True
         steps = slice(int(columns.min()), int(columns.max()) + 1)
-        yield with_mask(batch.take(rows, steps), here[rows][:, steps])
-
-
-def with_mask(batch: Batch, mask: Bool[Tensor, "n t"]) -> Batch:
-    """The same batch of which only the actions in `mask` train."""
-    return replace(batch, rollouts=replace(batch.rollouts, action_mask=mask), share=batch.share * mask)
+        part, trained = batch.take(rows, steps), here[rows][:, steps]
+        yield replace(part, rollouts=replace(part.rollouts, action_mask=trained), share=part.share * trained)
 
 
 def cut_rows(batch: Batch, micro_batch: int, scope: Scope) -> Iterator[Batch]:

@@ -1,6 +1,6 @@
 """Sampling images: noise is integrated along a plan, under the weights as they are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -19,44 +19,25 @@ from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaPlan, join, trace_of_noised, trace_of_steps
 from mmrl.policies.flow.transfer import LateCheck, send_home
-from mmrl.policies.shared.weights import Weights
+from mmrl.policies.shared.weights import FollowsWeights, Weights
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import to_device
 
 
 @runtime_checkable
-class Generator(Protocol):
-    """Draws images: with the policy's own network, as a dry run, or in an engine that has a copy of the weights."""
-
-    @property
-    def exact(self) -> bool:
-        """Are its log-probabilities those that the policy reads, up to rounding? An engine with other kernels says no."""
-        ...
-
-    def follow(self, weights: Weights, version: int) -> None:
-        """Take over the live weights, which have had `version` updates, before the next `write`.
-
-        The policy calls it before it samples for the first time, and again once the weights have moved. Every process calls
-        it, equally often.
-        """
-        ...
+class Generator(FollowsWeights, Protocol):
+    """Draws images."""
 
     def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> "Sampled":
         """All samples of requests, drawn at the plan's size under the weights that are swapped in (`weights.active`).
 
-        Raises:
-            ValueError: a group size that does not fill the plan's trees, or latents that are no longer finite.
+        Raises ValueError for a group size that does not fill the plan's trees, or latents that are no longer finite.
         """
         ...
 
 
-@runtime_checkable
-class Decoder(Protocol):
-    """Finished latents -> PIL images, or clips as bytes (frames, y, x, 3)."""
-
-    def __call__(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
-        """All latents are of pictures of one size; None: the run's."""
-        ...
+Decoder = Callable[[Float[Tensor, "n ..."], Size | None], list[object]]
+"""Finished latents of pictures of one size (None: the run's) -> PIL images, or clips as bytes (frames, y, x, 3)."""
 
 
 @dataclass(frozen=True)
@@ -133,11 +114,6 @@ def clips_of(pixels: Float[Tensor, "n 3 frames y x"]) -> list[object]:
     return [Image.fromarray(clip[0]) for clip in arrays] if pixels.shape[2] == 1 else arrays
 
 
-def sample_of(drawn: object, fps: float | None) -> Sample:
-    """A sample with the picture or the clip that was drawn."""
-    return Sample(video=drawn, fps=fps) if isinstance(drawn, np.ndarray) else Sample(image=drawn)
-
-
 @dataclass(frozen=True)
 class Sampled:
     """The samples of some requests."""
@@ -161,11 +137,7 @@ class Sampled:
 
 
 def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollouts:
-    """The groups of all requests in their order, and the rows of everything sampled.
-
-    Raises:
-        ValueError: requests for two prompts name one group.
-    """
+    """The groups of all requests in order, and the rows of all samples; ValueError where two prompts name one group."""
     samples: dict[int, list[Sample]] = {request.group_id: [] for request in requests}
     prompts: dict[int, Prompt] = {}
     for request in requests:
@@ -178,8 +150,10 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
         for request, drawn in zip(owners, part.images, strict=True):
             group_ids.append(request.group_id)
             sample_ids.append(len(samples[request.group_id]))
-            samples[request.group_id].append(sample_of(drawn, part.fps))
+            is_clip = isinstance(drawn, np.ndarray)
+            samples[request.group_id].append(Sample(video=drawn, fps=part.fps) if is_clip else Sample(image=drawn))
     layouts = [part.trajectory.layout for part in sampled]
+    are_shared = any(bool((layout.node_ids != torch.arange(len(layout))[:, None]).any()) for layout in layouts)
     nodes = [node_ids(part.trajectory.layout, part.keys) for part in sampled]
     trace = join([part.trace for part in sampled])
     recorded = {ROLLOUT_LOGPROBS: torch.cat([part.trajectory.logprobs for part in sampled])} if trace.has_densities else {}
@@ -190,7 +164,7 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
         action_mask=torch.cat([part.action_mask for part in sampled]),
         trace=trace,
         recorded=recorded,
-        node_ids=torch.cat(nodes) if has_shared_steps(layouts) else None,
+        node_ids=torch.cat(nodes) if are_shared else None,
         weights_version=min(part.weights_version for part in sampled),
     )
 
@@ -201,11 +175,6 @@ def by_size(requests: Sequence[Request], family: FlowFamily) -> list[tuple[Size,
     for request in requests:
         found.setdefault(family.size_of(request.prompt), []).append(request)
     return sorted(found.items(), key=lambda pair: pair[0])
-
-
-def has_shared_steps(layouts: Sequence[Layout]) -> bool:
-    """Is there a step that several rows took together?"""
-    return any(bool((layout.node_ids != torch.arange(len(layout))[:, None]).any()) for layout in layouts)
 
 
 def node_ids(layout: Layout, keys: Sequence[tuple[int, int]]) -> Int[Tensor, "n t"]:

@@ -18,11 +18,7 @@ def make_family(kind: type[FlowFamily], pipeline: Pipeline, config: FlowPolicyCo
 
 
 def sketch_of(kind: type[FlowFamily], index: Index, config: FlowPolicyConfig) -> FlowFamily | None:
-    """The family of a pipeline without weights, which knows its sizes; None where that takes more than config files.
-
-    Raises:
-        ValueError: settings, such as a picture size, that the model cannot take.
-    """
+    """The family of a pipeline without weights; None where that takes more than config files. ValueError for wrong settings."""
     kind.refuse(index, config)
     present = [name for name in kind.networks if index.get(name, [None, None]) != [None, None]]
     try:

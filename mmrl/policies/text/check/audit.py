@@ -19,10 +19,9 @@ KEPT = 0.9
 
 
 def audit(trace: TextTrace) -> None:
-    """Check that placeholders are as many as vision features, patch rows as the grids say, and no completion holds a media token.
+    """Check that placeholders fit vision features, patch rows their grids, and that no completion holds a media token.
 
-    Raises:
-        ValueError: naming the prompt, when one of these does not hold.
+    Raises ValueError, naming the prompt.
     """
     for prompt in trace.prompts:
         try:
@@ -49,10 +48,9 @@ def audit(trace: TextTrace) -> None:
 
 
 def audit_rollouts(policy: TextHost, rollouts: Rollouts) -> None:
-    """Check all of `audit`; besides positions, the whole text of every prompt, and that tokens, mask and text of a sample agree.
+    """Check all of `audit`, positions, the whole text of every prompt, and that tokens, mask and text of a sample agree.
 
-    Raises:
-        ValueError: naming prompt and sample.
+    Raises ValueError, naming prompt and sample.
     """
     trace = rollouts.trace
     assert isinstance(trace, TextTrace)

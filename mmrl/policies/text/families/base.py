@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmrl.core.samples import KINDS
 from mmrl.policies.video.decode import Frames
-from mmrl.policies.video.sampling import Budget
+from mmrl.policies.video.sampling import Budget, FramePlan
 from mmrl.policies.video.settings import VideoSettings
 
 Media = Mapping[str, Tensor]
@@ -23,8 +23,7 @@ MEDIA_NAME = re.compile(r"image|img|video|vision|audio|row_\d+_col_\d+", re.IGNO
 class Family:
     """One kind of model. Subclasses answer differently where their models do.
 
-    `media_keys` are the tensors it knows; any other tensor of the processor is refused, because nobody would know how to
-    put it in a batch. The module names are prefixes inside `model.model`.
+    Tensors of the processor that are not in `media_keys` are refused: how to batch them is unknown.
     """
 
     config: Any
@@ -77,6 +76,18 @@ class Family:
                     "Qwen-VL models know; policy.video.max_frames bounds the cost of a clip"
                 )
         return None
+
+    def frame_plan(self, processor: object, settings: VideoSettings) -> FramePlan:
+        """The plan of every clip: what this model and these settings want of it."""
+        able = self.frames_are_pictures or ("video" in self.sees and getattr(processor, "video_processor", None) is not None)
+        return FramePlan(
+            fps=settings.fps,
+            min_frames=settings.min_frames,
+            max_frames=settings.max_frames,
+            multiple=self.frame_multiple,
+            budget=self.video_budget(processor, settings) if able else None,
+            backend=settings.backend,
+        )
 
     def tidy(self, media: Media) -> Media:
         """The processor's tensors of one prompt, brought to a form whose first dimension can be concatenated."""

@@ -16,8 +16,7 @@ from mmrl.policies.video.decode import Frames
 class Generic(Family):
     """One row of pixel_values per picture or patch. Boxes: declare policy.box_space.
 
-    How many features a picture gives is not known, so the model's own check is the only one; and the vision tower runs once
-    per row, not once per prompt, when prefixes are repeated.
+    How many features a picture gives is unknown: the model checks that itself, and the vision tower runs once per row.
     """
 
     media_keys: frozenset[str] = frozenset({"pixel_values", "image_grid_thw", "image_sizes"})

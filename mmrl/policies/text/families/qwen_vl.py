@@ -74,13 +74,10 @@ class QwenVL(Family):
     def entries(self, media: Media, kind: str = "image") -> int:
         return len(media[GRIDS[kind]]) if GRIDS[kind] in media else 0
 
-    def num_features(self, media: Media) -> int:
-        return self._num_features(media, "image")
-
     def placeholders(self, media: Media) -> dict[str, int | None]:
-        return {kind: self._num_features(media, kind) for kind in GRIDS}
+        return {kind: self.num_features(media, kind) for kind in GRIDS}
 
-    def _num_features(self, media: Media, kind: str) -> int:
+    def num_features(self, media: Media, kind: str = "image") -> int:
         if GRIDS[kind] not in media:
             return 0
         return int(media[GRIDS[kind]].prod(1).sum()) // self.config.vision_config.spatial_merge_size**2

@@ -164,10 +164,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """softmax(q k / sqrt(d)) v -> (b, q, h, e): inside each group, a completion sees its prompt and itself.
 
-    Without a PackedMask it is transformers' own SDPA.
-
-    Raises:
-        NotImplementedError: dropout, a cap of logits, sinks or a position bias.
+    Without a PackedMask it is transformers' own SDPA. NotImplementedError for dropout, capped logits, sinks or a position bias.
     """
     if not isinstance(attention_mask, PackedMask):
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -258,11 +255,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | No
 
 @contextmanager
 def packing(groups: Sequence[PackedGroup], layers: int) -> Iterator[None]:
-    """A block whose forward reads one packed row of these groups. Its backward pass needs no block.
-
-    Raises:
-        RuntimeError: not every layer looked at the groups, so completions have seen each other.
-    """
+    """A block whose forward, not its backward, reads one packed row; RuntimeError where a layer did not look at the groups."""
     packed = Packed(tuple(groups))
     token = CURRENT.set(packed)
     try:

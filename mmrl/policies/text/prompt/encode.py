@@ -140,8 +140,7 @@ class Encoder:
         """Open the pictures, decode the clips, write the chat, tokenize.
 
         Raises:
-            ValueError: a file that is no picture or clip, markers that do not fit the media, a prompt longer than
-                max_prompt_tokens, or placeholders that do not fit the vision features.
+            ValueError: unreadable media, markers or placeholders that do not fit them, or a prompt longer than max_prompt_tokens.
             FileNotFoundError: no such picture or clip.
             RuntimeError: a decoding worker died or hung.
         """

@@ -34,13 +34,9 @@ Tags = Literal["direct", "think"]
 
 
 def answer_template(answer_format: str, space: str | None = None) -> str:
-    """The text around a question, with {question} in it.
+    """The text around a question, with {question} in it; `space` is how the model writes boxes, None: unknown.
 
-    Args:
-        space: how the model writes boxes, for formats that ask for some; None: unknown.
-
-    Raises:
-        ValueError: neither a known name nor a text with {question}, or boxes are asked of a model that nobody knows to write any.
+    Raises ValueError for neither a known name nor a text with {question}, or boxes of a model that may not know any.
     """
     template = ANSWER_FORMATS.get(answer_format, answer_format)
     if QUESTION not in template:
@@ -72,11 +68,7 @@ def tags_of(answer_format: str) -> Tags | None:
 def messages(prompt: Prompt, template: str, system_prompt: str = "", clips: Sequence[Frames] = ()) -> list[Message]:
     """The prompt as a chat of one turn. Media stand at their `<image>` and `<video>` markers, or first when it has none.
 
-    Args:
-        clips: the prompt's, for a model that sees their frames as pictures; none for others.
-
-    Raises:
-        ValueError: the markers do not fit the media.
+    `clips` are those that the model sees as pictures in a row. Raises ValueError where the markers do not fit the media.
     """
     kinds = [kind_of(media).name for media in prompt.media]
     pieces = re.split(f"<({'|'.join(KINDS)})>", prompt.text)

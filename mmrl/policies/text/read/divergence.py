@@ -29,10 +29,7 @@ def group_divergence(
 ) -> Float[Tensor, "g t"]:
     """The disagreement of all rows at every position, the same in every row; rows that have ended there count as uniform.
 
-    Args:
-        logits: (m, d), (m,) -> (m, v): the model's head.
-        allowed: tokens that can be written; the others are no part of the vocabulary.
-        chunk: tokens whose logits exist at a time.
+    `logits`: (m, d), (m,) -> (m, v); only `allowed` tokens are in the vocabulary; the logits of `chunk` tokens exist at a time.
     """
     rows, length = mask.shape
     steps, words = max(1, chunk // rows), int(allowed.sum())

@@ -1,8 +1,7 @@
 """Evaluating recorded completions again: log-probabilities, entropies, disagreement of groups; with gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,10 +25,9 @@ QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})
 class Evaluation:
     """Completions to evaluate: row i answers prompt `prompt_index[i]`. `Evaluation(...)(net)` gives {quantity: (n, t)}.
 
-    Two exact ways. Packed: one row holds every prompt once, followed by its completions. Repeated: every row holds its prompt
-    and padding. Either is one forward of the language model, and pictures pass the vision tower once per prompt. Logits exist
-    only where `mask` is True, and for `chunk` positions at a time; elsewhere values are 0. `group_divergence` takes all rows
-    for one group.
+    Two exact ways, one forward each. Packed: one row holds every prompt once, followed by its completions. Repeated: every row
+    holds its prompt and padding. Logits exist only where `mask` is True; elsewhere values are 0. `group_divergence` takes all
+    rows for one group.
     """
 
     prompts: PromptBatch
@@ -143,10 +141,7 @@ def evaluation_of(
     logits: int,
     least: int = 1,
 ) -> Evaluation:
-    """The work of evaluating a compact trace whose prompts are shown as `prompts`.
-
-    So many logits exist at the same time; completions are padded to `least` tokens.
-    """
+    """The work of evaluating a compact trace shown as `prompts`, padded to `least` tokens; `logits` exist at the same time."""
     device, tokens = net.device, pad_actions(trace.tokens, least)
     return Evaluation(
         prompts=collate_prompts(prompts, net.pad_token_id, device),
@@ -162,13 +157,8 @@ def evaluation_of(
     )
 
 
-@runtime_checkable
-class Evaluator(Protocol):
-    """Evaluates completions: with the policy's network, or as a dry run."""
-
-    def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
-        """{quantity: (n, t)}, with a gradient where gradients are on."""
-        ...
+Evaluator = Callable[[Evaluation], dict[str, Float[Tensor, "n t"]]]
+"""Evaluates completions, by the network or a dry run: {quantity: (n, t)}, with a gradient where gradients are on."""
 
 
 @dataclass(frozen=True)

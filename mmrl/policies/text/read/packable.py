@@ -22,11 +22,7 @@ PROMPT, FED = 4, 3
 def prepare_packing(model: Pretrained, family: Family, config: TextPolicyConfig, weights: bool = True) -> bool:
     """Give a model that can read packed rows the attention for it; False where it cannot, or is not to.
 
-    Args:
-        weights: there are some, so the model can be tried.
-
-    Raises:
-        ValueError: the config wants packed rows, and the model cannot read them.
+    Without `weights` it cannot be tried. Raises ValueError where the config wants packed rows that the model cannot read.
     """
     if config.prefix == "repeated":
         return False

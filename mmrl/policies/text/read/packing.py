@@ -16,8 +16,7 @@ WORTH = 1.1
 class Cost:
     """Positions of one forward over some rows, where the last token of a completion is never fed.
 
-    Packed, the sum of their prompts, each once, and of their completions. Repeated, the longest prompt and the longest
-    completion count for all rows, as padding has it.
+    Packed, the sum of prompts, each once, and completions; repeated, all rows have the longest prompt and completion.
     """
 
     packed: bool

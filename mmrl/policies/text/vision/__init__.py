@@ -1,1 +1,1 @@
-"""Pictures and clips on their way into a model: features that are kept, and how many frames it takes."""
+"""Pictures and clips on their way into a model: features that are kept."""

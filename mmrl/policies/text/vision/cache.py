@@ -75,11 +75,7 @@ def joined(features: Sequence[Features]) -> Features:
 
 
 class VisionCache:
-    """Looks at each prompt's media once and by themselves, whoever is beside them in a forward, so features are always the same.
-
-    Args:
-        most: bytes that are kept, the latest used. A prompt that is gone takes its features with it.
-    """
+    """Looks at each prompt's media once and by themselves, so features stay the same; keeps `most` bytes, the latest used."""
 
     def __init__(self, family: Family, most: int) -> None:
         self.family, self.most = family, most
@@ -126,16 +122,12 @@ class VisionCache:
     def _keep(self, key: Key, features: Features, owner: Tensor) -> None:
         if features.size > self.most:
             return
-        on_device = sum(one.size for one in self._kept.values() if is_on_device(one))
+        on_device = sum(one.size for one in self._kept.values() if any(x.device.type != "cpu" for x in one.pooled))
         self._kept[key] = features if on_device + features.size <= ON_DEVICE * self.most else features.to("cpu")
         # An identity may be given again once its tensor is gone.
         weakref.finalize(owner, partial(self._kept.pop, key, None)).atexit = False
         while self.size > self.most:
             self._kept.popitem(last=False)
-
-
-def is_on_device(features: Features) -> bool:
-    return any(x.device.type != "cpu" for x in features.pooled)
 
 
 def key_of(tensors: Media, kind: str) -> Key:

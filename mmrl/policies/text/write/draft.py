@@ -25,9 +25,7 @@ class Stops:
     def first_ends(self, tokens: Sequence[Sequence[int]], alive: Sequence[Sequence[bool]]) -> list[int | None]:
         """Which of its new tokens, the last ones, completes a stop text first, for every row; None: none does.
 
-        Args:
-            tokens: (n, t): the latest of every row.
-            alive: (n, s): which of the s new ones are looked at.
+        `tokens` (n, t) are the latest of every row, `alive` (n, s) says which of the s new ones are looked at.
         """
         looked = [(row, j) for row, flags in enumerate(alive) for j, flag in enumerate(flags) if flag]
         ends = [len(tokens[row]) - len(alive[row]) + j + 1 for row, j in looked]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.policies.shared.weights import Weights
+from mmrl.policies.shared.weights import FollowsWeights, Weights
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
@@ -27,21 +27,8 @@ class HotSampling(Sampling):
 
 
 @runtime_checkable
-class Generator(Protocol):
-    """Writes completions: with the policy's own network, as a dry run, or in an engine that has a copy of the weights."""
-
-    @property
-    def exact(self) -> bool:
-        """Are its log-probabilities those that the policy reads, up to rounding? An engine with other kernels says no."""
-        ...
-
-    def follow(self, weights: Weights, version: int) -> None:
-        """Take over the live weights, which have had `version` updates, before the next `write`.
-
-        The policy calls it before it samples for the first time, and again once the weights have moved (an update, a state
-        that was loaded). Every process calls it, equally often, so it may gather what is sharded (`weights.state_dict()`).
-        """
-        ...
+class Generator(FollowsWeights, Protocol):
+    """Writes completions."""
 
     def write(
         self,
@@ -52,9 +39,8 @@ class Generator(Protocol):
     ) -> "Completions":
         """n completions: row i continues prompts[prompt_index[i]] and depends on seeds[i] = (seed, sample) alone.
 
-        It writes under the weights that are swapped in, `weights.active`; an engine that holds the live ones alone hands other
-        requests to a LocalGenerator. Without rows it only takes part in what other processes do, and its answer is not
-        looked at.
+        It writes under the weights that are swapped in, `weights.active`. Without rows it only takes part in what other processes
+        do, and its answer is not looked at.
 
         Raises:
             ValueError: settings it cannot follow.

@@ -29,11 +29,7 @@ def tokens_to_keep(prefix: Prefix, decode: Callable[[list[list[int]]], list[str]
 
 
 def tokens_to_force(prefix: Prefix, tokenizer: Any, banned: frozenset[int], prompt_id: str) -> list[int]:
-    """The tokens of the text that was not sampled.
-
-    Raises:
-        ValueError: it holds a token that no completion may hold.
-    """
+    """The tokens of the text that was not sampled; raises ValueError where it holds one that no completion may hold."""
     if not prefix.forced:
         return []
     tokens: list[int] = tokenizer(prefix.forced, add_special_tokens=False)["input_ids"]
@@ -61,11 +57,7 @@ def append(prompt: Encoded, begun: Sequence[int]) -> Encoded:
 
 
 def fill_given(row: Row, host: TextHost) -> None:
-    """Write down the tokens of a row that its request gives.
-
-    Raises:
-        ValueError: they hold a token that no completion may hold.
-    """
+    """Write down the tokens of a row that its request gives; raises ValueError for one that no completion may hold."""
     written, prompt_id = row.request.written, row.request.prompt.id
     if isinstance(written, StoredRow):
         row.restore(written)

@@ -14,6 +14,7 @@ from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Segment, last_turn, segments_of, turn_ids
 from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample, StoredRow, Tempering
+from mmrl.policies.shared.readings import check_reading
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
@@ -110,15 +111,18 @@ def show_as_trained(request: Request, views: Mapping[str, View]) -> Request:
     return replace(request, shown=replace(request.shown, prompt=shown), view="plain")
 
 
-def by_length(rows: Sequence[Row], prompts: PromptCache) -> list[Row]:
-    """Rows with the longest prompts first, so that those decoded side by side need little padding."""
-    return sorted(rows, key=lambda row: -(len(prompts[row.shown]) + len(row.begun)))
+def split_rows(rows: Sequence[Row], size: int, prompts: PromptCache | None) -> list[Sequence[Row]]:
+    """Rows of one temperature, or one rule, `size` at a time; those at the run's own first.
 
-
-def by_temperature(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows that are drawn at the same temperature, or by the same rule, together; those at the run's own first."""
-    found = dict.fromkeys([Tempering(), *(row.request.tempering for row in rows)])
-    return [[row for row in rows if row.request.tempering == one] for one in found]
+    Of several chunks those with the longest prompts come first, if known by then, so that rows need little padding.
+    """
+    chunks: list[Sequence[Row]] = []
+    for tempering in dict.fromkeys([Tempering(), *(row.request.tempering for row in rows)]):
+        alike = [row for row in rows if row.request.tempering == tempering]
+        if len(alike) > size and prompts is not None:
+            alike.sort(key=lambda row: -(len(prompts[row.shown]) + len(row.begun)))
+        chunks += [alike[start : start + size] for start in range(0, len(alike), size)]
+    return chunks
 
 
 def view_seed(request: Request) -> int:
@@ -152,11 +156,7 @@ def check_requests(requests: Sequence[Request], models: frozenset[str], views: f
 
 
 def tokens_of(text: str, prompt_id: str, tokenizer: Any, stop: int, banned: frozenset[int]) -> list[int]:
-    """A given completion as tokens, with the token that ends it.
-
-    Raises:
-        ValueError: its text holds a token that no completion may hold.
-    """
+    """A given completion as tokens, with the one that ends it; ValueError where it holds a token that no completion may hold."""
     tokens: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     found = sorted(banned & set(tokens))
     if found:
@@ -180,24 +180,13 @@ def check_sampling(sampling: object, usual: Sampling) -> Sampling:
     return sampling
 
 
-def check_reading(reading: Reading, offers: frozenset[str], models: frozenset[str], views: frozenset[str]) -> None:
-    """Raise ValueError for a reading that cannot be evaluated."""
-    for what, name, known in (
-        ("quantity", reading.quantity, offers),
-        ("model", reading.model, models),
-        ("view", reading.view, views),
-    ):
-        if name not in known:
-            raise ValueError(f"{what} {name!r} cannot be read from this text policy, which has {', '.join(sorted(known))}")
-
-
 def by_weights(
     readings: Iterable[Reading], offers: frozenset[str], models: frozenset[str], views: frozenset[str]
 ) -> dict[tuple[str, str, float | None], list[Reading]]:
     """The readings that one pass gives, by weights, view and temperature; raises ValueError for one that cannot be evaluated."""
     found: dict[tuple[str, str, float | None], list[Reading]] = {}
     for reading in readings:
-        check_reading(reading, offers, models, views)
+        check_reading(reading, "text", offers, models, views)
         found.setdefault((reading.model, reading.view, reading.temperature), []).append(reading)
     return found
 
@@ -266,8 +255,8 @@ def assemble(
 ) -> Rollouts:
     """Groups of all samples; rows of all but the probes and notes.
 
-    Log-probabilities are NaN where nobody sampled the text after the prompt as training reads it: of given text, and of what
-    was written under a view, behind another prompt or at another temperature.
+    Log-probabilities are NaN where the text was not sampled behind the prompt as training reads it: given text, and what was
+    written under a view, behind another prompt or at another temperature.
     """
     groups, sample_ids = groups_of(rows, texts, prompts)
     kept = [row for row, id in zip(rows, sample_ids, strict=True) if id >= 0]

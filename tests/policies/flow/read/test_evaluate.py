@@ -12,11 +12,12 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.readings import DT, ENTROPY, LOGPROBS, MEAN, ROLLOUT_LOGPROBS, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Prompt, Reading, Request, Rollouts
 from mmrl.flow.dynamics import FlowSDE
-from mmrl.flow.layout import forwards, generator_of
+from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
 from mmrl.flow.schedules import Forward, Full
 from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.policy import FlowPolicy, FlowTrace
+from tests.support.flow_costs import forwards
 from tests.support.flow_policies import (
     FAMILIES,
     PLANS,

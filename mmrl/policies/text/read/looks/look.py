@@ -1,7 +1,7 @@
 """Where tokens look, and how likely true answers are behind a thought."""
 
 from collections.abc import Callable, Collection
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -15,11 +15,8 @@ LOOKS = REWRITTEN | RHYTHM
 """Names of the quantities."""
 
 
-@runtime_checkable
-class Evaluate(Protocol):
-    """The policy's own way to evaluate rows."""
-
-    def __call__(self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...], /) -> dict[str, Tensor]: ...
+Evaluate = Callable[[TextTrace, Bool[Tensor, "n t"], tuple[str, ...]], dict[str, Tensor]]
+"""The policy's own way to evaluate rows."""
 
 
 @torch.no_grad()

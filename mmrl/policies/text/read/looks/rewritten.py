@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
 from mmrl.core.true_answers import answer_text
-from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.answer_tokens import OPEN, reaching
 from mmrl.policies.text.trace import TextTrace
 
@@ -36,15 +35,11 @@ class Rewritten:
 
 
 def rewrite(trace: TextTrace, tokenizer: Any, decode: Callable[[list[list[int]]], list[str]], thought: bool) -> Rewritten:
-    """Every completion up to its last `<answer>`, and then the true answer.
+    """Every completion up to its last `<answer>`, or with no `thought` that tag alone, and then the true answer.
 
-    Args:
-        thought: keep what stands before the tag; False: the tag alone.
-
-    Raises:
-        ValueError: a prompt without a true answer that is a text or a number.
+    Raises ValueError for a prompt without a true answer that is a text or a number.
     """
-    truths = [token_ids(tokenizer, truth_of(prompt)) for prompt in trace.prompts]
+    truths = [token_ids(tokenizer, answer_text(one.prompt)) for one in trace.prompts if one.prompt is not None]
     bare, written, found = token_ids(tokenizer, OPEN), list[list[int]](), list[bool]()
     for row, length in zip(trace.tokens.tolist(), trace.lengths.tolist(), strict=True):
         before = up_to_answer(row[:length], tokenizer, lambda tokens: decode([list(tokens)])[0])
@@ -74,8 +69,3 @@ def up_to_answer(tokens: Sequence[int], tokenizer: Any, decode: Callable[[Sequen
 
 def token_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def truth_of(encoded: Encoded) -> str:
-    assert encoded.prompt is not None
-    return answer_text(encoded.prompt)

@@ -44,10 +44,10 @@ CURRENT: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 @dataclass(frozen=True)
 class RhythmEvaluation(Evaluation):
-    """Completions behind their repeated prompts, every token fed: `attention_distance` and `attention_influence`.
+    """Completions behind their repeated prompts, every token fed, without gradient: `attention_distance`, `attention_influence`.
 
-    There is no gradient. Of all heads of the chosen layers, those that look least far on average within a completion are its
-    local ones, those that look farthest its global ones.
+    Of all heads of the chosen layers, those that look least far on average within a completion are its local ones, those
+    that look farthest its global ones.
     """
 
     @classmethod

@@ -1,0 +1,74 @@
+"""Steps that draw some of their noise anew, and keep the coefficients of the path."""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mmrl.core.ranges import NonNegative, check_ranges
+from mmrl.flow.dynamics.base import Gaussian, at_least_float32
+from mmrl.flow.path import data_of, like_batch, noise_of
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """mean = (1 - sigma') data + sqrt(sigma'^2 - S^2) noise: a step to sigma' that draws S of its noise anew."""
+
+    level: NonNegative
+
+    __post_init__ = check_ranges
+    draws_at_end = False
+    normalized = True
+
+    @property
+    def draws_noise(self) -> bool:
+        return self.level != 0
+
+    @abstractmethod
+    def deviation(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """S of step `index` of the table `sigmas`."""
+
+    def transition(
+        self, x: Float[Tensor, "n ..."], v: Float[Tensor, "n ..."], sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]
+    ) -> Gaussian:
+        x = at_least_float32(x)
+        v, sigmas = v.to(x), sigmas.to(x)
+        std, sigma, sigma_next = self.deviation(sigmas, index), sigmas[index], sigmas[index + 1]
+        left = like_batch((sigma_next**2 - std**2).clamp(min=0).sqrt(), x)
+        mean = (1 - like_batch(sigma_next, x)) * data_of(x, v, sigma) + left * noise_of(x, v, sigma)
+        return Gaussian(mean, std, self.normalized)
+
+
+@dataclass(frozen=True)
+class CPS(Renewal):
+    """mean = (1 - sigma') data + sqrt(sigma'^2 - S^2) noise, S = sigma' sin(level pi / 2) (arXiv:2509.05952).
+
+    Coefficients-preserving sampling. Its log-density is -(x' - mean)^2, as its authors clip it; level: the share of the noise
+    that is drawn anew, 0 = none, 1 = all.
+    """
+
+    normalized = False
+
+    def deviation(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        return sigmas[index + 1] * math.sin(self.level * math.pi / 2)
+
+
+@dataclass(frozen=True)
+class DDIM(Renewal):
+    """mean = (1 - sigma') data + sqrt(sigma'^2 - S^2) noise, S = eta (s' / s) sqrt(1 - a^2 / a'^2) / (a' + s').
+
+    DDIM's with noise (arXiv:2010.02502); level: eta, 0 = no noise, 1 = as much as DDPM.
+
+    a = (1 - sigma) / n, s = sigma / n, n = sqrt((1 - sigma)^2 + sigma^2): signal and noise of a model that predicts noise. With
+    eta 1 it is the step of DDPO (arXiv:2305.13301) and of DDPM. Into sigma' = 0 it draws nothing, and cannot train there.
+    """
+
+    draws_at_end = True
+
+    def deviation(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+        sigma, sigma_next = sigmas[index], sigmas[index + 1]
+        norm, norm_next = ((1 - sigma) ** 2 + sigma**2).sqrt(), ((1 - sigma_next) ** 2 + sigma_next**2).sqrt()
+        kept = ((1 - sigma) / norm / ((1 - sigma_next) / norm_next)) ** 2
+        return self.level * sigma_next * norm / sigma * (1 - kept).clamp(min=0).sqrt()
