@@ -5,7 +5,7 @@ import io
 import json
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -14,6 +14,7 @@ from statistics import quantiles
 from typing import Any, cast, get_args
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from PIL import Image
 from rich.table import Table as Grid
 
 from mmrl.answers.block import Template
@@ -222,7 +223,7 @@ def score(
         raise ValueError(f"{tried.name} scored none of the {len(cards)} outputs of {data}: it failed, or is for other data")
 
 
-def card(task: Task, index: int, value: float, status: int, parts: Any) -> Card:
+def card(task: Task, index: int, value: float, status: int, parts: Mapping[str, float]) -> Card:
     sample = task.samples[index]
     said = {0: None, 1: "does not apply", 2: "failed"}[status]
     shown = {name.partition("/")[2]: number for name, number in parts.items()}
@@ -290,7 +291,7 @@ def clip_url(sample: Sample) -> str:
         return "" if file is None else f"data:video/mp4;base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
-def data_url(image: Any) -> str:
+def data_url(image: Image.Image) -> str:
     """A picture inside the page, at most THUMBNAIL pixels wide."""
     copy = image.convert("RGB")
     copy.thumbnail((THUMBNAIL, THUMBNAIL))

@@ -18,6 +18,7 @@ from typing import Any
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.app.toml.tables import Values
 from mmrl.runtime.fetch import is_local
 from mmrl.runtime.secrets import read_secret
 from mmrl.serving.guard import listen, serve_until_stopped
@@ -118,7 +119,7 @@ def check_place(host: object, port: object, where: str) -> None:
         raise ValueError(f"{where}: port is {port!r}: write a whole number from 1 to 65535, or 0 for one that is free")
 
 
-def served_reward(entry: Mapping[str, Any], where: str) -> Served:
+def served_reward(entry: Values, where: str) -> Served:
     """One [[reward]] of a spec."""
     if "use" not in entry:
         raise ValueError(f"{where} has no `use`: write a name from `mmrl ls rewards` or ./file.py")

@@ -1,11 +1,10 @@
 """How much memory of a card a run takes, from models without weights."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from mmap import PAGESIZE
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -113,7 +112,7 @@ def states(optimizer: OptimizerSettings) -> int:
     return 2 if optimizer.kind == "adamw" else int(optimizer.momentum != 0)
 
 
-def dtypes(weights: list[Any]) -> list[torch.dtype]:
+def dtypes(weights: Sequence[torch.Tensor]) -> list[torch.dtype]:
     return list(dict.fromkeys(weight.dtype for weight in weights))
 
 

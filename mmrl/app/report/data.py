@@ -7,11 +7,11 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from mmrl.app.report.figures import Change, paired_changes
 from mmrl.app.report.rows import Row
 from mmrl.app.run.folder import JsonLines, Line, RunDir, also_split, lines_of_changes, read_lines
+from mmrl.app.toml.tables import Values
 
 TRAIN, EVAL = "train", "eval"
 BOX_SIZE = "box size"
@@ -26,7 +26,7 @@ class RunData:
     """Everything of a run that people look at."""
 
     run: RunDir
-    config: Mapping[str, Any]
+    config: Values
     config_text: str
     train: list[Line]
     evals: list[Line]
@@ -112,7 +112,7 @@ def missing(data: RunData) -> list[str]:
     return found
 
 
-def read_config(run: RunDir, notices: list[str]) -> tuple[dict[str, Any], str]:
+def read_config(run: RunDir, notices: list[str]) -> tuple[Values, str]:
     if not run.config_file.exists():
         notices.append("config.toml is missing, so the settings are unknown.")
         return {}, ""

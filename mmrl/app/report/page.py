@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -32,6 +31,7 @@ from mmrl.app.report.rows import Row, Spans, mean
 from mmrl.app.report.step_lines import read_steps, step_lines
 from mmrl.app.report.timing import phases, time_band
 from mmrl.app.report.words import number, percent, points, signed
+from mmrl.app.run.folder import Line
 from mmrl.app.run.origins import read_choices
 from mmrl.app.run.trackers import duration
 from mmrl.core.samples import KINDS
@@ -181,7 +181,7 @@ class Pair:
         return "better" if self.change > 0 else "worse"
 
 
-def picture_of(data: RunData, media: Mapping[str, Any], row: Row | None) -> Picture:
+def picture_of(data: RunData, media: Line, row: Row | None) -> Picture:
     """A stored picture; with `row`, its boxes or spans are drawn: they refer to a prompt's first picture or clip."""
     if media["file"] is None:
         return Picture("", 1, 1, media["what"])
@@ -197,7 +197,7 @@ def picture_of(data: RunData, media: Mapping[str, Any], row: Row | None) -> Pict
     return Picture(source, media["width"], media["height"], media["kind"], truth, predicted)
 
 
-def clip_source(data: RunData, media: Mapping[str, Any]) -> str:
+def clip_source(data: RunData, media: Line) -> str:
     """The .mp4 file next to a strip as a data URI; empty where there is none, or it is too large for a page."""
     file = data.run.samples / media["clip"] if media.get("clip") else None
     if file is None or not file.is_file() or file.stat().st_size > MOST_CLIP_BYTES:

@@ -1,9 +1,8 @@
 """The settings of a run that somebody chose, with what they would have been otherwise: settings.json in its folder."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from mmrl.app.config.run import Resolved, as_table, resolve
 from mmrl.app.files import replace_text
@@ -50,8 +49,8 @@ def usual_values(resolved: Resolved) -> dict[KeyPath, str]:
 def bare(resolved: Resolved) -> Resolved:
     """The run with its preset, model, data and rewards, and nothing else said."""
     given = resolved.table.values
-    policy: Mapping[str, Any] = given.get("policy", {})
-    rewards: Sequence[Mapping[str, Any]] = given.get("reward", [])
+    policy: Values = given.get("policy", {})
+    rewards: Sequence[Values] = given.get("reward", [])
     kept: Values = {
         "algorithm": {"preset": resolved.config.algorithm.preset},
         "policy": {name: policy[name] for name in ("kind", "model", "family") if name in policy},

@@ -4,12 +4,12 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mmrl.app.report.data import RunData, load, read_rows
 from mmrl.app.report.rows import Row, Task, by_task
 from mmrl.app.run.evaluation_folder import EvaluationDir, prediction_lines
 from mmrl.app.run.folder import Line, also_split
+from mmrl.app.toml.tables import Values
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Side:
     """One of the two."""
 
     path: Path
-    config: Mapping[str, Any]
+    config: Values
     last: Mapping[Task, list[Row]]
     """The answers that are compared: of a run those of its last evaluation."""
     also: Mapping[str, Mapping[Task, list[Row]]] = field(default_factory=dict[str, Mapping[Task, list[Row]]])
