@@ -1,4 +1,4 @@
-"""What a policy can be asked to read."""
+"""The quantities that a policy can be asked to read."""
 
 from collections.abc import Set
 
