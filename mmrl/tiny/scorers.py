@@ -6,11 +6,11 @@ Their scores mean nothing; they load, batch and answer as the published ones do.
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from mmrl.serving.scorers.detectors import COCO
+from mmrl.tiny.byte_tokens import HubObject
 from mmrl.tiny.flow.pipeline_parts import clip_tokenizer
 
 SPREAD = 0.2
@@ -21,12 +21,12 @@ def clip(folder: Path) -> None:
     """A CLIPModel of 28 pixels with tokenizer and preprocessing, as PickScore and CLIP come."""
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
-    tokenizer: Any = clip_tokenizer()
+    tokenizer: HubObject = clip_tokenizer()
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     text = {**small, **ids, "vocab_size": len(tokenizer), "max_position_embeddings": 77}
     vision = {**small, "image_size": 28, "patch_size": 7}
-    model: Any = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
+    model: HubObject = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16))
     draw_weights(model)
     with torch.no_grad():
         model.logit_scale.fill_(math.log(100.0))
@@ -42,7 +42,7 @@ def detector(folder: Path) -> None:
     names = [name for name in COCO if name != "-"]
     small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     labels = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-    model: Any = YolosForObjectDetection(YolosConfig(**small, **labels, image_size=[64, 64], num_detection_tokens=100))
+    model: HubObject = YolosForObjectDetection(YolosConfig(**small, **labels, image_size=[64, 64], num_detection_tokens=100))
     draw_weights(model)
     model.save_pretrained(folder)
     YolosImageProcessor(size={"height": 64, "width": 64}).save_pretrained(folder)

@@ -1,13 +1,13 @@
 """An image generator as the parts it is built of see it."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.core.ranks import Ranks
-from mmrl.policies.flow.families.base import Condition, FlowFamily
+from mmrl.policies.flow.families.base import Condition, FlowFamily, Pipeline
 from mmrl.policies.flow.net import FlowNet
 from mmrl.policies.flow.prompt.encode import Encoder
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -26,7 +26,7 @@ class FlowHost(Protocol):
     def family(self) -> FlowFamily: ...
 
     @property
-    def pipeline(self) -> Any:
+    def pipeline(self) -> Pipeline:
         """The model's own, of diffusers."""
         ...
 

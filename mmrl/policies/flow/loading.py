@@ -55,7 +55,7 @@ def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowF
     return make_family(kind, pipeline, config)
 
 
-def load_pipeline(config: FlowPolicyConfig, index: Index, trained: Sequence[str] = ("transformer",)) -> Any:
+def load_pipeline(config: FlowPolicyConfig, index: Index, trained: Sequence[str] = ("transformer",)) -> Pipeline:
     """The pipeline of diffusers, its networks loaded one by one: from_pretrained of a pipeline fills gaps with random weights."""
     absent = absent_parts(index)
     half = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32

@@ -1,6 +1,6 @@
 """The trainable weights of a policy and what is kept beside them: the reference, and an average that follows."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import State
 from mmrl.core.ranks import OwnState, gathered
+from mmrl.core.types import Reading
 from mmrl.policies.shared.lora import AdaptedLayer, adapter_layers, switch_adapters
 from mmrl.policies.shared.sharding import reshard
 
@@ -228,6 +229,17 @@ class Weights:
         # Loaded through .data, which no version tells of.
         self._is_bare = None
         self.num_updates = int(state.get("num_updates", 0))
+
+
+def check_reading(reading: Reading, kind: str, offers: Set[str], models: Set[str], views: Set[str]) -> None:
+    """Raise ValueError for a reading that a policy of this kind cannot evaluate."""
+    for what, name, known in (
+        ("quantity", reading.quantity, offers),
+        ("model", reading.model, models),
+        ("view", reading.view, views),
+    ):
+        if name not in known:
+            raise ValueError(f"{what} {name!r} cannot be read from this {kind} policy, which has {', '.join(sorted(known))}")
 
 
 @runtime_checkable

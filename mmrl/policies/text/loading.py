@@ -222,11 +222,11 @@ def freeze(model: Any, family: Family, parts: tuple[str, ...]) -> None:
         raise ValueError(f"policy.freeze = {list(parts)} leaves nothing to train: remove one of them")
 
 
-def checkpoint_layers(model: Any) -> None:
+def checkpoint_layers(model: nn.Module) -> None:
     """Let layers be computed again on the way back, in training mode."""
     # Renamed within transformers 5.
     renamed = hasattr(model, "activation_checkpointing_enable")
-    (model.activation_checkpointing_enable if renamed else model.gradient_checkpointing_enable)({"use_reentrant": False})
+    getattr(model, "activation_checkpointing_enable" if renamed else "gradient_checkpointing_enable")({"use_reentrant": False})
 
 
 def belongs(name: str, family: Family, part: str) -> bool:

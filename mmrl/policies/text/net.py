@@ -23,13 +23,19 @@ multiplies it by weights before it multiplies it by the probability 0, stays fin
 
 
 @runtime_checkable
+class CacheLayer(Protocol):
+    """Keys and values of one layer, (n, heads, positions, size)."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@runtime_checkable
 class Cache(Protocol):
     """The cache of transformers' language models: keys and values of the tokens read so far, row by row."""
 
     @property
-    def layers(self) -> Sequence[Any]:
-        """`keys` and `values` of each layer, (n, heads, positions, size)."""
-        ...
+    def layers(self) -> Sequence[CacheLayer]: ...
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> object:
         """Append to a layer."""
