@@ -48,7 +48,7 @@ def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
     """The model as `loading.load` prepares it, without weights, from its config.json; raises as that does."""
     model_config = loading.load_config(config)
     family = family_of(model_config)
-    options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    options: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
     if config.attn_implementation:
         options["attn_implementation"] = config.attn_implementation
     half = config.dtype == "bfloat16" and config.lora is not None

@@ -49,7 +49,7 @@ def load(config: TextPolicyConfig) -> Loaded:
     """
     model_config = load_config(config)
     family = family_of(model_config)
-    remote: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    remote: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
     with refusing_code(config.model), readable(f"policy.model {config.model!r}", config.model):
         processor = processor_of(config, family)
     check_processor(processor, config.model, family)
