@@ -131,9 +131,16 @@ class PolicyHooks:
     reads_at_temperatures: bool = False
     """Does it evaluate log-probabilities at another temperature than rows were sampled with (`Reading.temperature`)?"""
 
+    def audit(self, rollouts: Rollouts) -> None:
+        """Does what was recorded fit together: media, positions, tokens, prompts, pictures?
+
+        Raises:
+            ValueError: it does not; names the prompt and the row.
+        """
+
     @cached_property
     def diagnostics(self) -> Diagnostics | None:
-        """Looks closer at rollouts; None: it cannot be looked at."""
+        """Says why its readings differ; None: it cannot."""
         return None
 
     @property

@@ -176,15 +176,7 @@ class Hypothesis:
 
 @runtime_checkable
 class Diagnostics(Protocol):
-    """Looks closer at rollouts, for one policy."""
-
-    def audit(self, rollouts: Rollouts) -> None:
-        """Does what was recorded fit together: media, positions, tokens, prompts, pictures?
-
-        Raises:
-            ValueError: it does not; names the prompt and the row.
-        """
-        ...
+    """Says why two readings of the same rows may differ, for one policy."""
 
     def hypotheses(self, rollouts: Rollouts) -> Iterable[Hypothesis]:
         """Why the log-probabilities of these rows may differ, the cheap and particular reasons first.

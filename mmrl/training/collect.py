@@ -12,7 +12,7 @@ from torch import Tensor
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.probes import column
 from mmrl.core.hooks import PlannerHooks, PolicyHooks, SamplerHooks, defines, with_hooks
-from mmrl.core.protocols import Planner, Policy, PromptSampler
+from mmrl.core.protocols import Planner, Policy, PromptSampler, State, Stateful
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, Seen, Status, StoredRow
 from mmrl.runtime.tensors import pad_actions
@@ -53,8 +53,10 @@ class Collector:
         self.planner, self.group_size = algorithm.planner, algorithm.group_size
         self.num_prompts, self.seed = settings.prompts_per_step, settings.seed
         self.next_group = 0
+        self.skipped: dict[str, str] = {}
+        """Id of a prompt that could not be shown -> what was wrong with it."""
         begin_replay(self.planner, sampler, policy)
-        self.drawing = Drawing(sampler, policy, ranks, settings.max_skipped)
+        self.draw = Drawing(sampler, policy, ranks, settings.max_skipped, self.skipped) if settings.max_skipped else sampler.draw
         self.stored: dict[int, Seen | None] = {}
         """Groups of this step that hold a row of an earlier one, and what the row's group was like."""
         self.parts = settings.rollout_parts
@@ -95,6 +97,21 @@ class Collector:
         scores = self.with_probes(scores, rollouts, probed)
         return Collected(rollouts, scores, tables, rounds, discarded, times | self.rewards.drain_metrics())
 
+    def state_dict(self) -> State:
+        """The prompts to come, what was skipped of them, and what the planner remembers."""
+        planner = self.planner.state_dict() if isinstance(self.planner, Stateful) else {}
+        sampler = self.sampler.state_dict()
+        return {"next_group": self.next_group, "skipped": dict(self.skipped), "sampler": sampler, "planner": planner}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue where the state was taken."""
+        self.next_group = state["next_group"]
+        self.skipped.clear()
+        self.skipped.update(state["skipped"])
+        self.sampler.load_state_dict(state["sampler"])
+        if isinstance(self.planner, Stateful) and state["planner"]:
+            self.planner.load_state_dict(state["planner"])
+
     def sample_and_score(
         self, requests: Sequence[Request], sampling: object, rollouts: Rollouts | None, times: dict[str, float]
     ) -> tuple[Rollouts, list[Group], list[GroupScores]]:
@@ -124,8 +141,7 @@ class Collector:
 
     def plan(self, num_prompts: int) -> list[Request]:
         """This rank's requests for newly drawn prompts; group ids are the same whatever the number of ranks."""
-        prompts = self.drawing(num_prompts)
-        requests = self.planner.first(prompts, self.group_size, self.next_group, self.seed)
+        requests = self.planner.first(self.draw(num_prompts), self.group_size, self.next_group, self.seed)
         ids = sorted({request.group_id for request in requests})
         self.next_group = max(ids, default=self.next_group - 1) + 1
         mine = set(self.ranks.share_out(ids))

@@ -12,9 +12,8 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Examples, Group, Prompt, Request, Scores
 from mmrl.runtime.spans import in_span
-from mmrl.training.measure import mean
+from mmrl.training.measure import diversity, mean
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
-from mmrl.training.watch.diversity import diversity
 
 Weights = Literal["live", "ema"]
 MODELS: dict[Weights, str] = {"live": "policy", "ema": "ema"}

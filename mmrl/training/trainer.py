@@ -17,7 +17,7 @@ from mmrl.core.protocols import Callback, Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Batch, Credit, Examples, Reading, Rollouts, Scores
-from mmrl.training.batches import Batches
+from mmrl.training.batches import Batches, idle_rows, leave_out
 from mmrl.training.callbacks import Callbacks
 from mmrl.training.checkpoints.files import looks_whole
 from mmrl.training.checkpoints.save import Checkpoints
@@ -25,18 +25,22 @@ from mmrl.training.checkpoints.state import RunState, copy_state, load_parts
 from mmrl.training.collect import Collected, Collector, rows_of_now
 from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
-from mmrl.training.measure import reward_metrics, rollout_metrics, stopwatch, with_shares
+from mmrl.training.measure import UpdateFigures, reward_metrics, rollout_metrics, stopwatch, with_shares
+from mmrl.training.optim import check_rest, put_to_rest, woken
 from mmrl.training.reference_reads import ReferenceReads, of_scores
-from mmrl.training.resources.figures import UpdateFigures
-from mmrl.training.resources.idle_rows import idle_rows, leave_out
 from mmrl.training.resources.micro_batch import MicroBatches
 from mmrl.training.resources.profile import Profile
-from mmrl.training.resources.resting import check_rest, put_to_rest, woken
 from mmrl.training.rewards.runner import RewardRunner
 from mmrl.training.settings import TrainSettings
-from mmrl.training.stopping import AskedToStopError, Stop
+from mmrl.training.stopping import (
+    AskedToStopError,
+    Audit,
+    Stop,
+    TrainingStoppedError,
+    refuse_broken_weights,
+    refuse_nothing_to_train,
+)
 from mmrl.training.watch.health import Health
-from mmrl.training.watch.preflight import Audit, TrainingStoppedError, refuse_broken_weights, refuse_nothing_to_train
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ class Trainer:
         metrics = {**reward_metrics(own, fresh, collected.tables, self.ranks), **rollout_metrics(fresh, self.ranks)}
         metrics |= {**measured, "rollout/rounds": float(collected.rounds), "rollout/discarded": float(collected.num_discarded)}
         metrics |= self.figures.drain(self.ranks)
-        metrics |= {"data/skipped": float(len(self.collector.drawing.skipped))} if self.settings.max_skipped else {}
+        metrics |= {"data/skipped": float(len(self.collector.skipped))} if self.settings.max_skipped else {}
         metrics |= {**with_shares(times | collected.times, self.ranks), "policy/lr": self.optimizer.param_groups[0]["lr"]}
         self._note(collected, scores, metrics)
         return metrics
@@ -191,7 +195,8 @@ class Trainer:
         micro_batches = self.sizes.cut(batch)
         for i, micro_batch in enumerate(micro_batches, start=1):
             values = self.policy.read(micro_batch.rollouts.trace, live, micro_batch.rollouts.action_mask)
-            self.reader.gate.first(micro_batch, values)
+            if self.reader.gate.closed:
+                self.reader.gate.first(micro_batch, values)
             self.figures.compare(micro_batch, values)
             loss, infos = self.algorithm.loss(self.reader.with_old(micro_batch, values), values)
             self.ranks.backward(loss, last=i == len(micro_batches))

@@ -14,8 +14,8 @@ from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Request
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.rewards.runner import RewardError
+from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.trainer import Records
-from mmrl.training.watch.preflight import TrainingStoppedError
 from tests.support.fakes import FakeTextPolicy, right_letter
 from tests.support.trainers import make_trainer
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
-from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
+from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of, tensors_in
 from mmrl.policies.shared.weights import Weights
@@ -151,7 +151,7 @@ class TextDryRun:
         def evaluator(host: TextHost) -> DryEvaluator:
             return DryEvaluator(host.net, self.log, still)
 
-        parts = TextParts(load_meta, generator, evaluator, still.keeper(), NoDiagnostics)
+        parts = TextParts(load_meta, generator, evaluator, still.keeper(), no_audit)
         self.policy = TextPolicy(config, shadows, views=views, parts=parts)
 
     @property

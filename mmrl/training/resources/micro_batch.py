@@ -15,7 +15,7 @@ from mmrl.core.protocols import Policy, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch
 from mmrl.training.resources.room import Room, room_of
-from mmrl.training.watch.preflight import TrainingStoppedError
+from mmrl.training.stopping import TrainingStoppedError
 
 T = TypeVar("T")
 log = logging.getLogger("mmrl")

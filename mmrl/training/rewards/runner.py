@@ -16,8 +16,7 @@ from mmrl.core.ranges import Number, Positive, Share, check_ranges
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
 from mmrl.runtime.blame import describe, is_from_outside, shown
-from mmrl.runtime.process_state import ProcessChangedError, ProcessState, change_text, process_state
-from mmrl.training.determinism import keep_random_state
+from mmrl.runtime.process_state import ProcessChangedError, ProcessState, change_text, keep_random_state, process_state
 from mmrl.training.rewards.cache import RawAnswer
 from mmrl.training.rewards.calls import Calling, Meter, RewardCaller, Transform, is_same, no_call, nothing, outcome_of
 from mmrl.training.rewards.values import NoListError, count_of, number, values_of
