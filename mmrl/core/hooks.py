@@ -197,5 +197,6 @@ def with_hooks(asked: object, hooks: type[Hooks]) -> Hooks:
 
 
 def defines(asked: object, hook: Callable[..., object]) -> bool:
-    """Does an object's class write this hook itself? `defines(planner, PlannerHooks.begin)`."""
-    return getattr(type(asked), hook.__name__, hook) is not hook
+    """Does an object write this hook itself, or stand for one that does? `defines(planner, PlannerHooks.begin)`."""
+    own = getattr(asked, hook.__name__, hook)
+    return getattr(own, "__func__", own) is not hook

@@ -91,7 +91,7 @@ class Trainer:
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
         self.reader = ReferenceReads(policy, algorithm, settings, self.ranks, self.sizes)
         self.audit = Audit(policy, settings, self.ranks)
-        self.stop, self.is_stopped, self.profile = Stop(), False, Profile()
+        self.stop, self.is_stopped = Stop(), False
         self.evaluated = -1
         """The step after which held-out prompts were last scored."""
         self._latest: dict[str, float] = {}
@@ -102,12 +102,12 @@ class Trainer:
         parts = (policy, self.optimizer, self.lr_schedule, generator, self.collector, watched, self.health, self.ranks)
         self._run_state = RunState(*parts)
 
-    def fit(self) -> None:
+    def fit(self, profile: Profile = Profile()) -> None:
         """Train to the last step, evaluating and saving on the way; asked to stop, save and return with `is_stopped`."""
         try:
             self._evaluate_if_due()
             while self.index < self.settings.steps and not self.health.stop:
-                self.profile.reach(self.index + 1)
+                profile.reach(self.index + 1)
                 self._tell(self.step())
                 self._evaluate_if_due()
                 if self._is_last() or self._due(self.settings.save_every):
@@ -118,7 +118,7 @@ class Trainer:
             self.is_stopped = True
             self.save(self._before, final=True)
         finally:
-            self.profile.close()
+            profile.close()
             if self.checkpoints is not None:
                 self.checkpoints.close()
             self.callbacks.look_for_checkpoints(settled=True)
@@ -161,7 +161,7 @@ class Trainer:
             TrainingStoppedError: a reward or a sampler is gone for good; the run is saved as it was before the step.
         """
         try:
-            return self.collector.collect(self._sampling())
+            return self.collector.collect(self.sampling(self.index + 1))
         except UnavailableError as error:
             kept = ""
             # the other ranks are still collecting, and a checkpoint takes them all
@@ -280,9 +280,10 @@ class Trainer:
     def _is_last(self) -> bool:
         return self.index >= self.settings.steps or self.health.stop
 
-    def _sampling(self) -> object:
+    def sampling(self, step: int) -> object:
+        """How training samples at this step, from 1 on; None where it always samples alike."""
         schedule = self.algorithm.schedule
-        return None if schedule is None else schedule.at(self.index)
+        return None if schedule is None else schedule.at(step - 1)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.index % every == 0
