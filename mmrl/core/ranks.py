@@ -50,7 +50,7 @@ class NoTrace:
 class Ranks:
     """The processes of a run, and what all of them must do equally often, for wrapped modules talk to each other.
 
-    `Ranks(accelerator)` is many, `Ranks()` one, which waits for nobody. All processes must ask what any of them asks.
+    `Ranks(accelerator)` is many, `Ranks()` one, which waits for none. All processes must ask what any of them asks.
     """
 
     def __init__(self, accelerator: Accelerator | None = None, engine: Engine | None = None) -> None:

@@ -134,15 +134,15 @@ def check_text(policy: TextHost, encoded: Encoded) -> None:
     for mark in sorted(marks, key=len, reverse=True):
         whole = whole.replace(mark, "\0")
     media = torch.tensor(sorted(policy.media_token_ids))
-    told = essence(spelling(policy, encoded.token_ids[~torch.isin(encoded.token_ids, media)].tolist()))
+    spelled = essence(spelling(policy, encoded.token_ids[~torch.isin(encoded.token_ids, media)].tolist()))
     pieces = [piece for piece in whole.split("\0") if essence(piece)]
     at = 0
     for i, piece in enumerate(pieces):
         wanted = [essence(piece), round_trip(policy, piece)]
         last = i == len(pieces) - 1
-        found = [(told.rfind(text) if last else told.find(text, at), text) for text in wanted if text]
+        found = [(spelled.rfind(text) if last else spelled.find(text, at), text) for text in wanted if text]
         start, text = max(found, key=lambda pair: pair[0])
-        if start < at or (last and start + len(text) != len(told)):
+        if start < at or (last and start + len(text) != len(spelled)):
             raise ValueError(
                 f"its {len(encoded)} tokens do not hold the text {piece.strip()[-40:]!r} where the chat has it: the prompt was "
                 "cut or changed; look for truncation in the tokenizer's and the processor's config"
@@ -234,13 +234,13 @@ def check_times_in_text(policy: TextHost, family: QwenVL, encoded: Encoded, clip
     """Qwen3-VL reads the time in the middle of every pair of frames, GLM the whole second of the first."""
     text = policy.tokenizer.decode(encoded.token_ids.tolist())
     if is_glm(family):
-        told = [float(x) for clip in GLM_CLIP.findall(text) for x in GLM_SECONDS.findall(clip)]
+        said = [float(x) for clip in GLM_CLIP.findall(text) for x in GLM_SECONDS.findall(clip)]
         pairs = [float(int(time)) for clip in clips for time in clip.times[::2]]
     else:
-        told = [float(x) for x in SECONDS.findall(text)]
+        said = [float(x) for x in SECONDS.findall(text)]
         pairs = [(a + b) / 2 for clip in clips for a, b in zip(clip.times[::2], clip.times[1::2], strict=True)]
-    if len(told) != len(pairs) or any(abs(a - b) > ONE_DIGIT for a, b in zip(told, pairs, strict=True)):
-        raise ValueError(f"its clips should show frames at {told} seconds, but they were taken at {[round(x, 2) for x in pairs]}")
+    if len(said) != len(pairs) or any(abs(a - b) > ONE_DIGIT for a, b in zip(said, pairs, strict=True)):
+        raise ValueError(f"its clips should show frames at {said} seconds, but they were taken at {[round(x, 2) for x in pairs]}")
 
 
 def walk(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Iterator[Place]:
