@@ -92,7 +92,7 @@ def idle_rows(batch: Batch, algorithm: Algorithm) -> Bool[Tensor, " n"]:
 
 
 def leave_out(batch: Batch, idle: Bool[Tensor, " n"], ranks: Ranks) -> Batch:
-    """The batch without these rows; one row at least, so that every process has a gradient, be it of zeros.
+    """The batch without these rows; at least one row stays, so that every process has a gradient, if only of zeros.
 
     Shares come from global counts and stay as they are, so loss and gradient do not change. Metrics are means over the rows that
     are left, the same on any number of processes: where no process has a row that trains, they are of the first row of all.

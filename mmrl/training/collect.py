@@ -1,4 +1,4 @@
-"""One step's rollouts: plan -> sample -> score -> revise, until the planner is content or its rounds are used up."""
+"""One step's rollouts: plan -> sample -> score -> revise, until the planner asks for nothing more or its rounds are used up."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -133,7 +133,7 @@ class Collector:
         return rollouts, again, tables
 
     def split_requests(self, requests: Sequence[Request]) -> list[list[Request]]:
-        """The requests in `parts` lists of whole groups; as many on every rank, for they sample together."""
+        """The requests in `parts` lists of whole groups; equally many on every rank, since ranks sample together."""
         ids = list(dict.fromkeys(request.group_id for request in requests))
         count = max(1, self.ranks.most(min(self.parts, len(ids))))
         part_of = {group_id: i * count // len(ids) for i, group_id in enumerate(ids)}
@@ -264,7 +264,7 @@ def begin_replay(planner: Planner, sampler: PromptSampler, policy: Policy) -> No
 
 
 def note_dropped(gone: dict[int, list[float]], rollouts: Rollouts, scores: Scores, revision: Revision) -> None:
-    """Remember the totals of rows that a planner drops from groups that stay, but of what went on from a given beginning."""
+    """Remember the totals of rows that a planner drops from groups that stay, except rows that continued a given beginning."""
     if not revision.drop_samples:
         return
     begun = [any(one.who == "forced" for one in sample.segments) for _, sample in rollouts.samples()]
@@ -290,7 +290,7 @@ def with_seen(rollouts: Rollouts, scores: Scores, gone: Mapping[int, list[float]
 
 
 def rows_of_now(rollouts: Rollouts, scores: Scores) -> tuple[Rollouts, Scores]:
-    """The rows that the policy as it is sampled in this step, without those of earlier steps or another temperature."""
+    """The rows that the current weights sampled in this step, without those of another temperature."""
     heated = torch.tensor([sample.temperature is not None for _, sample in rollouts.samples()], dtype=torch.bool)
     other = rollouts.is_replayed() | heated
     if not bool(other.any()):
@@ -301,7 +301,7 @@ def rows_of_now(rollouts: Rollouts, scores: Scores) -> tuple[Rollouts, Scores]:
 
 
 def summary_of(totals: Sequence[float]) -> Seen | None:
-    """Samples with these totals in three numbers; None where none has one."""
+    """Count, mean and deviation of these totals; None where all are NaN."""
     known = torch.tensor([total for total in totals if not math.isnan(total)], dtype=torch.float64)
     if not len(known):
         return None

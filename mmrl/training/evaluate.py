@@ -113,7 +113,7 @@ class Evaluator:
             yield list(zip(rollouts.groups, self.rewards.score(rollouts.groups), strict=True))
 
     def examples(self, pairs: Answered) -> Examples:
-        """Answers in the order given, as whoever watches sees them."""
+        """Answers in the order given, as callbacks get them."""
         names, tables = self.rewards.names, [table for _, table in pairs]
         values, status = torch.cat([table.values for table in tables]), torch.cat([table.status for table in tables])
         parts = [parts for table in tables for parts in table.parts]

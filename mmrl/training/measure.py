@@ -230,11 +230,11 @@ class UpdateFigures:
         self.sums["idle"] += int(idle.sum())
 
     def end_update(self) -> None:
-        """An optimizer step is taken: the weights have moved."""
+        """Note that the weights have moved."""
         self.first = False
 
     def drain(self, ranks: Ranks) -> dict[str, float]:
-        """rollout/log_ratio, where a sampler noted anything, and policy/idle; every process must ask. Sums begin anew."""
+        """rollout/log_ratio, where a sampler noted anything, and policy/idle; every process must call it. Starts again at 0."""
         found = dict(zip(SUMS, ranks.sum([self.sums[name] for name in SUMS]), strict=True))
         self.first, self.sums = True, dict.fromkeys(SUMS, 0.0)
         gap = {"rollout/log_ratio": found["gap"] / found["compared"]} if found["compared"] else {}

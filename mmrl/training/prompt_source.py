@@ -17,7 +17,7 @@ MOST_DRAWS = 1000
 
 @dataclass
 class Drawing:
-    """Draws prompts that the policy can be shown; the same ones on all ranks."""
+    """Draws prompts that the policy can read; the same ones on all ranks."""
 
     sampler: PromptSampler
     policy: Policy

@@ -39,7 +39,7 @@ class Stop:
         """True where the work that goes on may be thrown away."""
 
     def ask(self, name: str, frame: FrameType | None = None) -> bool:
-        """Ask, or ask again; True if it was too soon and should be asked again in a moment.
+        """Ask the run to stop; True if it cannot yet, and should be asked again in a moment.
 
         Args:
             frame: what the signal interrupted.

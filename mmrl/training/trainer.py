@@ -247,7 +247,7 @@ class Trainer:
         self.callbacks.expect_checkpoint(self.index, folder)
 
     def state_dict(self) -> State:
-        """Everything that moves, some of it not yet copied; every process must ask."""
+        """Everything that moves, some of it not yet copied; every process must call it."""
         sizes = self.sizes.state_dict()
         parts = {name: part.state_dict() for name, part in self.algorithm.remembering.items()}
         return {"index": self.index, "evaluated": self.evaluated, "sizes": sizes, "parts": parts, **self._run_state.state_dict()}
@@ -309,7 +309,7 @@ def share_averages(totals: dict[str, float]) -> dict[str, float]:
 
 
 def examples_of(collected: Collected, scores: Scores) -> Examples:
-    """A step's groups for whoever watches, with their scores after shaping and the parts of their rewards."""
+    """A step's groups as callbacks get them, with their scores after shaping and the parts of their rewards."""
     groups = collected.rollouts.groups
     parts = [part for group in groups for part in collected.tables[group.id].parts]
     return Examples(groups, in_group_order(scores, collected.rollouts), parts)

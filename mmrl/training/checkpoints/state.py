@@ -19,7 +19,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class RunState:
-    """The parts of a run that remember, apart from the number of its step."""
+    """The parts of a run that have state, apart from the step number."""
 
     policy: Policy
     optimizer: torch.optim.Optimizer

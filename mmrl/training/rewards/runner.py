@@ -140,7 +140,7 @@ class RewardRunner:
         return scores
 
     def drain_metrics(self) -> dict[str, float]:
-        """The cost of the rewards since this was last asked: seconds per group, further attempts, share found in the cache."""
+        """The cost of the rewards since the last call: seconds per group, further attempts, share found in the cache."""
         found: dict[str, float] = {}
         for name, caller in self.lane_of.items():
             meter = caller.meter
@@ -201,7 +201,7 @@ class Scoring:
         self.outcomes: dict[RewardCaller, list[Future[RawAnswer]]] = {caller: [] for caller in runner.callers}
 
     def add(self, groups: Sequence[Group]) -> None:
-        """Rewards that can begin with these groups at once."""
+        """Take in groups; rewards that can begin with them at once do."""
         if not self.groups and groups:
             self.stack.enter_context(keep_random_state())
             self.before = process_state()
