@@ -33,10 +33,9 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaPlan, join
 from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
-from mmrl.policies.shared.readings import check_reading
 from mmrl.policies.shared.sharding import wrap_module
 from mmrl.policies.shared.tf32 import switch_tf32
-from mmrl.policies.shared.weights import USUAL_DECAY, Decay
+from mmrl.policies.shared.weights import USUAL_DECAY, Decay, check_reading
 from mmrl.runtime.spans import in_span
 
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]

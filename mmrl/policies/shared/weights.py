@@ -1,6 +1,6 @@
-"""The trainable weights of a policy and what is kept beside them: the reference, and an average that follows."""
+"""The trainable weights of a policy, what is kept beside them (the reference, an average that follows), and who may be read."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import State
 from mmrl.core.ranks import OwnState, gathered
+from mmrl.core.types import Reading
 from mmrl.policies.shared.lora import AdaptedLayer, adapter_layers, switch_adapters
 from mmrl.policies.shared.sharding import reshard
 
@@ -288,3 +289,14 @@ def put(weight: Tensor, value: Tensor, to: Tensor | None = None) -> None:
         mine = flat[size * torch.distributed.get_rank() :][:size]
         value = torch.nn.functional.pad(mine, (0, size - len(mine)))
     to.data.copy_(value)
+
+
+def check_reading(reading: Reading, kind: str, offers: Set[str], models: Set[str], views: Set[str]) -> None:
+    """Raise ValueError for a reading that a policy of this kind cannot evaluate."""
+    for what, name, known in (
+        ("quantity", reading.quantity, offers),
+        ("model", reading.model, models),
+        ("view", reading.view, views),
+    ):
+        if name not in known:
+            raise ValueError(f"{what} {name!r} cannot be read from this {kind} policy, which has {', '.join(sorted(known))}")

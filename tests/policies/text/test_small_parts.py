@@ -9,7 +9,7 @@ from torch import nn
 
 from mmrl.core.readings import LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.shared.readings import check_reading
+from mmrl.policies.shared.weights import check_reading
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.families.qwen_vl import QwenVL
 from mmrl.policies.text.families.text_only import TextOnly

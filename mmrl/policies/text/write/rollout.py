@@ -14,7 +14,7 @@ from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Segment, last_turn, segments_of, turn_ids
 from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample, StoredRow, Tempering
-from mmrl.policies.shared.readings import check_reading
+from mmrl.policies.shared.weights import check_reading
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
