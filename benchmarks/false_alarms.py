@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mmrl.algorithms.presets import PRESETS
-from mmrl.training.watch.preflight import TrainingStoppedError
+from mmrl.training.stopping import TrainingStoppedError
 from tests.learning.test_alarm import HONEST, Case, train
 
 

@@ -131,9 +131,16 @@ class PolicyHooks:
     reads_at_temperatures: bool = False
     """Does it evaluate log-probabilities at another temperature than rows were sampled with (`Reading.temperature`)?"""
 
+    def audit(self, rollouts: Rollouts) -> None:
+        """Does what was recorded fit together: media, positions, tokens, prompts, pictures?
+
+        Raises:
+            ValueError: it does not; names the prompt and the row.
+        """
+
     @cached_property
     def diagnostics(self) -> Diagnostics | None:
-        """Looks closer at rollouts; None: it cannot be looked at."""
+        """Says why its readings differ; None: it cannot."""
         return None
 
     @property
@@ -190,5 +197,6 @@ def with_hooks(asked: object, hooks: type[Hooks]) -> Hooks:
 
 
 def defines(asked: object, hook: Callable[..., object]) -> bool:
-    """Does an object's class write this hook itself? `defines(planner, PlannerHooks.begin)`."""
-    return getattr(type(asked), hook.__name__, hook) is not hook
+    """Does an object write this hook itself, or stand for one that does? `defines(planner, PlannerHooks.begin)`."""
+    own = getattr(asked, hook.__name__, hook)
+    return getattr(own, "__func__", own) is not hook

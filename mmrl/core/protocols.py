@@ -176,15 +176,7 @@ class Hypothesis:
 
 @runtime_checkable
 class Diagnostics(Protocol):
-    """Looks closer at rollouts, for one policy."""
-
-    def audit(self, rollouts: Rollouts) -> None:
-        """Does what was recorded fit together: media, positions, tokens, prompts, pictures?
-
-        Raises:
-            ValueError: it does not; names the prompt and the row.
-        """
-        ...
+    """Says why two readings of the same rows may differ, for one policy."""
 
     def hypotheses(self, rollouts: Rollouts) -> Iterable[Hypothesis]:
         """Why the log-probabilities of these rows may differ, the cheap and particular reasons first.
@@ -196,7 +188,7 @@ class Diagnostics(Protocol):
 
 @runtime_checkable
 class Rounding(Protocol):
-    """How a policy's network rounds, for whoever compares two of its readings."""
+    """How a policy's network rounds, for comparing two of its readings."""
 
     @property
     def bound(self) -> float:
@@ -215,7 +207,7 @@ class Rounding(Protocol):
 
     @property
     def is_coarse(self) -> bool:
-        """Must be measured what rounding makes, since it is far more than `bound`?"""
+        """Is rounding so much coarser than `bound` that it must be measured?"""
         ...
 
     def readings(self, rollouts: Rollouts) -> Iterator[Float[Tensor, "n t"]]:
@@ -305,7 +297,7 @@ class PromptSampler(Protocol):
 
 @runtime_checkable
 class Callback(Protocol):
-    """Whoever watches a run, on its main process; a class of your own inherits it and writes what it wants to hear.
+    """Watches a run on its main process: inherit it and override the methods that you need.
 
     A callback that raises ends the run. Nothing it does may change weights or prompts.
     """

@@ -30,7 +30,7 @@ class Engine(Protocol):
     def step(self) -> None: ...
 
     def state(self, keep: bool = True) -> State:
-        """The optimizer's state as one process would have it; every process must ask, also where it is not to `keep` any."""
+        """The optimizer's state as one process would have it; every process must ask, even with keep=False."""
         ...
 
     def load(self, state: State) -> None: ...
@@ -48,9 +48,9 @@ class NoTrace:
 
 
 class Ranks:
-    """The processes of a run, and what all of them must do equally often, for wrapped modules talk to each other.
+    """The processes of a run, and what all of them must do equally often, since wrapped modules communicate.
 
-    `Ranks(accelerator)` is many, `Ranks()` one, which waits for nobody. All processes must ask what any of them asks.
+    `Ranks(accelerator)` is many, `Ranks()` one, which waits for none. All processes must ask what any of them asks.
     """
 
     def __init__(self, accelerator: Accelerator | None = None, engine: Engine | None = None) -> None:

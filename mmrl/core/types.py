@@ -67,7 +67,7 @@ class Tempering:
 
 @dataclass(frozen=True)
 class Request:
-    """Please sample `count` outputs of `prompt` into group `group_id`."""
+    """Asks for `count` samples of `prompt`, into group `group_id`."""
 
     prompt: Prompt
     count: int
@@ -216,7 +216,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Examples:
-    """Groups and how they were scored, for whoever watches a run."""
+    """Groups and their scores, as callbacks get them."""
 
     groups: Sequence[Group]
     scores: Scores
@@ -283,7 +283,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Revision:
-    """A planner's wish after seeing the scores of a round. The default: nothing more, all is well."""
+    """The requests of a planner after seeing the scores of a round; by default none."""
 
     requests: Sequence[Request] = ()
     """Sample these too; a request with a known group id adds to that group."""

@@ -41,9 +41,9 @@ def compare_with_policy(host: TextHost, fleet: Fleet, ask: Callable[[Callable[[]
     Raises:
         ValueError: a server has other weights.
     """
-    told = ask(lambda: first_logprobs(host, fleet))
+    answers = ask(lambda: first_logprobs(host, fleet))
     own = float(LocalGenerator(host).write([host.stand_in()], [0], [(0, 0)], replace(FIRST_TOKEN)).logprobs[0, 0])
-    for member, value in zip(fleet.members, told, strict=True):
+    for member, value in zip(fleet.members, answers, strict=True):
         if abs(value - own) > FAR[member.facts.dtype]:
             raise ValueError(
                 f"policy.engine: the server at {member.client.url} gives the first token of a test prompt the log-probability "

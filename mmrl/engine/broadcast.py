@@ -68,14 +68,14 @@ class BroadcastSync:
     def push(self, client: EngineClient, update: Update) -> None:
         with self._saving:
             weights = self.weights
-        told = tensors_as_json([TensorFacts.of(name, weight) for name, weight in weights.items()])
-        if problems := client.ask_workers("tensors_problem", told):
+        facts = tensors_as_json([TensorFacts.of(name, weight) for name, weight in weights.items()])
+        if problems := client.ask_workers("tensors_problem", facts):
             raise EngineRefusedError(f"{client.url} cannot take the weights ({problems[0]})")
         joined = self.join(client)
         # not resumed after a failure: half of the weights may be new, and the next whole update mends that
         client.pause()
         client.post("/start_weight_update", seconds=self.timeout_s)
-        self.send(client, joined, weights, told)
+        self.send(client, joined, weights, facts)
         client.post("/finish_weight_update", {"weight_version": update.name}, self.timeout_s)
         client.reset_caches()
         client.resume()
@@ -103,13 +103,13 @@ class BroadcastSync:
         if joined is not None:
             joined.group.close()
 
-    def send(self, client: EngineClient, joined: Joined, weights: Mapping[str, Tensor], told: str) -> None:
+    def send(self, client: EngineClient, joined: Joined, weights: Mapping[str, Tensor], facts: str) -> None:
         """Send all weights while the server waits for them.
 
         Raises:
             EngineDownError: it left or does not go on; its group is given up, and the next update joins another.
         """
-        info = {"update_info": {"group": joined.name, "tensors": told}}
+        info = {"update_info": {"group": joined.name, "tensors": facts}}
         with ThreadPoolExecutor(1) as pool:
             posted = pool.submit(client.post, "/update_weights", info, self.timeout_s)
             try:
@@ -182,8 +182,8 @@ def kind_for(own: Card, cards: list[Card]) -> tuple[str, str]:
 def read_cards(store: Torch) -> list[Card]:
     """The cards that the workers wrote into the store, in their order."""
     first = json.loads(store.get("worker/0"))
-    told = [json.loads(store.get(f"worker/{rank}")) for rank in range(first["workers"])]
-    return [Card(one["uuid"], tuple(one["nccl"])) for one in told]
+    cards = [json.loads(store.get(f"worker/{rank}")) for rank in range(first["workers"])]
+    return [Card(one["uuid"], tuple(one["nccl"])) for one in cards]
 
 
 def address_toward(url: str) -> str:
@@ -212,8 +212,8 @@ def reason_of(error: BaseException, posted: "Future[list[str]] | Future[object]"
     """The server's own words about a failure where it says something soon, else those of this side."""
     try:
         answer = posted.result(END_S)
-    except (EngineDownError, EngineRefusedError) as told:
-        return str(told)
+    except (EngineDownError, EngineRefusedError) as reported:
+        return str(reported)
     except LateError:
         return first_line(error) if not isinstance(error, LateError) else "it gave no answer in time"
     return str(answer[0]) if isinstance(answer, list) and answer else first_line(error)

@@ -59,7 +59,7 @@ def ask_facts(client: EngineClient) -> Facts:
             f"policy.engine.url: {client.url} runs vLLM {version}, and mmrl was tried with {VERSION}: install that version there"
         )
     try:
-        told, name = client.get("/server_info?config_format=json", seconds=client.timeout_s)["vllm_config"], served["id"]
+        config, name = client.get("/server_info?config_format=json", seconds=client.timeout_s)["vllm_config"], served["id"]
         weights = client.weight_version()
         tokens = client.post("/tokenize", {"model": name, "prompt": PROBE, "add_special_tokens": False})["tokens"]
     except (EngineRefusedError, LookupError, TypeError) as error:
@@ -67,8 +67,8 @@ def ask_facts(client: EngineClient) -> Facts:
             f"policy.engine.url: {client.url} does not open what updates of its weights need ({error}): {SERVE}, with "
             "VLLM_SERVER_DEV_MODE=1 and --enable-scale-out"
         ) from None
-    model = told["model_config"]
-    lora, transfer = told.get("lora_config") or {}, told.get("weight_transfer_config") or {}
+    model = config["model_config"]
+    lora, transfer = config.get("lora_config") or {}, config.get("weight_transfer_config") or {}
     clips = (dig(model, "multimodal_config", "media_io_kwargs") or {}).get("video", {})
     return Facts(
         version=version,
@@ -95,10 +95,10 @@ def odd_settings(model: Mapping[str, Any]) -> list[tuple[str, object]]:
     return [(option, False) for option, held in found.items() if not held]
 
 
-def dig(told: Mapping[str, Any], part: str, name: str) -> Any:
+def dig(config: Mapping[str, Any], part: str, name: str) -> Any:
     """A value of a config that stands in one of its parts, or beside them."""
-    inner = told.get(part)
-    return inner[name] if isinstance(inner, Mapping) and name in inner else told.get(name)
+    inner = config.get(part)
+    return inner[name] if isinstance(inner, Mapping) and name in inner else config.get(name)
 
 
 @dataclass(frozen=True)

@@ -164,9 +164,9 @@ class Fleet:
             if own is not None and own.failed:
                 raise EngineUnavailableError(own.failed)
             if time.monotonic() > until:
-                told = "; ".join(member.trouble for member in self.members)
+                troubles = "; ".join(member.trouble for member in self.members)
                 raise EngineUnavailableError(
-                    f"no engine answers ({told}): start it again, with the same model, or name others in policy.engine.url"
+                    f"no engine answers ({troubles}): start it again, with the same model, or name others in policy.engine.url"
                 )
             with self.lock:
                 for member in self.members:

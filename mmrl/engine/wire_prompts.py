@@ -10,9 +10,8 @@ from mmrl.engine.facts import Facts
 from mmrl.engine.wire.media import clip_part, picture_part
 from mmrl.engine.wire.request import WirePrompt
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.prompt.encode import Encoded, open_one
+from mmrl.policies.text.prompt.encode import Encoded, open_one, videos_of
 from mmrl.policies.video.decode import Frames
-from mmrl.policies.video.input import videos_of
 
 PARTS: dict[str, Callable[..., dict[str, str]]] = {"image": picture_part, "video": lambda clip: clip_part(clip.pixels)}
 """Name of a kind of media -> one of it, opened, as it is sent."""

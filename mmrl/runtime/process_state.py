@@ -1,9 +1,16 @@
-"""Settings of the whole process that a plug-in must leave as it found them. Imports torch only where it is loaded already."""
+"""State of the whole process that a plug-in must leave as it found it: settings, and random generators.
+
+Settings are compared without importing torch.
+"""
 
 import os
+import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from types import ModuleType
+from typing import Any
 
 
 class ProcessChangedError(RuntimeError):
@@ -104,3 +111,51 @@ def refuse_change(before: ProcessState) -> None:
 
 def change_text(changed: str, who: str = "it") -> str:
     return f"{who} changed {changed} (put back now): change such settings in a `with` block, or run the reward in its own process"
+
+
+def seed(number: int) -> None:
+    """Begin every global random generator anew, for a run that starts again must draw the same."""
+    import numpy as np
+    import torch
+
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
+
+
+def random_state() -> dict[str, Any]:
+    """Every global random generator of this process, as plain numbers and tensors."""
+    import numpy as np
+    import torch
+
+    version, internal, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    import numpy as np
+    import torch
+
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    for device, known in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(known, device)
+
+
+@contextmanager
+def keep_random_state() -> Iterator[None]:
+    """Put the global random states back at the end: sampling outside goes on as if nothing had been drawn inside."""
+    before = random_state()
+    try:
+        yield
+    finally:
+        set_random_state(before)

@@ -8,7 +8,7 @@ from mmrl.core.types import Examples
 
 
 class Callbacks:
-    """Hands everything to each of several callbacks, in order; a callback itself."""
+    """Several callbacks as one: hands everything to each, in order."""
 
     def __init__(self, callbacks: Sequence[Callback], is_whole: Callable[[Path], bool]) -> None:
         """`is_whole` says whether a checkpoint's folder is complete."""
@@ -30,11 +30,11 @@ class Callbacks:
             callback.after_checkpoint(step, folder)
 
     def expect_checkpoint(self, step: int, folder: Path) -> None:
-        """A checkpoint has been asked for; callbacks hear of it once it is whole."""
+        """Note that a checkpoint is being written; callbacks are called once it is whole."""
         self._unfinished[step] = folder
 
     def look_for_checkpoints(self, *, settled: bool = False) -> None:
-        """Tell of those that are whole by now; with `settled` nothing is written any more, and what is not whole failed."""
+        """Call back for the checkpoints that are whole; with `settled` nothing is being written, so the others have failed."""
         for step, folder in list(self._unfinished.items()):
             whole = self.is_whole(folder)
             if whole or settled:
@@ -43,7 +43,7 @@ class Callbacks:
                 self.after_checkpoint(step, folder)
 
     def close(self) -> None:
-        """Close all of them, though one may fail."""
+        """Close every callback, even if one fails."""
         failed: Exception | None = None
         for callback in self.callbacks:
             try:

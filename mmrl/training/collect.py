@@ -1,4 +1,4 @@
-"""One step's rollouts: plan -> sample -> score -> revise, until the planner is content or its rounds are used up."""
+"""One step's rollouts: plan -> sample -> score -> revise, until the planner asks for nothing more or its rounds are used up."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.probes import column
 from mmrl.core.hooks import PlannerHooks, PolicyHooks, SamplerHooks, defines, with_hooks
-from mmrl.core.protocols import Planner, Policy, PromptSampler
+from mmrl.core.protocols import Planner, Policy, PromptSampler, State, Stateful
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, Seen, Status, StoredRow
 from mmrl.runtime.tensors import pad_actions
@@ -53,8 +53,10 @@ class Collector:
         self.planner, self.group_size = algorithm.planner, algorithm.group_size
         self.num_prompts, self.seed = settings.prompts_per_step, settings.seed
         self.next_group = 0
+        self.skipped: dict[str, str] = {}
+        """Id of a prompt that could not be shown -> what was wrong with it."""
         begin_replay(self.planner, sampler, policy)
-        self.drawing = Drawing(sampler, policy, ranks, settings.max_skipped)
+        self.draw = Drawing(sampler, policy, ranks, settings.max_skipped, self.skipped) if settings.max_skipped else sampler.draw
         self.stored: dict[int, Seen | None] = {}
         """Groups of this step that hold a row of an earlier one, and what the row's group was like."""
         self.parts = settings.rollout_parts
@@ -95,6 +97,21 @@ class Collector:
         scores = self.with_probes(scores, rollouts, probed)
         return Collected(rollouts, scores, tables, rounds, discarded, times | self.rewards.drain_metrics())
 
+    def state_dict(self) -> State:
+        """The prompts to come, what was skipped of them, and what the planner remembers."""
+        planner = self.planner.state_dict() if isinstance(self.planner, Stateful) else {}
+        sampler = self.sampler.state_dict()
+        return {"next_group": self.next_group, "skipped": dict(self.skipped), "sampler": sampler, "planner": planner}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue where the state was taken."""
+        self.next_group = state["next_group"]
+        self.skipped.clear()
+        self.skipped.update(state["skipped"])
+        self.sampler.load_state_dict(state["sampler"])
+        if isinstance(self.planner, Stateful) and state["planner"]:
+            self.planner.load_state_dict(state["planner"])
+
     def sample_and_score(
         self, requests: Sequence[Request], sampling: object, rollouts: Rollouts | None, times: dict[str, float]
     ) -> tuple[Rollouts, list[Group], list[GroupScores]]:
@@ -116,7 +133,7 @@ class Collector:
         return rollouts, again, tables
 
     def split_requests(self, requests: Sequence[Request]) -> list[list[Request]]:
-        """The requests in `parts` lists of whole groups; as many on every rank, for they sample together."""
+        """The requests in `parts` lists of whole groups; equally many on every rank, since ranks sample together."""
         ids = list(dict.fromkeys(request.group_id for request in requests))
         count = max(1, self.ranks.most(min(self.parts, len(ids))))
         part_of = {group_id: i * count // len(ids) for i, group_id in enumerate(ids)}
@@ -124,8 +141,7 @@ class Collector:
 
     def plan(self, num_prompts: int) -> list[Request]:
         """This rank's requests for newly drawn prompts; group ids are the same whatever the number of ranks."""
-        prompts = self.drawing(num_prompts)
-        requests = self.planner.first(prompts, self.group_size, self.next_group, self.seed)
+        requests = self.planner.first(self.draw(num_prompts), self.group_size, self.next_group, self.seed)
         ids = sorted({request.group_id for request in requests})
         self.next_group = max(ids, default=self.next_group - 1) + 1
         mine = set(self.ranks.share_out(ids))
@@ -248,7 +264,7 @@ def begin_replay(planner: Planner, sampler: PromptSampler, policy: Policy) -> No
 
 
 def note_dropped(gone: dict[int, list[float]], rollouts: Rollouts, scores: Scores, revision: Revision) -> None:
-    """Remember the totals of rows that a planner drops from groups that stay, but of what went on from a given beginning."""
+    """Remember the totals of rows that a planner drops from groups that stay, except rows that continued a given beginning."""
     if not revision.drop_samples:
         return
     begun = [any(one.who == "forced" for one in sample.segments) for _, sample in rollouts.samples()]
@@ -274,7 +290,7 @@ def with_seen(rollouts: Rollouts, scores: Scores, gone: Mapping[int, list[float]
 
 
 def rows_of_now(rollouts: Rollouts, scores: Scores) -> tuple[Rollouts, Scores]:
-    """The rows that the policy as it is sampled in this step, without those of earlier steps or another temperature."""
+    """The rows that the current weights sampled in this step, without those of another temperature."""
     heated = torch.tensor([sample.temperature is not None for _, sample in rollouts.samples()], dtype=torch.bool)
     other = rollouts.is_replayed() | heated
     if not bool(other.any()):
@@ -285,7 +301,7 @@ def rows_of_now(rollouts: Rollouts, scores: Scores) -> tuple[Rollouts, Scores]:
 
 
 def summary_of(totals: Sequence[float]) -> Seen | None:
-    """Samples with these totals in three numbers; None where none has one."""
+    """Count, mean and deviation of these totals; None where all are NaN."""
     known = torch.tensor([total for total in totals if not math.isnan(total)], dtype=torch.float64)
     if not len(known):
         return None

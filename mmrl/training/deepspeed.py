@@ -71,7 +71,7 @@ class DeepSpeedEngine:
         self.engine.step()
 
     def state(self, keep: bool = True) -> State:
-        """The optimizer's state as one process would have it; every process must ask, also where it is not to `keep` any."""
+        """The optimizer's state as one process would have it; every process must call it, even with keep=False."""
         names, numbers = self._kinds()
         group = {name: x for name, x in self.optimizer.param_groups[0].items() if name != "params"}
         moments: dict[int, State] = {}

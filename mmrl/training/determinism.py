@@ -1,12 +1,10 @@
 """Runs that can be repeated bit for bit."""
 
 import os
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from mmrl.runtime.repeating import bit_for_bit
@@ -47,19 +45,3 @@ def deterministic(wanted: bool = True) -> Iterator[None]:
             yield
     finally:
         cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = flags
-
-
-@contextmanager
-def keep_random_state() -> Iterator[None]:
-    """Put the global random states back at the end: sampling outside goes on as if nothing had been drawn inside."""
-    python, cpu = random.getstate(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    numpy = np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        torch.set_rng_state(cpu)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
-        np.random.set_state(numpy)

@@ -12,9 +12,8 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Examples, Group, Prompt, Request, Scores
 from mmrl.runtime.spans import in_span
-from mmrl.training.measure import mean
+from mmrl.training.measure import diversity, mean
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
-from mmrl.training.watch.diversity import diversity
 
 Weights = Literal["live", "ema"]
 MODELS: dict[Weights, str] = {"live": "policy", "ema": "ema"}
@@ -114,7 +113,7 @@ class Evaluator:
             yield list(zip(rollouts.groups, self.rewards.score(rollouts.groups), strict=True))
 
     def examples(self, pairs: Answered) -> Examples:
-        """Answers in the order given, as whoever watches sees them."""
+        """Answers in the order given, as callbacks get them."""
         names, tables = self.rewards.names, [table for _, table in pairs]
         values, status = torch.cat([table.values for table in tables]), torch.cat([table.status for table in tables])
         parts = [parts for table in tables for parts in table.parts]

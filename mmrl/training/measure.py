@@ -1,25 +1,32 @@
-"""Numbers about a step, the same whatever the number of ranks."""
+"""Numbers about a step, the same whatever the number of ranks: rewards, lengths, how different samples are, time."""
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.core.ranks import Ranks
-from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.types import Rollouts, Scores, Status
+from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.types import Batch, Group, Reading, Rollouts, Sample, Scores, Status
 from mmrl.runtime.spans import span
 from mmrl.training.rewards.runner import GroupScores
-from mmrl.training.watch.diversity import distinct, diversity, fingerprints, first_pictures, prompt_distance, sameness
 
 PHASES = ("rollout", "reward", "read", "update")
 """The timed parts of a step, none inside another."""
+SIDE = 32
+"""Pictures are compared at this many pixels a side: what differs is then what is drawn, not its grain."""
+SUMS = ("gap", "compared", "idle", "rows")
 
 
-def mean(values: list[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     """Mean of the finite ones; NaN when there are none."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
@@ -118,6 +125,120 @@ def variety(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
         "train/sameness": sameness(prints),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def diversity(groups: Sequence[Group]) -> list[float]:
+    """The mean over pairs of pictures of the root mean square difference of colours in [0, 1], of every group with two or more.
+
+    Clips are compared by their middle frames. Other outputs without a picture's interface are not compared.
+    """
+    drawn = [[small for sample in group.samples if (small := look_of(sample)) is not None] for group in groups]
+    return [mean_distance(torch.stack(looks)) for looks in drawn if len(looks) > 1]
+
+
+def first_pictures(groups: Sequence[Group]) -> list[tuple[str, Tensor]]:
+    """Prompt id and small colours of every group's first picture, for `prompt_distance`."""
+    found = [(group.prompt.id, look_of(group.samples[0])) for group in groups if group.samples]
+    return [(prompt, look) for prompt, look in found if look is not None]
+
+
+def prompt_distance(pictures: Sequence[tuple[str, Tensor]]) -> float | None:
+    """Mean distance of pictures of different prompts; None where there are not two, or not of one size.
+
+    It falls towards 0 when every prompt is answered by the same picture.
+    """
+    kept = dict(pictures)
+    if len(kept) < 2 or len({len(picture) for picture in kept.values()}) > 1:
+        return None
+    return mean_distance(torch.stack(list(kept.values())))
+
+
+def distinct(groups: Sequence[Group]) -> list[float]:
+    """The share of a group's texts that differ from each other (1 = all do), of every group with two or more."""
+    texts = [[sample.text for sample in group.samples if sample.text is not None] for group in groups]
+    return [len(set(some)) / len(some) for some in texts if len(some) > 1]
+
+
+def fingerprints(groups: Sequence[Group]) -> list[tuple[str, bytes]]:
+    """Prompt id and digest of every text, for `sameness`: light enough to gather from all ranks."""
+    return [
+        (group.prompt.id, blake2b(sample.text.encode(), digest_size=8).digest())
+        for group in groups
+        for sample in group.samples
+        if sample.text is not None
+    ]
+
+
+def sameness(texts: Sequence[tuple[str, bytes]]) -> float | None:
+    """How probable it is that texts drawn for two different prompts are the same; None without two prompts.
+
+    1 when every prompt gets the same answer; a half for a balanced yes or no.
+    """
+    pairs, alike = len(texts) ** 2, sum(count**2 for count in Counter(text for _, text in texts).values())
+    pairs -= sum(count**2 for count in Counter(prompt for prompt, _ in texts).values())
+    alike -= sum(count**2 for count in Counter(texts).values())
+    return alike / pairs if pairs else None
+
+
+def look_of(sample: Sample) -> Float[Tensor, " d"] | None:
+    """The picture of a sample, or the middle frame of its clip, as small colours; None for other outputs."""
+    if hasattr(sample.image, "convert"):
+        return thumbnail(sample.image)
+    if getattr(sample.video, "ndim", 0) != 4 or not len(sample.video):
+        return None
+    frame = torch.as_tensor(sample.video[len(sample.video) // 2]).float().permute(2, 0, 1) / 255
+    height, width = (min(SIDE, side) for side in frame.shape[1:])
+    small = torch.nn.functional.adaptive_avg_pool2d(frame, (height, width))
+    return small.permute(1, 2, 0).flatten()
+
+
+def thumbnail(image: Any) -> Float[Tensor, " d"]:
+    """A PIL image (or anything with its interface) as small colours."""
+    import numpy as np
+
+    small = image.convert("RGB").resize((min(SIDE, image.width), min(SIDE, image.height)))
+    return torch.from_numpy(np.asarray(small, dtype=np.float32).reshape(-1) / 255)
+
+
+def mean_distance(x: Float[Tensor, "n d"]) -> float:
+    """Mean over pairs of rows of sqrt(mean (a - b)^2)."""
+    n = len(x)
+    distances = torch.cdist(x.double(), x.double()) / x.shape[1] ** 0.5
+    return float(distances.sum()) / (n * (n - 1))
+
+
+@dataclass
+class UpdateFigures:
+    """Sums over the updates of one step: how far the sampler was off, and how many rows had nothing to train."""
+
+    first: bool = True
+    """True until the step's first update is over: the weights are still those that sampled."""
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
+
+    def compare(self, micro_batch: Batch, live: Mapping[Reading, Tensor]) -> None:
+        """Note |log ratio| between what the sampler noted and what the first update reads, where actions train."""
+        noted = micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS)
+        if not self.first or noted is None or LOGPROBS not in live or not bool(micro_batch.share.any()):
+            return
+        known = micro_batch.rollouts.action_mask & noted.isfinite() & ~micro_batch.rollouts.is_replayed()[:, None]
+        self.sums["gap"] += float((live[LOGPROBS].detach() - noted)[known].abs().sum())
+        self.sums["compared"] += int(known.sum())
+
+    def count(self, batch: Batch, idle: Bool[Tensor, " n"]) -> None:
+        """Note how many rows an update has, and how many of them are idle."""
+        self.sums["rows"] += int(batch.rollouts.action_mask.any(1).sum())
+        self.sums["idle"] += int(idle.sum())
+
+    def end_update(self) -> None:
+        """Note that the weights have moved."""
+        self.first = False
+
+    def drain(self, ranks: Ranks) -> dict[str, float]:
+        """rollout/log_ratio, where a sampler noted anything, and policy/idle; every process must call it. Starts again at 0."""
+        found = dict(zip(SUMS, ranks.sum([self.sums[name] for name in SUMS]), strict=True))
+        self.first, self.sums = True, dict.fromkeys(SUMS, 0.0)
+        gap = {"rollout/log_ratio": found["gap"] / found["compared"]} if found["compared"] else {}
+        return gap | ({"policy/idle": found["idle"] / found["rows"]} if found["idle"] else {})
 
 
 @contextmanager

@@ -1,14 +1,18 @@
-"""Optimizer and learning rate schedule from settings."""
+"""Optimizer and learning rate schedule from settings, and where the optimizer's state lies between updates."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mmrl.core.ranges import BelowOne, CountOrNone, NonNegative, Positive, Range, check_ranges
+from mmrl.core.ranks import Ranks
+
+Rest = Literal["device", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class OptimizerSettings:
     """Optimizer steps over which the rate rises from lr / warmup_steps to lr."""
     clip_norm: NonNegative = 1.0
     """Largest norm of the gradient; 0 = no clipping, the norm is still measured."""
-    rest: Literal["device", "cpu"] = "device"
+    rest: Rest = "device"
     """Where the optimizer's state is kept between updates. cpu: it leaves the GPU to sampling, gradients and activations, and is
     copied there and back at every update (8 bytes per trained weight with AdamW)."""
 
@@ -67,3 +71,40 @@ class OptimizerSettings:
 def can_fuse(weights: Iterable[nn.Parameter]) -> bool | None:
     """True where all weights are on a GPU, whose kernel updates them in one pass without copies; None: torch's own choice."""
     return True if all(weight.device.type == "cuda" and weight.is_floating_point() for weight in weights) else None
+
+
+def check_rest(rest: Rest, ranks: Ranks) -> None:
+    """Refuse to move what is spread over processes.
+
+    Raises:
+        ValueError: the weights are sharded, or a library owns the optimizer's step.
+    """
+    if rest == "cpu" and (ranks.is_sharded or ranks.engine is not None):
+        raise ValueError(
+            "optimizer.rest is 'cpu', but FSDP or DeepSpeed keeps a part of the state on each GPU: leave optimizer.rest out, or "
+            "start with configs/accelerate/ddp.yaml"
+        )
+
+
+@contextmanager
+def woken(optimizer: torch.optim.Optimizer, rest: Rest) -> Iterator[None]:
+    """A block in which the state is where its weights are."""
+    if rest == "cpu":
+        move(optimizer, None)
+    yield
+    put_to_rest(optimizer, rest)
+
+
+def put_to_rest(optimizer: torch.optim.Optimizer, rest: Rest) -> None:
+    """Move the state to where it rests; on its device nothing happens."""
+    if rest == "cpu":
+        move(optimizer, torch.device("cpu"))
+
+
+def move(optimizer: torch.optim.Optimizer, to: torch.device | None) -> None:
+    """Move what is kept for every number of a weight; None: to its weight. Counts of steps stay, for kernels want them there."""
+    states: dict[Tensor, dict[str, Any]] = optimizer.state
+    for weight, own in states.items():
+        for name, x in own.items():
+            if isinstance(x, Tensor) and x.ndim > 0 and x.device != (to or weight.device):
+                own[name] = x.to(to or weight.device)

@@ -8,7 +8,7 @@ from mmrl.core.hooks import PolicyHooks, with_hooks
 from mmrl.core.protocols import Policy, PromptSampler
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt
-from mmrl.training.watch.preflight import TrainingStoppedError
+from mmrl.training.stopping import TrainingStoppedError
 
 log = logging.getLogger("mmrl")
 MOST_DRAWS = 1000
@@ -17,13 +17,13 @@ MOST_DRAWS = 1000
 
 @dataclass
 class Drawing:
-    """Draws prompts that the policy can be shown; the same ones on all ranks."""
+    """Draws prompts that the policy can read; the same ones on all ranks."""
 
     sampler: PromptSampler
     policy: Policy
     ranks: Ranks
-    limit: int = 0
-    """Prompts that may be skipped in a run; 0 = none, the policy's own error then stops it."""
+    limit: int
+    """Prompts that may be skipped in a run."""
     skipped: dict[str, str] = field(default_factory=dict[str, str])
     """Prompt id -> what was wrong with it."""
 
@@ -33,8 +33,6 @@ class Drawing:
         Raises:
             TrainingStoppedError: more prompts than the limit cannot be read; names the last one.
         """
-        if not self.limit:
-            return list(self.sampler.draw(count))
         found: list[Prompt] = []
         for _ in range(MOST_DRAWS):
             if len(found) == count:

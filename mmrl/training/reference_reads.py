@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.hooks import PolicyHooks, with_hooks
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, PLACE, REWARD, ROLLOUT_LOGPROBS
@@ -66,7 +67,7 @@ class ReferenceReads:
 
         A record is wanted all the same where other weights or an engine may have sampled: the ratio then corrects for them.
         """
-        sampled_here = self.gate.is_exact and not self.policy.shadows
+        sampled_here = with_hooks(self.policy, PolicyHooks).exact_sampler and not self.policy.shadows
         return self.algorithm.old_can_be_live and (self.algorithm.old == "reread" or sampled_here)
 
     def with_old(self, batch: Batch, live: Mapping[Reading, Tensor]) -> Batch:

@@ -1,4 +1,4 @@
-"""The numbers of a training run that belong to no part: how long, how often, and when a run is called unwell."""
+"""The settings of a training run that belong to no part: how long, how often, and when it warns."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal

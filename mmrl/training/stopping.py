@@ -1,15 +1,25 @@
-"""Stopping a run on request, at a moment from which it can go on exactly.
+"""Stopping a run: before it trains on nonsense, or on request, at a moment from which it can go on exactly.
 
 Weights move in a step's updates only. While prompts are sampled, scored and read, and while held-out ones are evaluated, a
 request is followed at once: the work is thrown away, and the state saved is the one from before it. Updates are finished first.
 """
 
-from collections.abc import Iterator
+import math
+import random
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 
+import torch
+from torch import nn
+
+from mmrl.core.hooks import PolicyHooks, with_hooks
+from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
+from mmrl.core.types import Rollouts, Scores
 from mmrl.runtime.blame import AskedToLeaveError
+from mmrl.training.settings import TrainSettings
 
 ON_THE_WAY = frozenset({"__enter__", "__exit__"})
 """Functions that put something in place or back, such as averaged weights: nothing is broken off inside of them."""
@@ -29,7 +39,7 @@ class Stop:
         """True where the work that goes on may be thrown away."""
 
     def ask(self, name: str, frame: FrameType | None = None) -> bool:
-        """Ask, or ask again; True if it was too soon and should be asked again in a moment.
+        """Ask the run to stop; True if it cannot yet, and should be asked again in a moment.
 
         Args:
             frame: what the signal interrupted.
@@ -62,3 +72,76 @@ class Stop:
             yield
         finally:
             self.is_open = False
+
+
+class TrainingStoppedError(ValueError):
+    """Training cannot go on; the message says at which step, why, and what to look at."""
+
+
+@dataclass
+class Audit:
+    """Looks at what the policy recorded: at the first steps of a run at every row, later at one group per step."""
+
+    policy: Policy
+    settings: TrainSettings
+    ranks: Ranks
+    steps: int = field(default=0, init=False)
+
+    def __call__(self, rollouts: Rollouts, step: int) -> None:
+        """Raises TrainingStoppedError on all ranks, with the row that the first of them found."""
+        self.steps += 1
+        if self.steps > self.settings.audit_steps:
+            if self.settings.audit_every == 0 or step % self.settings.audit_every:
+                return
+            rollouts = one_group(rollouts, random.Random(f"{self.settings.seed}/{step}"))
+        found = ""
+        try:
+            with_hooks(self.policy, PolicyHooks).audit(rollouts)
+        except ValueError as error:
+            found = str(error)
+        first = next(filter(None, self.ranks.gather(found)), "")
+        if first:
+            raise TrainingStoppedError(f"step {step}: {first}")
+
+
+def refuse_nothing_to_train(step: int, ranks: Ranks, trained: Rollouts, scores: Scores) -> None:
+    """Stop where masks and the advantage left no action of any process.
+
+    Raises:
+        TrainingStoppedError: says which of rewards, masks and lengths left nothing.
+    """
+    if ranks.sum([int(trained.action_mask.any())])[0]:
+        return
+    if not bool(scores.total().isfinite().any()):
+        reason = f"no reward ({', '.join(scores.names)}) answered for any sample: all said None or failed"
+    elif bool(trained.truncated().all()):
+        reason = "every completion was cut before it stopped and masks drop cut ones: raise max_new_tokens"
+    else:
+        reason = "masks and the advantage dropped every row: look at algorithm.masks"
+    raise TrainingStoppedError(f"step {step} has nothing to train on: {reason}")
+
+
+def one_group(rollouts: Rollouts, chance: random.Random) -> Rollouts:
+    """The rows of one group."""
+    ids = rollouts.group_ids.unique().tolist()
+    return rollouts.take((rollouts.group_ids == chance.choice(ids)).nonzero()[:, 0]) if len(ids) > 1 else rollouts
+
+
+def refuse_broken_weights(parameters: Iterable[nn.Parameter], step: int, lr: float) -> None:
+    """Stop before weights that are not finite are sampled from, evaluated or saved.
+
+    Raises:
+        TrainingStoppedError: the optimizer's step made some of them infinite or NaN.
+    """
+    parts = [part for p in parameters if p.requires_grad and (part := local_part(p)).numel()]
+    if parts and not bool(nn.utils.get_total_norm(parts, math.inf).isfinite()):
+        raise TrainingStoppedError(
+            f"step {step}: the update made weights infinite or NaN at a learning rate of {lr:g}: lower optimizer.lr and "
+            "start again, or resume from the last checkpoint, which is from before"
+        )
+
+
+def local_part(parameter: nn.Parameter) -> torch.Tensor:
+    """This process's part of a parameter that may be spread over several."""
+    whole = getattr(parameter, "to_local", None)
+    return parameter.detach() if whole is None else whole().detach()

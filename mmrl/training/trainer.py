@@ -17,7 +17,7 @@ from mmrl.core.protocols import Callback, Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Batch, Credit, Examples, Reading, Rollouts, Scores
-from mmrl.training.batches import Batches
+from mmrl.training.batches import Batches, idle_rows, leave_out
 from mmrl.training.callbacks import Callbacks
 from mmrl.training.checkpoints.files import looks_whole
 from mmrl.training.checkpoints.save import Checkpoints
@@ -25,18 +25,22 @@ from mmrl.training.checkpoints.state import RunState, copy_state, load_parts
 from mmrl.training.collect import Collected, Collector, rows_of_now
 from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
-from mmrl.training.measure import reward_metrics, rollout_metrics, stopwatch, with_shares
+from mmrl.training.measure import UpdateFigures, reward_metrics, rollout_metrics, stopwatch, with_shares
+from mmrl.training.optim import check_rest, put_to_rest, woken
 from mmrl.training.reference_reads import ReferenceReads, of_scores
-from mmrl.training.resources.figures import UpdateFigures
-from mmrl.training.resources.idle_rows import idle_rows, leave_out
 from mmrl.training.resources.micro_batch import MicroBatches
 from mmrl.training.resources.profile import Profile
-from mmrl.training.resources.resting import check_rest, put_to_rest, woken
 from mmrl.training.rewards.runner import RewardRunner
 from mmrl.training.settings import TrainSettings
-from mmrl.training.stopping import AskedToStopError, Stop
+from mmrl.training.stopping import (
+    AskedToStopError,
+    Audit,
+    Stop,
+    TrainingStoppedError,
+    refuse_broken_weights,
+    refuse_nothing_to_train,
+)
 from mmrl.training.watch.health import Health
-from mmrl.training.watch.preflight import Audit, TrainingStoppedError, refuse_broken_weights, refuse_nothing_to_train
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class Trainer:
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
         self.reader = ReferenceReads(policy, algorithm, settings, self.ranks, self.sizes)
         self.audit = Audit(policy, settings, self.ranks)
-        self.stop, self.is_stopped, self.profile = Stop(), False, Profile()
+        self.stop, self.is_stopped = Stop(), False
         self.evaluated = -1
         """The step after which held-out prompts were last scored."""
         self._latest: dict[str, float] = {}
@@ -98,12 +102,12 @@ class Trainer:
         parts = (policy, self.optimizer, self.lr_schedule, generator, self.collector, watched, self.health, self.ranks)
         self._run_state = RunState(*parts)
 
-    def fit(self) -> None:
+    def fit(self, profile: Profile = Profile()) -> None:
         """Train to the last step, evaluating and saving on the way; asked to stop, save and return with `is_stopped`."""
         try:
             self._evaluate_if_due()
             while self.index < self.settings.steps and not self.health.stop:
-                self.profile.reach(self.index + 1)
+                profile.reach(self.index + 1)
                 self._tell(self.step())
                 self._evaluate_if_due()
                 if self._is_last() or self._due(self.settings.save_every):
@@ -114,7 +118,7 @@ class Trainer:
             self.is_stopped = True
             self.save(self._before, final=True)
         finally:
-            self.profile.close()
+            profile.close()
             if self.checkpoints is not None:
                 self.checkpoints.close()
             self.callbacks.look_for_checkpoints(settled=True)
@@ -145,7 +149,7 @@ class Trainer:
         metrics = {**reward_metrics(own, fresh, collected.tables, self.ranks), **rollout_metrics(fresh, self.ranks)}
         metrics |= {**measured, "rollout/rounds": float(collected.rounds), "rollout/discarded": float(collected.num_discarded)}
         metrics |= self.figures.drain(self.ranks)
-        metrics |= {"data/skipped": float(len(self.collector.drawing.skipped))} if self.settings.max_skipped else {}
+        metrics |= {"data/skipped": float(len(self.collector.skipped))} if self.settings.max_skipped else {}
         metrics |= {**with_shares(times | collected.times, self.ranks), "policy/lr": self.optimizer.param_groups[0]["lr"]}
         self._note(collected, scores, metrics)
         return metrics
@@ -157,7 +161,7 @@ class Trainer:
             TrainingStoppedError: a reward or a sampler is gone for good; the run is saved as it was before the step.
         """
         try:
-            return self.collector.collect(self._sampling())
+            return self.collector.collect(self.sampling(self.index + 1))
         except UnavailableError as error:
             kept = ""
             # the other ranks are still collecting, and a checkpoint takes them all
@@ -191,7 +195,8 @@ class Trainer:
         micro_batches = self.sizes.cut(batch)
         for i, micro_batch in enumerate(micro_batches, start=1):
             values = self.policy.read(micro_batch.rollouts.trace, live, micro_batch.rollouts.action_mask)
-            self.reader.gate.first(micro_batch, values)
+            if self.reader.gate.closed:
+                self.reader.gate.first(micro_batch, values)
             self.figures.compare(micro_batch, values)
             loss, infos = self.algorithm.loss(self.reader.with_old(micro_batch, values), values)
             self.ranks.backward(loss, last=i == len(micro_batches))
@@ -242,7 +247,7 @@ class Trainer:
         self.callbacks.expect_checkpoint(self.index, folder)
 
     def state_dict(self) -> State:
-        """Everything that moves, some of it not yet copied; every process must ask."""
+        """Everything that moves, some of it not yet copied; every process must call it."""
         sizes = self.sizes.state_dict()
         parts = {name: part.state_dict() for name, part in self.algorithm.remembering.items()}
         return {"index": self.index, "evaluated": self.evaluated, "sizes": sizes, "parts": parts, **self._run_state.state_dict()}
@@ -275,9 +280,10 @@ class Trainer:
     def _is_last(self) -> bool:
         return self.index >= self.settings.steps or self.health.stop
 
-    def _sampling(self) -> object:
+    def sampling(self, step: int) -> object:
+        """How training samples at this step, from 1 on; None where it always samples alike."""
         schedule = self.algorithm.schedule
-        return None if schedule is None else schedule.at(self.index)
+        return None if schedule is None else schedule.at(step - 1)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.index % every == 0
@@ -303,7 +309,7 @@ def share_averages(totals: dict[str, float]) -> dict[str, float]:
 
 
 def examples_of(collected: Collected, scores: Scores) -> Examples:
-    """A step's groups for whoever watches, with their scores after shaping and the parts of their rewards."""
+    """A step's groups as callbacks get them, with their scores after shaping and the parts of their rewards."""
     groups = collected.rollouts.groups
     parts = [part for group in groups for part in collected.tables[group.id].parts]
     return Examples(groups, in_group_order(scores, collected.rollouts), parts)

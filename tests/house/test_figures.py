@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LIMITS: dict[str, float] = {  # limits only ever fall
     "files in one room": 16,
     "files on one shelf": 22,
-    "files that a step of tiny/image enters": 65,
+    "files that a step of tiny/image enters": 50,
     "Any per 1,000 lines": 4.9,
     "Any per 1,000 lines: app": 10,
     "Any per 1,000 lines: core": 6.5,
@@ -25,14 +25,14 @@ LIMITS: dict[str, float] = {  # limits only ever fall
     "Any per 1,000 lines: any other room": 5,
     "participles": 73,
     "docstrings that begin with Of, As, What, Inside or Whether": 0,
-    "`told` in mmrl/": 62,
-    "`nobody` in mmrl/": 11,
+    "`told` in mmrl/": 5,
+    "`nobody` in mmrl/": 5,
     "`so many` in mmrl/": 3,
     "words of README.md": 1000,
     "words of docs/architecture.md": 2500,
     "words of docs/one_step.md": 1200,
 }
-"""The goal: a step enters 50 files; 10 `Any` in all and in every room (15 in policies, where libraries leave no choice);
+"""The goal: 10 `Any` in all and in every room (15 in policies, where libraries leave no choice);
 60 participles; 53 `told`, 35 `nobody`, 23 `so many`."""
 SHELVES = {
     *("mmrl/algorithms/advantages", "mmrl/algorithms/presets", "mmrl/app/commands", "mmrl/data/layouts"),

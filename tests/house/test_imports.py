@@ -62,3 +62,19 @@ def test_plug_ins_use_public_rooms_only(folder: str):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mmrl"):
                 assert ".".join((node.module or "").split(".")[:2]) in allowed, f"{file.name} imports {node.module}"
+
+
+COLLABORATORS = {"trainer", "collector", "evaluator", "reader", "gate", "audit"}
+
+
+def set_from_outside(tree: ast.Module) -> list[str]:
+    """Attributes of a trainer or its collaborators that an assignment changes, as they are written."""
+    set_here = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    return [ast.unparse(node) for node in set_here if COLLABORATORS & set(ast.unparse(node.value).split("."))]
+
+
+def test_what_a_trainer_works_with_is_whole_when_it_is_built():
+    outside = "trainer.collector.planner = 1\ncollector.next_group, x = 1, 2\nself.collector = x.trainer"
+    assert set_from_outside(ast.parse(outside)) == ["trainer.collector.planner", "collector.next_group"]
+    files = [file for room in ("app", "training") for file in (ROOT / "mmrl" / room).rglob("*.py")]
+    assert {file.name: found for file in files if (found := set_from_outside(ast.parse(file.read_text())))} == {}

@@ -14,8 +14,9 @@ from mmrl.app.run.build import Job
 from mmrl.app.run.folder import RunDir
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scored
+from mmrl.runtime.process_state import seed, set_random_state
 from mmrl.training.checkpoints.save import CheckpointError, Checkpoints
-from mmrl.training.checkpoints.state import load_rewards, rewards_state, seed, set_random_state
+from mmrl.training.checkpoints.state import load_rewards, rewards_state
 from mmrl.training.rewards.cache import AnswerCache
 from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardRunner

@@ -15,8 +15,8 @@ from mmrl.core.types import Group, Prompt, Rollouts
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
+from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.trainer import Trainer
-from mmrl.training.watch.preflight import TrainingStoppedError
 
 Change = Callable[[Any], None]
 

@@ -1,7 +1,7 @@
 """Rounds of one step are merged: samples added to a known group get numbers of their own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,8 +40,8 @@ def test_samples_added_to_a_group_follow_those_it_has():
 
 
 def test_a_step_with_a_later_round_scores_every_sample_by_its_own_answer():
-    trainer = make_trainer(PRESETS["dr_grpo"], lambda group: [float(len(sample.token_ids or ())) for sample in group.samples])
-    trainer.collector.planner = OnceMore()
+    algorithm = replace(PRESETS["dr_grpo"], planner=OnceMore())
+    trainer = make_trainer(algorithm, lambda group: [float(len(sample.token_ids or ())) for sample in group.samples])
     collected = trainer.collector.collect()
     assert collected.rounds == 2 and len(collected.rollouts) == 4 * (8 + 2)
     assert collected.scores.values[:, 0].tolist() == collected.rollouts.action_mask.sum(1).tolist()

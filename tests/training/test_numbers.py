@@ -9,7 +9,7 @@ from torch import nn
 from mmrl.algorithms.advantages.group import GroupNorm, LeaveOneOut
 from mmrl.core.types import Group, Prompt, Sample, Scores, Status
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner, Transform, refuse_overflow
-from mmrl.training.watch.preflight import TrainingStoppedError, refuse_broken_weights
+from mmrl.training.stopping import TrainingStoppedError, refuse_broken_weights
 from tests.support.rows import rollouts
 
 

@@ -14,8 +14,8 @@ from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Request
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.rewards.runner import RewardError
+from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.trainer import Records
-from mmrl.training.watch.preflight import TrainingStoppedError
 from tests.support.fakes import FakeTextPolicy, right_letter
 from tests.support.trainers import make_trainer
 
@@ -36,8 +36,7 @@ class Watched(FakeTextPolicy):
 
 def run(parts: int, algorithm: Any = PRESETS["grpo"], function: Any = right_letter) -> tuple[list[dict[str, float]], Watched]:
     policy = Watched()
-    trainer = make_trainer(algorithm, function, policy=policy)
-    trainer.collector.parts = parts
+    trainer = make_trainer(algorithm, function, policy=policy, rollout_parts=parts)
     return [trainer.step() for _ in range(4)], policy
 
 
@@ -65,8 +64,7 @@ def test_rewards_work_while_the_policy_samples():
         assert scored.acquire(timeout=10), "the reward did not start before the next part was sampled"
 
     policy = Watched(meanwhile=meanwhile)
-    trainer = make_trainer(PRESETS["grpo"], slow, policy=policy)
-    trainer.collector.parts = 4
+    trainer = make_trainer(PRESETS["grpo"], slow, policy=policy, rollout_parts=4)
     trainer.step()
     assert len(policy.asked) == 4
 

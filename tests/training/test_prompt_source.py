@@ -13,7 +13,7 @@ from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.tiny.text.vlms import build
 from mmrl.training.prompt_source import Drawing
-from mmrl.training.watch.preflight import TrainingStoppedError
+from mmrl.training.stopping import TrainingStoppedError
 from tests.support.fakes import FakeTextPolicy, prompts
 from tests.support.trainers import make_trainer
 from tests.support.videos import even, write_video
@@ -37,7 +37,7 @@ def test_unreadable_prompts_are_skipped_counted_and_replaced(caplog: pytest.LogC
     bad = frozenset(some(2))
     run = make_trainer(policy=Choosy(bad=bad), max_skipped=2, prompts_per_step=4, sampler=Shuffled(prompts()[:6], seed=0))
     metrics = [run.step() for _ in range(4)]
-    seen = [prompt.id for prompt in run.collector.drawing(4)]
+    seen = [prompt.id for prompt in run.collector.draw(4)]
     assert metrics[-1]["data/skipped"] == 2
     assert not bad & set(seen)
     assert metrics[0]["rollout/actions"] > 0
@@ -68,7 +68,7 @@ def test_a_resumed_run_remembers_what_it_skipped():
         run.step()
     fresh = make_trainer(policy=Choosy(bad=frozenset(some(2))), **options)
     fresh.load_state_dict(run.state_dict())
-    assert fresh.collector.drawing.skipped == run.collector.drawing.skipped != {}
+    assert fresh.collector.skipped == run.collector.skipped != {}
 
 
 class Half(Ranks):

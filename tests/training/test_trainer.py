@@ -12,7 +12,7 @@ from mmrl.core.types import Group
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
-from mmrl.training.watch.preflight import TrainingStoppedError
+from mmrl.training.stopping import TrainingStoppedError
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.presets import ON_TASKS, SILENT_STEPS
 from tests.support.presets import TEXT as PRESETS

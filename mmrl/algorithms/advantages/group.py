@@ -109,7 +109,7 @@ class LengthBaseline:
 class PassK:
     """A = (r_max - r_second) / (deviation + eps) for the best sample of a group, 0 for the others (arXiv:2503.19595).
 
-    Ties at the top give nobody anything. The pass@k objective for k between 1 and G is not implemented: k = G.
+    Ties at the top give no one anything. The pass@k objective for k between 1 and G is not implemented: k = G.
     """
 
     scale: bool = True

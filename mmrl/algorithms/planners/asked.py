@@ -27,7 +27,7 @@ class Asked:
         return requests
 
     def forget_others(self, groups: Iterable[Group]) -> None:
-        """Keep this step's groups only: those that it dropped and those of earlier steps are asked for no more."""
+        """Keep the requests of this step's groups only, without those that it dropped."""
         known = {group.id for group in groups}
         for group_id in self.requests.keys() - known:
             del self.requests[group_id]

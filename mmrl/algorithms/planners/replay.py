@@ -16,7 +16,7 @@ from mmrl.core.types import Credit, Group, Prompt, Request, Revision, Rollouts, 
 
 @dataclass(frozen=True)
 class Replay(PlannerHooks):
-    """A buffer beside every prompt's samples: shared by the planners that replay."""
+    """The buffer of rows that planners which replay share."""
 
     capacity: Count = 4096
     """Most rows in the buffer; the oldest leave."""

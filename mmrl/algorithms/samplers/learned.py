@@ -1,6 +1,6 @@
 """Samplers that learn from rewards which prompts, or which kinds of prompts, still teach.
 
-They keep numbers per prompt or per category, draw with them, and are told the total rewards of every prompt of a step. What is
+They keep numbers per prompt or per category, draw with them, and are given the total rewards of every prompt of a step. What is
 drawn depends on the seed, the number of draws and what was observed, so every rank draws the same and a resumed run goes on
 exactly.
 """

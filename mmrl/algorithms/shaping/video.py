@@ -134,7 +134,7 @@ class ConsistencyBonus:
 
     arXiv:2506.16141. Confidence c = min(exp(mean ema log-prob of the answer's tokens), most). Right = r > correct_above and
     r >= mean r; expected = c >= mean c of the right ones - margin. Means are over the group (the code of the paper: over one
-    process's batch). Where none is right nobody gets a bonus.
+    process's batch). Where none is right none gets a bonus.
     """
 
     reward: str | None = None

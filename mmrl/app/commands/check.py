@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -24,8 +24,9 @@ from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load
 from mmrl.app.run.context import RUNS, distributed_run
 from mmrl.app.run.sample_files import frames_of, strip
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Prompt, Rollouts, Scores, Status
-from mmrl.training.collect import Collected
+from mmrl.training.collect import Collected, Collector
 from mmrl.training.watch.ratio_gate import Gap
 
 FEW = 4
@@ -50,7 +51,7 @@ class Findings:
         """A mistake inside becomes a line."""
         try:
             yield
-        except (ValueError, OSError, ModuleNotFoundError) as error:
+        except (ValueError, OSError, ModuleNotFoundError, UnavailableError) as error:
             self.add(what, str(error), "FAIL")
 
     @property
@@ -150,9 +151,10 @@ def look_at_job(job: Job, resolved: Resolved, found: Findings) -> None:
     """One rollout of a few prompts, scored and evaluated again."""
     trainer = job.trainer
     found.add("model and rewards", f"loaded {resolved.config.policy.model} and {', '.join(trainer.collector.rewards.names)}")
-    trainer.collector.planner = Once()
-    trainer.collector.num_prompts = min(FEW, resolved.config.prompts_per_step)
-    collected = trainer.collect()
+    algorithm = replace(trainer.algorithm, planner=Once())
+    settings = replace(trainer.settings, prompts_per_step=min(FEW, trainer.settings.prompts_per_step))
+    collector = Collector(job.policy, trainer.sampler, trainer.collector.rewards, algorithm, settings, trainer.ranks)
+    collected = collector.collect(trainer.sampling(1))
     rollouts = collected.rollouts
     sampled = sum(len(group.samples) for group in rollouts.groups)
     found.add("rollout", f"{len(rollouts.groups)} prompts, {sampled} samples, {collected.times['time/rollout_s']:.1f} s")

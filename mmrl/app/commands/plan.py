@@ -205,9 +205,9 @@ def timing(resolved: Resolved, count: int) -> Timing:
         steps = [job.trainer.step() for _ in range(count + 1)][1:]
         evaluation = 0.0
         if job.evaluator is not None:
-            everyone, few = job.evaluator.prompts, job.evaluator.prompts[: job.evaluator.settings.batch_size]
-            job.evaluator.prompts = few
-            evaluation = seconds_of(job.evaluator) * len(everyone) / len(few)
+            one, few = job.evaluator, job.evaluator.prompts[: job.evaluator.settings.batch_size]
+            part = Evaluator(one.policy, few, one.rewards, one.settings, one.sampling, one.ranks, one.variants)
+            evaluation = seconds_of(part) * len(one.prompts) / len(few)
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
     return Timing(steps, evaluation, peak)
 

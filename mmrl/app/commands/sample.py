@@ -133,7 +133,7 @@ def groups_of_prompt(job: Job, prompt: str, step: int, last_group: int) -> list[
     if not mine:
         again = "; rounds after the first drew others: --whole samples them too" if collector.planner.max_rounds > 1 else ""
         raise ValueError(f"step {step} drew no prompt {prompt!r}: {did_you_mean(prompt, [r.prompt.id for r in asked])}{again}")
-    rollouts = job.policy.rollout(mine, plan_of(job, step))
+    rollouts = job.policy.rollout(mine, job.trainer.sampling(step))
     return [Drawn(group, next(r for r in mine if r.group_id == group.id)) for group in rollouts.groups]
 
 
@@ -148,7 +148,7 @@ def planned_requests(collector: Collector, num_prompts: int, last_group: int) ->
 def whole_step(job: Job, prompt: str, step: int) -> list[Drawn]:
     """The prompt's groups after the whole step was sampled and scored."""
     collector = job.trainer.collector
-    collected = collector.collect(plan_of(job, step))
+    collected = collector.collect(job.trainer.sampling(step))
     groups = [group for group in collected.rollouts.groups if group.prompt.id == prompt]
     if not groups:
         ids = [group.prompt.id for group in collected.rollouts.groups]
@@ -165,12 +165,6 @@ def whole_step(job: Job, prompt: str, step: int) -> list[Drawn]:
         )
         for group in groups
     ]
-
-
-def plan_of(job: Job, step: int) -> object:
-    """How training sampled at this step; None where it always samples alike."""
-    schedule = job.trainer.algorithm.schedule
-    return None if schedule is None else schedule.at(step - 1)
 
 
 def held_out(job: Job, prompt: str, run: RunDir) -> list[Drawn]:

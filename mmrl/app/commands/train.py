@@ -161,7 +161,7 @@ def run_job(
             run = RunDir(path)
             with leave_in_order():
                 job = build(resolved, run, accelerator, watchers)
-            job.trainer.profile = Profile(steps, run.path / "profile", ranks.rank if ranks.world > 1 else None)
+            trace = Profile(steps, run.path / "profile", ranks.rank if ranks.world > 1 else None)
             if resume is not None:
                 changes = changed_settings(saved_config(run), job.config)
                 step = continue_from(job, run, ranks)
@@ -176,7 +176,7 @@ def run_job(
                 console.print(f"config: {run.config_file}", highlight=False, markup=False)
                 console.print(updates(resolved.config.algorithm.algorithm), highlight=False)
                 show_first_prompt(job, run)
-            fit(job, run, ranks)
+            fit(job, run, ranks, trace)
         if ranks.is_main and not job.trainer.is_stopped:
             announce(run)
     return run, job
@@ -236,20 +236,20 @@ def continue_from(job: Job, run: RunDir, ranks: Ranks) -> int | None:
     return step
 
 
-def fit(job: Job, run: RunDir, ranks: Ranks) -> None:
+def fit(job: Job, run: RunDir, ranks: Ranks, profile: Profile) -> None:
     """Train; whatever happens, callbacks are closed. SIGTERM and Ctrl-C save and say how to go on."""
     try:
         with listen(job.trainer.stop):
             if ranks.is_main:
                 with run.record_warnings(lambda: job.trainer.index):
                     warn_of_idle_terms(job)
-                    job.trainer.fit()
+                    job.trainer.fit(profile)
             else:
-                job.trainer.fit()
+                job.trainer.fit(profile)
     finally:
         job.trainer.callbacks.close()
         if ranks.is_main:
-            tell_profile(job)
+            report_profile(profile)
     if job.trainer.is_stopped and ranks.is_main:
         text = f"stopped by {job.trainer.stop.asked_by} and saved after step {job.trainer.index}; go on with"
         console.print(f"{text}\n{how_to_go_on(job.config, run)}", highlight=False, markup=False)
@@ -260,9 +260,8 @@ def num_done(run: Path) -> int:
     return Checkpoints(RunDir(run).checkpoints).newest_whole() or 0
 
 
-def tell_profile(job: Job) -> None:
+def report_profile(profile: Profile) -> None:
     """Say where the trace of a run is, or why there is none."""
-    profile = job.trainer.profile
     if profile.is_written:
         console.print(
             f"trace of {profile.steps}: {profile.file} (open it at ui.perfetto.dev or chrome://tracing)", highlight=False

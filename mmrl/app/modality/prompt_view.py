@@ -7,14 +7,15 @@ from typing import Any
 
 from PIL import Image
 
-from mmrl.core.samples import IMAGE, kind_of
+from mmrl.core.samples import IMAGE, VIDEO, kind_of
 from mmrl.core.types import Prompt, Request
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.prompt.encode import text_of
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.prompt.encode import videos_of
 from mmrl.policies.text.write.rollout import view_seed
-from mmrl.policies.video.input import as_video, change_frames, without_changes
+from mmrl.policies.video.input import change_frames, without_changes
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,13 @@ def token_text(pieces: Sequence[tuple[int, int]], media: frozenset[int], tokeniz
 def pictures(policy: TextPolicy, prompt: Prompt, sizes: Sequence[tuple[int, int]]) -> list[tuple[str, Image.Image]]:
     """The pictures at the sizes the model sees, and the frames of clips."""
     found: list[tuple[str, Image.Image]] = []
-    left = list(sizes)
+    left, clips = list(sizes), iter(videos_of(prompt))
     for i, media in enumerate(prompt.media):
-        video = as_video(media)
         if kind_of(media) is IMAGE:
             found.append((f"picture-{i}", open_picture(media, prompt.id).resize(left.pop(0), Image.Resampling.BICUBIC)))
-        if video is None:
+        if kind_of(media) is not VIDEO:
             continue
+        video = next(clips)
         frames = change_frames(policy.encode.videos(without_changes(video)), video)
         named = zip(frames.times, frames.pixels, strict=True)
         found += [(f"clip-{i}-frame-{k:03d}-at-{time:.2f}s", Image.fromarray(pixels)) for k, (time, pixels) in enumerate(named)]

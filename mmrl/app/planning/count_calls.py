@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,9 +15,8 @@ from mmrl.algorithms.planners.video import DifficultyAware
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.config.run import RunConfig
 from mmrl.app.modality.registry import modality_of
-from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.protocols import Planner, Policy
-from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores
+from mmrl.core.types import Group, Prompt, Revision, Scores
 from mmrl.policies.shared.call_log import CallCount, DryRun
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import USUAL_POSITIONS
@@ -51,15 +51,11 @@ class Stubborn:
     looked: int = 0
     """Rounds of this step that are over."""
 
-    @property
-    def max_rounds(self) -> int:
-        return self.planner.max_rounds
-
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        return self.planner.first(prompts, group_size, first_id, seed)
-
-    def inspect(self, rollouts: Rollouts) -> None:
-        with_hooks(self.planner, PlannerHooks).inspect(rollouts)
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the planner's; a copy that is being made has none yet."""
+        if name == "planner" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.planner, name)
 
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
         self.looked = round_index + 1
@@ -129,15 +125,16 @@ class CountedRun:
         sampler = Shuffled(self.prompts if prompts is None else prompts, self.config.seed)
         # with one process's share of the prompts there may be fewer units than minibatches, of which all have at least one here
         minibatches = min(self.algorithm.minibatches, self.algorithm.units(settings.prompts_per_step))
-        algorithm = replace(self.algorithm, minibatches=minibatches)
+        planner = deepcopy(self.algorithm.planner)
+        if worst and isinstance(planner, DifficultyAware):
+            planner.memory.rewards.extend([1.0] * planner.window)
+        algorithm = replace(
+            self.algorithm, minibatches=minibatches, planner=cast(Planner, Stubborn(planner)) if worst else planner
+        )
         trainer = Trainer(self.policy, algorithm, sampler, RewardRunner(rewards), settings)
-        if worst:
-            planner = trainer.collector.planner
-            if isinstance(planner, DifficultyAware):
-                planner.memory.rewards.extend([1.0] * planner.window)
-            trainer.collector.planner = stubborn = Stubborn(planner)
-            for stand_in in stand_ins:
-                stand_in.planner = stubborn
+        for stand_in in stand_ins:
+            # the trainer's own copy
+            stand_in.planner = trainer.collector.planner if isinstance(trainer.collector.planner, Stubborn) else None
         return trainer, stand_ins
 
 

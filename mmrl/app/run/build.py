@@ -33,8 +33,8 @@ from mmrl.core.sources import Sources, StreamedSources, first_of_each
 from mmrl.core.types import Prompt
 from mmrl.data.validate import Report, check
 from mmrl.runtime.cache import cache_folder, note_new, note_use
+from mmrl.runtime.process_state import seed
 from mmrl.training.checkpoints.save import Checkpoints
-from mmrl.training.checkpoints.state import seed
 from mmrl.training.evaluate import Evaluator, check_columns
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.trainer import Records, Trainer

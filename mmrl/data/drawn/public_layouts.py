@@ -80,8 +80,8 @@ def screens(folder: Path, seed: int) -> None:
             scene = scene_of("held_out", seed + number, i)
             file = save(scene, pictures / f"{platform}_{i}.png")
             kind = "icon" if i % 2 else "text"
-            told = {"instruction": scene.question, "data_type": kind, "data_source": source}
-            rows.append({"img_filename": file.name, "bbox": xywh(scene), **told})
+            facts = {"instruction": scene.question, "data_type": kind, "data_source": source}
+            rows.append({"img_filename": file.name, "bbox": xywh(scene), **facts})
         write_json(folder / "screenspot" / f"screenspot_{platform}.json", rows)
     train: list[Row] = []
     for i in range(PICTURES["train"]):
@@ -112,8 +112,8 @@ def questions(folder: Path, seed: int) -> None:
             file = f"video_{i:05d}.mp4"
             write_mp4(folder / "clevrer" / f"video_{name}" / file, moving.draw(clip), CLIP.fps)
             right = set(clip.answer.split(","))
-            told = zip(moving.LETTERS, clip.options, strict=False)
-            choices = [{"choice": words, "answer": "correct" if letter in right else "wrong"} for letter, words in told]
+            options = zip(moving.LETTERS, clip.options, strict=False)
+            choices = [{"choice": words, "answer": "correct" if letter in right else "wrong"} for letter, words in options]
             asked = {"question_type": "counterfactual", "question": clip.question, "choices": choices}
             videos.append({"video_filename": file, "questions": [asked]})
         write_json(folder / "clevrer" / f"{name}.json", videos)

@@ -79,10 +79,10 @@ class FileMemory(Generic[T]):
     def __call__(self, path: str | Path, find_out: Callable[[], T]) -> T:
         """The answer that `find_out()` gives or gave for this file; errors are not remembered."""
         try:
-            told = os.stat(path)
+            status = os.stat(path)
         except (OSError, ValueError):
             return find_out()
-        key = (told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns)
+        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         mine: Future[T] = Future()
         with self._lock:
             if key in self._known:
@@ -100,7 +100,7 @@ class FileMemory(Generic[T]):
             raise
         with self._lock:
             del self._asked[key]
-            if time.time_ns() - told.st_mtime_ns > RACY_NS:
+            if time.time_ns() - status.st_mtime_ns > RACY_NS:
                 self._known[key] = found
                 if len(self._known) > MOST:
                     self._known.popitem(last=False)

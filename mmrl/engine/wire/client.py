@@ -137,9 +137,9 @@ class EngineClient:
     def unload_adapter(self, name: str) -> None:
         self.post("/v1/unload_lora_adapter", {"lora_name": name})
 
-    def ask_workers(self, method: str, told: str) -> list[str]:
+    def ask_workers(self, method: str, argument: str) -> list[str]:
         """The complaints of the server's workers when mmrl's extension inside them is called; empty: none has one."""
-        answer = self.post("/collective_rpc", {"method": method, "args": [told]}, self.timeout_s)
+        answer = self.post("/collective_rpc", {"method": method, "args": [argument]}, self.timeout_s)
         found = answer.get("results", []) if isinstance(answer, Mapping) else []
         return [str(problem) for problem in found if problem]
 

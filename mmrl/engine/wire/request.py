@@ -31,8 +31,8 @@ class Ask:
         given = {"n": len(self.rows), "seed": self.seed, **sampling}
         if prompt.begun:
             given["max_tokens"] = max(1, int(str(sampling["max_tokens"])) - prompt.begun)
-        told = {"request_id": uuid.uuid4().hex, "model": model, "return_token_ids": True, "sampling_params": given}
-        return json.dumps(told | {"token_ids": list(prompt.token_ids)}).encode()[:-1] + prompt.tail
+        body = {"request_id": uuid.uuid4().hex, "model": model, "return_token_ids": True, "sampling_params": given}
+        return json.dumps(body | {"token_ids": list(prompt.token_ids)}).encode()[:-1] + prompt.tail
 
 
 @dataclass(frozen=True)

@@ -230,10 +230,10 @@ class WeightExtension:
             return str(error)
         return ""
 
-    def tensors_problem(self, told: str) -> str:
+    def tensors_problem(self, facts: str) -> str:
         """The fault of tensors that are to come from the trainer; empty: none."""
         try:
-            self.check({one.name: one.shape for one in read_tensors(told)}, "the trainer's weights")
+            self.check({one.name: one.shape for one in read_tensors(facts)}, "the trainer's weights")
         except ValueError as error:
             return str(error)
         return ""
@@ -241,13 +241,13 @@ class WeightExtension:
     def check(self, given: Shapes, place: str) -> None:
         check_weights(self.model_runner.get_model(), self.vllm_config.model_config, given, place)
 
-    def meet_trainer(self, told: str) -> str:
+    def meet_trainer(self, message: str) -> str:
         """Go where the trainer waits, and say what this worker is; what is wrong, in one sentence."""
         layout, engine = self.vllm_config.parallel_config, self.weight_transfer_engine
         if engine.receiver is None:
             rank = layout.data_parallel_index * layout.world_size + self.rank
             engine.receiver = Receiver(rank, layout.data_parallel_size * layout.world_size, self.device)
-        return engine.receiver.meet(told)
+        return engine.receiver.meet(message)
 
     def join_trainer(self, kind: str) -> str:
         """Join the trainer's group; what is wrong, in one sentence."""

@@ -252,10 +252,10 @@ class Receiver:
         self.host = ""
         self.group: WeightGroup | None = None
 
-    def meet(self, told: str) -> str:
+    def meet(self, message: str) -> str:
         """Go where the trainer waits and say what this worker is; what is wrong, in one sentence."""
         self.leave()
-        place = Place(**json.loads(told))
+        place = Place(**json.loads(message))
         try:
             self.host = own_address(place.host, place.port, place.join_s)
             span = timedelta(seconds=place.join_s)

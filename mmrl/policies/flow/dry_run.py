@@ -28,7 +28,7 @@ from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import NoisyLatents, SigmaPlan
 from mmrl.policies.flow.write.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of
-from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
+from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of
 from mmrl.policies.shared.weights import Weights
@@ -229,7 +229,7 @@ class FlowDryRun:
             decoder=lambda host: no_images,
             embeddings=lambda config, family: None,
             weights=still.keeper(),
-            diagnostics=NoDiagnostics,
+            audit=no_audit,
         )
         self.policy = FlowPolicy(config, shadows, parts=parts)
         # Counting never reaches the network; the one forward that does is in full size, with every place of a latent.

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from mmrl.core.protocols import Diagnostics
+from mmrl.core.types import Rollouts
+from mmrl.policies.flow.check.audit import audit_rollouts
 from mmrl.policies.flow.check.diagnose import FlowDiagnostics
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.host import FlowHost
@@ -32,4 +34,5 @@ class FlowParts:
     """Who keeps the trainable weights of (module, shadows, ema_decay, sharded, rest)."""
     embeddings: Callable[[FlowPolicyConfig, FlowFamily], EmbeddingCache | None] = open_cache
     """The store that keeps embeddings of prompts for other runs; None: there is none."""
+    audit: Callable[[FlowHost, Rollouts], None] = audit_rollouts
     diagnostics: Callable[[FlowHost], Diagnostics] = FlowDiagnostics

@@ -72,7 +72,6 @@ class FlowPolicy(PolicyHooks):
         self.module: nn.Module = self.net
         disk = parts.embeddings(config, self.family)
         self.encoder = Encoder(self.family, config.cached_prompts, config.rest_text_encoders, disk)
-        self.is_main = True
         self.ranks = Ranks()
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self._followed = False
@@ -86,6 +85,9 @@ class FlowPolicy(PolicyHooks):
     @property
     def exact_sampler(self) -> bool:
         return self.generator.exact
+
+    def audit(self, rollouts: Rollouts) -> None:
+        self.parts.audit(self, rollouts)
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
@@ -183,7 +185,7 @@ class FlowPolicy(PolicyHooks):
         return join([trace for trace in traces if isinstance(trace, FlowTrace)])
 
     def state_dict(self) -> State:
-        return self.weights.state_dict(keep=self.is_main)
+        return self.weights.state_dict(keep=self.ranks.is_main)
 
     def load_state_dict(self, state: State) -> None:
         self.weights.load_state_dict(state)
@@ -192,7 +194,7 @@ class FlowPolicy(PolicyHooks):
     def save(self, folder: Path) -> None:
         """An adapter for pipeline.load_lora_weights, or a pipeline for from_pretrained. Every process must call it."""
         write = save_pipeline if self.config.lora is None else save_adapter
-        write(self.pipeline, self.family.split(self.net.transformer), folder, self.is_main)
+        write(self.pipeline, self.family.split(self.net.transformer), folder, self.ranks.is_main)
 
     def prepare(self, accelerator: Any) -> None:
         """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
@@ -204,7 +206,6 @@ class FlowPolicy(PolicyHooks):
         self.module = wrap_module(self.net, self.parameters(), accelerator, alike=True)
         self.ranks = Ranks(accelerator)
         self.net = accelerator.unwrap_model(self.module)
-        self.is_main = accelerator.is_main_process
         self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)
         self._followed = False
 

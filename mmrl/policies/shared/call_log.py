@@ -8,7 +8,7 @@ from typing import Never, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from mmrl.core.protocols import Hypothesis, Policy
+from mmrl.core.protocols import Policy
 from mmrl.core.types import Prompt, Rollouts
 from mmrl.policies.shared.interventions import holding
 from mmrl.policies.shared.weights import Decay, Rest, Weights
@@ -113,18 +113,8 @@ class DryRun(Protocol):
         ...
 
 
-class NoDiagnostics:
-    """Diagnostics of a dry run: there is nothing real to find a mistake in."""
-
-    def __init__(self, policy: object) -> None:
-        """`policy` is not looked at."""
-
-    def audit(self, rollouts: Rollouts) -> None:
-        """Finds nothing."""
-
-    def hypotheses(self, rollouts: Rollouts) -> tuple[Hypothesis, ...]:
-        """Explains nothing."""
-        return ()
+def no_audit(policy: object, rollouts: Rollouts) -> None:
+    """The audit of a dry run, which has nothing real to find a mistake in."""
 
 
 class StillWeights(nn.Module):

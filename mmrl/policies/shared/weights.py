@@ -1,4 +1,4 @@
-"""The trainable weights of a policy and what is kept beside them: the reference, and an average that follows."""
+"""The trainable weights of a policy, what is kept beside them (the reference, an average that follows), and who may be read."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -300,3 +300,14 @@ def put(weight: Tensor, value: Tensor, to: Tensor | None = None) -> None:
         mine = flat[size * torch.distributed.get_rank() :][:size]
         value = torch.nn.functional.pad(mine, (0, size - len(mine)))
     to.data.copy_(value)
+
+
+def check_reading(reading: Reading, kind: str, offers: Set[str], models: Set[str], views: Set[str]) -> None:
+    """Raise ValueError for a reading that a policy of this kind cannot evaluate."""
+    for what, name, known in (
+        ("quantity", reading.quantity, offers),
+        ("model", reading.model, models),
+        ("view", reading.view, views),
+    ):
+        if name not in known:
+            raise ValueError(f"{what} {name!r} cannot be read from this {kind} policy, which has {', '.join(sorted(known))}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
-from mmrl.policies.shared.call_log import CallLog, NoDiagnostics, StillWeights, make_gradients
+from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of, tensors_in
 from mmrl.policies.shared.weights import Weights
@@ -31,7 +31,7 @@ from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.write.generate import Completions, Generation, LocalGenerator, draw
 
-DOUBT = {"logprobs": -1.0}
+DOUBT = {"logprobs": -1.0, "entropy": 1.0}
 """Tokens are so unlikely that methods which look for doubt find it everywhere, and ask for the most."""
 JOINED = "flash_meta"
 """A name with flash means to towers that cut pictures into windows: one call, given where windows begin."""
@@ -88,7 +88,7 @@ def attend_to_all(
 
 @dataclass
 class DryGenerator:
-    """Writes the letter a, `length` times, and counts what a model would have been asked."""
+    """Writes one letter `length` times, another for each sample of a request, and counts what a model would have been asked."""
 
     inner: LocalGenerator
     length: int
@@ -112,7 +112,8 @@ class DryGenerator:
         with self.log.rollout():
             if self.log.note(length, num_passes(self.inner.host.net, work.prompts), n, positions):
                 self.largest = work
-        ids = torch.full((n, length), ord("a"))
+        letters = torch.tensor([ord("a") + sample % 26 for _, sample in seeds], dtype=torch.long)
+        ids = letters[:, None].repeat(1, length)
         stopped = torch.full((n,), length < sampling.max_new_tokens)
         return Completions(ids, torch.full((n, length), DOUBT["logprobs"]), torch.full((n,), length), stopped)
 
@@ -151,7 +152,7 @@ class TextDryRun:
         def evaluator(host: TextHost) -> DryEvaluator:
             return DryEvaluator(host.net, self.log, still)
 
-        parts = TextParts(load_meta, generator, evaluator, still.keeper(), NoDiagnostics)
+        parts = TextParts(load_meta, generator, evaluator, still.keeper(), no_audit)
         self.policy = TextPolicy(config, shadows, views=views, parts=parts)
 
     @property

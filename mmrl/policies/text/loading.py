@@ -247,8 +247,8 @@ def belongs(name: str, family: Family, part: str) -> bool:
 
 def stop_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """Every token that ends a completion: the generation config's and the tokenizer's own, the latter first."""
-    told = model.generation_config.eos_token_id
-    ids: Iterator[int | None] = iter([tokenizer.eos_token_id, *(told if isinstance(told, list) else [told])])
+    stops = model.generation_config.eos_token_id
+    ids: Iterator[int | None] = iter([tokenizer.eos_token_id, *(stops if isinstance(stops, list) else [stops])])
     found = tuple(dict.fromkeys(id for id in ids if id is not None))
     if not found:
         raise ValueError(f"{model.config.model_type}: neither tokenizer nor generation config names a token that ends an answer")

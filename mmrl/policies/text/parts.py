@@ -7,7 +7,9 @@ from functools import partial
 from torch import nn
 
 from mmrl.core.protocols import Diagnostics
+from mmrl.core.types import Rollouts
 from mmrl.policies.shared.weights import Decay, Rest, Weights
+from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.check.diagnose import TextDiagnostics
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.loading import Loaded, load
@@ -40,4 +42,5 @@ class TextParts:
     """Who reads them again."""
     weights: Callable[[nn.Module, Iterable[str], Decay, bool, Rest], Weights] = text_weights
     """Who keeps the trainable weights of (module, shadows, ema_decay, sharded, rest)."""
+    audit: Callable[[TextHost, Rollouts], None] = audit_rollouts
     diagnostics: Callable[[TextHost], Diagnostics] = TextDiagnostics

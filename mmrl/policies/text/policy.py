@@ -19,13 +19,13 @@ from mmrl.policies.shared.sharding import reshard, wrap_module
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
 from mmrl.policies.text.loading import banned_tokens, writer_of
 from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.packed.row import pack, worth_packing
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded, Encoder, stand_in_prompt
 from mmrl.policies.text.read.answer_tokens import ANSWERS, answer_mask
 from mmrl.policies.text.read.evaluate import QUANTITIES, evaluation_of
 from mmrl.policies.text.read.looks.look import LOOKS, look
 from mmrl.policies.text.read.looks.rhythm import RHYTHM, RhythmEvaluation, shows_attention
-from mmrl.policies.text.read.packing import pack, worth_packing
 from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
@@ -91,7 +91,7 @@ class TextPolicy(PolicyHooks):
         self.module: nn.Module = self.net
         videos = VideoInput(config.video, self.family.frame_plan(self.processor, config.video))
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
-        self.ranks, self.is_main = Ranks(), True
+        self.ranks = Ranks()
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self._followed = False
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
@@ -114,6 +114,9 @@ class TextPolicy(PolicyHooks):
     @property
     def exact_sampler(self) -> bool:
         return self.generator.exact
+
+    def audit(self, rollouts: Rollouts) -> None:
+        self.parts.audit(self, rollouts)
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
@@ -185,7 +188,7 @@ class TextPolicy(PolicyHooks):
             names = {reading.quantity for reading in asked}
             with self.weights.swapped_in(model):
                 rows, evaluate = trace.at(temperature), partial(self._evaluate, view=view)
-                values = look(names, rows, mask, evaluate, self.tokenizer, self.decode)
+                values = look(names, rows, mask, evaluate, self.tokenizer, self.decode) if names & LOOKS else {}
                 values |= evaluate(rows, mask, tuple(sorted(names & QUANTITIES)))
             if ANSWERS in names:
                 values[ANSWERS] = answer_mask(trace, self.decode, mask.shape[1])
@@ -200,7 +203,7 @@ class TextPolicy(PolicyHooks):
         return join([trace for trace in traces if isinstance(trace, TextTrace)])
 
     def state_dict(self) -> State:
-        return self.weights.state_dict(keep=self.is_main)
+        return self.weights.state_dict(keep=self.ranks.is_main)
 
     def load_state_dict(self, state: State) -> None:
         self.weights.load_state_dict(state)
@@ -209,7 +212,7 @@ class TextPolicy(PolicyHooks):
     def save(self, folder: Path) -> None:
         """Write files for transformers (full fine-tuning) or peft (LoRA), and the processor's. Every process must call it."""
         write = writer_of(self.net.model, self.adapter)
-        if self.is_main:
+        if self.ranks.is_main:
             write(folder)
             self.processor.save_pretrained(folder)
 
@@ -220,7 +223,6 @@ class TextPolicy(PolicyHooks):
         self.net = accelerator.unwrap_model(self.module)
         self.ranks = Ranks(accelerator)
         self.net.join(self.ranks, self.stand_in().media if self.ranks.world > 1 else None)
-        self.is_main = accelerator.is_main_process
         self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)
         self._followed = False
 
@@ -247,10 +249,9 @@ class TextPolicy(PolicyHooks):
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def prefetch(self, prompts: Iterable[Prompt]) -> None:
-        self.encode.videos.ask(prompts)
+        self.encode.prefetch(prompts)
 
     def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
-        self.prefetch(prompts)
         return self.encode.unreadable(prompts)
 
     @property

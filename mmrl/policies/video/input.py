@@ -7,22 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from mmrl.core.samples import VIDEO, ClipTime, Prompt, Video
+from mmrl.core.samples import ClipTime, Video
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.sampling import FramePlan
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.policies.video.workers import Workers
-
-
-def as_video(media: object) -> Video | None:
-    """A Video, or the path of a video file; None for anything else."""
-    video = VIDEO.value_of(media) if VIDEO.holds(media) else None
-    return video if isinstance(video, Video) else None
-
-
-def videos_of(prompt: Prompt) -> list[Video]:
-    return [video for media in prompt.media if (video := as_video(media)) is not None]
 
 
 @dataclass
@@ -41,12 +31,10 @@ class VideoInput:
         self.cache = FrameCache(self.settings.cache_mb * 2**20)
         self.workers = Workers(self.settings.workers, self.settings.timeout)
 
-    def ask(self, prompts: Iterable[Prompt]) -> None:
-        """Let workers begin with the clips of these prompts; what is wrong with one is said when it is taken."""
-        if not self.settings.workers:
-            return
-        for video in dict.fromkeys(without_changes(video) for prompt in prompts for video in videos_of(prompt)):
-            if video not in self._asked and not self._has_cached(video):
+    def ask(self, videos: Iterable[Video]) -> None:
+        """Let workers begin with these clips; what is wrong with one is said when it is taken."""
+        for video in dict.fromkeys(map(without_changes, videos)):
+            if self.settings.workers and video not in self._asked and not self._has_cached(video):
                 self._asked[video] = self.workers.ask(video, self.plan, self.settings.cache_mb > 0)
 
     def __call__(self, video: Video) -> Frames:
@@ -99,8 +87,6 @@ def processor_arguments(clips: list[Frames], options: dict[str, object]) -> dict
 
     Frame k stands at `frames_indices[k]` ticks, so times are right whatever the frame rate does.
     """
-    if not clips:
-        return {}
     import torch
     from transformers.video_utils import VideoMetadata
 

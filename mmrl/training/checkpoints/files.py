@@ -144,7 +144,7 @@ def put_in_place(partial: Path, folder: Path) -> None:
 
 
 def delete(folder: Path) -> None:
-    """Renamed first, so that a folder with a checkpoint's name is never half deleted."""
+    """Delete a folder, renamed first so that none with a checkpoint's name is ever half deleted."""
     old = folder.with_name(folder.name + REPLACED)
     shutil.rmtree(old, ignore_errors=True)
     folder.rename(old)
@@ -164,7 +164,7 @@ def tidy(folder: Path) -> None:
 
 
 def looks_whole(folder: Path) -> bool:
-    """Is everything there in its size? Checksums are not looked at."""
+    """Are all files there, with their sizes? Checksums are not compared."""
     try:
         listed = Manifest.read(folder)
         return all((folder / name).is_file() for name in listed.sha256) and all(
@@ -214,7 +214,7 @@ def digest(path: Path) -> str:
 
 
 def sync(folder: Path) -> None:
-    """Names in the folder are on disk when this returns."""
+    """Bring the folder's names to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

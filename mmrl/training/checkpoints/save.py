@@ -33,7 +33,7 @@ log = logging.getLogger("mmrl")
 
 
 class Writer:
-    """Does one thing at a time beside the run. The program does not end before it is done."""
+    """Does one thing at a time in a thread, which the program waits for before it ends."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -95,11 +95,11 @@ class Checkpoints:
         return self._path(step)
 
     def wait(self) -> None:
-        """Wait for the write that goes on, if one does."""
+        """Wait for the write in progress, if there is one."""
         self._writer.wait()
 
     def close(self) -> None:
-        """Wait for the write that goes on; say so if `keep_best` has kept nothing."""
+        """Wait for the write in progress; say so if `keep_best` has kept nothing."""
         self._writer.wait()
         whole = [step for step in self.steps() if looks_whole(self._path(step))] if self.keep_best else []
         if whole and self._best(whole) is None:
@@ -195,7 +195,7 @@ class Checkpoints:
         return {self.keep_best: value} if math.isfinite(value) else {}
 
     def _save(self, step: int, state: State, scores: Mapping[str, float], final: bool) -> str:
-        """Save, and return what went wrong, if anything did."""
+        """Save, and return the error, if there was one."""
         self._writer.wait()
         failed_before, self._writer.error = bool(self._writer.error), ""
         if final and looks_whole(self._path(step)):

@@ -1,6 +1,5 @@
 """Everything of a run that moves from step to step: what checkpoints hold so that a resumed run is the same."""
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import Policy, State, Stateful
 from mmrl.core.ranks import OwnState, Ranks, load_whole_state, whole_state
+from mmrl.runtime.process_state import random_state, set_random_state
 from mmrl.training.collect import Collector
 from mmrl.training.rewards.runner import RewardRunner
 
@@ -19,7 +19,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class RunState:
-    """The parts of a run that remember, apart from the number of its step."""
+    """The parts of a run that have state, apart from the step number."""
 
     policy: Policy
     optimizer: torch.optim.Optimizer
@@ -28,7 +28,7 @@ class RunState:
     collector: Collector
     watched: RewardRunner | None
     """Of the evaluation, where it has one of its own."""
-    health: object
+    health: Stateful
     ranks: Ranks
 
     def state_dict(self) -> State:
@@ -41,7 +41,7 @@ class RunState:
             "optimizer": whole_state(self.optimizer, self.ranks.engine, keep=self.ranks.is_main),
             "num_updates": self.lr_schedule.last_epoch,
             "shuffle": self.shuffle.get_state(),
-            "health": state_of(self.health),
+            "health": self.health.state_dict(),
             **self.draws(),
         }
 
@@ -50,10 +50,7 @@ class RunState:
         collector = self.collector
         runners = [collector.rewards] if self.watched in (None, collector.rewards) else [collector.rewards, self.watched]
         return {
-            "next_group": collector.next_group,
-            "skipped": dict(collector.drawing.skipped),
-            "sampler": collector.sampler.state_dict(),
-            "planner": state_of(collector.planner),
+            **collector.state_dict(),
             "rewards": [rewards_state(runner) for runner in runners],
             "random": self.ranks.gather(random_state()),
         }
@@ -66,26 +63,17 @@ class RunState:
                 f"the checkpoint lacks {', '.join(sorted(missing))}: another version of mmrl wrote it, so the run cannot go on "
                 "exactly; start a new one"
             )
-        collector = self.collector
-        collector.next_group, collector.drawing.skipped = state["next_group"], dict(state["skipped"])
         self.policy.load_state_dict(state["policy"])
         load_whole_state(self.optimizer, state["optimizer"], self.ranks.engine)
         self.lr_schedule.last_epoch = state["num_updates"]
-        collector.sampler.load_state_dict(state["sampler"])
-        for part, known in ((collector.planner, state["planner"]), (self.health, state["health"])):
-            if isinstance(part, Stateful) and known:
-                part.load_state_dict(known)
-        for runner, known in zip((collector.rewards, self.watched), state["rewards"], strict=False):
+        self.collector.load_state_dict(state)
+        self.health.load_state_dict(state["health"])
+        for runner, known in zip((self.collector.rewards, self.watched), state["rewards"], strict=False):
             if runner is not None:
                 load_rewards(runner, known)
         self.shuffle.set_state(state["shuffle"])
         by_rank = state["random"]
         set_random_state(by_rank[self.ranks.rank if len(by_rank) == self.ranks.world else 0])
-
-
-def state_of(part: object) -> State:
-    """The state of a part that remembers; empty for one that does not."""
-    return part.state_dict() if isinstance(part, Stateful) else {}
 
 
 def load_parts(parts: Mapping[str, Stateful], state: Mapping[str, State]) -> None:
@@ -164,32 +152,3 @@ def copy_state(value: Any, where: str = "the state", own: bool = False) -> Any:
         f"{where} holds {type(value).__name__}, which no checkpoint can keep: state_dict gives tensors, numbers, texts, "
         "lists and dicts of these"
     )
-
-
-def seed(number: int) -> None:
-    """Begin every global random generator anew, for a run that starts again must draw the same."""
-    random.seed(number)
-    np.random.seed(number % 2**32)
-    torch.manual_seed(number)
-
-
-def random_state() -> State:
-    """Every global random generator of this process, as plain numbers and tensors."""
-    version, internal, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "python": [version, list(internal), gauss],
-        "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def set_random_state(state: State) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    for device, known in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(known, device)

@@ -1,1 +1,1 @@
-"""The machine under a step: micro-batches, rows that may be left out, memory that rests elsewhere, traces of time."""
+"""The machine under a step: micro-batches, the memory they find, traces of time."""

@@ -15,7 +15,7 @@ from mmrl.core.protocols import Policy, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch
 from mmrl.training.resources.room import Room, room_of
-from mmrl.training.watch.preflight import TrainingStoppedError
+from mmrl.training.stopping import TrainingStoppedError
 
 T = TypeVar("T")
 log = logging.getLogger("mmrl")
@@ -29,7 +29,7 @@ BELOW = 0.75
 
 @dataclass
 class MicroBatches:
-    """Cuts batches, and finds out how large their parts may be. The gradient does not depend on it, but for rounding.
+    """Cuts batches, and finds out how large their parts may be. The gradient does not depend on it, apart from rounding.
 
     "auto" begins with START positions (or with what a run of the same config found on this device), and after every update
     grows to twice as many where memory, as measured, has room for them. Out of memory, one process halves the size and does the
@@ -59,7 +59,7 @@ class MicroBatches:
         return self.setting == "auto"
 
     def cut(self, batch: Batch) -> list[Batch]:
-        """The batch as micro-batches; every rank has as many, the missing ones with no share in the loss."""
+        """The batch as micro-batches, equally many on every rank; those added to a rank have no share in the loss."""
         parts = list(self.policy.split(batch, self.size, self.algorithm.scope))
         idle = replace(parts[-1], share=torch.zeros_like(parts[-1].share))
         return parts + [idle] * (self.ranks.most(len(parts)) - len(parts))

@@ -18,7 +18,7 @@ class Room(Protocol):
     """The memory of the device that updates run on."""
 
     def begin(self) -> None:
-        """A piece of work begins."""
+        """Note the memory in use as a piece of work begins."""
         ...
 
     def times_more(self, fill: float) -> float:

@@ -16,8 +16,7 @@ from mmrl.core.ranges import Number, Positive, Share, check_ranges
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
 from mmrl.runtime.blame import describe, is_from_outside, shown
-from mmrl.runtime.process_state import ProcessChangedError, ProcessState, change_text, process_state
-from mmrl.training.determinism import keep_random_state
+from mmrl.runtime.process_state import ProcessChangedError, ProcessState, change_text, keep_random_state, process_state
 from mmrl.training.rewards.cache import RawAnswer
 from mmrl.training.rewards.calls import Calling, Meter, RewardCaller, Transform, is_same, no_call, nothing, outcome_of
 from mmrl.training.rewards.values import NoListError, count_of, number, values_of
@@ -141,7 +140,7 @@ class RewardRunner:
         return scores
 
     def drain_metrics(self) -> dict[str, float]:
-        """The cost of the rewards since this was last asked: seconds per group, further attempts, share found in the cache."""
+        """The cost of the rewards since the last call: seconds per group, further attempts, share found in the cache."""
         found: dict[str, float] = {}
         for name, caller in self.lane_of.items():
             meter = caller.meter
@@ -202,7 +201,7 @@ class Scoring:
         self.outcomes: dict[RewardCaller, list[Future[RawAnswer]]] = {caller: [] for caller in runner.callers}
 
     def add(self, groups: Sequence[Group]) -> None:
-        """Rewards that can begin with these groups at once."""
+        """Take in groups; rewards that can begin with them at once do."""
         if not self.groups and groups:
             self.stack.enter_context(keep_random_state())
             self.before = process_state()

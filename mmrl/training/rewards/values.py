@@ -1,4 +1,4 @@
-"""Values inside an object of somebody else's, whose own code runs when they are asked for. Standard library only."""
+"""Values inside a foreign object, whose code runs when they are read. Standard library only."""
 
 from collections.abc import Mapping, Sequence, Set
 from itertools import islice
@@ -11,7 +11,7 @@ Foreign = Any
 
 
 class NoListError(TypeError):
-    """An object is nothing that has one value after the other."""
+    """The object is no sequence of values."""
 
 
 def values_of(answer: Foreign, count: int) -> list[Foreign]:

@@ -1,1 +1,1 @@
-"""Everything that watches a run: ratio gate, preflight, health, alarm, diversity."""
+"""Everything that watches a run: ratio gate, health, alarm."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mmrl.core.protocols import State
 from mmrl.core.types import Group, Scores
+from mmrl.training.measure import diversity, fingerprints, first_pictures, mean, prompt_distance, sameness
 from mmrl.training.settings import AlarmSettings
-from mmrl.training.watch.diversity import diversity, fingerprints, first_pictures, prompt_distance, sameness
 
 Finding = tuple[str, str]
 """A key, and a sentence about it."""
@@ -193,11 +193,6 @@ def were_cut_off(first: Mapping[str, list[float]]) -> bool:
 def by_prompt(values: Tensor, sizes: Sequence[int]) -> list[float]:
     """Means over every prompt's samples that have a value; NaN where none has."""
     return [float(part[part.isfinite()].mean()) for part in values.split(list(sizes))]
-
-
-def mean(values: Sequence[float]) -> float:
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else math.nan
 
 
 def pairwise_change(before: Sequence[float], after: Sequence[float], sign: Literal[1, -1], least: int) -> Change:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from mmrl.core.protocols import State
 from mmrl.core.types import Group, Scores
+from mmrl.training.measure import mean
 from mmrl.training.settings import HealthSettings
-from mmrl.training.watch.alarm import Alarm, Evaluation, Finding, mean
+from mmrl.training.watch.alarm import Alarm, Evaluation, Finding
 
 log = logging.getLogger("mmrl")
 Metrics = Mapping[str, float]

@@ -14,7 +14,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Rollouts
 from mmrl.training.settings import TrainSettings
-from mmrl.training.watch.preflight import TrainingStoppedError
+from mmrl.training.stopping import TrainingStoppedError
 
 HANDFUL = 8
 """Rows, the worst ones, that are evaluated again to find the cause."""
@@ -102,12 +102,9 @@ class RatioGate:
     """What held at the last look."""
     noise: float = field(default=math.nan, init=False)
     """Mean |difference| between readings that are equal but for rounding, once it was measured."""
+    looks: bool = field(default=True, init=False)
+    """Are the next rollouts compared? Those of a process's first step; of an engine, of the first few."""
     _looks: int = field(default=0, init=False)
-
-    @property
-    def looks(self) -> bool:
-        """Are the next rollouts compared? Those of a process's first step; of an engine, of the first few."""
-        return self.closed or (not self.is_exact and self._looks < ENGINE_LOOKS)
 
     @property
     def is_exact(self) -> bool:
@@ -132,18 +129,17 @@ class RatioGate:
                 and the likely cause.
         """
         self._looks += 1
+        self.looks = self.closed or (not self.is_exact and self._looks < ENGINE_LOOKS)
         moment = "before the first update" if self.closed else "before this step's first update"
         return self._check(moment, rollouts, noted, evaluated)
 
     def first(self, micro_batch: Batch, live: dict[Reading, Tensor]) -> None:
-        """The same of the first micro-batch, whose forward is the one with gradient; then the gate is open.
+        """The same of a process's first micro-batch, whose forward is the one with gradient; then the gate is open.
 
         Where old log-probabilities are not the live ones themselves, the mean must be below a tenth of the objective's clip range
         besides, or a fifth where rounding is coarse, unless the config bounds the mean itself.
         """
-        if not self.closed:
-            return
-        self.closed = False
+        self.closed, self.looks = False, not self.is_exact and self._looks < ENGINE_LOOKS
         noted = micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS)
         old = micro_batch.frozen.get(OLD_LOGPROBS, noted)
         if old is None or LOGPROBS not in live:

@@ -99,7 +99,7 @@ def test_a_mixed_step_is_the_steps_of_each_size(tiny: Tiny, family: str, plan: s
     sizes = sizes_of(family)
     policy = drawer(tiny, family)
     rollouts = policy.rollout(asked(sizes), EVERY[plan])
-    policy.diagnostics.audit(rollouts)
+    policy.audit(rollouts)
     mask, is_forward = rollouts.action_mask, EVERY[plan].forward is not None
     together, apart = list[torch.Tensor](), list[torch.Tensor]()
     if not is_forward:
@@ -140,7 +140,7 @@ def test_sources_have_the_size_of_their_own_picture(tiny: Tiny, family: str, sou
     settings: dict[str, Any] = {"max_prompt_tokens": {"kontext": 24, "qwen_edit": 200, "flux2": 160}[family]}
     policy = drawer(tiny, family, own_size, **settings)
     rollouts = policy.rollout(requests, PLANS["flow_grpo"])
-    policy.diagnostics.audit(rollouts)
+    policy.audit(rollouts)
     assert len(policy.encoder.known) == 3
     assert (logprobs(policy, rollouts) - rollouts.recorded[ROLLOUT_LOGPROBS]).abs().max() < 1e-6
     for group, size in enumerate(sizes):
@@ -283,10 +283,10 @@ def swapped(rollouts: Rollouts) -> Rollouts:
 def test_a_row_of_another_size_than_its_prompts_fails_the_audit(tiny: Tiny):
     policy = drawer(tiny, "flux")
     rollouts = policy.rollout(asked(SIZES), PLANS["flow_grpo"])
-    policy.diagnostics.audit(rollouts)
+    policy.audit(rollouts)
     message = r"prompt 'hi', sample 0 of group 2: it was drawn at 16 x 32 pixels, but its prompt asks for 32 x 16"
     with pytest.raises(ValueError, match=message):
-        policy.diagnostics.audit(swapped(rollouts))
+        policy.audit(swapped(rollouts))
 
 
 def test_causes_are_still_found_among_mixed_sizes(tiny: Tiny):

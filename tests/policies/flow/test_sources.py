@@ -132,7 +132,7 @@ def test_without_noise_it_draws_what_the_pipeline_draws_from_the_same_pictures(t
 def test_log_probabilities_are_read_again_and_every_adapter_gets_a_gradient(tiny: Tiny, name: str, plan: str):
     policy = editor(tiny(name), name)
     rollouts = policy.rollout(asked(name), PLANS[plan])
-    policy.diagnostics.audit(rollouts)
+    policy.audit(rollouts)
     again = logprobs(policy, rollouts)
     read = again.detach()
     noted = rollouts.recorded[ROLLOUT_LOGPROBS]
@@ -176,10 +176,10 @@ def test_a_row_with_another_pictures_embeddings_is_noticed(tiny: Tiny):
     first, second = asked("kontext")
     same_words = [first, Request(Prompt("b", first.prompt.text, second.prompt.media), 4, 1, seed=8)]
     rollouts = policy.rollout(same_words, PLANS["flow_grpo"])
-    policy.diagnostics.audit(rollouts)
+    policy.audit(rollouts)
     rollouts.trace.prompt_index[:] = rollouts.trace.prompt_index.flip(0)  # type: ignore[reportAttributeAccessIssue]
     with pytest.raises(ValueError, match="the embeddings it is trained with are not those of its prompt"):
-        policy.diagnostics.audit(rollouts)
+        policy.audit(rollouts)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from mmrl.policies.text.net import NEVER, TextNet
 from mmrl.policies.text.packed.attention import install
 from mmrl.policies.text.packed.row import pack_row
 from mmrl.policies.text.prompt.encode import Encoded, collate_prompts
-from mmrl.policies.text.read.evaluate import Evaluation
-from mmrl.policies.text.read.token_values import TokenValues, token_values
+from mmrl.policies.text.read.evaluate import Evaluation, TokenValues, token_values
 
 VOCABULARY, HIDDEN, MLP, LOGITS = 151_936, 256, 1024, 2**23
 PER_FRAME = 128

@@ -34,9 +34,9 @@ def test_a_policy_whose_copies_rest_reads_the_same(tiny):
 
 def test_the_state_of_the_second_process_holds_no_weights(tmp_path: Path, tiny):
     policy = make(tiny("smolvlm"))
-    policy.is_main = False
+    policy.ranks.rank = 1
     assert tensors_in(policy.state_dict()) == []
-    policy.is_main = True
+    policy.ranks.rank = 0
     Checkpoints(tmp_path).save(1, {"index": 1, "policy": policy.state_dict()}, Ranks())
     loaded = Checkpoints(tmp_path).load(1)["policy"]["weights"]
     assert {name: x.shape for name, x in loaded.items()} == {name: x.shape for name, x in policy.weights.named.items()}

@@ -98,13 +98,13 @@ def test_clips_that_were_asked_for_are_not_decoded_again(clip, monkeypatch):
     asked: list[Video] = []
     ask = videos.workers.ask
     monkeypatch.setattr(videos.workers, "ask", lambda video, *rest: (asked.append(video), ask(video, *rest))[1])
-    prompts = [Prompt(str(i), "?", (Video(clip, shuffle=i),)) for i in range(3)]
-    videos.ask(prompts)
-    videos.ask(prompts)
-    first, second = (videos(prompt.media[0]) for prompt in prompts[:2])
+    clips = [Video(clip, shuffle=i) for i in range(3)]
+    videos.ask(clips)
+    videos.ask(clips)
+    first, second = map(videos, clips[:2])
     assert asked == [Video(clip)], "frames in another order are the same frames"
     assert not np.array_equal(first.pixels, second.pixels)
-    videos.ask(prompts)
+    videos.ask(clips)
     assert len(asked) == 1
 
 

@@ -13,8 +13,7 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.core.ranks import OwnState, Ranks, whole_state
 from mmrl.policies.shared.weights import Weights
 from mmrl.training.checkpoints.state import copy_state
-from mmrl.training.optim import OptimizerSettings, can_fuse
-from mmrl.training.resources.resting import check_rest, put_to_rest, woken
+from mmrl.training.optim import OptimizerSettings, can_fuse, check_rest, put_to_rest, woken
 from tests.support.fakes import FakeAccelerator, FakeTextPolicy
 from tests.support.trainers import make_trainer
 

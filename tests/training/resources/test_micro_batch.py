@@ -15,8 +15,8 @@ from mmrl.core.ranks import Ranks
 from mmrl.training.resources.micro_batch import BELOW, LEAST, MOST, START, MicroBatches
 from mmrl.training.resources.room import HostRoom, room_of
 from mmrl.training.settings import TrainSettings
+from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.trainer import Records
-from mmrl.training.watch.preflight import TrainingStoppedError
 from tests.support.fakes import FakeTextPolicy
 from tests.support.trainers import make_trainer
 

@@ -45,8 +45,7 @@ def profiled(tmp_path: Path, steps: Steps | None) -> Profile:
     evaluator = Evaluator(policy, prompts(), RewardRunner([NamedReward("letter", right_letter)]), EvaluationSettings())
     records = Records(checkpoints=Checkpoints(tmp_path / "checkpoints"))
     trainer = make_trainer(policy=policy, evaluator=evaluator, records=records, steps=4, save_every=2, evaluate_every=2)
-    trainer.profile = profile
-    trainer.fit()
+    trainer.fit(profile)
     return profile
 
 
@@ -66,7 +65,6 @@ def test_the_last_step_is_written_when_the_run_ends(tmp_path: Path):
 def test_a_run_that_ends_badly_leaves_its_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     profile = Profile(Steps(1, 4), tmp_path)
     trainer = make_trainer(steps=4)
-    trainer.profile = profile
     update = trainer.update
 
     def fail_at_last(batch: Batch) -> dict[str, float]:
@@ -76,7 +74,7 @@ def test_a_run_that_ends_badly_leaves_its_trace(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(trainer, "update", fail_at_last)
     with pytest.raises(RuntimeError, match="gone"):
-        trainer.fit()
+        trainer.fit(profile)
     assert bars(profile.file)["backward"] == 2
 
 

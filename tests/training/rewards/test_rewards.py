@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
-from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner, keep_random_state
+from mmrl.runtime.process_state import keep_random_state
+from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 
 
 def group(count: int = 4, id: int = 0) -> Group:

@@ -15,8 +15,8 @@ from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Request, Rollouts
 from mmrl.policies.text.rounding import unit_of
 from mmrl.training.settings import TrainSettings
+from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.watch import ratio_gate
-from mmrl.training.watch.preflight import TrainingStoppedError
 from mmrl.training.watch.ratio_gate import ENGINE_LOOKS, MOST_ROUNDINGS, NOISES, Bounds, RatioGate
 from tests.support.fakes import FakeTextPolicy, prompts
 from tests.support.trainers import make_trainer

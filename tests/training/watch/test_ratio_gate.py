@@ -17,7 +17,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Reading, Request, Rollouts
 from mmrl.training.settings import TrainSettings
-from mmrl.training.watch.preflight import TrainingStoppedError
+from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.watch.ratio_gate import Gap, RatioGate
 from tests.support.fakes import FakeTextPolicy, prompts
 from tests.support.trainers import make_trainer
@@ -30,9 +30,6 @@ class Diagnostics:
     """Suspects given by hand; counts its readings."""
 
     found: list[Hypothesis] = field(default_factory=list)
-
-    def audit(self, rollouts: Rollouts) -> None:
-        """All is well."""
 
     def hypotheses(self, rollouts: Rollouts) -> Iterator[Hypothesis]:
         yield from self.found

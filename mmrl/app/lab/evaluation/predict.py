@@ -15,7 +15,7 @@ from mmrl.app.run.sample_files import sample_lines
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Examples
 from mmrl.training.evaluate import Answered, Evaluator, Variant
-from mmrl.training.watch.diversity import diversity
+from mmrl.training.measure import diversity
 
 
 def predict(ready: Ready, place: EvaluationDir, step: int, ranks: Ranks, meter: "Meter | None" = None) -> None:

@@ -15,8 +15,8 @@ from mmrl.core.protocols import Accelerator, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Prompt
+from mmrl.runtime.process_state import seed
 from mmrl.training.checkpoints.save import Checkpoints
-from mmrl.training.checkpoints.state import seed
 from mmrl.training.evaluate import Evaluator
 
 

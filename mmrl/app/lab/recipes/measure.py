@@ -26,8 +26,8 @@ from mmrl.app.run.folder import RunDir
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Prompt, Value
+from mmrl.runtime.process_state import seed
 from mmrl.training.checkpoints.save import Checkpoints
-from mmrl.training.checkpoints.state import seed
 from mmrl.training.determinism import deterministic
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.rewards.runner import RewardRunner

@@ -14,7 +14,6 @@ from mmrl.core.protocols import Hypothesis
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
 from mmrl.flow.sigmas import timesteps, truncated_timesteps
-from mmrl.policies.flow.check.audit import audit_rollouts
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.families.sources import kind_of
 from mmrl.policies.flow.host import FlowHost
@@ -42,13 +41,9 @@ GUIDANCE, PROMPT, POSITIONS = "guidance differs between sampling and training", 
 
 @dataclass(frozen=True)
 class FlowDiagnostics:
-    """Looks closer at rollouts of a FlowPolicy."""
+    """Says why readings of a FlowPolicy may differ."""
 
     policy: FlowHost
-
-    def audit(self, rollouts: Rollouts) -> None:
-        """Raises ValueError, naming prompt and sample, where record, plan and pictures do not fit together."""
-        audit_rollouts(self.policy, rollouts)
 
     def hypotheses(self, rollouts: Rollouts) -> Iterator[Hypothesis]:
         trace = rollouts.trace

@@ -1,21 +1,35 @@
-"""Do media, positions, tokens and texts of rollouts fit each other? Recomputed by other ways than those that made them."""
+"""Do media, positions, tokens and texts of rollouts fit each other? Recomputed by other ways than those that made them.
 
+Positions are counted token by token: slow, and independent of how the model's code does it.
+"""
+
+import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from mmrl.core.samples import Segment, turn_ids
-from mmrl.core.types import Rollouts, Sample
-from mmrl.policies.text.check.audit_positions import check_positions, frames_of
+from mmrl.core.types import Rollouts, Sample, Video
+from mmrl.policies.text.families.qwen_vl import QwenVL
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.prompt.encode import Encoded, check_media, name_in_file
+from mmrl.policies.text.prompt.encode import Encoded, check_media, name_in_file, videos_of
 from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.text.write.rollout import split_turns
-from mmrl.policies.video.input import videos_of
+from mmrl.policies.video.decode import Frames, fetch
+from mmrl.policies.video.input import exists, without_changes
 
 KEPT = 0.9
 """The share of a text's letters that tokens must give back, where a tokenizer does not give back all."""
+SECONDS = re.compile(r"<([\d.]+) seconds><\|vision_start\|>")
+GLM_CLIP = re.compile(r"<\|begin_of_video\|>(.*?)<\|end_of_video\|>", re.DOTALL)
+GLM_SECONDS = re.compile(r"<\|end_of_image\|>(\d+)")
+TIMED_BY_TEXT = ("qwen3", "glm")
+"""Kinds of models that read when a frame is shown."""
+ONE_DIGIT = 0.0501
+"""Seconds that rounding to one digit takes or adds."""
+CLOSE = 1e-6
+Place = tuple[int, int, int]
 
 
 def audit(trace: TextTrace) -> None:
@@ -120,15 +134,15 @@ def check_text(policy: TextHost, encoded: Encoded) -> None:
     for mark in sorted(marks, key=len, reverse=True):
         whole = whole.replace(mark, "\0")
     media = torch.tensor(sorted(policy.media_token_ids))
-    told = essence(spelling(policy, encoded.token_ids[~torch.isin(encoded.token_ids, media)].tolist()))
+    spelled = essence(spelling(policy, encoded.token_ids[~torch.isin(encoded.token_ids, media)].tolist()))
     pieces = [piece for piece in whole.split("\0") if essence(piece)]
     at = 0
     for i, piece in enumerate(pieces):
         wanted = [essence(piece), round_trip(policy, piece)]
         last = i == len(pieces) - 1
-        found = [(told.rfind(text) if last else told.find(text, at), text) for text in wanted if text]
+        found = [(spelled.rfind(text) if last else spelled.find(text, at), text) for text in wanted if text]
         start, text = max(found, key=lambda pair: pair[0])
-        if start < at or (last and start + len(text) != len(told)):
+        if start < at or (last and start + len(text) != len(spelled)):
             raise ValueError(
                 f"its {len(encoded)} tokens do not hold the text {piece.strip()[-40:]!r} where the chat has it: the prompt was "
                 "cut or changed; look for truncation in the tokenizer's and the processor's config"
@@ -150,3 +164,131 @@ def round_trip(policy: TextHost, piece: str) -> str:
 def essence(text: str) -> str:
     """The text without white space, which some tokenizers add or drop, and in one Unicode form."""
     return "".join(unicodedata.normalize("NFKC", text).split())
+
+
+def check_positions(policy: TextHost, encoded: Encoded) -> None:
+    """Raise ValueError unless every token stands where the model was taught to expect it."""
+    positions = encoded.positions
+    if positions.shape[1] != len(encoded.token_ids):
+        raise ValueError(f"it has {len(encoded.token_ids)} tokens and positions for {positions.shape[1]}")
+    if encoded.type_ids is not None and len(encoded.type_ids) != len(encoded.token_ids):
+        raise ValueError(f"it has {len(encoded.token_ids)} tokens and token types for {len(encoded.type_ids)}")
+    family = policy.family
+    if isinstance(family, QwenVL):
+        clips = [frames_of(policy, video) for video in videos_of(encoded.prompt)] if encoded.prompt is not None else []
+        check_qwen(policy, family, encoded, clips)
+        return
+    rising = torch.arange(len(encoded.token_ids))
+    if len(positions) == 1 and not torch.equal(positions[0], rising):
+        at = int((positions[0] != rising).nonzero()[0, 0])
+        raise ValueError(f"token {at} stands at position {int(positions[0, at])} instead of {at}")
+    text = rising if encoded.type_ids is None else rising[encoded.type_ids == 0]
+    if bool((positions[:, text].diff(dim=1) < 0).any()):
+        raise ValueError("positions of its text run backwards")
+
+
+def frames_of(policy: TextHost, video: Video) -> Frames:
+    """The frames of a clip, from the cache or decoded again; what workers were asked for stays theirs."""
+    videos, own = policy.encode.videos, without_changes(video)
+    kept = videos.cache.get(own, videos.plan) if exists(own) else None
+    return kept or fetch(own, videos.plan, False)
+
+
+def check_qwen(policy: TextHost, family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> None:
+    config = family.config
+    types = torch.tensor(kinds_of(family, encoded.token_ids.tolist()))
+    if encoded.type_ids is None or not torch.equal(encoded.type_ids.long(), types):
+        raise ValueError("its token types do not mark exactly the placeholders of pictures (1) and clips (2)")
+    if config.model_type.startswith(TIMED_BY_TEXT):
+        check_times_in_text(policy, family, encoded, clips)
+    expected = torch.tensor(list(walk(family, encoded, clips))).T
+    if expected.shape != encoded.positions.shape:
+        raise ValueError(f"its positions are {tuple(encoded.positions.shape)} numbers instead of {tuple(expected.shape)}")
+    wrong = (encoded.positions != expected).any(0).nonzero()[:, 0]
+    if len(wrong):
+        at = int(wrong[0])
+        what = {0: "text", 1: "a picture", 2: "a clip"}[int(types[at])]
+        raise ValueError(
+            f"{len(wrong)} of its {len(encoded)} tokens stand at wrong positions; the first, token {at} of {what}, at (time, "
+            f"height, width) = {tuple(encoded.positions[:, at].tolist())} instead of {tuple(expected[:, at].tolist())}"
+        )
+
+
+def kinds_of(family: QwenVL, tokens: Sequence[int]) -> list[int]:
+    """0 text, 1 picture, 2 clip, token by token."""
+    config, found, inside = family.config, list[int](), False
+    for token in tokens:
+        # GLM writes frames with the placeholder of pictures, between marks of its own.
+        inside = (
+            token == config.video_start_token_id or (inside and token != config.video_end_token_id) if is_glm(family) else False
+        )
+        found.append({config.image_token_id: 2 if inside else 1, config.video_token_id: 2}.get(token, 0))
+    return found
+
+
+def is_glm(family: QwenVL) -> bool:
+    return family.config.model_type.startswith("glm")
+
+
+def check_times_in_text(policy: TextHost, family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> None:
+    """Qwen3-VL reads the time in the middle of every pair of frames, GLM the whole second of the first."""
+    text = policy.tokenizer.decode(encoded.token_ids.tolist())
+    if is_glm(family):
+        said = [float(x) for clip in GLM_CLIP.findall(text) for x in GLM_SECONDS.findall(clip)]
+        pairs = [float(int(time)) for clip in clips for time in clip.times[::2]]
+    else:
+        said = [float(x) for x in SECONDS.findall(text)]
+        pairs = [(a + b) / 2 for clip in clips for a, b in zip(clip.times[::2], clip.times[1::2], strict=True)]
+    if len(said) != len(pairs) or any(abs(a - b) > ONE_DIGIT for a, b in zip(said, pairs, strict=True)):
+        raise ValueError(f"its clips should show frames at {said} seconds, but they were taken at {[round(x, 2) for x in pairs]}")
+
+
+def walk(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Iterator[Place]:
+    """Positions (time, height, width) of the tokens, one after the other (M-RoPE, arXiv:2409.12191).
+
+    Text counts on. A picture or clip spreads over time, height and width from there; what follows begins after the largest.
+    """
+    config = family.config
+    merge, kinds = config.vision_config.spatial_merge_size, kinds_of(family, encoded.token_ids.tolist())
+    grids = {1: pictures(encoded), 2: clips_of(family, encoded, clips)}
+    here, i = 0, 0
+    while i < len(kinds):
+        if kinds[i] not in grids:
+            yield here, here, here
+            here, i = here + 1, i + 1
+            continue
+        ticks, height, width = next(grids[kinds[i]])
+        height, width = height // merge, width // merge
+        for tick in ticks:
+            for row in range(height):
+                for column in range(width):
+                    yield here + tick, here + row, here + column
+        here, i = here + 1 + max(ticks[-1], height - 1, width - 1), i + len(ticks) * height * width
+
+
+def pictures(encoded: Encoded) -> Iterator[tuple[list[int], int, int]]:
+    grids = encoded.media.get("image_grid_thw")
+    for t, h, w in [] if grids is None else grids.tolist():
+        yield list(range(t)), h, w
+
+
+def clips_of(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Iterator[tuple[list[int], int, int]]:
+    """The moment of each pair of frames, in positions from the first one, and its patches."""
+    if is_glm(family):
+        yield from pictures(encoded)
+        return
+    grids, kind = encoded.media.get("video_grid_thw"), family.config.model_type
+    for (t, h, w), clip in zip([] if grids is None else grids.tolist(), clips, strict=True):
+        if kind.startswith("qwen3"):
+            for _ in range(t):
+                yield [0], h, w
+        elif kind == "qwen2_5_vl":
+            rate = family.config.vision_config.tokens_per_second
+            pairs = range(0, len(clip.times), family.frame_multiple)
+            even = all(abs(x - clip.times[0] - k * clip.step) <= 1 / clip.fps + CLOSE for k, x in enumerate(clip.times))
+            if even:
+                yield [int(rate * k * clip.step * (1 + CLOSE)) for k in pairs], h, w
+            else:
+                yield [int(rate * (clip.times[k] - clip.times[0]) + CLOSE) for k in pairs], h, w
+        else:
+            yield list(range(t)), h, w

@@ -25,7 +25,6 @@ from mmrl.policies.shared.hypotheses import (
     repetition,
 )
 from mmrl.policies.shared.interventions import distance, holding, in_precision, nearest_reading, without_dropout
-from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.families.qwen_vl import QwenVL, mrope_positions
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
@@ -42,13 +41,9 @@ TEMPERATURE, BANNED, PREFIX, CACHE = "temperature", "forbidden tokens", "shared 
 
 @dataclass(frozen=True)
 class TextDiagnostics:
-    """Looks closer at rollouts of a TextPolicy."""
+    """Says why readings of a TextPolicy may differ."""
 
     policy: TextHost
-
-    def audit(self, rollouts: Rollouts) -> None:
-        """Raises ValueError, naming prompt and sample, where record and prompts do not fit together."""
-        audit_rollouts(self.policy, rollouts)
 
     def hypotheses(self, rollouts: Rollouts) -> Iterator[Hypothesis]:
         trace = rollouts.trace

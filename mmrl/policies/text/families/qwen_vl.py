@@ -34,7 +34,7 @@ class QwenVL(Family):
 
     Most layers of Qwen3.5, which looks as Qwen3-VL does, carry a state: completions are read with their prompt repeated.
 
-    Qwen2.5-VL is told the time of a clip by its positions on the axis of time, Qwen3-VL and Qwen3.5 by `<3.5 seconds>` before
+    Qwen2.5-VL reads the time of a clip from its positions on the axis of time, Qwen3-VL and Qwen3.5 from `<3.5 seconds>` before
     each pair of frames.
     """
 
@@ -87,8 +87,8 @@ class QwenVL(Family):
             ("image_grid_thw", "pixel_values", "pictures"),
             ("video_grid_thw", "pixel_values_videos", "clips"),
         ):
-            if grids in media and (told := int(media[grids].prod(1).sum())) != len(media[rows]):
-                raise ValueError(f"the grids of its {what} speak of {told} patches, {rows} holds {len(media[rows])}")
+            if grids in media and (count := int(media[grids].prod(1).sum())) != len(media[rows]):
+                raise ValueError(f"the grids of its {what} speak of {count} patches, {rows} holds {len(media[rows])}")
 
     def positions(
         self, core: Any, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
@@ -100,13 +100,13 @@ class QwenVL(Family):
         """
         if type_ids is None:
             raise ValueError(f"{self.config.model_type}: the processor gave no mm_token_type_ids, which M-RoPE positions need")
-        told = {"video_grid_thw": media["video_grid_thw"]} if clips else {}
+        times = {"video_grid_thw": media["video_grid_thw"]} if clips else {}
         timed = bool(clips) and self.config.model_type == "qwen2_5_vl"
         if timed:
             # A hair more, so that rounding of floats does not put a frame one position too early.
             seconds = [self.frame_multiple * clip.step * (1 + CLOSE) for clip in clips]
-            told["second_per_grid_ts"] = torch.tensor(seconds, dtype=torch.float64)
-        positions = mrope_positions(core, token_ids, type_ids, media.get("image_grid_thw"), **told)
+            times["second_per_grid_ts"] = torch.tensor(seconds, dtype=torch.float64)
+        positions = mrope_positions(core, token_ids, type_ids, media.get("image_grid_thw"), **times)
         if timed:
             for (start, end), clip in zip(runs(type_ids, 2), clips, strict=True):
                 if not is_evenly_spaced(clip):

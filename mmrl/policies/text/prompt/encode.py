@@ -1,6 +1,6 @@
 """Prompts with pictures and clips -> what the model is fed, one prompt at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.core.samples import IMAGE, KINDS, VIDEO, MediaKind, kind_of
-from mmrl.core.types import ClipTime, MediaSize, Prompt
+from mmrl.core.types import ClipTime, MediaSize, Prompt, Video
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.prompt.templates import Message, answer_template, messages
@@ -71,7 +71,7 @@ class Reader:
 READERS = {
     "image": Reader(
         lambda media, prompt, videos: open_picture(media, prompt.id),
-        lambda pictures, family: {"images": [list(pictures)] if pictures else None},
+        lambda pictures, family: {"images": [list(pictures)]},
     ),
     "video": Reader(
         lambda clip, prompt, videos: videos(clip),
@@ -80,6 +80,11 @@ READERS = {
     ),
 }
 """Name of a kind -> its reader."""
+
+
+def videos_of(prompt: Prompt) -> list[Video]:
+    """The prompt's clips, in order."""
+    return [clip for media in prompt.media if VIDEO.holds(media) and isinstance(clip := VIDEO.value_of(media), Video)]
 
 
 def open_one(media: object, prompt: Prompt, videos: VideoInput) -> object:
@@ -100,8 +105,8 @@ def open_media(prompt: Prompt, videos: VideoInput, kinds: Sequence[MediaKind]) -
 def options_of(opened: Opened, family: Family) -> Options:
     """The processor's arguments for what was opened."""
     found: Options = {}
-    for name in KINDS:
-        found |= READERS[name].options(opened.get(name, []), family)
+    for name, media in opened.items():
+        found |= READERS[name].options(media, family) if media else {}
     return found
 
 
@@ -120,6 +125,7 @@ class Encoder:
 
     def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
         """Place -> what is wrong, of the prompts that cannot be encoded; the others are ready to be given."""
+        self.prefetch(prompts)
         self.ready.clear()
         found: dict[int, str] = {}
         for place, prompt in enumerate(prompts):
@@ -128,6 +134,11 @@ class Encoder:
             except (ValueError, OSError, RuntimeError) as error:
                 found[place] = str(error)
         return found
+
+    def prefetch(self, prompts: Iterable[Prompt]) -> None:
+        """Let workers decode the clips of these prompts; it waits for nothing."""
+        if clips := [clip for prompt in prompts for clip in videos_of(prompt)]:
+            self.videos.ask(clips)
 
     def __call__(self, prompt: Prompt, seed: int = 0) -> Encoded:
         """Encode a prompt, unless `unreadable` has done so already; raises what `encode` raises."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,7 +15,6 @@ from mmrl.policies.text.net import TextNet, axes
 from mmrl.policies.text.packed.row import PackedRow, pack_row
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.read.divergence import group_divergence
-from mmrl.policies.text.read.token_values import token_values
 from mmrl.policies.text.trace import Insets, TextTrace, media_of, numbers_of, offsets_of, types_of
 from mmrl.runtime.tensors import pad_actions
 
@@ -177,3 +177,41 @@ class LocalEvaluator:
             return self.host.run(work)
         finally:
             net.eval()
+
+
+class TokenValues(torch.autograd.Function):
+    """log p(token) and H = -sum p log p, p = softmax(logits); d log p(y)/dz = 1[y] - p, dH/dz = -p (log p + H).
+
+    Autograd would keep log p, p and p log p, and make as many more on its way back.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Float[Tensor, "m v"], tokens: Int[Tensor, " m"], with_entropy: bool
+    ) -> tuple[Float[Tensor, " m"], Float[Tensor, " m"]]:
+        """Log-probabilities, and entropies or zeros."""
+        logprobs = logits.log_softmax(-1)
+        chosen = logprobs.gather(-1, tokens[:, None])[:, 0]
+        entropy = logprobs.exp().mul_(logprobs).sum(-1).neg_() if with_entropy else torch.zeros_like(chosen)
+        ctx.save_for_backward(logprobs, tokens, entropy)
+        ctx.with_entropy = with_entropy
+        return chosen, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Float[Tensor, "m v"], None, None]:
+        """The gradient of the logits."""
+        logprobs, tokens, entropy = ctx.saved_tensors
+        of_chosen, of_entropy = grads[0][:, None], grads[1][:, None]
+        grad = logprobs.exp()
+        if ctx.with_entropy:
+            grad.mul_((logprobs + entropy[:, None]).mul_(of_entropy).add_(of_chosen)).neg_()
+        else:
+            grad.mul_(-of_chosen)
+        return grad.scatter_add_(-1, tokens[:, None], of_chosen), None, None
+
+
+def token_values(logits: Float[Tensor, "m v"], tokens: Int[Tensor, " m"], quantities: tuple[str, ...]) -> Float[Tensor, "q m"]:
+    """`logprobs` and `entropy` of m tokens, in this order of quantities."""
+    chosen, entropy = TokenValues.apply(logits, tokens, "entropy" in quantities)  # type: ignore[no-untyped-call]
+    known = {"logprobs": chosen, "entropy": entropy}
+    return torch.stack([known[name] for name in quantities])

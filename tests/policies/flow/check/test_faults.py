@@ -19,7 +19,7 @@ from mmrl.policies.flow.write.generate import Sampled
 from mmrl.policies.shared import hypotheses as common
 from mmrl.policies.shared.lora import adapter_layers, switch_adapters
 from mmrl.policies.shared.weights import Weights
-from mmrl.training.watch.preflight import TrainingStoppedError
+from mmrl.training.stopping import TrainingStoppedError
 from tests.support.faults import (
     Dropping,
     Fault,
@@ -240,12 +240,12 @@ def test_the_audit_names_the_row(tiny, name):
     policy, (change, message) = make(tiny("sd3")), BROKEN[name]
     assert ALGORITHM.schedule is not None
     rollouts = policy.rollout(requests(3), ALGORITHM.schedule.at(0))
-    policy.diagnostics.audit(rollouts)
+    policy.audit(rollouts)
     with pytest.raises(ValueError, match=message):
-        policy.diagnostics.audit(change(rollouts))
+        policy.audit(change(rollouts))
 
 
 @pytest.mark.parametrize(("family", "plan"), [*(("sd3", plan) for plan in PLANS), ("flux", "tree"), ("qwen_image", "mix")])
 def test_every_plan_passes_the_audit(tiny, family, plan):
     policy = make(tiny(family))
-    policy.diagnostics.audit(policy.rollout(requests(), PLANS[plan]))
+    policy.audit(policy.rollout(requests(), PLANS[plan]))

@@ -13,7 +13,7 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.core.types import Prompt, Request, Rollouts, Video
 from mmrl.policies.text.policy import Sampling, TextPolicy, VideoSettings
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.training.watch.preflight import TrainingStoppedError
+from mmrl.training.stopping import TrainingStoppedError
 from tests.support.faults import Fault, trainer_of
 from tests.support.text_policies import FAMILIES, make, picture, text_trace
 from tests.support.videos import even, uneven, write_video
@@ -61,7 +61,7 @@ def test_pictures_of_any_size_pass(policy_of, family, pictures, text):
     policy = policy_of(family)
     media = tuple(picture(i, *size) for i, size in enumerate(pictures))
     between = [text if i == 0 else f"<image>{text}" for i in range(len(media) + 1)]
-    policy.diagnostics.audit(given_rows(policy, [Prompt("first", text, media), Prompt("between", "".join(between), media)]))
+    policy.audit(given_rows(policy, [Prompt("first", text, media), Prompt("between", "".join(between), media)]))
 
 
 @pytest.mark.parametrize("family", WITH_CLIPS)
@@ -74,7 +74,7 @@ def test_clips_of_any_length_pass(policy_of, clips, family, name, frames, start,
     policy, (count, pictured) = policy_of(family), both
     clip = Video(clips[name], start=start, end=end, frames=2 * (frames if name == "even" else min(frames, 2)))
     beside = (picture(1, 60, 90),) if pictured and family != "smolvlm" else ()
-    policy.diagnostics.audit(given_rows(policy, [Prompt("clip", "when?", (clip,) * count + beside)]))
+    policy.audit(given_rows(policy, [Prompt("clip", "when?", (clip,) * count + beside)]))
 
 
 def with_prompt(rollouts: Rollouts, **changes: Any) -> Rollouts:
@@ -180,9 +180,9 @@ def two(policy: TextPolicy) -> Rollouts:
 def test_every_single_break_names_the_row(policy_of, name, family):
     policy, (change, message) = policy_of(family), BROKEN[name]
     rollouts = two(policy)
-    policy.diagnostics.audit(rollouts)
+    policy.audit(rollouts)
     with pytest.raises(ValueError, match=message):
-        policy.diagnostics.audit(change(policy, rollouts))
+        policy.audit(change(policy, rollouts))
 
 
 @pytest.mark.parametrize("cut", [(0, 3), (8, 12), (-6, -1), (-12, None)], ids=str)
@@ -192,10 +192,10 @@ def test_a_cut_prompt_is_found(policy_of, family, cut):
     policy = policy_of(family)
     prompts = [Prompt("a", "what?", (picture(0),)), Prompt("b", "where is it to be seen, then?")]
     rollouts = given_rows(policy, prompts)
-    policy.diagnostics.audit(rollouts)
+    policy.audit(rollouts)
     start, end, _ = slice(*cut).indices(len(second(rollouts)))
     with pytest.raises(ValueError, match=r"prompt 'b': its \d+ tokens do not hold the text '.*' where the chat has it"):
-        policy.diagnostics.audit(without_tokens(rollouts, start, end))
+        policy.audit(without_tokens(rollouts, start, end))
 
 
 def test_wrong_times_of_clips_are_found(policy_of, clips):
@@ -204,7 +204,7 @@ def test_wrong_times_of_clips_are_found(policy_of, clips):
     policy = policy_of("qwen2_5_vl")
     rollouts = given_rows(policy, prompts)
     with pytest.raises(ValueError, match=r"prompt 'b': .* wrong positions; the first, token \d+ of a clip"):
-        policy.diagnostics.audit(moved(rollouts, 0, policy.family.config.video_token_id))
+        policy.audit(moved(rollouts, 0, policy.family.config.video_token_id))
     policy = policy_of("qwen3_vl")
     rollouts = given_rows(policy, prompts)
     text = policy.tokenizer.decode(second(rollouts).token_ids)
@@ -213,7 +213,7 @@ def test_wrong_times_of_clips_are_found(policy_of, clips):
     spelled = len(policy.tokenizer(text[:at], add_special_tokens=False)["input_ids"])
     ids[spelled] = policy.tokenizer("7" if text[at] != "7" else "3", add_special_tokens=False)["input_ids"][0]
     with pytest.raises(ValueError, match="prompt 'b': its clips should show frames at"):
-        policy.diagnostics.audit(with_prompt(rollouts, token_ids=ids))
+        policy.audit(with_prompt(rollouts, token_ids=ids))
 
 
 class Cutting:
@@ -241,19 +241,13 @@ def test_a_processor_that_cuts_in_silence_stops_the_run(tiny):
 def test_all_rows_at_first_and_one_group_later(tiny):
     policy = make(tiny("qwen3_vl"), sampling=Sampling(max_new_tokens=4))
     seen: list[list[int]] = []
-    audit = policy.diagnostics.audit
-    watched: Any = Watched(lambda rollouts: (seen.append(rollouts.group_ids.tolist()), audit(rollouts))[1], policy.diagnostics)
-    policy.diagnostics = watched
+    audit: Any = policy.audit
+    policy.audit = lambda rollouts: (seen.append(rollouts.group_ids.tolist()), audit(rollouts))[1]
     trainer = trainer_of(policy, ALGORITHM, [Prompt(str(i), f"{i}?") for i in range(4)], steps=6, audit_steps=2, audit_every=2)
     for _ in range(6):
         trainer.step()
     assert [len(rows) for rows in seen] == [8, 8, 2, 2]
     assert all(len(set(rows)) == 1 for rows in seen[2:])
-
-
-class Watched:
-    def __init__(self, audit: Any, diagnostics: Any) -> None:
-        self.audit, self.hypotheses = audit, diagnostics.hypotheses
 
 
 def test_what_breaks_later_is_found_too(tiny):

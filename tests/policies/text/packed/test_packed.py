@@ -14,10 +14,10 @@ from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.packed import attention
+from mmrl.policies.text.packed.row import worth_packing
 from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.policies.text.read import packable
 from mmrl.policies.text.read.packable import prepare_packing
-from mmrl.policies.text.read.packing import worth_packing
 from mmrl.policies.text.settings import TextPolicyConfig
 from tests.support.text_policies import PACKING, gradients, logprobs, make, mixed, picture, text_trace
 

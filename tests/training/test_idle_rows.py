@@ -13,7 +13,7 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Reading
-from mmrl.training.resources.idle_rows import leave_out
+from mmrl.training.batches import leave_out
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy
 from tests.support.presets import TEXT

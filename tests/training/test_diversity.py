@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from mmrl.core.types import Group, Prompt, Sample
-from mmrl.training.watch.diversity import distinct, diversity, fingerprints, first_pictures, prompt_distance, sameness
+from mmrl.training.measure import distinct, diversity, fingerprints, first_pictures, prompt_distance, sameness
 
 
 def group(*greys: int, size: int = 8) -> Group:
