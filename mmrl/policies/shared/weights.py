@@ -300,14 +300,3 @@ def put(weight: Tensor, value: Tensor, to: Tensor | None = None) -> None:
         mine = flat[size * torch.distributed.get_rank() :][:size]
         value = torch.nn.functional.pad(mine, (0, size - len(mine)))
     to.data.copy_(value)
-
-
-def check_reading(reading: Reading, kind: str, offers: Set[str], models: Set[str], views: Set[str]) -> None:
-    """Raise ValueError for a reading that a policy of this kind cannot evaluate."""
-    for what, name, known in (
-        ("quantity", reading.quantity, offers),
-        ("model", reading.model, models),
-        ("view", reading.view, views),
-    ):
-        if name not in known:
-            raise ValueError(f"{what} {name!r} cannot be read from this {kind} policy, which has {', '.join(sorted(known))}")
