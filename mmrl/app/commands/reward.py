@@ -22,6 +22,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_reward
 from mmrl.app.config.run import DataConfig, RewardConfig, RunConfig
 from mmrl.app.errors import Terminal, printable
+from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import find_config
@@ -213,7 +214,7 @@ def score(
     print_scores(tried.name, cards)
     if out is not None:
         lines = [json.dumps({key: value for key, value in c.items() if key not in ("image", "clip")}) for c in cards]
-        out.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        replace_text(out, "".join(line + "\n" for line in lines))
         console.print(f"scores: {out}")
     if html is not None:
         write_gallery(html, tried.name, data, cards)
@@ -280,7 +281,7 @@ def write_gallery(file: Path, name: str, source: str, cards: Sequence[Card]) -> 
     page = environment.get_template("gallery.html.j2").render(
         name=name, source=source, cards=shown, left_out=len(cards) - len(kept), css=(ASSETS / "report.css").read_text()
     )
-    file.write_text(page, encoding="utf-8")
+    replace_text(file, page)
 
 
 def clip_url(sample: Sample) -> str:
