@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, cast, get_args
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.table import Table as Grid
 
 from mmrl.answers.block import Template
@@ -273,13 +272,14 @@ def excerpt(text: str, most: int = 60) -> str:
 
 def write_gallery(file: Path, name: str, source: str, cards: Sequence[Card]) -> None:
     """One HTML file, best first; of many outputs the best and the worst."""
-    from mmrl.app.report.page import ASSETS
+    from mmrl.app.report.page import ASSETS, environment
 
     kept = [*cards[: MOST_CARDS // 2], *cards[-MOST_CARDS // 2 :]] if len(cards) > MOST_CARDS else list(cards)
     shown = [c | {"image": None if c["image"] is None else data_url(c["image"])} for c in kept]
-    environment = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined)
-    page = environment.get_template("gallery.html.j2").render(
-        name=name, source=source, cards=shown, left_out=len(cards) - len(kept), css=(ASSETS / "report.css").read_text()
+    page = (
+        environment()
+        .get_template("gallery.html.j2")
+        .render(name=name, source=source, cards=shown, left_out=len(cards) - len(kept), css=(ASSETS / "report.css").read_text())
     )
     replace_text(file, page)
 
