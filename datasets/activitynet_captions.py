@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mmrl import Prompt
-from mmrl.core.ranges import CountOrNone
+from mmrl.core.ranges import LargeOrNone
 from mmrl.data.readers import Row
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow, object_of, read_videos, span_of
@@ -20,7 +20,7 @@ def load(
     path: str | Path,
     videos: str | Path | None = None,
     template: str | None = None,
-    max_bad: CountOrNone = 0,
+    max_bad: LargeOrNone = 0,
     labelled: bool = True,
 ) -> Sequence[Prompt]:
     """One prompt per sentence; the answer is an Interval in seconds, or None where nothing is labelled.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mmrl import Prompt
 from mmrl.answers.spans.interval import Interval
-from mmrl.core.ranges import CountOrNone
+from mmrl.core.ranges import LargeOrNone
 from mmrl.data.readers import Row, read_text
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow, number_of, read_videos
@@ -23,7 +23,7 @@ def load(
     path: str | Path,
     videos: str | Path | None = None,
     template: str | None = None,
-    max_bad: CountOrNone = 0,
+    max_bad: LargeOrNone = 0,
     labelled: bool = True,
 ) -> Sequence[Prompt]:
     """One prompt per line; the answer is an Interval in seconds, or None where nothing is labelled.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mmrl import Prompt
 from mmrl.answers.choices import LETTERS
-from mmrl.core.ranges import CountOrNone, Share
+from mmrl.core.ranges import LargeOrNone, Share
 from mmrl.data.inversion import with_inversion
 from mmrl.data.readers import Row, read_json
 from mmrl.data.video_rows import VideoRow, read_videos, text_of
@@ -26,7 +26,7 @@ def load(
     videos: str | Path | None = None,
     kinds: Sequence[str] = (),
     template: str | None = None,
-    max_bad: CountOrNone = 0,
+    max_bad: LargeOrNone = 0,
     invert: Share = 0.0,
 ) -> Sequence[Prompt]:
     """One prompt per question; the answer is letters such as "A,C", a number or a word.

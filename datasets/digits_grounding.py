@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from mmrl import Box, Prompt
-from mmrl.core.ranges import Count, CountOrNone, Range, Seed
+from mmrl.core.ranges import Count, Range, Seed
 from mmrl.data.drawn.scenes import PlacedDigit, SceneStyle, draw_scene
 
 __all__ = ["load"]
@@ -21,7 +21,7 @@ def load(
     size: Count = 4096,
     seed: Seed = 0,
     asked: Sequence[Annotated[int, Range(0, 9)]] = (7,),
-    num_distractors: CountOrNone = 1,
+    num_distractors: Annotated[int, Range(0, 64)] = 1,
     background: Literal["noise", "photo"] = "noise",
 ) -> Sequence[Prompt]:
     """Prompts whose answer is a tuple of one pixel box; column `distractors` holds the boxes of the other digits.

@@ -13,7 +13,7 @@ from typing import Literal
 
 from mmrl import Prompt
 from mmrl.answers.choices import LETTERS
-from mmrl.core.ranges import CountOrNone, Share
+from mmrl.core.ranges import LargeOrNone, Share
 from mmrl.data.inversion import with_inversion
 from mmrl.data.readers import Cell, Row, csv_rows
 from mmrl.data.video_rows import VideoRow, object_of, read_videos, span_of, text_of
@@ -25,7 +25,7 @@ def load(
     spans: str | Path | None = None,
     ask: Literal["which", "when"] = "which",
     template: str | None = None,
-    max_bad: CountOrNone = 0,
+    max_bad: LargeOrNone = 0,
     invert: Share = 0.0,
 ) -> Sequence[Prompt]:
     """One prompt per row; the answer is a letter (which), or a tuple of Intervals in seconds (when).

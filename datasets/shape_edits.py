@@ -7,19 +7,20 @@ what) and jitter (how position and size differ from the usual). For the reward `
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 from PIL import Image
 
 from mmrl import Prompt
-from mmrl.core.ranges import Count, Seed
+from mmrl.core.ranges import Count, Range, Seed
 from mmrl.data.drawn.shape_edits import HELD_OUT, TRAIN, draw, jitter_of
 from mmrl.data.drawn.shapes import to_bytes
 
 SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
 
 
-def load(split: str = "train", times: Count = 1, side: Count = 32, seed: Seed = 0) -> Sequence[Prompt]:
+def load(split: str = "train", times: Count = 1, side: Annotated[int, Range(1, 4096)] = 32, seed: Seed = 0) -> Sequence[Prompt]:
     """All pairs of a split, in an order that the seed decides.
 
     Args:

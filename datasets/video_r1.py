@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mmrl import Prompt
 from mmrl.answers.block import answer_block
-from mmrl.core.ranges import CountOrNone, Share
+from mmrl.core.ranges import LargeOrNone, Share
 from mmrl.data.inversion import with_inversion
 from mmrl.data.readers import Cell, Row, read_rows
 from mmrl.data.video_rows import VideoRow, read_videos, text_of
@@ -28,7 +28,7 @@ def load(
     videos: str | Path | None = None,
     columns: Mapping[str, str] | None = None,
     template: str | None = None,
-    max_bad: CountOrNone = 0,
+    max_bad: LargeOrNone = 0,
     invert: Share = 0.0,
 ) -> Sequence[Prompt]:
     """One prompt per row; the answer is the text inside the solution's tags.

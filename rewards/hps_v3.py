@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl import Group, Scored
-from mmrl.core.ranges import Count, check_ranges
+from mmrl.core.ranges import Count, Large, check_ranges
 from mmrl.serving.files import hub_file, warn_once
 from mmrl.serving.judges.verdicts import fill_template, template_text
 from mmrl.serving.media import pictures_of
@@ -45,7 +45,7 @@ class HpsV3:
     """Hub id or folder of configuration and processor."""
     template: str = ""
     """File with the official rubric and {prompt}: INSTRUCTION and prompt_with_special_token of its data_collator_qwen.py."""
-    pixels: Count = PIXELS
+    pixels: Large = PIXELS
     """Area that pictures are resized to, in pixels."""
     device: str = "auto"
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Never, TypeVar, cast
+from typing import Annotated, Literal, Never, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -14,7 +14,7 @@ from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.core.hooks import AdvantageHooks, PartHooks, PlannerHooks, PolicyHooks, TermHooks, defines, with_hooks
 from mmrl.core.protocols import Advantage, Mask, Planner, Policy, Shaping, Stateful, Term, View, Weight
-from mmrl.core.ranges import Count, check_ranges
+from mmrl.core.ranges import Count, Range, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, Counts, Prompt, Reading, Rollouts, Scope, Scores
 from mmrl.flow.plan import Schedule
@@ -25,6 +25,10 @@ OF_THE_STEP = ("old", "rollout", "start")
 """Not kept beside the policy: `old` and `start` are read before the first update, `rollout` was recorded while sampling."""
 OF_SCORES = "scores"
 """The model of readings that the trainer makes of rewards."""
+
+
+MOST_ROLLOUTS = 2**20
+"""Of one step."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Algorithm:
     """How flow policies sample; None for text."""
     ema_decay: Callable[[int], float] | None = None
     """How much of the `ema` weights stays at an update, from how many updates there were before; None: as the policy does."""
-    group_size: Count = 8
+    group_size: Annotated[int, Range(1, 2**16, why="all samples of a step are in memory")] = 8
     """Samples per prompt."""
     epochs: Count = 1
     """Passes over one step's rollouts."""
@@ -172,7 +176,12 @@ class Algorithm:
         return num_prompts if self.scope in ("group", "batch") else num_prompts * self.group_size
 
     def check_minibatches(self, num_prompts: int) -> None:
-        """Raise ValueError for more minibatches than a step's prompts, over all ranks, give units to share among them."""
+        """Raise ValueError for more minibatches than a step's prompts, over all ranks, share, or more than MOST_ROLLOUTS."""
+        if num_prompts * self.group_size > MOST_ROLLOUTS:
+            raise ValueError(
+                f"a step with prompts_per_step = {num_prompts} and algorithm.group_size = {self.group_size} has "
+                f"{num_prompts * self.group_size} rollouts, and at most {MOST_ROLLOUTS} are held in memory: lower one of them"
+            )
         if self.minibatches <= (units := self.units(num_prompts)):
             return
         whole = units == num_prompts and self.scope in ("group", "batch")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mmrl.core.ranges import BelowOne, Count, CountOrNone, NonNegative, Share, check_ranges
+from mmrl.core.ranges import BelowOne, Large, LargeOrNone, NonNegative, Share, check_ranges
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class RampDecay:
     DiffusionNFT's type 0 is slope=0, type 1 the default, type 2 flat=75, slope=0.0075, most=0.999; AWM has most=0.3.
     """
 
-    flat: CountOrNone = 0
+    flat: LargeOrNone = 0
     """Updates before the rise, with d = 0."""
     slope: NonNegative = 0.001
     """Rise of d at every update."""
@@ -31,7 +31,7 @@ class WarmDecay:
 
     most: BelowOne = 0.9
     """Largest d, the share of the averaged weights that stays at a change."""
-    every: Count = 8
+    every: Large = 8
     """Updates from one change of the averaged weights to the next."""
 
     __post_init__ = check_ranges

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from mmrl.runtime.disk import room_for
+
 
 def replace_text(file: Path, text: str) -> None:
     """Write a file whole or not at all."""
@@ -12,8 +14,11 @@ def replace_text(file: Path, text: str) -> None:
 def replace_bytes(file: Path, data: bytes) -> None:
     """Write a file whole or not at all."""
     fresh = file.with_name(file.name + ".new")
-    with fresh.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(fresh, file)
+    try:
+        with room_for(file), fresh.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(fresh, file)
+    finally:
+        fresh.unlink(missing_ok=True)

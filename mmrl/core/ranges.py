@@ -27,6 +27,8 @@ class Range:
     high: float | int | None = None
     above: float | int | None = None
     below: float | int | None = None
+    why: str = ""
+    """Why no more than `high`, as errors say it."""
 
     @property
     def words(self) -> str:
@@ -41,13 +43,9 @@ class Range:
         """How the value breaks the range; empty where it does not."""
         if not is_finite(value):
             return f"it must be a finite number{'' if self == Range() else f', {self.words}'}"
-        fits = (
-            (self.low is None or value >= self.low)
-            and (self.high is None or value <= self.high)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
-        return "" if fits else f"it must be {self.words}"
+        reached = (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+        passed = (self.above is None or value > self.above) and (self.below is None or value < self.below)
+        return "" if reached and passed else f"it must be {self.words}{self.why and f' ({self.why})'}"
 
 
 Number = Annotated[float, Range()]
@@ -57,9 +55,11 @@ Share = Annotated[float, Range(0, 1)]
 PositiveShare = Annotated[float, Range(above=0, high=1)]
 BelowOne = Annotated[float, Range(0, below=1)]
 Factor = Annotated[float, Range(1)]
-Count = Annotated[int, Range(1)]
-CountOrNone = Annotated[int, Range(0)]
+Count = Annotated[int, Range(1, 2**20, why="more are not held in memory")]
+CountOrNone = Annotated[int, Range(0, 2**20, why="more are not held in memory")]
 """0 has a meaning of its own, such as none, all or off."""
+Large, LargeOrNone = Annotated[int, Range(1, 10**11)], Annotated[int, Range(0, 10**11)]
+"""Numbers that are compared, and nothing is made of: steps of a run, pixels, bytes."""
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 
 

@@ -28,6 +28,7 @@ _TOKENS = re.compile(
     r"<\|[^\s|<>]{1,40}\|>|<(?:image_soft_token|start_of_image|end_of_image|IMG_CONTEXT|fake_token_around_image|global-img)>"
 )
 """Special tokens as models spell them: `<|image_pad|>`, `<|im_end|>`, `<start_of_image>`."""
+_HALF = re.compile("[\ud800-\udfff]")
 _LOST = re.compile(r"picture .* does not exist")
 ELSEWHERE = "none of the pictures is there: their paths start at the file's folder unless image_root = FOLDER says otherwise"
 _LONGEST = 600
@@ -197,10 +198,21 @@ def check_markers(text: str, media: Sequence[object]) -> None:
 
 
 def check_tokens(text: str) -> None:
-    """Raise ValueError for a text that spells a special token: models take it for a picture, or the end of a turn."""
+    """Raise ValueError for a text that spells a special token, taken for a picture or the end of a turn, or that is no text."""
+    check_halves(text)
     found = _TOKENS.search(text)
     if found:
         raise ValueError(f"the text spells {found[0]}, which models read as a token of their own: write it in other words")
+
+
+def check_halves(text: str) -> None:
+    """Raise ValueError for a text with half of a surrogate pair, which no tokenizer and no file takes."""
+    found = _HALF.search(text)
+    if found:
+        raise ValueError(
+            f"the text {text[:40]!r} holds {ascii(found[0])[1:-1]}, half of a character, at {found.start()}: write the character "
+            "out, or drop it (a text was cut in the middle of it)"
+        )
 
 
 def check_shape(size: tuple[int, int]) -> None:
@@ -248,6 +260,8 @@ def _check_prompt(prompt: Prompt, measured: Callable[[], Measured]) -> None:
     if not text.strip() and not prompt.media:
         raise ValueError("there is neither text nor a picture or video")
     check_tokens(text)
+    for part in (prompt.id, prompt.answer, *prompt.columns.values()):
+        check_halves(part if isinstance(part, str) else "")
     check_markers(text, prompt.media)
     sizes, lengths = measured()
     answers = prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from mmrl.runtime.cache import cache_folder
+from mmrl.runtime.disk import room_for
 
 VERSION = "0.32.0"
 """The version of vLLM that `mmrl engine install` makes an environment of, and that mmrl was tried with."""
@@ -98,8 +99,12 @@ def note_whole(venv: Venv) -> None:
     noted = {name: value for name, value in asdict(venv).items() if name != "folder"} | {"whole": True}
     marker = venv.folder / MARKER
     written = marker.with_suffix(".new")
-    written.write_text(json.dumps(noted) + "\n")
-    written.replace(marker)
+    try:
+        with room_for(marker):
+            written.write_text(json.dumps(noted) + "\n")
+        written.replace(marker)
+    finally:
+        written.unlink(missing_ok=True)
 
 
 def remove_venv(folder: Path) -> int:

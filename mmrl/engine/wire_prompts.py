@@ -39,7 +39,7 @@ def media_parts(host: TextHost, media: object, prompt: Prompt) -> list[dict[str,
 def short_ids(host: TextHost, prompt: Prompt) -> list[int]:
     """The token ids of the chat before the processor makes room for vision features."""
     chat = host.encode.chat(prompt, [host.encode.videos(video) for video in videos_of(prompt)])
-    text = host.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    text = host.encode.write(chat)
     bos = host.tokenizer.bos_token
     # A template that writes the first token itself must not get another one from the tokenizer.
     options = {"add_special_tokens": False} if bos is not None and text.startswith(bos) else {}

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.core.ranges import Range
 from mmrl.flow.dynamics import ODE, Dynamics, Stochastic, name_of, stochastic_names
 from mmrl.flow.sigmas import Spacing
 from mmrl.flow.times import TimeSampler
 
+NumSteps = Annotated[int, Range(1, 2**12, why="each is a pass through the network")]
 Shape = Literal["chains", "tree", "branches"]
 InitialNoise = Literal["sample", "group"]
 

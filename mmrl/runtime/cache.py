@@ -1,5 +1,6 @@
 """The cache of things made once, tiny models and drawn clips: listed, cleared and bounded. Standard library only."""
 
+import fcntl
 import logging
 import os
 import re
@@ -15,6 +16,8 @@ FOLDER, BOUND = "MMRL_CACHE", "MMRL_CACHE_GB"
 USUAL_GB = 5.0
 IN_USE_S = 24 * 3600.0
 """Seconds since its last use for which an entry is never removed to make room: a run may be reading it."""
+_held: dict[Path, int] = {}
+"""Entries that this process uses -> a descriptor whose lock says so to others until the process ends."""
 _OURS = re.compile(r"random-[\w.+-]+|[a-z0-9_-]+-[0-9a-f]{12}(-\w+)?")
 """Names that mmrl gives; whatever else lies in the folder is not touched."""
 
@@ -61,6 +64,7 @@ def note_use(path: Path) -> Path:
     if entry is not None:
         try:
             os.utime(entry)
+            _hold(entry)
         except OSError:
             log.debug("%s cannot be marked as used", entry)
     return path
@@ -75,21 +79,38 @@ def note_new(path: Path) -> Path:
         size, now = sum(entry.num_bytes for entry in kept), time.time()
         for entry in kept:
             if size > most and now - entry.used > IN_USE_S:
-                remove([entry])
-                size -= entry.num_bytes
-                log.info("removed %s from the cache, which may hold %.3g GB", entry.path, most / 1e9)
+                for gone in remove([entry]):
+                    size -= gone.num_bytes
+                    log.info("removed %s from the cache, which may hold %.3g GB", gone.path, most / 1e9)
     return path
 
 
-def remove(chosen: Iterable[Entry]) -> int:
-    """Remove entries, each gone for others before its files go; the bytes that they had."""
-    freed = 0
+def remove(chosen: Iterable[Entry]) -> list[Entry]:
+    """Remove entries that no process uses, each gone for others before its files go; those that were removed."""
+    removed: list[Entry] = []
     for entry in chosen:
+        descriptor = os.open(entry.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(descriptor)
         gone = entry.path.with_name(f".{entry.path.name}.{os.getpid()}.gone")
         entry.path.rename(gone)
         shutil.rmtree(gone)
-        freed += entry.num_bytes
-    return freed
+        removed.append(entry)
+    return removed
+
+
+def _hold(entry: Path) -> None:
+    """Hold a shared lock on an entry until this process ends, so that no other removes it."""
+    known = _held.get(entry)
+    if known is not None and os.path.samestat(os.fstat(known), entry.stat()):
+        return
+    descriptor = os.open(entry, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    _held[entry] = descriptor
 
 
 def _is_own(path: Path) -> bool:

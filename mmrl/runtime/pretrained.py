@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,10 @@ LOGGERS = ("transformers.modeling_utils", "diffusers.models.modeling_utils")
 CODE = "trust_remote_code"
 """In errors about models whose repositories hold Python files: their callers know the remedy."""
 REMEDY = "download or save it again, or name the model that its config.json is of"
+MOST_LAYERS, WIDEST = 4096, 2**24
+"""Far beyond every published model; more would fill the memory before a file of weights is looked at."""
+LAYERS = re.compile(r"(^|_)(layers?|depth|blocks)(_|$)")
+SIZES = re.compile(r"(^|_)(size|dims?|channels|heads|experts|groups|embd)(_|$)")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -37,6 +42,11 @@ def load_whole(load: Load, source: str, place: str, **settings: object) -> nn.Mo
     Raises OSError as the library does where files are missing, and ValueError where a file is cut short, or tensors are missing,
     unexpected (unless the model's class lists them as ignorable), of another shape or not finite.
     """
+    config = Path(source) / "config.json"
+    if config.is_file():
+        with readable(place, source):
+            written: object = json.loads(config.read_text())
+        refuse_absurd_sizes(written, place)
     with readable(place, source), _without_reports():
         model, report = cast(tuple[nn.Module, LoadReport], load(source, output_loading_info=True, **settings))
     wrong = [key if isinstance(key, str) else str(key[0]) for key in report["mismatched_keys"]]
@@ -44,6 +54,26 @@ def load_whole(load: Load, source: str, place: str, **settings: object) -> nn.Mo
     refuse_other_keys(missing, unexpected, wrong, place, type(model).__name__)
     refuse_non_finite(model.named_parameters(), place)
     return model
+
+
+def refuse_absurd_sizes(config: object, place: str) -> None:
+    """Raise ValueError that names the key of a model's config which asks for more layers or numbers than any model has."""
+    if isinstance(config, Mapping):
+        for key, value in cast(Mapping[str, object], config).items():
+            most = MOST_LAYERS if LAYERS.search(str(key)) else WIDEST if SIZES.search(str(key)) else None
+            largest = max((one for one in numbers_in(value)), default=0)
+            if most is not None and largest > most:
+                raise ValueError(f"{place}: {key} in its config is {largest}: no model has more than {most}: {REMEDY}")
+            refuse_absurd_sizes(value, place)
+
+
+def numbers_in(value: object) -> Generator[int | float]:
+    """A number, or those in lists inside each other."""
+    if isinstance(value, list | tuple):
+        for item in cast(Sequence[object], value):
+            yield from numbers_in(item)
+    elif isinstance(value, int | float):
+        yield value
 
 
 def refuse_other_keys(

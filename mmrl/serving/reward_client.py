@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from urllib.parse import urlsplit
 
-from mmrl.core.ranges import CountOrNone, Positive, check_ranges
+from mmrl.core.ranges import LargeOrNone, Positive, check_ranges
 from mmrl.core.samples import Group, RewardUnavailableError, Sample, Scored, Status
 from mmrl.runtime.fetch import BUSY, SCHEMES, Answer, AnswerError, Request, UnreachableError, attempts, check_address, words
 from mmrl.runtime.secrets import Json, hide, read_secret
@@ -50,7 +50,7 @@ class RemoteReward:
     """True lets a group that is too large for one request be cut."""
     space: str | None = None
     """The box space the served reward reads."""
-    most_bytes: CountOrNone = 0
+    most_bytes: LargeOrNone = 0
     """The largest request that the server takes, as it said before training; 0: unknown."""
 
     def __post_init__(self) -> None:

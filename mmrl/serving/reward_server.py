@@ -17,10 +17,11 @@ from collections import OrderedDict
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
+from mmrl.core.ranges import Range, check_ranges
 from mmrl.core.samples import Group, Scored, Status
 from mmrl.runtime.loops import wait_for
 from mmrl.serving import wire
@@ -71,19 +72,16 @@ class Served:
 class Limits:
     """The largest request that the server takes."""
 
-    max_body_mb: float = 256.0
-    max_pixels: int = 64_000_000
+    max_body_mb: Annotated[float, Range(above=0, high=65_536)] = 256.0
+    max_pixels: Annotated[int, Range(1, 2**32)] = 64_000_000
     """The most pixels of a picture, or of a frame that is sent as pixels; video files count by their bytes alone."""
-    max_samples: int = 256
-    max_waiting: int = 32
+    max_samples: Annotated[int, Range(1, 65_536)] = 256
+    max_waiting: Annotated[int, Range(1, 65_536)] = 32
     """Requests that wait or run; more are answered 503."""
-    workers: int = 1
+    workers: Annotated[int, Range(1, 256)] = 1
     """Groups scored at the same time: above 1 a reward is called from several threads at once."""
 
-    def __post_init__(self) -> None:
-        for name, value in ((f.name, getattr(self, f.name)) for f in fields(self)):
-            if not 0 < value < 1e12:
-                raise ValueError(f"{name} is {value}: write a number above 0")
+    __post_init__ = check_ranges
 
     @property
     def max_bytes(self) -> int:

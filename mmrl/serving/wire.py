@@ -11,13 +11,14 @@ import struct
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from mmrl.answers.boxes.box import Box
+from mmrl.answers.spans.interval import Interval
 from mmrl.core.samples import ClipTime, Group, MediaSize, Prompt, Sample, Scored, Segment, Status, kind_of, sources
 
 Json = Any
@@ -26,13 +27,15 @@ Array = np.ndarray
 PROTOCOL = 1
 """Both sides must speak the same one."""
 HEADER_KEY = "mmrl"
-ELSEWHERE = {"Box": "mmrl.answers.boxes.box", "Interval": "mmrl.answers.spans.interval"}
-"""Answers that are imported only where they occur: a server may lack what their modules need."""
-HERE = {"Group": Group, "Prompt": Prompt, "Sample": Sample, "Segment": Segment}
+HERE = {"Group": Group, "Prompt": Prompt, "Sample": Sample, "Segment": Segment, "Box": Box, "Interval": Interval}
 """The others are the dataclasses of media."""
 PLAIN_MODES = ("L", "RGB", "RGBA")
 MOST_HEADER_BYTES = 2**26
 """JSON unfolds to some ten times its size in memory; the texts of a large group take a few million bytes."""
+LARGEST_SIDE = 2**48
+"""Of an array: no body is longer, and products of larger ones are numbers that no message can hold."""
+MOST_PARTS, LONGEST_PART = 256, 200
+"""Parts of a reply's scores by name, and letters of a name: every name is a metric of the run."""
 PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
@@ -86,9 +89,7 @@ def unpack_reply(body: bytes) -> Reply:
         header = _decode(header, arrays, None)
         values, status = arrays["values"].tolist(), [Status(s) for s in arrays["status"].tolist()]
         parts = tuple({str(name): float(part) for name, part in own.items()} for own in header["parts"])
-        odd = next((name for own in parts for name in own if not name.isprintable()), None)
-        if odd is not None:
-            raise WireError(f"the reply has a part called {odd!r}, which cannot be printed")
+        refuse_odd_parts({name for own in parts for name in own})
         if not len(values) == len(status) == len(parts):
             raise WireError(f"the reply holds {len(values)} values, {len(status)} states and parts of {len(parts)} samples")
         fingerprint, raised = header["fingerprint"], header["raised"]
@@ -97,6 +98,18 @@ def unpack_reply(body: bytes) -> Reply:
         return Reply(tuple(map(float, values)), tuple(status), parts, fingerprint, raised)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise error if isinstance(error, WireError) else WireError(f"the message is no reply of a reward: {error}") from None
+
+
+def refuse_odd_parts(names: set[str]) -> None:
+    """Raise WireError for more parts of scores than a run can show, or for names of them that cannot be shown."""
+    if len(names) > MOST_PARTS:
+        raise WireError(f"the reply has {len(names)} different parts, and at most {MOST_PARTS} are read")
+    long = max(names, key=len, default="")
+    if len(long) > LONGEST_PART:
+        raise WireError(f"the reply has a part called {long[:40]!r}... of {len(long)} letters, and {LONGEST_PART} are read")
+    odd = next((name for name in names if not name.isprintable()), None)
+    if odd is not None:
+        raise WireError(f"the reply has a part called {odd!r}, which cannot be printed")
 
 
 def reply_of(answers: Sequence[float | Scored | None], fingerprint: str) -> Reply:
@@ -118,7 +131,10 @@ def array_shapes(body: bytes) -> list[tuple[int, ...]]:
     """Shapes of all arrays, read from the header alone."""
     header = _header(body)
     try:
-        return [tuple(int(side) for side in entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
+        shapes = [tuple(int(side) for side in entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
+        if any(not 0 <= side <= LARGEST_SIDE for shape in shapes for side in shape):
+            raise OverflowError
+        return shapes
     except (KeyError, OverflowError, TypeError, ValueError):
         raise WireError("the body is no safetensors buffer: its header describes no arrays") from None
 
@@ -144,7 +160,7 @@ def _encode(value: object, arrays: dict[str, Array], place: str) -> object:
         return {"$type": "MediaSize", "sizes": list(value)}
     if isinstance(value, ClipTime):
         return {"$type": "ClipTime", "times": [_encode(time, arrays, place) for time in value]}
-    if is_dataclass(value) and type(value).__name__ in {**HERE, **ELSEWHERE, **sources()}:
+    if is_dataclass(value) and type(value).__name__ in {**HERE, **sources()}:
         return {"$type": type(value).__name__} | _fields(value, arrays, place)
     if isinstance(value, list | tuple):
         items = [_encode(item, arrays, f"{place}[{i}]") for i, item in enumerate(value)]
@@ -238,13 +254,10 @@ def _build(value: dict[str, Json], arrays: dict[str, Array], folder: Path | None
     if name == "ClipTime":
         seconds, fps, frames = _decode(value["times"], arrays, folder)
         return ClipTime(float(seconds), float(fps), int(frames))
-    if name in ELSEWHERE:
-        cls = getattr(import_module(ELSEWHERE[name]), name)
-    elif name in (here := HERE | sources()):
-        cls = here[name]
-    else:
+    known = HERE | sources()
+    if name not in known:
         raise WireError(f"type {name!r} is not part of the protocol")
-    return cls(**{key: _decode(item, arrays, folder) for key, item in value.items() if key != "$type"})
+    return known[name](**{key: _decode(item, arrays, folder) for key, item in value.items() if key != "$type"})
 
 
 def _write(array: Array, suffix: str, folder: Path | None) -> str:

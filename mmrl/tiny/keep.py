@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from mmrl.runtime.cache import cache_folder, note_new, note_use
+from mmrl.runtime.disk import room_for
 
 Progress = Callable[[int, int, float], None]
 """Called with the step (from 1), the number of steps, and the loss."""
@@ -30,7 +31,8 @@ def keep(folder: Path | None, name: str, index_file: str, make: Callable[[Path],
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     try:
-        make(unfinished)
+        with room_for(folder):
+            make(unfinished)
         unfinished.chmod(0o755)
         unfinished.rename(folder)
     except OSError:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mmrl.core.ranges import BelowOne, CountOrNone, NonNegative, Positive, Range, check_ranges
+from mmrl.core.ranges import BelowOne, LargeOrNone, NonNegative, Positive, Range, check_ranges
 from mmrl.core.ranks import Ranks
 
 Rest = Literal["device", "cpu"]
@@ -33,7 +33,7 @@ class OptimizerSettings:
     """Momentum of sgd."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up: constant, or falling to zero at the last step."""
-    warmup_steps: CountOrNone = 0
+    warmup_steps: LargeOrNone = 0
     """Optimizer steps over which the rate rises from lr / warmup_steps to lr."""
     clip_norm: NonNegative = 1.0
     """Largest norm of the gradient; 0 = no clipping, the norm is still measured."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from mmrl.core.ranges import Count, CountOrNone, NonNegative, Positive, Range, Seed, Share, check_ranges
+from mmrl.core.ranges import Count, CountOrNone, Large, LargeOrNone, NonNegative, Positive, Range, Seed, Share, check_ranges
 from mmrl.training.optim import OptimizerSettings
 
 USUAL_POSITIONS = 16384
@@ -24,7 +24,7 @@ class AlarmSettings:
     """The same for a rise of the trained rewards."""
     least_fall: NonNegative = 0.3
     """Smaller falls give no alarm, in standard deviations of the watched reward between prompts."""
-    least_prompts: Annotated[int, Range(3)] = 8
+    least_prompts: Annotated[int, Range(3, 2**20)] = 8
     """With fewer held-out prompts rewards are not compared."""
     max_sameness: Share = 0.9
     """No alarm as long as texts for different prompts are the same less often than this (train/sameness)."""
@@ -41,7 +41,7 @@ class AlarmSettings:
 class HealthSettings:
     """Bounds beyond which a run gets a warning. A bound that cannot be exceeded (1 for a share) switches its warning off."""
 
-    window: Annotated[int, Range(3)] = 10
+    window: Annotated[int, Range(3, 2**20)] = 10
     """Number of steps that are averaged, both for the latest steps and for the start of the run that they are compared with."""
     max_no_spread: Positive = 0.8
     """Share of the groups whose samples all got the same reward."""
@@ -79,9 +79,9 @@ class HealthSettings:
 class TrainSettings:
     """Counts are over all ranks; a step is one draw of prompts, their rollouts and all updates on them."""
 
-    steps: CountOrNone = 100
+    steps: LargeOrNone = 100
     """Training steps of the whole run, including those before it was resumed."""
-    prompts_per_step: Count = 8
+    prompts_per_step: Annotated[int, Range(1, 2**16, why="all prompts of a step are in memory")] = 8
     """Prompts drawn at every step; each is sampled algorithm.group_size times."""
     micro_batch: Count | Literal["auto"] = USUAL_POSITIONS
     """Positions (tokens of prompts and completions, padding included) in one forward and backward pass of one rank. auto: starts
@@ -97,11 +97,11 @@ class TrainSettings:
     deterministic: bool = False
     """The same config gives the same run bit for bit on the same machine; slower. See mmrl.training.determinism for the
     limits."""
-    evaluate_every: CountOrNone = 0
+    evaluate_every: LargeOrNone = 0
     """Steps between evaluations; 0 = before and after training only."""
-    save_every: CountOrNone = 0
+    save_every: LargeOrNone = 0
     """Steps between checkpoints; 0 = at the end only."""
-    samples_every: CountOrNone = 10
+    samples_every: LargeOrNone = 10
     """Steps between rollouts written to the run's samples; 0 = none."""
     ratio_bound: NonNegative | Literal["auto"] = "auto"
     """Largest |log ratio| of any action before the first update, where sampled and re-evaluated log-probs must agree.
@@ -113,9 +113,9 @@ class TrainSettings:
     """Largest mean |log ratio| there. auto: 0.02; in bfloat16 three times what equal readings of the run's own rows differ by, at
     most 2^-7 sqrt(layers); at the first update at most a tenth (bfloat16: a fifth) of the objective's own clip range, besides. A
     number always wins."""
-    audit_steps: Count = 3
+    audit_steps: Large = 3
     """Number of steps, from the start or resumption, in which every row is checked: do media, positions and tokens match?"""
-    audit_every: CountOrNone = 1
+    audit_every: LargeOrNone = 1
     """Steps between later checks of one group; 0 = none."""
     max_unparsed: Share = 0.2
     """Warn when more than this share of a step's completions could not be parsed by a reward."""

@@ -113,7 +113,7 @@ def test_show_gives_parts_files_and_origins():
 
 def test_show_of_a_config():
     rows = [line.split() for line in mmrl("show", "tiny/image", "steps=9").stdout.splitlines()]
-    assert ["steps", "9", "0", "or", "more", "command", "line"] in rows
+    assert ["steps", "9", "0", "to", "100000000000", "command", "line"] in rows
     assert [row for row in rows if row[:2] == ["data.size", "32"] and row[-1].endswith("configs/tiny/image.toml")]
 
 

@@ -43,9 +43,18 @@ def limit_memory() -> None:
 
 
 def run_mmrl(
-    arguments: Sequence[str], folder: Path, limit_s: float = LIMIT_S, env: Mapping[str, str] | None = None, stdin: str = ""
+    arguments: Sequence[str],
+    folder: Path,
+    limit_s: float = LIMIT_S,
+    env: Mapping[str, str] | None = None,
+    stdin: str = "",
+    before: Callable[[], None] = limit_memory,
 ) -> Ended:
-    """Run `mmrl ARGUMENTS` in a folder, offline and with bounded memory; BrokenError after `limit_s` seconds."""
+    """Run `mmrl ARGUMENTS` in a folder, offline and with bounded memory; BrokenError after `limit_s` seconds.
+
+    Args:
+        before: called in the new process, to limit it.
+    """
     start = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "mmrl", *arguments],
@@ -57,7 +66,7 @@ def run_mmrl(
         text=True,
         errors="replace",
         start_new_session=True,
-        preexec_fn=limit_memory,
+        preexec_fn=before,
     )
     try:
         out, err = process.communicate(stdin, timeout=limit_s)

@@ -39,6 +39,8 @@ SPECS = {
     "max_body_mb = inf": (f"max_body_mb = inf\n{ONE}", ("max_body_mb",)),
     "max_body_mb = -1": (f"max_body_mb = -1\n{ONE}", ("max_body_mb",)),
     "max_body_mb that is text": (f'max_body_mb = "1"\n{ONE}', ("max_body_mb",)),
+    "a million workers": (f"workers = 1000000\n{ONE}", ("workers is 1000000", "1 to 256")),
+    "a trillion samples": (f"max_samples = 1000000000000\n{ONE}", ("max_samples is 1000000000000", "1 to 65536")),
     "workers = 0": (f"workers = 0\n{ONE}", ("workers",)),
     "max_samples = 1.5": (f"max_samples = 1.5\n{ONE}", ("max_samples",)),
     "a name with a slash": (f'{ONE}name = "a/b"', ("name", "a/b")),

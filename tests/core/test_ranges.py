@@ -59,7 +59,7 @@ class Part:
     ("values", "message"),
     [
         ({"high": 0.0}, r"Part\.high is 0\.0: it must be above 0 and at most 1"),
-        ({"count": 0}, r"Part\.count is 0: it must be 1 or more"),
+        ({"count": 0}, r"Part\.count is 0: it must be 1 to 1048576"),
         ({"betas": (0.9, 1.0)}, r"Part\.betas is \(0\.9, 1\.0\): it must be 0 or more and below 1"),
         ({"steps": (1, 2, -1)}, "it must be 0 or more"),
         ({"weights": {"a": 1.0, "b": NAN}}, "it must be a finite number, 0 or more"),
@@ -75,10 +75,15 @@ def test_a_part_made_in_python_is_checked(values: dict[str, Any], message: str):
 def test_ranges_of_a_part_and_of_a_function():
     def load(size: Count = 3, seed: Seed = 0, name: str = "") -> None: ...
 
-    assert ranges_of(load) == {"size": "1 or more", "seed": "0 to 4294967295"}
+    assert ranges_of(load) == {"size": "1 to 1048576", "seed": "0 to 4294967295"}
     assert ranges_of(Part)["betas"] == "0 or more and below 1"
     assert set(ranges_of(Part)) == {"high", "count", "betas", "steps", "weights"}
 
 
 def test_a_truth_value_or_a_text_is_no_number():
     assert fault_of(Number, True) == fault_of(Count, False) == fault_of(Count, "0") == fault_of(Count | None, None) == ""
+
+
+def test_an_absurd_number_is_told_why():
+    with pytest.raises(ValueError, match=r"Part\.count is 10000000000: it must be 1 to 1048576 \(more are not held"):
+        Part(count=10**10)

@@ -105,6 +105,8 @@ BAD = {
     "a pickle": (says(pickle.dumps(Bomb())), "is a pickle"),
     "HTML": (says(b"<html>", content_type="text/html"), "no reply of a reward server"),
     "a header of 2^63 bytes": (says((2**63).to_bytes(8, "little") + b"{}"), "no reply of a reward server"),
+    "300 parts": (says(reply({"parts": [{f"p{i}": 1.0 for i in range(300)}]})), "300 different parts, and at most 256"),
+    "a part with a long name": (says(reply({"parts": [{"x" * 50_000: 1.0}]})), "of 50000 letters, and 200 are read"),
     "parts that are text": (says(reply({"parts": [{"a": "b"}]})), "no reply of a reward"),
     "a fingerprint that is a list": (says(reply({"fingerprint": ["f"]})), "no text"),
     "an exception that is a number": (says(reply({"raised": 5})), "no text"),

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -17,6 +18,8 @@ import pytest
 from PIL import Image
 
 from mmrl import Group, Prompt, Sample
+from mmrl.answers.boxes.box import Box
+from mmrl.answers.spans.interval import Interval
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
@@ -53,6 +56,34 @@ def test_malformed_headers_are_the_senders_fault():
     body = len(body[8:]).to_bytes(8, "little") + body[8:]
     with serving(length=length) as url:
         assert httpx.post(f"{url}/v1/score/length", content=body).status_code == 400
+
+
+def test_an_array_of_more_numbers_than_can_be_written_is_the_senders_fault():
+    """Each side may be read as JSON; their product has more digits than Python turns into a text."""
+    plain = wire.pack_group(group_of("a", image=Image.new("L", (3, 2))))
+    body = plain.replace(b"[2,3]", b"[" + b"9" * 4000 + b"," + b"9" * 4000 + b"]")
+    assert body != plain
+    body = (int.from_bytes(body[:8], "little") + len(body) - len(plain)).to_bytes(8, "little") + body[8:]
+    with serving(length=length) as url:
+        found = httpx.post(f"{url}/v1/score/length", content=body)
+        assert (found.status_code, found.text.partition(":")[0]) == (400, "the body is no safetensors buffer")
+        assert post(f"{url}/v1/score/length", group_of("abc")).status_code == 200
+
+
+def test_boxes_and_spans_in_a_request_import_nothing():
+    """A server has what it needs before the first request comes, and no torch."""
+    body = wire.pack_group(Group(0, Prompt("p", answer=(Box(0, 0, 1, 1), Interval(0, 1))), (Sample("a"),)))
+    code = """
+import sys
+from pathlib import Path
+from mmrl.serving import reward_server, wire
+before = set(sys.modules)
+print(wire.unpack_group(sys.stdin.buffer.read(), Path(".")).prompt.answer[0].area)
+new = {name for name in set(sys.modules) - before if not name.startswith("safetensors")}
+print(sorted(new & {"torch", "torchvision", "transformers", "jaxtyping"}), "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], input=body, capture_output=True, check=True)
+    assert done.stdout.decode().split("\n")[:2] == ["1.0", "[] False"]
 
 
 def test_every_route_but_health_wants_the_token():

@@ -19,7 +19,7 @@ class BestOfN:
     arXiv:2505.07818. Nothing is normalized again after the choice. An odd n takes one more at the top.
     """
 
-    n: Annotated[int, Range(2)] = 8
+    n: Annotated[int, Range(2, 2**20)] = 8
     """Samples of a group that train: one half the best, the other half the worst."""
     norm: GroupNorm = field(default_factory=lambda: GroupNorm(eps=1e-8, zero_below=1e-6, clip=5.0))
     """The advantage that the chosen samples train on."""
@@ -59,7 +59,7 @@ class BestWorst:
 
     worst: bool = True
     """True: the worst sample gets -1. False: it gets 0 like the others, and all that share the maximum get 1."""
-    min_group_size: Annotated[int, Range(2)] = 2
+    min_group_size: Annotated[int, Range(2, 2**20)] = 2
     """Fewest samples of a group: a smaller algorithm.group_size is refused."""
 
     __post_init__ = check_ranges

@@ -19,7 +19,7 @@ class Downsampled:
     of each kind are taken. The others leave every count. Kept rows no longer have mean 0, and must not be normalized again.
     """
 
-    keep: Annotated[int, Range(2)] = 4
+    keep: Annotated[int, Range(2, 2**20)] = 4
     """Rows of a group that train."""
     scale: bool = False
     """Divide by the deviation; the authors' script does not."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.advantages.statistics import totals_and_keep
 from mmrl.algorithms.notes import Notes
-from mmrl.core.ranges import BelowOne, CountOrNone, NonNegative, check_ranges
+from mmrl.core.ranges import BelowOne, LargeOrNone, NonNegative, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
 
 
@@ -25,9 +25,9 @@ class WhereSpread(Notes, OnTop):
     """Of the running mean."""
     follow: BelowOne = 0.99
     """How much of the running mean stays at a step."""
-    hold: CountOrNone = 5
+    hold: LargeOrNone = 5
     """First steps whose deviations do not count."""
-    start: CountOrNone = 10
+    start: LargeOrNone = 10
     """First steps in which every prompt stays."""
 
     __post_init__ = check_ranges

@@ -38,7 +38,7 @@ class TreeNorm:
     """extremes: of every group the best and the worst leaves, half of them each, an odd one from the worst, and two at least.
     best_per_branch: of every branch that the last split left the best leaves, one at least. The code's transitions may be
     parts of chains, ours are whole ones; its first mode keeps the first steps of every chain (Tree.first_half_only)."""
-    min_group_size: Annotated[int, Range(2)] = 2
+    min_group_size: Annotated[int, Range(2, 2**20)] = 2
     """Fewest samples of a group: a smaller algorithm.group_size is refused."""
 
     __post_init__ = check_ranges

@@ -11,7 +11,7 @@ from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import actions_only
 from mmrl.core.hooks import TermHooks
-from mmrl.core.ranges import Count, CountOrNone, NonNegative, Share, check_ranges
+from mmrl.core.ranges import Large, LargeOrNone, NonNegative, Share, check_ranges
 from mmrl.core.readings import MEAN_REWARD, PREVIOUS_LOGPROBS, REF_LOGPROBS, REWARD
 from mmrl.core.types import Batch, Reading, Scope
 
@@ -27,15 +27,15 @@ class BetweenReferences(Notes, TermHooks):
 
     kl: ReferenceKL = field(default_factory=ReferenceKL)
     """How a divergence is estimated."""
-    hold: CountOrNone = 50
+    hold: LargeOrNone = 50
     """Steps in which the base alone counts."""
-    every: Count = 10
+    every: Large = 10
     """Steps between two falls of w."""
     fall: Share = 0.1
     """What w loses each time."""
     least: Share = 0.5
     """w never falls below."""
-    switch: CountOrNone = 100
+    switch: LargeOrNone = 100
     """Steps after which the policy of then is the base; 0: never. 50 to 100 in the paper, but w falls from 51 on only."""
 
     __post_init__ = check_ranges

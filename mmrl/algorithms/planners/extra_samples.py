@@ -44,9 +44,9 @@ class UntilMixed(Again):
 
     max_rounds: Count = 4
     """Most rounds of sampling in one step, the first one included."""
-    right: Annotated[int, Range(0)] = 2
+    right: Annotated[int, Range(0, 2**20)] = 2
     """The number of right samples to reach."""
-    wrong: Annotated[int, Range(0)] = 2
+    wrong: Annotated[int, Range(0, 2**20)] = 2
     """0: its form that only asks for a right sample."""
     per_round: Count = 8
     """Samples of a further round."""

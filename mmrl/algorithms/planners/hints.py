@@ -80,7 +80,7 @@ class HintLadder(Remembering):
     """Most hints that are tried in one step."""
     cut: bool = False
     """True: the column holds one text, of which hint k shows the first k / (rungs + 1): 25, 50 and 75 % of a solution."""
-    plain: Annotated[int, Range(0)] = 0
+    plain: Annotated[int, Range(0, 2**20)] = 0
     """Samples of a group sampled anew that see no hint."""
     train_view: TrainView = "same"
     """same: training reads what was sampled, the hint included; plain: the prompt without it, with old log-probabilities read
@@ -165,7 +165,7 @@ class Scaffold(Remembering):
 
     column: str = "hints"
     """The column with a prompt's hints, the weakest first."""
-    after: Annotated[int, Range(0)] = 50
+    after: Annotated[int, Range(0, 2**20)] = 50
     """Steps without hints, so that what training solves by itself gets none."""
     train_view: TrainView = "same"
     """same: training reads what was sampled, the hint included; plain: the prompt without it, with old log-probabilities read

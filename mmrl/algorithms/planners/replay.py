@@ -10,7 +10,7 @@ from mmrl.algorithms.planners.base import one_request_each
 from mmrl.algorithms.replay import RowBuffer, rows_to_keep
 from mmrl.core.hooks import PlannerHooks
 from mmrl.core.protocols import State
-from mmrl.core.ranges import BelowOne, Count, CountOrNone, NonNegative, Positive, check_ranges
+from mmrl.core.ranges import BelowOne, Count, Large, LargeOrNone, NonNegative, Positive, check_ranges
 from mmrl.core.types import Credit, Group, Prompt, Request, Revision, Rollouts, Scores
 
 
@@ -63,7 +63,7 @@ class ReplayInformative(Replay):
     the step under way only; the paper keeps a buffer, as here.
     """
 
-    max_age: Count = 8
+    max_age: Large = 8
     """Rows older than this number of steps leave the buffer."""
     power: NonNegative = 1.0
     """How much large advantages are preferred; 0: all alike."""
@@ -104,7 +104,7 @@ class ReplayGroups(Replay):
     """Of a step's groups."""
     window: Count = 2
     """Groups of the last n steps may come back."""
-    until: CountOrNone = 0
+    until: LargeOrNone = 0
     """The last step in which old groups come back; 0: they always do."""
 
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:

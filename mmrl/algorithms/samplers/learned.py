@@ -14,7 +14,7 @@ from typing import Literal
 
 from mmrl.algorithms.samplers.base import refuse_other_data
 from mmrl.core.protocols import State
-from mmrl.core.ranges import BelowOne, Count, NonNegative, Number, Positive, PositiveShare, Seed, Share, check_ranges
+from mmrl.core.ranges import BelowOne, Count, Large, NonNegative, Number, Positive, PositiveShare, Seed, Share, check_ranges
 from mmrl.core.types import Prompt
 
 
@@ -309,7 +309,7 @@ class Curriculum(Learning):
     """The column that holds a number, the larger the harder."""
     edges: tuple[Number, ...] = (0.33, 0.66)
     """Largest numbers of the stages, rising."""
-    draws_per_stage: Count = 100
+    draws_per_stage: Large = 100
     """Steps that a stage lasts."""
 
     def __post_init__(self) -> None:

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal, get_args
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from mmrl.core.types import MediaSize
+from mmrl.core.samples import MediaSize
 
 Space = Literal["pixel", "resized", "norm1000", "norm1"]
 """pixel: of the picture's file. resized: of the picture as the model saw it. norm1000, norm1: shares of width and height."""
@@ -128,17 +127,15 @@ def giou(a: Box, b: Box) -> float:
     return overlap / union - (hull - union) / hull
 
 
-def iou_matrix(rows: Sequence[Box], columns: Sequence[Box]) -> Float[Tensor, "r c"]:
-    """IoU of every pair, in float64; all boxes must share one space."""
+def iou_matrix(rows: Sequence[Box], columns: Sequence[Box]) -> NDArray[np.float64]:
+    """IoU of every pair (rows, columns); all boxes must share one space."""
     for box in (*rows, *columns):
         _same_space((*rows, *columns)[0], box)
-    if not rows or not columns:
-        return torch.zeros(len(rows), len(columns), dtype=torch.float64)
-    # torchvision takes seconds to import, so that only callers of the matrix pay for it
-    from torchvision.ops import box_iou  # pyright: ignore[reportMissingTypeStubs]
-
-    first, second = (torch.tensor([box.corners for box in boxes], dtype=torch.float64) for boxes in (rows, columns))
-    return box_iou(first, second)
+    a, b = (np.array([box.corners for box in boxes], np.float64).reshape(-1, 4) for boxes in (rows, columns))
+    sides = np.minimum(a[:, None, 2:], b[None, :, 2:]) - np.maximum(a[:, None, :2], b[None, :, :2])
+    overlap = sides.clip(0.0).prod(-1)
+    areas = ((one[:, 2:] - one[:, :2]).prod(-1) for one in (a, b))
+    return overlap / (np.add.outer(*areas) - overlap)
 
 
 def _intersection(a: Box, b: Box) -> float:

@@ -115,7 +115,7 @@ def _assign(worth: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _overlaps(predicted: Sequence[Box], truth: Sequence[Box], labels: bool) -> np.ndarray:
-    overlaps = iou_matrix(predicted, truth).numpy()
+    overlaps = iou_matrix(predicted, truth)
     if labels:
         same = [[p.label == t.label for t in truth] for p in predicted]
         overlaps = np.where(same, overlaps, 0.0)

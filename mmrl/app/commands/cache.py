@@ -25,7 +25,7 @@ def cache_clear(
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Names as printed by `mmrl cache ls` (default: all).")
     ] = None,
 ) -> None:
-    """Delete cached files; they are made again when needed."""
+    """Delete cached files that no running program uses; they are made again when needed."""
     typer.echo(clear(names or []))
 
 
@@ -50,7 +50,10 @@ def clear(names: Sequence[str]) -> str:
         if name not in found:
             raise ValueError(f"the cache {cache_folder()} holds no {name!r}: {did_you_mean(name, found)}")
     chosen = [found[name] for name in dict.fromkeys(names)] if names else list(found.values())
-    return f"removed {len(chosen)} entries, {size(remove(chosen))}"
+    removed = remove(chosen)
+    left = [entry.path.name for entry in chosen if entry not in removed]
+    used = f"; left {', '.join(left)}: a running program uses what is in there" if left else ""
+    return f"removed {len(removed)} entries, {size(sum(entry.num_bytes for entry in removed))}{used}"
 
 
 def size(num_bytes: int) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, cast, get_args
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 from rich.table import Table as Grid
 
@@ -23,6 +22,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_reward
 from mmrl.app.config.run import DataConfig, RewardConfig, RunConfig
 from mmrl.app.errors import Terminal, printable
+from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import find_config
@@ -214,7 +214,7 @@ def score(
     print_scores(tried.name, cards)
     if out is not None:
         lines = [json.dumps({key: value for key, value in c.items() if key not in ("image", "clip")}) for c in cards]
-        out.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        replace_text(out, "".join(line + "\n" for line in lines))
         console.print(f"scores: {out}")
     if html is not None:
         write_gallery(html, tried.name, data, cards)
@@ -273,15 +273,16 @@ def excerpt(text: str, most: int = 60) -> str:
 
 def write_gallery(file: Path, name: str, source: str, cards: Sequence[Card]) -> None:
     """One HTML file, best first; of many outputs the best and the worst."""
-    from mmrl.app.report.page import ASSETS
+    from mmrl.app.report.page import ASSETS, environment
 
     kept = [*cards[: MOST_CARDS // 2], *cards[-MOST_CARDS // 2 :]] if len(cards) > MOST_CARDS else list(cards)
     shown = [c | {"image": None if c["image"] is None else data_url(c["image"])} for c in kept]
-    environment = Environment(loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined)
-    page = environment.get_template("gallery.html.j2").render(
-        name=name, source=source, cards=shown, left_out=len(cards) - len(kept), css=(ASSETS / "report.css").read_text()
+    page = (
+        environment()
+        .get_template("gallery.html.j2")
+        .render(name=name, source=source, cards=shown, left_out=len(cards) - len(kept), css=(ASSETS / "report.css").read_text())
     )
-    file.write_text(page, encoding="utf-8")
+    replace_text(file, page)
 
 
 def clip_url(sample: Sample) -> str:

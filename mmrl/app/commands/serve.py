@@ -108,7 +108,7 @@ def limits_of(table: Mapping[str, object], where: str) -> Limits:
     try:
         return Limits(**checked)  # pyright: ignore[reportArgumentType]
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{where}: {str(error).removeprefix('Limits.')}") from None
 
 
 def check_place(host: object, port: object, where: str) -> None:

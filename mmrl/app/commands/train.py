@@ -33,6 +33,7 @@ from mmrl.app.run.signals import leave_in_order, listen
 from mmrl.core.protocols import Callback
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Request
+from mmrl.runtime.disk import room_for
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.determinism import deterministic
 from mmrl.training.resources.profile import Profile, Steps
@@ -176,7 +177,8 @@ def run_job(
                 console.print(f"config: {run.config_file}", highlight=False, markup=False)
                 console.print(updates(resolved.config.algorithm.algorithm), highlight=False)
                 show_first_prompt(job, run)
-            fit(job, run, ranks, trace)
+            with room_for(run.path, f"continue it with {how_to_go_on(job.config, run)}"):
+                fit(job, run, ranks, trace)
         if ranks.is_main and not job.trainer.is_stopped:
             announce(run)
     return run, job
@@ -196,7 +198,7 @@ def show_first_prompt(job: Job, run: RunDir) -> None:
         except (TypeError, ValueError, OSError) as error:
             lines = [f"cannot be shown: {error}"]
         text = "\n".join([text, f"first prompt, {job.first.id!r}, {lines[0]}", *lines[1:]])
-    run.prompt_file.write_text(text + "\n", encoding="utf-8")
+    replace_text(run.prompt_file, text + "\n")
     console.print(printable(text), highlight=False, markup=False)
 
 

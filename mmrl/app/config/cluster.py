@@ -3,32 +3,35 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mmrl.core.ranges import Count, CountOrNone, Positive, Range, check_ranges
+from mmrl.core.ranges import CountOrNone, Positive, Range, check_ranges
 
 Port = Annotated[int, Range(1024, 65535)]
+Cards = Annotated[int, Range(0, 256, why="no machine has more")]
+MOST_PROCESSES = 256
+"""Of one machine."""
 
 
 @dataclass(frozen=True)
 class ClusterConfig:
     """Machines and processes of a run that `mmrl launch` starts; `mmrl train` does not look at it."""
 
-    nodes: Count = 1
+    nodes: Annotated[int, Range(1, 2**12)] = 1
     """Machines, all alike."""
-    gpus_per_node: CountOrNone = 0
+    gpus_per_node: Cards = 0
     """Cards of each machine; 0 = everything runs on CPUs."""
-    trainers: Count = 1
+    trainers: Annotated[int, Range(1, 2**16)] = 1
     """Processes that train, on all machines together, as many on each; every one takes a card."""
     weights: Literal["replicas", "shards"] = "replicas"
     """replicas: every trainer holds the whole model. shards: FSDP2 spreads weights, gradients and optimizer over all trainers."""
-    engines: CountOrNone = 0
+    engines: Annotated[int, Range(0, 2**12)] = 0
     """Servers of [policy.engine] on all machines together, dealt out in turn; 0 = none are started."""
-    gpus_per_engine: Count = 1
+    gpus_per_engine: Annotated[int, Range(1, 256)] = 1
     """Cards of each engine: more than one splits the model among them."""
     engine_port: Port = 8100
     """Of the first engine of every machine; the next ones count on from it."""
     rewards: tuple[str, ...] = ()
     """Specs of reward servers (`mmrl reward serve SPEC`), all on the first machine; the spec says the port."""
-    gpus_per_reward: CountOrNone = 0
+    gpus_per_reward: Cards = 0
     """Cards of each reward server; 0 = it computes on the CPU."""
     port: Port = 29500
     """The port where trainers meet, on the first machine."""
@@ -43,6 +46,11 @@ class ClusterConfig:
             raise ValueError(
                 f"cluster.trainers is {self.trainers}, which {self.nodes} nodes cannot share evenly: "
                 f"set it to a multiple of {self.nodes}"
+            )
+        if self.trainers_per_node > MOST_PROCESSES or self.most_engines > MOST_PROCESSES:
+            raise ValueError(
+                f"cluster starts {max(self.trainers_per_node, self.most_engines)} processes of a kind on each machine, and at "
+                f"most {MOST_PROCESSES} are started: set cluster.nodes, or fewer trainers and engines"
             )
         if not self.gpus_per_node:
             if self.weights == "shards":

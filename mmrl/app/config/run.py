@@ -25,7 +25,8 @@ from mmrl.app.plugins.resolve import load as load_plug_in
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.reader import NONE, RESERVED, check_keys, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
-from mmrl.core.ranges import Count, CountOrNone, Factor, Number, Positive, Share, check_ranges
+from mmrl.core.ranges import CountOrNone, Factor, LargeOrNone, Number, Positive, Share, check_ranges
+from mmrl.flow.plan import NumSteps
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.training.evaluate import EvaluationSettings, Weights
@@ -88,7 +89,7 @@ class VariantConfig:
 
     name: str
     """Its metrics are eval/<name>/...; a name without a slash."""
-    num_steps: Count | None = None
+    num_steps: NumSteps | None = None
     """None: as evaluation.num_steps."""
     guidance: Factor | None = None
     """None: as evaluation.guidance."""
@@ -111,7 +112,7 @@ class EvaluationConfig(EvaluationSettings):
     """Held-out rewards, for watching only: what the run does not train on but might ruin."""
     sampling: Sampling | None = None
     """Text only: what differs from policy.sampling; temperature is 0 (greedy) unless given."""
-    num_steps: Count | None = None
+    num_steps: NumSteps | None = None
     """Flow only: deterministic denoising steps of a picture; 28 unless given."""
     guidance: Factor | None = None
     """Flow only: 1 = none; None = policy.guidance."""
@@ -134,9 +135,9 @@ class EvaluationConfig(EvaluationSettings):
 class CheckpointConfig:
     """Which checkpoints stay."""
 
-    keep: CountOrNone = 2
+    keep: LargeOrNone = 2
     """Newest ones; 0 = all."""
-    keep_every: CountOrNone = 0
+    keep_every: LargeOrNone = 0
     """Those of steps that this divides stay for good; 0 = none."""
     keep_best: str = ""
     """A metric, higher being better, such as eval/total: the checkpoint where it was best stays too. It is known where a step is

@@ -22,6 +22,7 @@ from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import load
 from mmrl.app.run.build import build_policy, with_local_model
 from mmrl.core.protocols import State
+from mmrl.runtime.disk import room_for
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import Weights
 
@@ -134,7 +135,8 @@ def whole_or_absent(out: Path) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        yield partial
+        with room_for(out, "export again"):
+            yield partial
         if out.exists():
             out.rmdir()
         partial.rename(out)

@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mmrl.answers.boxes.box import Box
+from mmrl.app.errors import middle_cut
 from mmrl.app.files import replace_text
 from mmrl.app.report.curves import curves, health, others, reward_histogram
 from mmrl.app.report.data import (
@@ -40,6 +42,7 @@ ASSETS = Path(__file__).parent / "assets"
 NUM_PAIRS = 12
 NUM_EXTREMES = 4
 NUM_REGRESSIONS = 6
+MOST_TEXT_BYTES = 20_000
 MOST_CLIP_BYTES = 400_000
 """Most bytes of a clip inside the page; larger ones stay next to the samples, and the page shows their strips."""
 
@@ -139,11 +142,25 @@ def environment() -> Environment:
     env = Environment(
         loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    env.filters |= {"number": number, "percent": percent, "signed": signed, "points": points, "duration": duration}
+    env.filters |= {
+        "short": short,
+        "number": number,
+        "percent": percent,
+        "signed": signed,
+        "points": points,
+        "duration": duration,
+    }
     env.globals["stored"] = {kind.stored for kind in KINDS.values()}
     env.globals["asset"] = lambda name: Markup((ASSETS / name).read_text(encoding="utf-8"))
     env.globals["script_hash"] = script_hash
     return env
+
+
+def short(text: object) -> str:
+    """A text of at most about MOST_TEXT_BYTES, the middle of a longer one left out: browsers take hundreds of times as much."""
+    whole = str(text)
+    size = len(whole.encode(errors="replace"))
+    return whole if size <= MOST_TEXT_BYTES else middle_cut(whole, MOST_TEXT_BYTES * len(whole) // size)
 
 
 def script_hash(name: str) -> str:
@@ -160,6 +177,8 @@ class Example:
         self.shown = [picture_of(data, media, None if i else row) for i, media in enumerate(row.line["media"])]
         self.made = [picture_of(data, row.line[kind], None) for kind in ("image", "video") if row.line[kind]]
         self.iou = row.iou
+        file = data.run.samples_file(row.line["split"], row.line["step"])
+        self.samples = quote(file.relative_to(data.run.path).as_posix())
         self.answer = row.line["answer"] if not row.truth and row.spans is None else None
         self.scores = [(name, value, row.line["status"][name]) for name, value in row.line["scores"].items()]
 

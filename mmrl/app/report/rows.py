@@ -95,7 +95,7 @@ class Row:
             return 0.0
         from scipy.optimize import linear_sum_assignment
 
-        overlaps = iou_matrix(self.predicted, self.truth).numpy()
+        overlaps = iou_matrix(self.predicted, self.truth)
         rows, columns = linear_sum_assignment(overlaps, maximize=True)
         return float(overlaps[rows, columns].sum()) / max(len(self.predicted), len(self.truth))
 

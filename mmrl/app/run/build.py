@@ -3,8 +3,6 @@
 import hashlib
 import json
 import logging
-import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import islice
@@ -32,7 +30,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.sources import Sources, StreamedSources, first_of_each
 from mmrl.core.types import Prompt
 from mmrl.data.validate import Report, check
-from mmrl.runtime.cache import cache_folder, note_new, note_use
+from mmrl.runtime.cache import cache_folder, note_use
 from mmrl.runtime.process_state import seed
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import Evaluator, check_columns
@@ -305,24 +303,18 @@ def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
 
     Raises ValueError if there is no such family.
     """
+    from mmrl.tiny.keep import keep
     from mmrl.tiny.taught import TAUGHT
 
     family = name.removeprefix(TINY)
     if family in TAUGHT.get(modality.name, {}):
         return TAUGHT[modality.name][family](0, None)
-    folder = cache_folder() / f"random-{__version__}" / family
-    if (folder / modality.index_file).is_file():
-        return note_use(folder)
-    partial = folder.with_name(f"{family}.{os.getpid()}.partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    with hushed_saving():
-        modality.build_tiny(family, partial)
-    try:
-        partial.rename(folder)
-    except OSError:
-        # Another process was faster; its model is the same.
-        shutil.rmtree(partial)
-    return note_new(folder)
+
+    def make(folder: Path) -> None:
+        with hushed_saving():
+            modality.build_tiny(family, folder)
+
+    return keep(cache_folder() / f"random-{__version__}" / family, "", modality.index_file, make)
 
 
 def build_records(

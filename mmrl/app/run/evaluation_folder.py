@@ -14,6 +14,7 @@ from mmrl.app.run.folder import Line, as_text, read_lines
 from mmrl.app.run.resume import changed_settings
 from mmrl.app.run.sample_files import as_json
 from mmrl.core.types import Prompt
+from mmrl.runtime.disk import room_for
 
 OF_TABLES = (("evaluation", "by"),)
 """Settings that change what is made of the samples, and no sample."""
@@ -108,7 +109,7 @@ class EvaluationDir:
 
     def add(self, way: str, lines: Iterable[Line], done: int) -> None:
         """Write the samples of further prompts; `done` prompts are answered then. A kill in between forgets these samples."""
-        with self.predictions.open("ab") as stream:
+        with room_for(self.predictions, "evaluate again: it goes on"), self.predictions.open("ab") as stream:
             stream.write("".join(map(as_text, lines)).encode())
             stream.flush()
             os.fsync(stream.fileno())

@@ -15,6 +15,7 @@ from typing import Any
 
 from mmrl import __version__
 from mmrl.app.files import replace_text
+from mmrl.runtime.disk import room_for
 
 PACKAGES = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "numpy", "pillow")
 """What can change a run's numbers."""
@@ -50,8 +51,8 @@ class RunDir:
                 f"{run.path} already holds a run: choose another output folder, or continue it with --resume {run.path}"
             )
         run.samples.mkdir(parents=True, exist_ok=True)
-        run.versions_file.write_text(json.dumps(installed_versions(), indent=2) + "\n", encoding="utf-8")
-        run.start_file.write_text(f"{Path.cwd()}\n", encoding="utf-8")
+        replace_text(run.versions_file, json.dumps(installed_versions(), indent=2) + "\n")
+        replace_text(run.start_file, f"{Path.cwd()}\n")
         return run
 
     @classmethod
@@ -197,7 +198,7 @@ class WarningsFile(logging.Handler):
 
 def append_line(file: Path, line: Mapping[str, object]) -> None:
     """One more line, on disk when this returns."""
-    with file.open("a", encoding="utf-8") as stream:
+    with room_for(file), file.open("a", encoding="utf-8") as stream:
         stream.write(as_text(line))
         stream.flush()
         os.fsync(stream.fileno())

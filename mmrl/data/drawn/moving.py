@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmrl.answers.spans.interval import Interval
-from mmrl.core.ranges import Count, CountOrNone, Range, check_ranges
+from mmrl.core.ranges import Range, check_ranges
 from mmrl.data.drawn.scenes import SPLITS, Pixels, background, handwriting
 
 KINDS = ("when", "which", "how_many", "order")
@@ -27,13 +27,13 @@ _ATTEMPTS = 500
 class ClipStyle:
     """The look of clips. The smaller side, seconds and num_discs, the sooner a small model learns from them."""
 
-    side: Annotated[int, Range(16)] = 48
+    side: Annotated[int, Range(16, 4096)] = 48
     """Width and height in pixels; even, as H.264 demands."""
-    glyph: tuple[Annotated[int, Range(8)], Annotated[int, Range(8)]] = (20, 24)
+    glyph: tuple[Annotated[int, Range(8, 1024)], Annotated[int, Range(8, 1024)]] = (20, 24)
     """Smallest and largest side of a digit in pixels, its empty margin included."""
-    seconds: Annotated[float | int, Range(above=0)] = 8.0
+    seconds: Annotated[float | int, Range(above=0, high=3600)] = 8.0
     """Length of a clip."""
-    fps: Count = 10
+    fps: Annotated[int, Range(1, 1000)] = 10
     """Frames per second of the file; borders of spans are borders of its frames."""
     time_grid: Annotated[float | int, Range(above=0)] = 1.0
     """Seconds. Put here the step at which the model sees time: no span begins or ends near a multiple of it."""
@@ -49,11 +49,11 @@ class ClipStyle:
     """Digits that may appear."""
     asked: tuple[Annotated[int, Range(0, 9)], ...] = ()
     """Digits whose time is asked for; () = all that may appear."""
-    shown: tuple[Count, Count] = (2, 3)
+    shown: tuple[Annotated[int, Range(1, 64)], Annotated[int, Range(1, 64)]] = (2, 3)
     """Fewest and most digits of a clip; no digit appears twice."""
     num_options: Annotated[int, Range(2, len(LETTERS))] = 4
     """Letters to choose from."""
-    num_discs: CountOrNone = 1
+    num_discs: Annotated[int, Range(0, 64)] = 1
     """Coloured discs that come and go like digits."""
     background: Literal["noise", "photo"] = "noise"
     """noise: dark and grainy. photo: soft shades of colour, blurred shapes and grain."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmrl.runtime.cache import cache_folder, note_new
+from mmrl.runtime.disk import room_for
 
 
 def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) -> Path:
@@ -27,7 +28,7 @@ def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) ->
     try:
         # bitexact leaves version strings out of the file; one thread, because threads change x264's decisions, and no macroblock
         # tree: the same pictures make another file in 1 of 100 times
-        with av.open(str(unfinished), "w", format="mp4", options={"fflags": "+bitexact"}) as file:
+        with room_for(path), av.open(str(unfinished), "w", format="mp4", options={"fflags": "+bitexact"}) as file:
             stream = file.add_stream("libx264", rate=fps)
             stream.height, stream.width = frames.shape[1:3]
             stream.pix_fmt = "yuv420p"
@@ -74,4 +75,6 @@ def clip_folder(name: str, settings: Mapping[str, object], code: tuple[str, ...]
     for file in (*code, __file__):
         digest.update(Path(file).read_bytes())
     digest.update(version("av").encode())
-    return note_new((root or cache_folder()) / f"{name}-{digest.hexdigest()[:12]}")
+    folder = (root or cache_folder()) / f"{name}-{digest.hexdigest()[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return note_new(folder)

@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import cast
 
+from mmrl.runtime.disk import room_for
+
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://|data:\w+/")
 FOLLOW_LINKS = "MMRL_FOLLOW_LINKS"
 """Environment variable: 1 lets links in a folder of pictures or videos lead out of it."""
@@ -20,7 +22,7 @@ def write_jsonl(files: Mapping[Path, Iterable[Mapping[str, object]]]) -> None:
         for path, rows in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             written[path] = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-            with written[path].open("w", encoding="utf-8") as file:
+            with room_for(path), written[path].open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
                 file.flush()
                 os.fsync(file.fileno())

@@ -12,6 +12,7 @@ from PIL import Image
 from mmrl.data.files.paths import path_below, relative_to
 from mmrl.data.layouts.base import MEDIA
 from mmrl.data.readers import Cell
+from mmrl.runtime.disk import room_for
 
 SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "BMP": ".bmp", "GIF": ".gif", "TIFF": ".tif"}
 
@@ -77,8 +78,12 @@ class LineWriter:
         if not file.is_file():
             self.pictures.mkdir(parents=True, exist_ok=True)
             temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-            temporary.write_bytes(data)
-            os.replace(temporary, file)
+            try:
+                with room_for(file):
+                    temporary.write_bytes(data)
+                os.replace(temporary, file)
+            finally:
+                temporary.unlink(missing_ok=True)
         return f"{self.pictures.name}/{file.name}"
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mmrl.core.ranges import Count, CountOrNone, NonNegative, check_ranges
 from mmrl.flow.dynamics import DynamicsName, dynamics_of
-from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan, steps_where
+from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan, steps_where
 from mmrl.flow.sigmas import Spacing
 
 
@@ -17,7 +17,7 @@ class Branching:
     groups of a prompt), a group of one trunk compares siblings only (its code).
     """
 
-    num_steps: Count = 10
+    num_steps: NumSteps = 10
     branches: Count = 6
     """Noisy children of the trunk at every step it branches at."""
     at_steps: tuple[CountOrNone, ...] | None = None

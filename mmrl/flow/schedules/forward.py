@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from mmrl.core.ranges import Count, NonNegative, check_ranges
+from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.flow.dynamics import SolverName, dynamics_of
-from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan
+from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan
 from mmrl.flow.sigmas import Spacing
 from mmrl.flow.times import TimeSampler
 
@@ -13,7 +13,7 @@ from mmrl.flow.times import TimeSampler
 class Forward:
     """Samples come from a solver without density; training noises them again (DiffusionNFT, AWM)."""
 
-    num_steps: Count = 10
+    num_steps: NumSteps = 10
     solver: SolverName = "dpm2"
     """How samples are drawn: Euler steps, DPM-Solver++ of second order, or SA-Solver."""
     level: NonNegative = 0.0

@@ -5,7 +5,7 @@ from typing import Literal
 
 from mmrl.core.ranges import Count, NonNegative, check_ranges
 from mmrl.flow.dynamics import DynamicsName, dynamics_of
-from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan
+from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan
 from mmrl.flow.sigmas import Spacing
 
 
@@ -13,7 +13,7 @@ from mmrl.flow.sigmas import Spacing
 class Full:
     """Every step but the last is noisy and trains (Flow-GRPO, arXiv:2505.05470; DanceGRPO, arXiv:2505.07818)."""
 
-    num_steps: Count = 10
+    num_steps: NumSteps = 10
     dynamics: DynamicsName = "flow_sde"
     level: NonNegative = 0.7
     last: Literal["ode", "noisy", "trained"] = "ode"

@@ -6,7 +6,7 @@ import torch
 
 from mmrl.core.ranges import Count, CountOrNone, NonNegative, Seed, check_ranges
 from mmrl.flow.dynamics import DynamicsName, dynamics_of
-from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan, steps_where
+from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan, steps_where
 from mmrl.flow.sigmas import Spacing
 
 
@@ -14,7 +14,7 @@ from mmrl.flow.sigmas import Spacing
 class RandomSubset:
     """`count` of the candidate steps, not necessarily neighbours, are noisy and train; chosen by seed + step (Flow-Factory)."""
 
-    num_steps: Count = 10
+    num_steps: NumSteps = 10
     candidates: tuple[CountOrNone, ...] = (1, 2, 3, 4, 5)
     """Steps that are chosen from, counted from 0."""
     count: Count = 2

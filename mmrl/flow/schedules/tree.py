@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mmrl.core.ranges import Count, CountOrNone, NonNegative, Range, check_ranges
+from mmrl.core.ranges import Count, CountOrNone, LargeOrNone, NonNegative, Range, check_ranges
 from mmrl.flow.dynamics import DynamicsName, dynamics_of
-from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan
+from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan
 from mmrl.flow.sigmas import Spacing
 
 
@@ -17,10 +17,10 @@ class Tree:
     to the last one. With a `window` only its steps and the splits are noisy and train (its mixed mode).
     """
 
-    num_steps: Count = 20
+    num_steps: NumSteps = 20
     split_steps: tuple[CountOrNone, ...] = (0, 3, 6, 9)
     """Steps at which every latent has children, counted from 0."""
-    factor: Annotated[int, Range(2)] = 2
+    factor: Annotated[int, Range(2, 64)] = 2
     """Children of a latent at a split."""
     split_noise: NonNegative = 4.0
     """Noise at splits, in units of S."""
@@ -32,7 +32,7 @@ class Tree:
     """ode: the last step has no noise and does not train, unless it is a split. trained: it is as every other."""
     pruned_depths: tuple[CountOrNone, ...] = ()
     """Edges that do not train, by the depth of their child (step + 1)."""
-    slide_every: CountOrNone = 0
+    slide_every: LargeOrNone = 0
     """Move pruned_depths up by one every n training steps; 0: never."""
     stop_depth: CountOrNone = 9
     """Sliding ends when the first pruned depth is here."""
@@ -40,7 +40,7 @@ class Tree:
     """After the last split train only the first half of every chain (the code's width pruning 1)."""
     window: tuple[CountOrNone, Count] | None = None
     """(first step, number of steps) outside of which steps are deterministic, splits excepted; None: all are noisy."""
-    window_every: CountOrNone = 0
+    window_every: LargeOrNone = 0
     """Move the window by one step every n training steps, and back to its first place from the end; 0: never."""
     initial_noise: InitialNoise = "group"
     spacing: Spacing | None = None

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from mmrl.core.ranges import Count, CountOrNone, NonNegative, Seed, check_ranges
+from mmrl.core.ranges import Count, CountOrNone, Large, NonNegative, Seed, check_ranges
 from mmrl.flow.dynamics import DPM2, DynamicsName, dynamics_of
-from mmrl.flow.plan import InitialNoise, RolloutPlan, StepPlan, steps_where
+from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan, steps_where
 from mmrl.flow.sigmas import Spacing
 
 
@@ -24,14 +24,14 @@ class Window:
     Windows are never empty: the last one ends at `high`.
     """
 
-    num_steps: Count = 25
+    num_steps: NumSteps = 25
     size: Count = 4
     """Steps in the window."""
     dynamics: DynamicsName = "flow_sde"
     level: NonNegative = 0.7
     move: Literal["progressive", "random", "decay", "exp_decay"] = "progressive"
     """How the window moves while training goes on: one of the four ways above."""
-    dwell: Count = 25
+    dwell: Large = 25
     """Training steps that the window stays at one place, for progressive and exp_decay."""
     stride: CountOrNone = 1
     """0: the window never moves."""

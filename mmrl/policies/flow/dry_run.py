@@ -27,11 +27,12 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import NoisyLatents, SigmaPlan
 from mmrl.policies.flow.write.generate import LocalGenerator, Sampled
-from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of
+from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of, sketch_of
 from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of
 from mmrl.policies.shared.weights import Weights
+from mmrl.runtime.pretrained import readable
 
 
 def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowFamily:
@@ -42,7 +43,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
     own = own or own_family(config)
     index = load_index(config.model, own)
     kind = family_of(index, config.model, own)
-    kind.refuse(index, config)
+    sketch_of(kind, index, config)
     vae = part_of(config.model, index, "vae")
     present = [name for name in kind.networks if index.get(name, [None, None]) != [None, None]]
     networks = {name: part_of(config.model, index, name) for name in present}
@@ -93,7 +94,8 @@ def size_of_generator(config: FlowPolicyConfig) -> tuple[int, int]:
 def config_of(model: str, index: Index, name: str) -> Any:
     """The config of a part that transformers wrote."""
     library, class_name = index[name]
-    return getattr(import_module(library), class_name).config_class.from_pretrained(model, subfolder=name)
+    with readable(f"policy.model {model!r} ({name})", model):
+        return getattr(import_module(library), class_name).config_class.from_pretrained(model, subfolder=name)
 
 
 def part_of(model: str, index: Index, name: str) -> Any:
@@ -102,7 +104,7 @@ def part_of(model: str, index: Index, name: str) -> Any:
     cls = getattr(import_module(library), class_name)
     try:
         # A scheduler's tables are numbers that are looked at.
-        with torch.device("cpu" if name == "scheduler" else "meta"):
+        with torch.device("cpu" if name == "scheduler" else "meta"), readable(f"policy.model {model!r} ({name})", model):
             if library == "transformers":
                 return cls(config_of(model, index, name))
             return cls.from_config(cls.load_config(model, subfolder=name))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from mmrl.policies.flow.families.base import FlowFamily, Index, Pipeline, networ
 from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.write.sketch import make_family, sketch_of
+from mmrl.policies.shared.chat_templates import refuse_endless
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, switch_casts
 from mmrl.policies.shared.weights import whole
 from mmrl.runtime.offline import check_hub, offline_note
-from mmrl.runtime.pretrained import load_whole, readable
+from mmrl.runtime.pretrained import REMEDY, load_whole, readable
 
 LIBRARIES = ("diffusers", "transformers")
 """The libraries that the parts of a pipeline may come from."""
@@ -72,7 +73,10 @@ def load_pipeline(config: FlowPolicyConfig, index: Index, trained: Sequence[str]
         dtype = {"dtype" if parts[name][0] == "transformers" else "torch_dtype": dtypes.get(name, half)}
         networks[name] = load_whole(classes[name].from_pretrained, str(folder / name), f"{place} ({name})", **dtype)
     with readable(place, folder):
-        return kind.from_pretrained(folder, **networks, **absent)
+        pipeline = kind.from_pretrained(folder, **networks, **absent)
+    for name, part in pipeline.components.items():
+        refuse_endless(getattr(part, "chat_template", None), f"{place} ({name})")
+    return pipeline
 
 
 def check_attention_backend(name: str | None) -> None:
@@ -116,25 +120,46 @@ def load_index(model: str, own: type[FlowFamily] | None = None) -> Index:
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
         raise FileNotFoundError(f"policy.model: there is no folder {model!r}: check the path")
     check_hub(model)
+    place = f"policy.model {model!r}"
     try:
-        index: Index = dict(import_module("diffusers").DiffusionPipeline.load_config(model))
+        with readable(place, model):
+            index: Index = dict(import_module("diffusers").DiffusionPipeline.load_config(model))
     except OSError as error:
         raise FileNotFoundError(
-            f"policy.model {model!r} is neither a folder with a pipeline nor one the Hugging Face hub gave us: "
+            f"{place} is neither a folder with a pipeline nor one the Hugging Face hub gave us: "
             f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
         ) from None
     family = family_of(index, model, own)
-    name = index["scheduler"][1]
-    family.refuse_scheduler(name, getattr(import_module("diffusers"), name).load_config(model, subfolder="scheduler"))
     index |= {name: [None, None] for name in family.left_out if name in index}
-    named = [part[0] for part in index.values() if isinstance(part, list) and part and isinstance(part[0], str)]
-    foreign = [library for library in named if library not in LIBRARIES]
-    if foreign:
-        raise ValueError(
-            f"policy.model {model!r} names {foreign[0]!r} in its model_index.json: Python files of a model are not run, and "
-            "parts come from diffusers and transformers alone"
-        )
+    refuse_odd_parts(index, family, place)
+    library, name = index["scheduler"]
+    with readable(f"{place} (scheduler)", model):
+        scheduler = getattr(import_module(library), name).load_config(model, subfolder="scheduler")
+    family.refuse_scheduler(name, scheduler)
     return index
+
+
+def refuse_odd_parts(index: Index, family: type[FlowFamily], place: str) -> None:
+    """Raise ValueError for a model_index.json that names no class for a part, or one from elsewhere."""
+    kind = getattr(import_module("diffusers"), str(index.get("_class_name")), None)
+    if kind is None:
+        raise ValueError(f"{place} is a {index.get('_class_name')}, which this diffusers does not have: install a newer one")
+    taken = signature(kind.__init__).parameters.values()
+    needed = {one.name for one in taken if one.default is Parameter.empty} - {"self", *kind._optional_components}
+    for name, part in index.items():
+        is_part = isinstance(part, list) or name in needed or name in family.networks
+        match part:
+            case [str(library), str()] if library not in LIBRARIES:
+                raise ValueError(
+                    f"{place} names {library!r} in its model_index.json: Python files of a model are not run, and "
+                    "parts come from diffusers and transformers alone"
+                )
+            case [str(), str()] | [None, None]:
+                pass
+            case _ if is_part:
+                raise ValueError(f"{place} names no class for its part {name!r} in model_index.json ({str(part)[:80]}): {REMEDY}")
+            case _:
+                pass
 
 
 def parts_of(pipeline: Pipeline) -> list[nn.Module]:

@@ -1,10 +1,10 @@
 """Settings of the image-generator policy: a plain frozen dataclass, validated at the file boundary."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from mmrl.answers.sources import Fit
-from mmrl.core.ranges import Count, CountOrNone, Factor, Positive, check_ranges
+from mmrl.core.ranges import Count, CountOrNone, Factor, Large, Positive, Range, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.tf32 import check_tf32
 
@@ -18,17 +18,17 @@ class FlowPolicyConfig:
 
     model: str
     """A folder, or a name on the Hugging Face hub."""
-    height: Count = 512
+    height: Annotated[int, Range(1, 2**14, why="a picture and its activations are in memory")] = 512
     """Height of the images in pixels, in training and evaluation, for prompts without the columns width and height."""
-    width: Count = 512
+    width: Annotated[int, Range(1, 2**14, why="a picture and its activations are in memory")] = 512
     """Width of the images in pixels; see height."""
-    source_pixels: Count | None = None
+    source_pixels: Large | None = None
     """For editors: the area in pixels at which the model sees the pictures of a prompt, in the shape of its output; None: the
     size of its output. Sides are rounded to what the model takes."""
     source_fit: Fit = "resize"
     """For editors: how a picture of another shape is fitted to that size. resize: stretched; crop: its middle; pad: all of it,
     with white on two sides."""
-    frames: Count = 1
+    frames: Annotated[int, Range(1, 2**12, why="a clip and its activations are in memory")] = 1
     """Frames of a clip, 1 = pictures; Wan draws 4k + 1 of them (5, 33, 81), and a single one as a picture."""
     fps: Positive | None = None
     """Frames per second at which clips are shown and rewarded; None = as the model was trained (Wan 16, Wan 2.2 5B 24)."""

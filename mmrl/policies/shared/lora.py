@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast, runtime_checkable
 
-from mmrl.core.ranges import BelowOne, Count, check_ranges
+from mmrl.core.ranges import BelowOne, Count, Range, check_ranges
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -23,7 +23,7 @@ ADAPTER = "default"
 class LoraSettings:
     """Low-rank adapters (arXiv:2106.09685) by peft; the model's own weights stay as they are."""
 
-    rank: Count = 16
+    rank: Annotated[int, Range(1, 2**13, why="a layer of a larger rank is larger than the one it adapts")] = 16
     """Rank of an adapter's two matrices."""
     alpha: Count = 32
     """An adapter's output is scaled by alpha / rank."""

@@ -20,7 +20,7 @@ from mmrl.policies.text.families.text_only import TextOnly, TextProcessor
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.offline import check_hub, offline_note
-from mmrl.runtime.pretrained import load_whole, readable
+from mmrl.runtime.pretrained import load_whole, readable, refuse_absurd_sizes
 
 log = logging.getLogger("mmrl")
 LAYERS = re.compile(r"layers:(\d+)-(\d+)")
@@ -118,16 +118,19 @@ def refuse_no_model(folder: Path, name: str) -> None:
 
 def load_config(config: TextPolicyConfig) -> Any:
     """The model's own config, after checking that it is one of a model that writes."""
-    name = config.model
+    name, place = config.model, f"policy.model {config.model!r}"
     refuse_no_model(Path(name).expanduser(), name)
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PretrainedConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     if config.trust_remote_code:
         log.warning("policy.trust_remote_code is true: Python files of %s run with your rights", name)
     check_hub(name)
     try:
-        with refusing_code(name), readable(f"policy.model {name!r}", name):
+        with readable(place, name):
+            written, _ = PretrainedConfig.get_config_dict(name)
+        refuse_absurd_sizes(written, place)
+        with refusing_code(name), readable(place, name):
             found = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
     except OSError as error:
         raise FileNotFoundError(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mmrl.core.ranges import Count, CountOrNone, NonNegative, PositiveShare, Share, check_ranges
+from mmrl.core.ranges import Count, CountOrNone, Large, NonNegative, PositiveShare, Share, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.video.settings import VideoSettings
@@ -60,9 +60,9 @@ class TextPolicyConfig:
     ask for boxes as the model writes them."""
     box_space: BoxSpaceSetting = "auto"
     """How the model writes boxes; auto = as its makers say."""
-    min_pixels: Count | None = None
+    min_pixels: Large | None = None
     """Qwen-VL: least area of a picture, in pixels; None: as its processor says."""
-    max_pixels: Count | None = None
+    max_pixels: Large | None = None
     """Qwen-VL: largest area of a picture, in pixels; frames of clips: see video."""
     video: VideoSettings = field(default_factory=VideoSettings)
     """How clips become frames."""
@@ -70,7 +70,7 @@ class TextPolicyConfig:
     """A longer prompt is an error; nothing is ever cut."""
     rollout_rows: Count = 128
     """Completions decoded side by side; more of them need more memory, fewer more time. Samples do not depend on it."""
-    logit_chunk: Count = 2**26
+    logit_chunk: Large = 2**26
     """Logits that exist at the same time: 256 MiB in float32, some 440 positions of a vocabulary of 152,000."""
     vision_cache_mib: CountOrNone = 1024
     """MiB of features of pictures and clips that are kept while their prompts are in use, so that a vision part that does not

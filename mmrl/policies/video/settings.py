@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mmrl.core.ranges import Count, CountOrNone, Positive, Range, check_ranges
+from mmrl.core.ranges import Count, CountOrNone, Large, Positive, Range, check_ranges
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class VideoSettings:
     """A short clip is shown at a higher rate; one with fewer frames than this is an error."""
     max_frames: Count = 768
     """A long clip is shown at a lower rate."""
-    min_pixels: Count | None = None
+    min_pixels: Large | None = None
     """Qwen-VL: least area of a frame, in pixels; None: as the model's own processor says."""
-    max_pixels: Count | None = None
+    max_pixels: Large | None = None
     """Qwen-VL: largest area of a frame, in pixels; None: as the model's own processor says."""
-    total_pixels: Count | None = None
+    total_pixels: Large | None = None
     """Qwen-VL: most pixels of all frames of a clip together; takes precedence over min_pixels."""
     backend: Literal["auto", "decord", "pyav"] = "auto"
     """The decoder; auto = decord, or PyAV if decord is missing or cannot read the file."""

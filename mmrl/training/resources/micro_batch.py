@@ -135,10 +135,11 @@ class MicroBatches:
     def _remember(self) -> None:
         if self.notes is None or not (self.ranks.is_main or self.ranks.world > 1):
             return
+        partial = self.notes.with_suffix(f".{self.ranks.rank}.partial")
         try:
             self.notes.parent.mkdir(parents=True, exist_ok=True)
-            partial = self.notes.with_suffix(f".{self.ranks.rank}.partial")
             partial.write_text(json.dumps(self.state_dict()))
             partial.replace(self.notes)
         except OSError as error:
+            partial.unlink(missing_ok=True)
             log.warning("the size of micro-batches could not be kept in %s: %s", self.notes, error)

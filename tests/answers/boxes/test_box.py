@@ -44,7 +44,7 @@ def test_overlaps_equal_torchvision(a, b):
     first, second = (torch.tensor([box.corners], dtype=torch.float64) for box in (a, b))
     assert iou(a, b) == pytest.approx(float(box_iou(first, second)), abs=1e-9)
     assert giou(a, b) == pytest.approx(float(generalized_box_iou(first, second)), abs=1e-9)
-    assert float(iou_matrix([a], [b])) == pytest.approx(iou(a, b), abs=1e-9)
+    assert iou_matrix([a], [b]).item() == pytest.approx(iou(a, b), abs=1e-9)
 
 
 def test_overlap_by_hand():

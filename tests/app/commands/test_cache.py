@@ -1,6 +1,8 @@
 """What mmrl keeps is listed, cleared and bounded, and nothing else in the folder is touched."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -8,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mmrl.app.commands import cache as command
+from mmrl.data.files.mp4 import clip_folder
 from mmrl.runtime import cache
+from mmrl.tiny.keep import keep
 
 DAY = 24 * 3600
 
@@ -102,3 +106,34 @@ def test_a_bound_is_a_number(monkeypatch: pytest.MonkeyPatch, bound: str):
     monkeypatch.setenv("MMRL_CACHE_GB", bound)
     with pytest.raises(ValueError, match=f"MMRL_CACHE_GB is '{bound}': it is a number of gigabytes"):
         cache.bound()
+
+
+USES = """
+import sys
+from pathlib import Path
+from mmrl.runtime.cache import note_use
+note_use(Path(sys.argv[1]))
+print(1, flush=True)
+input()
+"""
+
+
+def test_what_a_running_program_uses_is_left(folder: Path):
+    held = folder / "tiny-clips-0123456789ab"
+    program = subprocess.Popen(
+        [sys.executable, "-c", USES, str(held / "inner")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None and program.stdout.readline() == "1\n"
+    said = run("clear").output
+    assert said == "removed 2 entries, 3 kB; left tiny-clips-0123456789ab: a running program uses what is in there\n"
+    assert (held / "inner/file").stat().st_size == 3000
+    program.communicate("\n")
+    assert run("clear").output == "removed 1 entries, 3 kB\n"
+
+
+def test_a_run_holds_the_models_and_clips_it_was_given(folder: Path):
+    made = keep(None, "tiny-model-0123456789ab", "config.json", lambda out: (out / "config.json").write_text("{}"))
+    clips = clip_folder("clips", {}, ())
+    said = run("clear").output
+    assert said.startswith("removed 3 entries") and made.name in said and clips.name in said
+    assert made.is_dir() and clips.is_dir()

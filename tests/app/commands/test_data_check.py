@@ -95,3 +95,13 @@ def test_the_commands_words(tmp_path: Path):
     assert "3 rows, 1 pictures" in said and "guessed, --as NAME says otherwise" in said
     (tmp_path / "p.txt").write_text("a fox")
     assert "; as you say)" in run("check", str(tmp_path / "p.txt"), "--as", "prompts")
+
+
+@pytest.mark.parametrize("name", ["boxes.jsonl", "prompts.jsonl"])
+def test_half_a_character_is_found_by_file_and_line(tmp_path: Path, name: str):
+    text = LAYOUTS[name][0].replace('"q"', '"q \\ud800"').replace("a red fox", "a red \\ud800").replace("1, 1]", "8, 8]")
+    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
+    (tmp_path / name).write_text(text + "\n")
+    ended = CliRunner().invoke(data, ["check", str(tmp_path / name)])
+    said = f"{ended.output} {ended.exception}"
+    assert f"{name}:1" in said and "half of a character" in said

@@ -3,10 +3,12 @@
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import RunConfig, as_table, load
 from mmrl.app.config.slots import SLOTS, kinds
@@ -14,8 +16,10 @@ from mmrl.app.inspect.options import ranges_of_config
 from mmrl.app.modality.registry import POLICIES
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.tables import dotted_key, leaves
-from mmrl.core.ranges import hints_of, ranges_of
+from mmrl.core.ranges import Range, hints_of, ranges_of
+from mmrl.serving.judges.judge import Endpoint
 from mmrl.serving.reward_client import RemoteReward
+from mmrl.serving.reward_server import Limits
 
 COMPUTED = {"Algorithm": {"objective", "ema_decay"}}
 """Numbers inside slots: a coefficient, and what a part answers."""
@@ -33,7 +37,15 @@ def numbers(part: Callable[..., object]) -> set[str]:
 def settings() -> Iterator[Any]:
     """Every dataclass whose fields a config sets, and the functions of shipped data sets."""
     seen: list[Any] = []
-    todo: list[Any] = [RunConfig, RemoteReward, *POLICIES.values(), *(part for slot in SLOTS for part in kinds(slot).values())]
+    todo: list[Any] = [
+        RunConfig,
+        RemoteReward,
+        Limits,
+        ClusterConfig,
+        Endpoint,
+        *POLICIES.values(),
+        *(part for slot in SLOTS for part in kinds(slot).values()),
+    ]
     todo += [plugins.load(listed.name, folder) for folder in ("rewards", "datasets") for listed in plugins.listing(folder)]
     while todo:
         part = todo.pop()
@@ -62,6 +74,41 @@ def test_every_number_of_every_setting_has_a_range():
     assert looked > 200
 
 
+def test_every_whole_number_has_a_highest_value():
+    looked, missing = 0, []
+    for part in settings():
+        for name, hint in hints_of(part).items():
+            for one in whole_numbers(hint):
+                looked += 1
+                missing += [f"{part.__name__}.{name}"] if one is None or (one.high is None and one.below is None) else []
+    assert not missing, f"whole numbers without an upper limit: give Range a `high`, and a `why`: {missing}"
+    assert looked > 150
+
+
+def whole_numbers(hint: Any) -> Iterator[Range | None]:
+    """The range of every whole number in a type; None for one without."""
+    if hint is int:
+        yield None
+    elif get_origin(hint) is Annotated and get_args(hint)[0] is int:
+        yield next((mark for mark in get_args(hint)[1:] if isinstance(mark, Range)), None)
+    else:
+        yield from (found for one in get_args(hint) if not isinstance(one, str) for found in whole_numbers(one))
+
+
+def test_the_rollouts_of_a_step_fit_the_memory():
+    with pytest.raises(ValueError, match=r"has 4194304 rollouts, and at most 1048576 are held in memory: lower one of them"):
+        Algorithm().check_minibatches(2**19)
+    with pytest.raises(ValueError, match="starts 60000 processes of a kind on each machine"):
+        ClusterConfig(trainers=60_000)
+
+
+@pytest.mark.parametrize("name", sorted(kinds("schedule")))
+def test_no_schedule_plans_a_billion_steps(name: str):
+    cls = kinds("schedule")[name]
+    with pytest.raises(ValueError, match=rf"{name}\.num_steps is 1000000000: it must be 1 to 4096"):
+        cls(num_steps=10**9)
+
+
 def test_every_class_with_ranges_checks_them_when_it_is_made():
     for part in settings():
         if not (inspect.isclass(part) and is_dataclass(part) and ranges_of(part)):
@@ -83,7 +130,7 @@ def test_every_class_with_ranges_checks_them_when_it_is_made():
         ("optimizer.lr=1e30", r"optimizer\.lr is 1e\+30: it must be above 0 and at most 1000"),
         ("optimizer.clip_norm=-1", r"optimizer\.clip_norm is -1: it must be 0 or more"),
         ("optimizer.betas=[0.9,1.0]", r"optimizer\.betas is .*: it must be 0 or more and below 1"),
-        ("algorithm.group_size=0", r"algorithm\.group_size is 0: it must be 1 or more"),
+        ("algorithm.group_size=0", r"algorithm\.group_size is 0: it must be 1 to 65536 \(all samples of a step are in memory\)"),
         ("algorithm.objective.0.coef=inf", r"algorithm\.objective\.0\.coef is inf: it must be a finite number"),
         ("algorithm.objective.0.low=-0.1", r"algorithm\.objective\.0\.low is -0\.1: it must be 0 to 1"),
         ("algorithm.advantage.eps=nan", r"algorithm\.advantage\.eps is nan"),
@@ -91,8 +138,14 @@ def test_every_class_with_ranges_checks_them_when_it_is_made():
         ("steps=99999999999999999999", "steps is 99999999999999999999: it must be a finite number"),
         ("policy.sampling.temperature=-0.5", r"policy\.sampling\.temperature is -0\.5: it must be 0 or more"),
         ("reward.0.timeout_s=0", r"reward\.0\.timeout_s is 0: it must be above 0"),
-        ("reward.1.high=-5", r"reward\.1\.high is -5: it must be 0 or more"),
-        ("data.size=-1", r"data\.size is -1: it must be 1 or more"),
+        ("reward.1.high=-5", r"reward\.1\.high is -5: it must be 0 to 1048576"),
+        ("prompts_per_step=10000000000", r"prompts_per_step is 10000000000: it must be 1 to 65536 \(all prompts of a step"),
+        ("algorithm.group_size=100000000", r"algorithm\.group_size is 100000000: it must be 1 to 65536"),
+        ("data.size=1000000000000", r"data\.size is 1000000000000: it must be 1 to 1048576 \(more are not held in memory\)"),
+        ("policy.lora={rank = 1000000}", r"policy\.lora\.rank is 1000000: it must be 1 to 8192"),
+        ("policy.sampling.max_new_tokens=1000000000", "max_new_tokens is 1000000000: it must be 1 to 1048576"),
+        ("cluster.trainers=100000", "cluster.trainers is 100000: it must be 1 to 65536"),
+        ("data.size=-1", r"data\.size is -1: it must be 1 to 1048576"),
     ],
 )
 def test_a_config_names_place_value_and_range(word: str, message: str):
@@ -106,5 +159,5 @@ def test_show_knows_the_range_of_every_number():
     found = {dotted_key(path): value for path, value in leaves(as_table(config))}
     numeric = {key for key, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)}
     assert numeric <= ranges.keys()
-    assert ranges["reward.1.slope"] == "0 or more"
+    assert ranges["reward.1.slope"] == "0 to 1048576"
     assert ranges["algorithm.objective.0.low"] == "0 to 1"

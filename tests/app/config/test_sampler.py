@@ -91,7 +91,7 @@ def test_what_a_sampler_refuses_names_who_said_it():
 def test_show_says_where_it_comes_from():
     text = description("tiny/image", ["sampler.kind=Streamed", "sampler.buffer_size=8"])
     rows = [line.split() for line in text.splitlines() if line.startswith("sampler.")]
-    assert ["sampler.buffer_size", "8", "1", "or", "more", "command", "line"] in rows
+    assert ["sampler.buffer_size", "8", "1", "to", "1048576", "command", "line"] in rows
     assert ["sampler.kind", "Streamed", "command", "line"] in rows
 
 

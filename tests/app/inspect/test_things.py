@@ -57,7 +57,7 @@ def test_fields_have_type_range_default_and_meaning():
         Setting("model", "text", "", "required", "A folder."),
         Setting("share", "number", "0 to 1", "0.5", "How much of it."),
         Setting("kind_", '"a" or "b"', "", '"a"', ""),
-        Setting("most", "integer or none", "1 or more", "none", ""),
+        Setting("most", "integer or none", "1 to 1048576", "none", ""),
         Setting("names", "list of text", "", '["x", "y"]', ""),
         Setting("inner", "table Inner", "", "Inner", ""),
         Setting("flag", "true or false", "", "false", ""),

@@ -96,7 +96,7 @@ def test_presets_of_both_kinds_are_known():
     assert set(preset_documents()) >= set(PRESETS) | set(TEXT_PRESETS)
     text = description("diffusion_nft", ["algorithm.schedule.times.count=4"])
     rows = [line.split() for line in text.splitlines()]
-    assert ["algorithm.schedule.times.count", "4", "1", "or", "more", "command", "line"] in rows
+    assert ["algorithm.schedule.times.count", "4", "1", "to", "1048576", "command", "line"] in rows
     assert ["algorithm.ema_decay.kind", "RampDecay", "preset", "diffusion_nft"] in rows
     assert "arXiv:2509.16117" in text
 

@@ -187,7 +187,7 @@ def test_one_run_is_evaluated_in_several_ways(make: Make):
     ("word", "message"),
     [
         ("evaluation.guidance=0.5", r"evaluation\.guidance is 0\.5"),
-        ("evaluation.also=[{name='a', num_steps=0}]", r"evaluation\.also\.0\.num_steps is 0: it must be 1 or more"),
+        ("evaluation.also=[{name='a', num_steps=0}]", r"evaluation\.also\.0\.num_steps is 0: it must be 1 to 4096"),
         ("evaluation.also=[{name='a'}, {name='a'}]", "give each its own"),
         ("evaluation.also=[{name='a/b'}]", "without a slash"),
         ("evaluation.also=[{guidance=1.0}]", "name"),

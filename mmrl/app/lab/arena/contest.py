@@ -35,7 +35,7 @@ class Task:
     """The demo whose warm-started model they begin from."""
     base: str
     """The preset under a method of one's own that names none."""
-    samples: Annotated[int, Range(1)]
+    samples: Annotated[int, Range(1, 2**20)]
     """Samples of a training step: divided by the method's group size they give the prompts of a step."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Settings in which the arena differs from the config: totals in [0, 1], as some methods require."""
@@ -62,7 +62,7 @@ class Contest:
     seeds: tuple[int, ...] = (0, 1, 2)
     model: str | None = None
     """Weights to begin from; None: the demo's warm-started model."""
-    marks: Annotated[int, Range(1)] = 4
+    marks: Annotated[int, Range(1, 2**20)] = 4
     """Evaluations of a run after the start, evenly over its budget."""
     overrides: tuple[str, ...] = ()
 

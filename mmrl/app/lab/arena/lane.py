@@ -11,6 +11,7 @@ from pathlib import Path
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import is_for_people, sentence
+from mmrl.app.files import replace_text
 from mmrl.app.run.build import Job, build
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import read_lines
@@ -69,9 +70,7 @@ class Lane:
         line = {"seconds": round(point.seconds, 3), "step": point.step, "metrics": dict(point.metrics)}
         text = self.points_file.read_text(encoding="utf-8") if self.points_file.exists() else ""
         whole = text[: text.rfind("\n") + 1]
-        temporary = self.points_file.with_suffix(".new")
-        temporary.write_text(f"{whole}{json.dumps(line)}\n", encoding="utf-8")
-        os.replace(temporary, self.points_file)
+        replace_text(self.points_file, f"{whole}{json.dumps(line)}\n")
 
     def begin(self, resolved: Resolved) -> None:
         """Make the folder; ValueError if it holds a run with other settings."""

@@ -14,6 +14,7 @@ from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.prompt.embedding_cache import EmbeddingCache
 from mmrl.policies.flow.sizes import own_size, size_text
 from mmrl.policies.shared.pictures import digest_of_picture, open_picture
+from mmrl.runtime.pretrained import REMEDY
 
 log = logging.getLogger("mmrl")
 MARK = "<image>"
@@ -95,8 +96,21 @@ class Encoder:
     @torch.no_grad()
     def encode(self, prompts: Sequence[Asked], device: torch.device) -> dict[str, Condition]:
         """Conditions by `key_of`, made by the text encoders, whatever is known of them already."""
-        with self._awake(device):
+        with self._awake(device), self._blaming_the_model():
             return {key_of(asked): self._encode(asked, device) for asked in prompts}
+
+    @contextmanager
+    def _blaming_the_model(self) -> Iterator[None]:
+        """Name the model where what mmrl's own family asks of its encoders fails; a family of one's own has bugs of its own."""
+        try:
+            yield
+        except (TypeError, AttributeError, IndexError) as error:
+            if not type(self.family).__module__.startswith("mmrl."):
+                raise
+            raise ValueError(
+                f"policy.model {self.family.settings.model!r}: its text encoders cannot read a prompt: {REMEDY} "
+                f"({type(error).__name__}: {error})"
+            ) from error
 
     def _encode(self, asked: Asked, device: torch.device) -> Condition:
         if isinstance(asked, str) or not asked.media:

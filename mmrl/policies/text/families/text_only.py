@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmrl.policies.shared.chat_templates import text_of
 from mmrl.policies.text.families.base import Family, Media
 
 
@@ -44,7 +45,7 @@ class TextProcessor:
 
     def apply_chat_template(self, chat: Sequence[Mapping[str, object]], **options: object) -> object:
         """The tokenizer's, whose templates want one text per message, not pieces."""
-        return self.tokenizer.apply_chat_template([{**one, "content": whole(one["content"])} for one in chat], **options)
+        return self.tokenizer.apply_chat_template([{**one, "content": text_of(one["content"])} for one in chat], **options)
 
     def __call__(self, text: Sequence[str], images: None = None, **options: object) -> object:
         """Token ids (n, p) and their mask."""
@@ -53,8 +54,3 @@ class TextProcessor:
     def save_pretrained(self, folder: Path | str) -> None:
         """Write the tokenizer's files."""
         self.tokenizer.save_pretrained(folder)
-
-
-def whole(content: object) -> str:
-    """The text of a message, which is one already or comes in pieces."""
-    return "".join(part["text"] for part in content) if isinstance(content, list) else str(content)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mmrl.core.samples import IMAGE, KINDS, VIDEO, MediaKind, kind_of
 from mmrl.core.types import ClipTime, MediaSize, Prompt, Video
+from mmrl.policies.shared.chat_templates import REMEDY, refuse_endless
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.prompt.templates import Message, answer_template, messages
@@ -187,6 +188,15 @@ class Encoder:
         shown = clips if self.family.frames_are_pictures else ()
         return messages(prompt, self.template, self.config.system_prompt, shown)
 
+    def write(self, chat: Sequence[Message]) -> str:
+        """The chat as the model's template writes it, with the beginning of an answer; ValueError for one that cannot."""
+        place = f"policy.model {self.config.model!r}"
+        refuse_endless(self.processor.chat_template, place, chat, **self.processor.tokenizer.special_tokens_map)
+        try:
+            return self.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        except Exception as error:
+            raise ValueError(f"{place}: its chat template fails ({type(error).__name__}: {error}): {REMEDY}") from error
+
     @property
     def template(self) -> str:
         """The text around every question, with {question} in it; ValueError for boxes in an unknown convention."""
@@ -200,7 +210,7 @@ class Encoder:
         times = tuple(map(clip_time, clips))
         if self.family.frames_are_pictures:
             opened, clips = with_frames(prompt, opened), []
-        text = self.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        text = self.write(chat)
         # A template that writes the first token itself must not get another one from the tokenizer.
         bos = self.processor.tokenizer.bos_token
         options = {"add_special_tokens": False} if bos is not None and text.startswith(bos) else {}

@@ -252,8 +252,8 @@ def test_pipelines_that_are_not_flow_matching_are_refused(tiny, tmp_path, change
         ({"height": 18}, "policy.height is 18, but this model draws multiples of 4 pixels"),
         ({"width": 1024}, "draws at most 64 pixels a side"),
         ({"guidance": 0.5}, r"guidance is 0\.5"),
-        ({"forward_rows": 0}, "forward_rows is 0: it must be 1 or more"),
-        ({"max_prompt_tokens": -1}, "max_prompt_tokens is -1: it must be 0 or more"),
+        ({"forward_rows": 0}, "forward_rows is 0: it must be 1 to 1048576"),
+        ({"max_prompt_tokens": -1}, "max_prompt_tokens is -1: it must be 0 to 1048576"),
     ],
 )
 def test_settings_the_model_cannot_take_are_refused(tiny, settings, message):

@@ -276,3 +276,14 @@ def test_the_plain_model_agrees_after_a_system_prompt_free_round(tiny):
     )
     expected = plain_logprobs(tiny("internvl"), policy, rollouts)
     torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], expected, atol=FP32_BOUND, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])
+def test_a_chat_template_that_does_not_end_is_refused_at_the_first_prompt(tiny, family: str):
+    policy = make(tiny(family))
+    policy.processor.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+    with pytest.raises(ValueError, match=r"prompt 'p': policy\.model .*its chat template takes more than 200,000 turns"):
+        policy.encode(Prompt("p", "hi"))
+    policy.processor.chat_template = "{{ 1 + 'x' }}"
+    with pytest.raises(ValueError, match=r"its chat template fails \(TypeError: .*download it again"):
+        policy.encode(Prompt("p", "hi"))
