@@ -14,6 +14,7 @@ from mmrl.core.types import Rollouts, Scores, Status
 from mmrl.runtime.spans import span
 from mmrl.training.rewards.runner import GroupScores
 from mmrl.training.watch.diversity import distinct, diversity, fingerprints, first_pictures, prompt_distance, sameness
+from mmrl.training.watch.drift import commonest, form, repetition, texts_of
 
 PHASES = ("rollout", "reward", "read", "update")
 """The timed parts of a step, none inside another."""
@@ -75,8 +76,8 @@ def part_metrics(rollouts: Rollouts, tables: Mapping[int, GroupScores], ranks: R
 def rollout_metrics(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
     """Lengths are actions that may train: tokens of a completion, or denoising steps (or noised copies) of a picture.
 
-    train/diversity is there where prompts have several pictures each, train/diversity_prompts where prompts have pictures,
-    train/distinct and train/sameness where they have texts; rollout/entropy, of texts, is the mean of -log p of what was sampled.
+    train/diversity is there where prompts have several pictures each, train/diversity_prompts where prompts have pictures, the
+    rest of train/ where they have texts; rollout/entropy, of texts, is the mean of -log p of what was sampled.
     """
     lengths = rollouts.action_mask.sum(1).float()
     rows, actions, truncated = ranks.sum([len(rollouts), float(lengths.sum()), float(rollouts.truncated().sum())])
@@ -110,12 +111,15 @@ def variety(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
     spread = [x for part in ranks.gather(diversity(groups)) for x in part]
     texts = [x for part in ranks.gather(distinct(groups)) for x in part]
     prints = [x for part in ranks.gather(fingerprints(groups)) for x in part]
+    looks = [x for part in ranks.gather([(form(text), repetition(text)) for text in texts_of(groups)]) for x in part]
     pictures = [x for part in ranks.gather(first_pictures(groups)) for x in part]
     found = {
         "train/diversity": mean(spread) if spread else None,
         "train/diversity_prompts": prompt_distance(pictures),
         "train/distinct": mean(texts) if texts else None,
         "train/sameness": sameness(prints),
+        "train/form": commonest([shape for shape, _ in looks]),
+        "train/repetition": mean([repeated for _, repeated in looks]) if looks else None,
     }
     return {name: value for name, value in found.items() if value is not None}
 
