@@ -59,8 +59,10 @@ def untold_clip(host: TextHost, encoded: Encoded, facts: Sequence[Facts]) -> str
             if one.clip_frames != -1 and len(frames.times) > one.clip_frames:
                 return f"a clip has {len(frames.times)} frames, of which the server would drop all beyond {one.clip_frames}"
             if not keeps_time(frames, one.clip_fps):
+                rate = one.clip_fps
                 return (
-                    f"the frames of a clip are not {1 / one.clip_fps:g} s apart from second 0 on, as the server takes them to be"
+                    f"the frames of a clip are not {1 / rate:g} s apart from second 0 on, as the server takes them to be: "
+                    f"let files have {rate:g} frames per second, and an even number of frames"
                 )
     return ""
 

@@ -104,13 +104,18 @@ class LinearShift:
 
     shift: Positive = 3.0
     """s: the larger, the more steps lie near the noise; 1 = even."""
+    listed: Literal["float32", "float64"] | None = None
+    """Round as diffusers' pipelines, which list u from 1 to 1 / n in this dtype and put 0 behind; none: one list from 1 to 0."""
     kind: Literal["LinearShift"] = "LinearShift"
     """Names the spacing in a config."""
 
     __post_init__ = check_ranges
 
     def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
-        return torch.linspace(1, 0, num_steps + 1).double()
+        if self.listed is None:
+            return torch.linspace(1, 0, num_steps + 1).double()
+        steps = torch.linspace(1, 1 / num_steps, num_steps, dtype=getattr(torch, self.listed))
+        return torch.cat([steps, torch.zeros(1)]).double()
 
     def sigmas(
         self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None

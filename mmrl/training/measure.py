@@ -1,6 +1,7 @@
 """Numbers about a step, the same whatever the number of ranks: rewards, lengths, how different samples are, time."""
 
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,9 @@ from mmrl.core.types import Batch, Group, Reading, Rollouts, Sample, Scores, Sta
 from mmrl.runtime.spans import span
 from mmrl.training.rewards.runner import GroupScores
 
+SHORTEST = 5
+"""Words of a text that can repeat four of them."""
+WORDS = re.compile(r"[^\W\d_]+(?:\s+[^\W\d_]+)*")
 PHASES = ("rollout", "reward", "read", "update")
 """The timed parts of a step, none inside another."""
 SIDE = 32
@@ -82,8 +86,8 @@ def part_metrics(rollouts: Rollouts, tables: Mapping[int, GroupScores], ranks: R
 def rollout_metrics(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
     """Lengths are actions that may train: tokens of a completion, or denoising steps (or noised copies) of a picture.
 
-    train/diversity is there where prompts have several pictures each, train/diversity_prompts where prompts have pictures,
-    train/distinct and train/sameness where they have texts; rollout/entropy, of texts, is the mean of -log p of what was sampled.
+    train/diversity is there where prompts have several pictures each, train/diversity_prompts where prompts have pictures, the
+    rest of train/ where they have texts; rollout/entropy, of texts, is the mean of -log p of what was sampled.
     """
     lengths = rollouts.action_mask.sum(1).float()
     rows, actions, truncated = ranks.sum([len(rollouts), float(lengths.sum()), float(rollouts.truncated().sum())])
@@ -117,14 +121,38 @@ def variety(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
     spread = [x for part in ranks.gather(diversity(groups)) for x in part]
     texts = [x for part in ranks.gather(distinct(groups)) for x in part]
     prints = [x for part in ranks.gather(fingerprints(groups)) for x in part]
+    looks = [x for part in ranks.gather([(form(text), repetition(text)) for text in texts_of(groups)]) for x in part]
     pictures = [x for part in ranks.gather(first_pictures(groups)) for x in part]
     found = {
         "train/diversity": mean(spread) if spread else None,
         "train/diversity_prompts": prompt_distance(pictures),
         "train/distinct": mean(texts) if texts else None,
         "train/sameness": sameness(prints),
+        "train/form": commonest([shape for shape, _ in looks]),
+        "train/repetition": mean([repeated for _, repeated in looks]) if looks else None,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def form(text: str) -> str:
+    """The text with words in a row as one a, and numbers as 0: `form("<answer>1.5 to 20</answer>") == "<a>0 a 0</a>"`."""
+    return re.sub(r"\s+", " ", re.sub(r"\d+(?:\.\d+)?", "0", WORDS.sub("a", text)))
+
+
+def commonest(forms: Sequence[str]) -> float | None:
+    """The share of the commonest form; None of no texts."""
+    return Counter(forms).most_common(1)[0][1] / len(forms) if forms else None
+
+
+def repetition(text: str) -> float:
+    """1 - distinct / all of the text's runs of four words; 0 for fewer than five words."""
+    words = text.split()
+    runs = [tuple(words[i : i + 4]) for i in range(len(words) - 3)]
+    return 1 - len(set(runs)) / len(runs) if len(words) >= SHORTEST else 0.0
+
+
+def texts_of(groups: Sequence[Group]) -> list[str]:
+    return [sample.text for group in groups for sample in group.samples if sample.text is not None]
 
 
 def diversity(groups: Sequence[Group]) -> list[float]:

@@ -50,6 +50,8 @@ METRICS = (
     Metric("train/diversity_prompts", "distance", "How different pictures of different prompts are."),
     Metric("train/distinct", "share of samples", "Different texts among the samples of a prompt."),
     Metric("train/sameness", "share of pairs", "Chance that texts for two different prompts are the same."),
+    Metric("train/form", "share of samples", "Texts of the commonest form: the same but for words and numbers."),
+    Metric("train/repetition", "share of runs", "Runs of four words that a text has had before."),
     Metric("policy/grad_norm", "norm", "Norm of the gradient before clipping, mean over the step's updates."),
     Metric("policy/idle", "share of samples", "No term trains on them, so policy/ metrics are of the others; there only if any."),
     Metric("policy/lr", "rate", "Learning rate after the step."),

@@ -33,6 +33,10 @@ class AlarmSettings:
     (train/diversity, train/diversity_prompts), falls below this part of what it was."""
     min_length: Share = 0.1
     """Alarm if completions shrink below this part of their first length, unless they were cut off at the start."""
+    max_drift: Annotated[float, Range(above=1)] = 1.5
+    """Where no reward is watched: alarm if completions become this many times longer or shorter than in the first steps, or if
+    train/form, or the share of what is not repeated (1 - train/repetition), falls to one in so many of what it was. Set it
+    higher where answers are to grow."""
 
     __post_init__ = check_ranges
 

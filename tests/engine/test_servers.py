@@ -188,7 +188,7 @@ def test_ids_that_are_expanded_already_are_refused(make, monkeypatch):
 def test_clips_are_sent_as_frames_where_the_server_knows_their_times(make, two, tmp_path, caplog):
     policy = make(1)
     told = Prompt("told", "what?", (Video(write_video(tmp_path / "told.mp4", [k / 10 for k in range(41)]), frames=8),))
-    even = Prompt("even", "what?", (Video(write_video(tmp_path / "even.mp4", [k / 10 for k in range(41)]), fps=2.0),))
+    even = Prompt("even", "what?", (Video(write_video(tmp_path / "even.mp4", [k / 2 for k in range(8)]), fps=2.0),))
     policy.rollout(mixed())
     written = len(two[0].told()["wrote"])
     with caplog.at_level(logging.WARNING, "mmrl"):

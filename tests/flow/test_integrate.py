@@ -1,8 +1,13 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
+from mmrl.flow.dynamics import DPM2, SA, Before, SolverStep
 from mmrl.flow.integrate import gaussian_of, integrate
 from mmrl.flow.layout import SeededNoise, lay_out
+from mmrl.flow.path import data_of
+from mmrl.flow.plan import StepPlan
 from mmrl.flow.schedules import Branching, Forward, Full, RandomSubset, Tree, Window
 from mmrl.flow.sigmas import LinearShift
 
@@ -59,6 +64,29 @@ def test_rows_share_exactly_the_latents_the_layout_says():
         x = found.state(column, rows)
         same = (x[:, None] == x[None]).flatten(2).all(2)
         assert torch.equal(same, ids[:, None] == ids)
+
+
+def test_solvers_after_a_split_go_on_from_the_leafs_own_past():
+    """A tree that splits at a noisy step and, between steps of DPM2, at one of SA: every leaf is its chain alone."""
+    tree = Tree(5, (0, 2), 2).at(0)
+    solvers = {1: DPM2(), 2: SA(0.8), 3: DPM2(), 4: DPM2()}
+    steps = tuple(StepPlan(solvers[i], branch=step.branch) if i in solvers else step for i, step in enumerate(tree.steps))
+    plan, counts, seeds = replace(tree, steps=steps), (8, 4), (3, 4)
+    sigmas, noise = plan.sigmas(LinearShift(3.0)), SeededNoise(plan, counts, seeds, (2, 3))
+    velocity = velocity_at(sigmas, 8)
+    found = integrate(plan, sigmas, lay_out(plan, counts, seeds), velocity, noise)
+    table = sigmas.tolist()
+    for row in range(12):
+        one, before = torch.tensor([row]), None
+        for i in range(5):
+            x = found.state(i, one)
+            v = velocity(x, i, one)
+            if i in solvers:
+                owner = found.layout.state_ids[one, i + 1]
+                way = SolverStep(x, v, table[i], table[i + 1], before, lambda c=i + 1, rows=owner: noise(c, rows))
+                torch.testing.assert_close(found.state(i + 1, one), solvers[i].advance(way))
+            before = Before(data_of(x, v, table[i]), table[i])
+    assert len(found.samples.unique(dim=0)) == 12
 
 
 def test_branches_end_without_noise_and_leave_the_same_trunk():

@@ -1,4 +1,5 @@
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,6 +80,15 @@ def test_linear_shift_by_hand():
     # u = 1, 3/4, 1/2, 1/4, 0: sigma = 3u / (1 + 2u) = 1, 0.9, 0.75, 0.5, 0
     torch.testing.assert_close(of(LinearShift(3.0), 4), torch.tensor([1, 0.9, 0.75, 0.5, 0]))
     assert truncated_timesteps(torch.tensor([1.0, 0.96013, 0.5, 0.0])).tolist() == [1000, 960, 500]
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0, 6.0])
+@pytest.mark.parametrize(("listed", "dtype"), [("float32", torch.float32), ("float64", torch.float64)])
+def test_a_listed_even_grid_is_diffusers_bit_for_bit(shift: float, listed: Any, dtype: torch.dtype):
+    scheduler, spacing = FlowMatchEulerDiscreteScheduler(shift=shift), LinearShift(shift, listed)
+    for steps in range(1, 61):
+        scheduler.set_timesteps(sigmas=torch.linspace(1.0, 1 / steps, steps, dtype=dtype).tolist())
+        assert torch.equal(of(spacing, steps), scheduler.sigmas)
 
 
 def test_respacing_divides_the_rest_of_the_grid():

@@ -80,7 +80,7 @@ def noise(text: str, prompt: Prompt) -> float:
 @dataclass(frozen=True)
 class Case:
     trained: Score
-    watched: Score
+    watched: Score | None
     taught: bool = True
     """Whether the policy knows the answers before it meets the reward."""
     steps: int = 40
@@ -103,6 +103,17 @@ HONEST = {
     "unrelated": Case(letter, noise, taught=False),
     "unrelated, goes on": Case(exact, noise),
 }
+
+
+LONGER_OR_SHORTER = ("verbosity", "uncapped", "hedging", "silence")
+"""Hacks of length, and of readers that are content with an answer among others."""
+HONEST_ALONE = {
+    "partial credit": Case(partial, None, taught=False),
+    "exact": Case(exact, None, taught=False),
+    "goes on": Case(exact, None),
+    "first letter": Case(letter, None, taught=False),
+}
+TWELVE = [(name, seed) for name in HONEST_ALONE for seed in range(3)]
 
 
 def scored(score: Score) -> Callable[[Group], list[float]]:
@@ -144,12 +155,12 @@ def taught(seed: int) -> dict[str, Any]:
 
 def runner(policy: FakeTextPolicy, case: Case, seed: int, preset: str, steps: int) -> Trainer:
     trained = NamedReward("trained", scored(case.trained))
-    both = RewardRunner([trained, NamedReward("watched", scored(case.watched), weight=0.0)])
+    watched = [] if case.watched is None else [NamedReward("watched", scored(case.watched), weight=0.0)]
     data = prompts(128)
     settings = TrainSettings(
         steps=steps, prompts_per_step=16, seed=seed, evaluate_every=EVERY, optimizer=OptimizerSettings(lr=2e-2)
     )
-    evaluator = Evaluator(policy, data[64:], both, EvaluationSettings(num_prompts=64), "greedy")
+    evaluator = Evaluator(policy, data[64:], RewardRunner([trained, *watched]), EvaluationSettings(num_prompts=64), "greedy")
     # bounds of the alarm were measured with one update per step
     algorithm = replace(PRESETS[preset], minibatches=1).with_length(policy.length)
     return Trainer(policy, algorithm, Shuffled(data[:64], seed=seed), RewardRunner([trained]), settings, evaluator=evaluator)
@@ -173,6 +184,30 @@ def test_hacking_raises_the_alarm():
 
 def test_honest_rewards_do_not():
     assert alarms(train(replace(HONEST["goes on"], steps=20), seed=1)) == set()
+
+
+@pytest.mark.parametrize("name", ["verbosity", "hedging"])
+def test_hacking_of_length_and_of_lenient_readers_is_noticed_without_a_watched_reward(name: str):
+    assert "alarm/drift/rollout/length" in alarms(train(replace(HACKED[name], watched=None), seed=0))
+
+
+@pytest.mark.parametrize("name", ["partial credit", "goes on"])
+def test_honest_rewards_raise_nothing_without_a_watched_reward(name: str):
+    assert alarms(train(HONEST_ALONE[name], seed=0)) == set()
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", HACKED)
+def test_every_hack_raises_an_alarm_without_a_watched_reward(name: str, seed: int):
+    found = alarms(train(replace(HACKED[name], watched=None, steps=60), seed))
+    assert found and (name not in LONGER_OR_SHORTER or "alarm/drift/rollout/length" in found)
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize(("name", "seed"), TWELVE)
+def test_twelve_honest_runs_raise_nothing_without_a_watched_reward(name: str, seed: int):
+    assert alarms(train(HONEST_ALONE[name], seed)) == set()
 
 
 @pytest.mark.slow

@@ -141,12 +141,8 @@ def nft_text_loss(vector: Vector) -> None:
             level="action" if level == "token" else "rollout",
             rates=tuple(params["rate_clip"]),
         )
-        # the code adds up actions / 1000, or whole rollouts
-        sums = (
-            (1.0, FixedLength(int(params["denominator"]) // len(right)))
-            if level == "token"
-            else (float(len(right)), SequenceMean())
-        )
+        # the code adds up actions / denominator, or whole rollouts
+        sums = (len(right) / params["denominator"], FixedLength(1)) if level == "token" else (float(len(right)), SequenceMean())
         loss, gradient = loss_and_gradient([(sums[0], term)], sums[1], inputs, advantages)
         close(loss, case["loss"], what=f"{name} loss")
         close(gradient, case["grad"], what=f"{name} gradient")

@@ -70,7 +70,7 @@ def gui_replay_rule(vector: Vector) -> None:
 @check("critique_grpo_loss")
 def critique_grpo_loss(vector: Vector) -> None:
     inputs, cases = vector.inputs, vector.outputs["cases"]
-    rows, width = len(inputs["mask"]), len(inputs["mask"][0])
+    rows, width = sum(map(any, inputs["mask"])), len(inputs["mask"][0])
     algorithms = {
         # the script divides by the width, and not by the number of rows
         "script": (WithRefinements(gamma=vector.params["gamma"]), FixedLength(width), rows),

@@ -1,6 +1,7 @@
 """What samplers and planners learn from rewards, against the code or formula of their papers."""
 
 from dataclasses import replace
+from string import ascii_lowercase
 
 import torch
 
@@ -39,18 +40,21 @@ def dump_ucb(vector: Vector) -> None:
 
 @check("sec_bandit")
 def sec_bandit(vector: Vector) -> None:
-    part = Bandit(of_categories(["a", "b", "c"]), rate=vector.params["alpha"], temperature=vector.params["tau"])
+    names = ascii_lowercase[: len(vector.outputs["trace"][0]["p"])]
+    part = Bandit(of_categories(list(names)), rate=vector.params["alpha"], temperature=vector.params["tau"])
     for update, moment in zip(vector.inputs["updates"], vector.outputs["trace"], strict=True):
         part.learn(update)
         assert set(part.values) == set(moment["Q"])
         close([part.values[name] for name in moment["Q"]], list(moment["Q"].values()), what="values")
-        close([part.chances()[name] for name in "abc"], moment["p"], what="chances")
+        close([part.chances()[name] for name in names], moment["p"], what="chances")
 
 
 @check("vade_posterior")
 def vade_posterior(vector: Vector) -> None:
     inputs, outputs, params = vector.inputs, vector.outputs, vector.params
-    part = Thompson(of_categories(list("abcd")), fade_visited=params["lam_visited"], fade=params["lam_all"])
+    part = Thompson(
+        of_categories(list(ascii_lowercase[: len(inputs["alpha"])])), fade_visited=params["lam_visited"], fade=params["lam_all"]
+    )
     part.right, part.wrong = list(inputs["alpha"]), list(inputs["beta"])
     part.learn({int(i): [reward > 0 for reward in rewards] for i, rewards in inputs["visits"].items()})
     close(part.right, outputs["alpha"], what="right")

@@ -27,11 +27,14 @@ def riskpo_advantages(vector: Vector) -> None:
     inputs, params = vector.inputs, vector.params
     names = sorted(set(inputs["question"]))
     ids = [names.index(name) for name in inputs["question"]]
+    bundled = {
+        question for question, bundle in zip(inputs["question"], inputs["bundle"], strict=True) if bundle == inputs["bundle"][0]
+    }
     shares: dict[str, Any] = {"sum-mean": "sum_mean", "uniform": "uniform", "std": "std"}
     for name, case in vector.outputs["cases"].items():
         config = case["config"]
         part = Bundles(
-            size=2,
+            size=len(bundled),
             low=config["quantile_down"],
             high=config["quantile_up"],
             mix=config["w_mix"] if config["use_mixing_risk_measure"] else None,

@@ -26,17 +26,15 @@ def numbered(names: list[str]) -> Tensor:
 @check("gigpo_advantages")
 def gigpo_advantages(vector: Vector) -> None:
     inputs, params = vector.inputs, vector.params
-    trajectory, observation = numbered(inputs["trajectory"]), numbered(inputs["observation"])
+    trajectory, observation, group = (numbered(inputs[name]) for name in ("trajectory", "observation", "group"))
     returns = returns_of(tensor(inputs["step_rewards"]), trajectory, params["gamma"])
     close(returns, inputs["returns"], what="returns")
-    for name, expected in vector.outputs["cases"].items():
-        found = step_group_advantages(
-            Turns(tensor(inputs["episode_totals"]), returns, trajectory, observation),
-            params["step_advantage_w"],
-            deviation=name == "mean_std_norm",
-            eps=params["eps"],
-        )
-        close(found, expected, 1e-6, name)
+    for one in group.unique():
+        rows = group == one
+        turns = Turns(tensor(inputs["episode_totals"])[rows], returns[rows], trajectory[rows], observation[rows])
+        for name, expected in vector.outputs["cases"].items():
+            found = step_group_advantages(turns, params["step_advantage_w"], deviation=name == "mean_std_norm", eps=params["eps"])
+            close(found, tensor(expected)[rows], 1e-6, name)
 
 
 @check("hgpo_advantages")

@@ -12,7 +12,8 @@ from mmrl.core.types import Rollouts
 class DropTruncated:
     """No action of a rollout that was cut at max_new_tokens trains; its reward still counts in the baseline.
 
-    TRL's `mask_truncated_completions`, ms-swift's `overlong_filter`, DAPO's overlong filtering (arXiv:2503.14476).
+    TRL's `mask_truncated_completions`, ms-swift's `overlong_filter`, DAPO's overlong filtering (arXiv:2503.14476). A mean over
+    rollouts here divides by those that are left, TRL's by all.
     """
 
     def __call__(self, rollouts: Rollouts) -> Bool[Tensor, "n t"]:

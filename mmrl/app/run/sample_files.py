@@ -215,8 +215,9 @@ def clip_frames(video: Video) -> list[Image.Image]:
     if not isinstance(video.source, str):
         return frames_of(list(video.source))[0]
     start, stop = read_timeline(video.source).part(video.start, video.end)
-    often = Video(video.source, video.start, video.end, fps=2 * CLIP_FRAMES / (stop - start))
-    small = FramePlan(min_frames=1, max_frames=2 * CLIP_FRAMES, budget=Budget(2, max_pixels=float(CLIP_AREA)))
+    number = 2 * CLIP_FRAMES + 1
+    often = Video(video.source, video.start, video.end, fps=number / (stop - start))
+    small = FramePlan(min_frames=1, max_frames=number, budget=Budget(2, max_pixels=float(CLIP_AREA)))
     return [Image.fromarray(pixels) for pixels in fetch(often, small, hashed=False).pixels[1::2]]
 
 

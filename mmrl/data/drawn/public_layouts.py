@@ -37,7 +37,7 @@ REFERRING = {
 PLATFORMS = {"mobile": "ios", "desktop": "windows", "web": "shop"}
 """ScreenSpot's files -> what a row's data_source says."""
 CLIP = moving.ClipStyle(
-    side=32, glyph=(20, 24), seconds=6.0, stay=(1.2, 4.0), speed=10.0, digits=(0, 3, 4, 7), asked=(7,), shown=(1, 2), num_discs=0
+    side=32, glyph=(20, 24), seconds=5.6, stay=(1.2, 4.0), speed=10.0, digits=(0, 3, 4, 7), asked=(7,), shown=(1, 2), num_discs=0
 )
 """The clips that tiny:clips has seen."""
 LONE = moving.ClipStyle(side=32, glyph=(20, 24), seconds=6.0, stay=(1.2, 4.0), speed=10.0, shown=(1, 1), num_discs=0)

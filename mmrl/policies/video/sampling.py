@@ -85,20 +85,17 @@ class Choice:
 
 
 def choose(timeline: Timeline, video: Video, plan: FramePlan) -> Choice:
-    """Frames nearest to evenly spaced moments: every 1/fps seconds from the first frame on, or n from first to last.
+    """Frames nearest to n moments that are evenly spaced from the first frame to the last (qwen_vl_utils' rule).
 
-    No frame is shown twice.
+    n is the seconds times fps, rounded down to the plan's multiple, unless the video asks for a number. No frame is shown twice.
 
     Raises:
         ValueError: a span outside the file, contradicting wishes, or a clip with too few frames.
     """
     start, stop = timeline.part(video.start, video.end)
     inside = timeline.inside(start, stop)
-    least = -(-plan.min_frames // plan.multiple) * plan.multiple
-    if video.frames is not None:
-        if video.frames < 1 or video.frames % plan.multiple:
-            raise ValueError(f"it asks for {video.frames} frames, and this model takes multiples of {plan.multiple}")
-        least = video.frames
+    asked = frames_asked(video, plan)
+    least = asked or -(-plan.min_frames // plan.multiple) * plan.multiple
     if len(inside) < least:
         wanted = "its `frames`" if video.frames is not None else "policy.video.min_frames"
         raise ValueError(
@@ -106,32 +103,46 @@ def choose(timeline: Timeline, video: Video, plan: FramePlan) -> Choice:
             "lower that, show a longer part, or drop the prompt"
         )
     own = np.asarray(timeline.times)[inside]
-    moments, step = aims(own, stop - start, video, plan)
-    picked = nearest(own, moments)
+    number = asked or max(least, by_rate(len(own), stop - start, video, plan))
+    picked = nearest(own, np.linspace(own[0], own[-1], number))
     if len(picked) < least:
-        picked = np.linspace(0, len(own) - 1, least).round().astype(int)
-    picked = picked[: len(picked) // plan.multiple * plan.multiple]
-    return Choice(tuple(inside[i] for i in picked.tolist()), step, start, stop - start)
+        picked = spread(np.arange(len(own)), least)
+    picked = spread(picked, len(picked) // plan.multiple * plan.multiple)
+    step = (own[-1] - own[0]) / (number - 1) if number > 1 else stop - start
+    return Choice(tuple(inside[i] for i in picked.tolist()), float(step), start, stop - start)
 
 
-def aims(own: np.ndarray, seconds: float, video: Video, plan: FramePlan) -> tuple[np.ndarray, float]:
-    """Moments to show, and the seconds between them."""
-    fps = plan.fps if video.fps is None or not isinstance(video.source, str) else video.fps
-    if isinstance(video.source, str) and video.fps is not None and video.frames is not None:
+def frames_asked(video: Video, plan: FramePlan) -> int | None:
+    """The number of frames that the video asks for; None where it names none."""
+    if video.frames is None:
+        return None
+    if isinstance(video.source, str) and video.fps is not None:
         raise ValueError("it names both fps and frames: name one of them")
+    below = video.frames // plan.multiple * plan.multiple
+    if below < 1:
+        raise ValueError(f"it asks for {video.frames} frames: ask for {plan.multiple} or more")
+    if below < video.frames:
+        raise ValueError(
+            f"it asks for {video.frames} frames, and this model takes multiples of {plan.multiple}: "
+            f"ask for {below} or {below + plan.multiple}"
+        )
+    return video.frames
+
+
+def by_rate(available: int, seconds: float, video: Video, plan: FramePlan) -> int:
+    """As many frames as the rate asks for, of those that are there."""
+    fps = plan.fps if video.fps is None or not isinstance(video.source, str) else video.fps
     if fps <= 0:
         raise ValueError(f"its fps is {fps:g}, and must be more than 0")
-    wanted = math.floor(seconds * fps + CLOSE) // plan.multiple * plan.multiple
-    least = -(-plan.min_frames // plan.multiple) * plan.multiple
-    most = min(plan.max_frames, len(own)) // plan.multiple * plan.multiple
-    if video.frames is None and least <= wanted <= most:
-        return own[0] + np.arange(wanted) / fps, 1 / fps
-    number = video.frames if video.frames is not None else max(least, min(wanted, most))
-    step = (own[-1] - own[0]) / (number - 1) if number > 1 else seconds
-    return np.linspace(own[0], own[-1], number), float(step)
+    return min(math.floor(seconds * fps + CLOSE), plan.max_frames, available) // plan.multiple * plan.multiple
 
 
 def nearest(own: np.ndarray, moments: np.ndarray) -> np.ndarray:
     """Index of the frame nearest to each moment, every frame once. Half way between two frames: the even index."""
     places = np.interp(moments, own, np.arange(len(own)))
     return np.unique(places.round(6).round().astype(int))
+
+
+def spread(indices: np.ndarray, number: int) -> np.ndarray:
+    """n of the indices, from the first to the last."""
+    return indices[np.linspace(0, len(indices) - 1, number).round().astype(int)]

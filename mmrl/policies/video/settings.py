@@ -11,7 +11,7 @@ class VideoSettings:
     """How clips become frames; fps, frames, start and end of a prompt's `Video` take precedence."""
 
     fps: Positive = 2.0
-    """Frames shown per second of a clip."""
+    """Frames shown per second of a clip, spread evenly from its first to its last."""
     min_frames: Count = 4
     """A short clip is shown at a higher rate; one with fewer frames than this is an error."""
     max_frames: Count = 768

@@ -30,13 +30,13 @@ from mmrl.tiny.keep import Progress, hash_of, keep
 from mmrl.tiny.text import muon, student
 from mmrl.tiny.text.student import Imitation, imitate, with_answers
 
-FPS = 2.0
-"""Frames that the model sees per second."""
+FPS = 2.2
+"""Frames asked for per second: of the demo's clips 12, from the first to the last, half a second apart."""
 STYLE = ClipStyle(
     side=32,
     glyph=(20, 24),
-    seconds=6.0,
-    time_grid=2 / FPS,
+    seconds=5.6,
+    time_grid=1.0,
     stay=(1.2, 4.0),
     speed=10.0,
     digits=(0, 3, 4, 7),
@@ -44,7 +44,7 @@ STYLE = ClipStyle(
     shown=(1, 2),
     num_discs=0,
 )
-"""The look of the demo's clips; no span begins or ends near a multiple of the model's second."""
+"""The look of the demo's clips; no span begins or ends near a multiple of the second that a pair of frames is."""
 _PIXELS = 0.13, 0.18
 """Mean and deviation of the clips' pixels."""
 _CLIP_SEED = 1_000_003

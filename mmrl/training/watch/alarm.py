@@ -12,6 +12,7 @@ from mmrl.core.protocols import State
 from mmrl.core.types import Group, Scores
 from mmrl.training.measure import diversity, fingerprints, first_pictures, mean, prompt_distance, sameness
 from mmrl.training.settings import AlarmSettings
+from mmrl.training.watch.drift import drifts
 
 Finding = tuple[str, str]
 """A key, and a sentence about it."""
@@ -97,7 +98,7 @@ class Alarm:
         yield from self._variety_losses(now, first_totals)
 
     def after_step(self, first: Mapping[str, list[float]], last: Mapping[str, list[float]]) -> Iterator[Finding]:
-        """Variety or length collapsed while what is trained on rose; needs no watched reward.
+        """Variety or length collapsed while what is trained on rose, or, where no reward is watched, texts drifted away.
 
         Args:
             first, last: metrics of the run's first steps and of its last ones, as many of both.
@@ -116,6 +117,8 @@ class Alarm:
         if after < self.settings.min_length * before and not were_cut_off(first):
             what = "completions shrank to almost nothing"
             yield "alarm/length", loss_of_variety(risen, "in training", what, f"from {before:.3g} tokens to {after:.3g}")
+        elif self.first is None or not self.first.watched.keys() - set(self.settings.ignore):
+            yield from drift_findings(risen, first, last, self.settings.max_drift)
 
     def state_dict(self) -> State:
         first = None if self.first is None else asdict(self.first)
@@ -183,6 +186,21 @@ def loss_of_variety(risen: Change, where: str, what: str, figures: str) -> str:
         f"({figures}). Look at the samples: if they are not what you want, reward what is missing in them, add a KL penalty "
         "(algorithm.objective) or lower optimizer.lr, and go back to an earlier checkpoint"
     )
+
+
+def drift_findings(
+    risen: Change, first: Mapping[str, list[float]], last: Mapping[str, list[float]], factor: float
+) -> Iterator[Finding]:
+    """What drifted, and that a watched reward would tell whether it is harmless."""
+    for measure, what, before, after in drifts(first, last, factor):
+        if measure == "rollout/length" and after < before and were_cut_off(first):
+            continue
+        yield (
+            f"alarm/drift/{measure}",
+            f"alarm, reward hacking? The trained reward rose from {risen.before:.3g} to {risen.after:.3g} in training, while "
+            f"{what} ({measure} from {before:.3g} to {after:.3g}), and no reward is watched that would tell if that is good. "
+            "Read the samples, and watch a reward ([[evaluation.reward]]); if they are as you want, raise health.alarm.max_drift",
+        )
 
 
 def were_cut_off(first: Mapping[str, list[float]]) -> bool:

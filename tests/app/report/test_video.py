@@ -44,8 +44,8 @@ def finished(path: Path, clip: str, *texts: str) -> RunDir:
 def test_a_clip_becomes_the_middles_of_equal_parts(clip: str) -> None:
     frames, kind = frames_of(Video(clip))
     assert kind == "video" and len(frames) == CLIP_FRAMES == 8
-    # part k of 8 seconds has its middle at k + 0.5 seconds, which is frame 10 k + 5
-    assert [float(np.asarray(frame).mean()) for frame in frames] == pytest.approx([3 * (10 * k + 5) for k in range(8)], abs=3)
+    # part k of 8 seconds has its middle at k + 0.5 seconds, which is frame 10 k + 5, give or take one
+    assert [float(np.asarray(frame).mean()) for frame in frames] == pytest.approx([3 * (10 * k + 5) for k in range(8)], abs=4)
     later = frames_of(Video(clip, start=4.0, end=8.0))[0]
     assert float(np.asarray(later[0]).mean()) == pytest.approx(3 * 42.5, abs=4)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from mmrl.core.readings import MEAN, STD
+from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift
 from mmrl.policies.flow import loading
@@ -61,6 +62,14 @@ def test_a_fact_that_is_broken_is_noticed(tiny, fact, monkeypatch):
     policy = FlowPolicy(FlowPolicyConfig(tiny(case.model), 32, 32, guidance=case.guidance, **case.settings))
     pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tiny(case.model))
     assert gap(policy, case, pipeline) > 1e-3
+
+
+@pytest.mark.parametrize("steps", [6, 7, 10])
+def test_z_images_sigmas_are_its_pipelines_bit_for_bit(tiny, steps):
+    case = CASES["z_image"]
+    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tiny(case.model))
+    pipeline("a cat", 32, 32, num_inference_steps=steps, guidance_scale=0.0, max_sequence_length=64, output_type="latent")
+    assert torch.equal(policy_of(tiny, case).sigmas(evaluation_plan(steps)), pipeline.scheduler.sigmas)
 
 
 @pytest.mark.parametrize("eta", [0.3, 1.0])

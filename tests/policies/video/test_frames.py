@@ -64,6 +64,8 @@ def test_the_frames_that_come_are_the_frames_of_those_times(files, name, backend
         np.testing.assert_allclose(frames.times, [TRUE[name][i] - start for i in numbers], atol=1.1e-3)
         assert numbers == sorted(set(numbers)) and len(numbers) % 2 == 0
         assert min(frames.times) >= 0 and max(frames.times) < frames.seconds
+        shown = [i for i, time in enumerate(TRUE[name]) if start <= time < start + frames.seconds - 2e-3]
+        assert (numbers[0], numbers[-1]) == (shown[0], shown[-1])
 
 
 @pytest.mark.parametrize("name", TRUE)
@@ -72,11 +74,31 @@ def test_both_decoders_give_the_same_bytes(files, name):
     assert np.array_equal(by[0], by[1])
 
 
-def test_frames_by_rate_stand_at_multiples_of_its_period():
-    chosen = choose(timeline(even(250), 10.0), Video("a.mp4"), FramePlan(fps=2.0))
-    # 2 a second from 25: half a second is 12.5 frames, and 12.5 goes to the even 12, 37.5 to 38.
-    assert chosen.indices == (0, 12, 25, 38, 50, 62, 75, 88, 100, 112, 125, 138, 150, 162, 175, 188, 200, 212, 225, 238)
-    assert (chosen.step, chosen.seconds) == (0.5, 10.0)
+def test_frames_by_rate_reach_from_the_first_to_the_last():
+    chosen = choose(timeline(even(41, 10.0), 4.1), Video("a.mp4"), FramePlan(fps=2.0))
+    # 8.2 frames are 8, 40 / 7 apart: 0, 5.7, 11.4, 17.1, 22.9, 28.6, 34.3, 40
+    assert chosen.indices == (0, 6, 11, 17, 23, 29, 34, 40)
+    assert (chosen.step, chosen.seconds) == (pytest.approx(4 / 7), 4.1)
+
+
+@pytest.mark.parametrize("multiple", [1, 2])
+@pytest.mark.parametrize("fps", [1.0, 1.3, 2.0, 3.7])
+def test_the_end_of_a_clip_is_shown(fps, multiple):
+    plan = FramePlan(fps=fps, multiple=multiple)
+    for number in range(41, 160):
+        seconds = number / 10
+        chosen = choose(timeline(even(number, 10.0), seconds), Video("a.mp4"), plan)
+        assert chosen.indices[-1] / 10 >= seconds - 1 / fps
+        assert len(chosen.indices) == int(seconds * fps + 1e-6) // multiple * multiple
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_end_of_a_clip_is_shown_at_any_frame_rate(seed):
+    times = uneven(60, seed)
+    for multiple in (1, 2, 4):
+        chosen = choose(timeline(times, times[-1] + 0.02), Video("a.mp4"), FramePlan(fps=3.7, multiple=multiple))
+        assert chosen.indices[0] == 0 and chosen.indices[-1] == 59
+        assert len(set(chosen.indices)) == len(chosen.indices) and len(chosen.indices) % multiple == 0
 
 
 def test_frames_by_number_reach_from_the_first_to_the_last():
@@ -98,15 +120,16 @@ def test_the_number_of_frames_is_a_multiple():
     assert len(choose(line, Video("a.mp4", end=3.6), FramePlan(fps=2.0, multiple=2)).indices) == 6
     assert len(choose(line, Video("a.mp4"), FramePlan(fps=2.0, max_frames=7, multiple=2)).indices) == 6
     assert len(choose(line, Video("a.mp4", end=1.0), FramePlan(fps=2.0, min_frames=5, multiple=2)).indices) == 6
-    with pytest.raises(ValueError, match="asks for 5 frames, and this model takes multiples of 2"):
-        choose(line, Video("a.mp4", frames=5), FramePlan(multiple=2))
+    for wrong, remedy in ((5, ", and this model takes multiples of 2: ask for 4 or 6"), (1, ": ask for 2 or more")):
+        with pytest.raises(ValueError, match=f"it asks for {wrong} frames{remedy}"):
+            choose(line, Video("a.mp4", frames=wrong), FramePlan(multiple=2))
 
 
 def test_where_frames_are_rare_none_is_shown_twice():
     times = [0.0, 0.1, 0.2, 5.0, 5.1, 9.0]
     chosen = choose(timeline(times, 9.5), Video("a.mp4"), FramePlan(fps=1.0, multiple=2))
-    # 8 moments: second 0 goes to 0.0, 1 and 2 to 0.2, 3 to 5 to 5.0, 6 and 7 to 5.1
-    assert chosen.indices == (0, 2, 3, 4)
+    # 8 moments, 1.29 apart: 0.0 twice 0.2, 5.0, twice 5.1, twice 9.0; of these five frames the middle one goes
+    assert chosen.indices == (0, 2, 4, 5)
     crowded = choose(timeline([0.0, 0.01, 0.02, 0.03, 9.0], 9.5), Video("a.mp4"), FramePlan(fps=1.0))
     assert len(crowded.indices) >= 4
 
@@ -162,22 +185,38 @@ def test_frames_are_resized_to_the_budget(files):
     assert [read_number(picture) for picture in wide.pixels] == [0, 14, 28, 42, 57, 71, 85, 99]
 
 
-def test_frames_equal_those_of_qwen_vl_utils(files):
+@pytest.mark.parametrize("asked", [{"nframes": 8}, {"fps": 2.0}, {"fps": 3.7, "max_frames": 9}, {"fps": 0.5, "min_frames": 5}])
+def test_frames_equal_those_of_qwen_vl_utils(files, asked):
     from qwen_vl_utils import process_vision_info
 
     size = {"min_pixels": 4 * 28 * 28, "max_pixels": 8 * 28 * 28}
-    wish = {"type": "video", "video": files["even.mp4"], "nframes": 8, **size}
+    wish = {"type": "video", "video": files["even.mp4"], **asked, **size}
     seen: Any = process_vision_info(
         [{"role": "user", "content": [wish]}], return_video_kwargs=True, return_video_metadata=True, image_patch_size=14
     )
     theirs, metadata = seen[1][0]
     budget = Budget(28, **{name: float(value) for name, value in size.items()})
-    ours = fetch(Video(files["even.mp4"], frames=8), FramePlan(multiple=2, budget=budget))
+    video = Video(files["even.mp4"], frames=asked.get("nframes"), fps=asked.get("fps"))
+    plan = FramePlan(multiple=2, budget=budget, **{name: asked[name] for name in asked if name.endswith("_frames")})
+    ours = fetch(video, plan)
     np.testing.assert_allclose(ours.times, np.asarray(metadata["frames_indices"]) / metadata["fps"], atol=1e-6)
-    assert theirs.shape == (8, 3, *ours.pixels.shape[1:3])
+    assert theirs.shape == (len(ours.times), 3, *ours.pixels.shape[1:3])
     # torchvision and PIL round differently
     apart = np.abs(theirs.permute(0, 2, 3, 1).numpy() - ours.pixels.astype(float))
     assert apart.max() <= 2 and apart.mean() < 0.05
+
+
+@pytest.mark.parametrize("rate", [10.0, 24.0, 29.97])
+def test_the_choice_is_that_of_qwen_vl_utils_at_any_length(rate):
+    import torch
+    from qwen_vl_utils.vision_process import smart_nframes
+
+    for total in range(8, 200, 3):
+        line = timeline(even(total, rate), total / rate)
+        for fps in (1.0, 1.3, 2.0, 3.7):
+            number = smart_nframes({"fps": fps}, total, rate)
+            theirs = torch.linspace(0, total - 1, number).round().long().tolist()
+            assert list(choose(line, Video("a.mp4"), FramePlan(fps=fps, multiple=2)).indices) == theirs
 
 
 def test_frames_stand_upright_with_both_decoders(tmp_path, files):
@@ -196,8 +235,8 @@ def test_pictures_in_a_row(tmp_path):
         paths.append(str(tmp_path / f"{i}.png"))
         Image.fromarray(numbered(i)).save(paths[-1])
     frames = fetch(Video(tuple(paths), fps=4.0), FramePlan(fps=2.0, multiple=2))
-    assert [read_number(picture) for picture in frames.pixels] == [0, 2, 4, 6]
-    assert frames.times == (0.0, 0.5, 1.0, 1.5) and (frames.fps, frames.seconds) == (4.0, 2.5)
+    assert [read_number(picture) for picture in frames.pixels] == [0, 3, 6, 9]
+    assert frames.times == (0.0, 0.75, 1.5, 2.25) and (frames.fps, frames.seconds) == (4.0, 2.5)
     assert [read_number(picture) for picture in fetch(Video(tuple(paths)), FramePlan()).pixels] == list(range(10))
     assert len(fetch(Video(tuple(paths), fps=4.0, frames=6), FramePlan()).times) == 6
     Image.fromarray(numbered(3, 64, 48)).save(paths[3])

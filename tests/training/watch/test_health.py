@@ -139,7 +139,7 @@ COLLAPSES = {
     "train/sameness": (0.95, 0.85, "answered by the same text"),
     "train/diversity": (0.03, 0.05, "pictures of a prompt"),
     "train/diversity_prompts": (0.03, 0.05, "pictures of different prompts"),
-    "rollout/length": (5.0, 30.0, "completions shrank"),
+    "rollout/length": (5.0, 70.0, "completions shrank"),
 }
 
 

@@ -168,7 +168,7 @@ class FlowFamily(FamilyFacts):
         config = scheduler.config
         if config.get("use_dynamic_shifting") or config.get("use_flow_sigmas"):
             return spacing_of({**config, "_class_name": type(scheduler).__name__})
-        return LinearShift(config["shift"])
+        return LinearShift(config["shift"], listed="float64")
 
     def check_plan(self, plan: RolloutPlan) -> None:
         """Raise ValueError for a plan along which this model cannot draw."""

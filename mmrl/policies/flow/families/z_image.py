@@ -1,13 +1,14 @@
 """Z-Image: Qwen3's features without padding, lists instead of batches, time towards the data, a velocity that is turned."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from mmrl.flow.sigmas import LinearShift, Spacing
 from mmrl.policies.flow.families.base import Condition, FlowFamily, PipelineCall, token_count
 from mmrl.runtime.tensors import to_device
 
@@ -37,6 +38,11 @@ class ZImage(FlowFamily):
         """The pipeline adds guidance_scale times the difference to the conditional velocity."""
         arguments = {"guidance_scale": guidance - 1, "max_sequence_length": self.prompt_tokens}
         return None if guidance < 1 else PipelineCall(arguments)
+
+    def spacing(self) -> Spacing:
+        """The pipeline lists its even steps in float32."""
+        found = super().spacing()
+        return replace(found, listed="float32") if isinstance(found, LinearShift) else found
 
     def encode(self, text: str, device: torch.device) -> Condition:
         # The pipeline writes the templates into the list that it is given.
