@@ -32,8 +32,7 @@ GROUP_DIVERGENCE = Reading("group_divergence", "old")
 ANSWER_MASK = Reading("answer_mask", "old")
 """1 at the tokens of the final answer, 0 elsewhere."""
 REFERENCE_PROBABILITY = Reading("reference_probability", "old")
-"""Mean probability of the true answer's tokens in place of the completion's own answer, the same at all actions of a row; -1
-where the completion has no answer tags."""
+"""Mean probability of the true answer's tokens in place of the row's own one, the same at all actions; -1 without answer tags."""
 BASE_PROBABILITY = Reading("base_probability", "old")
 """The same directly behind the prompt, without the completion's thought."""
 ATTENTION_DISTANCE = Reading("attention_distance", "old")
@@ -53,6 +52,8 @@ MEAN = Reading("mean")
 """Mean of the Gaussian that the step's latent was drawn from."""
 SAMPLED_MEAN = Reading("sampled_mean", "old")
 """The mean as it was while sampling, kept in the trace."""
+ORIGIN = Reading("origin", "old")
+"""A number of the latent that a step began at: the same for actions of a group that left the same latent."""
 STD = Reading("std", "old")
 """S of the density: the deviation of every step that the plan trains, for every row alike; 0 at steps it never trains."""
 DT = Reading("dt", "old")

@@ -10,7 +10,7 @@ from torch import Tensor
 from mmrl.algorithms.advantages.answers import Consistency, Polychromic, answers
 from mmrl.algorithms.advantages.beta import BetaNorm
 from mmrl.algorithms.advantages.entropy import EntropyControl
-from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.group import GroupNorm, TokenAverage
 from mmrl.algorithms.advantages.lengths import WhereLengthPays
 from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
 from mmrl.algorithms.advantages.virtual import VirtualBest
@@ -21,9 +21,10 @@ from mmrl.algorithms.planners.extra_samples import WhereHard, WhereUncertain
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.aggregate import GroupSum, TokenMean
 from mmrl.algorithms.weights.conflict import ConflictTokens
+from mmrl.app.plugins.resolve import load
 from mmrl.core.protocols import Advantage
-from mmrl.core.readings import LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS
-from mmrl.core.types import Group, Prompt, Rollouts, Sample
+from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_ENTROPY, OLD_LOGPROBS, REWARD
+from mmrl.core.types import Group, Prompt, Reading, Rollouts, Sample
 from tests.support.fakes import FakeTextPolicy
 from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed
 from tests.support.trainers import make_trainer
@@ -239,7 +240,57 @@ def test_entropy_removes_and_lowers():
     torch.testing.assert_close(found, torch.tensor([0.5 - 0.01, -0.5 - 0.01, 0.0, -0.5 - 0.05], dtype=torch.float64))
 
 
+def graded(rewards: list[float], t: int) -> dict[Reading, Tensor]:
+    """What the trainer makes of the scores of one group, for t actions."""
+    values = torch.tensor(rewards)
+    return {REWARD: values[:, None].expand(-1, t), MEAN_REWARD: values.mean().expand(len(rewards), t)}
+
+
+def test_right_is_what_the_reward_says_and_shared_tokens_divide_an_answers_loss():
+    # 1 is shared from the beginning, 3 from the end: 2 tokens in all; the third answer shares nothing
+    tokens = [(1, 2, 3), (1, 5, 3), (6, 7, 8)]
+    entropy_took_over = torch.tensor([-0.1, -1.2, -1.2])
+    batch = make_batch(torch.ones(3, 3), entropy_took_over, graded([1.0, 0.0, 0.0], 3))
+    (group,) = batch.rollouts.groups
+    samples = tuple(replace(sample, token_ids=ids) for sample, ids in zip(group.samples, tokens, strict=True))
+    batch = replace(batch, rollouts=replace(batch.rollouts, groups=(replace(group, samples=samples),)))
+    (weight,) = PRESETS["gtpo"].importance
+    expected = torch.tensor([[2.0, 1, 2], [0, 1, 0], [2, 2, 2]]) / torch.tensor([[2.0], [2], [2]])
+    torch.testing.assert_close(weight(batch, counts_of(batch)), expected)
+
+
+def test_few_actions_against_many_are_compared_by_rows_and_their_unbiased_deviation():
+    rows = replace(rows_of(["a"] * 5), action_mask=torch.arange(40) < torch.tensor([[1], [40], [40], [40], [40]]))
+    rewards = [1.0, 0.0, 0.0, 0.0, 0.0]  # over actions 12.6; over rows a mean of .2 and a deviation of sqrt(.8 / 4)
+    assert float(values(TokenAverage(), rewards, rows)[0]) == pytest.approx(0.8 / math.sqrt(0.2), rel=1e-5)  # 1.789
+    even = values(TokenAverage(), rewards, rows_of(["a"] * 5))
+    assert float(even[0]) == pytest.approx(0.8 / 0.4, rel=1e-5), "actions: the biased one"
+
+
+@pytest.mark.parametrize("name", ["disco", "drpo", "nft_text"])
+def test_totals_between_wrong_and_right_are_one_of_both(name: str):
+    part, rows = PRESETS[name].advantage, rows_of(["a"] * 4)
+    expected = torch.tensor([0.75, -0.25, -0.25, -0.25], dtype=torch.float64)
+    for rewards in ([1.0, 0.0, 0.0, 0.0], [1.2, 0.2, 0.1, 0.0], [1.0, -1.0, -1.0, -1.0]):
+        torch.testing.assert_close(values(part, rewards, rows), expected)
+
+
+def test_groups_whose_spans_scatter_count_less():
+    reward, rows = load("pseudo_span", "rewards")(), rows_of(["a"] * 6, [0] * 3 + [1] * 3)
+    near, far = ("2 to 6", "3 to 7", "3 to 6"), ("0 to 5", "3 to 9", "1 to 9")
+    answered = [
+        answer
+        for spans in (near, far)
+        for answer in reward(Group(0, Prompt("clip", columns={"duration": 10.0}), tuple(map(Sample, spans))))
+    ]
+    found = values(PRESETS["urpa"].advantage, [answer.value for answer in answered], rows)
+    alike = values(GroupNorm(scale="none"), [answer.parts["agreement"] for answer in answered], rows)
+    first, second = (float(found[i] / alike[i]) for i in (0, 3))
+    trust = [answer.parts["trust"] for answer in answered]
+    assert second / first == pytest.approx(trust[3] / trust[0]) and trust[3] < 0.9 * trust[0]
+
+
 def test_pictures_have_no_tokens_to_compare():
-    batch = make_batch(torch.ones(2, 2), torch.tensor([1.0, -1.0]), {})
+    batch = make_batch(torch.ones(2, 2), torch.tensor([1.0, -1.0]), graded([1.0, 0.0], 2))
     with pytest.raises(ValueError, match="it is for text"):
         ConflictTokens()(batch, counts_of(batch))

@@ -29,14 +29,15 @@ def small(name: str) -> Algorithm:
         case Tree():
             steps["split_steps"] = (0, 1, 3)
         case Branching():
-            steps["at_steps"] = (0, 2)
+            steps |= {"at_steps": (0, 2), "branches": 4}
         case Window():
             steps |= {"size": 3, "dwell": 5, "high": 5}
         case Forward(times=times):
             steps["times"] = replace(times, count=4)
     own: Any = algorithm.schedule
     schedule = replace(own, **steps)
-    size, minibatches = getattr(schedule, "group_size", 12), min(4, algorithm.minibatches)
+    trunks = 2 if isinstance(schedule, Branching) else 1
+    size, minibatches = trunks * getattr(schedule, "group_size", 12), min(4, algorithm.minibatches)
     return replace(algorithm, objective=objective, schedule=schedule, group_size=size, minibatches=minibatches)
 
 

@@ -14,7 +14,7 @@ from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
 from mmrl.algorithms.planners.flow import SampleFrom
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
-from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
+from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, ORIGIN, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Counts, Prompt
 from mmrl.flow.layout import lay_out
 from mmrl.flow.schedules import Branching, Full, Tree
@@ -25,11 +25,12 @@ from tests.support.trainers import make_trainer
 
 
 def rows_of(schedule, counts, shared=True):
-    """Rollouts of groups with a schedule's mask and node ids."""
+    """Rollouts of groups with a schedule's mask, node ids and origins."""
     layout = lay_out(schedule.at(0), counts, [0] * len(counts))
     ids = [group for group, count in enumerate(counts) for _ in range(count)]
     plain = rollouts(layout.trained, ids)
-    return replace(plain, trace=Nothing(), node_ids=layout.node_ids if shared else None), layout
+    origins = {ORIGIN: layout.state_ids[:, :-1].float()}
+    return replace(plain, trace=Nothing(), node_ids=layout.node_ids if shared else None, recorded=origins), layout
 
 
 def test_tree_norm_without_sharing_is_group_norm():
@@ -79,6 +80,28 @@ def test_a_branchs_reward_credits_exactly_its_step():
     assert not changed.any()
     siblings = rewards[3:6, 0]
     torch.testing.assert_close(after[3:6, 1], (siblings - siblings.mean()) / (siblings.std(correction=0) + 1e-4))
+
+
+@pytest.mark.parametrize("at_steps", [(0,), (0, 2), (1, 2)])
+def test_temp_flow_compares_the_branches_of_one_trunk(at_steps):
+    schedule, part = Branching(4, 3, at_steps=at_steps), PRESETS["temp_flow_grpo"].advantage
+    size = schedule.group_size
+    rewards = torch.randn(2 * size, 1, dtype=torch.float64)
+    rewards[size:] += 5.0  # what the second trunk began from is worth more
+    together, _ = rows_of(schedule, [2 * size])
+    found = part(scores(rewards), together).values
+    apart = [part(scores(rewards[rows]), rows_of(schedule, [size])[0]).values for rows in (slice(size), slice(size, None))]
+    torch.testing.assert_close(found, torch.cat(apart))
+    by_prompt = TreeNorm(ddof=0, eps=1e-4)(scores(rewards), together).values
+    assert bool(((found[:size] > 0) & (by_prompt[:size] < 0)).any()), "the better ones of the worse trunk"
+
+
+def test_siblings_of_a_tree_are_the_children_of_one_node():
+    # leaves 1 3 | 5 7: by depth they are compared with all four, as siblings with one
+    rows, _ = rows_of(Tree(2, (0, 1), 2), [4])
+    part = TreeNorm(compared="siblings", ddof=0, eps=0.0)
+    values = part(scores(torch.tensor([[1.0], [3.0], [5.0], [7.0]])), rows).values
+    torch.testing.assert_close(values, torch.tensor([[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]]))
 
 
 def test_path_fusion_needs_the_log_probabilities():

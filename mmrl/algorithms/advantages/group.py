@@ -19,7 +19,7 @@ from mmrl.algorithms.advantages.statistics import (
     to_credit,
     totals_and_keep,
 )
-from mmrl.core.ranges import NonNegative, Positive, Range, check_ranges
+from mmrl.core.ranges import NonNegative, Number, Positive, Range, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
 
 
@@ -73,6 +73,25 @@ class GroupNorm:
         if self.scale == "none":
             return rewards - mean
         return (rewards - mean) / divisor(deviation if self.scale == "group" else over_all, self.eps, self.eps_mode)
+
+
+@dataclass(frozen=True)
+class RightOrWrong:
+    """A = 1[r > right_above] - share of such samples in the group, for terms that know right and wrong only (DisCO, DRPO, NFT).
+
+    Rewards of 0 and 1, or of -1 and 1, as the papers have them, are taken as they are meant; any other total is one of the two.
+    """
+
+    right_above: Number = 0.5
+    """A sample whose total reward is larger is right."""
+    min_group_size = 2
+
+    __post_init__ = check_ranges
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        right = (totals > self.right_above).to(totals)
+        return to_credit(by_group(rollouts, keep, right, lambda r: less_mean(r, "zero")), keep, rollouts, scores)
 
 
 @dataclass(frozen=True)
@@ -224,7 +243,8 @@ class MedianNorm:
 class TokenAverage:
     """A = (r - mean) / (deviation + eps) over all actions of the group, so that long answers count as often as they act (HAPO).
 
-    Code starriver030515/HAPO. Biased deviation. A group with an advantage of `most` or more takes rows in place of actions.
+    Code starriver030515/HAPO. The deviation of actions is the biased one. A group with an advantage of `most` or more takes rows
+    in place of actions, and the unbiased deviation.
     """
 
     eps: NonNegative = 1e-6
@@ -242,15 +262,7 @@ class TokenAverage:
 
     def _standardize(self, rows: Tensor) -> Tensor:
         rewards, counts = rows.unbind(1)
-        values = self.compare(rewards, counts)
+        values = standardize(rewards, ddof=0, eps=self.eps, weights=counts)
         if bool((values.abs() >= self.most).any()):
-            values = self.compare(rewards, torch.ones_like(counts))
+            values = standardize(rewards, ddof=1, eps=self.eps)
         return torch.stack([values, counts], dim=1)
-
-    def compare(self, rewards: Tensor, counts: Tensor) -> Tensor:
-        """The rewards of a group (g,), each counted so often, less their mean and over their deviation."""
-        if bool((rewards == rewards[0]).all()) or not bool(counts.any()):
-            return torch.zeros_like(rewards)
-        mean = (rewards * counts).sum() / counts.sum()
-        deviation = ((rewards - mean) ** 2 * counts).sum() / counts.sum()
-        return (rewards - mean) / (deviation.sqrt() + self.eps)

@@ -26,7 +26,7 @@ class Halves:
     by: Literal["length", "entropy"] = "length"
     """What tells the halves apart; entropy is the mean over the actions, under the weights that sampled."""
     cross: Share = 0.5
-    """The part of the comparison with the other half."""
+    """The part of the comparison with the other half; at 0.5, with favour = 1 and groups of even size, A is r - group mean."""
     favour: Annotated[float, Range(0, high=10)] = 1.0
     """Below 1 it makes long answers (or those of low entropy) worth less against the other half; 1 favours none."""
 

@@ -7,10 +7,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import EpsMode, by_group, is_rounding, moments, standardize, totals_and_keep
+from mmrl.algorithms.advantages.statistics import EpsMode, is_rounding, moments, standardize, totals_and_keep
 from mmrl.core.ranges import NonNegative, Positive, PositiveShare, Range, check_ranges
-from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.core.readings import ORIGIN, ROLLOUT_LOGPROBS
+from mmrl.core.types import Credit, Reading, Rollouts, Scores
+from mmrl.runtime.tensors import within
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,13 @@ class TreeNorm:
     """A = (node - mean of the depth) / deviation, a node being worth the mean of its leaves (BranchGRPO, arXiv:2509.06040).
 
     Nodes of one depth are compared within their group, and only those an action led to which trains: with TempFlow's branches
-    (arXiv:2508.04324) these are the siblings of one step, and without shared actions it is GroupNorm. The row that owns a
+    (arXiv:2508.04324) these are the branches of one step, and without shared actions it is GroupNorm. The row that owns a
     shared action must not be dropped: a leaf whose reward failed takes the edges it owns with it.
     """
 
+    compared: Literal["depth", "siblings"] = "depth"
+    """depth: with all nodes of the group's depth, of several trees or trunks. siblings: with the children of the same node, so
+    that what a better start earned is not taken for what a step earned (TempFlow's seed group)."""
     ddof: Annotated[int, Range(0, 1)] = 1
     eps: NonNegative = 1e-8
     eps_mode: EpsMode = "add"
@@ -43,6 +47,11 @@ class TreeNorm:
 
     __post_init__ = check_ranges
 
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        """Found among what `rollouts` recorded."""
+        return (ORIGIN,) if self.compared == "siblings" else ()
+
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         """Raises ValueError when `fusion` = path and the sampler's log-probabilities are not at hand."""
         totals, keep = totals_and_keep(scores)
@@ -53,7 +62,8 @@ class TreeNorm:
             at = nodes[:, t + 1]
             acting = keep & (sums_by_node((rollouts.action_mask[:, t] & keep).to(totals), at) > 0)
             weights = 1 / sums_by_node(acting.to(totals), at).clamp(min=1)
-            values[:, t] = by_group(rollouts, acting, torch.stack([worth[:, t + 1], weights], 1), self._standardize)[:, 0]
+            rows = torch.stack([worth[:, t + 1], weights], 1)[acting]
+            values[acting, t] = within(self._families(rollouts, t)[acting], rows, self._standardize)[:, 0]
         if self.clip is not None:
             values = values.clamp(-self.clip, self.clip)
         values = values.to(scores.values.dtype)
@@ -61,6 +71,12 @@ class TreeNorm:
             return Credit(values, keep)
         actions = self._trainable(totals, keep, nodes)
         return Credit(torch.where(actions, values, 0.0), keep, actions)
+
+    def _families(self, rollouts: Rollouts, t: int) -> Int[Tensor, " n"]:
+        """Equal where rows are compared after their action t."""
+        if self.compared == "depth":
+            return rollouts.group_ids
+        return first_of(torch.stack([rollouts.group_ids, rollouts.recorded[ORIGIN][:, t].long()], dim=1))
 
     def _worth(self, totals: Tensor, nodes: Tensor, keep: Tensor, rollouts: Rollouts) -> Float[Tensor, "n t1"]:
         if self.fusion == "mean":

@@ -164,9 +164,9 @@ class NegativeAwareText(Surrogate):
 
     NFT for text, arXiv:2505.18116 (another method than DiffusionNFT): what is wrong trains the model of right answers by its
     complement. w by `normalize`: none 1, linear 1 - q, deviation sqrt((1 - q) / q), under which the first update is GRPO's. The
-    floor is straight-through: values stop there, the gradient is taken at it. q is read from the advantage: Right and wrong
-    answers must have A = 1 - q and A = -q, which GroupNorm(scale="none") gives for rewards of 0 and 1. The paper divides by
-    1000 actions: take the aggregation FixedLength.
+    floor is straight-through: values stop there, the gradient is taken at it. q is read from the advantage: right and wrong
+    answers must have A = 1 - q and A = -q, which RightOrWrong gives. The paper divides by 1000 actions: take the aggregation
+    FixedLength.
     """
 
     normalize: Literal["none", "linear", "deviation"] = "deviation"

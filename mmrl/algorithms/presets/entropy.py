@@ -34,8 +34,8 @@ gtpo = replace(grpo, advantage=EntropyControl(), objective=((1.0, Reinforce()),)
 """Tokens that right and wrong answers share are never pushed down; answers of high entropy are left out.
 
 GTPO: Trajectory-Based Policy Optimization in Large Language Models, arXiv:2508.03772. No ratio, no KL: one update per step.
-Answers above 0.7 nats are left out in steps whose mean is below, in the paper for models that begin below ln 2. Nothing else is
-left out.
+The mean loss of an answer is divided by its number of shared tokens, as in the code. Answers above 0.7 nats are left out in steps
+whose mean is below, in the paper for models that begin below ln 2. Nothing else is left out.
 """
 
 hapo = replace(

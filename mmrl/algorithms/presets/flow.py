@@ -111,7 +111,7 @@ left after the window, where the code can stop above sigma 0. Nothing is left ou
 
 temp_flow_grpo = replace(
     flow_grpo,
-    advantage=TreeNorm(ddof=0, eps=1e-4, zero_below=0.0),
+    advantage=TreeNorm(compared="siblings", ddof=0, eps=1e-4, zero_below=0.0),
     importance=(NoiseLevel(),),
     schedule=Branching(num_steps=10, branches=6),
     group_size=4 * 54,
@@ -119,10 +119,10 @@ temp_flow_grpo = replace(
 """Branches of one noisy step off a deterministic trunk: each reward credits exactly its step; noisy steps weigh more.
 
 TempFlow-GRPO: When Timing Matters for GRPO in Flow Models, arXiv:2508.04324.
-A group is 4 trunks of 6 branches at each of 9 steps, compared over all trunks of the prompt, as the paper has it; the code
-compares the 6 branches of one trunk (group_size = 54). 2 updates per step; with one the clip never acts. A
-trunk costs 279 forwards; schedule.at_steps branches at fewer steps.
-Nothing is left out.
+A group is 4 trunks of 6 branches at each of 9 steps, each trunk from its own noise. Branches are compared with their siblings,
+the 6 of one trunk and step: the seed group of the third version (ICLR 2026) and of the code. With advantage.compared = "depth" it
+is the 24 of all trunks of a prompt. 2 updates per step; with one the clip never acts. A trunk costs 279 forwards;
+schedule.at_steps branches at fewer steps. Nothing is left out.
 """
 
 dance_grpo = replace(

@@ -57,13 +57,13 @@ Rewards in [0, 1]; with one prompt per step it is the plain difference to the me
 never acts. Not implemented: the same for every reward apart.
 """
 
-canon = replace(dr_grpo, advantage=Halves(by="length"))
-"""Samples compared with the longer or shorter half of their group as well as with their own half.
+canon = replace(dr_grpo, advantage=Halves(by="length", cross=1.0))
+"""Samples compared with the longer or shorter half of their group, not with their own half.
 
 Conditional Advantage Estimation for Reinforcement Learning in Large Reasoning Models (CANON), arXiv:2509.23962.
-By length; `algorithm.advantage.by = "entropy"` compares by mean entropy. With even groups, cross = 0.5 and favour = 1 it is
-dr_grpo: set `algorithm.advantage.cross` or `favour`. 8 updates per step as in dr_grpo; with one the clip never acts. Not
-implemented: the paper's schedules of cross.
+By length; `algorithm.advantage.by = "entropy"` compares by mean entropy. cross = 1 is ours: at the code's own cross = 0.5 and
+favour = 1 a group of even size gets dr_grpo's advantages. Below 1 `algorithm.advantage.favour` makes long answers worth less. 8
+updates per step as in dr_grpo; with one the clip never acts. Not implemented: the paper's schedules of cross.
 """
 
 stratified_grpo = replace(CLIPPED, advantage=Strata())

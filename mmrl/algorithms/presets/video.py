@@ -90,14 +90,15 @@ The first reward is the accuracy; the answer is what stands after the last <answ
 update, the paper's 0.995 at every tenth. One update per step as in grpo: the method is its bonus. Nothing is left out.
 """
 
-urpa = replace(grpo, needs_rewards=("pseudo_span",))
+urpa = replace(grpo, advantage=GroupNorm(scale="batch"), needs_rewards=("pseudo_span",))
 """GRPO without labels: the group's mean span is the truth, trusted the less the wider its spans spread.
 
 Uncertainty-quantified Rollout Policy Adaptation for Unlabelled Cross-domain Temporal Grounding, arXiv:2508.06317.
-The pseudo-label is the reward pseudo_span, without which a run is refused; the paper weighs it 0.5 beside 0.5 of format. One
-update per step, as in grpo. Its two phases are two configs: video/qwen25vl_7b_charades_source on labels, then
-video/qwen25vl_7b_activitynet_urpa from its weights on clips without any. Not implemented: the constant gamma and how the first
-phase relaxes its labels, which are not known to us.
+The pseudo-label is the reward pseudo_span, without which a run is refused; the paper weighs it 0.5 beside 0.5 of format. Its
+trust is one factor per group: advantages are divided by the deviation of the whole step, for that of the group would divide the
+trust out again. One update per step, as in grpo. Its two phases are two configs: video/qwen25vl_7b_charades_source on labels,
+then video/qwen25vl_7b_activitynet_urpa from its weights on clips without any. Not implemented: the constant gamma and how the
+first phase relaxes its labels, which are not known to us.
 """
 
 papo = replace(

@@ -8,27 +8,32 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.core.ranges import NonNegative, check_ranges
+from mmrl.core.readings import MEAN_REWARD, REWARD
 from mmrl.core.types import Batch, Counts, Reading, Scope
+
+ROUNDING = 1e-6
+"""A reward this near to its group's mean is neither right nor wrong."""
 
 
 @dataclass(frozen=True)
 class ConflictTokens:
-    """0 where A < 0 and `boost` where A > 0, at tokens that an answer shares with one of the other sign; 1 elsewhere (GTPO).
+    """w / max(1, number of shared tokens), w at those 0 in wrong answers and `boost` in right ones, 1 at the others (GTPO).
 
-    GTPO, arXiv:2508.03772. A token is shared if the same one stands at the same place of an answer of the other sign in the
-    group, counted without a gap from the beginning, and once more from the end; where both counts reach it, weights are
-    multiplied. Only the rows of the minibatch are compared. In the authors' code a mask that was not turned round miscounts
-    such tokens in its log.
+    GTPO, arXiv:2508.03772. An answer is right if its reward is above its group's mean and wrong below, whatever its advantage
+    is made of besides. A token is shared if the same one stands at the same place of an answer of the other kind in the group,
+    counted without a gap from the beginning, and once more from the end; where both counts reach it, weights are multiplied.
+    Only the rows of the minibatch are compared. In the authors' code a mask that was not turned round miscounts such tokens;
+    here they are counted as they are weighed.
     """
 
     boost: NonNegative = 2.0
-    """Weight of shared tokens in answers with A > 0."""
+    """Weight of shared tokens in right answers."""
 
     __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
-        return ()
+        return (REWARD, MEAN_REWARD)
 
     @property
     def scope(self) -> Scope:
@@ -38,7 +43,8 @@ class ConflictTokens:
         """Raises ValueError when samples have no tokens (pictures)."""
         weights = torch.ones_like(batch.advantages)
         mask, ids = batch.rollouts.action_mask, batch.rollouts.group_ids
-        sign = torch.where(mask, batch.advantages, 0.0).sum(1).sign()
+        lead = (batch.frozen[REWARD] - batch.frozen[MEAN_REWARD])[:, 0].nan_to_num()
+        sign = torch.where(lead.abs() > ROUNDING, lead.sign(), 0.0)
         tokens = [self._tokens(sample.token_ids, group.prompt.id) for group, sample in batch.rollouts.samples()]
         for i, own in enumerate(tokens):
             if sign[i] == 0:
@@ -48,6 +54,7 @@ class ConflictTokens:
             start, end = shared(own, others), shared(own[::-1], [other[::-1] for other in others])
             weights[i, :start] *= factor
             weights[i, max(0, len(own) - end) : len(own)] *= factor
+            weights[i] /= max(1, min(start + end, len(own)))
         return weights * mask
 
     def _tokens(self, token_ids: Sequence[int] | None, prompt: str) -> Sequence[int]:

@@ -13,8 +13,7 @@ class Branching:
     """Noisy one-step branches off a deterministic trunk, each finished without noise (TempFlow-GRPO, arXiv:2508.04324).
 
     Every sample differs from its siblings by one step's noise only, so its reward is exactly that step's. One trunk gives
-    branches * len(at_steps) samples; a group of several trunks compares the branches of a step over all of them (the paper's
-    groups of a prompt), a group of one trunk compares siblings only (its code).
+    branches * len(at_steps) samples, and all of them begin from its noise; a group may have several trunks.
     """
 
     num_steps: NumSteps = 10

@@ -13,7 +13,7 @@ from mmrl.runtime.tensors import to_device
 
 FROM_VELOCITY = frozenset({"velocity", "logprobs", "mean"})
 """Need the network."""
-QUANTITIES = FROM_VELOCITY | {"sampled_mean", "std", "dt", "sigma", "target_velocity"}
+QUANTITIES = FROM_VELOCITY | {"sampled_mean", "std", "dt", "sigma", "origin", "target_velocity"}
 OF_LATENTS = frozenset({"velocity", "mean", "sampled_mean", "target_velocity"})
 """Have the shape of latents."""
 OF_DENSITIES = frozenset({"logprobs", "mean", "sampled_mean", "std", "dt"})
@@ -38,9 +38,9 @@ def check_quantity(trace: FlowTrace, quantity: str) -> None:
 
 
 def of_the_schedule(trace: FlowTrace, quantity: str) -> Float[Tensor, "n t"]:
-    """std, dt or sigma of every action; 0 where a row has none."""
-    if quantity == "sigma":
-        return trace.sigma
+    """std, dt, sigma or origin of every action; 0 where a row has none."""
+    if quantity in ("sigma", "origin"):
+        return trace.sigma if quantity == "sigma" else trace.before.float()
     out = torch.zeros(trace.steps.shape)
     for i, sigma_plan in enumerate(trace.sigma_plans):
         values = sigma_plan.deviations if quantity == "std" else sigma_plan.sigmas[:-1] - sigma_plan.sigmas[1:]

@@ -9,7 +9,19 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.core.readings import DT, ENTROPY, LOGPROBS, MEAN, ROLLOUT_LOGPROBS, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
+from mmrl.core.readings import (
+    DT,
+    ENTROPY,
+    LOGPROBS,
+    MEAN,
+    ORIGIN,
+    ROLLOUT_LOGPROBS,
+    SAMPLED_MEAN,
+    SIGMA,
+    STD,
+    TARGET_VELOCITY,
+    VELOCITY,
+)
 from mmrl.core.types import Prompt, Reading, Request, Rollouts
 from mmrl.flow.dynamics import FlowSDE
 from mmrl.flow.layout import generator_of
@@ -351,6 +363,16 @@ def test_readings_that_mean_nothing_are_refused(tiny, plan, reading, message):
     rollouts = policy.rollout(requests(), plan)
     with pytest.raises(ValueError, match=message):
         policy.read(rollouts.trace, [reading], rollouts.action_mask)
+
+
+def test_branches_of_one_trunk_and_step_have_one_origin(tiny):
+    rollouts = make(tiny("sd3")).rollout(requests(count=8), PLANS["branches"])  # 2 trunks of 2 branches at steps 0 and 2
+    policy = make(tiny("sd3"))
+    trace = policy.join([rollouts.trace, rollouts.trace])
+    mask = rollouts.action_mask.repeat(2, 1)
+    origin = policy.read(trace, [ORIGIN], mask)[ORIGIN][mask]
+    siblings = torch.arange(len(origin)) // 2
+    assert ((origin[:, None] == origin) == (siblings[:, None] == siblings)).all()
 
 
 @pytest.mark.parametrize("name", PRESETS)
