@@ -5,7 +5,11 @@ It is run first in a sandbox that counts turns of loops, calls and characters, s
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template
+    from jinja2.runtime import Context
 
 MOST_TURNS = 200_000
 """In one chat: published templates take some ten for a message or a picture."""
@@ -29,7 +33,7 @@ def refuse_endless(template: object, place: str, chat: Chat = EXAMPLE, **variabl
     for source, messages in [(one, form) for one in sources for form in forms if isinstance(one, str)]:
         try:
             written = counting(source)
-            written.environment.spent = 0
+            vars(written.environment)["spent"] = 0
             written.render(messages=messages, add_generation_prompt=True, **variables)
         except EndlessTemplateError as error:
             raise ValueError(f"{place}: its chat template {error} for one chat: {REMEDY}") from None
@@ -43,7 +47,7 @@ def text_of(content: object) -> str:
 
 
 @lru_cache(maxsize=8)
-def counting(source: str) -> Any:
+def counting(source: str) -> "Template":
     """A template of jinja whose `environment.spent` counts what it does."""
     from jinja2 import nodes
 
@@ -56,7 +60,7 @@ def counting(source: str) -> Any:
     return environment.from_string(tree)
 
 
-def counting_sandbox() -> Any:
+def counting_sandbox() -> "Environment":
     """An environment of jinja that raises EndlessTemplateError once MOST_TURNS are spent."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -71,12 +75,12 @@ def counting_sandbox() -> Any:
             if self.spent > MOST_TURNS:
                 raise EndlessTemplateError(f"takes more than {MOST_TURNS:,} turns")
 
-        def counted(self, values: Iterable[object]) -> Iterator[object]:
+        def count(self, values: Iterable[object]) -> Iterator[object]:
             for value in values:
                 self.spend()
                 yield value
 
-        def counted_filter(self, function: Callable[..., object]) -> Callable[..., object]:
+        def count_calls_of(self, function: Callable[..., object]) -> Callable[..., object]:
             @wraps(function)
             def run(*given: object, **named: object) -> object:
                 self.spend(*given)
@@ -84,26 +88,28 @@ def counting_sandbox() -> Any:
 
             return run
 
-        def call(*parts: Any, **named: Any) -> Any:
+        def call(*parts: Any, **named: object) -> object:
             self, _, function, *given = parts
             self.spend(getattr(function, "__self__", None), *given)
             found = ImmutableSandboxedEnvironment.call(*parts, **named)
             self.spend(found)
             return found
 
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        def call_binop(self, context: "Context", operator: str, left: object, right: object) -> object:
             refuse_large(operator, left, right)
             return super().call_binop(context, operator, left, right)
 
     sandbox = Counting(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    sandbox.filters |= {name: sandbox.counted_filter(one) for name, one in sandbox.filters.items()}
-    sandbox.filters |= {"counted": sandbox.counted, "measured": sandbox.counted_filter(str)}
+    sandbox.filters |= {name: sandbox.count_calls_of(one) for name, one in sandbox.filters.items()}
+    sandbox.filters |= {"counted": sandbox.count, "measured": sandbox.count_calls_of(str)}
     return sandbox
 
 
-def refuse_large(operator: str, left: Any, right: Any) -> None:
+def refuse_large(operator: str, left: object, right: object) -> None:
     """Raise EndlessTemplateError for a product or a power that would be too long to hold."""
     times = [one for one in (left, right) if isinstance(one, int)]
     texts = [one for one in (left, right) if isinstance(one, HELD)]
-    if (texts and times and len(texts[0]) * times[0] > MOST_TURNS) or (operator == "**" and right > LARGEST_POWER):
+    if (texts and times and len(texts[0]) * times[0] > MOST_TURNS) or (
+        operator == "**" and isinstance(right, int | float) and right > LARGEST_POWER
+    ):
         raise EndlessTemplateError(f"makes a value of more than {MOST_TURNS:,} characters")

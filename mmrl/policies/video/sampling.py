@@ -94,7 +94,7 @@ def choose(timeline: Timeline, video: Video, plan: FramePlan) -> Choice:
     """
     start, stop = timeline.part(video.start, video.end)
     inside = timeline.inside(start, stop)
-    asked = frames_asked(video, plan)
+    asked = own_frames(video, plan)
     least = asked or -(-plan.min_frames // plan.multiple) * plan.multiple
     if len(inside) < least:
         wanted = "its `frames`" if video.frames is not None else "policy.video.min_frames"
@@ -112,7 +112,7 @@ def choose(timeline: Timeline, video: Video, plan: FramePlan) -> Choice:
     return Choice(tuple(inside[i] for i in picked.tolist()), float(step), start, stop - start)
 
 
-def frames_asked(video: Video, plan: FramePlan) -> int | None:
+def own_frames(video: Video, plan: FramePlan) -> int | None:
     """The number of frames that the video asks for; None where it names none."""
     if video.frames is None:
         return None
@@ -130,7 +130,7 @@ def frames_asked(video: Video, plan: FramePlan) -> int | None:
 
 
 def by_rate(available: int, seconds: float, video: Video, plan: FramePlan) -> int:
-    """As many frames as the rate asks for, of those that are there."""
+    """Number of frames at the rate that is asked for, within what the clip has and the plan takes."""
     fps = plan.fps if video.fps is None or not isinstance(video.source, str) else video.fps
     if fps <= 0:
         raise ValueError(f"its fps is {fps:g}, and must be more than 0")

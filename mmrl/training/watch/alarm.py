@@ -191,7 +191,7 @@ def loss_of_variety(risen: Change, where: str, what: str, figures: str) -> str:
 def drift_findings(
     risen: Change, first: Mapping[str, list[float]], last: Mapping[str, list[float]], factor: float
 ) -> Iterator[Finding]:
-    """What drifted, and that a watched reward would tell whether it is harmless."""
+    """Findings about measures that drifted, each with the advice to watch a reward that shows whether it is harmless."""
     for measure, what, before, after in drifts(first, last, factor):
         if measure == "rollout/length" and after < before and were_cut_off(first):
             continue

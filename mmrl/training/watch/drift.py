@@ -32,10 +32,10 @@ WAYS: tuple[tuple[str, str, Callable[[float, float], float]], ...] = (
 
 
 def drifts(first: Mapping[str, list[float]], last: Mapping[str, list[float]], factor: float) -> Iterator[Drift]:
-    """What in each of the last steps (the newer half) is `factor` times and 3 spreads from the median of the first.
+    """Measures that in each of the last steps (the newer half) are `factor` times and 3 spreads from the median of the first.
 
     The spread is 1.4826 times the median distance of the first values from their median, so that one odd step does not count.
-    Nothing of pictures, which have as many actions as denoising steps, whatever is on them.
+    Pictures have none: they have as many actions as denoising steps, whatever is on them.
     """
     if "train/form" not in first:
         return

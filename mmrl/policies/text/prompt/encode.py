@@ -123,6 +123,8 @@ class Encoder:
     videos: VideoInput
     ready: dict[int, Encoded] = field(default_factory=dict[int, Encoded], compare=False)
     """By the identity of a prompt: what was encoded before it was asked for, to be given once."""
+    tried: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]], compare=False)
+    """How many messages, and how long to a power of two, are chats of which the template is known to come to an end."""
 
     def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
         """Place -> what is wrong, of the prompts that cannot be encoded; the others are ready to be given."""
@@ -191,7 +193,10 @@ class Encoder:
     def write(self, chat: Sequence[Message]) -> str:
         """The chat as the model's template writes it, with the beginning of an answer; ValueError for one that cannot."""
         place = f"policy.model {self.config.model!r}"
-        refuse_endless(self.processor.chat_template, place, chat, **self.processor.tokenizer.special_tokens_map)
+        size = len(chat), len(str(chat)).bit_length()
+        if size not in self.tried:
+            refuse_endless(self.processor.chat_template, place, chat, **self.processor.tokenizer.special_tokens_map)
+            self.tried.add(size)
         try:
             return self.processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         except Exception as error:
