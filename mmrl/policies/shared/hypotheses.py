@@ -21,7 +21,7 @@ from mmrl.policies.shared.interventions import (
     Read,
     distance,
     dropout_layers,
-    fitted_reading,
+    fit_reading,
     in_precision,
     nearest_reading,
     without_dropout,
@@ -75,15 +75,15 @@ class Suspects:
             return (read or self.read)()
 
     def nearest(self, cause: str, change: str, reads: Sequence[Read]) -> Hypothesis:
-        """Of several readings, the one that suits each row best."""
+        """A hypothesis about the one of several readings that suits each row best."""
         return self(cause, change, lambda: nearest_reading(reads, self.noted, self.mask))
 
-    def fitted(
+    def fit(
         self, cause: str, change: str, read_at: Callable[[float], Tensor], at: Bool[Tensor, "n t"] | None = None
     ) -> Iterator[Hypothesis]:
         """The factor that suits the record best, or its actions `at`, if rows can be read with any; `change` holds {factor}."""
         try:
-            factor, values = fitted_reading(read_at, self.noted, self.mask if at is None else at)
+            factor, values = fit_reading(read_at, self.noted, self.mask if at is None else at)
         except (RuntimeError, ValueError):
             return
         yield self(cause, change.format(factor=f"{factor:.3g}"), lambda: values)
@@ -127,7 +127,7 @@ class Suspects:
             yield self(WEIGHTS, change, lambda on=on: self.under(switch_adapters(adapted, on)))
         if adapted:
             change = "with the adapter's output times {factor}"
-            yield from self.fitted(SCALE, change, lambda factor: self.under(scale_adapters(adapted, factor)))
+            yield from self.fit(SCALE, change, lambda factor: self.under(scale_adapters(adapted, factor)))
 
     def of_dropout(self, still: Callable[[], AbstractContextManager[object]]) -> Iterator[Hypothesis]:
         """Dropout, by a reading without it and by how far two readings are apart."""

@@ -103,7 +103,7 @@ def nearest_reading(readings: Sequence[Read], noted: Tensor, mask: Tensor) -> Te
     return values[gaps.argmin(0), torch.arange(len(noted))]
 
 
-def fitted_reading(read_at: Callable[[float], Tensor], noted: Tensor, mask: Tensor) -> tuple[float, Tensor]:
+def fit_reading(read_at: Callable[[float], Tensor], noted: Tensor, mask: Tensor) -> tuple[float, Tensor]:
     """The factor under which readings come nearest to what was noted, and that reading; 1 changes nothing.
 
     Gauss-Newton in the factor's logarithm, whose slopes are those between two readings; FITS readings, whatever they give.

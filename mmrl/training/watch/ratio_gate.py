@@ -239,7 +239,7 @@ class RatioGate:
         rows = gap.size.amax(1).argsort(descending=True, stable=True)[: min(HANDFUL, fewest)]
         diagnosis = Diagnosis(rollouts.take(rows), noted[rows], evaluated[rows], self.bounds or self._bounds(self.noise))
         exchange = Hypothesis(
-            EXCHANGED, "against the record of another row", KEEP_ROWS, lambda: exchanged(rows, noted, evaluated, gap)
+            EXCHANGED, "against the record of another row", KEEP_ROWS, lambda: read_exchanged(rows, noted, evaluated, gap)
         )
         tried: list[str] = []
         answer = ""
@@ -309,7 +309,7 @@ class Diagnosis:
         )
 
 
-def exchanged(rows: Int[Tensor, " m"], noted: Float[Tensor, "n t"], evaluated: Float[Tensor, "n t"], gap: Gap) -> Tensor:
+def read_exchanged(rows: Int[Tensor, " m"], noted: Float[Tensor, "n t"], evaluated: Float[Tensor, "n t"], gap: Gap) -> Tensor:
     """(m, t): what some rows would have to be read as, if what was noted of the row that fits each best were its own.
 
     NaN where that row has no action. Raises ValueError unless all fit far better than their own: of rows as alike as those of an
@@ -318,13 +318,13 @@ def exchanged(rows: Int[Tensor, " m"], noted: Float[Tensor, "n t"], evaluated: F
     values = evaluated[rows].clone()
     for place, row in enumerate(rows.tolist()):
         own = float(gap.size[row].sum())
-        if own * EXCHANGE_SHRINKS <= gap.worst:
+        if math.isfinite(own) and own * EXCHANGE_SHRINKS <= gap.worst:
             continue
         both = gap.compared[row] & gap.compared
         off = torch.where(both, (evaluated[row] - noted).abs().nan_to_num(math.inf, math.inf), 0.0).sum(1)
         off[2 * both.sum(1) < gap.compared[row].sum()] = math.inf
         best = int(off.argmin())
-        if float(off[best]) * EXCHANGE_SHRINKS > own:
+        if not math.isfinite(own) or float(off[best]) * EXCHANGE_SHRINKS > own:
             raise ValueError(f"row {row} fits no other one")
         values[place] = torch.where(both[best], noted[row] + evaluated[row] - noted[best], math.nan)
     return values

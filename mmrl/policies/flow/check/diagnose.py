@@ -130,18 +130,18 @@ def of_schedule(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
         times = times_by(trace, [rule(sigma_plan.sigmas).float() for sigma_plan in trace.sigma_plans])
         yield suspect(POSITIONS, f"with the {name} times of the schedule", partial(again, replace(trace, timesteps=times)))
 
-    def shifted(factor: float, one: SigmaPlan) -> SigmaPlan:
+    def shift(factor: float, one: SigmaPlan) -> SigmaPlan:
         return replace(one, sigmas=shift_by(factor, one.sigmas.double()).float())
 
     def louder(factor: float, one: SigmaPlan) -> SigmaPlan:
         return replace(one, plan=replace(one.plan, steps=tuple(noisier(step, factor) for step in one.plan.steps)))
 
-    change = "with sigmas shifted by {factor}"
+    change = "with sigmas shift by {factor}"
     # Networks hardly answer alike at times a little apart; where a row begins the time is the same whatever the shift.
     first = again.mask & (again.mask.cumsum(1) == 1)
-    yield from suspect.fitted(SCHEDULE, change, lambda factor: again.with_plans(partial(shifted, factor)), first)
+    yield from suspect.fit(SCHEDULE, change, lambda factor: again.with_plans(partial(shift, factor)), first)
     change = "with {factor} times the noise level"
-    yield from suspect.fitted(NOISE, change, lambda factor: again.with_plans(partial(louder, factor)))
+    yield from suspect.fit(NOISE, change, lambda factor: again.with_plans(partial(louder, factor)))
 
 
 def noisier(step: StepPlan, factor: float) -> StepPlan:

@@ -241,7 +241,7 @@ def of_reading(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
         hot = replace(trace, temperature=torch.full_like(trace.temperature, value))
         yield suspect(TEMPERATURE, f"at temperature {value:g}", partial(again, hot))
     change = "at {factor} times the temperature of the record"
-    yield from suspect.fitted(TEMPERATURE, change, lambda factor: again(replace(trace, temperature=factor * trace.temperature)))
+    yield from suspect.fit(TEMPERATURE, change, lambda factor: again(replace(trace, temperature=factor * trace.temperature)))
     proper = torch.zeros_like(net.banned)
     proper[sorted(policy.banned)] = True
     for change, banned in (
