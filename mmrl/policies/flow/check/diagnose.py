@@ -136,7 +136,7 @@ def of_schedule(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
     def louder(factor: float, one: SigmaPlan) -> SigmaPlan:
         return replace(one, plan=replace(one.plan, steps=tuple(noisier(step, factor) for step in one.plan.steps)))
 
-    change = "with sigmas shift by {factor}"
+    change = "with sigmas shifted by {factor}"
     # Networks hardly answer alike at times a little apart; where a row begins the time is the same whatever the shift.
     first = again.mask & (again.mask.cumsum(1) == 1)
     yield from suspect.fit(SCHEDULE, change, lambda factor: again.with_plans(partial(shift, factor)), first)
