@@ -6,11 +6,11 @@ A policy brings what differs: how it reads its rows, a few other ways to read th
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmrl.core.protocols import Hypothesis
 from mmrl.core.readings import ROLLOUT_LOGPROBS
@@ -18,6 +18,7 @@ from mmrl.core.types import Rollouts
 from mmrl.policies.shared.interventions import (
     PRECISIONS,
     RANDOM,
+    Half,
     Read,
     distance,
     dropout_layers,
@@ -47,16 +48,29 @@ REMEDIES = {
 SHIFTS = (1, -1, 2, -2)
 
 
+class Options(TypedDict, total=False):
+    """The further fields of a hypothesis."""
+
+    must_equal: Literal["rollout", "reading"]
+    shrinks: float
+    control: bool
+
+
 @dataclass(frozen=True)
 class Suspects:
     """Makes hypotheses about some rows of one policy."""
 
-    net: Any
+    net: nn.Module
     weights: Weights
     rollouts: Rollouts
     read: Read
     """As the policy reads the rows."""
     remedies: Mapping[str, str]
+
+    @property
+    def half(self) -> Half:
+        assert isinstance(self.net, Half)
+        return self.net
 
     @property
     def mask(self) -> Bool[Tensor, "n t"]:
@@ -66,7 +80,7 @@ class Suspects:
     def noted(self) -> Float[Tensor, "n t"]:
         return self.rollouts.recorded[ROLLOUT_LOGPROBS]
 
-    def __call__(self, cause: str, change: str, read: Read | None, **more: Any) -> Hypothesis:
+    def __call__(self, cause: str, change: str, read: Read | None, **more: Unpack[Options]) -> Hypothesis:
         return Hypothesis(cause, change, self.remedies[cause], read, **more)
 
     def under(self, change: AbstractContextManager[object], read: Read | None = None) -> Float[Tensor, "n t"]:
@@ -105,7 +119,7 @@ class Suspects:
             still: a block in which reading leaves training mode alone.
             others: reasons in the ways of reading that this policy has.
         """
-        net, own = self.net, "bfloat16" if self.net.half_precision else "float32"
+        net, own = self.net, "bfloat16" if self.half.half_precision else "float32"
         yield self(REPEAT, "with nothing changed", self.read, control=True)
         yield from self.of_dropout(still)
         yield self.rounding("float32", self.read)
@@ -156,7 +170,7 @@ class Suspects:
     def rounding(self, name: str, read: Read) -> Hypothesis:
         """Rounding to this dtype."""
         change = f"in {name} {'without autocast' if name == 'float32' else 'autocast'}"
-        return self(PRECISION, change, lambda: self.under(in_precision(self.net, name), read), shrinks=3.0)
+        return self(PRECISION, change, lambda: self.under(in_precision(self.half, name), read), shrinks=3.0)
 
 
 def move_columns(values: Tensor, known: Tensor, by: int) -> Tensor:

@@ -90,7 +90,7 @@ class Worker:
         return code
 
 
-def silence(process: Any, timeout: float) -> str:
+def silence(process: subprocess.Popen[bytes], timeout: float) -> str:
     """How a living process came to say nothing, and what to do about it."""
     what, stopped = f"said nothing for {timeout:g} s", None
     # macOS has no waitid before Python 3.13; an end that comes meanwhile is Popen's to see.
