@@ -14,7 +14,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts
 from mmrl.policies.shared.lora import adapter_layers
-from mmrl.training.watch.preflight import TrainingStoppedError
+from mmrl.training.stopping import TrainingStoppedError
 from tests.support.faults import trainer_of, unchanged
 
 Change = Callable[[Any, pytest.MonkeyPatch], object]

@@ -207,13 +207,13 @@ def test_rows_that_were_not_drawn_as_training_reads_them_need_no_record(policy_o
     for request in requests:
         rollouts = policy.rollout([request])
         assert bool(rollouts.recorded[ROLLOUT_LOGPROBS][0].isnan().any())
-        policy.diagnostics.audit(rollouts)
+        policy.audit(rollouts)
     begun = policy.rollout(requests[1:2])
     late = int(text_trace(begun.trace).noted_from[0])
     assert 0 < late < int(text_trace(begun.trace).lengths[0])
     begun.recorded[ROLLOUT_LOGPROBS][0, late] = math.nan
     with pytest.raises(ValueError, match=f"the noted log-probability of token {late} is nan"):
-        policy.diagnostics.audit(begun)
+        policy.audit(begun)
 
 
 def fewer_patches(rollouts: Rollouts) -> Rollouts:
