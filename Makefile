@@ -57,6 +57,7 @@ soak: $(STAMP)
 # Everything hostile that was thought of, against the real program; writes docs/attacks.md
 attack: $(STAMP)
 	$(BIN)/python -m tests.attacks --write docs/attacks.md
+	$(BIN)/python -m tests.support.counts
 
 # Small mistakes in the code of mmrl, each against the fast tests of its room; prints the table of docs/reliability.md
 mutation: $(STAMP)

@@ -318,4 +318,5 @@ def completions_of(written: Sequence[Written], unknown: bool, version: int) -> C
         lengths=torch.tensor([len(one.tokens) for one in written]),
         stopped=torch.tensor([one.stopped for one in written]),
         weights_version=version,
+        noted=not unknown,
     )

@@ -1,5 +1,6 @@
 """Controlled changes of a model for the time of one reading, to find out why it disagrees with the sampler."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
@@ -12,6 +13,8 @@ from mmrl.policies.shared.lora import casting_layers, switch_casts
 Read = Callable[[], Tensor]
 RANDOM = 0.05
 """Readings that are further apart than this are random, and not only rounded otherwise."""
+FITS, STARTS, LARGEST, FAR = 12, (0.0, math.log(2), -math.log(2)), 3.0, 1e6
+"""Of a factor that is fitted: readings, and in its logarithm the first ones and the end; the error of what cannot be read."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -98,3 +101,26 @@ def nearest_reading(readings: Sequence[Read], noted: Tensor, mask: Tensor) -> Te
     known = mask & noted.isfinite()
     gaps = torch.where(known, (values - noted).abs().nan_to_num(torch.inf, torch.inf), 0.0).amax(2)
     return values[gaps.argmin(0), torch.arange(len(noted))]
+
+
+def fit_reading(read_at: Callable[[float], Tensor], noted: Tensor, mask: Tensor) -> tuple[float, Tensor]:
+    """The factor under which readings come nearest to what was noted, and that reading; 1 changes nothing.
+
+    Gauss-Newton in the factor's logarithm, whose slopes are those between two readings; FITS readings, whatever they give.
+    """
+    known = mask & noted.isfinite()
+
+    def off(place: float) -> tuple[Tensor, Tensor]:
+        values = read_at(math.exp(place))
+        return values, (values - noted)[known].double().nan_to_num(FAR, FAR, -FAR)
+
+    (place, (values, error)), *others = sorted(((start, off(start)) for start in STARTS), key=lambda one: float(one[1][1].norm()))
+    there, (_, left) = others[0]
+    for _ in range(FITS - len(STARTS)):
+        slope = (left - error) / (there - place or 1.0)
+        wanted = -float(error @ slope) / max(float(slope @ slope), 1e-30)
+        there = min(max(place + math.copysign(min(max(abs(wanted), 1e-7), 1.0), wanted), -LARGEST), LARGEST)
+        moved, left = off(there)
+        if float(left.norm()) < float(error.norm()):
+            place, there, values, error, left = there, place, moved, left, error
+    return math.exp(place), values

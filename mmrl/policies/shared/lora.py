@@ -47,6 +47,8 @@ class AdaptedLayer(Protocol):
     """A layer to which peft added an adapter."""
 
     _disable_adapters: bool
+    scaling: dict[str, float]
+    """Adapter -> what its output is multiplied by."""
 
 
 @runtime_checkable
@@ -73,6 +75,19 @@ def switch_adapters(layers: Sequence[AdaptedLayer], on: bool) -> Iterator[None]:
     finally:
         for layer, disabled in zip(layers, kept, strict=True):
             layer._disable_adapters = disabled
+
+
+@contextmanager
+def scale_adapters(layers: Sequence[AdaptedLayer], factor: float) -> Iterator[None]:
+    """Let the adapters of these layers add `factor` times what they do, for the time of a block."""
+    kept = [layer.scaling for layer in layers]
+    for layer in layers:
+        layer.scaling = {name: factor * value for name, value in layer.scaling.items()}
+    try:
+        yield
+    finally:
+        for layer, scaling in zip(layers, kept, strict=True):
+            layer.scaling = scaling
 
 
 def casting_layers(modules: Iterable[object]) -> list[CastingLayer]:

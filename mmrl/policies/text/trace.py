@@ -46,6 +46,8 @@ class TextTrace:
     """Tokens of each completion, the stop token included."""
     temperature: Float[Tensor, " n"]
     """The number that logits are divided by; greedy rows are read at 1."""
+    noted_from: Int[Tensor, " n"]
+    """The first token of each completion that was drawn as training reads it, so that its log-probability is known."""
     family: Family
     media_token_ids: frozenset[int] = frozenset()
     """Tokens that no completion may hold."""
@@ -69,6 +71,7 @@ class TextTrace:
             tokens=self.tokens[rows],
             lengths=self.lengths[rows],
             temperature=self.temperature[rows],
+            noted_from=self.noted_from[rows],
             insets=insets if any(insets) else (),
         )
 
@@ -96,6 +99,7 @@ def trace_of_nothing(trace: TextTrace, prompt: Encoded, token: int) -> TextTrace
         tokens=torch.full((1, 1), token),
         lengths=torch.ones(1, dtype=torch.long),
         temperature=torch.ones(1),
+        noted_from=torch.ones(1, dtype=torch.long),
         insets=(),
     )
 
@@ -121,6 +125,7 @@ def join(traces: Sequence[TextTrace]) -> TextTrace:
         tokens=torch.cat([pad_actions(trace.tokens, longest) for trace in traces]),
         lengths=torch.cat([trace.lengths for trace in traces]),
         temperature=torch.cat([trace.temperature for trace in traces]),
+        noted_from=torch.cat([trace.noted_from for trace in traces]),
         insets=insets if any(insets) else (),
     )
 

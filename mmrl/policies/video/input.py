@@ -38,7 +38,7 @@ class VideoInput:
                 self._asked[video] = self.workers.ask(video, self.plan, self.settings.cache_mb > 0)
 
     def __call__(self, video: Video) -> Frames:
-        """Raises FileNotFoundError, ValueError for a wrong clip, RuntimeError for a worker that died or hung."""
+        """Raises FileNotFoundError, ValueError for a wrong clip, WorkerError where workers died or hung twice."""
         self.used = True
         own = without_changes(video)
         frames = self.cache.get(own, self.plan) if self.settings.cache_mb and exists(own) else None

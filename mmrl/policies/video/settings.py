@@ -29,7 +29,7 @@ class VideoSettings:
     workers: Annotated[int, Range(0, 256)] = 2
     """Number of processes that decode in the background; 0 = decode in the main process when needed."""
     timeout: Positive = 120.0
-    """Seconds a worker may take for one clip; then it is killed, and training stops with an error."""
+    """Seconds a worker may take for one clip; then it is killed, and after a second try the run stops with an error."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

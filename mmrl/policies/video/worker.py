@@ -6,6 +6,7 @@ process of its own program neither inherits locks, as a fork would (decord hangs
 
 import os
 import pickle
+import signal
 import sys
 from dataclasses import replace
 from typing import BinaryIO
@@ -35,6 +36,9 @@ def serve(asked: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGHUP):
+        # the terminal sends them to the whole run, which decides what becomes of its processes
+        signal.signal(number, signal.SIG_IGN)
     # Libraries that print would otherwise write into the answers.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

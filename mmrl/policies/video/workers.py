@@ -1,13 +1,16 @@
-"""Processes that decode clips beside the policy; a dead or silent one gives an error, never a wait without end."""
+"""Processes that decode clips beside the policy; a dead or silent one is replaced once per clip, never waited for without end."""
 
+import logging
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
 import weakref
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,10 +19,16 @@ import numpy as np
 from mmrl.core.samples import Video
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.sampling import FramePlan
+from mmrl.runtime.workers import WorkerError
 
+log = logging.getLogger("mmrl")
 Job = tuple[Video, FramePlan, bool]
 Jobs = queue.SimpleQueue[tuple["Future[Frames]", Job] | None]
 COMMAND = (sys.executable, "-m", "mmrl.policies.video.worker")
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""Signals that a process brings upon itself: the clip is to blame."""
+BAD_CLIP = "take the clip out of the data, or convert it to H.264"
+NO_WORKERS = "set policy.video.workers = 0 to decode in the run's own process"
 
 
 @dataclass
@@ -31,26 +40,34 @@ class Worker:
     process: Any = None
     """Its Popen, with pipes."""
 
+    is_over: bool = False
+    """True once it was stopped for good."""
+
     def __call__(self, job: Job) -> Frames:
-        """Raises what the process raised; RuntimeError when it died or said nothing in time."""
+        """Raises what the process raised; WorkerError when two in a row died or said nothing in time."""
+        try:
+            return self._ask(job)
+        except WorkerError as error:
+            if self.is_over:
+                raise
+            log.warning("%s; a new process decodes the clip", str(error).rpartition(": ")[0])
+        return self._ask(job)
+
+    def _ask(self, job: Job) -> Frames:
         if self.process is None or self.process.poll() is not None:
             paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
             env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
             self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
-        process, late = self.process, threading.Event()
-        alarm = threading.Timer(self.timeout, lambda: (late.set(), process.kill()))
+        process, late = self.process, list[str]()
+        alarm = threading.Timer(self.timeout, lambda: (late.append(silence(process, self.timeout)), process.kill()))
         alarm.daemon = True
         alarm.start()
         try:
             answer = converse(process, job)
         except (EOFError, OSError, pickle.UnpicklingError):
-            process.kill()
-            code = process.wait()
-            what = f"said nothing for {self.timeout:g} s and was stopped" if late.is_set() else f"died (exit {code})"
-            raise RuntimeError(
-                f"the process that decoded {job[0].source!r} {what}: take the clip out of the data, "
-                "convert it to H.264, or raise policy.video.timeout"
-            ) from None
+            code = self._end()
+            why = late[0] if late else death(code)
+            raise WorkerError(f"the process that decoded {job[0].source!r} {why}") from None
         finally:
             alarm.cancel()
         if isinstance(answer, Exception):
@@ -58,11 +75,45 @@ class Worker:
         return answer
 
     def stop(self) -> None:
+        self.is_over = True
         if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process.stdin.close()
-            self.process.stdout.close()
+            self._end()
+
+    def _end(self) -> int:
+        """The exit code of the process, which is killed if it lives."""
+        self.process.kill()
+        code = self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            # half a question may wait to be written to what is gone
+            with suppress(OSError):
+                pipe.close()
+        return code
+
+
+def silence(process: subprocess.Popen[bytes], timeout: float) -> str:
+    """How a living process came to say nothing, and what to do about it."""
+    what, stopped = f"said nothing for {timeout:g} s", None
+    # macOS has no waitid before Python 3.13; an end that comes meanwhile is Popen's to see.
+    with suppress(AttributeError, ChildProcessError):
+        stopped = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    if stopped is None:
+        return f"{what} and was killed: {BAD_CLIP}, or raise policy.video.timeout"
+    return (
+        f"was stopped by {name_of(stopped.si_status)}, {what} and was killed: find out what stops the run's processes, "
+        f"or {NO_WORKERS}"
+    )
+
+
+def death(code: int) -> str:
+    """How a process ended by itself or was killed, and what to do about it."""
+    if code >= 0:
+        return f"ended with exit code {code}: {BAD_CLIP}"
+    remedy = f"if memory ran out, lower policy.video.workers or policy.video.max_frames, or {NO_WORKERS}"
+    return f"was killed by {name_of(-code)}: {BAD_CLIP if -code in CRASHES else remedy}"
+
+
+def name_of(number: int) -> str:
+    return next((one.name for one in signal.Signals if one == number), f"signal {number}")
 
 
 def converse(process: Any, job: Job) -> Frames | Exception:

@@ -2,9 +2,10 @@
 
 import math
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
@@ -32,6 +33,9 @@ BOUND, MEAN_BOUND = 2e-5, 0.02
 """Of float32, any action and the mean: a tenth of a clip range of 0.2."""
 ENGINE_BOUNDS = (1e-4, 2e-2)
 """Largest |log ratio| in float32, and the least mean bound in coarser precision, where an engine samples."""
+EXCHANGED, KEEP_ROWS = "exchanged rows", "Every row must keep its own record: look for code that sorts, gathers or joins rows"
+EXCHANGE_SHRINKS = 100.0
+"""So much nearer must a row be to the record of another one than to its own."""
 ENGINE_LOOKS = 4
 """Steps at whose beginning an engine is compared: caches that were not emptied show after an update only."""
 
@@ -234,9 +238,12 @@ class RatioGate:
             return "This policy cannot look for the cause itself: compare precision, masks, positions and weights of both sides"
         rows = gap.size.amax(1).argsort(descending=True, stable=True)[: min(HANDFUL, fewest)]
         diagnosis = Diagnosis(rollouts.take(rows), noted[rows], evaluated[rows], self.bounds or self._bounds(self.noise))
+        exchange = Hypothesis(
+            EXCHANGED, "against the record of another row", KEEP_ROWS, lambda: read_exchanged(rows, noted, evaluated, gap)
+        )
         tried: list[str] = []
         answer = ""
-        for hypothesis in diagnostics.hypotheses(diagnosis.rollouts):
+        for hypothesis in chain([exchange], diagnostics.hypotheses(diagnosis.rollouts)):
             # One process may stop at the first cause; of several, all read equally often.
             said = diagnosis.ask(hypothesis) if not answer or self.ranks.world > 1 else None
             answer = answer or said or ""
@@ -300,6 +307,27 @@ class Diagnosis:
             f"Likely cause: {hypothesis.cause} (evaluated again {hypothesis.change}, the {len(values)} worst rows change by "
             f"{change.worst:.1e}, which must be nothing). {hypothesis.remedy}"
         )
+
+
+def read_exchanged(rows: Int[Tensor, " m"], noted: Float[Tensor, "n t"], evaluated: Float[Tensor, "n t"], gap: Gap) -> Tensor:
+    """(m, t): what some rows would have to be read as, if what was noted of the row that fits each best were its own.
+
+    NaN where that row has no action. Raises ValueError unless all fit far better than their own: of rows as alike as those of an
+    untrained model, some other one is always near.
+    """
+    values = evaluated[rows].clone()
+    for place, row in enumerate(rows.tolist()):
+        own = float(gap.size[row].sum())
+        if math.isfinite(own) and own * EXCHANGE_SHRINKS <= gap.worst:
+            continue
+        both = gap.compared[row] & gap.compared
+        off = torch.where(both, (evaluated[row] - noted).abs().nan_to_num(math.inf, math.inf), 0.0).sum(1)
+        off[2 * both.sum(1) < gap.compared[row].sum()] = math.inf
+        best = int(off.argmin())
+        if not math.isfinite(own) or float(off[best]) * EXCHANGE_SHRINKS > own:
+            raise ValueError(f"row {row} fits no other one")
+        values[place] = torch.where(both[best], noted[row] + evaluated[row] - noted[best], math.nan)
+    return values
 
 
 def worst_action(rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap) -> str:

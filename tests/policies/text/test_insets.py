@@ -81,7 +81,7 @@ def first_end(policy: TextPolicy, whole: Encoded) -> int:
 def trace_of(policy: TextPolicy, prompts: list[Encoded], rows: list[list[int]], **changes: Any) -> TextTrace:
     tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
     index, lengths = changes.pop("prompt_index", torch.arange(len(rows))), torch.tensor([len(row) for row in rows])
-    return TextTrace(tuple(prompts), index, tokens, lengths, torch.ones(len(rows)), policy.family, **changes)
+    return TextTrace(tuple(prompts), index, tokens, lengths, torch.ones(len(rows)), 0 * lengths, policy.family, **changes)
 
 
 def read(policy: TextPolicy, trace: TextTrace, said: list[list[int]]) -> list[torch.Tensor]:
@@ -152,6 +152,7 @@ def test_rows_keep_their_pictures_when_traces_are_joined():
             torch.zeros(2, 3).long(),
             torch.ones(2).long(),
             torch.ones(2),
+            torch.zeros(2).long(),
             Family(None),
             insets=insets,
         )

@@ -18,7 +18,9 @@ def encoded(name: str) -> Encoded:
 def trace(prompts: Sequence[Encoded], rows: Sequence[int], tokens: list[list[int]]) -> TextTrace:
     """Row i answers prompts[rows[i]] with tokens[i], all of full length."""
     lengths = torch.tensor([len(row) for row in tokens])
-    return TextTrace(tuple(prompts), torch.tensor(rows), torch.tensor(tokens), lengths, torch.ones(len(tokens)), FAMILY)
+    return TextTrace(
+        tuple(prompts), torch.tensor(rows), torch.tensor(tokens), lengths, torch.ones(len(tokens)), 0 * lengths, FAMILY
+    )
 
 
 def names(trace: TextTrace) -> list[str]:
@@ -45,6 +47,8 @@ def test_a_compact_trace_holds_the_prompts_that_are_answered_and_no_common_paddi
     a, b, c = map(encoded, "abc")
     whole = trace([a, b, c], [2, 0, 2, 1], [[1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 1, 1]])
     some = whole.take(torch.tensor([2, 1, 0]))
-    few = TextTrace(some.prompts, some.prompt_index, some.tokens, torch.tensor([2, 1, 2]), some.temperature, FAMILY).compact()
+    few = TextTrace(
+        some.prompts, some.prompt_index, some.tokens, torch.tensor([2, 1, 2]), some.temperature, some.noted_from, FAMILY
+    ).compact()
     assert names(few) == ["c", "a", "c"]
     assert len(few.prompts) == 2 and few.tokens.tolist() == [[7, 8], [4, 5], [1, 2]]

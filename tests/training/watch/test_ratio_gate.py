@@ -109,7 +109,7 @@ def test_the_first_change_that_brings_the_samplers_numbers_is_named():
 
 def test_what_was_tried_in_vain_is_listed():
     message = verdict(lambda rollouts: [guess(name, off(rollouts, by)) for name, by in (("a", 0.4), ("b", -0.5), ("a", 0.3))])
-    assert message.endswith("No single cause explains it; tried: a, b. Training on would be wrong")
+    assert message.endswith("No single cause explains it; tried: exchanged rows, a, b. Training on would be wrong")
 
 
 @pytest.mark.parametrize(("left", "named"), [(0.5 / 21, True), (0.5 / 19, False)])
@@ -154,7 +154,7 @@ def test_numbers_that_are_not_finite_stop_the_run(side, value):
         assert gate.check(rollouts, noted, evaluated) == 0, "nobody sampled it"
         return
     place = r"action 2 of prompt '0' \(sample 1\)"
-    with pytest.raises(TrainingStoppedError, match=place + r".*tried: finite\. Look for weights that diverged"):
+    with pytest.raises(TrainingStoppedError, match=place + r".*tried: exchanged rows, finite\. Look for weights that diverged"):
         gate.check(rollouts, noted, evaluated)
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,30 +12,31 @@ from torch import Tensor
 from mmrl.core.protocols import Hypothesis
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
-from mmrl.flow.sigmas import timesteps, truncated_timesteps
+from mmrl.flow.dynamics import CPS, DDIM, DanceSDE, FlowSDE
+from mmrl.flow.plan import StepPlan
+from mmrl.flow.sigmas import shift_by, timesteps, truncated_timesteps
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.families.sources import kind_of
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.prompt.encode import key_of
-from mmrl.policies.flow.trace import FlowTrace
-from mmrl.policies.shared.hypotheses import (
-    BATCH,
-    LIVE,
-    SHIFT,
-    WEIGHTS,
-    adapters,
-    dropout,
-    layers_that_drop,
-    move_columns,
-    precision,
-    repetition,
-)
-from mmrl.policies.shared.interventions import distance, holding, in_precision, nearest_reading, without_dropout
+from mmrl.policies.flow.trace import FlowTrace, SigmaPlan
+from mmrl.policies.shared import hypotheses as shared
+from mmrl.policies.shared.hypotheses import Suspects
+from mmrl.policies.shared.interventions import holding
 
 TRIES = 4
 """Other prompts whose embeddings are used instead of a row's own."""
 MOST_GUIDANCE = 100.0
 GUIDANCE, PROMPT, POSITIONS = "guidance differs between sampling and training", "wrong prompt embeddings", "wrong times"
+SCHEDULE, NOISE = "schedule shift", "noise level"
+REMEDIES = {
+    **shared.REMEDIES,
+    GUIDANCE: "Sample with the guidance that training uses: policy.guidance belongs to both",
+    PROMPT: "Embeddings must belong to the row's prompt: look for code that permutes, caches or indexes them",
+    POSITIONS: "The network must get the times of the schedule: look for code that rounds, scales or shifts timesteps",
+    SCHEDULE: "Both sides must step through the same sigmas: look for another spacing, shift or size of pictures",
+    NOISE: "The density must have the noise that was drawn: look for another level or noise_scale in the plan",
+}
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,16 @@ class FlowDiagnostics:
     policy: FlowHost
 
     def hypotheses(self, rollouts: Rollouts) -> Iterator[Hypothesis]:
-        trace = rollouts.trace
+        policy, trace = self.policy, rollouts.trace
         assert isinstance(trace, FlowTrace)
-        again = Again(self.policy, rollouts, trace)
-        yield from model_hypotheses(again)
-        yield from guidance_hypotheses(again)
-        yield from row_hypotheses(again)
+        again = Again(policy, rollouts, trace)
+        suspect = Suspects(policy.net, policy.weights, rollouts, again, REMEDIES)
+        single = replace(policy.config, forward_rows=1)
+        yield from suspect.of_model(lambda: suspect.under(holding(policy, "config", single)), "one latent at a time")
+        yield from of_guidance(suspect, again)
+        yield from of_rows(suspect, again)
+        yield from of_schedule(suspect, again)
+        yield from suspect.of_layers()
 
 
 @dataclass(frozen=True)
@@ -66,18 +70,14 @@ class Again:
     def mask(self) -> Bool[Tensor, "n t"]:
         return self.rollouts.action_mask
 
-    def __call__(self, trace: FlowTrace | None = None, mask: Tensor | None = None, model: str = "policy") -> Float[Tensor, "n t"]:
+    def __call__(self, trace: FlowTrace | None = None, mask: Tensor | None = None) -> Float[Tensor, "n t"]:
         """Log-probabilities as the policy reads them."""
-        return self.policy.logprobs(trace or self.trace, self.mask if mask is None else mask, model)
-
-    def under(self, change: AbstractContextManager[object]) -> Float[Tensor, "n t"]:
-        """Log-probabilities read while something is changed."""
-        with change:
-            return self()
+        return self.policy.logprobs(trace or self.trace, self.mask if mask is None else mask)
 
     def with_guidance(self, guidance: float) -> Float[Tensor, "n t"]:
         """Log-probabilities with another guidance."""
-        return self.under(holding(self.policy.net, "guidance", guidance))
+        with holding(self.policy.net, "guidance", guidance):
+            return self()
 
     def with_best_guidance(self) -> Float[Tensor, "n t"]:
         """Log-probabilities with the guidance that fits the record best: they are quadratic in it, as velocities are linear."""
@@ -92,62 +92,66 @@ class Again:
         usable = [round(g, 2) for g in found if 1 <= g <= MOST_GUIDANCE] or [1.0]
         return self.with_guidance(min(usable, key=lambda g: float((a * g * g + b * g + c).abs().max())))
 
-    def noise_between_readings(self, change: AbstractContextManager[object]) -> float:
-        """How far two readings are apart, over how far they are from what was noted."""
-        with change:
-            one, two = self(), self()
-        return distance(one, two, self.rollouts.recorded[ROLLOUT_LOGPROBS], self.mask)
-
-    def one_by_one(self) -> Float[Tensor, "n t"]:
-        """Log-probabilities read one latent at a time."""
-        change = holding(self.policy, "config", replace(self.policy.config, forward_rows=1))
-        return self.under(change)
+    def with_plans(self, change: Callable[[SigmaPlan], SigmaPlan]) -> Float[Tensor, "n t"]:
+        """Log-probabilities along other plans, with the times of their sigmas."""
+        plans = tuple(map(change, self.trace.sigma_plans))
+        return self(replace(self.trace, sigma_plans=plans, timesteps=times_by(self.trace, [plan.timesteps for plan in plans])))
 
 
-def model_hypotheses(again: Again) -> Iterator[Hypothesis]:
-    """Reasons within the model: repetition, dropout, precision, batches, weights."""
+def of_guidance(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
+    """Another guidance while sampling than while training."""
     policy, net = again.policy, again.policy.net
-    yield repetition(again)
-    yield from dropout(
-        lambda: again.under(without_dropout(net)),
-        lambda: (again.noise_between_readings(nullcontext()), again.noise_between_readings(without_dropout(net))),
-    )
-    for name in ("float32", "bfloat16", "float16"):
-        yield precision(name, lambda name=name: again.under(in_precision(net, name)))
-    remedy = "Remove what mixes rows (batch statistics), use float32, or set policy.equal_forwards = true"
-    for change, read in (("one latent at a time", again.one_by_one), ("all together", again)):
-        yield Hypothesis(BATCH, change, remedy, read, must_equal="reading")
-    for name in sorted(policy.weights.shadows):
-        yield Hypothesis(WEIGHTS, f"under the {name} weights", LIVE, partial(again, model=name))
-    yield from adapters(net, again.under)
+    planned = [sigma_plan.plan.guidance for sigma_plan in again.trace.sigma_plans if sigma_plan.plan.guidance is not None]
+    known = {1.0, policy.family.default_guidance, policy.config.guidance or math.nan, *planned}
+    for guidance in sorted(g for g in known if not math.isnan(g) and g != net.guidance):
+        yield suspect(GUIDANCE, f"with guidance {guidance:g}", partial(again.with_guidance, guidance))
+    if not policy.family.embeds_guidance:
+        yield suspect(GUIDANCE, "with the guidance that fits the record best", again.with_best_guidance)
 
 
-def row_hypotheses(again: Again) -> Iterator[Hypothesis]:
-    """Reasons in the rows: columns, prompts and times that were mixed up."""
+def of_rows(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
+    """Reasons in the rows: columns and prompts that were mixed up."""
     trace = again.trace
-    for by in (1, -1):
-        remedy = "Look for code that cuts, pads or rolls masks, steps or recorded log-probabilities"
-        yield Hypothesis(SHIFT, f"with columns moved by {by:+d}", remedy, partial(read_shifted, again, by))
-    remedy = "Embeddings must belong to the row's prompt: look for code that permutes, caches or indexes them"
-    yield Hypothesis(PROMPT, "with prompts encoded afresh", remedy, lambda: again(replace(trace, conditions=encode_again(again))))
-    offsets = [partial(again, replace(trace, prompt_index=of_other_prompts(trace, i))) for i in range(TRIES)]
-    change = "with the embeddings of other prompts of the step"
-    yield Hypothesis(
-        PROMPT, change, remedy, lambda: nearest_reading(offsets, again.rollouts.recorded[ROLLOUT_LOGPROBS], again.mask)
+    draws = [sigma_plan.deviations > 0 for sigma_plan in trace.sigma_plans]
+    known = torch.stack(
+        [draws[i][steps] & (steps >= 0) for i, steps in zip(trace.course_index.tolist(), trace.steps, strict=True)]
     )
-    remedy = "The network must get the times of the schedule: look for code that rounds, scales or shifts timesteps"
+    yield from suspect.of_columns(partial(again, mask=known), known)
+    change = "with prompts encoded afresh"
+    yield suspect(PROMPT, change, lambda: again(replace(trace, conditions=encode_again(again))))
+    others = [partial(again, replace(trace, prompt_index=of_other_prompts(trace, i))) for i in range(TRIES)]
+    yield suspect.nearest(PROMPT, "with the embeddings of other prompts of the step", others)
+
+
+def of_schedule(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
+    """Reasons in the schedule: times, sigmas and noise."""
+    trace = again.trace
     for name, rule in (("exact", timesteps), ("truncated", truncated_timesteps)):
-        timed = replace(trace, timesteps=times_by(trace, rule))
-        yield Hypothesis(POSITIONS, f"with the {name} times of the schedule", remedy, partial(again, timed))
-    yield from layers_that_drop(again.policy.net)
+        times = times_by(trace, [rule(sigma_plan.sigmas).float() for sigma_plan in trace.sigma_plans])
+        yield suspect(POSITIONS, f"with the {name} times of the schedule", partial(again, replace(trace, timesteps=times)))
+
+    def shift(factor: float, one: SigmaPlan) -> SigmaPlan:
+        return replace(one, sigmas=shift_by(factor, one.sigmas.double()).float())
+
+    def louder(factor: float, one: SigmaPlan) -> SigmaPlan:
+        return replace(one, plan=replace(one.plan, steps=tuple(noisier(step, factor) for step in one.plan.steps)))
+
+    change = "with sigmas shifted by {factor}"
+    # Networks hardly answer alike at times a little apart; where a row begins the time is the same whatever the shift.
+    first = again.mask & (again.mask.cumsum(1) == 1)
+    yield from suspect.fit(SCHEDULE, change, lambda factor: again.with_plans(partial(shift, factor)), first)
+    change = "with {factor} times the noise level"
+    yield from suspect.fit(NOISE, change, lambda factor: again.with_plans(partial(louder, factor)))
 
 
-def read_shifted(again: Again, by: int) -> Float[Tensor, "n t"]:
-    """Log-probabilities with every value `by` columns later; NaN where none came from."""
-    sigma_plans = [sigma_plan.deviations > 0 for sigma_plan in again.trace.sigma_plans]
-    pairs = zip(again.trace.course_index.tolist(), again.trace.steps, strict=True)
-    known = torch.stack([sigma_plans[i][steps] & (steps >= 0) for i, steps in pairs])
-    return move_columns(again(mask=known), known, by)
+def noisier(step: StepPlan, factor: float) -> StepPlan:
+    """The step with another level; as it is where its dynamics have none."""
+    own = step.dynamics
+    return (
+        replace(step, dynamics=replace(own, level=factor * own.level))
+        if isinstance(own, FlowSDE | DanceSDE | CPS | DDIM)
+        else step
+    )
 
 
 def of_other_prompts(trace: FlowTrace, by: int) -> Int[Tensor, " n"]:
@@ -171,22 +175,10 @@ def encode_again(again: Again) -> tuple[Condition, ...]:
     return tuple(conditions)
 
 
-def times_by(trace: FlowTrace, rule: Callable[[Tensor], Tensor]) -> Float[Tensor, "n t"]:
-    """The times that the network would be given if `rule` made them of the plans' sigmas."""
+def times_by(trace: FlowTrace, times: list[Float[Tensor, " t"]]) -> Float[Tensor, "n t"]:
+    """The times that the network would be given, had the steps of each plan these."""
     out = trace.timesteps.clone()
-    for i, sigma_plan in enumerate(trace.sigma_plans):
+    for i, own_times in enumerate(times):
         own = (trace.course_index == i)[:, None] & (trace.steps >= 0)
-        out[own] = rule(sigma_plan.sigmas).float()[trace.steps[own]]
+        out[own] = own_times[trace.steps[own]]
     return out
-
-
-def guidance_hypotheses(again: Again) -> Iterator[Hypothesis]:
-    """Another guidance while sampling than while training."""
-    policy, net = again.policy, again.policy.net
-    remedy = f"Training uses guidance {net.guidance:g}: sample with the same, policy.guidance belongs to both"
-    planned = [sigma_plan.plan.guidance for sigma_plan in again.trace.sigma_plans if sigma_plan.plan.guidance is not None]
-    known = {1.0, policy.family.default_guidance, policy.config.guidance or math.nan, *planned}
-    for guidance in sorted(g for g in known if not math.isnan(g) and g != net.guidance):
-        yield Hypothesis(GUIDANCE, f"with guidance {guidance:g}", remedy, partial(again.with_guidance, guidance))
-    if not policy.family.embeds_guidance:
-        yield Hypothesis(GUIDANCE, "with the guidance that fits the record best", remedy, again.with_best_guidance)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Segment, turn_ids
 from mmrl.core.types import Rollouts, Sample, Video
 from mmrl.policies.text.families.qwen_vl import QwenVL
@@ -30,6 +31,8 @@ ONE_DIGIT = 0.0501
 """Seconds that rounding to one digit takes or adds."""
 CLOSE = 1e-6
 Place = tuple[int, int, int]
+ROUNDED = 1e-3
+"""A log-probability that is larger was not rounded to more than 0, but is none."""
 
 
 def audit(trace: TextTrace) -> None:
@@ -91,6 +94,22 @@ def audit_rollouts(policy: TextHost, rollouts: Rollouts) -> None:
                 f"{but_for(sample.segments)}, where the completion's tokens stand: masks must not be shifted or padded at their "
                 "start"
             )
+        check_noted(place, rollouts, trace, row)
+
+
+def check_noted(place: str, rollouts: Rollouts, trace: TextTrace, row: int) -> None:
+    """Raise ValueError unless the sampler noted a log-probability of every token that it drew."""
+    noted = rollouts.recorded.get(ROLLOUT_LOGPROBS)
+    if noted is None:
+        return
+    drawn = rollouts.action_mask[row] & (torch.arange(noted.shape[1]) >= trace.noted_from[row])
+    wrong = (drawn & ~(noted[row].isfinite() & (noted[row] <= ROUNDED))).nonzero()[:, 0]
+    if len(wrong):
+        at = int(wrong[0])
+        raise ValueError(
+            f"{place}: the noted log-probability of token {at} is {float(noted[row, at]):g}, which is none, although it was "
+            "drawn: look for weights that are infinite or NaN, and for code that changes the record"
+        )
 
 
 def name_of(prompt: Encoded) -> str:

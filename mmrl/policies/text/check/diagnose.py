@@ -1,7 +1,6 @@
 """Why a text policy may evaluate other log-probabilities than it noted while sampling: one controlled reading per reason."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,21 +9,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.core.protocols import Hypothesis
-from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
-from mmrl.policies.shared.hypotheses import (
-    BATCH,
-    LIVE,
-    SHIFT,
-    WEIGHTS,
-    adapters,
-    dropout,
-    layers_that_drop,
-    move_columns,
-    precision,
-    repetition,
-)
-from mmrl.policies.shared.interventions import distance, holding, in_precision, nearest_reading, without_dropout
+from mmrl.policies.shared import hypotheses as shared
+from mmrl.policies.shared.hypotheses import BATCH, ROWS, SHIFT, Suspects
+from mmrl.policies.shared.interventions import holding
 from mmrl.policies.text.families.qwen_vl import QwenVL, mrope_positions
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
@@ -37,6 +25,16 @@ TRIES = 8
 """Other prompts whose media are shown instead of a row's own."""
 PIXELS, POSITIONS, PROMPT = "wrong pixel rows", "wrong positions", "prompt tokens"
 TEMPERATURE, BANNED, PREFIX, CACHE = "temperature", "forbidden tokens", "shared prefixes", "decoding from the cache"
+REMEDIES = {
+    **shared.REMEDIES,
+    PIXELS: "Media must belong to their prompt: look for code that concatenates, permutes or indexes pixel rows",
+    POSITIONS: "Positions must be those that the model's own rule gives: look for code that computes, scales or shifts them",
+    PROMPT: "Prompts must be encoded once, by policy.encode: look for code that changes their tokens afterwards",
+    TEMPERATURE: "Read at the temperature that sampled: the trace keeps it of every row",
+    BANNED: "Sampling must forbid the tokens that reading forbids: media tokens, padding and ids that cannot be written",
+    PREFIX: "Set policy.prefix = 'repeated', and tell the makers of mmrl which model reads a packed row otherwise",
+    CACHE: "The model's cache and its full forward differ: try another policy.attn_implementation",
+}
 
 
 @dataclass(frozen=True)
@@ -46,13 +44,20 @@ class TextDiagnostics:
     policy: TextHost
 
     def hypotheses(self, rollouts: Rollouts) -> Iterator[Hypothesis]:
-        trace = rollouts.trace
+        policy, trace = self.policy, rollouts.trace
         assert isinstance(trace, TextTrace)
-        again = Again(self.policy, rollouts, trace.compact(), trace.prompts)
-        yield from model_hypotheses(again)
-        yield from row_hypotheses(again)
-        yield from prompt_hypotheses(again)
-        yield from reading_hypotheses(again)
+        again = Again(policy, rollouts, trace.compact(), trace.prompts)
+        suspect = Suspects(policy.net, policy.weights, rollouts, again, REMEDIES)
+        yield from suspect.of_model(
+            again.one_by_one,
+            "one row at a time",
+            sampled=partial(again, single=True),
+            still=lambda: holding(policy, "config", replace(policy.config, gradient_checkpointing=False)),
+            others=of_forwards(suspect, again),
+        )
+        yield from of_rows(suspect, again)
+        yield from of_prompts(suspect, again)
+        yield from of_reading(suspect, again)
 
 
 @dataclass(frozen=True)
@@ -71,13 +76,7 @@ class Again:
         return self.rollouts.action_mask
 
     def __call__(
-        self,
-        trace: TextTrace | None = None,
-        mask: Tensor | None = None,
-        *,
-        packed: bool | None = None,
-        single: bool = False,
-        calm: bool = False,
+        self, trace: TextTrace | None = None, mask: Tensor | None = None, *, packed: bool | None = None, single: bool = False
     ) -> Float[Tensor, "n t"]:
         """Log-probabilities as the policy reads them.
 
@@ -85,7 +84,6 @@ class Again:
             trace: other rows than these, or these with something changed.
             packed: prompts are read once each; None: as the policy does.
             single: token after token is fed, as sampling does.
-            calm: in evaluation mode always.
         """
         net, config, grad = self.policy.net, self.policy.config, torch.is_grad_enabled()
         trace, mask = (trace or self.trace).compact(), self.mask if mask is None else mask
@@ -93,7 +91,7 @@ class Again:
         # Sharded weights need all processes to make the same number of forwards.
         least = self.policy.ranks.forwards(max(1, trace.tokens.shape[1])) if single else 1
         work = evaluation_of(net, trace, trace.prompts, mask, ("logprobs",), config.logit_chunk, least)
-        net.train(not calm and grad and config.gradient_checkpointing)
+        net.train(grad and config.gradient_checkpointing)
         try:
             values = self.policy.run(Replay(**vars(work)) if single else work)["logprobs"]
         finally:
@@ -101,31 +99,14 @@ class Again:
         width = self.mask.shape[1]
         return pad_actions(values.detach().cpu(), width)[:, :width]
 
-    def under(self, change: AbstractContextManager[object], *, single: bool = False, calm: bool = False) -> Float[Tensor, "n t"]:
-        """Log-probabilities read while something is changed."""
-        with change:
-            return self(single=single, calm=calm)
-
-    def under_prompts(self, change: Callable[[Encoded], Encoded]) -> Float[Tensor, "n t"]:
-        """Log-probabilities with other prompts in place of the rows' own."""
-        return self(replace(self.trace, prompts=tuple(map(change, self.trace.prompts))))
-
-    def nearest(self, changes: list[Callable[[Encoded], Encoded]]) -> Float[Tensor, "n t"]:
-        """Log-probabilities of every row with the change that suits it best."""
-        return nearest_reading(
-            [partial(self.under_prompts, change) for change in changes], self.rollouts.recorded[ROLLOUT_LOGPROBS], self.mask
-        )
+    def with_prompts(self, change: Callable[[Encoded], Encoded]) -> Callable[[], Float[Tensor, "n t"]]:
+        """Reads with other prompts in place of the rows' own."""
+        return lambda: self(replace(self.trace, prompts=tuple(map(change, self.trace.prompts))))
 
     def encode_again(self, prompt: Encoded) -> Encoded:
         """The prompt, encoded from its files again."""
         assert prompt.prompt is not None
         return self.policy.encode(prompt.prompt, prompt.seed)
-
-    def noise_between_readings(self, calm: bool = False) -> float:
-        """How far two readings with nothing changed are apart, over how far they are from what was noted."""
-        with without_dropout(self.policy.net) if calm else nullcontext():
-            one, two = self(calm=calm), self(calm=calm)
-        return distance(one, two, self.rollouts.recorded[ROLLOUT_LOGPROBS], self.mask)
 
     def one_by_one(self) -> Float[Tensor, "n t"]:
         """Log-probabilities read one row at a time."""
@@ -149,12 +130,29 @@ class Replay(Evaluation):
         return torch.cat(hidden, dim=1)
 
 
-def row_hypotheses(again: Again) -> Iterator[Hypothesis]:
-    """Reasons in the rows: tokens and columns that moved against each other."""
-    remedy = "Look for code that cuts, pads or rolls tokens, masks or recorded log-probabilities"
-    yield Hypothesis(SHIFT, "with the tokens that rewards saw and the mask of their length", remedy, partial(read_samples, again))
-    for by in (1, -1):
-        yield Hypothesis(SHIFT, f"with columns moved by {by:+d}", remedy, partial(read_shifted, again, by))
+def of_forwards(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
+    """Reasons in the kinds of forwards: token after token, packed, row by row. Nothing that mixes rows shows in a packed row."""
+    if again.policy.packs:
+        packed = again.policy.reads_packed(again.trace)
+        change = f"with prompts read {'once per row' if packed else 'once per prompt'}"
+        yield suspect(PREFIX, change, partial(again, packed=not packed))
+        change = "with every completion in a row of its own"
+        yield suspect(BATCH, change, partial(again, packed=False), must_equal="reading")
+    yield suspect(CACHE, "token after token from the cache", partial(again, single=True))
+
+
+def of_rows(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
+    """Reasons in the rows: tokens, columns and prompts that moved against each other."""
+    trace, samples = again.trace, list(again.rollouts.samples())
+    written = [tuple(row[:length].tolist()) for row, length in zip(trace.tokens, trace.lengths.tolist(), strict=True)]
+    known = {sample.token_ids for group in again.rollouts.groups for sample in group.samples}
+    tokens = ROWS if known.issuperset(written) else SHIFT
+    yield suspect(tokens, "with the tokens that rewards saw and the mask of their length", partial(read_samples, again))
+    proper = torch.arange(again.mask.shape[1]) < trace.lengths[:, None]
+    yield from suspect.of_columns(partial(again, mask=proper), proper)
+    prompts = [trace.prompts[i] for i in trace.prompt_index.tolist()]
+    if any(own.prompt_id != group.prompt.id for own, (group, _) in zip(prompts, samples, strict=True)):
+        yield suspect(ROWS, "with the prompts of the rows' groups", partial(read_own_prompts, again))
 
 
 def read_samples(again: Again) -> Float[Tensor, "n t"]:
@@ -167,76 +165,38 @@ def read_samples(again: Again) -> Float[Tensor, "n t"]:
     return values.masked_fill(~proper, torch.nan)
 
 
-def read_shifted(again: Again, by: int) -> Float[Tensor, "n t"]:
-    """Log-probabilities with every value `by` columns later; NaN where none came from."""
-    proper = torch.arange(again.mask.shape[1]) < again.trace.lengths[:, None]
-    return move_columns(again(mask=proper), proper, by)
+def read_own_prompts(again: Again) -> Float[Tensor, "n t"]:
+    """Log-probabilities behind the prompts that the rows' groups are about."""
+    owners = {group.prompt.id: group.prompt for group, _ in again.rollouts.samples()}
+    place = {name: i for i, name in enumerate(owners)}
+    index = torch.tensor([place[group.prompt.id] for group, _ in again.rollouts.samples()])
+    prompts = tuple(again.policy.encode(prompt, 0) for prompt in owners.values())
+    return again(replace(again.trace, prompts=prompts, prompt_index=index))
 
 
-def model_hypotheses(again: Again) -> Iterator[Hypothesis]:
-    """Reasons within the model: repetition, dropout, precision, batches, weights."""
-    net, policy = again.policy.net, again.policy
-    yield repetition(again)
-    yield from dropout(
-        lambda: again.under(without_dropout(net), calm=True),
-        lambda: (again.noise_between_readings(), again.noise_between_readings(calm=True)),
-    )
-    yield rounding(again, "float32")
-    packed = policy.reads_packed(again.trace)
-    if policy.packs:
-        yield Hypothesis(
-            PREFIX,
-            f"with prompts read {'once per row' if packed else 'once per prompt'}",
-            "Set policy.prefix = 'repeated', and tell the makers of mmrl which model reads a packed row otherwise",
-            partial(again, packed=not packed),
-        )
-    remedy = "Remove what mixes rows (batch statistics, padding that is attended to), or use float32"
-    if policy.packs:
-        # A packed row is alone in its batch, so nothing that mixes rows shows in it.
-        change = "with every completion in a row of its own"
-        yield Hypothesis(BATCH, change, remedy, partial(again, packed=False), must_equal="reading")
-    # Sampling in one's own precision is another question: whether decoding from the cache differs, see reading_hypotheses.
-    own = "bfloat16" if net.half_precision else "float32"
-    yield from (rounding(again, name) for name in ("bfloat16", "float16") if name != own)
-    for change, read in (("one row at a time", again.one_by_one), ("all together", again)):
-        yield Hypothesis(BATCH, change, remedy, read, must_equal="reading")
-    for name in sorted(policy.weights.shadows):
-        yield Hypothesis(
-            WEIGHTS, f"under the {name} weights", LIVE, lambda name=name: again.under(policy.weights.swapped_in(name))
-        )
-    yield from adapters(net, again.under)
-
-
-def rounding(again: Again, name: str) -> Hypothesis:
-    """Rounding to this dtype: in half of them token by token, as sampling does."""
-    return precision(name, lambda: again.under(in_precision(again.policy.net, name), single=name != "float32"))
-
-
-def prompt_hypotheses(again: Again) -> Iterator[Hypothesis]:
+def of_prompts(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
     """Reasons in the prompts: media, positions, tokens; sampling may have seen them wrong, or training sees them wrong."""
-    remedy = "Media must belong to their prompt: look for code that concatenates, permutes or indexes pixel rows"
-    yield Hypothesis(
-        PIXELS,
-        "with pictures and clips encoded afresh",
-        remedy,
-        lambda: again.under_prompts(lambda prompt: replace(prompt, media=again.encode_again(prompt).media)),
-    )
-    change = "with the media of other prompts of the step"
-    swaps = [partial(with_media_of, again.everyone, offset) for offset in range(TRIES)]
-    yield Hypothesis(PIXELS, change, remedy, lambda: again.nearest(swaps))
-    remedy = "Positions must be those that the model's own rule gives: look for code that computes, scales or shifts them"
-    yield Hypothesis(
-        POSITIONS,
-        "with positions computed afresh",
-        remedy,
-        lambda: again.under_prompts(lambda prompt: replace(prompt, positions=again.encode_again(prompt).positions)),
-    )
+
+    try:
+        fresh = {id(prompt): again.encode_again(prompt) for prompt in again.trace.prompts}
+    except (ValueError, OSError):
+        return
+
+    def afresh(name: str) -> Callable[[], Tensor]:
+        return again.with_prompts(lambda prompt: replace(prompt, **{name: getattr(fresh[id(prompt)], name)}))
+
+    if any(not torch.equal(prompt.token_ids, fresh[id(prompt)].token_ids) for prompt in again.trace.prompts):
+        # Media and positions of other tokens cannot be put into these prompts.
+        yield suspect(PROMPT, "with prompts encoded afresh", again.with_prompts(lambda prompt: fresh[id(prompt)]))
+        return
+    yield suspect(PIXELS, "with pictures and clips encoded afresh", afresh("media"))
+    swaps = [again.with_prompts(partial(with_media_of, again.everyone, offset)) for offset in range(TRIES)]
+    yield suspect.nearest(PIXELS, "with the media of other prompts of the step", swaps)
+    yield suspect(POSITIONS, "with positions computed afresh", afresh("positions"))
     rules: list[Callable[[Encoded], Encoded]] = [with_one_axis, partial(without_times, again.policy)]
     rules += [partial(with_time_scaled, again.policy, factor) for factor in (0.0, 0.5, 2.0)]
     change = "with positions on one axis, or with time scaled"
-    yield Hypothesis(POSITIONS, change, remedy, lambda: again.nearest(rules))
-    remedy = "Prompts must be encoded once, by policy.encode: look for code that changes their tokens afterwards"
-    yield Hypothesis(PROMPT, "with prompts encoded afresh", remedy, lambda: again.under_prompts(again.encode_again))
+    yield suspect.nearest(POSITIONS, change, list(map(again.with_prompts, rules)))
 
 
 def with_media_of(everyone: tuple[Encoded, ...], offset: int, prompt: Encoded) -> Encoded:
@@ -274,23 +234,19 @@ def with_time_scaled(policy: TextHost, factor: float, prompt: Encoded) -> Encode
     return replace(prompt, positions=positions)
 
 
-def reading_hypotheses(again: Again) -> Iterator[Hypothesis]:
+def of_reading(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
     """Reasons in the way of reading: how logits become probabilities, and whether rows follow a shared prompt or the cache."""
     policy, net, trace = again.policy, again.policy.net, again.trace
-    remedy = "Read at the temperature that sampled: the trace keeps it of every row"
     for value in sorted({1.0, policy.config.sampling.temperature or 1.0}):
         hot = replace(trace, temperature=torch.full_like(trace.temperature, value))
-        yield Hypothesis(TEMPERATURE, f"at temperature {value:g}", remedy, partial(again, hot))
-    yield Hypothesis(
-        BANNED,
-        "with no token forbidden",
-        "Sampling must forbid the tokens that reading forbids: media tokens, padding and ids that cannot be written",
-        lambda: again.under(holding(net, "banned", torch.zeros_like(net.banned))),
-    )
-    yield Hypothesis(
-        CACHE,
-        "token after token from the cache",
-        "The model's cache and its full forward differ: try another policy.attn_implementation",
-        lambda: again(single=True),
-    )
-    yield from layers_that_drop(net)
+        yield suspect(TEMPERATURE, f"at temperature {value:g}", partial(again, hot))
+    change = "at {factor} times the temperature of the record"
+    yield from suspect.fit(TEMPERATURE, change, lambda factor: again(replace(trace, temperature=factor * trace.temperature)))
+    proper = torch.zeros_like(net.banned)
+    proper[sorted(policy.banned)] = True
+    for change, banned in (
+        ("with no token forbidden", torch.zeros_like(proper)),
+        ("with the policy's own tokens forbidden", proper),
+    ):
+        yield suspect(BANNED, change, lambda banned=banned: suspect.under(holding(net, "banned", banned)))
+    yield from suspect.of_layers()

@@ -156,7 +156,7 @@ class Encoder:
         Raises:
             ValueError: unreadable media, markers or placeholders that do not fit them, or a prompt longer than max_prompt_tokens.
             FileNotFoundError: no such picture or clip.
-            RuntimeError: a decoding worker died or hung.
+            WorkerError: decoding workers died or hung twice at one clip.
         """
         opened = open_media(prompt, self.videos, [IMAGE])
         # Markers that do not fit are said before clips are decoded.

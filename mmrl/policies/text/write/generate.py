@@ -86,6 +86,8 @@ class Completions:
     """False where max_new_tokens cut the completion."""
     weights_version: int = 0
     """How many updates the weights had that wrote."""
+    noted: bool = True
+    """False: whoever wrote them does not know the log-probabilities, which are NaN."""
 
 
 LOOK_EVERY = 16

@@ -41,6 +41,8 @@ class Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """Of all tokens: NaN for given ones that train, 0 for others that were not sampled."""
+    noted_from: int = 0
+    """The first token of which a sampler noted the log-probability."""
     stopped: bool = True
 
     def write(self, completions: Completions, i: int, longest: int) -> None:
@@ -51,6 +53,7 @@ class Row:
         self.segments = segments_of([*((one.who, len(one)) for one in self.segments), ("policy", length)])
         self.tokens = [*self.begun, *completions.tokens[i, :length].tolist()]
         self.logprobs = [*given, *completions.logprobs[i, :length].tolist()]
+        self.noted_from = len(self.begun) if completions.noted else len(self.tokens)
         self.stopped = bool(completions.stopped[i]) and length == written
 
     @property
@@ -65,7 +68,7 @@ class Row:
     def restore(self, stored: StoredRow) -> None:
         """Take up a row of an earlier step, token by token."""
         self.tokens, self.logprobs, self.stopped = list(stored.tokens), list(stored.logprobs), not stored.truncated
-        self.segments = stored.segments
+        self.segments, self.noted_from = stored.segments, sum(map(math.isnan, stored.logprobs))
 
 
 @dataclass
@@ -277,6 +280,7 @@ def assemble(
         tokens=tokens,
         lengths=lengths,
         temperature=torch.full((len(kept),), temperature or 1.0),
+        noted_from=integer_tensor(row.noted_from if row.is_recorded else len(row.tokens) for row in kept),
         family=family,
         media_token_ids=media_token_ids,
     )

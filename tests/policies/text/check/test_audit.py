@@ -1,5 +1,6 @@
 """The audit of a vision-language model's rollouts: silent on prompts of any size, and precise about what is broken."""
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -10,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmrl.algorithms.presets import PRESETS
-from mmrl.core.types import Prompt, Request, Rollouts, Video
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Prefix, Prompt, Request, Rollouts, Shown, StoredRow, Tempering, Video
 from mmrl.policies.text.policy import Sampling, TextPolicy, VideoSettings
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.training.stopping import TrainingStoppedError
@@ -119,6 +121,17 @@ def late_mask(rollouts: Rollouts) -> Rollouts:
     return replace(rollouts, action_mask=mask)
 
 
+def noted_as(value: float) -> Any:
+    """The first token of the last row was drawn, and this is its log-probability."""
+
+    def change(policy: TextPolicy, rollouts: Rollouts) -> Rollouts:
+        noted = rollouts.recorded[ROLLOUT_LOGPROBS].clone()
+        noted[3, 0] = value
+        return replace(rollouts, recorded={ROLLOUT_LOGPROBS: noted})
+
+    return change
+
+
 def other_text(rollouts: Rollouts) -> Rollouts:
     group = rollouts.groups[1]
     samples = (group.samples[0], replace(group.samples[1], text="42"))
@@ -152,11 +165,55 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "token": (lambda policy, rows: other_token(rows), ROW + "the tokens that train are not those of the sample"),
     "mask": (lambda policy, rows: late_mask(rows), ROW + r"the action mask is True at \d places"),
     "text": (lambda policy, rows: other_text(rows), ROW + "its tokens read .*, but rewards saw '42'"),
+    **{
+        f"noted {value}": (noted_as(value), ROW + f"the noted log-probability of token 0 is {value:g}, which is none")
+        for value in (math.nan, math.inf, -math.inf, 0.5)
+    },
     "rows": (
         lambda policy, rows: with_trace(rows, prompt_index=1 - text_trace(rows.trace).prompt_index),
         r"sample 0 of group 0: the row answers prompt 'a', but its record shows the model another one",
     ),
 }
+
+
+def test_a_sampler_that_notes_nothing_of_what_it_drew_stops_the_run(tiny):
+    """It draws as usual, so neither the gate nor any reading would notice: both take NaN for "not sampled"."""
+    policy = make(tiny("qwen3_vl"), sampling=Sampling(max_new_tokens=4))
+    write = policy.generator.write
+
+    def forgetful(*asked: Any, **more: Any) -> Any:
+        drawn = write(*asked, **more)
+        return replace(drawn, logprobs=torch.full_like(drawn.logprobs, torch.nan))
+
+    object.__setattr__(policy.generator, "write", forgetful)
+    trainer = trainer_of(policy, ALGORITHM, [Prompt("a", "what?"), Prompt("b", "where?")])
+    with pytest.raises(TrainingStoppedError, match=r"step 1: prompt '\w', .*noted log-probability of token 0 is nan"):
+        trainer.step()
+
+
+def test_rows_that_were_not_drawn_as_training_reads_them_need_no_record(policy_of):
+    """Given texts, beginnings that train, other temperatures, other prompts, and rows of an earlier step."""
+    policy, prompt = policy_of("qwen3_vl"), Prompt("a", "what?")
+    plain = policy.rollout([Request(prompt, 2, 0)])
+    (first, _), noted = plain.groups[0].samples, plain.recorded[ROLLOUT_LOGPROBS][0, : len(plain.groups[0].samples[0].token_ids)]
+    stored = StoredRow(first.token_ids, (math.nan, *noted[1:].tolist()), segments=first.segments)
+    requests = [
+        Request(prompt, 1, 0, role="injected", written="7"),
+        Request(prompt, 1, 0, written=Prefix(first.token_ids, 0.5, forced="So:", trained=True)),
+        Request(prompt, 1, 0, tempering=Tempering(2.0)),
+        Request(prompt, 1, 0, shown=Shown(Prompt("a", "what, then?"))),
+        Request(prompt, 1, 0, written=stored, role="replayed"),
+    ]
+    for request in requests:
+        rollouts = policy.rollout([request])
+        assert bool(rollouts.recorded[ROLLOUT_LOGPROBS][0].isnan().any())
+        policy.audit(rollouts)
+    begun = policy.rollout(requests[1:2])
+    late = int(text_trace(begun.trace).noted_from[0])
+    assert 0 < late < int(text_trace(begun.trace).lengths[0])
+    begun.recorded[ROLLOUT_LOGPROBS][0, late] = math.nan
+    with pytest.raises(ValueError, match=f"the noted log-probability of token {late} is nan"):
+        policy.audit(begun)
 
 
 def fewer_patches(rollouts: Rollouts) -> Rollouts:
