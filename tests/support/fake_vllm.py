@@ -38,6 +38,8 @@ class Faults:
     banned: int = 0
     silent: list[str] = field(default_factory=list[str])
     """Caches whose resets answer, and clear nothing."""
+    break_reset: int = 0
+    """The number of the reset, of whichever cache, that is answered 500 and clears nothing."""
     lose: int = 0
     """Requests with several completions of which one is lost."""
     refuse: int = 0
@@ -174,6 +176,8 @@ def change(state: State, **values: object) -> Json:
 
 
 def reset(state: State, name: str, memory: dict[Any, Any]) -> Json:
+    if take(state.faults, "break_reset") and not state.faults.break_reset:
+        raise RuntimeError(f"no reset of the {name} cache")
     if name not in state.faults.silent:
         memory.clear()
     return {"success": True}
