@@ -37,7 +37,7 @@ def stale_sentence(steps: Sequence[float], values: Sequence[float]) -> str:
     few = ", ".join(f"{steps[place]:.0f}" for place in places[:5]) + (", ..." if len(places) > 5 else "")
     worst, first = max(values[place] for place in places), steps[places[0]]
     return (
-        f"at {len(places)} of {len(steps)} steps ({few}) the sampler's log-probabilities are up to {worst:.3g} nats per action off "
-        f"and usually {usual:.2g}: a server wrote with caches from before an update, or with other weights. What was trained from "
-        f"step {first:.0f} on learned from wrong ratios: resume from a checkpoint before it"
+        f"at {len(places)} of {len(steps)} steps ({few}) the sampler's log-probabilities are up to {worst:.3g} nats per action "
+        f"off, and usually {usual:.2g}: a server wrote with caches from before an update, or with other weights. What was "
+        f"trained from step {first:.0f} on learned from wrong ratios: resume from a checkpoint before it"
     )
