@@ -1,5 +1,6 @@
 """Keys and tokens: read from the environment, checked before anything is sent, and kept out of every message and file."""
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -45,6 +46,12 @@ def hide(text: str) -> str:
     for key in known():
         text = text.replace(key, HIDDEN)
     return text
+
+
+def hide_in_record(record: logging.LogRecord) -> bool:
+    """Hide the keys in what is logged; a filter of a logger, which lets all records pass."""
+    record.msg, record.args = hide(record.getMessage()), None
+    return True
 
 
 def hide_in_json(value: Json) -> Json:

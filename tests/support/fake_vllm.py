@@ -38,6 +38,8 @@ class Faults:
     banned: int = 0
     silent: list[str] = field(default_factory=list[str])
     """Caches whose resets answer, and clear nothing."""
+    repeat: dict[str, int] = field(default_factory=dict[str, int])
+    """Path -> the status with which calls are answered that say nothing but the Authorization header they came with."""
     break_reset: int = 0
     """The number of the reset, of whichever cache, that is answered 500 and clears nothing."""
     lose: int = 0
@@ -270,6 +272,8 @@ class Handler(BaseHTTPRequestHandler):
             self.state.calls.append(self.path)
         try:
             status, told = 200, answer(self.state, path, json.loads(body or b"{}"))
+            if path in self.state.faults.repeat:
+                status, told = self.state.faults.repeat[path], {"error": {"message": self.headers.get("Authorization")}}
         except RefusedError as error:
             status, told = error.status, {"error": {"message": str(error)}}
         except Exception as error:  # noqa: BLE001 - a server answers whatever went wrong
