@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from mmrl.engine.sync import TYPES, Update, checkpoint_weights, emptied
+from mmrl.engine.sync import TYPES, Update, checkpoint_weights, pause_and_empty
 from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
 from mmrl.engine.worker.weight_group import (
     BUNDLE,
@@ -72,7 +72,7 @@ class BroadcastSync:
         if problems := client.ask_workers("tensors_problem", facts):
             raise EngineRefusedError(f"{client.url} cannot take the weights ({problems[0]})")
         joined = self.join(client)
-        with emptied(client):
+        with pause_and_empty(client):
             if not self.holds(client, update):
                 client.post("/start_weight_update", seconds=self.timeout_s)
                 self.send(client, joined, weights, facts)

@@ -8,6 +8,7 @@ from typing import Any
 from mmrl.engine.venv import TRIED, VERSION
 from mmrl.engine.wire.client import EngineClient, EngineRefusedError
 from mmrl.runtime.fetch import words
+from mmrl.runtime.secrets import Json
 
 PROBE = "Where is the 7? <|im_start|> [0, 1]; l'été, 数え, 12.5 s\n"
 """A text that tokenizers of different models cut differently."""
@@ -73,7 +74,7 @@ def ask_facts(client: EngineClient) -> Facts:
         ) from None
 
 
-def read_facts(version: str, served: Any, config: Any, weights: str, tokens: Sequence[int]) -> Facts:
+def read_facts(version: str, served: Json, config: Json, weights: str, tokens: Sequence[int]) -> Facts:
     """The facts in a server's answers, which may be anything."""
     model = config["model_config"]
     lora, transfer = config.get("lora_config") or {}, config.get("weight_transfer_config") or {}

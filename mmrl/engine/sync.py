@@ -31,7 +31,7 @@ class Update:
 
 
 @contextmanager
-def emptied(client: EngineClient) -> Iterator[None]:
+def pause_and_empty(client: EngineClient) -> Iterator[None]:
     """A block in which a server begins no request, and has forgotten what it computed before.
 
     It is emptied before it is given weights, so that one with their name has nothing left of others. After a failure it stays
@@ -102,7 +102,7 @@ class AdapterSync(InFolder):
             host.adapter.save_pretrained(update.path, state_dict=weights)
 
     def push(self, client: EngineClient, update: Update) -> None:
-        with emptied(client):
+        with pause_and_empty(client):
             if not self.holds(client, update):
                 old = [name for name in client.served_names() if name.startswith(family_of(update.name))]
                 client.load_adapter(update.name, str(update.path))
@@ -138,7 +138,7 @@ class FileSync(InFolder):
         file = str(update.path / "model.safetensors")
         if problems := client.ask_workers("weights_problem", file):
             raise EngineRefusedError(f"{client.url} cannot take the weights in {file} ({problems[0]})")
-        with emptied(client):
+        with pause_and_empty(client):
             if not self.holds(client, update):
                 client.update({"path": file}, update.name)
 

@@ -35,7 +35,7 @@ def read_secret(variable: str) -> str | None:
     return key or None
 
 
-def known() -> list[str]:
+def all_keys() -> list[str]:
     """All keys that must not be shown, the longest first."""
     found = _read | {os.environ.get(variable, "").strip() for variable in FOREIGN}
     return sorted((key for key in found if len(key) >= SHORTEST), key=len, reverse=True)
@@ -43,7 +43,7 @@ def known() -> list[str]:
 
 def hide(text: str) -> str:
     """A text without any of the keys."""
-    for key in known():
+    for key in all_keys():
         text = text.replace(key, HIDDEN)
     return text
 

@@ -19,20 +19,22 @@ from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.tiny.text.vlms import build
 from tests.attacks.attack import Attack, BrokenError
-from tests.attacks.client import DEADLINE_S, Call, expect_error, keep_quiet, outcome_of, withstand
+from tests.attacks.client import DEADLINE_S, expect_error, keep_quiet, outcome_of, withstand
 from tests.support.fake_engines import engines
 from tests.support.rude_servers import RUDE, answers, echoes, rude
 from tests.support.text_policies import logprobs, mixed
 
 PROMPT = WirePrompt([1, 9, 2], expanded=[1, 9, 9, 2], name="p")
 LIMITS = Limits(frozenset({9}), vocabulary=20, most=4)
+PATIENT_S = 40.0
+"""The deadline of calls that are answered at once: on a busy machine they must be sent, too."""
 CLOSE = 1e-4
 """Largest |log ratio| that rounding makes."""
 
 
-def called(use: Callable[[EngineClient], object], url: str) -> object:
+def called(use: Callable[[EngineClient], object], url: str, seconds: float = DEADLINE_S) -> object:
     """One call of a server, with the key and a short deadline."""
-    client = EngineClient(url, DEADLINE_S, "ATTACK_KEY")
+    client = EngineClient(url, seconds, "ATTACK_KEY")
     try:
         return use(client)
     finally:
@@ -47,7 +49,7 @@ def completions(client: EngineClient) -> object:
     return read_answer(answer, PROMPT, 2, Expected(LIMITS, "run-3", 100), client.url)
 
 
-CALLS: dict[str, Call] = {
+CALLS: dict[str, Callable[..., object]] = {
     "completions": partial(called, completions),
     "the weights' name": partial(called, EngineClient.weight_version),
     "adapters": partial(called, EngineClient.served_names),
@@ -122,7 +124,7 @@ ENDS = ("escape sequences as an end",)
 
 def lie(said: bytes, is_end: bool, folder: Path) -> str:
     with rude(answers(200, said)) as server:
-        outcome = outcome_of(lambda: called(completions, server.url))
+        outcome = outcome_of(lambda: called(completions, server.url, PATIENT_S))
     if is_end:
         if type(outcome).__name__ != "AbortedError" or not str(outcome).isprintable():
             raise BrokenError(f"the outcome is {outcome!r}")
@@ -133,7 +135,7 @@ def lie(said: bytes, is_end: bool, folder: Path) -> str:
 def honest(folder: Path) -> str:
     """The answer whose variants are the lies is read."""
     with rude(answers(200, answer(choice(0, [3]), GOOD))) as server:
-        outcome = outcome_of(lambda: called(completions, server.url))
+        outcome = outcome_of(lambda: called(completions, server.url, PATIENT_S))
     if not isinstance(outcome, list):
         raise BrokenError(f"the outcome is {outcome!r}")
     return "read"
@@ -180,7 +182,11 @@ ATTACKS = [
         for name in ("headers that drip", "endless 102s", "silence", "an endless body", "control characters")
     ),
     *(
-        Attack("engine", f"{what}: the key comes back with {status}{' in escapes' * escape}", partial(keep_quiet, call, script))
+        Attack(
+            "engine",
+            f"{what}: the key comes back with {status}{' in escapes' * escape}",
+            partial(keep_quiet, partial(call, seconds=PATIENT_S), script),
+        )
         for what, call in ({**CALLS, "a pause": partial(called, pause)}).items()
         for status in (200, 302, 401, 500)
         for escape in (False, True)

@@ -17,7 +17,7 @@ from mmrl.runtime.fetch import (
     open_client,
     words,
 )
-from mmrl.runtime.secrets import hide, hide_in_json, read_secret
+from mmrl.runtime.secrets import Json, hide, hide_in_json, read_secret
 
 T = TypeVar("T")
 ASK_S = 60.0
@@ -63,7 +63,7 @@ class EngineClient:
     def token(self) -> str | None:
         return read_secret(self.token_env) if self.token_env else None
 
-    def call(self, method: str, path: str, body: object = None, seconds: float = ASK_S, most_bytes: int = 0) -> Any:
+    def call(self, method: str, path: str, body: object = None, seconds: float = ASK_S, most_bytes: int = 0) -> Json:
         """The answer as JSON, or as text where it is none; `most_bytes`: 0 is MOST_BYTES."""
         seconds = min(seconds, self.timeout_s)
         content = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -89,10 +89,10 @@ class EngineClient:
         except (ValueError, RecursionError):
             return hide(text)
 
-    def post(self, path: str, body: object = None, seconds: float = ASK_S) -> Any:
+    def post(self, path: str, body: object = None, seconds: float = ASK_S) -> Json:
         return self.call("POST", path, {} if body is None else body, seconds)
 
-    def get(self, path: str, seconds: float = ASK_S) -> Any:
+    def get(self, path: str, seconds: float = ASK_S) -> Json:
         return self.call("GET", path, None, seconds)
 
     def is_healthy(self) -> bool:
@@ -103,8 +103,8 @@ class EngineClient:
             return False
         return True
 
-    def look(self, path: str, read: Callable[[Any], T]) -> T:
-        """What is read from an answer.
+    def look(self, path: str, read: Callable[[Json], T]) -> T:
+        """Read something from an answer.
 
         Raises:
             EngineDownError: besides, when it is not there.
@@ -115,7 +115,7 @@ class EngineClient:
         except (AttributeError, LookupError, TypeError, ValueError):
             raise EngineDownError(f"{self.url}{path} answered {words(str(answer))!r}, as no vLLM would") from None
 
-    def generate(self, body: bytes, most_bytes: int = 0) -> Mapping[str, Any]:
+    def generate(self, body: bytes, most_bytes: int = 0) -> Mapping[str, Json]:
         """The server's answer to a request for completions."""
         answer = self.call("POST", GENERATE, body, self.timeout_s, most_bytes)
         if not isinstance(answer, Mapping):
@@ -124,11 +124,11 @@ class EngineClient:
 
     def weight_version(self) -> str:
         """The name that the server gives its weights."""
-        return self.look("/weight_info", lambda told: str(told["weight_version"]))
+        return self.look("/weight_info", lambda answer: str(answer["weight_version"]))
 
     def served_names(self) -> list[str]:
         """The models and adapters that the server answers for."""
-        return self.look("/v1/models", lambda told: [str(entry["id"]) for entry in told["data"]])
+        return self.look("/v1/models", lambda answer: [str(entry["id"]) for entry in answer["data"]])
 
     def reset_caches(self) -> None:
         """Let the server forget what it computed with earlier weights.
