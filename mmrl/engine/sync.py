@@ -104,13 +104,13 @@ class AdapterSync(InFolder):
     def push(self, client: EngineClient, update: Update) -> None:
         with pause_and_empty(client):
             if not self.holds(client, update):
-                old = [name for name in client.served_names() if name.startswith(family_of(update.name))]
+                old = [name for name in client.model_names() if name.startswith(family_of(update.name))]
                 client.load_adapter(update.name, str(update.path))
                 for name in old:
                     client.unload_adapter(name)
 
     def holds(self, client: EngineClient, update: Update) -> bool:
-        return update.name in client.served_names()
+        return update.name in client.model_names()
 
     def model(self, served: str, update: Update) -> str:
         return update.name

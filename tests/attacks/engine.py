@@ -52,7 +52,7 @@ def completions(client: EngineClient) -> object:
 CALLS: dict[str, Callable[..., object]] = {
     "completions": partial(called, completions),
     "the weights' name": partial(called, EngineClient.weight_version),
-    "adapters": partial(called, EngineClient.served_names),
+    "adapters": partial(called, EngineClient.model_names),
     "workers": partial(called, lambda client: client.ask_workers("tensors_problem", "[]")),
     "facts": partial(called, ask_facts),
 }

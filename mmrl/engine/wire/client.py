@@ -126,7 +126,7 @@ class EngineClient:
         """The name that the server gives its weights."""
         return self.look("/weight_info", lambda answer: str(answer["weight_version"]))
 
-    def served_names(self) -> list[str]:
+    def model_names(self) -> list[str]:
         """The models and adapters that the server answers for."""
         return self.look("/v1/models", lambda answer: [str(entry["id"]) for entry in answer["data"]])
 

@@ -133,7 +133,7 @@ def test_an_answer_is_completions_or_one_of_two_errors(path: tuple[Any, ...], va
 def test_a_server_that_answers_nonsense_about_itself_is_one_that_is_broken(said: str):
     with rude(answers(200, said.encode())) as server:
         client = EngineClient(server.url, 5.0)
-        for call in (client.weight_version, client.served_names, lambda: client.ask_workers("meet_trainer", "")):
+        for call in (client.weight_version, client.model_names, lambda: client.ask_workers("meet_trainer", "")):
             with pytest.raises(EngineDownError, match="as no vLLM would"):
                 call()
         client.close()
