@@ -23,6 +23,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from mmrl.runtime.blame import AskedToLeaveError, is_from_outside, place_of, text_of
+from mmrl.runtime.secrets import hide
 
 TRACEBACK = "MMRL_TRACEBACK"
 PATIENCE_S = 0.7
@@ -134,8 +135,8 @@ MOST_LINES = 100
 
 
 def printable(text: str) -> str:
-    """The text with control characters written out: `a\\x1b[2Jb`; line ends and tabs stay."""
-    return LINE_WITH.sub(written_out, text)
+    """The text without keys, and with control characters written out: `a\\x1b[2Jb`; line ends and tabs stay."""
+    return LINE_WITH.sub(written_out, hide(text))
 
 
 def brief(text: str, longest: int = LONGEST_LINE, most: int = MOST_LINES) -> str:
@@ -168,7 +169,7 @@ class Terminal(Console):
 
 
 class Screen:
-    """stdout or stderr as it was, but without control characters other than colours, and safe when the terminal is gone.
+    """stdout or stderr as it was, but without keys and control characters other than colours, and safe when the terminal is gone.
 
     A program that was hung up, or whose reader left, goes on without what it would have written to stderr.
     """
@@ -179,7 +180,7 @@ class Screen:
         self.pattern = TERMINAL_WITH if is_drawn_on else STREAM_WITH
 
     def write(self, text: str) -> int:
-        safe = self.pattern.sub(lambda found: (found.lastindex and found[1]) or written_out(found), text)
+        safe = self.pattern.sub(lambda found: (found.lastindex and found[1]) or written_out(found), hide(text))
         try:
             self.stream.write(safe)
         except OSError as error:

@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 
 from mmrl.runtime.disk import room_for
+from mmrl.runtime.secrets import hide
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    replace_bytes(file, text.encode())
+    """Write a file whole or not at all, without keys."""
+    replace_bytes(file, hide(text).encode())
 
 
 def replace_bytes(file: Path, data: bytes) -> None:

@@ -1,11 +1,11 @@
-"""A first question to every server, whose answer the policy knows: adapters are worth nothing on top of other weights."""
+"""A first question to a server whenever it was given weights; the policy knows the answer."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from mmrl.engine.fleet import Fleet
-from mmrl.engine.wire.answer import Expected, read_answer
-from mmrl.engine.wire.request import Ask, sampling_params
+from mmrl.engine.wire.answer import EngineMismatchError, Expected, Limits, read_answer
+from mmrl.engine.wire.client import EngineClient
+from mmrl.engine.wire.request import Ask, WirePrompt, sampling_params
 from mmrl.engine.wire_prompts import wire_prompt
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.settings import Sampling
@@ -17,35 +17,45 @@ FAR = {"float32": 0.01, "bfloat16": 0.5}
 rounding, and far below what other weights do."""
 
 
-def first_logprobs(host: TextHost, fleet: Fleet) -> list[float]:
-    """The log-probability that each server gives the most likely first token of an answer to a small grey picture.
+@dataclass(frozen=True)
+class Probe:
+    """The most likely first token of an answer to a small grey picture.
 
-    Raises:
-        EngineDownError, EngineMismatchError: a server does not answer, or reads the picture otherwise.
+    It is always the same question, so a server that kept anything of it from other weights shows it here.
     """
-    assert fleet.update is not None
-    prompt = wire_prompt(host, host.stand_in())
-    params = sampling_params(FIRST_TOKEN, host.banned, host.eos_token_ids)
-    found: list[float] = []
-    for member in fleet.members:
-        body = Ask(0, (0,), 0).body(prompt, fleet.sync.model(member.facts.served, fleet.update), params)
-        version = fleet.sync.version(member.facts.weight_version, fleet.update)
-        (written,) = read_answer(member.client.generate(body), prompt, 1, Expected(version, host.banned, 1), member.client.url)
-        found.append(written.logprobs[0])
-    return found
 
+    prompt: WirePrompt
+    params: Mapping[str, object]
+    limits: Limits
+    logprob: float
+    """The policy's own, with the weights of the step."""
 
-def compare_with_policy(host: TextHost, fleet: Fleet, ask: Callable[[Callable[[], list[float]]], list[float]]) -> None:
-    """Let the policy answer the same; every process calls it, and `ask` gives all of them the main one's answer.
+    @classmethod
+    def of(cls, host: TextHost) -> "Probe":
+        """Let the policy answer; every process calls it."""
+        asked = host.stand_in()
+        own = LocalGenerator(host).write([asked], [0], [(0, 0)], FIRST_TOKEN).logprobs[0, 0]
+        params = sampling_params(FIRST_TOKEN, host.banned, host.eos_token_ids)
+        return cls(wire_prompt(host, asked), params, limits_of(host, FIRST_TOKEN), float(own))
 
-    Raises:
-        ValueError: a server has other weights.
-    """
-    answers = ask(lambda: first_logprobs(host, fleet))
-    own = float(LocalGenerator(host).write([host.stand_in()], [0], [(0, 0)], replace(FIRST_TOKEN)).logprobs[0, 0])
-    for member, value in zip(fleet.members, answers, strict=True):
-        if abs(value - own) > FAR[member.facts.dtype]:
-            raise ValueError(
-                f"policy.engine: the server at {member.client.url} gives the first token of a test prompt the log-probability "
-                f"{value:.4f}, the policy {own:.4f}: it has other weights, so serve policy.model {host.config.model!r} as it is"
+    def ask(self, client: EngineClient, model: str, version: str, dtype: str) -> None:
+        """Let a server answer.
+
+        Raises:
+            AbortedError, EngineDownError: it does not.
+            EngineMismatchError: it reads the picture otherwise, or has other weights.
+        """
+        answer = client.generate(Ask(0, (0,), 0).body(self.prompt, model, self.params))
+        (written,) = read_answer(answer, self.prompt, 1, Expected(self.limits, version), client.url)
+        (found,) = written.logprobs
+        if abs(found - self.logprob) > FAR[dtype]:
+            raise EngineMismatchError(
+                f"the server at {client.url} gives the first token of a test prompt the log-probability {found:.4f}, the policy "
+                f"{self.logprob:.4f}: it has other weights, or remembers what it computed with others, so serve policy.model as "
+                "it is, and start the server anew"
             )
+
+
+def limits_of(host: TextHost, sampling: Sampling) -> Limits:
+    """The facts that every completion of this policy must agree with."""
+    return Limits(host.banned, len(host.net.banned), sampling.max_new_tokens)

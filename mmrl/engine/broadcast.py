@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from mmrl.engine.sync import TYPES, Update, checkpoint_weights
+from mmrl.engine.sync import TYPES, Update, checkpoint_weights, pause_and_empty
 from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
 from mmrl.engine.worker.weight_group import (
     BUNDLE,
@@ -72,13 +72,11 @@ class BroadcastSync:
         if problems := client.ask_workers("tensors_problem", facts):
             raise EngineRefusedError(f"{client.url} cannot take the weights ({problems[0]})")
         joined = self.join(client)
-        # not resumed after a failure: half of the weights may be new, and the next whole update mends that
-        client.pause()
-        client.post("/start_weight_update", seconds=self.timeout_s)
-        self.send(client, joined, weights, facts)
-        client.post("/finish_weight_update", {"weight_version": update.name}, self.timeout_s)
-        client.reset_caches()
-        client.resume()
+        with pause_and_empty(client):
+            if not self.holds(client, update):
+                client.post("/start_weight_update", seconds=self.timeout_s)
+                self.send(client, joined, weights, facts)
+                client.post("/finish_weight_update", {"weight_version": update.name}, self.timeout_s)
 
     def holds(self, client: EngineClient, update: Update) -> bool:
         return client.weight_version() == update.name

@@ -1,11 +1,14 @@
 """A server's account of itself, and why a policy may not be able to use it."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mmrl.engine.venv import TRIED, VERSION
 from mmrl.engine.wire.client import EngineClient, EngineRefusedError
+from mmrl.runtime.fetch import words
+from mmrl.runtime.secrets import Json
 
 PROBE = "Where is the 7? <|im_start|> [0, 1]; l'été, 数え, 12.5 s\n"
 """A text that tokenizers of different models cut differently."""
@@ -52,36 +55,45 @@ def ask_facts(client: EngineClient) -> Facts:
     """
     try:
         version, served = str(client.get("/version")["version"]), client.get("/v1/models")["data"][0]
-    except (EngineRefusedError, LookupError, TypeError):
+    except (AttributeError, EngineRefusedError, LookupError, TypeError):
         raise ValueError(f"policy.engine.url: at {client.url} is no vLLM server: check the address and its port") from None
     if not TRIED.fullmatch(version):
         raise ValueError(
-            f"policy.engine.url: {client.url} runs vLLM {version}, and mmrl was tried with {VERSION}: install that version there"
+            f"policy.engine.url: {client.url} runs vLLM {words(version)}, and mmrl was tried with {VERSION}: install "
+            "that version there"
         )
     try:
         config, name = client.get("/server_info?config_format=json", seconds=client.timeout_s)["vllm_config"], served["id"]
         weights = client.weight_version()
         tokens = client.post("/tokenize", {"model": name, "prompt": PROBE, "add_special_tokens": False})["tokens"]
-    except (EngineRefusedError, LookupError, TypeError) as error:
+        return read_facts(version, served, config, weights, tokens)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"policy.engine.url: {client.url} does not open what updates of its weights need ({error}): {SERVE}, with "
             "VLLM_SERVER_DEV_MODE=1 and --enable-scale-out"
         ) from None
+
+
+def read_facts(version: str, served: Json, config: Json, weights: str, tokens: Sequence[int]) -> Facts:
+    """The facts in a server's answers, which may be anything."""
     model = config["model_config"]
     lora, transfer = config.get("lora_config") or {}, config.get("weight_transfer_config") or {}
     clips = (dig(model, "multimodal_config", "media_io_kwargs") or {}).get("video", {})
+    fps = float(clips.get("fps", Facts.clip_fps))
+    if not 0 < fps < math.inf:
+        raise ValueError(f"it takes clips to have {fps:g} frames per second")
     return Facts(
         version=version,
-        served=str(name),
+        served=str(served["id"]),
         model=str(served.get("root") or model["model"]),
         dtype=str(model["dtype"]).removeprefix("torch."),
         max_length=int(model.get("max_model_len") or 0),
         max_lora_rank=int(lora.get("max_lora_rank") or 0),
         transfer=str(transfer.get("backend") or ""),
         weight_version=weights,
-        clip_fps=float(clips.get("fps", Facts.clip_fps)),
+        clip_fps=fps,
         clip_frames=int(clips.get("num_frames", Facts.clip_frames)),
-        tokens=tuple(tokens),
+        tokens=tuple(map(int, tokens)),
         settings=tuple(odd_settings(model)),
     )
 

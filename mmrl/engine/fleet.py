@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from mmrl.core.samples import EngineUnavailableError
+from mmrl.engine.agreement import Probe
 from mmrl.engine.facts import FIRST, Facts
 from mmrl.engine.server import EngineServer
 from mmrl.engine.sync import Sync, Update
-from mmrl.engine.wire.answer import AbortedError, EngineMismatchError, Expected, Written, read_answer
+from mmrl.engine.wire.answer import AbortedError, EngineMismatchError, Expected, Limits, Written, read_answer
 from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
 from mmrl.engine.wire.request import Ask, WirePrompt
 from mmrl.policies.text.engine_settings import EngineConfig
@@ -48,15 +49,17 @@ class Fleet:
     """Held by the thread that looks whether a server is back."""
     update: Update | None = None
     """The weights of the step."""
+    probe: Probe | None = None
+    """The question whose answer the policy knows with these."""
 
-    def push(self, update: Update) -> None:
-        """Give all servers new weights.
+    def push(self) -> None:
+        """Give all servers the weights of the step.
 
         Raises:
             EngineUnavailableError: no server took them.
+            EngineMismatchError: a server answers as if it had others.
             ValueError: a server says that it cannot read them.
         """
-        self.update = update
         with ThreadPoolExecutor(len(self.members)) as pool:
             for member, trouble in zip(self.members, pool.map(self._push_to, self.members), strict=True):
                 member.alive, member.trouble = not trouble, trouble
@@ -69,7 +72,7 @@ class Fleet:
                 raise EngineDownError(trouble)
 
     def _push_to(self, member: Member) -> str:
-        """Give one server the weights of the step, and say why it did not take them."""
+        """Give one server the weights of the step, compare its first answer, and say why it cannot be used."""
         with member.pushing:
             assert self.update is not None
             try:
@@ -79,10 +82,23 @@ class Fleet:
                 return str(error)
             except EngineRefusedError as error:
                 raise EngineRefusedError(f"{error}. {self.sync.advice(self.update)}") from None
-        return "" if held else f"{member.client.url} does not have the weights that it was given"
+            return self._compare(member) if held else f"{member.client.url} does not have the weights that it was given"
+
+    def _compare(self, member: Member) -> str:
+        """Compare a server's first answer with the policy's, and say why there is none."""
+        assert self.probe is not None
+        try:
+            self.probe.ask(member.client, self._model(member), self._version(member), member.facts.dtype)
+        except (EngineDownError, AbortedError) as error:
+            return str(error)
+        except (EngineRefusedError, EngineMismatchError) as error:
+            if not self._was_started_again(member):
+                raise
+            return str(error)
+        return ""
 
     def write(
-        self, asks: Sequence[Ask], prompts: Sequence[WirePrompt], params: dict[str, object], expected: "Limits"
+        self, asks: Sequence[Ask], prompts: Sequence[WirePrompt], params: dict[str, object], limits: Limits
     ) -> list[list[Written]]:
         """The completions of all requests, in their order.
 
@@ -93,23 +109,23 @@ class Fleet:
         if not asks:
             return []
         with ThreadPoolExecutor(min(len(asks), THREADS * len(self.members))) as pool:
-            jobs = [pool.submit(self._ask, i, ask, prompts[ask.prompt], params, expected) for i, ask in enumerate(asks)]
+            jobs = [pool.submit(self._ask, i, ask, prompts[ask.prompt], params, limits) for i, ask in enumerate(asks)]
             try:
                 return [job.result() for job in jobs]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _ask(self, place: int, ask: Ask, prompt: WirePrompt, params: dict[str, object], limits: "Limits") -> list[Written]:
+    def _ask(self, place: int, ask: Ask, prompt: WirePrompt, params: dict[str, object], limits: Limits) -> list[Written]:
         """One request, sent until it is answered; the same seeds give the same completions, wherever and whenever."""
         assert self.update is not None
         aborted = failed = 0
         while True:
             member = self._pick(place)
-            model = self.sync.model(member.facts.served, self.update)
-            expected = Expected(self.sync.version(member.facts.weight_version, self.update), limits.banned, limits.most)
+            expected = Expected(limits, self._version(member), member.facts.max_length)
             try:
-                answer = member.client.generate(ask.body(prompt, model, params))
+                body = ask.body(prompt, self._model(member), params)
+                answer = member.client.generate(body, ask.most_bytes(prompt, limits.most))
                 return read_answer(answer, prompt, len(ask.rows), expected, member.client.url)
             except AbortedError as error:
                 aborted += 1
@@ -124,6 +140,16 @@ class Fleet:
                 if not self._was_started_again(member):
                     raise
                 self._lose(member, str(error))
+
+    def _model(self, member: Member) -> str:
+        """The model that requests ask a server for."""
+        assert self.update is not None
+        return self.sync.model(member.facts.served, self.update)
+
+    def _version(self, member: Member) -> str:
+        """The version of weights that a server's answers name."""
+        assert self.update is not None
+        return self.sync.version(member.facts.weight_version, self.update)
 
     def _has_weights(self, member: Member) -> bool:
         assert self.update is not None
@@ -175,19 +201,14 @@ class Fleet:
         return alive
 
     def _revive(self, member: Member, own: EngineServer | None) -> bool:
-        """Is the server well again, with the weights of the step? The main process gives it them where they are missing."""
+        """Is the server well again, with the weights of the step and nothing left of others?
+
+        The main process empties its caches and gives it the weights; others wait until it names them.
+        """
         if (own is not None and not own.is_ready) or not member.client.is_healthy():
             return False
-        if self._has_weights(member) or self.rank > 0:
+        if self.rank > 0:
             return self._has_weights(member)
         log.warning("%s is back: it is given the weights of this step", member.client.url)
-        return not self._push_to(member)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The facts that every answer must agree with, whoever gives it."""
-
-    banned: frozenset[int]
-    most: int
-    """Tokens of a completion."""
+        member.trouble = self._push_to(member)
+        return not member.trouble

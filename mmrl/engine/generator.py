@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from mmrl.core.samples import EngineUnavailableError
-from mmrl.engine.agreement import compare_with_policy
+from mmrl.engine.agreement import Probe, limits_of
 from mmrl.engine.broadcast import BroadcastSync
 from mmrl.engine.command import engine_dtype, resolve_sync, serve_command
 from mmrl.engine.facts import PROBE, Wanted, ask_facts, refuse_other
-from mmrl.engine.fleet import Fleet, Limits, Member
+from mmrl.engine.fleet import Fleet, Member
 from mmrl.engine.server import EngineServer
 from mmrl.engine.sync import AdapterSync, FileSync, Sync, Update, drop_old
 from mmrl.engine.wire.answer import EngineMismatchError, Written
@@ -74,23 +74,21 @@ class VllmGenerator:
 
         Raises:
             ValueError: a server cannot serve this policy, or cannot read the weights.
+            EngineMismatchError: a server answers as if it had others.
             EngineUnavailableError: no server answers.
         """
-        is_new = self.fleet is None
         if self.fleet is None:
             self.fleet = self._open()
         self.wake()
         update = Update(f"{self.run}-{version}", self.folder / f"{self.run}-{version}")
         self.sync.save(self.host, update)
-        self._on_main(partial(self.fleet.push, update))
-        self.fleet.update = update
+        self.fleet.update, self.fleet.probe = update, Probe.of(self.host)
+        self._on_main(self.fleet.push)
         if self.host.ranks.is_main:
             drop_old(self.folder, f"{self.run}-")
         took = self.host.ranks.gather([member.alive for member in self.fleet.members])[0]
         for member, is_alive in zip(self.fleet.members, took, strict=True):
             member.alive = is_alive
-        if is_new:
-            compare_with_policy(self.host, self.fleet, self._told_to_main)
 
     @in_span("generate")
     def write(
@@ -159,7 +157,7 @@ class VllmGenerator:
         most = {"most": 1} if sampling.temperature == 0 else {}
         asks = share_rows([used.index(prompt_index[i]) for i in rows], [seeds[i] for i in rows], **most)
         params = sampling_params(sampling, self.host.banned, self.host.eos_token_ids)
-        answers = self.fleet.write(asks, sent, params, Limits(self.host.banned, sampling.max_new_tokens))
+        answers = self.fleet.write(asks, sent, params, limits_of(self.host, sampling))
         found = {row: one for ask, written in zip(asks, answers, strict=True) for row, one in zip(ask.rows, written, strict=True)}
         return [found[row] for row in range(len(rows))]
 
@@ -268,11 +266,6 @@ class VllmGenerator:
     def _on_main(self, act: Callable[[], None]) -> None:
         """Do something on the main process; when it fails there, all processes raise."""
         self._on_all(act if self.host.ranks.is_main else lambda: None)
-
-    def _told_to_main(self, ask: Callable[[], list[float]]) -> list[float]:
-        """The numbers that the main process asks for, on every process."""
-        found = self._on_all(ask if self.host.ranks.is_main else list[float])
-        return self.host.ranks.gather(found)[0]
 
     def _on_all(self, act: Callable[[], T]) -> T:
         """Do something on every process; when it fails on one, all raise, so that none waits for it."""

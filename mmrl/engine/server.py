@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mmrl.engine.command import ServeCommand
 from mmrl.engine.wire.client import EngineClient, EngineDownError
+from mmrl.runtime.secrets import hide
 
 log = logging.getLogger("mmrl")
 WATCHDOG = Path(__file__).parent / "watchdog.py"
@@ -149,7 +150,7 @@ def tail(log: Path | None) -> str:
         lines = [] if log is None else log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    return "".join(f"\n  {line}" for line in lines[-TAIL:])
+    return "".join(f"\n  {hide(line)}" for line in lines[-TAIL:])
 
 
 def kill_group(process: "subprocess.Popen[bytes]") -> None:

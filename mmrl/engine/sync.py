@@ -30,6 +30,19 @@ class Update:
     path: Path
 
 
+@contextmanager
+def pause_and_empty(client: EngineClient) -> Iterator[None]:
+    """A block in which a server begins no request, and has forgotten what it computed before.
+
+    It is emptied before it is given weights, so that one with their name has nothing left of others. After a failure it stays
+    paused: what it has may be half of an update, and the next whole one mends that.
+    """
+    client.pause()
+    client.reset_caches()
+    yield
+    client.resume()
+
+
 @runtime_checkable
 class Sync(Protocol):
     """A way to bring weights into a running server."""
@@ -39,7 +52,7 @@ class Sync(Protocol):
         ...
 
     def push(self, client: EngineClient, update: Update) -> None:
-        """Let a server take the weights over, and forget what it computed with others.
+        """Let a server forget what it computed before, and take the weights over if it does not have them.
 
         Raises:
             EngineDownError: it does not answer.
@@ -48,7 +61,7 @@ class Sync(Protocol):
         ...
 
     def holds(self, client: EngineClient, update: Update) -> bool:
-        """Does the server have these weights?"""
+        """Does the server have these weights, and nothing left of others? It does once it names them."""
         ...
 
     def model(self, served: str, update: Update) -> str:
@@ -89,15 +102,15 @@ class AdapterSync(InFolder):
             host.adapter.save_pretrained(update.path, state_dict=weights)
 
     def push(self, client: EngineClient, update: Update) -> None:
-        if not self.holds(client, update):
-            old = [name for name in served_names(client) if name.startswith(family_of(update.name))]
-            client.load_adapter(update.name, str(update.path))
-            for name in old:
-                client.unload_adapter(name)
-        client.reset_caches()
+        with pause_and_empty(client):
+            if not self.holds(client, update):
+                old = [name for name in client.model_names() if name.startswith(family_of(update.name))]
+                client.load_adapter(update.name, str(update.path))
+                for name in old:
+                    client.unload_adapter(name)
 
     def holds(self, client: EngineClient, update: Update) -> bool:
-        return update.name in served_names(client)
+        return update.name in client.model_names()
 
     def model(self, served: str, update: Update) -> str:
         return update.name
@@ -125,12 +138,9 @@ class FileSync(InFolder):
         file = str(update.path / "model.safetensors")
         if problems := client.ask_workers("weights_problem", file):
             raise EngineRefusedError(f"{client.url} cannot take the weights in {file} ({problems[0]})")
-        client.pause()
-        try:
-            client.update({"path": file}, update.name)
-            client.reset_caches()
-        finally:
-            client.resume()
+        with pause_and_empty(client):
+            if not self.holds(client, update):
+                client.update({"path": file}, update.name)
 
     def holds(self, client: EngineClient, update: Update) -> bool:
         return client.weight_version() == update.name
@@ -154,11 +164,6 @@ def without_bars() -> Iterator[None]:
     finally:
         if drawn:
             logging.enable_progress_bar()
-
-
-def served_names(client: EngineClient) -> list[str]:
-    """The models and adapters that a server answers for."""
-    return [str(entry["id"]) for entry in client.get("/v1/models")["data"]]
 
 
 def family_of(name: str) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from mmrl.runtime.loops import loop
+from mmrl.runtime.secrets import hide
 
 if TYPE_CHECKING:
     from httpx import AsyncClient
@@ -30,6 +31,8 @@ MOST_BYTES = 64 * 2**20
 """The largest answer that is read."""
 MOST_ERROR_BYTES, MOST_ERROR_S = 2**16, 2.0
 """The part of a refusal that is read: its status is known by then, and what it says is for a message."""
+LOUDEST = {"httpcore": logging.INFO, "httpx": logging.WARNING}
+"""Below, they write down headers and status lines, and a server may repeat the key there."""
 MOST_WORDS = 300
 """Characters of a server's words in a message."""
 
@@ -82,10 +85,9 @@ def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES, client
         AnswerError: an answer above `most_bytes`, or one that is compressed.
         ValueError: the address is none.
     """
-    transport = logging.getLogger("httpcore")
-    if transport.level == logging.NOTSET:
-        # at DEBUG it writes down all headers of an answer, and a server may repeat the key in one
-        transport.setLevel(logging.INFO)
+    for name, level in LOUDEST.items():
+        if logging.getLogger(name).level == logging.NOTSET:
+            logging.getLogger(name).setLevel(level)
     seconds = min(max(seconds, 0.01), threading.TIMEOUT_MAX)
     future = asyncio.run_coroutine_threadsafe(_exchange(request, most_bytes, client), loop("http-loop"))
     try:
@@ -241,6 +243,7 @@ def asked_delay(header: str | None, otherwise: float) -> float:
 
 
 def words(text: str) -> str:
-    """A server's words as one printable line of a message."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 8 * MOST_WORDS]).split())
+    """A server's words as one printable line of a message, without keys."""
+    text = hide(text)[: 8 * MOST_WORDS]
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if len(line) <= MOST_WORDS else line[: MOST_WORDS - 4] + " ..."

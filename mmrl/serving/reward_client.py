@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from mmrl.core.ranges import LargeOrNone, Positive, check_ranges
 from mmrl.core.samples import Group, RewardUnavailableError, Sample, Scored, Status
 from mmrl.runtime.fetch import BUSY, SCHEMES, Answer, AnswerError, Request, UnreachableError, attempts, check_address, words
-from mmrl.runtime.secrets import Json, hide, read_secret
+from mmrl.runtime.secrets import Json, hide_in_json, read_secret
 from mmrl.serving import wire
 
 log = logging.getLogger("mmrl")
@@ -77,12 +77,12 @@ class RemoteReward:
         listing = self._listing(answer)
         if listing.get("protocol") != wire.PROTOCOL:
             raise ValueError(
-                f"the reward server at {self.url} speaks protocol {self._quote(listing['protocol'])}, this mmrl {wire.PROTOCOL}: "
+                f"the reward server at {self.url} speaks protocol {words(str(listing['protocol']))}, this mmrl {wire.PROTOCOL}: "
                 "install the same version on both sides"
             )
         rewards = listing.get("rewards")
         if not isinstance(rewards, dict) or self.name not in rewards:
-            only = self._quote(", ".join(rewards)) if isinstance(rewards, dict) else "nothing"
+            only = words(", ".join(rewards)) if isinstance(rewards, dict) else "nothing"
             raise ValueError(f"the reward server at {self.url} does not serve {self.name!r}, only {only}")
         offered = rewards[self.name]
         try:
@@ -101,13 +101,9 @@ class RemoteReward:
         except (ValueError, RecursionError):
             listing = None
         if not isinstance(listing, dict) or "protocol" not in listing:
-            said = f"{answer.status} with {self._quote(answer.text)[:80]!r}"
+            said = f"{answer.status} with {answer.text[:80]!r}"
             raise ValueError(f"{self.url} is no reward server: it answered {said}; is the port right?")
         return listing
-
-    def _quote(self, said: object) -> str:
-        """A server's words for a message: one printable line that does not repeat the token."""
-        return words(hide(str(said), read_secret(self.token_env)))
 
     async def __call__(self, group: Group, /) -> Sequence[float | Scored | None]:
         return await asyncio.to_thread(self.score, group)
@@ -143,7 +139,7 @@ class RemoteReward:
         try:
             reply = wire.unpack_reply(answer.content)
         except wire.WireError as error:
-            raise RemoteRewardError(f"{self.url} answered what is no reply of a reward server: {self._quote(error)}") from None
+            raise RemoteRewardError(f"{self.url} answered what is no reply of a reward server: {words(str(error))}") from None
         return self._read(reply, group)
 
     def _read(self, reply: wire.Reply, group: Group) -> list[float | Scored | None]:
@@ -153,7 +149,7 @@ class RemoteReward:
                 "one again and resume, or start a new run"
             )
         if reply.raised:
-            raise RemoteRewardError(f"{self._quote(reply.raised)} (on {self.url})")
+            raise RemoteRewardError(f"{words(reply.raised)} (on {self.url})")
         if len(reply.values) != len(group.samples):
             raise RemoteRewardError(f"{self.url} answered {len(reply.values)} values for {len(group.samples)} samples")
         return [_answer(*row) for row in zip(reply.values, reply.status, reply.parts, strict=True)]
@@ -168,20 +164,20 @@ class RemoteReward:
             for answer, pause_s in attempts(request, until, chain(FIRST_PAUSES_S, repeat(LATER_PAUSES_S))):
                 is_first = not trouble
                 if isinstance(answer, UnreachableError):
-                    trouble = self._quote(answer)
+                    trouble = str(answer)
                 elif answer.status in BUSY:
-                    trouble = f"{answer.status}: {self._quote(answer.text)}"
+                    trouble = f"{answer.status}: {answer.text}"
                 else:
                     return self._accept(answer)
                 left_s = until - time.monotonic()
                 if is_first and pause_s < left_s:
                     log.warning("reward server %s does not answer (%s): waiting up to %.0f s for it", self.url, trouble, left_s)
         except AnswerError as error:
-            raise RemoteRewardError(f"{self.url} {self._quote(error)}, and no scores are that") from None
+            raise RemoteRewardError(f"{self.url} {error}, and no scores are that") from None
         raise RewardUnavailableError(f"reward server {self.url} does not answer ({trouble})")
 
     def _accept(self, answer: Answer) -> Answer:
-        said = self._quote(answer.text)
+        said = answer.text
         if answer.status == 413:
             raise _TooLargeError(said)
         if answer.status >= 500:
@@ -198,7 +194,7 @@ def is_url(use: str) -> bool:
 
 def _answer(value: float, status: Status, parts: Mapping[str, float]) -> float | Scored | None:
     plain = None if status == Status.NA else math.nan if status == Status.FAILED else value
-    return Scored(plain, dict(parts)) if parts else plain
+    return Scored(plain, hide_in_json(parts)) if parts else plain
 
 
 def _with(group: Group, samples: tuple[Sample, ...]) -> Group:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from mmrl import Group, Prompt, Sample
 from mmrl.core.samples import RewardUnavailableError, Status
+from mmrl.engine.wire.answer import EngineMismatchError
+from mmrl.engine.wire.client import EngineDownError
 from mmrl.serving import wire
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, JudgeError, Question
@@ -25,7 +27,7 @@ LATE_S = 45.0
 """A call that is not over by then is not over because of its deadline, however busy the machine is."""
 KEY = "sk-0123456789abcdefghijklmnop"
 Call = Callable[[str], object]
-ERRORS = (JudgeError, RemoteRewardError, RewardUnavailableError, ValueError)
+ERRORS = (JudgeError, RemoteRewardError, RewardUnavailableError, EngineDownError, EngineMismatchError, ValueError)
 
 
 def score(url: str, deadline_s: float = DEADLINE_S) -> object:

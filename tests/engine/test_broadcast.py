@@ -21,7 +21,7 @@ from mmrl.engine.worker.weight_group import Card, TensorFacts, bundles, read_ten
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
-from tests.engine.test_servers import BOUND, gap, move
+from tests.engine.test_servers import BOUND, gap, move, sample_around_a_broken_reset
 from tests.support.fake_engines import BROADCAST, FakeEngine, engines
 from tests.support.text_policies import mixed
 
@@ -83,7 +83,7 @@ def test_new_weights_reach_every_worker_of_every_server(make: Make, two: list[Fa
     assert not torch.distributed.is_initialized(), "the run's own group is left alone"
     last = told[1]["calls"][-8 - len(told[1]["wrote"]) :]
     caches = [f"/reset_{name}_cache" for name in ("prefix", "encoder", "mm")]
-    wanted = ["/pause?mode=wait", "/start_weight_update", "/update_weights", "/finish_weight_update", *caches, "/resume"]
+    wanted = ["/pause?mode=wait", *caches, "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"]
     assert [call for call in last if call in wanted][-8:] == wanted
     assert not generator_of(policy).folder.joinpath(f"{generator_of(policy).run}-2").exists(), "nothing lies on the disk"
 
@@ -103,6 +103,10 @@ def test_a_transfer_that_a_worker_gives_up_is_made_again_in_another_group(make: 
     assert gap(policy, policy.rollout(mixed())) < BOUND
     (second,) = (joined.name for joined in sync_of(policy).joined.values())
     assert first != second
+
+
+def test_a_server_whose_caches_were_not_reset_is_given_the_weights_again(make: Make, two: list[FakeEngine]):
+    sample_around_a_broken_reset(make(1), two[0], 2)
 
 
 def test_rows_go_to_the_other_server_where_one_has_only_half_of_the_weights(make: Make, two: list[FakeEngine]):

@@ -13,6 +13,7 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import EngineUnavailableError, Video
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.engine import generator as generators
+from mmrl.engine.agreement import FAR
 from mmrl.engine.facts import Facts, Wanted, ask_facts, refuse_other
 from mmrl.engine.generator import VllmGenerator, text_parts
 from mmrl.engine.preflight import look_at_engine
@@ -80,6 +81,24 @@ def move(policy: TextPolicy, by: float = 0.1) -> None:
     policy.advance()
 
 
+number_of_the_reset = pytest.mark.parametrize(
+    "number", [1, 2, 3, 4, *(pytest.param(n, marks=pytest.mark.evidence) for n in range(5, 13))]
+)
+
+
+def sample_around_a_broken_reset(policy: TextPolicy, engine: FakeEngine, number: int) -> None:
+    """Updates until the reset of this number has failed: rows are those of the new weights all the same."""
+    policy.rollout(mixed())
+    before = len(engine.told()["calls"])
+    engine.order(break_reset=number)
+    updates = (number + 2) // 3
+    for _ in range(updates):
+        move(policy)
+        assert gap(policy, policy.rollout(mixed())) < BOUND
+    calls = engine.told()["calls"][before:]
+    assert calls.count("/pause?mode=wait") == updates + 1, "one update was made again"
+
+
 def test_adapters_are_swapped_under_new_names(make, two):
     policy = make(lora=LoraSettings(rank=4, alpha=8))
     for _ in range(3):
@@ -96,8 +115,13 @@ def test_adapters_on_top_of_other_weights_are_refused(make):
     policy = make(1, lora=LoraSettings(rank=4, alpha=8))
     with torch.no_grad():
         policy.net.model.get_output_embeddings().weight *= 1.1
-    with pytest.raises(ValueError, match=r"gives the first token of a test prompt the log-probability .* it has other weights"):
+    with pytest.raises(EngineMismatchError, match=r"the first token of a test prompt .* it has other weights"):
         policy.rollout(mixed())
+
+
+@number_of_the_reset
+def test_so_is_one_that_serves_adapters(make, two, number):
+    sample_around_a_broken_reset(make(1, lora=LoraSettings(rank=4, alpha=8)), two[0], number)
 
 
 def test_servers_share_a_step_and_give_the_policys_own_log_probabilities(make, two):
@@ -124,14 +148,16 @@ def test_new_weights_reach_all_servers(make, two):
     after = policy.rollout(mixed())
     assert (before.weights_version, after.weights_version) == (0, 1)
     assert tokens(after) != tokens(before) and gap(policy, after) < BOUND
-    calls = two[1].told()["calls"]
-    last = calls[len(calls) - calls[::-1].index("/update_weights") - 1 :]
+    calls = [call for call in two[1].told()["calls"] if call != "/weight_info"]
+    last = calls[len(calls) - calls[::-1].index("/update_weights") - 6 :]
     caches = [f"/reset_{name}_cache" for name in ("prefix", "encoder", "mm")]
-    assert last[:6] == ["/update_weights", "/finish_weight_update", *caches, "/resume"]
+    weights = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
+    assert last[:8] == ["/pause?mode=wait", *caches, *weights, "/resume"], "a name that others see means empty caches"
 
 
 @pytest.mark.parametrize("kept", [["prefix", "encoder", "mm"], ["encoder"]])
-def test_caches_that_are_not_reset_show(make, two, kept):
+def test_caches_that_are_not_reset_show(make, two, kept, monkeypatch):
+    monkeypatch.setitem(FAR, "float32", 1e9)
     policy = make(1)
     policy.rollout(mixed())
     two[0].order(silent=kept)
@@ -140,6 +166,20 @@ def test_caches_that_are_not_reset_show(make, two, kept):
     two[0].order()
     move(policy, 0.01)
     assert gap(policy, policy.rollout(mixed())) < BOUND
+
+
+def test_a_server_that_keeps_old_keys_and_values_is_found_by_its_first_answer(make, two):
+    policy = make(1)
+    policy.rollout(mixed())
+    two[0].order(silent=["prefix"])
+    move(policy)
+    with pytest.raises(EngineMismatchError, match="or remembers what it computed with others"):
+        policy.rollout(mixed())
+
+
+@number_of_the_reset
+def test_a_server_whose_caches_were_not_reset_is_not_used_before_they_are(make, two, number):
+    sample_around_a_broken_reset(make(1), two[0], number)
 
 
 def test_adapters_can_travel_merged_in_a_file(make):
@@ -205,7 +245,7 @@ def test_views_and_weights_kept_beside_are_written_locally(make, two):
     move(policy)
     seen = Request(prompts()[0], 2, 0, seed=1)
     rollouts = policy.rollout([replace(seen, view="other"), replace(seen, group_id=1, model="ref"), replace(seen, group_id=2)])
-    assert len(two[0].told()["wrote"]) == written + 1
+    assert len(two[0].told()["wrote"]) == written + 2, "one of them is the first question after an update"
     assert len(tokens(rollouts)) == 6
     assert policy.rollout([replace(seen, view="other")]).recorded[ROLLOUT_LOGPROBS].isnan().all()
 

@@ -76,7 +76,7 @@ def test_a_key_is_read_without_its_line_end(monkeypatch: pytest.MonkeyPatch):
     assert read_secret("A_KEY") is None
     monkeypatch.delenv("A_KEY")
     assert read_secret("A_KEY") is None
-    assert hide_in_json({"secret": ["a secret", 1, None]}, "secret") == {"[the key]": ["a [the key]", 1, None]}
+    assert hide_in_json({"secret": ["a secret", 1, None]}) == {"[the key]": ["a [the key]", 1, None]}
 
 
 @pytest.mark.parametrize("times", [{"deadline_s": float("inf")}, {"timeout_s": float("nan")}, {"timeout_s": 0.0}])

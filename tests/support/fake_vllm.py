@@ -38,6 +38,10 @@ class Faults:
     banned: int = 0
     silent: list[str] = field(default_factory=list[str])
     """Caches whose resets answer, and clear nothing."""
+    repeat: dict[str, int] = field(default_factory=dict[str, int])
+    """Path -> the status with which calls are answered that say nothing but the Authorization header they came with."""
+    break_reset: int = 0
+    """The number of the reset, of whichever cache, that is answered 500 and clears nothing."""
     lose: int = 0
     """Requests with several completions of which one is lost."""
     refuse: int = 0
@@ -174,6 +178,8 @@ def change(state: State, **values: object) -> Json:
 
 
 def reset(state: State, name: str, memory: dict[Any, Any]) -> Json:
+    if take(state.faults, "break_reset") and not state.faults.break_reset:
+        raise RuntimeError(f"no reset of the {name} cache")
     if name not in state.faults.silent:
         memory.clear()
     return {"success": True}
@@ -266,6 +272,8 @@ class Handler(BaseHTTPRequestHandler):
             self.state.calls.append(self.path)
         try:
             status, told = 200, answer(self.state, path, json.loads(body or b"{}"))
+            if path in self.state.faults.repeat:
+                status, told = self.state.faults.repeat[path], {"error": {"message": self.headers.get("Authorization")}}
         except RefusedError as error:
             status, told = error.status, {"error": {"message": str(error)}}
         except Exception as error:  # noqa: BLE001 - a server answers whatever went wrong

@@ -76,9 +76,9 @@ def says(answer: bytes) -> Script:
     return lambda connection, _: connection.sendall(answer)
 
 
-def answers(status: int, body: bytes = b"", *headers: str) -> Script:
+def answers(status: int, body: bytes = b"", *headers: str, reason: str = "Because") -> Script:
     """An honest HTTP answer."""
-    head = [f"HTTP/1.1 {status} Because", f"Content-Length: {len(body)}", "Connection: close", *headers, "", ""]
+    head = [f"HTTP/1.1 {status} {reason}", f"Content-Length: {len(body)}", "Connection: close", *headers, "", ""]
     return says("\r\n".join(head).encode() + body)
 
 
@@ -113,14 +113,14 @@ def in_turn(*scripts: Script) -> Script:
 
 
 def echoes(status: int, escape: bool = False) -> Script:
-    """Answers with the request's own Authorization header, as JSON, as plain text and in a header."""
+    """Answers with the request's own Authorization header: in the status line, in headers, and as JSON."""
 
     def script(connection: socket.socket, request: bytes) -> None:
         lines = request.partition(b"\r\n\r\n")[0].decode().split("\r\n")
         said = " ".join(line for line in lines if line.lower().startswith("authorization"))
         shown = "".join(f"\\u{ord(letter):04x}" for letter in said) if escape else said
         body = f'{{"error": "{shown}", "choices": [{{"message": {{"content": "{shown}"}}}}]}}'.encode()
-        answers(status, body, f"Location: http://elsewhere/{said[-40:]}", f"X-Seen: {said}")(connection, request)
+        answers(status, body, f"Location: http://elsewhere/{said[-40:]}", f"X-Seen: {said}", reason=said)(connection, request)
 
     return script
 

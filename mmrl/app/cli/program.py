@@ -225,7 +225,10 @@ def plan(
 
 @app.command()
 def check(config: ConfigName, overrides: Overrides = None, card: Card = None) -> None:
-    """Load everything, sample and score a few prompts, compare ratios, test rewards; exit code 2 if something is wrong."""
+    """Load everything, sample and score a few prompts, compare ratios, test rewards; exit code 2 if something is wrong.
+
+    Given a run's folder, look instead whether its metrics show samples of old weights.
+    """
     from mmrl.app.commands.check import check as run_check
 
     if not run_check(config, overrides or [], card):

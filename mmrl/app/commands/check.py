@@ -20,14 +20,17 @@ from mmrl.app.errors import Terminal, printable
 from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.memory import advice, room, size_text
+from mmrl.app.report.data import column
 from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts
 from mmrl.app.run.context import RUNS, distributed_run
+from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import frames_of, strip
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Prompt, Rollouts, Scores, Status
 from mmrl.training.collect import Collected, Collector
 from mmrl.training.watch.ratio_gate import Gap
+from mmrl.training.watch.stale import LOG_RATIO, stale_sentence
 
 FEW = 4
 """Prompts that are sampled."""
@@ -69,8 +72,12 @@ class Findings:
 def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> bool:
     """Print what was found; True if nothing is wrong. `card` is a card's memory, such as 24GB; None: this machine's.
 
-    Raises FileNotFoundError without such a config, ValueError where it describes no run or `card` is no size.
+    Of a run's folder the metrics are looked at, and nothing else.
+
+    Raises FileNotFoundError without such a config or run, ValueError where it describes no run or `card` is no size.
     """
+    if Path(name).is_dir():
+        return look_at_run(RunDir.open(name))
     resolved, size, found = configs.load(name, overrides), room(card), Findings()
     given = sum(origin != "default" and not origin.startswith("preset") for _, _, origin in resolved.rows())
     found.add("config", f"{resolved.config.algorithm.label}; {given} values given, the rest are defaults (mmrl show {name})")
@@ -85,6 +92,22 @@ def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> 
     if found.fine:
         with found.look("reward test"):
             test_rewards(name, overrides, resolved, found)
+    found.show()
+    return found.fine
+
+
+def look_at_run(run: RunDir) -> bool:
+    """Print what a run's metrics show of its sampler; True if nothing is wrong."""
+    found = Findings()
+    steps, gaps = column(run.read_metrics().lines, LOG_RATIO)
+    if stale := stale_sentence(steps, gaps):
+        found.add("sampler", stale, "FAIL")
+    elif gaps:
+        found.add(
+            "sampler", f"its log-probabilities never leap: {max(gaps):.2g} nats off per action at most, in {len(gaps)} steps"
+        )
+    else:
+        found.add("sampler", f"{run.metrics_file} holds no {LOG_RATIO}: no step noted what the sampler wrote", "note")
     found.show()
     return found.fine
 

@@ -12,6 +12,7 @@ from mmrl.app.report.figures import Change, paired_changes
 from mmrl.app.report.rows import Row
 from mmrl.app.run.folder import JsonLines, Line, RunDir, also_split, lines_of_changes, read_lines
 from mmrl.app.toml.tables import Values
+from mmrl.training.watch.stale import LOG_RATIO, stale_sentence
 
 TRAIN, EVAL = "train", "eval"
 BOX_SIZE = "box size"
@@ -95,6 +96,8 @@ def load(path: Path | str) -> RunData:
     )
     notices += missing(data)
     notices += [f"Settings {text}." for text in lines_of_changes(run)]
+    if stale := stale_sentence(*column(data.train, LOG_RATIO)):
+        notices.append(f"Stale samples: {stale}.")
     return data
 
 

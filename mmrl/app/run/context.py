@@ -17,6 +17,7 @@ from mmrl.app.run.launch import end_together, open_accelerator
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.protocols import Term
 from mmrl.core.ranks import Ranks
+from mmrl.runtime.secrets import hide_in_record
 
 RUNS = Path("runs")
 
@@ -84,6 +85,7 @@ def distributed_run() -> Iterator[tuple[Any, Ranks]]:
         # What trains on a CPU is so small that threads cost more than they give.
         torch.set_num_threads(1)
     logger, handler = logging.getLogger("mmrl"), OnTerminal(logging.WARNING)
+    logger.addFilter(hide_in_record)
     if ranks.is_main:
         logger.addHandler(handler)
     try:
@@ -92,6 +94,7 @@ def distributed_run() -> Iterator[tuple[Any, Ranks]]:
             ranks.close()
     finally:
         logger.removeHandler(handler)
+        logger.removeFilter(hide_in_record)
 
 
 class OnTerminal(logging.Handler):

@@ -16,6 +16,7 @@ from typing import Any
 from mmrl import __version__
 from mmrl.app.files import replace_text
 from mmrl.runtime.disk import room_for
+from mmrl.runtime.secrets import hide_in_json
 
 PACKAGES = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "numpy", "pillow")
 """What can change a run's numbers."""
@@ -205,8 +206,8 @@ def append_line(file: Path, line: Mapping[str, object]) -> None:
 
 
 def as_text(line: Mapping[str, object]) -> str:
-    """The object as one line of JSON, newline included."""
-    return json.dumps(line, ensure_ascii=False) + "\n"
+    """The object as one line of JSON without keys, newline included."""
+    return json.dumps(hide_in_json(line), ensure_ascii=False) + "\n"
 
 
 def read_lines(file: Path) -> JsonLines:

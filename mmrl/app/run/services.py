@@ -14,6 +14,7 @@ from mmrl.app.run.folder import Line, RunDir
 from mmrl.app.run.sample_files import frames_of, strip, write_clip
 from mmrl.app.run.trackers import flat
 from mmrl.core.types import Examples, Group, Sample, Scores, Status
+from mmrl.runtime.secrets import hide_in_json
 
 NAMES = ("tensorboard", "wandb", "trackio")
 
@@ -72,7 +73,7 @@ class AccelerateTrackers:
     def samples(self, step: int, groups: Sequence[Group], scores: Scores, split: str) -> None:
         """A table of completions with their scores, and pictures and clips shown or made, of the first `num_examples` groups."""
         chosen = groups[: self.num_examples]
-        rows = example_rows(chosen, scores)
+        rows: list[Line] = hide_in_json(example_rows(chosen, scores))
         texts = captions(rows)
         pictures = [
             Shown(f"{split}/{group.prompt.id}/{place}", picture, text)

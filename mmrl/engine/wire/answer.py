@@ -1,14 +1,15 @@
 """A server's answer, looked at before anything trains on it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mmrl.engine.wire.request import WirePrompt
+from mmrl.runtime.fetch import words
 
 NO_NUMBER = -9000.0
 """vLLM writes -9999 for a log-probability that is no number, or minus infinity."""
+OTHER_VERSION = "use the version of vLLM that mmrl was tried with"
 
 
 class AbortedError(Exception):
@@ -31,14 +32,25 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """The facts that an answer must agree with."""
+class Limits:
+    """The facts that every answer must agree with, whoever gives it."""
 
-    version: str
-    """The name of the weights."""
     banned: frozenset[int]
+    vocabulary: int
+    """Tokens that there are."""
     most: int
     """Tokens of a completion."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The facts that the answer of one server must agree with."""
+
+    limits: Limits
+    version: str
+    """The name of the weights."""
+    longest: int = 0
+    """Tokens of a prompt and its completion together; 0: no bound."""
 
 
 def read_answer(answer: Mapping[str, Any], prompt: WirePrompt, count: int, expected: Expected, url: str) -> list[Written]:
@@ -46,22 +58,27 @@ def read_answer(answer: Mapping[str, Any], prompt: WirePrompt, count: int, expec
 
     Raises:
         AbortedError: the server gave one of them up.
-        EngineMismatchError: the prompt, the weights or a token is not what it must be.
+        EngineMismatchError: the prompt, the weights or a token is not what it must be, or the answer is none of vLLM's.
     """
-    compare_prompts(answer.get("prompt_token_ids"), prompt, url)
-    choices = sorted(answer.get("choices") or [], key=lambda choice: choice["index"])
-    if [choice["index"] for choice in choices] != list(range(count)):
+    try:
+        compare_prompts(answer.get("prompt_token_ids"), prompt, url)
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        if [choice["index"] for choice in choices] != list(range(count)):
+            raise EngineMismatchError(
+                f"{url} answered {len(choices)} completions of prompt {prompt.name!r}, {count} were asked for: {OTHER_VERSION}"
+            )
+        return [read_choice(choice, prompt, expected, url) for choice in choices]
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        said = words(f"{type(error).__name__}: {error}")
         raise EngineMismatchError(
-            f"{url} answered {len(choices)} completions of prompt {prompt.name!r}, {count} were asked for: "
-            "use the version of vLLM that mmrl was tried with"
-        )
-    return [read_choice(choice, prompt, expected, url) for choice in choices]
+            f"{url} answered a request for completions of prompt {prompt.name!r} with what is none ({said}): {OTHER_VERSION}"
+        ) from None
 
 
 def compare_prompts(found: object, prompt: WirePrompt, url: str) -> None:
     """Raise EngineMismatchError unless the server put the placeholders where the policy's own processor puts them."""
-    if not isinstance(found, Sequence):
-        raise EngineMismatchError(f"{url} does not say which prompt it read: use the version of vLLM that mmrl was tried with")
+    if not isinstance(found, list):
+        raise EngineMismatchError(f"{url} does not say which prompt it read: {OTHER_VERSION}")
     ids, wanted = list(found), list(prompt.expanded)
     if ids == wanted:
         return
@@ -74,33 +91,50 @@ def compare_prompts(found: object, prompt: WirePrompt, url: str) -> None:
 
 def read_choice(choice: Mapping[str, Any], prompt: WirePrompt, expected: Expected, url: str) -> Written:
     """One completion; raises as `read_answer`."""
-    reason = choice.get("finish_reason")
+    reason = str(choice["finish_reason"])
     if reason not in ("stop", "length"):
-        raise AbortedError(f"{url} ended a completion of prompt {prompt.name!r} with {reason!r}")
+        raise AbortedError(f"{url} ended a completion of prompt {prompt.name!r} with {words(reason)!r}")
     versions = {str(span["version"]) for span in choice.get("weight_versions") or ()}
     if versions != {expected.version}:
-        found = " and ".join(sorted(versions)) or "none that it names"
+        found = words(" and ".join(sorted(versions))) or "none that it names"
         raise EngineMismatchError(
             f"{url} wrote with the weights {found}, and those of the step are {expected.version}: "
             "let no other run update this server, and start one for every run"
         )
-    tokens = list(choice.get("token_ids") or ())
-    logprobs = [entry["logprob"] for entry in ((choice.get("logprobs") or {}).get("content") or ())]
-    if not tokens or len(tokens) != len(logprobs) or len(tokens) > expected.most:
+    tokens, logprobs = choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    most = prompt.room(expected.limits.most)
+    if not tokens or len(tokens) != len(logprobs) or len(tokens) > most:
         raise EngineMismatchError(
             f"{url} answered {len(tokens)} tokens and {len(logprobs)} log-probabilities for prompt {prompt.name!r}, and at "
-            f"most {expected.most} of each were asked for: use the version of vLLM that mmrl was tried with"
+            f"most {most} of each were asked for: {OTHER_VERSION}"
         )
-    wrong = [x for x in logprobs if not isinstance(x, float | int) or math.isnan(x) or x <= NO_NUMBER or x > 1e-3]
+    is_full = 0 < expected.longest <= len(prompt.expanded) + len(tokens)
+    if reason == "length" and len(tokens) < most and not is_full:
+        raise EngineMismatchError(
+            f"{url} cut a completion of prompt {prompt.name!r} after {len(tokens)} of {most} tokens, which would train as one "
+            f"that is too long: {OTHER_VERSION}"
+        )
+    check_tokens(tokens, expected.limits, prompt, url)
+    wrong = [x for x in logprobs if type(x) not in (int, float) or not NO_NUMBER < x <= 1e-3]
     if wrong:
         raise EngineMismatchError(
-            f"{url} gave a token of prompt {prompt.name!r} the log-probability {wrong[0]}, which is none: look for weights "
-            'that are infinite or NaN, or serve the model with policy.engine.dtype = "float32"'
+            f"{url} gave a token of prompt {prompt.name!r} the log-probability {words(str(wrong[0]))}, which is none: look for "
+            'weights that are infinite or NaN, or serve the model with policy.engine.dtype = "float32"'
         )
-    forbidden = sorted(expected.banned.intersection(tokens))
+    return Written(tokens, [float(x) for x in logprobs], reason == "stop")
+
+
+def check_tokens(tokens: Sequence[object], limits: Limits, prompt: WirePrompt, url: str) -> None:
+    """Raise EngineMismatchError unless all are ids of tokens that a completion may hold."""
+    odd = [x for x in tokens if type(x) is not int or not 0 <= x < limits.vocabulary]
+    if odd:
+        raise EngineMismatchError(
+            f"{url} wrote {words(str(odd[:3]))} for prompt {prompt.name!r}, and tokens are whole numbers from 0 to "
+            f"{limits.vocabulary - 1}: {OTHER_VERSION}, and the policy's own model"
+        )
+    forbidden = sorted(limits.banned.intersection(tokens))
     if forbidden:
         raise EngineMismatchError(
             f"{url} wrote the tokens {forbidden[:3]} for prompt {prompt.name!r}, which no completion may hold: "
-            "use the version of vLLM that mmrl was tried with, and the policy's own tokenizer"
+            f"{OTHER_VERSION}, and the policy's own tokenizer"
         )
-    return Written(tokens, [float(x) for x in logprobs], reason == "stop")

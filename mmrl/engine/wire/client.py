@@ -1,10 +1,10 @@
 """One vLLM server as its client sees it: JSON over HTTP, and errors that say whether asking again may help."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from mmrl.runtime.fetch import (
     CONNECT_S,
@@ -17,15 +17,16 @@ from mmrl.runtime.fetch import (
     open_client,
     words,
 )
-from mmrl.runtime.secrets import hide, read_secret
+from mmrl.runtime.secrets import Json, hide, hide_in_json, read_secret
 
+T = TypeVar("T")
 ASK_S = 60.0
 """Seconds for what a server answers at once."""
 IDLE_S = 2.0
 """Seconds after which an idle connection is not used again: the server hangs up after 5."""
 GENERATE = "/inference/v1/generate"
-MOST_BYTES = 2**30
-"""The largest answer that is read: completions come with their tokens and what these were worth."""
+MOST_BYTES = 4 * 2**20
+"""The largest answer that is read, but for completions, which come with their tokens and what these were worth."""
 CACHES = ("prefix", "encoder", "mm")
 """What a server remembers of weights or pictures: keys and values, features of the vision tower, tensors of the processor."""
 
@@ -49,7 +50,7 @@ class EngineClient:
 
     url: str
     timeout_s: float = 600.0
-    """Of a request for completions, and of an update of weights."""
+    """The longest that a call may take: requests for completions and updates of weights do, others are to be quicker."""
     token_env: str = ""
     connections: int = 128
 
@@ -62,8 +63,9 @@ class EngineClient:
     def token(self) -> str | None:
         return read_secret(self.token_env) if self.token_env else None
 
-    def call(self, method: str, path: str, body: object = None, seconds: float = ASK_S) -> Any:
-        """The answer as JSON, or as text where it is none."""
+    def call(self, method: str, path: str, body: object = None, seconds: float = ASK_S, most_bytes: int = 0) -> Json:
+        """The answer as JSON, or as text where it is none; `most_bytes`: 0 is MOST_BYTES."""
+        seconds = min(seconds, self.timeout_s)
         content = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} if content is not None else {}
         # vLLM hangs up after an error of its own, and a later call on the same connection would look like a server that is gone.
@@ -71,26 +73,26 @@ class EngineClient:
         token, address = self.token, f"{self.url.rstrip('/')}{path}"
         headers |= {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            answer = fetch(Request(method, address, headers, content), seconds, MOST_BYTES, self.http)
+            answer = fetch(Request(method, address, headers, content), seconds, most_bytes or MOST_BYTES, self.http)
         except DeadlineError:
             raise EngineDownError(f"{self.url}{path} gave no answer within {seconds:.0f} s") from None
         except UnreachableError as error:
-            raise EngineDownError(f"{self.url}{path} cannot be reached ({hide(str(error), token)})") from None
+            raise EngineDownError(f"{self.url}{path} cannot be reached ({error})") from None
         except AnswerError as error:
-            raise EngineDownError(f"{self.url}{path} {hide(str(error), token)}") from None
+            raise EngineDownError(f"{self.url}{path} {error}") from None
         text = answer.content.decode(errors="replace")
         if answer.status >= 300:
             refused = EngineDownError if answer.status >= 500 else EngineRefusedError
-            raise refused(f"{self.url}{path} answered {answer.status}: {words_of(hide(text, token))}")
+            raise refused(f"{self.url}{path} answered {answer.status}: {words_of(text)}")
         try:
-            return json.loads(text)
+            return hide_in_json(json.loads(text))
         except (ValueError, RecursionError):
-            return text
+            return hide(text)
 
-    def post(self, path: str, body: object = None, seconds: float = ASK_S) -> Any:
+    def post(self, path: str, body: object = None, seconds: float = ASK_S) -> Json:
         return self.call("POST", path, {} if body is None else body, seconds)
 
-    def get(self, path: str, seconds: float = ASK_S) -> Any:
+    def get(self, path: str, seconds: float = ASK_S) -> Json:
         return self.call("GET", path, None, seconds)
 
     def is_healthy(self) -> bool:
@@ -101,16 +103,32 @@ class EngineClient:
             return False
         return True
 
-    def generate(self, body: bytes) -> Mapping[str, Any]:
+    def look(self, path: str, read: Callable[[Json], T]) -> T:
+        """Read something from an answer.
+
+        Raises:
+            EngineDownError: besides, when it is not there.
+        """
+        answer = self.get(path)
+        try:
+            return read(answer)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            raise EngineDownError(f"{self.url}{path} answered {words(str(answer))!r}, as no vLLM would") from None
+
+    def generate(self, body: bytes, most_bytes: int = 0) -> Mapping[str, Json]:
         """The server's answer to a request for completions."""
-        answer = self.post(GENERATE, body, self.timeout_s)
+        answer = self.call("POST", GENERATE, body, self.timeout_s, most_bytes)
         if not isinstance(answer, Mapping):
-            raise EngineDownError(f"{self.url} answered a request for completions with {words(hide(str(answer), self.token))!r}")
+            raise EngineDownError(f"{self.url} answered a request for completions with {words(str(answer))!r}")
         return answer
 
     def weight_version(self) -> str:
         """The name that the server gives its weights."""
-        return str(self.get("/weight_info")["weight_version"])
+        return self.look("/weight_info", lambda answer: str(answer["weight_version"]))
+
+    def model_names(self) -> list[str]:
+        """The models and adapters that the server answers for."""
+        return self.look("/v1/models", lambda answer: [str(entry["id"]) for entry in answer["data"]])
 
     def reset_caches(self) -> None:
         """Let the server forget what it computed with earlier weights.
@@ -140,8 +158,10 @@ class EngineClient:
     def ask_workers(self, method: str, argument: str) -> list[str]:
         """The complaints of the server's workers when mmrl's extension inside them is called; empty: none has one."""
         answer = self.post("/collective_rpc", {"method": method, "args": [argument]}, self.timeout_s)
-        found = answer.get("results", []) if isinstance(answer, Mapping) else []
-        return [str(problem) for problem in found if problem]
+        found = answer.get("results") if isinstance(answer, Mapping) else None
+        if not isinstance(found, list):
+            raise EngineDownError(f"{self.url} answered a call of its workers with {words(str(answer))!r}, as no vLLM would")
+        return [words(str(problem)) for problem in found if problem]
 
     def update(self, info: Mapping[str, object], version: str) -> None:
         """Replace all weights and name them."""

@@ -12,6 +12,8 @@ MOST_ROWS = 16
 """Rows of one request; more of a prompt go in several, which read the prompt once if the same server gets them."""
 NEVER = -100.0
 """The bias of a banned token, the lowest that vLLM takes: its probability is e^-100 of what it was."""
+TOKEN_BYTES = 1024
+"""Of an answer, for a token and what it was worth: several times what vLLM takes."""
 FINAL_ONLY = 2
 """vLLM's number for one answer at the end."""
 
@@ -26,11 +28,14 @@ class Ask:
     """Places in the step's list of rows."""
     seed: int
 
+    def most_bytes(self, prompt: "WirePrompt", most: int) -> int:
+        """The size of the largest answer that can be right, for completions of at most `most` tokens."""
+        return 2**20 + TOKEN_BYTES * (len(prompt.expanded) + len(self.rows) * prompt.room(most))
+
     def body(self, prompt: "WirePrompt", model: str, sampling: Mapping[str, object]) -> bytes:
         """The request as JSON."""
         given = {"n": len(self.rows), "seed": self.seed, **sampling}
-        if prompt.begun:
-            given["max_tokens"] = max(1, int(str(sampling["max_tokens"])) - prompt.begun)
+        given["max_tokens"] = prompt.room(int(str(sampling["max_tokens"])))
         body = {"request_id": uuid.uuid4().hex, "model": model, "return_token_ids": True, "sampling_params": given}
         return json.dumps(body | {"token_ids": list(prompt.token_ids)}).encode()[:-1] + prompt.tail
 
@@ -48,6 +53,10 @@ class WirePrompt:
     """The prompt's id, for messages."""
     begun: int = 0
     """How many tokens of the completion are at its end already, and count as written."""
+
+    def room(self, most: int) -> int:
+        """Tokens that are still to be written of a completion of at most `most`."""
+        return max(1, most - self.begun)
 
     @property
     def tail(self) -> bytes:

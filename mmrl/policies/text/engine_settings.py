@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from mmrl.core.ranges import Count, CountOrNone, Positive, PositiveShare, Range, check_ranges
 from mmrl.runtime.fetch import is_local
+from mmrl.runtime.secrets import read_secret
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        read_secret(self.token_env)
         for url in self.url:
             check_url(url)
         if len(set(self.url)) < len(self.url):

@@ -15,7 +15,7 @@ from PIL import Image
 from mmrl.core.ranges import Count, NonNegative, Positive, Range, check_ranges
 from mmrl.core.samples import RewardUnavailableError, Scored
 from mmrl.runtime.fetch import BUSY, Answer, AnswerError, Request, UnreachableError, attempts, check_address, words
-from mmrl.runtime.secrets import Json, hide, hide_in_json, read_secret
+from mmrl.runtime.secrets import Json, hide_in_json, read_secret
 from mmrl.serving.media import PictureFormat, data_url
 
 log = logging.getLogger("mmrl")
@@ -184,16 +184,16 @@ def request(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, de
         for answer, _ in attempts(asked, deadline, pauses, endpoint.timeout_s):
             tried += 1
             if isinstance(answer, UnreachableError):
-                trouble = hide(f"{address} cannot be reached: {answer}", key)
+                trouble = f"{address} cannot be reached: {answer}"
             elif 200 <= answer.status < 300:
-                return hide_in_json(json_of(answer, address), key)
+                return json_of(answer, address)
             else:
-                trouble = refusal(address, answer, key)
+                trouble = refusal(address, answer)
             log.info("attempt %d: %s", tried, trouble)
     except AnswerError as error:
-        raise JudgeError(hide(f"{address} {error}", key)) from None
+        raise JudgeError(f"{address} {error}") from None
     except ValueError as error:
-        raise HopelessError(hide(f"server.url: {error}", key)) from None
+        raise HopelessError(f"server.url: {error}") from None
     raise JudgeError(f"{trouble} (gave up after {tried} attempts)")
 
 
@@ -208,21 +208,20 @@ def key_of(endpoint: Endpoint) -> str | None:
 
 
 def json_of(answer: Answer, address: str) -> Json:
-    """The JSON of an answer; JudgeError where it is none."""
+    """The JSON of an answer, without keys; JudgeError where it is none."""
     try:
-        return json.loads(answer.content)
+        return hide_in_json(json.loads(answer.content))
     except (RecursionError, OverflowError) as error:
         raise JudgeError(f"{address} answered JSON that cannot be read: {error}") from None
     except ValueError as error:
         raise JudgeError(f"{address} answered something that is not JSON: {words(str(error))}") from None
 
 
-def refusal(address: str, answer: Answer, key: str | None) -> str:
+def refusal(address: str, answer: Answer) -> str:
     """The server's words of refusal; JudgeError if asking this again cannot help, HopelessError if asking anything cannot."""
-    said = Answer(answer.status, answer.headers, hide(answer.content.decode(errors="replace"), key).encode()).text
-    trouble = f"{address} answered {answer.status}: {said}"
+    trouble = f"{address} answered {answer.status}: {answer.text}"
     if 300 <= answer.status < 400:
-        where = hide(answer.headers.get("location", "an address it does not name"), key)
+        where = answer.headers.get("location", "an address it does not name")
         raise HopelessError(
             f"{address} redirects to {words(where)!r}, which is not followed: if that is right, write it into server.url"
         )

@@ -14,6 +14,7 @@ import torch
 from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch
+from mmrl.runtime.secrets import hide_in_json
 from mmrl.runtime.spans import in_span
 from mmrl.training.checkpoints.files import (
     CheckpointError,
@@ -164,7 +165,7 @@ class Checkpoints:
         }
         torch.save(tensors, folder / "batch.pt")
         texts = [{"prompt": group.prompt.id, "completion": sample.text} for group, sample in batch.rollouts.samples()]
-        (folder / "rows.json").write_text(json.dumps(texts, indent=1))
+        (folder / "rows.json").write_text(json.dumps(hide_in_json(texts), indent=1))
         return folder
 
     def _path(self, step: int) -> Path:

@@ -11,6 +11,7 @@ from mmrl.core.types import Group, Scores
 from mmrl.training.measure import mean
 from mmrl.training.settings import HealthSettings
 from mmrl.training.watch.alarm import Alarm, Evaluation, Finding
+from mmrl.training.watch.stale import LOG_RATIO, leaps
 
 log = logging.getLogger("mmrl")
 Metrics = Mapping[str, float]
@@ -214,8 +215,11 @@ def divergence(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
 
 
 def sampler(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
-    """The sampler's log-probabilities are far from those of the weights that train, or many times as far as at the start."""
-    gap, gain = seen.recent("rollout/log_ratio"), seen.gain("rollout/log_ratio")
+    """The sampler's log-probabilities are far from those of the weights that train, or many times as far as at the start.
+
+    Of one step: many times as far as usual.
+    """
+    gap, gain = seen.recent(LOG_RATIO), seen.gain(LOG_RATIO)
     remedy = (
         "it samples with other weights, other numbers or a cache from before an update: restart the engine, compare the dtype on "
         'both sides, or set algorithm.old = "reread" with a RolloutCorrection (algorithm.importance)'
@@ -227,6 +231,9 @@ def sampler(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
             "log_ratio_rises",
             f"the sampler's log-probabilities are {gap:.3g} nats off per action, {gain:.3g} times the start's: {remedy}",
         )
+    gaps = [metrics.get(LOG_RATIO, math.nan) for metrics in (*seen.first, *seen.last)]
+    if len(gaps) - 1 in leaps(gaps):
+        yield "log_ratio_leaps", f"in this step alone the sampler's log-probabilities are {gaps[-1]:.3g} nats off: {remedy}"
 
 
 CHECKS: tuple[Callable[[Memory, HealthSettings], Iterator[Finding]], ...] = (

@@ -52,6 +52,7 @@ FINDINGS = {
     "gradient zero": ({"policy/grad_norm": 0.0}, "the gradient was 0", {"policy/grad_norm": 0.01}),
     "kl": ({"policy/kl": 2.0}, "KL to the reference is 1.02 per action", {"policy/kl": 0.1}),
     "log ratio": ({"rollout/log_ratio": 0.3}, "log-probabilities are 0.1", {"rollout/log_ratio": 0.01}),
+    "log ratio leaps": ({"rollout/log_ratio": 0.04}, "in this step alone the sampler", {"rollout/log_ratio": 0.004}),
     "log ratio rises": ({"rollout/log_ratio": 0.04}, "nats off per action, 10.8 times the start's", {"rollout/log_ratio": 0.004}),
     "kl_old": ({"policy/kl_old": 0.2}, "within a step the model moves 0.105", {"policy/kl_old": 0.05}),
 }

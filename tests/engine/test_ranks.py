@@ -1,0 +1,60 @@
+"""A server that two processes share: the first one gives it weights and empties its caches, the other waits until it has."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmrl.core.samples import EngineUnavailableError
+from mmrl.engine.agreement import Probe, limits_of
+from mmrl.engine.facts import ask_facts
+from mmrl.engine.fleet import Fleet, Member
+from mmrl.engine.sync import FileSync, Update
+from mmrl.engine.wire.client import EngineClient
+from mmrl.engine.wire.request import sampling_params, share_rows
+from mmrl.engine.wire_prompts import wire_prompt
+from mmrl.policies.text.engine_settings import EngineConfig
+from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from tests.support.fake_engines import FakeEngine, engines
+from tests.support.launcher import results
+from tests.support.text_policies import prompts
+
+SHORT = Sampling(max_new_tokens=3)
+
+
+def fleet_of(engine: FakeEngine, policy: TextPolicy, update: Update, rank: int) -> Fleet:
+    """The servers of a run as the process of this rank sees them, with the one server lost."""
+    client = EngineClient(engine.url, 20.0)
+    member = Member(client, ask_facts(client), alive=False, trouble="its caches were not reset")
+    settings = EngineConfig(url=(engine.url,), timeout_s=0.6 if rank else 20.0)
+    return Fleet([member], FileSync(), settings, rank, update=update, probe=Probe.of(policy))
+
+
+def test_only_the_first_process_takes_a_server_back(tiny: Callable[[str], str], tmp_path: Path):
+    folder = tiny("qwen2_5_vl")
+    policy = TextPolicy(TextPolicyConfig(folder))
+    update = Update("one-1", tmp_path / "one-1")
+    FileSync().save(policy, update)
+    encoded = policy.encode(prompts()[0])
+    params, asks = sampling_params(SHORT, policy.banned, policy.eos_token_ids), share_rows([0], [(1, 0)])
+    asked = asks, [wire_prompt(policy, encoded)], params, limits_of(policy, SHORT)
+    with engines(folder) as (engine,):
+        first, second = (fleet_of(engine, policy, update, rank) for rank in (0, 1))
+        engine.order(break_reset=2)
+        with pytest.raises(EngineUnavailableError, match=r"no engine answers \(its caches were not reset"):
+            second.write(*asked)
+        assert not {"/pause?mode=wait", "/reset_prefix_cache", "/update_weights"} & set(engine.told()["calls"])
+        first.write(*asked)
+        calls = engine.told()["calls"]
+        assert calls.count("/pause?mode=wait") == 2 and calls.count("/update_weights") == 1, "after a reset that failed, again"
+        second.members[0] = replace(second.members[0], alive=False)
+        second.write(*asked)
+        assert len(engine.told()["wrote"]) == 3, "a first question, and a row of each"
+
+
+@pytest.mark.slow
+def test_two_processes_never_sample_with_stale_caches(tiny: Callable[[str], str], tmp_path: Path):
+    with engines(tiny("qwen2_5_vl")) as (engine,):
+        found = results("tests.engine.run_ranks", "replicated", tmp_path, tiny("qwen2_5_vl"), engine.url)
+    assert len(found) == 2 and max(gap for one in found for gap in one["gaps"]) < 1e-4, found
