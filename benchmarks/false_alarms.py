@@ -49,10 +49,8 @@ def main() -> None:
             case = cases[(number + seed) % len(cases)]
             said = counts(case, preset, seed, args.steps)
             if said.keys() & {"alarm", "ratio gate", "stopped"}:
-                print(
-                    f"{preset}, seed {seed}, {case.trained.__name__} watched by {case.watched.__name__}: {', '.join(said)}",
-                    flush=True,
-                )
+                watched = case.watched.__name__ if case.watched else "nothing"
+                print(f"{preset}, seed {seed}, {case.trained.__name__} watched by {watched}: {', '.join(said)}", flush=True)
             found += said
             runs += 1
     print(f"{runs} clean runs of {args.steps} steps, {len(args.presets)} presets, {time.process_time() - start:.0f} CPU seconds")

@@ -58,7 +58,8 @@ Factor = Annotated[float, Range(1)]
 Count = Annotated[int, Range(1, 2**20, why="more are not held in memory")]
 CountOrNone = Annotated[int, Range(0, 2**20, why="more are not held in memory")]
 """0 has a meaning of its own, such as none, all or off."""
-Large, LargeOrNone = Annotated[int, Range(1, 10**11)], Annotated[int, Range(0, 10**11)]
+Large = Annotated[int, Range(1, 10**11)]
+LargeOrNone = Annotated[int, Range(0, 10**11)]
 """Numbers that are compared, and nothing is made of: steps of a run, pixels, bytes."""
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.parts_of_groups import Strata
+from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.base import Once
@@ -59,7 +59,7 @@ ROWS = [
         tasks.NOISY, changes={"prompts_per_step": 40}),
     advantage_row("ngrpo", tasks.ALL_WRONG),
     advantage_row("bnpo", tasks.HARD),
-    Row("canon", replace(PRESETS["canon"], advantage=replace(PRESETS["canon"].advantage, favour=0.5)), PRESETS["dr_grpo"],
+    Row("canon", replace(PRESETS["canon"], advantage=Halves(by="length", cross=1.0, favour=0.5)), PRESETS["dr_grpo"],
         "one mean for the whole group", tasks.SHORT),
     Row("stratified_grpo", replace(PRESETS["stratified_grpo"], advantage=Strata(pattern="d")),
         replace(PRESETS["stratified_grpo"], advantage=GROUP), "one mean for the whole group", tasks.CALLS),

@@ -17,7 +17,7 @@ from mmrl.app.lab.comparison.compare import compare, write_comparison
 from mmrl.app.report.page import write_report
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import JsonlTracker
-from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores
+from mmrl.core.types import Examples, Group, MediaSize, Prompt, Sample, Scores
 
 EVIL = [
     "<script>alert(1)</script>",
@@ -106,9 +106,8 @@ def evil_run(folder: Path) -> RunDir:
             tracker = JsonlTracker(run, "pixel")
             both = [*groups, *answers]
             values = torch.rand(len(both), 2)
-            tracker.samples(
-                step, both, Scores((EVIL[1], EVIL[3]), values, torch.zeros(len(both), 2, dtype=torch.long), torch.ones(2)), split
-            )
+            scores = Scores((EVIL[1], EVIL[3]), values, torch.zeros(len(both), 2, dtype=torch.long), torch.ones(2))
+            tracker.write(step, Examples(both, scores), split)
         JsonlTracker(run).log(step, {f"{room}/{text}": 0.5 + step for room in ("eval", "reward", "policy") for text in EVIL})
     run.warnings_file.write_text("".join(json.dumps({"step": 1, "level": "warning", "text": text}) + "\n" for text in EVIL))
     return run
@@ -161,7 +160,7 @@ def test_long_answers_are_cut_and_the_samples_file_has_them_whole(tmp_path: Path
     groups = [Group(i, Prompt(f"p{i}", text, answer=text), (Sample(text=text),)) for i in range(6)]
     scores = Scores(("r",), torch.arange(6.0)[:, None], torch.zeros(6, 1, dtype=torch.long), torch.ones(1))
     for step in (0, 1):
-        JsonlTracker(run, "pixel").samples(step, groups, scores, "eval")
+        JsonlTracker(run, "pixel").write(step, Examples(groups, scores), "eval")
         JsonlTracker(run).log(step, {"eval/total": 0.5})
     file = write_report(run.path)
     assert file.stat().st_size < 3_000_000

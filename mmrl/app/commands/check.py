@@ -29,8 +29,8 @@ from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Prompt, Rollouts, Scores, Status
 from mmrl.training.collect import Collected, Collector
+from mmrl.training.watch.health import LOG_RATIO, stale_sentence
 from mmrl.training.watch.ratio_gate import Gap
-from mmrl.training.watch.stale import LOG_RATIO, stale_sentence
 
 FEW = 4
 """Prompts that are sampled."""

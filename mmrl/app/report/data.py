@@ -12,7 +12,7 @@ from mmrl.app.report.figures import Change, paired_changes
 from mmrl.app.report.rows import Row
 from mmrl.app.run.folder import JsonLines, Line, RunDir, also_split, lines_of_changes, read_lines
 from mmrl.app.toml.tables import Values
-from mmrl.training.watch.stale import LOG_RATIO, stale_sentence
+from mmrl.training.watch.health import LOG_RATIO, stale_sentence
 
 TRAIN, EVAL = "train", "eval"
 BOX_SIZE = "box size"

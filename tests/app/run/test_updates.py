@@ -13,6 +13,7 @@ from mmrl.app.run.build import Job, build
 from mmrl.app.run.context import idle_terms, refuse_idle_methods
 from mmrl.app.run.folder import RunDir
 from mmrl.core.ranks import Ranks
+from mmrl.training.resources.profile import Profile
 from tests.support.trainers import make_trainer
 
 LATER = "acts only from the second update on"
@@ -99,7 +100,7 @@ def test_plan_says_so(capsys: pytest.CaptureFixture[str]):
 def test_the_first_step_of_a_run_says_so(tmp_path: Path, words: Sequence[str], said: bool):
     config = configs.load("tiny/image", ["algorithm.preset=sapo", *words]).config
     trainer, run = make_trainer(config.algorithm.algorithm, steps=1), RunDir.create(tmp_path / "run")
-    fit(Job(config, trainer.policy, trainer, None), run, Ranks())
+    fit(Job(config, trainer.policy, trainer, None), run, Ranks(), Profile())
     lines = run.warnings_file.read_text().splitlines() if run.warnings_file.exists() else []
     told = [json.loads(line) for line in lines]
     assert [(one["step"], "Sapo is plain REINFORCE" in one["text"]) for one in told if LATER in one["text"]] == [(0, True)] * said

@@ -31,7 +31,8 @@ def copy_of(tiny: Callable[[str], str], family: str, folder: Path) -> Path:
 
 
 def settings(folder: Path) -> FlowPolicyConfig:
-    return FlowPolicyConfig(str(folder), **{"height": 16, "width": 16} | SIZES.get(folder.name, {}))
+    sizes: dict[str, Any] = {"height": 16, "width": 16} | SIZES.get(folder.name, {})
+    return FlowPolicyConfig(str(folder), **sizes)
 
 
 @pytest.mark.parametrize("read", [load, load_meta])

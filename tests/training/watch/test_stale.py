@@ -9,7 +9,7 @@ from mmrl.app.cli import program as cli
 from mmrl.app.commands.check import check
 from mmrl.app.report.page import write_report
 from mmrl.app.run.folder import RunDir
-from mmrl.training.watch.stale import leaps, stale_sentence
+from mmrl.training.watch.health import leaps, stale_sentence
 
 
 def usual(size: float, count: int, seed: int = 0) -> list[float]:
