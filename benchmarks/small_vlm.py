@@ -101,7 +101,7 @@ def mmrl_trainer(case: Case, policy: Any = None, accelerator: Any = None) -> Any
     algorithm = replace(PRESETS["grpo"], objective=PRESETS["grpo"].objective[:1], group_size=case.group_size)
     reward = NamedReward("ids", lambda group: [score(sample.token_ids) for sample in group.samples])
     settings = TrainSettings(
-        prompts_per_step=case.prompts, micro_batch=10**9, audit_steps=1, optimizer=OptimizerSettings(lr=1e-6)
+        prompts_per_step=case.prompts, micro_batch=2**20, audit_steps=1, optimizer=OptimizerSettings(lr=1e-6)
     )
     drawn = Shuffled(prompts_of(case.length, 4 * case.prompts), seed=0)
     return Trainer(policy, algorithm, drawn, RewardRunner([reward]), settings, ranks=Ranks(accelerator))

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from mmrl.core.protocols import Policy
-from mmrl.core.ranges import Count, CountOrNone, Seed, check_ranges
+from mmrl.core.ranges import Count, LargeOrNone, Seed, check_ranges
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Examples, Group, Prompt, Request, Scores
@@ -28,7 +28,7 @@ SEED_STEP = 1_000_003
 class EvaluationSettings:
     """How held-out prompts are evaluated."""
 
-    num_prompts: CountOrNone = 256
+    num_prompts: LargeOrNone = 256
     """The first n held-out prompts; the same every time, so differences are paired."""
     batch_size: Count = 32
     """Prompts sampled together on one rank."""
