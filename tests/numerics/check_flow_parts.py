@@ -138,7 +138,7 @@ def tree_advantage(vector: Vector, fusion: Literal["mean", "path"]) -> None:
     worth = mean_of_leaves(rewards, nodes, keep)
     if fusion == "path":
         worth = path_weighted(rewards, nodes, keep, rows.recorded[ROLLOUT_LOGPROBS])
-    part = TreeNorm(p["std_ddof"], p["eps"], zero_below=p["zero_if_std_below"], clip=None, fusion=fusion)
+    part = TreeNorm(ddof=p["std_ddof"], eps=p["eps"], zero_below=p["zero_if_std_below"], clip=None, fusion=fusion)
     found = part(scores(rewards[:, None]), rows).values
     seen = {"r"}
     close(worth[:, 0], [expected["reward"]["r"]] * len(paths), 1e-6)

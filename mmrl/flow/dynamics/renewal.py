@@ -17,6 +17,7 @@ class Renewal:
     """mean = (1 - sigma') data + sqrt(sigma'^2 - S^2) noise: a step to sigma' that draws S of its noise anew."""
 
     level: NonNegative
+    """CPS: the share of the noise that is drawn anew. DDIM: eta, as much of DDPM's noise. 0 = none, 1 = all."""
 
     __post_init__ = check_ranges
     draws_at_end = False

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import pytest
 
@@ -15,7 +15,7 @@ from mmrl.app.inspect.settings import Setting, settings_of
 from mmrl.app.inspect.show import description
 from mmrl.app.inspect.things import CLASSES, PLUG_INS, classes, classes_called, names_of, plug_in, things_called
 from mmrl.app.plugins.catalog import catalog
-from mmrl.core.ranges import Range, Share
+from mmrl.core.ranges import Count, Share
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Example:
     """How much
     of it."""
     kind: Literal["a", "b"] = "a"
-    most: Annotated[int, Range(1)] | None = None
+    most: Count | None = None
     names: tuple[str, ...] = ("x", "y")
     inner: Inner = Inner()
     flag: bool = False

@@ -1,6 +1,7 @@
 """One class keeps the weights of text and image models: the reference, and averages that follow at any rate."""
 
 from copy import deepcopy
+from typing import ClassVar
 
 import pytest
 import torch
@@ -76,6 +77,7 @@ class Adapted(nn.Module):
     """A layer with an adapter, as peft makes them."""
 
     _disable_adapters = False
+    scaling: ClassVar = {"default": 1.0}
 
     def __init__(self, trains: bool = True) -> None:
         super().__init__()

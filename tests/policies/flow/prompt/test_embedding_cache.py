@@ -14,6 +14,7 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.prompt import embedding_cache
 from mmrl.policies.flow.prompt.embedding_cache import EmbeddingCache, digest_of
+from mmrl.runtime import cache as runtime_cache
 from mmrl.runtime.cache import entries
 from tests.support.flow_policies import FAMILIES, PLANS, make, prompts, requests
 
@@ -58,6 +59,9 @@ def test_mmrls_cache_shows_them_and_removes_them(tiny, cache):
     (entry,) = entries()
     assert entry.path.name.startswith("embeddings-") and entry.path.name in listing()
     assert len(list(entry.path.iterdir())) == len(TEXTS)
+    clear([entry.path.name])
+    assert entry.path.is_dir(), "this process uses it"
+    os.close(runtime_cache._held.pop(entry.path))
     clear([entry.path.name])
     assert not list(cache.iterdir())
 
