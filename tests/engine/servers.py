@@ -104,7 +104,7 @@ def move(policy: TextPolicy, by: float = 0.05, seed: int = 3) -> None:
 
 def prompts(folder: Path) -> Sequence[Prompt]:
     """Text alone, one picture, two inside the text, and a clip."""
-    clip = write_video(folder / "clip.mp4", [i / FPS for i in range(6)])
+    clip = write_video(folder / "clip.mp4", [i / FPS for i in range(8)])
     return [
         Prompt("text", "Say a number."),
         Prompt("picture", "Where is it?", (picture(0, 96, 64),)),
