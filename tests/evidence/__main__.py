@@ -1,12 +1,14 @@
 """Methods against their plain twins on the tasks made for their claims: `python -m tests.evidence [METHOD ...]`.
 
 Prints a row per method and writes mmrl/algorithms/presets/cards/evidence.json, which the cards of the methods read. Rows that
-are not asked for stay as they are in the file.
+are not asked for stay as they are in the file. Every row names the commit of the tree that made it, so a tree with changes that
+are not committed writes nothing.
 """
 
 import argparse
 import json
 import logging
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,10 +20,23 @@ from tests.evidence.rows import ROWS
 from tests.evidence.task import Outcome, Row, verdict
 
 SEEDS = (0, 1, 2)
-FILE = Path(__file__).parents[2] / "mmrl" / "algorithms" / "presets" / "cards" / "evidence.json"
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "mmrl" / "algorithms" / "presets" / "cards" / "evidence.json"
 
 
-def line_of(row: Row, outcomes: list[Outcome]) -> dict[str, Any]:
+def commit() -> str:
+    """Of the tree, which has no changes but to the file itself."""
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{FILE.relative_to(ROOT)}")
+    if changed:
+        sys.exit(f"the tree has changes that no commit holds: commit them, or add --dry\n{changed}")
+    return git("rev-parse", "--short=10", "HEAD").strip()
+
+
+def git(*words: str) -> str:
+    return subprocess.run(("git", *words), cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def line_of(row: Row, outcomes: list[Outcome], made_by: str) -> dict[str, Any]:
     """What the cards read of one row."""
     margin = row.changes.get("margin", row.task.margin)
     return {
@@ -35,6 +50,7 @@ def line_of(row: Row, outcomes: list[Outcome]) -> dict[str, Any]:
         "twin": [round(one.twin, 3) for one in outcomes],
         "margin": margin,
         "verdict": verdict(outcomes, margin),
+        "commit": made_by,
     }
 
 
@@ -66,10 +82,11 @@ def main() -> None:
     rows = [row for row in ROWS if not chosen.methods or row.method in chosen.methods]
     if not rows:
         sys.exit(f"no row is about {chosen.methods}: choose of {', '.join(dict.fromkeys(row.method for row in ROWS))}")
+    made_by = "" if chosen.dry else commit()
     print("| method | task | with it | twin | verdict | CPU s |\n|---|---|---|---|---|---|")
     for row in rows:
         start = time.process_time()
-        line = line_of(row, [row.outcome(seed) for seed in SEEDS[: chosen.seeds]])
+        line = line_of(row, [row.outcome(seed) for seed in SEEDS[: chosen.seeds]], made_by)
         print(printed(line, time.process_time() - start), flush=True)
         if not chosen.dry:
             write([line])

@@ -1,13 +1,17 @@
-"""Methods for image generators against Flow-GRPO or themselves without their idea, at an equal number of network calls."""
+"""Methods for image generators against Flow-GRPO or themselves without their idea, at an equal cost of network calls."""
 
 from dataclasses import replace
+from typing import Any, cast
 
 from mmrl.algorithms.advantages.group import ReinforcePlusPlus
+from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.presets import PRESETS
 from mmrl.core.types import Group
+from mmrl.flow.schedules import Branching, Full, Tree, Window
 from tests.evidence.plain import uncompared
-from tests.evidence.points import PointTask
-from tests.evidence.task import Row
+from tests.evidence.points import PointTask, TaughtFlow, on_its_side
+from tests.evidence.task import Row, mean
 from tests.flow.test_learning import CLIP, small
 from tests.support.flow_fakes import nearness
 
@@ -32,6 +36,44 @@ UNEVEN = PointTask(
 )
 ALONE = replace(small("ddpo"), group_size=1)
 
+
+def long(name: str) -> Algorithm:
+    """The preset's own splits and window at a table of 25 steps, for groups as they are at few."""
+    own, algorithm = PRESETS[name].schedule, small(name)
+    changes: dict[str, Any] = {"num_steps": 25}
+    match own:
+        case Window():
+            changes |= {"size": own.size, "dwell": 2, "high": own.high or 24}
+        case Branching():
+            changes |= {"at_steps": (0, 4, 8), "branches": 4}
+        case Tree():
+            changes |= {"split_steps": own.split_steps[:3]}
+        case _:
+            pass
+    schedule: Any = replace(cast(Any, algorithm.schedule), **changes)
+    size = schedule.group_size if isinstance(schedule, Branching) else algorithm.group_size
+    return replace(algorithm, schedule=schedule, group_size=size)
+
+
+CIRCLE = PointTask(
+    "leftover_noise",
+    "a taught model of points on a circle, six steps; the reward wants one side, and every bit of noise costs",
+    "cosine to the caption's side minus twice the distance from the circle",
+    on_its_side,
+    lambda groups: mean([mean(on_its_side(group)) for group in groups]),
+    TaughtFlow,
+    num_steps=6,
+    rates=(3e-4, 1e-3, 3e-3),
+)
+LONG = replace(
+    CIRCLE,
+    name="long_table",
+    claim="a taught model of points on a circle, 25 steps, at an equal cost of sampling and training",
+    num_steps=25,
+    cost=60_000,
+    rates=(1e-3, 3e-3, 1e-2),
+)
+EVERY_STEP = replace(PLAIN, schedule=replace(cast(Full, PLAIN.schedule), num_steps=25))
 ROWS = [
     Row("flow_grpo", FLOW, uncompared(FLOW), "rewards compared with nothing", POINTS, short=True),
     *(
@@ -41,6 +83,15 @@ ROWS = [
             *("branch_mix_grpo", "diffusion_nft", "awm"),
         )
     ),
+    *(
+        Row(name, long(name), EVERY_STEP, "flow_grpo without KL, which trains all steps", LONG)
+        for name in (
+            *("flow_grpo_fast", "mix_grpo", "mix_grpo_flash", "temp_flow_grpo", "branch_mix_grpo"),
+            *("diffusion_nft", "awm"),
+        )
+    ),
+    Row("branch_grpo", long("branch_grpo"), long("dance_grpo"), "dance_grpo: chains that share nothing", LONG),
+    Row("cps", small("cps"), PLAIN, "flow_grpo without KL, whose steps leave noise", CIRCLE),
     Row("grpo_guard", small("grpo_guard"), replace(small("grpo_guard"), objective=PLAIN.objective, importance=()),
         "plain ratios, even steps", POINTS),
     Row("ddpo", ALONE, replace(ALONE, advantage=ReinforcePlusPlus()), "the mean of the step for a baseline", UNEVEN),

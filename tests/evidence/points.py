@@ -1,15 +1,20 @@
-"""Tasks of points: a flow policy draws points of the plane, and runs are compared at an equal number of network calls."""
+"""Tasks of points: a flow policy draws points of the plane, and runs are compared at an equal cost of network calls."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.samplers.base import Shuffled
-from mmrl.core.types import Group, Request
+from mmrl.core.types import Group, Reading, Request, Trace
+from mmrl.flow.path import add_noise, velocity_of
 from mmrl.flow.plan import RolloutPlan, StepPlan
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
@@ -19,54 +24,127 @@ from tests.evidence.task import Ended, MakeSampler, Task, mean, weights_of
 from tests.support import flow_fakes
 
 FRESH = 64
+BACKWARD = 3
+"""What a call with a gradient costs in calls without: its own, and a backward pass of twice that."""
 Score = Callable[[Group], list[float]]
+Figure = Callable[[Sequence[Group]], float]
 
 
 @dataclass
 class CountedFlow(flow_fakes.FakeFlowPolicy):
-    """The policy of points, which counts how many rows went through its network."""
+    """The policy of points, which counts what its calls cost: rows of sampling, and of reading those that train."""
 
     seed: int = 0
-    calls: int = 0
+    cost: int = 0
+    _reading: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         torch.manual_seed(self.seed)
         for layer in (0, 2):
             self.nets["policy"][layer].reset_parameters()  # type: ignore[operator, index]
+        self.copy_to_shadows()
+
+    def copy_to_shadows(self) -> None:
         for name in ("ref", "ema"):
             self.nets[name].load_state_dict(self.nets["policy"].state_dict())
 
     def velocity(self, model: str, x: Tensor, t: Tensor, c: Tensor) -> Tensor:
-        self.calls += x[..., 0].numel()
+        if not self._reading:
+            self.cost += x[..., 0].numel()
         return super().velocity(model, x, t, c)
+
+    def read(self, trace: Trace, readings: Iterable[Reading], mask: Tensor) -> dict[Reading, Tensor]:
+        """Counts each model once, at the masked steps, as policies of real networks read them."""
+        assert isinstance(trace, flow_fakes.FlowTrace)
+        wanted = list(readings)
+        for model in {one.model for one in wanted if one.quantity not in trace.tensors}:
+            self.cost += int(mask.sum()) * (BACKWARD if model == "policy" and torch.is_grad_enabled() else 1)
+        with self._uncounted():
+            return super().read(trace, wanted, mask)
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        self._reading = True
+        try:
+            yield
+        finally:
+            self._reading = False
+
+
+@dataclass
+class TaughtFlow(CountedFlow):
+    """One that has learned to draw points of the unit circle, whatever the caption, and so knows noise from data."""
+
+    def __post_init__(self) -> None:
+        self.nets = {name: circle_net().requires_grad_(name == "policy") for name in ("policy", "ref", "ema")}
+        self.nets["policy"].load_state_dict(circle_weights())
+        self.copy_to_shadows()
+
+
+def circle_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
+
+
+@cache
+def circle_weights() -> dict[str, Tensor]:
+    """Flow matching on points of the unit circle, a second of it."""
+    torch.manual_seed(0)
+    net, count = circle_net(), 1500
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, count)
+    for _ in range(count):
+        angle, noise, t = torch.rand(256) * 2 * math.pi, torch.randn(256, 2), torch.rand(256)
+        data, captions = torch.stack([angle.cos(), angle.sin()], -1), torch.eye(3)[torch.randint(3, (256,))]
+        x = torch.cat([add_noise(data, noise, t), t[:, None], captions], -1)
+        loss = (net(x) - velocity_of(data, noise)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return net.state_dict()
+
+
+def on_its_side(group: Group) -> list[float]:
+    """Cosine between the point and the caption's, minus twice its distance from the unit circle."""
+    points = torch.stack([sample.image for sample in group.samples])
+    radius = points.norm(dim=-1)
+    cosines = torch.cosine_similarity(points, torch.tensor(group.prompt.answer)[None], dim=-1)
+    return (cosines - 2 * (radius - 1).abs()).tolist()
 
 
 @dataclass(frozen=True)
 class PointTask(Task):
-    """A reward for points, and how many network calls a run may make."""
+    """A reward for points, and what a run may cost."""
 
     reward: Score = flow_fakes.nearness
-    figure: Callable[[Sequence[Group]], float] = lambda groups: mean([mean(flow_fakes.nearness(group)) for group in groups])
-    calls: int = 60_000
-    """Rows through the network, of sampling and of reading with and without gradient."""
+    figure: Figure = lambda groups: mean([mean(flow_fakes.nearness(group)) for group in groups])
+    policy: type[CountedFlow] = CountedFlow
+    cost: int = 100_000
+    """Calls of the network in rows; those with a gradient count `BACKWARD`."""
     prompts_per_step: int = 3
-    lr: float = 1e-2
+    num_steps: int = 10
+    """Of the deterministic sampler that measures."""
+    rates: tuple[float, ...] = (1e-2,)
+    """Learning rates: a run is the best of them, so that nobody is measured at another's rate."""
 
     def run(self, algorithm: Algorithm, seed: int, make_sampler: MakeSampler | None = None) -> Ended:
-        """Train until the calls are made, and measure with the deterministic sampler of ten steps."""
-        policy, prompts = CountedFlow(ema_decay=RampDecay(slope=0.01, most=0.5), seed=seed), flow_fakes.prompts()
+        """Train at each learning rate until the cost is reached, and measure; the best run."""
+        return max((self.run_at(lr, algorithm, seed, make_sampler) for lr in self.rates), key=lambda ended: ended.figure)
+
+    def run_at(self, lr: float, algorithm: Algorithm, seed: int, make_sampler: MakeSampler | None) -> Ended:
+        policy, prompts = self.policy(ema_decay=RampDecay(slope=0.01, most=0.5), seed=seed), flow_fakes.prompts()
         settings = TrainSettings(
             steps=10_000,
             prompts_per_step=self.prompts_per_step,
             micro_batch=100_000,
             seed=seed,
-            optimizer=OptimizerSettings(lr=self.lr),
+            optimizer=OptimizerSettings(lr=lr),
         )
         rewards = RewardRunner([NamedReward("point", self.reward)])
         trainer = Trainer(policy, algorithm, (make_sampler or Shuffled)(prompts, seed), rewards, settings)
-        while policy.calls < self.calls:
+        while policy.cost < self.cost:
             trainer.step()
         requests = [Request(prompt, FRESH, i, seed=10_000 * (seed + 1) + i) for i, prompt in enumerate(prompts)]
-        groups = policy.rollout(requests, RolloutPlan((StepPlan(),) * 10)).groups
+        groups: Any = policy.rollout(requests, RolloutPlan((StepPlan(),) * self.num_steps)).groups
         return Ended(self.figure(groups), weights_of(policy))

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -209,9 +210,15 @@ class Row:
     def outcome(self, seed: int) -> "Outcome":
         """Both runs at one seed."""
         task = replace(self.task, **self.changes)
-        ours, theirs = (task.run(one, seed, make) for one, make in ((self.algorithm, self.sampler), (self.twin, None)))
+        ours, theirs = task.run(self.algorithm, seed, self.sampler), plain_run(task, self.twin, seed)
         moved = float((ours.weights - theirs.weights).norm() / theirs.weights.norm())
         return Outcome(ours.figure, theirs.figure, moved)
+
+
+@cache
+def plain_run(task: Task, twin: Algorithm, seed: int) -> Ended:
+    """A twin's run, which many rows share."""
+    return task.run(twin, seed)
 
 
 @dataclass(frozen=True)

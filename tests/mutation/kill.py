@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -102,7 +103,7 @@ def hunt(mutant: Mutant, tree: Path, limit_s: float = LIMIT_S) -> Verdict:
         forget_bytecode(file)
         start = time.monotonic()
         ended = Ended(0, None, "no tests")
-        for part in portions(files_to_run(mutant.file)):
+        for part in portions(files_for(mutant)):
             ended = run_apart(tree, part, limit_s - (time.monotonic() - start))
             if ended.code not in PASSED:
                 break
@@ -116,6 +117,12 @@ def hunt(mutant: Mutant, tree: Path, limit_s: float = LIMIT_S) -> Verdict:
     if sound.code != 0:
         return Verdict(mutant, "no verdict", f"{ended.failed} fails without the mutant, too: {sound.words}", seconds)
     return Verdict(mutant, "killed", ended.failed, seconds)
+
+
+def files_for(mutant: Mutant) -> list[str]:
+    """Those of its module, the one that the mutant names first."""
+    named = [mutant.near] if mutant.near else []
+    return [*named, *(file for file in files_to_run(mutant.file) if file not in named)]
 
 
 def portions(tests: list[str]) -> list[list[str]]:
@@ -148,7 +155,9 @@ def run_apart(tree: Path, tests: list[str], limit_s: float) -> Ended:
     process.join(limit_s)
     late = process.is_alive()
     if late and process.pid is not None:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended meanwhile, or leads no group yet
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.join()
     text = log.read_text(encoding="utf-8", errors="replace")
     failed = FAILURE.search(text)

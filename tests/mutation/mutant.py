@@ -27,6 +27,8 @@ class Mutant:
     after: str
     equivalent: str = ""
     """The reason why no test can tell it from the original; empty for the others."""
+    near: str = ""
+    """A test file to run first, where the tests that reach the place do so through fixtures, which imports do not show."""
 
     @property
     def room(self) -> str:

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from tests.mutation.kill import files_to_run, portions
+from tests.mutation.kill import files_for, files_to_run, portions
 from tests.mutation.mutant import ROOMS, ROOT, Mutant, candidates, load
 from tests.mutation.operators import slips
 
@@ -50,6 +50,14 @@ def test_the_list_is_long_enough_and_no_mutant_occurs_twice():
     assert len(MUTANTS) >= 120 and max(places.values()) == 1
     assert {mutant.room for mutant in MUTANTS} == set(ROOMS)
     assert len({mutant.operator for mutant in MUTANTS}) >= 10
+
+
+def test_the_file_that_a_mutant_names_runs_first():
+    named = [mutant for mutant in MUTANTS if mutant.near]
+    assert named and all((ROOT / mutant.near).is_file() for mutant in named)
+    for mutant in named:
+        files = files_for(mutant)
+        assert files[0] == mutant.near and sorted(files) == sorted({*files_to_run(mutant.file), mutant.near})
 
 
 def test_a_mutant_is_found_by_its_text_wherever_the_function_stands():
