@@ -125,7 +125,7 @@ class PointTask(Task):
     prompts_per_step: int = 3
     num_steps: int = 10
     """Of the deterministic sampler that measures."""
-    rates: tuple[float, ...] = (1e-2,)
+    rates: tuple[float, ...] = (3e-3, 1e-2)
     """Learning rates: a run is the best of them, so that nobody is measured at another's rate."""
 
     def run(self, algorithm: Algorithm, seed: int, make_sampler: MakeSampler | None = None) -> Ended:
