@@ -25,7 +25,7 @@ from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Prompt, Request, Video
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
 from mmrl.policies.video.decode import fetch
-from mmrl.policies.video.sampling import Budget, FramePlan
+from mmrl.policies.video.sampling import Budget, FrameRule
 
 SIDE = 32
 """Pixels per token and side of Qwen3-VL."""
@@ -113,7 +113,7 @@ def decoding(paths: list[str], frames: Sequence[int], repeats: int) -> None:
     print("| frames shown | decoder | seconds | frames/s |\n|---|---|---|---|")
     for number in frames:
         for backend in ("decord", "pyav"):
-            plan = FramePlan(backend=backend, budget=Budget(SIDE, max_pixels=6.0 * SIDE**2))
+            plan = FrameRule(backend=backend, budget=Budget(SIDE, max_pixels=6.0 * SIDE**2))
             took = seconds_of(partial(fetch, Video(paths[0], frames=number), plan, hashed=False), repeats)
             print(f"| {number} | {backend} | {took:.3f} | {number / took:.0f} |", flush=True)
 

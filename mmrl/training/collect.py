@@ -73,7 +73,7 @@ class Collector:
         self.stored = {}
         probed: dict[int, ProbeScores] = {}
         gone: dict[int, list[float]] = {}
-        requests, rounds, drawn = self.plan(self.num_prompts), 0, 0
+        requests, rounds, drawn = self.requests_for(self.num_prompts), 0, 0
         while True:
             before = 0 if rollouts is None else len(rollouts)
             rollouts, again, fresh_tables = self.sample_and_score(requests, sampling, rollouts, times)
@@ -139,7 +139,7 @@ class Collector:
         part_of = {group_id: i * count // len(ids) for i, group_id in enumerate(ids)}
         return [[request for request in requests if part_of[request.group_id] == part] for part in range(count)]
 
-    def plan(self, num_prompts: int) -> list[Request]:
+    def requests_for(self, num_prompts: int) -> list[Request]:
         """This rank's requests for newly drawn prompts; group ids are the same whatever the number of ranks."""
         requests = self.planner.first(self.draw(num_prompts), self.group_size, self.next_group, self.seed)
         ids = sorted({request.group_id for request in requests})
@@ -179,7 +179,7 @@ class Collector:
                 )
         mine += [request for request in more if request.group_id in owned]
         self.stored |= {request.group_id: request.written.seen for request in mine if isinstance(request.written, StoredRow)}
-        return [*mine, *(self.plan(fresh) if fresh else [])]
+        return [*mine, *(self.requests_for(fresh) if fresh else [])]
 
     def new_groups(self, revision: Revision) -> list[Request]:
         """This rank's requests for new groups, which the planner marked by negative ids."""

@@ -283,7 +283,7 @@ def step_names() -> dict[str, Any]:
     trainer = job.trainer
     names: dict[str, Any] = {
         "policy": job.policy,
-        "requests": trainer.collector.plan(2),
+        "requests": trainer.collector.requests_for(2),
         "runner": trainer.collector.rewards,
         "reader": trainer.reader,
         "first_step": True,

@@ -14,7 +14,7 @@ from mmrl.flow.sigmas import shift_by
 from mmrl.policies.flow.check import diagnose as causes
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.policy import FlowPolicy
-from mmrl.policies.flow.trace import FlowTrace, Latents, SigmaPlan
+from mmrl.policies.flow.trace import FlowTrace, Latents, SigmaTable
 from mmrl.policies.shared import hypotheses as common
 from tests.support.injected import (
     Change,
@@ -42,31 +42,31 @@ def guided(value: float) -> Change:
     return lambda policy, patch: patch.setattr(policy.net, "guidance", value)
 
 
-def louder(factor: float) -> Callable[[SigmaPlan], SigmaPlan]:
+def louder(factor: float) -> Callable[[SigmaTable], SigmaTable]:
     return lambda one: replace(one, plan=replace(one.plan, steps=tuple(causes.noisier(step, factor) for step in one.plan.steps)))
 
 
-def shifted(factor: float) -> Callable[[SigmaPlan], SigmaPlan]:
+def shifted(factor: float) -> Callable[[SigmaTable], SigmaTable]:
     return lambda one: replace(one, sigmas=shift_by(factor, one.sigmas.double()).float())
 
 
-def sampled_along(change: Callable[[SigmaPlan], SigmaPlan]) -> Change:
+def sampled_along(change: Callable[[SigmaTable], SigmaTable]) -> Change:
     """Sampling follows this plan; `right_plans` makes the record say nothing of it."""
 
     def changed(policy: FlowPolicy, patch: pytest.MonkeyPatch) -> None:
-        right = policy._sigma_plan
-        patch.setattr(policy, "_sigma_plan", lambda *asked: change(right(*asked)))
+        right = policy._sigma_table
+        patch.setattr(policy, "_sigma_table", lambda *asked: change(right(*asked)))
 
     return changed
 
 
-def planned(change: Callable[[SigmaPlan], SigmaPlan]) -> Callable[[Any, Rollouts], Rollouts]:
+def planned(change: Callable[[SigmaTable], SigmaTable]) -> Callable[[Any, Rollouts], Rollouts]:
     """Training reads along this plan."""
 
     def changed(trace: FlowTrace) -> FlowTrace:
-        plans = tuple(map(change, trace.sigma_plans))
+        plans = tuple(map(change, trace.sigma_tables))
         times = [plan.timesteps for plan in plans]
-        return replace(trace, sigma_plans=plans, timesteps=causes.times_by(trace, times))
+        return replace(trace, sigma_tables=plans, timesteps=causes.times_by(trace, times))
 
     return traced(changed)
 
@@ -74,7 +74,7 @@ def planned(change: Callable[[SigmaPlan], SigmaPlan]) -> Callable[[Any, Rollouts
 def right_plans(policy: FlowPolicy, rollouts: Rollouts) -> Rollouts:
     assert ALGORITHM.schedule is not None
     plan = ALGORITHM.schedule.at(0)
-    return planned(lambda one: policy._sigma_plan(plan, one.size))(policy, rollouts)
+    return planned(lambda one: policy._sigma_table(plan, one.size))(policy, rollouts)
 
 
 def with_conditions(change: Callable[[tuple[Condition, ...]], Any]) -> Callable[[Any, Rollouts], Rollouts]:

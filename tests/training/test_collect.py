@@ -58,7 +58,7 @@ def test_longer_rounds_lengthen_the_rows_of_shorter_ones():
 
 def test_a_round_without_prompts_asks_for_nothing_and_uses_no_number():
     collector = make_trainer(PRESETS["dr_grpo"]).collector
-    first = collector.plan(2)
+    first = collector.requests_for(2)
     assert sorted({request.group_id for request in first}) == [0, 1]
-    assert collector.plan(0) == []
-    assert min(request.group_id for request in collector.plan(1)) == 2
+    assert collector.requests_for(0) == []
+    assert min(request.group_id for request in collector.requests_for(1)) == 2

@@ -139,9 +139,9 @@ def groups_of_prompt(job: Job, prompt: str, step: int, last_group: int) -> list[
 
 def planned_requests(collector: Collector, num_prompts: int, last_group: int) -> list[Request]:
     """All requests of the step up to a group: later rounds draw the prompts that come next."""
-    requests = collector.plan(num_prompts)
+    requests = collector.requests_for(num_prompts)
     while collector.next_group <= last_group:
-        requests += collector.plan(num_prompts)
+        requests += collector.requests_for(num_prompts)
     return requests
 
 

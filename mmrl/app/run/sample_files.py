@@ -33,7 +33,7 @@ from mmrl.core.types import Examples, MediaSize, Prompt, Sample, Status, Video
 from mmrl.data.files.mp4 import write_once
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.policies.video.decode import fetch
-from mmrl.policies.video.sampling import Budget, FramePlan
+from mmrl.policies.video.sampling import Budget, FrameRule
 
 MAX_SIDE = 512
 """Pixels on the long side of a stored picture of a prompt, or of a clip's strip."""
@@ -217,7 +217,7 @@ def clip_frames(video: Video) -> list[Image.Image]:
     start, stop = read_timeline(video.source).part(video.start, video.end)
     number = 2 * CLIP_FRAMES + 1
     often = Video(video.source, video.start, video.end, fps=number / (stop - start))
-    small = FramePlan(min_frames=1, max_frames=number, budget=Budget(2, max_pixels=float(CLIP_AREA)))
+    small = FrameRule(min_frames=1, max_frames=number, budget=Budget(2, max_pixels=float(CLIP_AREA)))
     return [Image.fromarray(pixels) for pixels in fetch(often, small, hashed=False).pixels[1::2]]
 
 

@@ -25,7 +25,7 @@ from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size
-from mmrl.policies.flow.trace import NoisyLatents, SigmaPlan
+from mmrl.policies.flow.trace import NoisyLatents, SigmaTable
 from mmrl.policies.flow.write.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of, sketch_of
 from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
@@ -158,10 +158,10 @@ class DryGenerator:
     def follow(self, weights: Weights, version: int) -> None:
         """There are no weights."""
 
-    def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> Sampled:
+    def write(self, requests: Sequence[Request], sigma_table: SigmaTable) -> Sampled:
         with self.log.rollout():
-            sampled = self.inner.write(requests, sigma_plan)
-        trajectory, size = sampled.trajectory, sigma_plan.size
+            sampled = self.inner.write(requests, sigma_table)
+        trajectory, size = sampled.trajectory, sigma_table.size
         states = {id(one): len(one) for one in (*trajectory.states, *trajectory.means)}
         count, family = len(sampled.images), self.family.at(size)
         self.log.latents += 4 * math.prod(family.latent_shape) * (sum(states.values()) + len(sampled.trace.latents))

@@ -31,7 +31,7 @@ from mmrl.policies.flow.read.packing import cut_actions, cut_rows, cut_sizes
 from mmrl.policies.flow.rounding import FlowRounding
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size
-from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaPlan, join
+from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join
 from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
 from mmrl.policies.shared.sharding import wrap_module
 from mmrl.policies.shared.tf32 import switch_tf32
@@ -126,11 +126,11 @@ class FlowPolicy(PolicyHooks):
             missing = self.ranks.forwards(len(own)) - len(own)
             if own or missing:
                 with self.weights.swapped_in(model):
-                    sampled += [self.generator.write(part, self._sigma_plan(plan, size)) for size, part in own]
-                    idle += [self.generator.write(stand_in, self._sigma_plan(plan)) for _ in range(missing)]
+                    sampled += [self.generator.write(part, self._sigma_table(plan, size)) for size, part in own]
+                    idle += [self.generator.write(stand_in, self._sigma_table(plan)) for _ in range(missing)]
         if sampled:
             return assemble(sampled, requests)
-        nothing = idle[0] if idle else self.generator.write(stand_in, self._sigma_plan(plan))
+        nothing = idle[0] if idle else self.generator.write(stand_in, self._sigma_table(plan))
         return replace(assemble([nothing], stand_in).take(torch.arange(0)), groups=())
 
     def sigmas(self, plan: RolloutPlan, size: Size | None = None) -> Float[Tensor, " t1"]:
@@ -240,8 +240,8 @@ class FlowPolicy(PolicyHooks):
             if request.model not in known:
                 raise ValueError(f"{name} asks for the weights {request.model!r}; this policy keeps {', '.join(sorted(known))}")
 
-    def _sigma_plan(self, plan: RolloutPlan, size: Size | None = None) -> SigmaPlan:
-        return SigmaPlan(plan, size or (self.config.width, self.config.height), self.sigmas(plan, size))
+    def _sigma_table(self, plan: RolloutPlan, size: Size | None = None) -> SigmaTable:
+        return SigmaTable(plan, size or (self.config.width, self.config.height), self.sigmas(plan, size))
 
 
 def check_plan(sampling: object) -> RolloutPlan:

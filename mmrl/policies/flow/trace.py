@@ -61,7 +61,7 @@ class NoisyLatents:
 
 
 @dataclass(frozen=True)
-class SigmaPlan:
+class SigmaTable:
     """A plan with the size of the pictures it was followed for, and the sigmas it was followed at."""
 
     plan: RolloutPlan
@@ -88,7 +88,7 @@ class FlowTrace:
     conditions: tuple[Condition, ...]
     prompt_index: Int[Tensor, " n"]
     """Row -> its condition."""
-    sigma_plans: tuple[SigmaPlan, ...]
+    sigma_tables: tuple[SigmaTable, ...]
     course_index: Int[Tensor, " n"]
     steps: Int[Tensor, "n t"]
     """Which step of the plan; -1 where the row has no such action."""
@@ -115,32 +115,32 @@ class FlowTrace:
 
     def by_size(self, rows: Int[Tensor, " m"]) -> list[tuple[Size, Int[Tensor, " k"]]]:
         """Every size of pictures, and the places of its rows in `rows`; without rows one size that has none."""
-        sizes = sorted({sigma_plan.size for sigma_plan in self.sigma_plans})
+        sizes = sorted({sigma_table.size for sigma_table in self.sigma_tables})
         if len(sizes) == 1:
             return [(sizes[0], torch.arange(len(rows)))]
-        number = torch.tensor([sizes.index(sigma_plan.size) for sigma_plan in self.sigma_plans])[self.course_index[rows]]
+        number = torch.tensor([sizes.index(sigma_table.size) for sigma_table in self.sigma_tables])[self.course_index[rows]]
         found = [(size, (number == i).nonzero()[:, 0]) for i, size in enumerate(sizes)]
         # Of no rows, the latents are in the shape of the first plan's.
-        return [(size, places) for size, places in found if len(places)] or [(self.sigma_plans[0].size, torch.arange(0))]
+        return [(size, places) for size, places in found if len(places)] or [(self.sigma_tables[0].size, torch.arange(0))]
 
     def size_of(self, rows: Int[Tensor, " m"]) -> Size:
         """The size of the pictures of these rows, which have one; of no rows, that of the first plan."""
-        return self.sigma_plans[int(self.course_index[rows[0]]) if len(rows) else 0].size
+        return self.sigma_tables[int(self.course_index[rows[0]]) if len(rows) else 0].size
 
     def shape_at(self, size: Size) -> torch.Size:
         """The shape of a latent of a size."""
-        parts = zip(self.sigma_plans, self.latents.parts, strict=True)
-        return next(part.shape[1:] for sigma_plan, part in parts if sigma_plan.size == size)
+        parts = zip(self.sigma_tables, self.latents.parts, strict=True)
+        return next(part.shape[1:] for sigma_table, part in parts if sigma_table.size == size)
 
     @property
     def is_forward(self) -> bool:
         """Are the actions noised copies?"""
-        return any(sigma_plan.plan.forward is not None for sigma_plan in self.sigma_plans)
+        return any(sigma_table.plan.forward is not None for sigma_table in self.sigma_tables)
 
     @property
     def has_densities(self) -> bool:
         """Is there a step that trains, so that it makes sense to ask for log-probabilities?"""
-        return any(step.trained for sigma_plan in self.sigma_plans for step in sigma_plan.plan.steps)
+        return any(step.trained for sigma_table in self.sigma_tables for step in sigma_table.plan.steps)
 
     def inputs(self, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"]) -> Float[Tensor, "m ..."]:
         """The latents that the network sees."""
@@ -155,10 +155,10 @@ class FlowTrace:
 
 
 def trace_of_steps(
-    trajectory: Trajectory, sigma_plan: SigmaPlan, conditions: Sequence[Condition], prompt_index: Int[Tensor, " n"]
+    trajectory: Trajectory, sigma_table: SigmaTable, conditions: Sequence[Condition], prompt_index: Int[Tensor, " n"]
 ) -> FlowTrace:
     """The record of those transitions of a trajectory that may train."""
-    layout, n, t = trajectory.layout, len(trajectory.layout), sigma_plan.plan.num_steps
+    layout, n, t = trajectory.layout, len(trajectory.layout), sigma_table.plan.num_steps
     kept: list[Tensor] = []
     count = 0
 
@@ -179,38 +179,38 @@ def trace_of_steps(
     return FlowTrace(
         conditions=tuple(conditions),
         prompt_index=prompt_index,
-        sigma_plans=(sigma_plan,),
+        sigma_tables=(sigma_table,),
         course_index=torch.zeros(n, dtype=torch.long),
         steps=torch.arange(t).repeat(n, 1),
         latents=Latents((torch.cat(kept),)),
         before=torch.stack(at[:-1], 1),
         after=torch.stack(at[1:], 1),
         means=torch.stack(means, 1),
-        sigma=sigma_plan.sigmas[:-1].repeat(n, 1),
-        timesteps=sigma_plan.timesteps.repeat(n, 1),
+        sigma=sigma_table.sigmas[:-1].repeat(n, 1),
+        timesteps=sigma_table.timesteps.repeat(n, 1),
     )
 
 
 def trace_of_noised(
     samples: Float[Tensor, "n ..."],
     keys: Sequence[tuple[int, int]],
-    sigma_plan: SigmaPlan,
+    sigma_table: SigmaTable,
     conditions: Sequence[Condition],
     prompt_index: Int[Tensor, " n"],
 ) -> FlowTrace:
     """Noised copies of finished samples; times and noise depend on `keys` alone, (seed of the request, sample), or the seed."""
-    times = sigma_plan.plan.forward
+    times = sigma_table.plan.forward
     assert times is not None
     n, k = len(samples), times.count
     generators = [generator_of(seed, 0 if times.shared else sample, "noised") for seed, sample in keys]
-    sigma = torch.stack([times.draw(sigma_plan.sigmas, generator) for generator in generators])
+    sigma = torch.stack([times.draw(sigma_table.sigmas, generator) for generator in generators])
     noise = torch.stack([torch.randn(k, *samples.shape[1:], generator=generator) for generator in generators])
     rows = torch.arange(n)[:, None].expand(n, k)
     after = n + torch.arange(n * k).view(n, k)
     return FlowTrace(
         conditions=tuple(conditions),
         prompt_index=prompt_index,
-        sigma_plans=(sigma_plan,),
+        sigma_tables=(sigma_table,),
         course_index=torch.zeros(n, dtype=torch.long),
         steps=torch.arange(k).repeat(n, 1),
         latents=Latents((torch.cat([samples.cpu(), noise.flatten(0, 1)]),)),
@@ -227,13 +227,13 @@ def join(traces: Sequence[FlowTrace]) -> FlowTrace:
     if len({trace.is_forward for trace in traces}) > 1:
         raise ValueError("rollouts of a forward schedule cannot train together with those of a schedule of noisy steps")
     width = max(trace.steps.shape[1] for trace in traces)
-    shifts = {"conditions": 0, "sigma_plans": 0, "latents": 0}
+    shifts = {"conditions": 0, "sigma_tables": 0, "latents": 0}
     moved: list[dict[str, Tensor]] = []
     for trace in traces:
         moved.append(
             {
                 "prompt_index": trace.prompt_index + shifts["conditions"],
-                "course_index": trace.course_index + shifts["sigma_plans"],
+                "course_index": trace.course_index + shifts["sigma_tables"],
                 "steps": pad_actions(trace.steps, width, -1.0),
                 **{name: pad_actions(getattr(trace, name) + shifts["latents"], width) for name in ("before", "after", "means")},
                 "sigma": pad_actions(trace.sigma, width),
@@ -243,7 +243,7 @@ def join(traces: Sequence[FlowTrace]) -> FlowTrace:
         shifts = {name: shift + len(getattr(trace, name)) for name, shift in shifts.items()}
     return FlowTrace(
         conditions=tuple(condition for trace in traces for condition in trace.conditions),
-        sigma_plans=tuple(sigma_plan for trace in traces for sigma_plan in trace.sigma_plans),
+        sigma_tables=tuple(sigma_table for trace in traces for sigma_table in trace.sigma_tables),
         latents=Latents(tuple(part for trace in traces for part in trace.latents.parts)),
         **{name: torch.cat([part[name] for part in moved]) for name in moved[0]},
     )

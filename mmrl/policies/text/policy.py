@@ -39,7 +39,7 @@ from mmrl.policies.text.write.rollout import (
     by_weights,
     check_requests,
     check_sampling,
-    plan,
+    rows_of,
     show_as_trained,
     split_rows,
     texts_of,
@@ -89,7 +89,7 @@ class TextPolicy(PolicyHooks):
         features = cache_of(loaded.model.model, self.family, config.vision_cache_mib)
         self.net = TextNet(loaded.model, self.family, self.banned, pad, config.dtype == "bfloat16", features)
         self.module: nn.Module = self.net
-        videos = VideoInput(config.video, self.family.frame_plan(self.processor, config.video))
+        videos = VideoInput(config.video, self.family.frame_rule(self.processor, config.video))
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
         self.ranks = Ranks()
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
@@ -149,7 +149,7 @@ class TextPolicy(PolicyHooks):
         sampling = check_sampling(sampling, self.config.sampling)
         check_requests(requests, self.shadows | {"policy"}, self._known_views)
         requests = [show_as_trained(request, self.views) for request in requests]
-        rows, prompts = plan(requests, self.encode)
+        rows, prompts = rows_of(requests, self.encode)
         self.prefetch([request.shown_prompt for request in requests])
         wake(self.generator)
         if not self._followed:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmrl.core.samples import Video
 from mmrl.policies.video.decode import Frames
-from mmrl.policies.video.sampling import FramePlan
+from mmrl.policies.video.sampling import FrameRule
 
 
 @dataclass
@@ -25,22 +25,22 @@ class FrameCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, video: Video, plan: FramePlan) -> Frames | None:
+    def get(self, video: Video, rule: FrameRule) -> Frames | None:
         """Raises FileNotFoundError when the file is gone."""
         digest = self._digests.get(stamp(video))
-        key = (digest, wishes(video), plan)
+        key = (digest, wishes(video), rule)
         if digest is None or key not in self._kept:
             return None
         self._kept.move_to_end(key)
         return self._kept[key]
 
-    def put(self, video: Video, plan: FramePlan, frames: Frames) -> None:
+    def put(self, video: Video, rule: FrameRule, frames: Frames) -> None:
         """Frames larger than the whole budget are not kept."""
         self._digests[stamp(video)] = frames.digest
         if frames.pixels.nbytes > self.max_bytes:
             return
         frames.pixels.setflags(write=False)
-        self._kept[frames.digest, wishes(video), plan] = frames
+        self._kept[frames.digest, wishes(video), rule] = frames
         room = self.max_bytes - self.num_bytes
         while room < 0:
             _, old = self._kept.popitem(last=False)

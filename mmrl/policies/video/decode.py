@@ -10,7 +10,7 @@ import numpy as np
 
 from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.samples import Video
-from mmrl.policies.video.sampling import Budget, BudgetError, FramePlan, choose
+from mmrl.policies.video.sampling import Budget, BudgetError, FrameRule, choose
 
 PIECE = 16
 """Frames that exist at their full size at the same time."""
@@ -39,18 +39,18 @@ class Frames:
     """A digest of the file's content."""
 
 
-def fetch(video: Video, plan: FramePlan, hashed: bool = True) -> Frames:
+def fetch(video: Video, rule: FrameRule, hashed: bool = True) -> Frames:
     """Open, sample, decode, resize; raises FileNotFoundError, or ValueError with the file's name for all else that is wrong."""
     if isinstance(video.source, str):
         timeline = read_timeline(video.source)
-        name, read = f"the video {video.source!r}", lambda indices: decode(str(video.source), timeline, indices, plan)
+        name, read = f"the video {video.source!r}", lambda indices: decode(str(video.source), timeline, indices, rule)
         digest = digest_of(video.source) if hashed else ""
     else:
-        timeline = sequence_timeline(video, plan)
-        name, read = f"the sequence {video.source[0]!r} ...", lambda indices: pictures(video.source, indices, plan.budget)
+        timeline = sequence_timeline(video, rule)
+        name, read = f"the sequence {video.source[0]!r} ...", lambda indices: pictures(video.source, indices, rule.budget)
         digest = "".join(digest_of(source) for source in video.source) if hashed else ""
     try:
-        chosen = choose(timeline, video, plan)
+        chosen = choose(timeline, video, rule)
         pixels = read(chosen.indices)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
@@ -63,12 +63,12 @@ def digest_of(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def decode(path: str, timeline: Timeline, indices: Sequence[int], plan: FramePlan) -> np.ndarray:
+def decode(path: str, timeline: Timeline, indices: Sequence[int], rule: FrameRule) -> np.ndarray:
     """The frames with these ascending indices, resized; ValueError with what each decoder said where none can read them."""
     said: list[str] = []
-    for name in ("decord", "pyav") if plan.backend == "auto" else (plan.backend,):
+    for name in ("decord", "pyav") if rule.backend == "auto" else (rule.backend,):
         try:
-            return resize(DECODERS[name](path, timeline, indices), len(indices), plan.budget)
+            return resize(DECODERS[name](path, timeline, indices), len(indices), rule.budget)
         except MissingError as error:
             said.append(f"{name} is not installed ({error})")
         except BudgetError:
@@ -166,14 +166,14 @@ def pictures(sources: Sequence[str], indices: Sequence[int], budget: Budget | No
     return resize(pieces(), len(indices), budget)
 
 
-def sequence_timeline(video: Video, plan: FramePlan) -> Timeline:
+def sequence_timeline(video: Video, rule: FrameRule) -> Timeline:
     """Pictures taken `video.fps` times a second, or as often as the policy shows frames."""
     if not video.source:
         raise ValueError("a sequence of pictures holds none")
     for source in video.source:
         if not Path(source).is_file():
             raise FileNotFoundError(f"there is no picture {source!r}")
-    fps = video.fps or plan.fps
+    fps = video.fps or rule.fps
     return Timeline(tuple(i / fps for i in range(len(video.source))), len(video.source) / fps, 0, 0)
 
 

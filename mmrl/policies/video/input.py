@@ -10,7 +10,7 @@ import numpy as np
 from mmrl.core.samples import ClipTime, Video
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import Frames, fetch
-from mmrl.policies.video.sampling import FramePlan
+from mmrl.policies.video.sampling import FrameRule
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.policies.video.workers import Workers
 
@@ -20,7 +20,7 @@ class VideoInput:
     """Video -> Frames, from the cache, from a worker that was asked before, or decoded now."""
 
     settings: VideoSettings
-    plan: FramePlan
+    rule: FrameRule
     cache: FrameCache = field(init=False)
     workers: Workers = field(init=False)
     used: bool = field(default=False, init=False)
@@ -35,24 +35,24 @@ class VideoInput:
         """Let workers begin with these clips; what is wrong with one is said when it is taken."""
         for video in dict.fromkeys(map(without_changes, videos)):
             if self.settings.workers and video not in self._asked and not self._has_cached(video):
-                self._asked[video] = self.workers.ask(video, self.plan, self.settings.cache_mb > 0)
+                self._asked[video] = self.workers.ask(video, self.rule, self.settings.cache_mb > 0)
 
     def __call__(self, video: Video) -> Frames:
         """Raises FileNotFoundError, ValueError for a wrong clip, WorkerError where workers died or hung twice."""
         self.used = True
         own = without_changes(video)
-        frames = self.cache.get(own, self.plan) if self.settings.cache_mb and exists(own) else None
+        frames = self.cache.get(own, self.rule) if self.settings.cache_mb and exists(own) else None
         future = self._asked.pop(own, None)
         if frames is None:
             if future is None and self.settings.workers:
-                future = self.workers.ask(own, self.plan, self.settings.cache_mb > 0)
-            frames = fetch(own, self.plan, self.settings.cache_mb > 0) if future is None else future.result()
+                future = self.workers.ask(own, self.rule, self.settings.cache_mb > 0)
+            frames = fetch(own, self.rule, self.settings.cache_mb > 0) if future is None else future.result()
             if self.settings.cache_mb:
-                self.cache.put(own, self.plan, frames)
+                self.cache.put(own, self.rule, frames)
         return change_frames(frames, video)
 
     def _has_cached(self, video: Video) -> bool:
-        return bool(self.settings.cache_mb) and exists(video) and self.cache.get(video, self.plan) is not None
+        return bool(self.settings.cache_mb) and exists(video) and self.cache.get(video, self.rule) is not None
 
 
 def exists(video: Video) -> bool:

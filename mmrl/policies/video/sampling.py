@@ -59,7 +59,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class FramePlan:
+class FrameRule:
     """The frames that a policy wants of every clip."""
 
     fps: float = 2.0
@@ -84,18 +84,18 @@ class Choice:
     """The length of the part of the file that is shown."""
 
 
-def choose(timeline: Timeline, video: Video, plan: FramePlan) -> Choice:
+def choose(timeline: Timeline, video: Video, rule: FrameRule) -> Choice:
     """Frames nearest to n moments that are evenly spaced from the first frame to the last (qwen_vl_utils' rule).
 
-    n is the seconds times fps, rounded down to the plan's multiple, unless the video asks for a number. No frame is shown twice.
+    n is the seconds times fps, rounded down to the rule's multiple, unless the video asks for a number. No frame is shown twice.
 
     Raises:
         ValueError: a span outside the file, contradicting wishes, or a clip with too few frames.
     """
     start, stop = timeline.part(video.start, video.end)
     inside = timeline.inside(start, stop)
-    asked = own_frames(video, plan)
-    least = asked or -(-plan.min_frames // plan.multiple) * plan.multiple
+    asked = own_frames(video, rule)
+    least = asked or -(-rule.min_frames // rule.multiple) * rule.multiple
     if len(inside) < least:
         wanted = "its `frames`" if video.frames is not None else "policy.video.min_frames"
         raise ValueError(
@@ -103,38 +103,38 @@ def choose(timeline: Timeline, video: Video, plan: FramePlan) -> Choice:
             "lower that, show a longer part, or drop the prompt"
         )
     own = np.asarray(timeline.times)[inside]
-    number = asked or max(least, by_rate(len(own), stop - start, video, plan))
+    number = asked or max(least, by_rate(len(own), stop - start, video, rule))
     picked = nearest(own, np.linspace(own[0], own[-1], number))
     if len(picked) < least:
         picked = spread(np.arange(len(own)), least)
-    picked = spread(picked, len(picked) // plan.multiple * plan.multiple)
+    picked = spread(picked, len(picked) // rule.multiple * rule.multiple)
     step = (own[-1] - own[0]) / (number - 1) if number > 1 else stop - start
     return Choice(tuple(inside[i] for i in picked.tolist()), float(step), start, stop - start)
 
 
-def own_frames(video: Video, plan: FramePlan) -> int | None:
+def own_frames(video: Video, rule: FrameRule) -> int | None:
     """The number of frames that the video asks for; None where it names none."""
     if video.frames is None:
         return None
     if isinstance(video.source, str) and video.fps is not None:
         raise ValueError("it names both fps and frames: name one of them")
-    below = video.frames // plan.multiple * plan.multiple
+    below = video.frames // rule.multiple * rule.multiple
     if below < 1:
-        raise ValueError(f"it asks for {video.frames} frames: ask for {plan.multiple} or more")
+        raise ValueError(f"it asks for {video.frames} frames: ask for {rule.multiple} or more")
     if below < video.frames:
         raise ValueError(
-            f"it asks for {video.frames} frames, and this model takes multiples of {plan.multiple}: "
-            f"ask for {below} or {below + plan.multiple}"
+            f"it asks for {video.frames} frames, and this model takes multiples of {rule.multiple}: "
+            f"ask for {below} or {below + rule.multiple}"
         )
     return video.frames
 
 
-def by_rate(available: int, seconds: float, video: Video, plan: FramePlan) -> int:
-    """Number of frames at the rate that is asked for, within what the clip has and the plan takes."""
-    fps = plan.fps if video.fps is None or not isinstance(video.source, str) else video.fps
+def by_rate(available: int, seconds: float, video: Video, rule: FrameRule) -> int:
+    """Number of frames at the rate that is asked for, within what the clip has and the rule takes."""
+    fps = rule.fps if video.fps is None or not isinstance(video.source, str) else video.fps
     if fps <= 0:
         raise ValueError(f"its fps is {fps:g}, and must be more than 0")
-    return min(math.floor(seconds * fps + CLOSE), plan.max_frames, available) // plan.multiple * plan.multiple
+    return min(math.floor(seconds * fps + CLOSE), rule.max_frames, available) // rule.multiple * rule.multiple
 
 
 def nearest(own: np.ndarray, moments: np.ndarray) -> np.ndarray:

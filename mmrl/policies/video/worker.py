@@ -1,6 +1,6 @@
 """A process that decodes clips for another one: `python -m mmrl.policies.video.worker`. Imports no torch.
 
-It reads pickled (Video, FramePlan, hashed) from its standard input and answers on its standard output, until the input ends. A
+It reads pickled (Video, FrameRule, hashed) from its standard input and answers on its standard output, until the input ends. A
 process of its own program neither inherits locks, as a fork would (decord hangs then), nor runs the parent's main file again.
 """
 
@@ -22,11 +22,11 @@ def serve(asked: BinaryIO, answers: BinaryIO) -> None:
     """An answer is a pickled error, or pickled Frames without pixels, their shape, and then the pixels as they are."""
     while True:
         try:
-            video, plan, hashed = pickle.load(asked)  # noqa: S301 - from the process that started this one
+            video, rule, hashed = pickle.load(asked)  # noqa: S301 - from the process that started this one
         except EOFError:
             return
         try:
-            frames = fetch(video, plan, hashed)
+            frames = fetch(video, rule, hashed)
         except (ValueError, OSError) as error:
             pickle.dump(error, answers)
         else:

@@ -18,11 +18,11 @@ import numpy as np
 
 from mmrl.core.samples import Video
 from mmrl.policies.video.decode import Frames
-from mmrl.policies.video.sampling import FramePlan
+from mmrl.policies.video.sampling import FrameRule
 from mmrl.runtime.workers import WorkerError
 
 log = logging.getLogger("mmrl")
-Job = tuple[Video, FramePlan, bool]
+Job = tuple[Video, FrameRule, bool]
 Jobs = queue.SimpleQueue[tuple["Future[Frames]", Job] | None]
 COMMAND = (sys.executable, "-m", "mmrl.policies.video.worker")
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -132,7 +132,7 @@ def converse(process: Any, job: Job) -> Frames | Exception:
 
 @dataclass
 class Workers:
-    """`Workers(2).ask(video, plan)` gives a Future of Frames at once. Processes start with the first question."""
+    """`Workers(2).ask(video, rule)` gives a Future of Frames at once. Processes start with the first question."""
 
     number: int
     timeout: float = 120.0
@@ -140,11 +140,11 @@ class Workers:
     _jobs: Jobs = field(default_factory=queue.SimpleQueue, init=False)
     _workers: list[Worker] = field(default_factory=list[Worker], init=False)
 
-    def ask(self, video: Video, plan: FramePlan, hashed: bool) -> "Future[Frames]":
+    def ask(self, video: Video, rule: FrameRule, hashed: bool) -> "Future[Frames]":
         if not self._workers:
             self._start()
         future: Future[Frames] = Future()
-        self._jobs.put((future, (video, plan, hashed)))
+        self._jobs.put((future, (video, rule, hashed)))
         return future
 
     def _start(self) -> None:

@@ -125,8 +125,8 @@ def test_a_plan_counts_tokens_calls_and_the_hosts_bytes(make: Make, family: str,
     kept: list[int] = []
     write = type(policy.generator).write
 
-    def noted(self, requests, sigma_plan):
-        sampled = write(self, requests, sigma_plan)
+    def noted(self, requests, sigma_table):
+        sampled = write(self, requests, sigma_table)
         parts = {id(x): x.numel() for x in (*sampled.trajectory.states, *sampled.trajectory.means, *sampled.trace.latents.parts)}
         kept.append(4 * sum(parts.values()))
         return sampled

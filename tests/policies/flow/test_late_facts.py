@@ -82,7 +82,7 @@ def test_ddims_noisy_step_is_the_schedulers(tiny, prediction, eta, tmp_path):
     trace: Any = rollouts.trace
     scheduler = policy.pipeline.scheduler
     scheduler.set_timesteps(3)
-    sigmas = trace.sigma_plans[0].sigmas
+    sigmas = trace.sigma_tables[0].sigmas
     scale = ((1 - sigmas) ** 2 + sigmas**2).sqrt()
     found = policy.read(trace, [MEAN, STD], rollouts.action_mask)
     for row in range(2):

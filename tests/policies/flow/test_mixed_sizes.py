@@ -157,7 +157,7 @@ def test_steps_are_spaced_by_the_size(tiny: Tiny, family: str):
     policy = drawer(tiny, family)
     plan = evaluation_plan(4, DynamicShift() if family == "sd3" else None)
     rollouts = policy.rollout(asked([None, (32, 32), (32, 16)], 1), plan)
-    plans = trace_of(rollouts).sigma_plans
+    plans = trace_of(rollouts).sigma_tables
     assert [own.size for own in plans] == [(16, 16), (32, 16), (32, 32)]
     seconds = [float(own.sigmas[1]) for own in plans]
     assert seconds[0] < seconds[1] < seconds[2]

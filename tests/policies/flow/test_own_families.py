@@ -86,7 +86,7 @@ def test_rules_of_guidance_join_both_passes(tiny, rule):
     x, index = trace.latents[trace.before[:, 0]], trace.prompt_index
     times = torch.full((len(x),), 1000.0)
     with torch.no_grad():
-        asked = NoisyLatents(x, times, index, trace.sigma_plans[0].size)
+        asked = NoisyLatents(x, times, index, trace.sigma_tables[0].size)
         guided = policy.velocities(asked, trace.conditions)
         c = policy.velocities(asked, trace.conditions, guidance=1.0)
         u = 2 * c - make(tiny("sd3"), guidance_rule="plain").velocities(asked, trace.conditions)

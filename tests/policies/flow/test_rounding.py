@@ -76,7 +76,7 @@ def test_the_unets_answer_alone_moves_a_log_probability(tiny, noise):
     without, with_prompt = by_step(reading.answered[0]) - answered
     assert noise or max(without.abs().max(), with_prompt.abs().max()) < 5e-6
     guided = without + GUIDANCE * (with_prompt - without)
-    sigmas, deviations = (values.double() for values in (trace.sigma_plans[0].sigmas, trace.sigma_plans[0].deviations))
+    sigmas, deviations = (values.double() for values in (trace.sigma_tables[0].sigmas, trace.sigma_tables[0].deviations))
     for step, c in enumerate(means_per_output(sigmas)[:TRAINED]):
         std = deviations[step]
         noted = trace.latents[trace.means[:, step]].double()

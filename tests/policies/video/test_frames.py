@@ -17,7 +17,7 @@ from mmrl.core.types import Video
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.input import VideoInput, change_frames
-from mmrl.policies.video.sampling import Budget, BudgetError, FramePlan, choose
+from mmrl.policies.video.sampling import Budget, BudgetError, FrameRule, choose
 from mmrl.policies.video.settings import VideoSettings
 from tests.support.videos import HEIGHT, WIDTH, even, numbered, read_number, turn, uneven, write_video
 
@@ -58,7 +58,7 @@ def test_times_are_the_containers_and_count_from_the_first_frame(files, name):
 @pytest.mark.parametrize("name", TRUE)
 def test_the_frames_that_come_are_the_frames_of_those_times(files, name, backend):
     for wish in (Video(files[name]), Video(files[name], fps=7.0, start=0.5), Video(files[name], frames=6, end=2.0)):
-        frames = fetch(wish, FramePlan(backend=backend, multiple=2))
+        frames = fetch(wish, FrameRule(backend=backend, multiple=2))
         numbers = [read_number(picture) for picture in frames.pixels]
         start = wish.start or 0.0
         np.testing.assert_allclose(frames.times, [TRUE[name][i] - start for i in numbers], atol=1.1e-3)
@@ -70,12 +70,12 @@ def test_the_frames_that_come_are_the_frames_of_those_times(files, name, backend
 
 @pytest.mark.parametrize("name", TRUE)
 def test_both_decoders_give_the_same_bytes(files, name):
-    by = [fetch(Video(files[name], frames=12), FramePlan(backend=backend)).pixels for backend in ("decord", "pyav")]
+    by = [fetch(Video(files[name], frames=12), FrameRule(backend=backend)).pixels for backend in ("decord", "pyav")]
     assert np.array_equal(by[0], by[1])
 
 
 def test_frames_by_rate_reach_from_the_first_to_the_last():
-    chosen = choose(timeline(even(41, 10.0), 4.1), Video("a.mp4"), FramePlan(fps=2.0))
+    chosen = choose(timeline(even(41, 10.0), 4.1), Video("a.mp4"), FrameRule(fps=2.0))
     # 8.2 frames are 8, 40 / 7 apart: 0, 5.7, 11.4, 17.1, 22.9, 28.6, 34.3, 40
     assert chosen.indices == (0, 6, 11, 17, 23, 29, 34, 40)
     assert (chosen.step, chosen.seconds) == (pytest.approx(4 / 7), 4.1)
@@ -84,10 +84,10 @@ def test_frames_by_rate_reach_from_the_first_to_the_last():
 @pytest.mark.parametrize("multiple", [1, 2])
 @pytest.mark.parametrize("fps", [1.0, 1.3, 2.0, 3.7])
 def test_the_end_of_a_clip_is_shown(fps, multiple):
-    plan = FramePlan(fps=fps, multiple=multiple)
+    rule = FrameRule(fps=fps, multiple=multiple)
     for number in range(41, 160):
         seconds = number / 10
-        chosen = choose(timeline(even(number, 10.0), seconds), Video("a.mp4"), plan)
+        chosen = choose(timeline(even(number, 10.0), seconds), Video("a.mp4"), rule)
         assert chosen.indices[-1] / 10 >= seconds - 1 / fps
         assert len(chosen.indices) == int(seconds * fps + 1e-6) // multiple * multiple
 
@@ -96,41 +96,41 @@ def test_the_end_of_a_clip_is_shown(fps, multiple):
 def test_the_end_of_a_clip_is_shown_at_any_frame_rate(seed):
     times = uneven(60, seed)
     for multiple in (1, 2, 4):
-        chosen = choose(timeline(times, times[-1] + 0.02), Video("a.mp4"), FramePlan(fps=3.7, multiple=multiple))
+        chosen = choose(timeline(times, times[-1] + 0.02), Video("a.mp4"), FrameRule(fps=3.7, multiple=multiple))
         assert chosen.indices[0] == 0 and chosen.indices[-1] == 59
         assert len(set(chosen.indices)) == len(chosen.indices) and len(chosen.indices) % multiple == 0
 
 
 def test_frames_by_number_reach_from_the_first_to_the_last():
     line = timeline(even(250), 10.0)
-    for video, plan in (
-        (Video("a.mp4", frames=4), FramePlan()),
-        (Video("a.mp4"), FramePlan(fps=25.0, max_frames=4)),
-        (Video("a.mp4"), FramePlan(fps=0.1, min_frames=4)),
+    for video, rule in (
+        (Video("a.mp4", frames=4), FrameRule()),
+        (Video("a.mp4"), FrameRule(fps=25.0, max_frames=4)),
+        (Video("a.mp4"), FrameRule(fps=0.1, min_frames=4)),
     ):
-        chosen = choose(line, video, plan)
+        chosen = choose(line, video, rule)
         assert chosen.indices == (0, 83, 166, 249)
         assert chosen.step == pytest.approx(249 / 3 / 25)
-    part = choose(line, Video("a.mp4", start=2.0, end=4.0, frames=3), FramePlan())
+    part = choose(line, Video("a.mp4", start=2.0, end=4.0, frames=3), FrameRule())
     assert part.indices == (50, 74, 99) and (part.start, part.seconds) == (2.0, 2.0)
 
 
 def test_the_number_of_frames_is_a_multiple():
     line = timeline(even(250), 10.0)
-    assert len(choose(line, Video("a.mp4", end=3.6), FramePlan(fps=2.0, multiple=2)).indices) == 6
-    assert len(choose(line, Video("a.mp4"), FramePlan(fps=2.0, max_frames=7, multiple=2)).indices) == 6
-    assert len(choose(line, Video("a.mp4", end=1.0), FramePlan(fps=2.0, min_frames=5, multiple=2)).indices) == 6
+    assert len(choose(line, Video("a.mp4", end=3.6), FrameRule(fps=2.0, multiple=2)).indices) == 6
+    assert len(choose(line, Video("a.mp4"), FrameRule(fps=2.0, max_frames=7, multiple=2)).indices) == 6
+    assert len(choose(line, Video("a.mp4", end=1.0), FrameRule(fps=2.0, min_frames=5, multiple=2)).indices) == 6
     for wrong, remedy in ((5, ", and this model takes multiples of 2: ask for 4 or 6"), (1, ": ask for 2 or more")):
         with pytest.raises(ValueError, match=f"it asks for {wrong} frames{remedy}"):
-            choose(line, Video("a.mp4", frames=wrong), FramePlan(multiple=2))
+            choose(line, Video("a.mp4", frames=wrong), FrameRule(multiple=2))
 
 
 def test_where_frames_are_rare_none_is_shown_twice():
     times = [0.0, 0.1, 0.2, 5.0, 5.1, 9.0]
-    chosen = choose(timeline(times, 9.5), Video("a.mp4"), FramePlan(fps=1.0, multiple=2))
+    chosen = choose(timeline(times, 9.5), Video("a.mp4"), FrameRule(fps=1.0, multiple=2))
     # 8 moments, 1.29 apart: 0.0 twice 0.2, 5.0, twice 5.1, twice 9.0; of these five frames the middle one goes
     assert chosen.indices == (0, 2, 4, 5)
-    crowded = choose(timeline([0.0, 0.01, 0.02, 0.03, 9.0], 9.5), Video("a.mp4"), FramePlan(fps=1.0))
+    crowded = choose(timeline([0.0, 0.01, 0.02, 0.03, 9.0], 9.5), Video("a.mp4"), FrameRule(fps=1.0))
     assert len(crowded.indices) >= 4
 
 
@@ -150,11 +150,11 @@ def test_where_frames_are_rare_none_is_shown_twice():
 )
 def test_clips_that_cannot_be_shown_are_refused(video, message):
     with pytest.raises(ValueError, match=message):
-        choose(timeline(even(100), 4.0), video, FramePlan())
+        choose(timeline(even(100), 4.0), video, FrameRule())
 
 
 def test_an_end_that_a_data_set_rounded_up_is_the_files_end():
-    assert choose(timeline(even(100), 4.0), Video("a.mp4", end=4.1), FramePlan()).seconds == 4.0
+    assert choose(timeline(even(100), 4.0), Video("a.mp4", end=4.1), FrameRule()).seconds == 4.0
 
 
 def test_sizes_stay_within_the_budget():
@@ -179,9 +179,9 @@ def test_sizes_stay_within_the_budget():
 
 def test_frames_are_resized_to_the_budget(files):
     budget = Budget(16, max_pixels=64 * 24.0)
-    frames = fetch(Video(files["even.mp4"], frames=8), FramePlan(budget=budget))
+    frames = fetch(Video(files["even.mp4"], frames=8), FrameRule(budget=budget))
     assert frames.pixels.shape == (8, 16, 64, 3)
-    wide = fetch(Video(files["even.mp4"], frames=8), FramePlan(budget=Budget(16, max_pixels=128 * 48.0)))
+    wide = fetch(Video(files["even.mp4"], frames=8), FrameRule(budget=Budget(16, max_pixels=128 * 48.0)))
     assert [read_number(picture) for picture in wide.pixels] == [0, 14, 28, 42, 57, 71, 85, 99]
 
 
@@ -197,8 +197,8 @@ def test_frames_equal_those_of_qwen_vl_utils(files, asked):
     theirs, metadata = seen[1][0]
     budget = Budget(28, **{name: float(value) for name, value in size.items()})
     video = Video(files["even.mp4"], frames=asked.get("nframes"), fps=asked.get("fps"))
-    plan = FramePlan(multiple=2, budget=budget, **{name: asked[name] for name in asked if name.endswith("_frames")})
-    ours = fetch(video, plan)
+    rule = FrameRule(multiple=2, budget=budget, **{name: asked[name] for name in asked if name.endswith("_frames")})
+    ours = fetch(video, rule)
     np.testing.assert_allclose(ours.times, np.asarray(metadata["frames_indices"]) / metadata["fps"], atol=1e-6)
     assert theirs.shape == (len(ours.times), 3, *ours.pixels.shape[1:3])
     # torchvision and PIL round differently
@@ -216,13 +216,13 @@ def test_the_choice_is_that_of_qwen_vl_utils_at_any_length(rate):
         for fps in (1.0, 1.3, 2.0, 3.7):
             number = smart_nframes({"fps": fps}, total, rate)
             theirs = torch.linspace(0, total - 1, number).round().long().tolist()
-            assert list(choose(line, Video("a.mp4"), FramePlan(fps=fps, multiple=2)).indices) == theirs
+            assert list(choose(line, Video("a.mp4"), FrameRule(fps=fps, multiple=2)).indices) == theirs
 
 
 def test_frames_stand_upright_with_both_decoders(tmp_path, files):
     for angle in (90, 180, 270):
         path = turn(files["even.mp4"], tmp_path / f"{angle}.mp4", angle)
-        by = [fetch(Video(path, frames=4), FramePlan(backend=backend)).pixels for backend in ("decord", "pyav")]
+        by = [fetch(Video(path, frames=4), FrameRule(backend=backend)).pixels for backend in ("decord", "pyav")]
         assert np.array_equal(by[0], by[1])
         assert by[0].shape[1:3] == ((HEIGHT, WIDTH) if angle == 180 else (WIDTH, HEIGHT))
 
@@ -234,27 +234,27 @@ def test_pictures_in_a_row(tmp_path):
     for i in range(10):
         paths.append(str(tmp_path / f"{i}.png"))
         Image.fromarray(numbered(i)).save(paths[-1])
-    frames = fetch(Video(tuple(paths), fps=4.0), FramePlan(fps=2.0, multiple=2))
+    frames = fetch(Video(tuple(paths), fps=4.0), FrameRule(fps=2.0, multiple=2))
     assert [read_number(picture) for picture in frames.pixels] == [0, 3, 6, 9]
     assert frames.times == (0.0, 0.75, 1.5, 2.25) and (frames.fps, frames.seconds) == (4.0, 2.5)
-    assert [read_number(picture) for picture in fetch(Video(tuple(paths)), FramePlan()).pixels] == list(range(10))
-    assert len(fetch(Video(tuple(paths), fps=4.0, frames=6), FramePlan()).times) == 6
+    assert [read_number(picture) for picture in fetch(Video(tuple(paths)), FrameRule()).pixels] == list(range(10))
+    assert len(fetch(Video(tuple(paths), fps=4.0, frames=6), FrameRule()).times) == 6
     Image.fromarray(numbered(3, 64, 48)).save(paths[3])
     with pytest.raises(ValueError, match=r"3\.png' is not as large as the first picture"):
-        fetch(Video(tuple(paths)), FramePlan())
+        fetch(Video(tuple(paths)), FrameRule())
     os.remove(paths[5])
     with pytest.raises(FileNotFoundError, match=r"no picture .*5\.png"):
-        fetch(Video(tuple(paths)), FramePlan())
+        fetch(Video(tuple(paths)), FrameRule())
     with pytest.raises(ValueError, match="holds none"):
-        fetch(Video(()), FramePlan())
+        fetch(Video(()), FrameRule())
 
 
 def test_without_decord_pyav_decodes(files, monkeypatch):
-    expected = fetch(Video(files["even.mp4"], frames=6), FramePlan(backend="decord")).pixels
+    expected = fetch(Video(files["even.mp4"], frames=6), FrameRule(backend="decord")).pixels
     monkeypatch.setitem(sys.modules, "decord", None)
-    assert np.array_equal(fetch(Video(files["even.mp4"], frames=6), FramePlan()).pixels, expected)
+    assert np.array_equal(fetch(Video(files["even.mp4"], frames=6), FrameRule()).pixels, expected)
     with pytest.raises(ValueError, match="cannot be decoded: decord is not installed"):
-        fetch(Video(files["even.mp4"]), FramePlan(backend="decord"))
+        fetch(Video(files["even.mp4"]), FrameRule(backend="decord"))
 
 
 def test_pyav_does_not_wait_for_its_own_log(files):
@@ -262,7 +262,7 @@ def test_pyav_does_not_wait_for_its_own_log(files):
     before = av.logging.get_level()
     av.logging.set_level(av.logging.ERROR)
     try:
-        fetch(Video(files["even.mp4"], frames=4), FramePlan(backend="pyav"))
+        fetch(Video(files["even.mp4"], frames=4), FrameRule(backend="pyav"))
         assert av.logging.get_level() is None
     finally:
         av.logging.set_level(before)
@@ -275,10 +275,10 @@ def test_what_decord_cannot_read_pyav_decodes(files, monkeypatch):
         raise RuntimeError("no such luck")
 
     monkeypatch.setattr(decord, "VideoReader", refuse)
-    frames = fetch(Video(files["even.mp4"], frames=6), FramePlan())
+    frames = fetch(Video(files["even.mp4"], frames=6), FrameRule())
     assert read_number(frames.pixels[-1]) == 99
     with pytest.raises(ValueError, match=r"the video .*even\.mp4': it cannot be decoded: decord says: no such luck"):
-        fetch(Video(files["even.mp4"]), FramePlan(backend="decord"))
+        fetch(Video(files["even.mp4"]), FrameRule(backend="decord"))
 
 
 def test_both_decoders_are_heard_when_neither_can(tmp_path, files):
@@ -288,7 +288,7 @@ def test_both_decoders_are_heard_when_neither_can(tmp_path, files):
     path = tmp_path / "zeros.mp4"
     path.write_bytes(whole)
     with pytest.raises(ValueError, match=r"zeros\.mp4': it cannot be decoded: decord says: .*; pyav says: Invalid data"):
-        fetch(Video(str(path)), FramePlan())
+        fetch(Video(str(path)), FrameRule())
 
 
 def test_the_cache_finds_content_whatever_its_name(tmp_path, files, monkeypatch):
@@ -296,9 +296,9 @@ def test_the_cache_finds_content_whatever_its_name(tmp_path, files, monkeypatch)
 
     decoded: list[str] = []
     monkeypatch.setattr(
-        module, "fetch", lambda video, plan, hashed: (decoded.append(video.source), fetch(video, plan, hashed))[1]
+        module, "fetch", lambda video, rule, hashed: (decoded.append(video.source), fetch(video, rule, hashed))[1]
     )
-    videos = VideoInput(VideoSettings(workers=0), FramePlan())
+    videos = VideoInput(VideoSettings(workers=0), FrameRule())
     first = videos(Video(files["even.mp4"], frames=6))
     again = videos(Video(files["even.mp4"], frames=6))
     assert again.pixels is first.pixels and len(decoded) == 1
@@ -315,22 +315,22 @@ def test_the_cache_finds_content_whatever_its_name(tmp_path, files, monkeypatch)
 
 
 def test_the_cache_keeps_its_budget_and_forgets_the_oldest(files):
-    one = fetch(Video(files["even.mp4"], frames=4), FramePlan())
+    one = fetch(Video(files["even.mp4"], frames=4), FrameRule())
     cache = FrameCache(3 * one.pixels.nbytes)
     wishes = [Video(files["even.mp4"], frames=4, end=1.0 + i) for i in range(4)]
     for i, wish in enumerate(wishes):
         if i == 3:
-            assert cache.get(wishes[0], FramePlan()) is not None
-        cache.put(wish, FramePlan(), fetch(wish, FramePlan()))
+            assert cache.get(wishes[0], FrameRule()) is not None
+        cache.put(wish, FrameRule(), fetch(wish, FrameRule()))
         assert cache.num_bytes <= cache.max_bytes
-    assert [cache.get(wish, FramePlan()) is not None for wish in wishes] == [True, False, True, True]
+    assert [cache.get(wish, FrameRule()) is not None for wish in wishes] == [True, False, True, True]
     large = Video(files["even.mp4"], frames=16)
-    cache.put(large, FramePlan(), fetch(large, FramePlan()))
-    assert cache.get(large, FramePlan()) is None and len(cache) == 3
+    cache.put(large, FrameRule(), fetch(large, FrameRule()))
+    assert cache.get(large, FrameRule()) is None and len(cache) == 3
 
 
 def test_shuffled_frames_are_the_same_frames_at_the_same_times(files):
-    videos = VideoInput(VideoSettings(workers=0), FramePlan())
+    videos = VideoInput(VideoSettings(workers=0), FrameRule())
     plain, mixed = (videos(Video(files["even.mp4"], frames=12, shuffle=seed)) for seed in (None, 3))
     assert mixed.times == plain.times
     order = np.random.RandomState(3).permutation(12)
@@ -341,7 +341,7 @@ def test_shuffled_frames_are_the_same_frames_at_the_same_times(files):
 
 
 def test_noisy_frames_are_the_same_frames_with_noise_of_that_deviation(files):
-    videos = VideoInput(VideoSettings(workers=0), FramePlan())
+    videos = VideoInput(VideoSettings(workers=0), FrameRule())
     clip = Video(files["even.mp4"], frames=12)
     plain, noisy, again, other = (videos(replace(clip, noise=noise)) for noise in (None, (0.05, 1), (0.05, 1), (0.05, 2)))
     assert noisy.times == plain.times and noisy.pixels.dtype == np.uint8
@@ -368,14 +368,14 @@ def test_files_that_are_no_videos_are_named(tmp_path, files):
     for name, (content, message) in cases.items():
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=rf"the video .*{name}' {message}"):
-            fetch(Video(str(tmp_path / name)), FramePlan())
+            fetch(Video(str(tmp_path / name)), FrameRule())
     sound = write_video(tmp_path / "sound.mp4", [], sound=True)
     with pytest.raises(ValueError, match=r"sound\.mp4' holds no pictures, only audio"):
-        fetch(Video(sound), FramePlan())
+        fetch(Video(sound), FrameRule())
     with pytest.raises(ValueError, match=r"one\.mp4': the part from 0\.00 s to 0\.04 s holds 1 frames"):
-        fetch(Video(write_video(tmp_path / "one.mp4", [0.0])), FramePlan())
+        fetch(Video(write_video(tmp_path / "one.mp4", [0.0])), FrameRule())
     with pytest.raises(FileNotFoundError, match=r"there is no video .*gone\.mp4"):
-        fetch(Video(str(tmp_path / "gone.mp4")), FramePlan())
+        fetch(Video(str(tmp_path / "gone.mp4")), FrameRule())
 
 
 @pytest.mark.parametrize(
@@ -398,5 +398,5 @@ def test_wrong_settings_are_named(name, value):
 
 
 def test_a_step_is_told_even_for_one_frame():
-    chosen = choose(timeline(even(100), 4.0), Video("a.mp4", frames=1), FramePlan(min_frames=1))
+    chosen = choose(timeline(even(100), 4.0), Video("a.mp4", frames=1), FrameRule(min_frames=1))
     assert chosen.indices == (0,) and math.isfinite(replace(chosen).step)

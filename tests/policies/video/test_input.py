@@ -263,7 +263,7 @@ def test_frames_have_the_size_the_processor_gives_them(tiny, tmp_path, family):
     """Sizes are planned where frames are decoded; the processor's own rule must give the same."""
     policy = policy_of(tiny, family)
     video = policy.processor.video_processor
-    budget = policy.encode.videos.plan.budget
+    budget = policy.encode.videos.rule.budget
     assert budget is not None
     for frames, height, width in ((4, 300, 200), (16, 90, 160), (8, 40, 30), (40, 720, 1280), (2, 64, 64)):
         high, wide = budget.size(frames, height, width)

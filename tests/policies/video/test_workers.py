@@ -20,7 +20,7 @@ from mmrl.core.types import Prompt, Request, Video
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.input import VideoInput
-from mmrl.policies.video.sampling import FramePlan
+from mmrl.policies.video.sampling import FrameRule
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.policies.video.workers import Worker, Workers
 from mmrl.runtime.workers import WorkerError
@@ -95,15 +95,15 @@ def workers():
 
 def test_workers_decode_what_is_decoded_here(clip, workers):
     wishes = [Video(clip, frames=2 + 2 * i) for i in range(4)]
-    futures = [workers.ask(wish, FramePlan(), True) for wish in wishes]
+    futures = [workers.ask(wish, FrameRule(), True) for wish in wishes]
     for wish, future in zip(wishes, futures, strict=True):
-        mine, theirs = fetch(wish, FramePlan()), future.result(30)
+        mine, theirs = fetch(wish, FrameRule()), future.result(30)
         assert np.array_equal(mine.pixels, theirs.pixels)
         assert (mine.times, mine.step, mine.seconds, mine.digest) == (theirs.times, theirs.step, theirs.seconds, theirs.digest)
 
 
 def test_what_is_wrong_with_a_clip_arrives_and_the_worker_lives_on(clip, workers):
-    futures = [workers.ask(Video(source), FramePlan(), True) for source in ("gone.mp4", __file__, clip)]
+    futures = [workers.ask(Video(source), FrameRule(), True) for source in ("gone.mp4", __file__, clip)]
     with pytest.raises(FileNotFoundError, match=r"no video .*gone\.mp4"):
         futures[0].result(30)
     with pytest.raises(ValueError, match="cannot be opened"):
@@ -118,8 +118,8 @@ def test_a_clip_whose_worker_is_killed_or_stopped_is_decoded_by_a_new_one(clip, 
     doomed(number, 1)
     workers = Workers(1, timeout=60.0)
     with caplog.at_level(logging.WARNING, "mmrl"):
-        frames = workers.ask(Video(clip), FramePlan(), True).result(60)
-    assert np.array_equal(frames.pixels, fetch(Video(clip), FramePlan()).pixels)
+        frames = workers.ask(Video(clip), FrameRule(), True).result(60)
+    assert np.array_equal(frames.pixels, fetch(Video(clip), FrameRule()).pixels)
     assert number.name in caplog.text and caplog.text.rstrip().endswith("; a new process decodes the clip")
     assert "policy.video" not in caplog.text, "the remedies are for those who need one"
 
@@ -136,31 +136,31 @@ def test_a_clip_whose_worker_ends_twice_is_named_with_the_signal_and_a_remedy(cl
     doomed(number, 2)
     workers = Workers(1, timeout=60.0)
     with pytest.raises(WorkerError, match=rf"the process that decoded '.*even\.mp4' {WHY[number]}"):
-        workers.ask(Video(clip), FramePlan(), True).result(60)
-    assert len(workers.ask(Video(clip), FramePlan(), True).result(60).times) == 4
+        workers.ask(Video(clip), FrameRule(), True).result(60)
+    assert len(workers.ask(Video(clip), FrameRule(), True).result(60).times) == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_what_the_terminal_sends_to_all_processes_is_not_for_the_worker(clip, doomed, number):
     doomed(number, 1)
     workers = Workers(1, timeout=30.0)
-    future = workers.ask(Video(clip), FramePlan(), True)
+    future = workers.ask(Video(clip), FrameRule(), True)
     assert len(future.result(60).times) == 4
     first = workers._workers[0].process.pid
-    workers.ask(Video(clip), FramePlan(), True).result(60)
+    workers.ask(Video(clip), FrameRule(), True).result(60)
     assert workers._workers[0].process.pid == first
 
 
 def test_a_silent_worker_is_stopped_after_its_time(clip):
     workers = Workers(1, timeout=0.3, command=SILENT)
     with pytest.raises(WorkerError, match=r"the process that decoded '.*even\.mp4' said nothing for 0\.3 s and was killed: take"):
-        workers.ask(Video(clip), FramePlan(), True).result(30)
+        workers.ask(Video(clip), FrameRule(), True).result(30)
     assert workers._workers[0].process.poll() is not None
 
 
 def test_a_worker_that_is_stopped_for_good_is_not_replaced(clip):
     workers = Workers(1, timeout=30.0, command=SILENT)
-    future = workers.ask(Video(clip), FramePlan(), True)
+    future = workers.ask(Video(clip), FrameRule(), True)
     (worker,) = workers._workers
     while worker.process is None:
         time.sleep(0.01)
@@ -204,7 +204,7 @@ def test_rollouts_with_and_without_workers_are_the_same(tiny, clip):
 
 
 def test_clips_that_were_asked_for_are_not_decoded_again(clip, monkeypatch):
-    videos = VideoInput(VideoSettings(workers=1), FramePlan())
+    videos = VideoInput(VideoSettings(workers=1), FrameRule())
     asked: list[Video] = []
     ask = videos.workers.ask
     monkeypatch.setattr(videos.workers, "ask", lambda video, *rest: (asked.append(video), ask(video, *rest))[1])

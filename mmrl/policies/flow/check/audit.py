@@ -22,7 +22,7 @@ def audit_rollouts(policy: FlowHost, rollouts: Rollouts) -> None:
         place = name_of(rollouts, row)
         try:
             check_row(rollouts, trace, row)
-            size = trace.sigma_plans[int(trace.course_index[row])].size
+            size = trace.sigma_tables[int(trace.course_index[row])].size
             check_size(policy, group.prompt, size)
             check_picture(sample, size, policy.config.frames)
             check_condition(policy, trace, row, group.prompt)
@@ -52,12 +52,12 @@ def refuse_deterministic(rollouts: Rollouts, trace: FlowTrace) -> None:
 
 def check_latents(policy: FlowHost, trace: FlowTrace) -> None:
     """Raise ValueError unless latents have the size that the pictures need."""
-    for sigma_plan, latents in zip(trace.sigma_plans, trace.latents.parts, strict=True):
-        family = policy.family.at(sigma_plan.size)
+    for sigma_table, latents in zip(trace.sigma_tables, trace.latents.parts, strict=True):
+        family = policy.family.at(sigma_table.size)
         wanted, found = family.pack(torch.zeros(1, *family.latent_shape)).shape[1:], latents.shape[1:]
         if found != wanted:
             raise ValueError(
-                f"latents are {tuple(found)}, but pictures of {size_text(sigma_plan.size)} pixels need {tuple(wanted)}"
+                f"latents are {tuple(found)}, but pictures of {size_text(sigma_table.size)} pixels need {tuple(wanted)}"
             )
 
 
@@ -72,10 +72,10 @@ def check_row(rollouts: Rollouts, trace: FlowTrace, row: int) -> None:
     noted = rollouts.recorded.get(ROLLOUT_LOGPROBS)
     if noted is not None and not bool(noted[row, actions].isfinite().all()):
         raise ValueError("its noted log-probabilities are not finite, although every one of its actions was sampled")
-    sigma_plan = trace.sigma_plans[int(trace.course_index[row])]
+    sigma_table = trace.sigma_tables[int(trace.course_index[row])]
     if trace.is_forward:
         return
-    for name, scheduled in (("sigma", sigma_plan.sigmas[:-1]), ("timesteps", sigma_plan.timesteps)):
+    for name, scheduled in (("sigma", sigma_table.sigmas[:-1]), ("timesteps", sigma_table.timesteps)):
         mine: Tensor = getattr(trace, name)[row, actions]
         if not torch.equal(mine, scheduled[trace.steps[row, actions]]):
             raise ValueError(f"its {name} are not those of its schedule: the network would get wrong times")

@@ -19,7 +19,7 @@ from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.families.sources import kind_of
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.prompt.encode import key_of
-from mmrl.policies.flow.trace import FlowTrace, SigmaPlan
+from mmrl.policies.flow.trace import FlowTrace, SigmaTable
 from mmrl.policies.shared import hypotheses as shared
 from mmrl.policies.shared.hypotheses import Suspects
 from mmrl.policies.shared.interventions import holding
@@ -92,16 +92,16 @@ class Again:
         usable = [round(g, 2) for g in found if 1 <= g <= MOST_GUIDANCE] or [1.0]
         return self.with_guidance(min(usable, key=lambda g: float((a * g * g + b * g + c).abs().max())))
 
-    def with_plans(self, change: Callable[[SigmaPlan], SigmaPlan]) -> Float[Tensor, "n t"]:
+    def with_tables(self, change: Callable[[SigmaTable], SigmaTable]) -> Float[Tensor, "n t"]:
         """Log-probabilities along other plans, with the times of their sigmas."""
-        plans = tuple(map(change, self.trace.sigma_plans))
-        return self(replace(self.trace, sigma_plans=plans, timesteps=times_by(self.trace, [plan.timesteps for plan in plans])))
+        plans = tuple(map(change, self.trace.sigma_tables))
+        return self(replace(self.trace, sigma_tables=plans, timesteps=times_by(self.trace, [plan.timesteps for plan in plans])))
 
 
 def of_guidance(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
     """Another guidance while sampling than while training."""
     policy, net = again.policy, again.policy.net
-    planned = [sigma_plan.plan.guidance for sigma_plan in again.trace.sigma_plans if sigma_plan.plan.guidance is not None]
+    planned = [sigma_table.plan.guidance for sigma_table in again.trace.sigma_tables if sigma_table.plan.guidance is not None]
     known = {1.0, policy.family.default_guidance, policy.config.guidance or math.nan, *planned}
     for guidance in sorted(g for g in known if not math.isnan(g) and g != net.guidance):
         yield suspect(GUIDANCE, f"with guidance {guidance:g}", partial(again.with_guidance, guidance))
@@ -112,7 +112,7 @@ def of_guidance(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
 def of_rows(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
     """Reasons in the rows: columns and prompts that were mixed up."""
     trace = again.trace
-    draws = [sigma_plan.deviations > 0 for sigma_plan in trace.sigma_plans]
+    draws = [sigma_table.deviations > 0 for sigma_table in trace.sigma_tables]
     known = torch.stack(
         [draws[i][steps] & (steps >= 0) for i, steps in zip(trace.course_index.tolist(), trace.steps, strict=True)]
     )
@@ -127,21 +127,21 @@ def of_schedule(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
     """Reasons in the schedule: times, sigmas and noise."""
     trace = again.trace
     for name, rule in (("exact", timesteps), ("truncated", truncated_timesteps)):
-        times = times_by(trace, [rule(sigma_plan.sigmas).float() for sigma_plan in trace.sigma_plans])
+        times = times_by(trace, [rule(sigma_table.sigmas).float() for sigma_table in trace.sigma_tables])
         yield suspect(POSITIONS, f"with the {name} times of the schedule", partial(again, replace(trace, timesteps=times)))
 
-    def shift(factor: float, one: SigmaPlan) -> SigmaPlan:
+    def shift(factor: float, one: SigmaTable) -> SigmaTable:
         return replace(one, sigmas=shift_by(factor, one.sigmas.double()).float())
 
-    def louder(factor: float, one: SigmaPlan) -> SigmaPlan:
+    def louder(factor: float, one: SigmaTable) -> SigmaTable:
         return replace(one, plan=replace(one.plan, steps=tuple(noisier(step, factor) for step in one.plan.steps)))
 
     change = "with sigmas shifted by {factor}"
     # Networks hardly answer alike at times a little apart; where a row begins the time is the same whatever the shift.
     first = again.mask & (again.mask.cumsum(1) == 1)
-    yield from suspect.fit(SCHEDULE, change, lambda factor: again.with_plans(partial(shift, factor)), first)
+    yield from suspect.fit(SCHEDULE, change, lambda factor: again.with_tables(partial(shift, factor)), first)
     change = "with {factor} times the noise level"
-    yield from suspect.fit(NOISE, change, lambda factor: again.with_plans(partial(louder, factor)))
+    yield from suspect.fit(NOISE, change, lambda factor: again.with_tables(partial(louder, factor)))
 
 
 def noisier(step: StepPlan, factor: float) -> StepPlan:

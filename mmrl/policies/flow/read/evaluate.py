@@ -42,8 +42,8 @@ def of_the_schedule(trace: FlowTrace, quantity: str) -> Float[Tensor, "n t"]:
     if quantity in ("sigma", "origin"):
         return trace.sigma if quantity == "sigma" else trace.before.float()
     out = torch.zeros(trace.steps.shape)
-    for i, sigma_plan in enumerate(trace.sigma_plans):
-        values = sigma_plan.deviations if quantity == "std" else sigma_plan.sigmas[:-1] - sigma_plan.sigmas[1:]
+    for i, sigma_table in enumerate(trace.sigma_tables):
+        values = sigma_table.deviations if quantity == "std" else sigma_table.sigmas[:-1] - sigma_table.sigmas[1:]
         own = (trace.course_index == i)[:, None] & (trace.steps >= 0)
         out[own] = values[trace.steps[own]]
     return out
@@ -109,16 +109,16 @@ def densities(
         return {"mean": v, "logprobs": v.flatten(1).sum(1)}
     x = to_device(trace.inputs(rows, columns), v.device)
     x_next = to_device(trace.latents[trace.after[rows, columns]], v.device)
-    sigma_plans, steps = trace.course_index[rows], trace.steps[rows, columns]
+    sigma_tables, steps = trace.course_index[rows], trace.steps[rows, columns]
     means, logprobs = torch.zeros_like(x), torch.zeros(len(x), device=v.device)
-    for i in sigma_plans.unique().tolist():
-        sigma_plan, here = trace.sigma_plans[i], (sigma_plans == i).nonzero()[:, 0]
-        # Steps of one kind are evaluated together, wherever on the sigma_plan they are.
-        kinds = torch.tensor([sigma_plan.plan.steps.index(step) for step in sigma_plan.plan.steps])[steps[here]]
+    for i in sigma_tables.unique().tolist():
+        sigma_table, here = trace.sigma_tables[i], (sigma_tables == i).nonzero()[:, 0]
+        # Steps of one kind are evaluated together, wherever on the sigma_table they are.
+        kinds = torch.tensor([sigma_table.plan.steps.index(step) for step in sigma_table.plan.steps])[steps[here]]
         for kind in kinds.unique().tolist():
-            places, step = here[kinds == kind], sigma_plan.plan.steps[kind]
+            places, step = here[kinds == kind], sigma_table.plan.steps[kind]
             own = to_device(places, v.device)
-            gaussian = gaussian_of(step, x[own], v[own], sigma_plan.sigmas, steps[places])
+            gaussian = gaussian_of(step, x[own], v[own], sigma_table.sigmas, steps[places])
             means = means.index_copy(0, own, gaussian.mean)
             if step.trained:
                 logprobs = logprobs.index_copy(0, own, gaussian.log_density(x_next[own]))

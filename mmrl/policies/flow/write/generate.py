@@ -17,7 +17,7 @@ from mmrl.flow.layout import Layout, SeededNoise, lay_out
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.sizes import Size
-from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaPlan, join, trace_of_noised, trace_of_steps
+from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join, trace_of_noised, trace_of_steps
 from mmrl.policies.flow.transfer import LateCheck, send_home
 from mmrl.policies.shared.weights import FollowsWeights, Weights
 from mmrl.runtime.spans import in_span
@@ -28,7 +28,7 @@ from mmrl.runtime.tensors import to_device
 class Generator(FollowsWeights, Protocol):
     """Draws images."""
 
-    def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> "Sampled":
+    def write(self, requests: Sequence[Request], sigma_table: SigmaTable) -> "Sampled":
         """All samples of requests, drawn at the plan's size under the weights that are swapped in (`weights.active`).
 
         Raises ValueError for a group size that does not fill the plan's trees, or latents that are no longer finite.
@@ -51,17 +51,17 @@ class LocalGenerator:
         """Nothing has to be taken over."""
 
     @in_span("generate")
-    def write(self, requests: Sequence[Request], sigma_plan: SigmaPlan) -> "Sampled":
-        host, plan, counts = self.host, sigma_plan.plan, tuple(request.count for request in requests)
-        seeds, family = tuple(request.seed for request in requests), host.family.at(sigma_plan.size)
+    def write(self, requests: Sequence[Request], sigma_table: SigmaTable) -> "Sampled":
+        host, plan, counts = self.host, sigma_table.plan, tuple(request.count for request in requests)
+        seeds, family = tuple(request.seed for request in requests), host.family.at(sigma_table.size)
         layout = lay_out(plan, counts, seeds)
         noise, device = SeededNoise(plan, counts, seeds, family.latent_shape), host.net.device
         conditions, late = host.encoder([request.prompt for request in requests], device), LateCheck()
         prompts = torch.arange(len(requests)).repeat_interleave(torch.tensor(counts))
-        first, last = float(sigma_plan.sigmas[0]), float(sigma_plan.sigmas[-1])
+        first, last = float(sigma_table.sigmas[0]), float(sigma_table.sigmas[-1])
 
         def velocity(x: Tensor, step: int, rows: Int[Tensor, " m"]) -> Tensor:
-            asked = NoisyLatents(x, sigma_plan.timesteps[step].expand(len(x)), prompts[rows], sigma_plan.size)
+            asked = NoisyLatents(x, sigma_table.timesteps[step].expand(len(x)), prompts[rows], sigma_table.size)
             v = host.velocities(asked, conditions, plan.guidance)
             refuse_nan(late, v, step, plan.num_steps, [requests[i].prompt for i in prompts[rows].tolist()])
             return v
@@ -70,17 +70,17 @@ class LocalGenerator:
             drawn = family.pack(noise(column, rows))
             return to_device(family.start(drawn, first) if column == 0 else drawn, device)
 
-        trajectory = integrate(plan, sigma_plan.sigmas, layout, velocity, packed, keep=send_home)
+        trajectory = integrate(plan, sigma_table.sigmas, layout, velocity, packed, keep=send_home)
         # From here on the device has done all that was asked of it, and what was sent home is there.
         trajectory = replace(trajectory, logprobs=trajectory.logprobs.cpu())
         late.look()
         keys = [(request.seed, i) for request in requests for i in range(request.count)]
         finished = family.finish(trajectory.samples, last)
         if plan.forward is not None:
-            trace = trace_of_noised(finished, keys, sigma_plan, conditions, prompts)
+            trace = trace_of_noised(finished, keys, sigma_table, conditions, prompts)
         else:
-            trace = trace_of_steps(trajectory, sigma_plan, conditions, prompts)
-        images = host.decode(finished, sigma_plan.size)
+            trace = trace_of_steps(trajectory, sigma_table, conditions, prompts)
+        images = host.decode(finished, sigma_table.size)
         return Sampled(requests, keys, trajectory, trace, images, host.weights.num_updates, family.fps)
 
 

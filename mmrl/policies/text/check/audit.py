@@ -209,8 +209,8 @@ def check_positions(policy: TextHost, encoded: Encoded) -> None:
 def frames_of(policy: TextHost, video: Video) -> Frames:
     """The frames of a clip, from the cache or decoded again; what workers were asked for stays theirs."""
     videos, own = policy.encode.videos, without_changes(video)
-    kept = videos.cache.get(own, videos.plan) if exists(own) else None
-    return kept or fetch(own, videos.plan, False)
+    kept = videos.cache.get(own, videos.rule) if exists(own) else None
+    return kept or fetch(own, videos.rule, False)
 
 
 def check_qwen(policy: TextHost, family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> None:

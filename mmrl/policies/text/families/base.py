@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmrl.core.samples import KINDS
 from mmrl.policies.video.decode import Frames
-from mmrl.policies.video.sampling import Budget, FramePlan
+from mmrl.policies.video.sampling import Budget, FrameRule
 from mmrl.policies.video.settings import VideoSettings
 
 Media = Mapping[str, Tensor]
@@ -77,10 +77,10 @@ class Family:
                 )
         return None
 
-    def frame_plan(self, processor: object, settings: VideoSettings) -> FramePlan:
-        """The plan of every clip: what this model and these settings want of it."""
+    def frame_rule(self, processor: object, settings: VideoSettings) -> FrameRule:
+        """The rule for every clip: what this model and these settings want of it."""
         able = self.frames_are_pictures or ("video" in self.sees and getattr(processor, "video_processor", None) is not None)
-        return FramePlan(
+        return FrameRule(
             fps=settings.fps,
             min_frames=settings.min_frames,
             max_frames=settings.max_frames,

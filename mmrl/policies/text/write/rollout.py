@@ -86,7 +86,7 @@ class PromptCache:
         return self.done[place]
 
 
-def plan(requests: Sequence[Request], encode: Callable[[Prompt, int], Encoded]) -> tuple[list[Row], PromptCache]:
+def rows_of(requests: Sequence[Request], encode: Callable[[Prompt, int], Encoded]) -> tuple[list[Row], PromptCache]:
     """A row per sample, and every prompt once."""
     shelf = PromptCache(encode)
     place: dict[int, int] = {}

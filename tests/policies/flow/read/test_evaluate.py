@@ -130,7 +130,7 @@ def test_log_probabilities_are_those_of_a_slow_loop(tiny, family, guidance):
     policy = make(tiny(family), guidance=guidance)
     rollouts = policy.rollout(requests(count=2), PLANS["flow_grpo"])
     trace, eta = trace_of(rollouts), 0.7
-    sigmas = trace.sigma_plans[0].sigmas.tolist()
+    sigmas = trace.sigma_tables[0].sigmas.tolist()
     found = policy.read(trace, [LOGPROBS, MEAN, SAMPLED_MEAN], rollouts.action_mask)
     for row, (group, _) in enumerate(rollouts.samples()):
         seed = 7 + group.id
@@ -295,7 +295,7 @@ def test_noised_copies_of_finished_samples(tiny, family):
     assert bool(rollouts.action_mask.all())
     assert ROLLOUT_LOGPROBS not in rollouts.recorded
     found = policy.read(trace, [VELOCITY, TARGET_VELOCITY, SIGMA], rollouts.action_mask)
-    table = trace.sigma_plans[0].sigmas[:-1].tolist()
+    table = trace.sigma_tables[0].sigmas[:-1].tolist()
     for row, (group, _) in enumerate(rollouts.samples()):
         assert len(set(found[SIGMA][row].tolist())) == 3
         for k in range(3):
