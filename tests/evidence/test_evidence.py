@@ -16,6 +16,8 @@ LINES = {(line["method"], line["task"]): line for line in json.loads(FILE.read_t
 SHORT = [row for row in ROWS if row.short]
 ACTS = 1e-3
 """How far two policies must be from each other, as a share of their size."""
+PARTED = 0.05
+"""How far the figures of one run may be from each other on two machines."""
 
 
 def test_every_preset_has_a_row_or_a_reason():
@@ -50,9 +52,13 @@ def test_all_seeds_must_say_so(differences: tuple[float, ...], told: str):
 
 @pytest.mark.parametrize("row", SHORT, ids=[row.name for row in SHORT])
 def test_a_method_is_ahead_of_its_twin_at_one_seed(row: Row):
+    """And its line says what it gives, but for paths that part where another machine rounds otherwise."""
     found = row.outcome(0)
     assert found.difference > row.task.margin and found.moved > ACTS
-    assert LINES.get((row.method, row.task.name), {"verdict": "ahead"})["verdict"] == "ahead"
+    line = LINES.get((row.method, row.task.name))
+    if line is not None:
+        assert line["verdict"] == "ahead"
+        assert (found.method, found.twin) == pytest.approx((line["with_it"][0], line["twin"][0]), abs=PARTED)
 
 
 @pytest.mark.evidence

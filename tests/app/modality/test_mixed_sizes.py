@@ -20,7 +20,6 @@ from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
 from mmrl.core.types import Prompt
 from mmrl.policies.flow import loading
-from mmrl.policies.flow.sizes import Grid
 from mmrl.tiny.flow.pipelines import PIPELINES
 from tests.support.flow_runs import SMALL, Make, with_preset
 
@@ -188,22 +187,6 @@ def test_an_objective_over_whole_minibatches_is_refused_where_sizes_differ(make:
     resolved.table.set(("data",), {"use": "prompts", "path": alike}, "test")
     with pytest.raises(pytest.fail.Exception, match="weights were loaded"):
         build(configs.resolve(resolved.table))
-
-
-@pytest.mark.parametrize(
-    ("grid", "size", "near"),
-    [
-        (Grid(16), (500, 512), [(496, 512), (512, 512)]),
-        (Grid(16), (507, 511), [(512, 512), (496, 512)]),
-        (Grid(16), (513, 512), [(512, 512), (528, 512)]),
-        (Grid(16, 1024), (1030, 512), [(1024, 512)]),
-        (Grid(64, 1000), (970, 64), [(960, 64)]),
-        (Grid(32), (8, 100), [(32, 96), (32, 128)]),
-    ],
-)
-def test_the_nearest_sizes_fit(grid: Grid, size: tuple[int, int], near: list[tuple[int, int]]):
-    assert not grid.fits(size)
-    assert list(grid.nearest(size)) == near and all(map(grid.fits, near))
 
 
 def test_editors_take_the_columns_of_their_rows(make: Make, tmp_path: Path):
