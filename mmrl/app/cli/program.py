@@ -309,11 +309,14 @@ def export(
         str | None, Option(metavar="OWNER/NAME", help="Also upload it to this repository on the Hugging Face hub.")
     ] = None,
     private: Annotated[bool, Option("--private", help="With --push: make the repository private.")] = False,
+    form: Annotated[
+        Literal["diffusers", "peft", "kohya"], Option(help="Of a generator's adapter: whose programs read it.")
+    ] = "diffusers",
 ) -> None:
     """Write the trained model in the format of transformers, peft or diffusers, with a model card; --push uploads it."""
     from mmrl.app.export.export import export_and_push
 
-    typer.echo(export_and_push(run, folder, merge, step, weights, push, private))
+    typer.echo(export_and_push(run, folder, merge, step, weights, push, private, form))
 
 
 @app.command()

@@ -14,6 +14,8 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.run import RunConfig, as_table
 from mmrl.app.errors import Terminal
 from mmrl.app.export.card import CONFIG, Exported, model_card, shown_name
+from mmrl.app.export.forms import Form, check_form, in_form, rewrite
+from mmrl.app.export.shown import shown_samples
 from mmrl.app.modality.again import FACTS
 from mmrl.app.modality.base import ExportKind
 from mmrl.app.modality.registry import modality_of
@@ -28,28 +30,37 @@ from mmrl.training.evaluate import Weights
 
 
 def export_and_push(
-    run: Path, out: Path, merge: bool, step: int | None, weights: Weights, push: str | None, private: bool
+    run: Path,
+    out: Path,
+    merge: bool,
+    step: int | None,
+    weights: Weights,
+    push: str | None,
+    private: bool,
+    form: Form = "diffusers",
 ) -> str:
     """Export, and upload the folder to a repository of the hub; where it lies then. Errors of `export` and `check_push`."""
     if push is None:
         if private:
             raise ValueError("--private is for a repository of the hub: name it with --push OWNER/NAME, or leave --private out")
-        return str(export(run, out, merge, step, weights))
+        return str(export(run, out, merge, step, weights, form))
     from mmrl.app.export.hub import check_push, push_folder
 
     check_push(push)
-    folder = export(run, out, merge, step, weights)
+    folder = export(run, out, merge, step, weights, form)
     return push_folder(folder, push, private, Terminal())
 
 
-def export(run: Path, out: Path, merge: bool = False, step: int | None = None, weights: Weights = "live") -> Path:
+def export(
+    run: Path, out: Path, merge: bool = False, step: int | None = None, weights: Weights = "live", form: Form = "diffusers"
+) -> Path:
     """Write the policy of checkpoint `step` (default: the newest whole one) to `out` and return it.
 
     All weights trained: a model folder for AutoModelForImageTextToText or DiffusionPipeline. LoRA: an adapter folder for peft
     or load_lora_weights, or with `merge` a model folder that holds the sum. `weights` = ema writes the average that the run kept
-    of them. Nothing is left behind when it fails.
+    of them, `form` is that of a generator's adapter. Nothing is left behind when it fails.
     Raises FileNotFoundError where `run` holds no run or its base model is gone, and ValueError where `out` is not empty, or
-    there is no such checkpoint, no average, or nothing to merge.
+    there is no such checkpoint, no average, nothing to merge, or no such form of this model.
     """
     data = load(run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -58,6 +69,7 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None, w
     if merge and config.policy.lora is None:
         raise ValueError(f"{data.run.path} trained the model's own weights, so there is no adapter to merge: leave out --merge")
     kind: ExportKind = "whole" if config.policy.lora is None else "merged" if merge else "adapter"
+    check_form(form, with_local_model(config).policy, kind == "adapter")
     state = part_of_state(data.run.path, Checkpoints(data.run.checkpoints).load(step), weights)
     policy_config = with_local_model(config).policy
     modality = modality_of(policy_config)
@@ -66,10 +78,12 @@ def export(run: Path, out: Path, merge: bool = False, step: int | None = None, w
     with whole_or_absent(out) as folder:
         policy.save(folder)
         base, facts = shown_name(config.policy.model), modality.template(policy, config.evaluation)
-        snippet = modality.snippet(policy, base, kind == "adapter")
-        again = modality.again(policy, config.evaluation, base, kind)
-        task = modality.task(policy)
-        card = model_card(Exported(data, config, int(state["index"]), kind, weights, task, facts, snippet, again))
+        snippet = in_form(modality.snippet(policy, base, kind == "adapter"), form, folder)
+        again = in_form(modality.again(policy, config.evaluation, base, kind), form, folder)
+        task, number = modality.task(policy), int(state["index"])
+        card = model_card(Exported(data, config, number, kind, weights, task, facts, snippet, again))
+        card += "".join(f"{line}\n" for line in shown_samples(data, number, folder))
+        rewrite(folder, form)
         if merge:
             # The policy's parts know each other, so its memory goes back only when cycles are looked for.
             del policy, state

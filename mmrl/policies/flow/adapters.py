@@ -102,13 +102,27 @@ def save_adapter(pipeline: Pipeline, networks: Mapping[str, nn.Module], folder: 
         weights = {key: whole(weight) for key, weight in network.state_dict(keep_vars=True).items() if "lora_" in key}
         if is_main:
             peft: Any = network
-            own = get_peft_model_state_dict(peft, state_dict=weights)
-            write(pipeline, first, folder if name == first else folder / name, own, peft.peft_config[ADAPTER].to_dict())
+            own = folded(network, get_peft_model_state_dict(peft, state_dict=weights))
+            write(pipeline, first, folder if name == first else folder / name, own, settings_of(peft.peft_config[ADAPTER]))
+
+
+def folded(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with each layer's scale in its B, so that programs that know of no scale apply the adapter in full."""
+
+    def scale(key: str) -> float:
+        layer: Any = network.get_submodule(key.rpartition(".lora_B")[0])
+        return float(layer.scaling[ADAPTER])
+
+    return {key: weight * scale(key) if ".lora_B" in key else weight for key, weight in weights.items()}
+
+
+def settings_of(config: Any) -> dict[str, object]:
+    """peft's settings of an adapter whose scale is folded into its weights."""
+    return {**config.to_dict(), "lora_alpha": config.r, "alpha_pattern": dict(config.rank_pattern), "use_rslora": False}
 
 
 def write(pipeline: Pipeline, name: str, folder: Path, weights: Mapping[str, Tensor], settings: Mapping[str, object]) -> None:
     """Write the adapter of the network `name`, with peft's settings of it."""
-    # Without the metadata diffusers takes alpha for the rank, and the adapter is loaded with another strength.
     if hasattr(pipeline, "save_lora_weights"):
         given = {f"{name}_lora_layers": weights, f"{name}_lora_adapter_metadata": settings}
         type(pipeline).save_lora_weights(folder, **given)
