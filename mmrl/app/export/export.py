@@ -15,7 +15,7 @@ from mmrl.app.config.run import RunConfig, as_table
 from mmrl.app.errors import Terminal
 from mmrl.app.export.card import CONFIG, Exported, model_card, shown_name
 from mmrl.app.export.forms import Form, check_form, in_form, rewrite
-from mmrl.app.export.shown import shown_samples
+from mmrl.app.export.pictures import pictures
 from mmrl.app.modality.again import FACTS
 from mmrl.app.modality.base import ExportKind
 from mmrl.app.modality.registry import modality_of
@@ -82,7 +82,7 @@ def export(
         again = in_form(modality.again(policy, config.evaluation, base, kind), form, folder)
         task, number = modality.task(policy), int(state["index"])
         card = model_card(Exported(data, config, number, kind, weights, task, facts, snippet, again))
-        card += "".join(f"{line}\n" for line in shown_samples(data, number, folder))
+        card += "".join(f"{line}\n" for line in pictures(data, number, folder))
         rewrite(folder, form)
         if merge:
             # The policy's parts know each other, so its memory goes back only when cycles are looked for.

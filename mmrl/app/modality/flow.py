@@ -41,7 +41,7 @@ LOOK_AHEAD = 100
 LOADING = Loading(
     library="diffusers",
     adapter_library="diffusers",
-    adapter_note="This needs the base model; to run without it, export with --merge. The adapter's scale is in its weights. Tried "
+    adapter_note="This needs the base model; to run without it, export with --merge. Its scale is in its weights. Tried "
     "with diffusers and peft; not tried in ComfyUI or kohya's scripts.",
 )
 

@@ -102,11 +102,11 @@ def save_adapter(pipeline: Pipeline, networks: Mapping[str, nn.Module], folder: 
         weights = {key: whole(weight) for key, weight in network.state_dict(keep_vars=True).items() if "lora_" in key}
         if is_main:
             peft: Any = network
-            own = folded(network, get_peft_model_state_dict(peft, state_dict=weights))
+            own = fold_scale(network, get_peft_model_state_dict(peft, state_dict=weights))
             write(pipeline, first, folder if name == first else folder / name, own, settings_of(peft.peft_config[ADAPTER]))
 
 
-def folded(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def fold_scale(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights with each layer's scale in its B, so that programs that know of no scale apply the adapter in full."""
 
     def scale(key: str) -> float:

@@ -62,14 +62,16 @@ def test_each_prompt_may_have_a_negative_of_its_own(tiny):
 def test_a_pipeline_without_a_loader_keeps_its_adapters(tiny, tmp_path):
     policy = make(tiny("sd3"))
     stir(policy, 0.5)
-    trained = {name: weight for name, weight in policy.net.transformer.state_dict().items() if "lora_" in name}
+    scale = LORA.alpha / LORA.rank
+    state = policy.net.transformer.state_dict()
+    trained = {name: weight * scale if "lora_B" in name else weight for name, weight in state.items() if "lora_" in name}
     bare = SimpleNamespace(transformer=policy.net.transformer)
     save_adapter(bare, {"transformer": policy.net.transformer}, tmp_path, True)
     fresh: Any = diffusers.SD3Transformer2DModel.from_pretrained(tiny("sd3"), subfolder="transformer")  # type: ignore[attr-defined]
     fresh.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True)
     found = {name.replace("default_0", "default"): value for name, value in fresh.state_dict().items() if "lora_" in name}
     assert found.keys() == trained.keys() and all(torch.equal(found[name], trained[name]) for name in trained)
-    assert next(iter(fresh.peft_config.values())).lora_alpha == LORA.alpha
+    assert next(iter(fresh.peft_config.values())).lora_alpha == LORA.rank
     start = diffusers.SD3Transformer2DModel.from_pretrained(tiny("sd3"), subfolder="transformer")  # type: ignore[attr-defined]
     add_adapter(SimpleNamespace(transformer=start), StableDiffusion3, LoraSettings(adapter=str(tmp_path)), "transformer")
     again = start.state_dict()

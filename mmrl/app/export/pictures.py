@@ -12,7 +12,7 @@ MOST = 4
 FOLDER = "samples"
 
 
-def shown_samples(data: RunData, step: int, folder: Path) -> Iterator[str]:
+def pictures(data: RunData, step: int, folder: Path) -> Iterator[str]:
     """Copy the first picture of each of the first held-out prompts at this step to `folder`, and yield the lines that show them.
 
     Nothing for models that write, or where held-out prompts were not evaluated at this step.
@@ -30,10 +30,10 @@ def shown_samples(data: RunData, step: int, folder: Path) -> Iterator[str]:
             "",
         )
     for i, row in enumerate(drawn):
-        yield from (*shown(data, row, folder, i), "")
+        yield from (*lines_of(data, row, folder, i), "")
 
 
-def shown(data: RunData, row: Row, folder: Path, i: int) -> Iterator[str]:
+def lines_of(data: RunData, row: Row, folder: Path, i: int) -> Iterator[str]:
     source = data.run.media / Path(row.line["image"]["file"]).name
     name = f"{FOLDER}/{i}{source.suffix}"
     (folder / FOLDER).mkdir(exist_ok=True)
