@@ -370,7 +370,8 @@ files that are written, and a killed suite goes on with the same words. `evaluat
 prompts. The title says how many of the published prompts were answered and which settings of the protocol were changed. In a
 run's config, `use = "suite"` in `[evaluation.data]` and `[[evaluation.reward]]` evaluates a suite during training.
 
-Answers inside `<answer>` tags are read there, and thoughts are left out; official code reads the whole text.
+Answers inside `<answer>` tags are read there; thoughts and blanks around an answer are left out.
+Official code reads the whole text.
 """
 
 

@@ -31,8 +31,8 @@ def load_suite(
         ValueError: files of another version.
     """
     folder = find_folder(suite, path)
-    named = next((folder / file.name for file in suite.files if file.is_media), folder)
-    shown = Path(media).expanduser() if media is not None else named
+    named = [folder / file.name for file in suite.files if file.is_media]
+    shown = Path(media).expanduser() if media is not None else named[0] if len(named) == 1 else folder
     if not shown.is_dir():
         raise FileNotFoundError(f"{shown} is no folder: set evaluation.data.media to the pictures or clips of suite {suite.name}")
     report = Report(str(folder))

@@ -2,8 +2,11 @@
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -14,7 +17,9 @@ from mmrl.app.lab.evaluation.suites import headline, suite_numbers
 from mmrl.app.report.rows import Row
 from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import Line
-from mmrl.data.suites.load import find_suite
+from mmrl.data.suites.load import find_suite, load_suite
+from mmrl.data.suites.mmmu import SUBJECTS
+from mmrl.data.suites.mvbench import FOLDERS
 from mmrl.tiny.scorers import detector
 from tests.support.flow_runs import Make
 from tests.support.videos import write_video
@@ -67,6 +72,53 @@ def draw_charades(folder: Path) -> None:
     (folder / "charades_sta_test.txt").write_text("AO8RW 0.0 1.5##a person sits down.\nAO8RW 1.0 2.9##a person smiles.\n")
 
 
+def draw_mvbench(folder: Path) -> None:
+    (folder / "json").mkdir(parents=True)
+    row = {"video": "AO8RW.mp4", "question": "What does the person do?", "candidates": ["sits", "smiles"], "answer": "smiles"}
+    for task, clips in FOLDERS.items():
+        place = folder / "video" / clips
+        place.mkdir(parents=True, exist_ok=True)
+        if task == "episodic_reasoning":
+            for number in range(1, 8):
+                draw_picture(place / "friends" / f"{number:05d}.jpg")
+        else:
+            write_video(place / "AO8RW.mp4", [i / 4 for i in range(8)])
+        name = "friends" if task == "episodic_reasoning" else "AO8RW.mp4"
+        (folder / "json" / f"{task}.json").write_text(json.dumps([row | {"video": name, "start": 0.5, "end": 1.5}]))
+
+
+def draw_vsibench(folder: Path) -> None:
+    (folder / "scannet").mkdir(parents=True)
+    write_video(folder / "scannet" / "scene0000.mp4", [i / 4 for i in range(8)])
+    row = {"dataset": "scannet", "scene_name": "scene0000", "question": "How many chairs are there?"}
+    rows = [
+        row | {"id": 1, "question_type": "object_counting", "ground_truth": "4", "options": None},
+        row | {"id": 2, "question_type": "object_rel_direction_easy", "ground_truth": "A", "options": ["A. left", "B. right"]},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "test-00000-of-00001.parquet")
+
+
+def draw_mmmu(folder: Path) -> None:
+    draw_picture(folder / "1.png")
+    cell, row = {"bytes": (folder / "1.png").read_bytes(), "path": "1.png"}, {"image_1": None, "image_2": None}
+    for subjects in SUBJECTS.values():
+        for subject in subjects:
+            choice = {"id": f"{subject}_1", "question": "Which is it, <image 1> or <image 2>?", "options": "['red', 'blue']"}
+            both = row | choice | {"answer": "B", "question_type": "multiple-choice", "image_1": cell, "image_2": cell}
+            one = {"id": f"{subject}_2", "question": "How many?", "options": "[]", "answer": "['3', '4']", "image_1": cell}
+            (folder / subject).mkdir()
+            rows = [both, row | one | {"question_type": "open"}]
+            pq.write_table(pa.Table.from_pylist(rows), folder / subject / "validation-00000-of-00001.parquet")
+
+
+def draw_mathvista(folder: Path) -> None:
+    draw_picture(folder / "images" / "1.jpg")
+    facts = {"task": "math word problem", "context": "table"}
+    row = {"pid": "1", "image": "images/1.jpg", "choices": None, "precision": 1, "answer": "1.2", "metadata": facts}
+    (folder / "testmini.json").write_text(json.dumps({"1": row | {"question_type": "free_form", "answer_type": "float"}}))
+    (folder / "query.json").write_text(json.dumps({"1": "Hint: end with a number.\nQuestion: How long is it?"}))
+
+
 def answer(name: str, folder: Path, *words: str, model: str = "tiny:qwen3_vl", output: str = "eval") -> EvaluationDir:
     """The evaluation of a small model on the files in a folder."""
     run_evaluation(EvalArguments([model, *SMALL, *words], output=Path(output), data=str(folder), suite=name))
@@ -112,6 +164,46 @@ def test_charades_shows_clips(tmp_path: Path):
     assert {"suite/r3", "suite/r5", "suite/r7", "suite/unparsed"} <= set(lines[0]["parts"])
 
 
+@pytest.mark.parametrize(
+    ("name", "draw", "asked", "media"),
+    [
+        ("mvbench", draw_mvbench, "select the best option", 20),
+        ("vsibench", draw_vsibench, "These are frames of a video.\nHow many chairs are there?", 2),
+        ("mmmu", draw_mmmu, "Which is it, <image> or <image>?\n(A) red\n(B) blue\n\nAnswer with the option's letter", 90),
+        ("mathvista", draw_mathvista, "Hint: end with a number.\nQuestion: How long", 1),
+    ],
+)
+def test_questions_are_asked_with_their_media(name: str, draw: Callable[[Path], None], asked: str, media: int, tmp_path: Path):
+    draw(tmp_path / name)
+    prompts = load_suite(find_suite(name), tmp_path / name, any_size=True)
+    assert asked in prompts[0].text and sum(len(prompt.media) for prompt in prompts) == media
+    lines = answer(name, tmp_path / name, "evaluation.num_prompts=2", "policy.video.max_frames=4").lines()
+    assert len(lines) == min(2, len(prompts)) and all(line["scores"]["suite"] is not None for line in lines)
+
+
+def test_a_part_of_a_folder_of_frames_is_a_clip(tmp_path: Path):
+    draw_mvbench(tmp_path / "mvbench")
+    prompts = load_suite(find_suite("mvbench"), tmp_path / "mvbench", any_size=True)
+    (clip,) = next(prompt for prompt in prompts if prompt.columns["task"] == "episodic_reasoning").media
+    assert [Path(name).stem for name in clip.source] == ["00002", "00003", "00004"] and clip.fps == 3
+    (cut,) = prompts[0].media
+    assert (cut.start, cut.end) == (0.5, 1.5) and prompts[0].answer == "B"
+
+
+def test_vsi_benchs_headline_is_that_of_its_own_code():
+    """Three levels of relative direction count as one of eight tasks."""
+    found = json.loads((GOLDEN / "vsibench.json").read_text())
+    columns = [
+        {"question_type": kind, "task": kind.removesuffix("_easy").removesuffix("_medium").removesuffix("_hard")}
+        for kind in (case["kind"] for case in found["cases"])
+    ]
+    lines = [_line(f"p{i}", columns[i], {"suite": case["value"]}) for i, case in enumerate(found["cases"])]
+    numbers = suite_numbers(find_suite("vsibench"), lines)
+    assert 100 * numbers[0].estimate.mean == pytest.approx(found["metrics"]["overall"])
+    tasks = {one.kind: one.estimate.mean for one in numbers if one.column == "task"}
+    assert 100 * tasks["object_rel_direction"] == pytest.approx(found["metrics"]["object_rel_direction_accuracy"])
+
+
 def test_geneval_draws_four_pictures_of_a_prompt_with_a_model_or_with_a_run(tmp_path: Path, make: Make):
     detector(tmp_path / "detector")
     (tmp_path / "geneval").mkdir()
@@ -149,9 +241,8 @@ def _line(prompt: str, columns: Line, parts: Line) -> Line:
 def test_the_interval_of_equal_kinds_is_wide_where_one_has_few_prompts():
     """Nine of ten prompts are of one kind, and each kind counts half."""
     rows = [Row(_line(f"p{i}", {"tag": "few" if i < 10 else "many"}, {"c": float(i % 2)}), None) for i in range(100)]
-    suite = find_suite("geneval")
-    both = headline(suite, "c", rows)
-    many = headline(suite, "c", rows[10:])
+    both = headline(("tag",), "c", rows)
+    many = headline(("tag",), "c", rows[10:])
     assert both.mean == pytest.approx(0.5) and both.high - both.low > many.high - many.low
 
 

@@ -1,5 +1,6 @@
 """Every scorer against the official one: `golden/` holds made-up answers and what the code that each file names said."""
 
+import ast
 import json
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from PIL import Image
 from mmrl.answers.boxes.box import Box, Space
 from mmrl.app.plugins.resolve import load
 from mmrl.core.samples import MediaSize, Prompt, Sample, Scored
+from mmrl.data.suites import mathvista
 from mmrl.data.suites.load import find_suite
 from mmrl.serving.scorers.detectors import Detection
 
@@ -94,3 +96,61 @@ def test_pictures_are_right_where_geneval_says_so(monkeypatch: pytest.MonkeyPatc
         clauses = partial(case["meta"].get)
         one = reward._score(picture, found, clauses("include"), clauses("exclude", []))
         assert one.value == case["correct"], case
+
+
+def test_the_first_word_is_a_letter_as_mvbench_says():
+    """Its notebook takes an empty answer and a lone bracket for right, which its model could not write."""
+    for case in golden("mvbench")["cases"]:
+        one = scored("mvbench", case["text"], Prompt("p", answer=case["answer"]))
+        empty = case["text"].strip() in ("", "(", ")")
+        assert one.value == (0 if empty else case["correct"]), case
+        assert one.parts["unparsed"] == (empty or case["text"] in ("1", "[1]")), case
+
+
+def test_letters_and_numbers_score_as_vsi_bench_says():
+    for case in golden("vsibench")["cases"]:
+        task = case["kind"].removesuffix("_easy").removesuffix("_medium").removesuffix("_hard")
+        one = scored("vsibench", case["text"], Prompt("p", answer=case["truth"], columns={"task": task}))
+        assert one.value == pytest.approx(case["value"], abs=1e-12), case
+
+
+def test_letters_and_open_answers_are_read_as_mmmu_does():
+    found = golden("mmmu")
+    for case in found["choices"]:
+        columns = {"question_type": "multiple-choice", "options": found["options"]}
+        one = scored("mmmu", case["text"], Prompt("p", answer=case["letter"] or "A", columns=columns))
+        assert (one.value, one.parts["unparsed"]) == (case["letter"] is not None, case["letter"] is None), case
+    for case in found["open"]:
+        truth = ast.literal_eval(case["answer"]) if case["answer"].startswith("[") else [case["answer"]]
+        one = scored("mmmu", case["text"], Prompt("p", answer=truth, columns={"question_type": "open"}))
+        assert one.value == case["correct"], case
+
+
+def test_extracted_answers_compare_as_mathvista_says():
+    found = golden("mathvista")
+    prompts = [Prompt("p", answer=one["answer"], columns=one) for one in found["problems"]]
+    for case in found["cases"]:
+        prompt = prompts[case["problem"]]
+        assert (mathvista.normalized(case["extraction"], prompt) == prompt.answer) == case["correct"], case
+    for a, b, distance in found["distances"]:
+        assert mathvista.edit_distance(a, b) == distance
+
+
+@pytest.mark.parametrize(
+    ("problem", "text", "right"),
+    [
+        (0, "145°", True),
+        (0, "So the answer is C.", True),
+        (0, 'The answer is "145°".', True),
+        (0, "The answer is B", False),
+        (3, "There are 12 apples.", True),
+        (3, "12", True),
+        (3, "either 12 or 13", False),
+        (4, "It is about 1.24 m, so the answer is 1.24", True),
+        (6, "The years are [2014, 2016].", True),
+        (6, "2014", False),
+    ],
+)
+def test_answers_are_extracted_from_responses_by_rules(problem: int, text: str, right: bool):
+    columns = golden("mathvista")["problems"][problem]
+    assert scored("mathvista", text, Prompt("p", answer=columns["answer"], columns=columns)).value == right

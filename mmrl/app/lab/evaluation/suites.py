@@ -84,25 +84,25 @@ def suite_numbers(suite: Suite, lines: Sequence[Line]) -> list[Number]:
     found: list[Number] = []
     for way in dict.fromkeys(line.get("way", "") for line in lines):
         rows = [Row(line, line["box_space"]) for line in lines if line.get("way", "") == way]
-        found += [Number(way, "", "", name, headline(suite, key, rows)) for name, key in suite.figures.items()]
+        found += [Number(way, "", "", name, headline(suite.macro, key, rows)) for name, key in suite.figures.items()]
         for column in suite.by:
             found += of_column(suite, way, column, rows)
     return found
 
 
 def of_column(suite: Suite, way: str, column: str, rows: Sequence[Row]) -> Iterator[Number]:
+    inner = suite.macro[suite.macro.index(column) + 1 :] if column in suite.macro else ()
     for kind in in_order({kind_of_row(row, column) for row in rows}):
         own = [row for row in rows if kind_of_row(row, column) == kind]
         for name, key in suite.figures.items():
-            if values := prompt_means(key, own):
-                yield Number(way, column, kind, name, estimate(values, unread(key, own)))
+            if prompt_means(key, own):
+                yield Number(way, column, kind, name, headline(inner, key, own))
 
 
-def headline(suite: Suite, key: str, rows: Sequence[Row]) -> Estimate:
-    """The mean over prompts, or of means where the suite's kinds count equally."""
-    if not suite.macro:
+def headline(macro: Sequence[str], key: str, rows: Sequence[Row]) -> Estimate:
+    """The mean over prompts, or of the means of kinds that count equally."""
+    if len(weighted := list(leaves(macro, key, rows))) == 1:
         return estimate(prompt_means(key, rows) or [math.nan], unread(key, rows))
-    weighted = list(leaves(suite.macro, key, rows))
     count = sum(len(values) for _, values in weighted)
     middle = sum(weight * float(values.mean()) for weight, values in weighted)
     if count < LEAST_PROMPTS:
