@@ -365,14 +365,19 @@ elsewhere: `evaluation.data.media=FOLDER`. Files with other columns, or another 
 refused; `evaluation.data.any_size=true` takes any number.
 
 The first line of the printed table is the headline with its 95 % interval; then come all figures of every kind of prompt.
-Where kinds count equally, the interval draws prompts within their kind. [Evaluate and compare](evaluate.md) describes the
-files that are written, and a killed suite goes on with the same words. `evaluation.num_prompts=100` answers the first 100
-prompts. The title says how many of the published prompts were answered and which settings of the protocol were changed. In a
-run's config, `use = "suite"` in `[evaluation.data]` and `[[evaluation.reward]]` evaluates a suite during training.
+Where kinds count equally, the interval draws prompts within their kind. `mmrl compare` shows the suite's score of each
+prompt as `Reward`. [Evaluate and compare](evaluate.md) describes the files that are written, and a killed suite goes on with
+the same words. `evaluation.num_prompts=100` answers the first 100 prompts. The title says how many of the published prompts
+were answered and which settings of the protocol were changed. In a run's config, `use = "suite"` in `[evaluation.data]` and
+`[[evaluation.reward]]` evaluates a suite during training.
 
 Answers inside `<answer>` tags are read there; thoughts and blanks around an answer are left out.
 Official code reads the whole text.
 """
+
+
+FEW_FILES = 4
+"""Of more files of one suite, the first is named."""
 
 
 def suites_page() -> Iterator[str]:
@@ -380,7 +385,7 @@ def suites_page() -> Iterator[str]:
     yield "| suite | measures | headline | prompts | paper | scorer |\n|---|---|---|--:|---|---|"
     for one in SUITES.values():
         kinds = f", mean over {one.macro[0]}" if one.macro else ""
-        paper = f"[{one.paper}](https://arxiv.org/abs/{one.paper})" if one.paper[:1].isdigit() else one.paper
+        paper = f"[{one.paper}](https://arxiv.org/abs/{one.paper})"
         facts = [
             f"`{one.name}`",
             cell(one.measures),
@@ -392,7 +397,11 @@ def suites_page() -> Iterator[str]:
         yield f"| {' | '.join(facts)} |"
     yield "\n## Files\n\n| suite | file | from | licence |\n|---|---|---|---|"
     for one in SUITES.values():
-        yield from (f"| `{one.name}` | `{file.name}` | <{file.source}> | {cell(file.licence)} |" for file in one.files)
+        data = [file for file in one.files if not file.is_media]
+        more = f" and {len(data) - 1} like it" if len(data) > FEW_FILES else ""
+        for file in [*(data[:1] if more else data), *(file for file in one.files if file.is_media)]:
+            others = "" if file.is_media else more
+            yield f"| `{one.name}` | `{file.name}`{others} | <{file.source}> | {cell(file.licence)} |"
 
 
 PAGES: dict[str, Callable[[], Iterator[str]]] = {

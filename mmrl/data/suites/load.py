@@ -8,6 +8,9 @@ from mmrl.data.suites.suite import Suite
 from mmrl.data.suites.table import SUITES
 from mmrl.data.validate import Report
 
+NAMED = 3
+"""Missing files that an error names."""
+
 
 def find_suite(name: str) -> Suite:
     """The suite of that name; ValueError for another one."""
@@ -39,7 +42,7 @@ def load_suite(
     prompts = list(suite.read(folder, shown, report))
     if not report.ok:
         first, more = report.problems[0], f" (and {report.num_problems - 1} more)" if report.num_problems > 1 else ""
-        raise ValueError(f"{folder} holds another version of suite {suite.name}: {first}{more}")
+        raise ValueError(f"{folder} lacks something of suite {suite.name}, or is another version of it: {first}{more}")
     found = Counter(str(prompt.columns[suite.by[0]]) for prompt in prompts)
     for kind, size in {**dict.fromkeys(found, 0), **suite.sizes}.items():
         if found[kind] != size and not any_size:
@@ -57,10 +60,10 @@ def find_folder(suite: Suite, path: str | Path | None) -> Path:
     # pictures may lie elsewhere, which evaluation.data.media then says
     if folder is not None and all(file.is_media for file in missing):
         return folder
-    files = ", ".join(map(str, missing))
-    where = "in this machine's hub cache" if folder is None else f"in {folder}"
+    files = ", ".join([*map(str, missing[:NAMED]), *([f".. ({len(missing)} in all)"] if len(missing) > NAMED else [])])
+    where = "" if folder is None else f" in {folder}"
     raise FileNotFoundError(
-        f"suite {suite.name} is not whole {where}, and nothing is downloaded: get {files} and name their folder with --data"
+        f"suite {suite.name} lacks files{where}, and nothing is downloaded: get {files} and name their folder with --data"
     )
 
 

@@ -114,7 +114,7 @@ MATHVISTA = Suite(
     paper="2310.02255",
     files=(
         *(SuiteFile(name, SOURCE, "CC BY-SA 4.0") for name in (FILE, QUERIES)),
-        SuiteFile("images/", SOURCE, "those of its sources"),
+        SuiteFile("images/", "https://huggingface.co/datasets/AI4Math/MathVista", "those of its sources"),
     ),
     read=read,
     sizes=TASKS,

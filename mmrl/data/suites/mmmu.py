@@ -21,28 +21,16 @@ from mmrl.data.video_rows import text_of
 
 CHOOSE = "{}\n{}\nAnswer with the option's letter from the given choices directly."
 SHORT = "{}\nAnswer the question using a single word or phrase."
-SUBJECTS = {
-    "Art and Design": ["Art", "Art_Theory", "Design", "Music"],
-    "Business": ["Accounting", "Economics", "Finance", "Manage", "Marketing"],
-    "Science": ["Biology", "Chemistry", "Geography", "Math", "Physics"],
-    "Health and Medicine": [
-        "Basic_Medical_Science",
-        "Clinical_Medicine",
-        "Diagnostics_and_Laboratory_Medicine",
-        "Pharmacy",
-        "Public_Health",
-    ],
-    "Humanities and Social Science": ["History", "Literature", "Sociology", "Psychology"],
-    "Tech and Engineering": [
-        "Agriculture",
-        "Architecture_and_Engineering",
-        "Computer_Science",
-        "Electronics",
-        "Energy_and_Power",
-        "Materials",
-        "Mechanical_Engineering",
-    ],
+_SUBJECTS = {
+    "Art and Design": "Art Art_Theory Design Music",
+    "Business": "Accounting Economics Finance Manage Marketing",
+    "Science": "Biology Chemistry Geography Math Physics",
+    "Health and Medicine": "Basic_Medical_Science Clinical_Medicine Diagnostics_and_Laboratory_Medicine Pharmacy Public_Health",
+    "Humanities and Social Science": "History Literature Sociology Psychology",
+    "Tech and Engineering": "Agriculture Architecture_and_Engineering Computer_Science Electronics Energy_and_Power Materials "
+    "Mechanical_Engineering",
 }
+SUBJECTS = {discipline: subjects.split() for discipline, subjects in _SUBJECTS.items()}
 SOURCE, FILE = "https://huggingface.co/datasets/MMMU/MMMU", "{}/validation-00000-of-00001.parquet"
 _PICTURE = re.compile(r"<image (\d)>")
 _NUMBERS = (

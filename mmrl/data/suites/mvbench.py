@@ -22,30 +22,21 @@ ASKED = (
     "the action and pose of persons. Based on your observations, select the best option that accurately addresses the question.\n"
     "Question: {}\nOptions:\n{}\nOnly give the best option."
 )
-CHARADES, PERCEPTION, CLEVRER = "star/Charades_v1_480", "perception/videos", "clevrer/video_validation"
-FRAMES, FRAMES_PER_S = "tvqa/frames_fps3_hq", 3
-FOLDERS = {
-    "action_sequence": CHARADES,
-    "action_prediction": CHARADES,
-    "action_antonym": "ssv2_video",
-    "fine_grained_action": "Moments_in_Time_Raw/videos",
-    "unexpected_action": "FunQA_test/test",
-    "object_existence": CLEVRER,
-    "object_interaction": CHARADES,
-    "object_shuffle": PERCEPTION,
-    "moving_direction": CLEVRER,
-    "action_localization": "sta/sta_video",
-    "scene_transition": "scene_qa/video",
-    "action_count": PERCEPTION,
-    "moving_count": CLEVRER,
-    "moving_attribute": CLEVRER,
-    "state_change": PERCEPTION,
-    "fine_grained_pose": "nturgbd",
-    "character_order": PERCEPTION,
-    "egocentric_navigation": "vlnqa",
-    "episodic_reasoning": FRAMES,
-    "counterfactual_inference": CLEVRER,
+FRAMES_PER_S = 3
+_CLIPS = {
+    "star/Charades_v1_480": "action_sequence action_prediction object_interaction",
+    "ssv2_video": "action_antonym",
+    "Moments_in_Time_Raw/videos": "fine_grained_action",
+    "FunQA_test/test": "unexpected_action",
+    "clevrer/video_validation": "object_existence moving_direction moving_count moving_attribute counterfactual_inference",
+    "perception/videos": "object_shuffle action_count state_change character_order",
+    "sta/sta_video": "action_localization",
+    "scene_qa/video": "scene_transition",
+    "nturgbd": "fine_grained_pose",
+    "vlnqa": "egocentric_navigation",
+    "tvqa/frames_fps3_hq": "episodic_reasoning",
 }
+FOLDERS = {task: folder for folder, tasks in _CLIPS.items() for task in tasks.split()}
 """Task -> the folder of its clips."""
 CUT = ("action_sequence", "action_prediction", "object_interaction", "action_localization", "episodic_reasoning")
 """Tasks about a part of a clip, from `start` to `end`."""

@@ -46,7 +46,7 @@ class Suite:
     name: str
     measures: str
     paper: str
-    """Its arXiv id, or where it was published."""
+    """Its arXiv id."""
     files: tuple[SuiteFile, ...]
     read: Reader
     sizes: Mapping[str, int]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub import constants
 from PIL import Image
 
 from mmrl.app.commands.train import run_training
@@ -32,6 +33,7 @@ GOLDEN = Path(__file__).parents[2] / "data" / "suites" / "golden"
 def elsewhere(tmp_path: Path, flow_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MMRL_CACHE", str(flow_cache))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
 def draw_picture(file: Path) -> None:
@@ -204,15 +206,19 @@ def test_vsi_benchs_headline_is_that_of_its_own_code():
     assert 100 * tasks["object_rel_direction"] == pytest.approx(found["metrics"]["object_rel_direction_accuracy"])
 
 
-def test_geneval_draws_four_pictures_of_a_prompt_with_a_model_or_with_a_run(tmp_path: Path, make: Make):
+def test_geneval_draws_four_pictures_of_a_prompt_and_a_run_may_evaluate_it_while_it_trains(tmp_path: Path, make: Make):
     detector(tmp_path / "detector")
     (tmp_path / "geneval").mkdir()
     row = {"tag": "single_object", "include": [{"class": "cat", "count": 1}], "prompt": "a photo of a cat"}
     counted = {"tag": "counting", "include": [{"class": "dog", "count": 2}], "prompt": "a photo of two dogs"}
     rows = [row, counted | {"exclude": [{"class": "dog", "count": 3}]}]
     (tmp_path / "geneval" / "evaluation_metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    words = ["evaluation.data.any_size=true", f"reward.0.detector={tmp_path / 'detector'}", "reward.0.colour=lab"]
-    run = run_training(make("steps=1", "output=run", "policy.height=64", "policy.width=64", "evaluation.num_steps=2"))
+    small = ["policy.height=64", "policy.width=64", "evaluation.num_steps=2"]
+    data = "evaluation.data={use = 'suite', suite = 'geneval', path = 'geneval', any_size = true}"
+    judge = "evaluation.reward=[{use = 'object_counts', detector = 'detector'}]"
+    run = run_training(make("steps=1", "output=run", *small, data, judge))
+    assert any("eval/object_counts" in line for line in run.read_metrics().lines)
+    words = ["evaluation.data.any_size=true", "reward.0.detector=detector", "reward.0.colour=lab"]
     run_evaluation(EvalArguments([str(run.path), *words], data="geneval", suite="geneval"))
     place = EvaluationDir(run.path / "evaluations" / "step-1")
     summary = json.loads(place.summary_file.read_text())
@@ -262,7 +268,8 @@ def test_words_that_make_no_suite(given: EvalArguments, message: str):
 
 def test_missing_files_are_named_with_their_source(tmp_path: Path):
     with pytest.raises(
-        FileNotFoundError, match=r"not whole in this machine's hub cache.* screenspot_mobile_v2.json \(https://hugg"
+        FileNotFoundError,
+        match=r"lacks files, and nothing is downloaded: get screenspot_mobile_v2.json \(https:.*, \.\. \(4 in all\)",
     ):
         run_evaluation(EvalArguments(["tiny:qwen3_vl"], suite="screenspot_v2"))
     draw_refcoco(tmp_path / "refcoco")
@@ -278,6 +285,14 @@ def test_missing_files_are_named_with_their_source(tmp_path: Path):
     answer("refcoco", tmp_path / "refcoco", f"evaluation.data.media={tmp_path / 'pictures'}")
 
 
+def test_a_snapshot_of_the_hub_that_is_here_needs_no_data():
+    repository = Path("hub", "datasets--OS-Copilot--ScreenSpot-v2")
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("c0ffee")
+    draw_screenspot(repository / "snapshots" / "c0ffee")
+    assert len(load_suite(find_suite("screenspot_v2"), any_size=True)) == 6
+
+
 def test_files_of_another_version_are_one_sentence(tmp_path: Path):
     draw_screenspot(tmp_path / "screens")
     with pytest.raises(ValueError, match=r"has 2 prompts of platform 'mobile', and suite screenspot_v2 was published with 501"):
@@ -286,6 +301,6 @@ def test_files_of_another_version_are_one_sentence(tmp_path: Path):
     (tmp_path / "screens" / "screenspot_web_v2.json").write_text(json.dumps(rows))
     with pytest.raises(
         ValueError,
-        match=r"holds another version of suite screenspot_v2: screenspot_web_v2.json:1: column instruction .*\(and 1 more\)",
+        match=r"lacks something of suite screenspot_v2, or is another version of it: screenspot_web_v2.json:1: column instruction .*\(and 1 more\)",
     ):
         answer("screenspot_v2", tmp_path / "screens")
