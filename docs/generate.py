@@ -371,8 +371,9 @@ the same words. `evaluation.num_prompts=100` answers the first 100 prompts. The 
 were answered and which settings of the protocol were changed. In a run's config, `use = "suite"` in `[evaluation.data]` and
 `[[evaluation.reward]]` evaluates a suite during training.
 
-Answers inside `<answer>` tags are read there; thoughts and blanks around an answer are left out.
-Official code reads the whole text.
+Texts are sampled greedily, without a system prompt or anything around the published prompt, whatever the run trained with;
+such settings may be given all the same, and are then named. Answers inside `<answer>` tags are read there; thoughts and
+blanks around an answer are left out. Official code reads the whole text.
 """
 
 

@@ -102,5 +102,5 @@ CHARADES_STA = Suite(
     by=("split",),
     exact="reading and overlaps equal lmms-eval's",
     score=score,
-    policy={"answer_format": "none", "sampling": {"max_new_tokens": 50}},
+    max_new_tokens=50,
 )

@@ -122,5 +122,5 @@ MATHVISTA = Suite(
     by=("task", "context"),
     exact="comparison equals its own code's; short answers are extracted by rules in place of GPT-4",
     score=score,
-    policy={"answer_format": "none", "sampling": {"max_new_tokens": 1024}},
+    max_new_tokens=1024,
 )

@@ -143,6 +143,6 @@ MMMU = Suite(
     by=("discipline", "subject"),
     exact="equals its own code's, but an answer without a letter is wrong where that draws one at random",
     score=score,
-    policy={"answer_format": "none", "sampling": {"max_new_tokens": 128}},
+    max_new_tokens=128,
     hub="MMMU/MMMU",
 )

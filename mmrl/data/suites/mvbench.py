@@ -92,6 +92,6 @@ MVBENCH = Suite(
     by=("task",),
     exact="equals its notebook's, but an answer without a letter is wrong; nothing is put in front of the answer",
     score=score,
-    policy={"answer_format": "none", "sampling": {"max_new_tokens": 100}},
+    max_new_tokens=100,
     hub="OpenGVLab/MVBench",
 )

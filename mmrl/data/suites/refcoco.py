@@ -80,7 +80,7 @@ def suite(name: str, title: str, refs: str, paper: str, sizes: Mapping[str, int]
         exact="overlaps and accuracies equal lmms-eval's for lists in shares of the picture; other ways to write are read too",
         score=score,
         reward=READS_BOXES,
-        policy={"answer_format": "none", "sampling": {"max_new_tokens": 128}},
+        max_new_tokens=128,
     )
 
 

@@ -78,6 +78,6 @@ SCREENSPOT_V2 = Suite(
     exact="equals SeeClick's for answers in shares of the picture and for <box> tags; JSON and other spaces are read too",
     score=score,
     reward=READS_BOXES,
-    policy={"answer_format": "none", "sampling": {"max_new_tokens": 128}},
+    max_new_tokens=128,
     hub="OS-Copilot/ScreenSpot-v2",
 )

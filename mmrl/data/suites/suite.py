@@ -16,7 +16,6 @@ Scorer = Callable[[Prompt, Sample, Space], Scored]
 """The score of one sample. The space is how the model writes boxes; norm1 where that does not matter."""
 Reader = Callable[[Path, Path, Report], Iterable[Prompt]]
 """The prompts in a folder, given the folder of pictures or clips as well; rows of another layout go into the report."""
-NOTHING: Mapping[str, object] = MappingProxyType({})
 OWN: Mapping[str, object] = MappingProxyType({"use": "suite"})
 READS_BOXES: Mapping[str, object] = MappingProxyType({"use": "suite", "space": "auto"})
 
@@ -64,8 +63,8 @@ class Suite:
     reward: Mapping[str, object] = field(default_factory=lambda: OWN)
     """The `[[reward]]` table that scores it."""
     kind: Literal["text", "flow"] = "text"
-    policy: Mapping[str, object] = field(default_factory=lambda: NOTHING)
-    """Settings of `[policy]` that belong to the published protocol."""
+    max_new_tokens: int = 0
+    """The longest answer; of suites whose answers are texts."""
     num_samples: int = 1
     hub: str = ""
     """The data set on the hub whose snapshot holds the files under these names; empty: none does."""

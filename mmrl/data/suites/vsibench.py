@@ -71,6 +71,6 @@ VSIBENCH = Suite(
     macro=("task", "question_type"),
     exact="equals its own code's",
     score=score,
-    policy={"answer_format": "none", "sampling": {"max_new_tokens": 16}},
+    max_new_tokens=16,
     hub="nyu-visionx/VSI-Bench",
 )

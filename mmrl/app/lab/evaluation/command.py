@@ -135,7 +135,7 @@ def run_evaluation(given: EvalArguments) -> Mapping[str, float]:
             if ranks.is_main:
                 found = numbers(lines, by) if suite is None else suite_numbers(suite, lines)
                 facts = {"weights": asked.weights, "prompts": subject.num_prompts, "samples": len(lines)}
-                facts |= {} if suite is None else suite_facts(suite, resolved, subject.num_prompts)
+                facts |= {} if suite is None else suite_facts(suite, resolved)
                 place.finish(summary(found, facts, metrics))
                 many = "" if asked.config.evaluation.num_samples == 1 else f", {asked.config.evaluation.num_samples} samples each"
                 what = f"{subject.num_prompts} held-out prompts" if suite is None else suite_words(suite, facts)

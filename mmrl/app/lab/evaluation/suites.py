@@ -23,6 +23,12 @@ ALL = 2**31
 PRESETS = {"text": "dr_grpo", "flow": "cps"}
 """Algorithms that need no reward of their own; nothing trains."""
 
+OWN_KEYS = ("reward", "also", "sampling")
+"""Of a run's [evaluation], what a suite does not take over; texts are then sampled greedily."""
+PROTOCOL = ("policy.answer_format", "policy.system_prompt", "policy.sampling", "evaluation.sampling", "reward")
+PROTOCOL += ("evaluation.num_samples", "evaluation.data.any_size")
+"""Settings without which an evaluation is not the published one."""
+
 
 def of_suite(suite: Suite, subject: str, data: str | None, overrides: Sequence[str]) -> tuple[Resolved, RunDir | None]:
     """The settings with which a run's folder, or a model as it is, answers a suite; overrides go last.
@@ -43,11 +49,13 @@ def of_suite(suite: Suite, subject: str, data: str | None, overrides: Sequence[s
     table.set(("data",), source | ({} if data is None else {"path": data}), by)
     table.set(("algorithm",), {"preset": PRESETS[suite.kind]}, by)
     table.set(("reward",), [reward | ({"suite": suite.name} if reward["use"] == "suite" else {})], by)
-    kept = {key: value for key, value in table.values.get("evaluation", {}).items() if key not in ("reward", "also")}
+    kept = {key: value for key, value in table.values.get("evaluation", {}).items() if key not in OWN_KEYS}
     own = {"data": deepcopy(table.values["data"]), "num_prompts": ALL, "num_samples": suite.num_samples, "by": list(suite.by)}
     table.set(("evaluation",), kept | own, by)
-    for key, value in suite.policy.items():
-        table.set(("policy", key), value, by)
+    if suite.kind == "text":
+        asked = {"answer_format": "none", "system_prompt": "", "sampling": {"max_new_tokens": suite.max_new_tokens}}
+        for key, value in asked.items():
+            table.set(("policy", key), value, by)
     for key in ("sampler", "cluster"):
         table.values.pop(key, None)
     return resolve(table, overrides, suite.name), run
@@ -59,15 +67,10 @@ def bare(suite: Suite, model: str) -> Values:
     return {"policy": {"kind": suite.kind, "model": model, **({"dtype": "bfloat16"} if half else {})}}
 
 
-def suite_facts(suite: Suite, resolved: Resolved, num_prompts: int) -> dict[str, object]:
+def suite_facts(suite: Suite, resolved: Resolved) -> dict[str, object]:
     """The part of summary.json that says which suite it is, and whether it was evaluated as published."""
-    protocol = [("policy", key) for key in suite.policy] + [
-        ("reward",),
-        ("evaluation", "num_samples"),
-        ("evaluation", "data", "any_size"),
-    ]
-    said = [path for path, by in resolved.table.origins.items() if by == COMMAND_LINE]
-    changed = [".".join(path) for path in said if any(path[: len(part)] == part for part in protocol)]
+    said = (".".join(path) for path, by in resolved.table.origins.items() if by == COMMAND_LINE)
+    changed = [key for key in said if key.startswith(PROTOCOL)]
     return {"suite": suite.name, "paper": suite.paper, "published_prompts": suite.num_prompts, "changed": changed}
 
 
@@ -101,7 +104,7 @@ def of_column(suite: Suite, way: str, column: str, rows: Sequence[Row]) -> Itera
 
 def headline(macro: Sequence[str], key: str, rows: Sequence[Row]) -> Estimate:
     """The mean over prompts, or of the means of kinds that count equally."""
-    if len(weighted := list(leaves(macro, key, rows))) == 1:
+    if len(weighted := list(leaves(macro, key, rows))) <= 1:
         return estimate(prompt_means(key, rows) or [math.nan], unread(key, rows))
     count = sum(len(values) for _, values in weighted)
     middle = sum(weight * float(values.mean()) for weight, values in weighted)
