@@ -54,11 +54,11 @@ def prompt_of(media: Path, row: Row) -> Prompt:
 
 def score(prompt: Prompt, sample: Sample, space: Space) -> Scored:
     """1 if the extracted answer is the true one."""
-    found = extracted(answer_text(sample), prompt)
-    return Scored(float(normalized(found, prompt) == prompt.answer), {"unparsed": float(not found)})
+    found = extract(answer_text(sample), prompt)
+    return Scored(float(normalize(found, prompt) == prompt.answer), {"unparsed": float(not found)})
 
 
-def extracted(text: str, prompt: Prompt) -> str:
+def extract(text: str, prompt: Prompt) -> str:
     """The short answer in a response; empty where there is none."""
     kind, choices = prompt.columns["answer_type"], prompt.columns["choices"] or ()
     if text in choices or _is_number(text, kind):
@@ -81,8 +81,8 @@ def _is_number(text: str, kind: str) -> bool:
         return False
 
 
-def normalized(found: str, prompt: Prompt) -> str | None:
-    """An extracted answer as the truth is written: an option, a whole number, or one of so many decimals."""
+def normalize(found: str, prompt: Prompt) -> str | None:
+    """An extracted answer as the truth is written: an option, a whole number, or rounded to its decimals."""
     columns, found = prompt.columns, found.strip()
     if columns["question_type"] == "multi_choice":
         choices: Sequence[str] = columns["choices"]

@@ -51,18 +51,18 @@ def read(folder: Path, media: Path, report: Report) -> Iterator[Prompt]:
 
 def prompt_of(columns: dict[str, object], row: Row) -> Prompt:
     question, kind, answer = (text_of(row, name) for name in ("question", "question_type", "answer"))
-    options = [str(option) for option in _listed(row.values.get("options")) or ()]
+    options = [str(option) for option in _list_in(row.values.get("options")) or ()]
     listed = "".join(f"({letter}) {option}\n" for letter, option in zip(LETTERS, options, strict=False))
     text = CHOOSE.format(question, listed) if kind == "multiple-choice" else SHORT.format(question)
     cells = [row.values.get(f"image_{number}") for number in _PICTURE.findall(text) or "1"]
     if None in cells:
         raise ValueError("the text names a picture that the row does not have")
     given = columns | {"options": options, "question_type": kind}
-    truth = answer if kind == "multiple-choice" else _listed(answer) or [answer]
+    truth = answer if kind == "multiple-choice" else _list_in(answer) or [answer]
     return Prompt(text_of(row, "id"), _PICTURE.sub("<image>", text), tuple(map(open_picture, cells)), truth, given)
 
 
-def _listed(text: object) -> list[object] | None:
+def _list_in(text: object) -> list[object] | None:
     """A list that is written as Python; None for anything else."""
     try:
         found = ast.literal_eval(str(text))
@@ -78,7 +78,7 @@ def score(prompt: Prompt, sample: Sample, space: Space) -> Scored:
         letter = letter_of(text, prompt.columns["options"])
         return Scored(float(letter == prompt.answer), {"unparsed": float(letter is None)})
     truth = [one for answer in prompt.answer for one in plain(str(answer))]
-    right = any(_fits(found, truth) for found in stated(text))
+    right = any(_fits(found, truth) for found in statements(text))
     return Scored(float(right), {"unparsed": float(not text)})
 
 
@@ -96,8 +96,8 @@ def letter_of(text: str, options: Sequence[str]) -> str | None:
     return max(found, key=lambda letter: found[letter]) if found else None
 
 
-def stated(text: str) -> set[str | float]:
-    """What an open answer may say: the shortest ends of its statements, and the numbers in them."""
+def statements(text: str) -> set[str | float]:
+    """Everything that an open answer may say: the shortest ends of its statements, and the numbers in them."""
     lines = re.split(r"\.\s(?=[A-Z])|\n", text.strip().strip(".").lower())
     found: list[str] = []
     for i, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""What a published test set is: files, prompts, a scorer, and which of its numbers is the headline."""
+"""A published test set: files, prompts, a scorer, and which of its numbers is the headline."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -76,7 +76,7 @@ class Suite:
 
 
 def answer_text(sample: Sample) -> str:
-    """What a sample answers: its `<answer>` block if it has one, else its text without its thought."""
+    """The answer of a sample: its `<answer>` block if it has one, else its text without its thought."""
     return answer_block(sample.text or "")
 
 

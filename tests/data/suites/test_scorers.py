@@ -131,7 +131,7 @@ def test_extracted_answers_compare_as_mathvista_says():
     prompts = [Prompt("p", answer=one["answer"], columns=one) for one in found["problems"]]
     for case in found["cases"]:
         prompt = prompts[case["problem"]]
-        assert (mathvista.normalized(case["extraction"], prompt) == prompt.answer) == case["correct"], case
+        assert (mathvista.normalize(case["extraction"], prompt) == prompt.answer) == case["correct"], case
     for a, b, distance in found["distances"]:
         assert mathvista.edit_distance(a, b) == distance
 
