@@ -177,15 +177,19 @@ def evaluate(
     arguments: Annotated[
         list[str] | None,
         Argument(
-            metavar="[RUN|CONFIG] [KEY=VALUE]...",
-            help="A run's folder (its newest checkpoint) or a config (the untrained model), then overrides.",
+            metavar="[RUN|CONFIG|MODEL] [KEY=VALUE]...",
+            help="A run's folder (its newest checkpoint), a config (the untrained model), with --suite a model; then overrides.",
             autocompletion=complete_config,
         ),
     ] = None,
     step: Annotated[int | None, Option(help="This checkpoint of a run instead of its newest.")] = None,
     task: Annotated[str | None, Option(help="Without a run or config: the task, as in `mmrl train`.")] = None,
     model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None,
-    data: Annotated[str | None, Option(help="With --task: a data file, or a name from `mmrl ls datasets`.")] = None,
+    data: Annotated[
+        str | None,
+        Option(help="With --task: a data file, or a name from `mmrl ls datasets`; with --suite: the folder of its files."),
+    ] = None,
+    suite: Annotated[str | None, Option(metavar="NAME", help="A published test set, such as refcoco or geneval.")] = None,
     reward: Annotated[
         list[str] | None,
         Option(metavar="NAME", help="With --task: what scores the answers; repeat it.", autocompletion=complete_reward),
@@ -195,7 +199,7 @@ def evaluate(
     """Evaluate a model on held-out prompts: writes every sample to predictions.jsonl and prints numbers with intervals."""
     from mmrl.app.lab.evaluation.command import EvalArguments, run_evaluation
 
-    run_evaluation(EvalArguments(arguments or [], step, output, task, model, data, reward or []))
+    run_evaluation(EvalArguments(arguments or [], step, output, task, model, data, reward or [], suite))
 
 
 @app.command()

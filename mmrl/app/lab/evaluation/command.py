@@ -13,6 +13,7 @@ from mmrl.app.config.tasks import one_line
 from mmrl.app.errors import Terminal
 from mmrl.app.lab.evaluation.predict import Meter, predict
 from mmrl.app.lab.evaluation.prepare import Asked, ask, prepare
+from mmrl.app.lab.evaluation.suites import ALL, of_suite, suite_facts, suite_numbers, suite_words
 from mmrl.app.lab.evaluation.tables import metrics_of, numbers, print_numbers, summary
 from mmrl.app.run.build import TINY
 from mmrl.app.run.context import RUNS, console, distributed_run
@@ -21,12 +22,12 @@ from mmrl.app.run.folder import RunDir
 from mmrl.app.run.launch import check_same, lock_folder
 from mmrl.core.protocols import Accelerator
 from mmrl.core.ranks import Ranks
+from mmrl.data.suites.load import find_suite
+from mmrl.data.suites.suite import Suite
 from mmrl.training.determinism import deterministic
 
 USUAL_REWARDS: dict[str, tuple[str, ...]] = {"grounding": ("iou",), "video": ("by_type",), "qa": ("by_type",)}
 """Task -> the rewards that its answers are scored with where none are named."""
-ALL = 2**31
-"""More held-out prompts than there are: all of them."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,18 @@ class EvalArguments:
     model: str | None = None
     data: str | None = None
     rewards: Sequence[str] = ()
+    suite: str | None = None
 
     def resolve(self) -> tuple[Resolved, RunDir | None]:
         """The settings that they describe, and the run whose weights answer.
 
-        Raises FileNotFoundError without such a run, config or data, and ValueError for neither a run, a config nor a task, two of
-        them, or options that belong to another one.
+        Raises FileNotFoundError without such a run, config or data, and ValueError for neither a run, a config, a suite nor a
+        task, two of them, or options that belong to another one.
         """
         words = list(self.arguments)
         name = words.pop(0) if words and "=" not in words[0] else None
+        if self.suite is not None:
+            return self.of_suite(find_suite(self.suite), name, words)
         if self.task is not None:
             if name is not None:
                 raise ValueError(f"give a run or config ({name}) or --task {self.task}, not both; settings are written key=value")
@@ -68,6 +72,18 @@ class EvalArguments:
         if run is None and self.step is not None:
             raise ValueError(f"--step {self.step} needs a run's folder; {name} is a config")
         return configs.load(str(run.config_file) if run else name, words), run
+
+    def of_suite(self, suite: Suite, name: str | None, words: Sequence[str]) -> tuple[Resolved, RunDir | None]:
+        """A run or model on a published test set; ValueError for neither, both, or options that the suite settles."""
+        if (name is None) == (self.model is None) or self.task is not None or self.rewards:
+            raise ValueError(
+                f"--suite {suite.name} needs a run's folder or a model, and settles task and rewards: write "
+                f"mmrl eval MODEL --suite {suite.name} --data FOLDER"
+            )
+        resolved, run = of_suite(suite, str(name or self.model), self.data, words)
+        if run is None and self.step is not None:
+            raise ValueError(f"--step {self.step} needs a run's folder; {name or self.model} is a model")
+        return resolved, run
 
 
 def of_task(task: str, model: str | None, data: str | None, rewards: Sequence[str], overrides: Sequence[str]) -> Resolved:
@@ -104,6 +120,7 @@ def run_evaluation(given: EvalArguments) -> Mapping[str, float]:
     settings do not fit together, or the folder holds another evaluation.
     """
     resolved, run = given.resolve()
+    suite = None if given.suite is None else find_suite(given.suite)
     with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
         check_same(ranks, resolved)
         asked = ask(resolved, ranks, run, given.step)
@@ -116,11 +133,13 @@ def run_evaluation(given: EvalArguments) -> Mapping[str, float]:
             by = asked.config.evaluation.by
             metrics = metrics_of(lines, by)
             if ranks.is_main:
-                found = numbers(lines, by)
+                found = numbers(lines, by) if suite is None else suite_numbers(suite, lines)
                 facts = {"weights": asked.weights, "prompts": subject.num_prompts, "samples": len(lines)}
+                facts |= {} if suite is None else suite_facts(suite, resolved)
                 place.finish(summary(found, facts, metrics))
                 many = "" if asked.config.evaluation.num_samples == 1 else f", {asked.config.evaluation.num_samples} samples each"
-                print_numbers(f"{asked.weights}: {subject.num_prompts} held-out prompts{many}", found, Terminal(markup=True))
+                what = f"{subject.num_prompts} held-out prompts" if suite is None else suite_words(suite, facts)
+                print_numbers(f"{asked.weights}: {what}{many}", found, Terminal(markup=True))
                 console.print(f"every sample: {place.predictions}", markup=False, highlight=False)
     return metrics
 

@@ -1,0 +1,1 @@
+"""Published test sets: their files as prompts, their scorers, and the numbers that papers report."""

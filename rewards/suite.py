@@ -1,0 +1,35 @@
+"""The score that a published test set gives an answer: see docs/how_to/suites.md.
+
+Prompts are those of the data set `suite`. The scorer of every test set equals its official code on stored answers, as the page
+says in detail.
+
+Modality: text
+Needs: the data set `suite`
+Range: [0, 1]
+Source: the official code of each test set, named in its file in mmrl/data/suites
+Licence: own code Apache-2.0
+"""
+
+from dataclasses import dataclass
+
+from mmrl import Group, Scored
+from mmrl.answers.boxes.attempts import AnySpace
+from mmrl.data.suites.load import find_suite
+
+
+@dataclass(frozen=True)
+class PublishedScore:
+    """The scorer of one test set; answers that it cannot read are counted as unparsed."""
+
+    suite: str = ""
+    """The test set's name: refcoco, charades_sta, ..."""
+    space: AnySpace | None = None
+    """Where answers are boxes or points, the space in which the model writes; auto = the one of the policy's family."""
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        suite = find_suite(self.suite)
+        if suite.score is None:
+            raise ValueError(f"suite {suite.name} is scored by the reward {suite.reward['use']!r}: use that one")
+        if self.space == "auto":
+            raise ValueError('space is still "auto": name the one the model answers in, for example space = "norm1000"')
+        return [suite.score(group.prompt, sample, self.space or "norm1") for sample in group.samples]
