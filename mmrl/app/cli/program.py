@@ -262,6 +262,20 @@ def report(run: RunFolder) -> None:
     typer.echo(write_report(run))
 
 
+@app.command()
+def watch(
+    run: RunFolder,
+    port: Annotated[int, Option(min=0, max=65535, help="Port of this machine; 0 takes a free one.")] = 8600,
+) -> None:
+    """Follow a run in the browser while it trains: curves, newest samples, warnings, time; buttons to stop and to save.
+
+    The page is for this machine alone; from elsewhere it is reached by the ssh line that is printed.
+    """
+    from mmrl.app.commands.watch import watch as look_on
+
+    look_on(run, port)
+
+
 @app.command("compare")
 def compare_answers(
     first: Answers,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mmrl.app.report.figures import Change, paired_changes
 from mmrl.app.report.rows import Row
-from mmrl.app.run.folder import JsonLines, Line, RunDir, also_split, lines_of_changes, read_lines
+from mmrl.app.run.folder import Line, RunDir, also_split, lines_of_changes, read_lines
 from mmrl.app.toml.tables import Values
 from mmrl.training.watch.health import LOG_RATIO, stale_sentence
 
@@ -88,7 +88,7 @@ def load(path: Path | str) -> RunData:
         last_train=read_rows(run, TRAIN, train_steps[1:][-1:], space),
         before=read_rows(run, EVAL, eval_steps[:1], space),
         after=read_rows(run, EVAL, eval_steps[1:][-1:], space),
-        warnings=warning_counts(warnings),
+        warnings=warning_counts(warnings.lines),
         versions=json.loads(run.versions_file.read_text(encoding="utf-8")) if run.versions_file.exists() else {},
         box_space=space,
         notices=notices,
@@ -141,10 +141,10 @@ def read_rows(run: RunDir, split: str, steps: Sequence[int], space: str | None) 
     return [Row(line, line["box_space"] or space) for step in steps for line in read_lines(run.samples_file(split, step)).lines]
 
 
-def warning_counts(warnings: JsonLines) -> list[tuple[str, int, int]]:
+def warning_counts(lines: Iterable[Line]) -> list[tuple[str, int, int]]:
     """Each text once, with its first step and how often it was said; a leading "step 12: " does not count as text."""
     found: dict[str, tuple[int, int]] = {}
-    for line in warnings.lines:
+    for line in lines:
         text = re.sub(r"^step \d+: ", "", line["text"])
         step, count = found.get(text, (line["step"], 0))
         found[text] = (step, count + 1)
