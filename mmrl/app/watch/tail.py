@@ -36,9 +36,10 @@ class Tail:
         """The lines since the last call, none of an absent file."""
         try:
             with self.file.open("rb") as stream:
-                self._inode = os.fstat(stream.fileno()).st_ino
+                found = os.fstat(stream.fileno())
+                self._inode = found.st_ino
                 stream.seek(self._offset)
-                added = stream.read()
+                added = stream.read(max(0, found.st_size - self._offset))
         except FileNotFoundError:
             return []
         whole = added[: added.rfind(b"\n") + 1]
