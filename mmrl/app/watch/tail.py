@@ -44,12 +44,12 @@ class Tail:
             return []
         whole = added[: added.rfind(b"\n") + 1]
         self._offset += len(whole)
-        lines = [parsed(text) for text in whole.split(b"\n") if text.strip()]
+        lines = [line_of(text) for text in whole.split(b"\n") if text.strip()]
         self.num_bad += lines.count(None)
         return [line for line in lines if line is not None]
 
 
-def parsed(text: bytes) -> Line | None:
+def line_of(text: bytes) -> Line | None:
     """A JSON object with a step, or None."""
     try:
         line = json.loads(text)
