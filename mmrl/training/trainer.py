@@ -1,7 +1,7 @@
 """The one loop. Modalities and algorithms are arguments, never subclasses, and none is named here."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -51,6 +51,8 @@ class Records:
     checkpoints: Checkpoints | None = None
     sizes: Path | None = None
     """The file that remembers how large micro-batches fit this device; None: every run finds out anew."""
+    requests: Callable[[], Collection[str]] = tuple
+    """What the run was asked for since the last step, on the main process: `stop` or `checkpoint`."""
 
 
 @final
@@ -81,7 +83,7 @@ class Trainer:
                 "the objective has a term that chooses among all actions of a minibatch (scope 'batch'); every process would "
                 "choose among its own: run on one process, or use another objective"
             )
-        self.evaluator, self.checkpoints = evaluator, records.checkpoints
+        self.evaluator, self.checkpoints, self._requests = evaluator, records.checkpoints, records.requests
         self.callbacks = Callbacks(records.callbacks if self.ranks.is_main else (), looks_whole)
         self.collector = Collector(policy, sampler, rewards, algorithm, settings, self.ranks)
         check_rest(settings.optimizer.rest, self.ranks)
@@ -109,8 +111,9 @@ class Trainer:
             while self.index < self.settings.steps and not self.health.stop:
                 profile.reach(self.index + 1)
                 self._tell(self.step())
+                wanted = self._is_wanted()
                 self._evaluate_if_due()
-                if self._is_last() or self._due(self.settings.save_every):
+                if wanted or self._is_last() or self._due(self.settings.save_every):
                     self.save(final=self._is_last())
             if self.settings.steps == 0:
                 self.save(final=True)
@@ -272,6 +275,13 @@ class Trainer:
         if due and self.evaluated != self.index:
             self.evaluate()
             self.evaluated = self.index
+
+    def _is_wanted(self) -> bool:
+        """Was a checkpoint asked for? The same on all ranks; a request to stop is followed before the next step."""
+        asked = self._requests()
+        if "stop" in asked:
+            self.stop.asked_by = "stop.request"
+        return any(self.ranks.gather("checkpoint" in asked))
 
     def _tell(self, metrics: Mapping[str, float]) -> None:
         self._latest = {**metrics}

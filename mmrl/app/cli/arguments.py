@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from typer import Argument, Option
@@ -13,6 +14,9 @@ from mmrl.app.commands.help import complete_reward
 Overrides = Annotated[
     list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Overrides, for example optimizer.lr=1e-5 reward.0.weight=0.5")
 ]
+
+AsJson = Annotated[bool, Option("--json", help="Print JSON for programs instead; nothing else goes to stdout.")]
+RunFolder = Annotated[Path, Argument(metavar="RUN", help="The output folder of a run.")]
 
 LayoutName = Annotated[
     str | None, Option("--as", metavar="NAME", help="The file's layout: boxes, questions, messages, llava, coco, ..")
@@ -43,17 +47,25 @@ class TaskOptions:
     ] = None
 
 
+@dataclass(frozen=True)
+class PlanOptions(TaskOptions):
+    """The same, of a plan."""
+
+    as_json: AsJson = False
+
+
 def with_task(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace the command's first argument, TaskOptions, by one option per field, after the argument that follows it."""
+    """Replace the command's first argument, TaskOptions or PlanOptions, by an option per field, after the argument behind it."""
     signature = inspect.signature(function)
-    _, following, *rest = signature.parameters.values()
-    hints = get_type_hints(TaskOptions, include_extras=True)
+    first, following, *rest = signature.parameters.values()
+    cls: type[TaskOptions] = first.annotation
+    hints = get_type_hints(cls, include_extras=True)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    own = [inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in fields(TaskOptions)]
+    own = [inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in fields(cls)]
 
     @wraps(function)
     def command(*args: Any, **given: Any) -> None:
-        options = TaskOptions(**{f.name: given.pop(f.name) for f in fields(TaskOptions) if f.name in given})
+        options = cls(**{f.name: given.pop(f.name) for f in fields(cls) if f.name in given})
         function(options, *args, **given)
 
     parameters = [following, *own, *rest]

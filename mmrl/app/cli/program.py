@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import Overrides, TaskOptions, with_task
+from mmrl.app.cli.arguments import AsJson, Overrides, PlanOptions, RunFolder, TaskOptions, with_task
 from mmrl.app.cli.data import data
+from mmrl.app.cli.look import compare, report, watch
 from mmrl.app.cli.recipe import recipe
 from mmrl.app.cli.reward import reward
 from mmrl.app.commands.cache import cache
@@ -51,11 +52,6 @@ Card = Annotated[str | None, Option(metavar="SIZE", help="Memory of a GPU, such 
 WITH_MODELS = {"train", "eval", "check", "plan", "demo", "sample", "export", "arena"}
 """Commands that import the large libraries, which takes seconds."""
 KIND_HELP = "rewards, datasets, algorithms, configs; or parts, samplers, generators, families (default: the first four)."
-RunFolder = Annotated[Path, Argument(metavar="RUN", help="The output folder of a run.")]
-
-Answers = Annotated[
-    Path, Argument(metavar="RUN|EVALUATION", help="A run's folder, or the folder or predictions.jsonl of `mmrl eval`.")
-]
 
 
 def main() -> None:
@@ -195,17 +191,18 @@ def evaluate(
         Option(metavar="NAME", help="With --task: what scores the answers; repeat it.", autocompletion=complete_reward),
     ] = None,
     output: Annotated[Path | None, Option(help="Folder of the samples and numbers; the same one goes on after a kill.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on held-out prompts: writes every sample to predictions.jsonl and prints numbers with intervals."""
     from mmrl.app.lab.evaluation.command import EvalArguments, run_evaluation
 
-    run_evaluation(EvalArguments(arguments or [], step, output, task, model, data, reward or [], suite))
+    run_evaluation(EvalArguments(arguments or [], step, output, task, model, data, reward or [], suite), as_json)
 
 
 @app.command()
 @with_task
 def plan(
-    options: TaskOptions,
+    options: PlanOptions,
     arguments: ConfigWords = None,
     save: Annotated[
         Path | None, Option(metavar="FILE", help="With --task: write the chosen config, for `mmrl train FILE`.")
@@ -222,7 +219,7 @@ def plan(
 
     named = options.task, options.model, options.data, options.reward or []
     given = TrainArguments(arguments or [], *named, held_out=options.held_out)
-    fits = planning.plan(given, save, calibrate=calibrate, card=card, processes=processes, price=price)
+    fits = planning.plan(given, save, calibrate=calibrate, card=card, processes=processes, price=price, as_json=options.as_json)
     if strict and not fits:
         raise typer.Exit(2)
 
@@ -258,29 +255,8 @@ for _name, _demo in DEMOS.items():
     add_demo(_name, _demo.summary)
 
 
-@app.command()
-def report(run: RunFolder) -> None:
-    """Write the run's report.html: one file, no network."""
-    from mmrl.app.report.page import write_report
-
-    typer.echo(write_report(run))
-
-
-@app.command("compare")
-def compare_answers(
-    first: Answers,
-    second: Answers,
-    html: Annotated[Path | None, Option(metavar="FILE", help="Also write the comparison as an HTML file, with curves.")] = None,
-) -> None:
-    """Compare two runs or evaluations: settings that differ, and numbers on the same prompts with a sign test."""
-    from mmrl.app.errors import Terminal
-    from mmrl.app.lab.comparison.compare import compare, write_comparison
-    from mmrl.app.lab.comparison.tables import print_comparison
-
-    comparison = compare(first, second)
-    print_comparison(comparison, Terminal(markup=True))
-    if html is not None:
-        typer.echo(write_comparison(comparison, html), err=True)
+for _look in (report, watch, compare):
+    app.command()(_look)
 
 
 @app.command()
@@ -345,10 +321,15 @@ def sample(
 @app.command()
 def ls(
     kind: Annotated[str | None, Argument(metavar="[KIND]", help=KIND_HELP)] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List what is available, shipped with mmrl or yours; `mmrl ls rewards` also says what each reward needs and returns."""
-    from mmrl.app.inspect.ls import listing
+    from mmrl.app.as_json import json_text
+    from mmrl.app.inspect.ls import listing, things
 
+    if as_json:
+        typer.echo(json_text(things(kind)))
+        return
     for line in listing(kind):
         typer.secho(printable(line), bold=not line.startswith(" ") and kind is None)
 
@@ -361,10 +342,15 @@ def show(
     ],
     overrides: Overrides = None,
     everything: Annotated[bool, Option("--all", help="Also show options that the config does not set.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print details of a name: a config or algorithm with every value; a reward, data set or part with its settings."""
-    from mmrl.app.inspect.show import description
+    from mmrl.app.as_json import json_text
+    from mmrl.app.inspect.show import description, facts
 
+    if as_json:
+        typer.echo(json_text(facts(name, overrides or [], everything)))
+        return
     typer.echo(printable(description(name, overrides or [], everything)))
 
 

@@ -10,7 +10,7 @@ PANELS = {
     "Look around": ("demo", "doctor", "ls", "show", "cp"),
     "Prepare": ("data", "reward", "engine", "plan", "check"),
     "Train": ("train", "launch", "eval", "recipe"),
-    "Look at a run": ("report", "compare", "arena", "sample", "export"),
+    "Look at a run": ("watch", "report", "compare", "arena", "sample", "export"),
     "Clean up": ("cache",),
 }
 """Heading -> its commands, in the order in which one usually needs them."""
@@ -90,6 +90,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
         "mmrl recipe run flow_grpo_geneval --run runs/flow_grpo_geneval",
     ),
     "recipe prompts": ("mmrl recipe prompts geneval-like prompts_made_up.jsonl --size 50000",),
+    "watch": ("mmrl watch runs/first", "mmrl watch runs/first --port 0"),
     "report": ("mmrl report runs/first",),
     "compare": ("mmrl compare runs/first runs/second --html both.html", "mmrl compare evals/base evals/tuned"),
     "arena": (

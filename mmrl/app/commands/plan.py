@@ -6,8 +6,10 @@ from pathlib import Path
 
 import tomli_w
 import torch
+import typer
 from rich.table import Table as Grid
 
+from mmrl.app.as_json import json_text
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.errors import Terminal, waiting
@@ -56,6 +58,7 @@ def plan(
     card: str | None = None,
     processes: int = 1,
     price: float | None = None,
+    as_json: bool = False,
 ) -> bool:
     """Print the plan of a config, or what a run without one would choose for its card; True if it fits, or no card is known.
 
@@ -64,6 +67,7 @@ def plan(
         calibrate: real steps to take, after one to warm up, for the time they need; nothing of them is kept.
         card: memory of a card, such as 24GB; None: that of this machine.
         price: of an hour of all processes.
+        as_json: print JSON for programs instead.
 
     Raises FileExistsError where `save` exists, FileNotFoundError without a plug-in, data file or the model's config, and
     ValueError for what `mmrl train` would refuse, or if nothing fits.
@@ -72,16 +76,20 @@ def plan(
         if save is not None:
             raise ValueError(f"--save {save} goes with --task: a config is there already, copy it with mmrl cp")
         resolved, size = given.resolve(), room(card)
-        return show_plan(resolved, draw_up(resolved, processes, on_card=size is not None), size, calibrate, price)
+        made = draw_up(resolved, processes, on_card=size is not None)
+        return (tell_plan if as_json else show_plan)(resolved, made, size, calibrate, price)
     if save is not None and save.exists():
         raise FileExistsError(f"--save {save} exists already: choose another name, or remove it")
     device = target_device(card, processes)
     with waiting(f"counting what fits {device.name}"):
         fit = fit_to(given.resolve(), device, processes)
-    console.print("\n".join(fit_lines(fit)), markup=False, soft_wrap=True)
-    shown = show_plan(fit.resolved, fit.plan, device.size if device.is_card else None, calibrate, price)
+    if not as_json:
+        console.print("\n".join(fit_lines(fit)), markup=False, soft_wrap=True)
+    size = device.size if device.is_card else None
+    shown = (tell_plan if as_json else show_plan)(fit.resolved, fit.plan, size, calibrate, price)
     if save is not None:
         save_fit(fit, save)
+    if save is not None and not as_json:
         console.print(f"config: {save} (mmrl check {save}, mmrl train {save})", markup=False, soft_wrap=True)
     return shown
 
@@ -109,6 +117,40 @@ def show_plan(resolved: Resolved, made: Plan, size: int | None, calibrate: int, 
     if calibrate:
         print_time(timing(resolved, calibrate), made.config, made.memory, price)
     return trouble is None
+
+
+def tell_plan(resolved: Resolved, made: Plan, size: int | None, calibrate: int, price: float | None) -> bool:
+    """Print a plan as programs read it (`mmrl plan --json`); True if it fits, or there is no card."""
+    trouble = None if size is None else advice(made.memory, size, made.is_text)
+    config, memory = made.config, made.memory
+    time = timing(resolved, calibrate) if calibrate else None
+    facts = {
+        "algorithm": config.algorithm.label,
+        "model": config.policy.model,
+        "steps": config.steps,
+        "prompts_per_step": config.prompts_per_step,
+        "group_size": config.algorithm.algorithm.group_size,
+        "processes": made.processes,
+        "evaluations": evaluations(config),
+        "usual_step": made.usual,
+        "longest_step": made.most,
+        "memory": {**vars(memory), "peak": memory.peak, "resident": memory.resident, "not_counted": not_counted(made)},
+        "card": size,
+        "fits": None if size is None else trouble is None,
+        "advice": trouble,
+        "settings": {key: value for key, value, _ in resolved.rows()},
+        "time": None if time is None else time_facts(time, config, price),
+    }
+    typer.echo(json_text(facts))
+    return trouble is None
+
+
+def time_facts(timing: Timing, config: RunConfig, price: float | None) -> dict[str, object]:
+    """Seconds of a step by its parts and of the whole run, and its price."""
+    total = timing.total(config)
+    step = {name: timing.per_step(name) for name in TIMES}
+    cost = None if price is None else price * total / 3600
+    return {"step_s": step, "evaluation_s": timing.evaluation, "run_s": total, "price": cost, "peak": timing.peak}
 
 
 def evaluations(config: RunConfig) -> int:

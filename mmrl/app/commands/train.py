@@ -160,6 +160,8 @@ def run_job(
         steps = None if profile is None else Steps.read(profile, resolved.config.steps, 0 if resume is None else num_done(resume))
         with claimed_folder(wanted, ranks, may_be_another) as path:
             run = RunDir(path)
+            # what a run that is over was asked for
+            run.take_requests()
             with leave_in_order():
                 job = build(resolved, run, accelerator, watchers)
             trace = Profile(steps, run.path / "profile", ranks.rank if ranks.world > 1 else None)

@@ -36,6 +36,23 @@ def listing(kind: str | None) -> Iterator[str]:
         yield f"also: mmrl ls {', mmrl ls '.join(MORE)}"
 
 
+def things(kind: str | None) -> list[dict[str, str]]:
+    """The same as programs read it: `mmrl ls --json`; ValueError for an unknown kind."""
+    return [
+        {"kind": listed, "name": row.name, "summary": row.summary, "file": str(row.file), **fields(row, kind)}
+        for listed in ((kind,) if kind else KINDS)
+        for row in rows_of(listed)
+    ]
+
+
+def fields(row: Listed, kind: str | None) -> dict[str, str]:
+    """The further lines of a name; several of one word are joined."""
+    found: dict[str, str] = {}
+    for word, text in fields_of(row, kind):
+        found[word] = f"{found[word]}; {text}" if word in found else text
+    return found
+
+
 def fields_of(row: Listed, kind: str | None) -> Iterator[tuple[str, str]]:
     """More lines under a name, where one kind is listed: of rewards what they need, of algorithms whether they work."""
     if kind == "rewards":

@@ -2,7 +2,7 @@
 
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
 from mmrl.app.config.method_facts import changes, costs, needs
 from mmrl.app.config.run import algorithm_origin, algorithm_table, load
 from mmrl.app.inspect.options import ranges_below, ranges_of_config, unset_rows
-from mmrl.app.inspect.things import all_names, things_called
+from mmrl.app.inspect.things import Thing, all_names, source_of, things_called
 from mmrl.app.plugins.cards import cards
 from mmrl.app.plugins.catalog import configs, preset_documents
 from mmrl.app.toml.did_you_mean import nearest
@@ -25,15 +25,11 @@ def description(name: str, overrides: Sequence[str] = (), everything: bool = Fal
     `everything` shows of a config also what it does not set. Raises FileNotFoundError for something else, and ValueError where
     it does not resolve, or `everything` or overrides are asked of something that has no use for them.
     """
-    documents = preset_documents()
-    is_preset = name in documents and not Path(name).is_file()
-    is_config = not is_preset and (Path(name).suffix == ".toml" or name in {listed.name for listed in configs()})
-    if everything and not is_config:
-        raise ValueError(f"--all goes with a config: {name} is none, and is shown whole without it")
-    if is_preset:
+    documents, kind = preset_documents(), kind_of(name, everything)
+    if kind == "algorithm":
         return "\n".join(algorithm_lines(name, documents[name], overrides))
-    if not is_config:
-        return things_lines(name, overrides, documents)
+    if kind == "thing":
+        return things_lines(name, overrides)
     resolved = load(name, overrides)
     ranges = ranges_of_config(resolved.config)
     rows = [(key, str(value), ranges.get(key, ""), origin) for key, value, origin in resolved.rows()]
@@ -41,14 +37,51 @@ def description(name: str, overrides: Sequence[str] = (), everything: bool = Fal
     return "\n".join([resolved.config.algorithm.label, "", *columns(rows), *more, "", *part_lines(resolved.config.algorithm)])
 
 
-def things_lines(name: str, overrides: Sequence[str], presets: Iterable[str]) -> str:
-    """All things of this name, one below the other.
+def facts(name: str, overrides: Sequence[str] = (), everything: bool = False) -> list[dict[str, object]]:
+    """The same as programs read it, one entry for each thing of this name: `mmrl show --json`. Errors as in `description`."""
+    kind = kind_of(name, everything)
+    if kind == "thing":
+        return [
+            {"kind": one.kind, "name": one.name, "file": source_of(one.found), "document": one.document, "settings": one.settings}
+            for one in found_things(name, overrides)
+        ]
+    if kind == "algorithm":
+        assembly, rows = resolved_preset(name, overrides)
+        document, card = preset_documents()[name].strip(), dict(card_facts(name, assembly))
+        more: dict[str, object] = {"document": document, "card": card}
+    else:
+        resolved = load(name, overrides)
+        ranges, assembly = ranges_of_config(resolved.config), resolved.config.algorithm
+        rows = [(key, value, ranges.get(key, ""), origin) for key, value, origin in resolved.rows()]
+        unset = [{"key": key, "value": value, "origin": origin} for key, value, origin in unset_rows(resolved)]
+        more = {"not_set": unset} if everything else {}
+    own = [dict(zip(("slot", "kind", "file", "formula"), row, strict=True)) for row in part_rows(assembly)]
+    settings = [dict(zip(("key", "value", "range", "origin"), row, strict=True)) for row in rows]
+    return [{"kind": kind, "name": name, "label": assembly.label, **more, "settings": settings, "parts": own}]
+
+
+def kind_of(name: str, everything: bool) -> str:
+    """`algorithm`, `config` or `thing`; ValueError where `everything` is asked of something other than a config."""
+    is_preset = name in preset_documents() and not Path(name).is_file()
+    is_config = not is_preset and (Path(name).suffix == ".toml" or name in {listed.name for listed in configs()})
+    if everything and not is_config:
+        raise ValueError(f"--all goes with a config: {name} is none, and is shown whole without it")
+    return "algorithm" if is_preset else "config" if is_config else "thing"
+
+
+def things_lines(name: str, overrides: Sequence[str]) -> str:
+    """All things of this name, one below the other."""
+    return "\n\n\n".join("\n".join(thing.lines()) for thing in found_things(name, overrides))
+
+
+def found_things(name: str, overrides: Sequence[str]) -> list[Thing]:
+    """All things of this name.
 
     Raises FileNotFoundError if there is nothing to show, and ValueError for overrides, which nothing could follow.
     """
     found = things_called(name)
     if not found:
-        known = [*presets, *(listed.name for listed in configs()), *all_names()]
+        known = [*preset_documents(), *(listed.name for listed in configs()), *all_names()]
         close = nearest(name, known)
         guess = f"did you mean {close!r}? " if close else ""
         raise FileNotFoundError(f"nothing is called {name!r}, and it is no file: {guess}`mmrl ls` and `mmrl ls parts` list names")
@@ -56,41 +89,58 @@ def things_lines(name: str, overrides: Sequence[str], presets: Iterable[str]) ->
         raise ValueError(
             f"{overrides[0]!r} has no meaning here: {name} is {found[0].kind}; overrides go with an algorithm or a config"
         )
-    return "\n\n\n".join("\n".join(thing.lines()) for thing in found)
+    return found
 
 
 def algorithm_lines(name: str, document: str, overrides: Sequence[str]) -> Iterator[str]:
-    table = Table.of({"algorithm": {"preset": name}}, "asked for", overrides)
-    assembly = assemble(table)
+    assembly, rows = resolved_preset(name, overrides)
     yield assembly.label
     yield ""
     yield document.strip()
     yield ""
     yield from card_lines(name, assembly)
     yield ""
-    ranges = dict(ranges_below(assembly.algorithm, ("algorithm",)))
-    rows = [
-        (key := dotted_key(path), str(value), ranges.get(key, ""), table.origin(path) or algorithm_origin(path, name, table))
-        for path, value in leaves({"algorithm": algorithm_table(assembly)})
-    ]
-    yield from columns(rows)
+    yield from columns([(key, str(value), words, origin) for key, value, words, origin in rows])
     yield ""
     yield from part_lines(assembly)
 
 
+def resolved_preset(name: str, overrides: Sequence[str]) -> tuple[Assembly, list[tuple[str, object, str, str]]]:
+    """A preset with overrides, and the key, value, range and origin of everything in it."""
+    table = Table.of({"algorithm": {"preset": name}}, "asked for", overrides)
+    assembly = assemble(table)
+    ranges = dict(ranges_below(assembly.algorithm, ("algorithm",)))
+    return assembly, [
+        (key := dotted_key(path), value, ranges.get(key, ""), table.origin(path) or algorithm_origin(path, name, table))
+        for path, value in leaves({"algorithm": algorithm_table(assembly)})
+    ]
+
+
 def card_lines(name: str, assembly: Assembly) -> Iterator[str]:
     """The card of a preset, and what it changes, costs and needs, within 80 columns."""
-    made = assembly.algorithm
-    facts = [("changes", changes(made)), ("costs", costs(made)), ("needs", needs(made))]
-    for word, text in [*cards()[name].lines(), *facts]:
+    for word, text in card_facts(name, assembly):
         yield from textwrap.wrap(f"{word:<10}{text}", 80, subsequent_indent=" " * 10, break_on_hyphens=False)
 
 
+def card_facts(name: str, assembly: Assembly) -> list[tuple[str, str]]:
+    """Words of a card and their texts."""
+    made = assembly.algorithm
+    return [*cards()[name].lines(), ("changes", changes(made)), ("costs", costs(made)), ("needs", needs(made))]
+
+
 def part_lines(assembly: Assembly) -> list[str]:
+    """Two lines for every part, the second one with its formula."""
+    rows = part_rows(assembly)
+    lines = columns([row[:3] for row in rows])
+    return [line for row, line in zip(rows, lines, strict=True) for line in (line, f"    {row[3]}")]
+
+
+def part_rows(assembly: Assembly) -> list[tuple[str, str, str, str]]:
     """Slot, class, file and line, and the formula of every part."""
-    rows = [(slot, type(part).__name__, place(part)) for slot, part in parts(assembly.algorithm)]
-    formulas = [(inspect.getdoc(part) or "").split("\n")[0] for _, part in parts(assembly.algorithm)]
-    return [line for row, formula in zip(columns(rows), formulas, strict=True) for line in (row, f"    {formula}")]
+    return [
+        (slot, type(part).__name__, place(part), (inspect.getdoc(part) or "").split("\n")[0])
+        for slot, part in parts(assembly.algorithm)
+    ]
 
 
 def parts(algorithm: Algorithm) -> Iterator[tuple[str, object]]:

@@ -27,14 +27,20 @@ Held = Mapping[int, Mapping[str, Estimate]]
 def curves(data: RunData) -> list[Chart]:
     """Total reward, mean IoU, every reward, the length of held-out completions, and how different pictures are."""
     held = evaluations(data)
-    charts = [both_splits(data, "Reward", "reward/total", "eval/total", bounds(held, "Reward")), iou_chart(data, held)]
+    reward, *others = reward_charts(data, held)
+    return [chart for chart in (reward, iou_chart(data, held), *others) if chart is not None]
+
+
+def reward_charts(data: RunData, held: Held = MappingProxyType({})) -> list[Chart | None]:
+    """The curves of metrics alone: the total reward first, None where it was never logged."""
+    charts = [both_splits(data, "Reward", "reward/total", "eval/total", bounds(held, "Reward"))]
     for name in reward_names(data):
         twin = f"eval/{name}"
         twin = "" if twin == HELD_OUT_LENGTH else twin
         charts.append(both_splits(data, name, f"reward/{name}", twin, bounds(held, name)))
     charts.append(None if data.draws else both_splits(data, "Tokens per completion, held out", "", HELD_OUT_LENGTH))
     charts.append(both_splits(data, "Diversity of a prompt's pictures", *DIVERSITY))
-    return [chart for chart in charts if chart is not None]
+    return charts
 
 
 def evaluations(data: RunData) -> Held:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from mmrl.app.report.figures import Change, paired_changes
 from mmrl.app.report.rows import Row
-from mmrl.app.run.folder import JsonLines, Line, RunDir, also_split, lines_of_changes, read_lines
+from mmrl.app.report.timing import phases
+from mmrl.app.run.folder import Line, RunDir, also_split, lines_of_changes, read_lines
 from mmrl.app.toml.tables import Values
 from mmrl.training.watch.health import LOG_RATIO, stale_sentence
 
@@ -88,7 +89,7 @@ def load(path: Path | str) -> RunData:
         last_train=read_rows(run, TRAIN, train_steps[1:][-1:], space),
         before=read_rows(run, EVAL, eval_steps[:1], space),
         after=read_rows(run, EVAL, eval_steps[1:][-1:], space),
-        warnings=warning_counts(warnings),
+        warnings=warning_counts(warnings.lines),
         versions=json.loads(run.versions_file.read_text(encoding="utf-8")) if run.versions_file.exists() else {},
         box_space=space,
         notices=notices,
@@ -141,10 +142,10 @@ def read_rows(run: RunDir, split: str, steps: Sequence[int], space: str | None) 
     return [Row(line, line["box_space"] or space) for step in steps for line in read_lines(run.samples_file(split, step)).lines]
 
 
-def warning_counts(warnings: JsonLines) -> list[tuple[str, int, int]]:
+def warning_counts(lines: Iterable[Line]) -> list[tuple[str, int, int]]:
     """Each text once, with its first step and how often it was said; a leading "step 12: " does not count as text."""
     found: dict[str, tuple[int, int]] = {}
-    for line in warnings.lines:
+    for line in lines:
         text = re.sub(r"^step \d+: ", "", line["text"])
         step, count = found.get(text, (line["step"], 0))
         found[text] = (step, count + 1)
@@ -236,6 +237,31 @@ def column(lines: Sequence[Line], name: str) -> tuple[list[float], list[float]]:
     """Steps and values of one metric, from the lines that have it."""
     kept = [line for line in lines if name in line]
     return [float(line["step"]) for line in kept], [line[name] for line in kept]
+
+
+def facts(data: RunData) -> dict[str, object]:
+    """The run as programs read it: `mmrl report --json`."""
+    return {
+        "run": data.run.path,
+        "steps": data.steps_done,
+        "steps_wanted": data.steps_wanted,
+        "config": data.config,
+        "training": columns(data.train),
+        "held_out": columns(data.evals),
+        "changes": [one.facts() for one in changes(data)],
+        "also": {name: [one.facts() for one in own] for name, own in also_changes(data).items()},
+        "time": phases(data.train),
+        "warnings": [{"text": text, "step": step, "count": count} for text, step, count in data.warnings],
+        "alarms": data.alarms,
+        "notices": data.notices,
+        "versions": data.versions,
+    }
+
+
+def columns(lines: Sequence[Line]) -> dict[str, dict[str, list[float]]]:
+    """Steps and values of every metric."""
+    names = dict.fromkeys(name for line in lines for name in line if name != "step")
+    return {name: dict(zip(("steps", "values"), column(lines, name), strict=True)) for name in names}
 
 
 def extremes(data: RunData, count: int) -> tuple[list[Row], list[Row]]:

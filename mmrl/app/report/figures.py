@@ -96,6 +96,10 @@ class Change:
         """Prompts whose value is the same."""
         return self.num_prompts - self.higher - self.lower
 
+    def facts(self) -> dict[str, object]:
+        """The change as programs read it."""
+        return {**vars(self), "difference": self.difference, "clear": self.clear, "sign_p": self.sign_p}
+
     @cached_property
     def sign_p(self) -> float:
         """Two-sided p of the sign test: how often fair coins split the prompts that differ at least as unevenly; NaN for few."""

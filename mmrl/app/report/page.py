@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -33,7 +33,7 @@ from mmrl.app.report.rows import Row, Spans, mean
 from mmrl.app.report.step_lines import read_steps, step_lines
 from mmrl.app.report.timing import phases, time_band
 from mmrl.app.report.words import number, percent, points, signed
-from mmrl.app.run.folder import Line
+from mmrl.app.run.folder import Line, RunDir
 from mmrl.app.run.origins import read_choices
 from mmrl.app.run.trackers import duration
 from mmrl.core.samples import KINDS
@@ -43,6 +43,8 @@ NUM_PAIRS = 12
 NUM_EXTREMES = 4
 NUM_REGRESSIONS = 6
 MOST_TEXT_BYTES = 20_000
+MEDIA_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".mp4": "video/mp4"}
+"""Files of a run's media by their suffix."""
 MOST_CLIP_BYTES = 400_000
 """Most bytes of a clip inside the page; larger ones stay next to the samples, and the page shows their strips."""
 
@@ -63,7 +65,7 @@ class Picture:
     """A picture of the page with what is drawn over it."""
 
     source: str
-    """A data URI; empty when the file is missing."""
+    """Its address; empty when the file is missing."""
     width: int
     height: int
     kind: str
@@ -72,7 +74,7 @@ class Picture:
     film: "Film | None" = None
     """The drawing under the strip of a clip."""
     clip: str = ""
-    """A data URI of the clip itself, where there is one of at most MOST_CLIP_BYTES."""
+    """The address of the clip itself, where there is one that may be shown."""
 
     @property
     def small(self) -> bool:
@@ -127,8 +129,8 @@ def write_report(run: Path | str) -> Path:
             health=health(data),
             others=others(data),
             rewards=reward_histogram(data),
-            best=[Example(data, row) for row in best],
-            worst=[Example(data, row) for row in worst],
+            best=[Example(data.run, row) for row in best],
+            worst=[Example(data.run, row) for row in worst],
             phases=phases(data.train),
             time_band=time_band(data.train),
         )
@@ -169,16 +171,24 @@ def script_hash(name: str) -> str:
     return f"sha256-{base64.b64encode(digest).decode()}"
 
 
-class Example:
-    """One sample as the page shows it."""
+def inlined(file: Path) -> str:
+    """The address of a picture or clip that holds all of it; empty where it is missing, or a clip too large for a page."""
+    if not file.is_file() or (file.suffix == ".mp4" and file.stat().st_size > MOST_CLIP_BYTES):
+        return ""
+    return f"data:{MEDIA_TYPES.get(file.suffix, 'image/jpeg')};base64,{base64.b64encode(file.read_bytes()).decode()}"
 
-    def __init__(self, data: RunData, row: Row) -> None:
+
+class Example:
+    """One sample as a page shows it; `address` says where a page finds a file of media."""
+
+    def __init__(self, run: RunDir, row: Row, address: Callable[[Path], str] = inlined) -> None:
         self.row = row
-        self.shown = [picture_of(data, media, None if i else row) for i, media in enumerate(row.line["media"])]
-        self.made = [picture_of(data, row.line[kind], None) for kind in ("image", "video") if row.line[kind]]
+        self.shown = [picture_of(run, media, None if i else row, address) for i, media in enumerate(row.line["media"])]
+        self.made = [picture_of(run, row.line[kind], None, address) for kind in ("image", "video") if row.line[kind]]
         self.iou = row.iou
-        file = data.run.samples_file(row.line["split"], row.line["step"])
-        self.samples = quote(file.relative_to(data.run.path).as_posix())
+        file = run.samples_file(row.line["split"], row.line["step"])
+        self.samples = quote(file.relative_to(run.path).as_posix()) if address is inlined else ""
+        """Where a report links to all of a text that is cut."""
         self.answer = row.line["answer"] if not row.truth and row.spans is None else None
         self.scores = [(name, value, row.line["status"][name]) for name, value in row.line["scores"].items()]
 
@@ -187,7 +197,7 @@ class Pair:
     """The same held-out prompt before and after."""
 
     def __init__(self, data: RunData, before: Row, after: Row) -> None:
-        self.before, self.after = Example(data, before), Example(data, after)
+        self.before, self.after = Example(data.run, before), Example(data.run, after)
         self.figure = "IoU" if math.isfinite(before.iou) and math.isfinite(after.iou) else "reward"
         self.values = (before.iou, after.iou) if self.figure == "IoU" else (before.total, after.total)
         self.change = change_of(before, after)
@@ -200,28 +210,19 @@ class Pair:
         return "better" if self.change > 0 else "worse"
 
 
-def picture_of(data: RunData, media: Line, row: Row | None) -> Picture:
+def picture_of(run: RunDir, media: Line, row: Row | None, address: Callable[[Path], str] = inlined) -> Picture:
     """A stored picture; with `row`, its boxes or spans are drawn: they refer to a prompt's first picture or clip."""
     if media["file"] is None:
         return Picture("", 1, 1, media["what"])
-    file = data.run.samples / media["file"]
-    kind = "image/png" if file.suffix == ".png" else "image/jpeg"
-    source = f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}" if file.exists() else ""
+    source = address(run.samples / media["file"])
     size = row.size if row else None
     if row is not None and row.spans is not None and media["kind"] == "video":
         return Picture(source, media["width"], media["height"], media["kind"], film=film(row.spans))
     if row is None or size is None or media["kind"] != "picture":
-        return Picture(source, media["width"], media["height"], media["kind"], clip=clip_source(data, media))
+        clip = address(run.samples / media["clip"]) if media.get("clip") else ""
+        return Picture(source, media["width"], media["height"], media["kind"], clip=clip)
     truth, predicted = ([rectangle(box, size.width, size.height) for box in boxes] for boxes in (row.truth, row.predicted))
     return Picture(source, media["width"], media["height"], media["kind"], truth, predicted)
-
-
-def clip_source(data: RunData, media: Line) -> str:
-    """The .mp4 file next to a strip as a data URI; empty where there is none, or it is too large for a page."""
-    file = data.run.samples / media["clip"] if media.get("clip") else None
-    if file is None or not file.is_file() or file.stat().st_size > MOST_CLIP_BYTES:
-        return ""
-    return f"data:video/mp4;base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
 def film(spans: Spans) -> Film:

@@ -331,7 +331,9 @@ def build_records(
     if not ranks.is_main:
         return Records(checkpoints=checkpoints, sizes=sizes)
     trackers = [build_trackers(config, run)] if config.trackers.names else []
-    return Records([JsonlTracker(run, space), StepSpans(run), *trackers, *watchers(config)], checkpoints, sizes)
+    return Records(
+        [JsonlTracker(run, space), StepSpans(run), *trackers, *watchers(config)], checkpoints, sizes, run.take_requests
+    )
 
 
 def sizes_file(config: RunConfig, ranks: Ranks) -> Path | None:

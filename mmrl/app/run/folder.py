@@ -6,7 +6,7 @@ import math
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +22,8 @@ PACKAGES = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "
 """What can change a run's numbers."""
 CHANGED = "run/changed_settings"
 """The metric that says how many settings changed before the next step."""
+REQUESTS = ("stop", "checkpoint")
+"""What a run can be asked for while it trains, by a file `stop.request` or `checkpoint.request` in its folder."""
 Line = dict[str, Any]
 
 
@@ -130,6 +132,19 @@ class RunDir:
     @property
     def report_file(self) -> Path:
         return self.path / "report.html"
+
+    def request_file(self, what: str) -> Path:
+        """The file that asks for one of REQUESTS."""
+        return self.path / f"{what}.request"
+
+    def take_requests(self) -> frozenset[str]:
+        """Those of REQUESTS that were asked for since the last call; their files are removed."""
+        found: set[str] = set()
+        for what in REQUESTS:
+            with suppress(OSError):
+                self.request_file(what).unlink()
+                found.add(what)
+        return frozenset(found)
 
     def samples_file(self, split: str, step: int) -> Path:
         return self.samples / f"{split}-{step:06d}.jsonl"

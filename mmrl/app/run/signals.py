@@ -31,7 +31,7 @@ class Listener:
         elif self.stop.asked_by and number == signal.SIGHUP:
             # kernel and shell each send one when a terminal closes, systemd one with its SIGTERM: no sign of impatience
             return
-        elif self.stop.asked_by not in ("", signal.SIGHUP.name):
+        elif self.stop.asked_by in (signal.SIGTERM.name, signal.SIGINT.name):
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         else:

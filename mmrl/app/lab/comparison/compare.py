@@ -63,6 +63,27 @@ class Comparison:
     notices: list[str]
     charts: list[Chart]
 
+    def facts(self) -> dict[str, object]:
+        """The comparison as programs read it: `mmrl compare --json`."""
+        also = [
+            {"name": one.name, "prompts": one.num_shared, "changes": changes_of(one.differences), "held_out": one.held_out}
+            for one in self.also
+        ]
+        return {
+            "names": self.names,
+            "settings": [{"setting": name, "a": a, "b": b} for name, a, b in self.settings],
+            "prompts": self.num_shared,
+            "changes": changes_of(self.differences),
+            "held_out": self.held_out,
+            "also": also,
+            "training": self.training,
+            "notices": self.notices,
+        }
+
+
+def changes_of(differences: Sequence[Change]) -> list[dict[str, object]]:
+    return [one.facts() for one in differences]
+
 
 def compare(a: Path | str, b: Path | str) -> Comparison:
     """Read two run folders, or evaluations of `mmrl eval`; FileNotFoundError for others, ValueError for a damaged file."""

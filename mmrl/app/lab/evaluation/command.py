@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import typer
 
+from mmrl.app.as_json import json_text
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.config.tasks import one_line
@@ -112,10 +114,11 @@ def evaluate(name: str, overrides: Sequence[str] = (), step: int | None = None) 
     return run_evaluation(EvalArguments([name, *overrides], step))
 
 
-def run_evaluation(given: EvalArguments) -> Mapping[str, float]:
+def run_evaluation(given: EvalArguments, as_json: bool = False) -> Mapping[str, float]:
     """Answer held-out prompts, write every sample and print the numbers, which are returned under their names in metrics.jsonl.
 
-    An evaluation that was killed goes on where it was, if the same words are given again.
+    An evaluation that was killed goes on where it was, if the same words are given again. `as_json` prints what summary.json
+    holds, and where the samples are.
     Raises FileNotFoundError without a run, config, data, model or plug-in, and ValueError if no held-out prompts are named, the
     settings do not fit together, or the folder holds another evaluation.
     """
@@ -136,7 +139,10 @@ def run_evaluation(given: EvalArguments) -> Mapping[str, float]:
                 found = numbers(lines, by) if suite is None else suite_numbers(suite, lines)
                 facts = {"weights": asked.weights, "prompts": subject.num_prompts, "samples": len(lines)}
                 facts |= {} if suite is None else suite_facts(suite, resolved)
-                place.finish(summary(found, facts, metrics))
+                place.finish(contents := summary(found, facts, metrics))
+                if as_json:
+                    typer.echo(json_text({**contents, "predictions": place.predictions}))
+                    return metrics
                 many = "" if asked.config.evaluation.num_samples == 1 else f", {asked.config.evaluation.num_samples} samples each"
                 what = f"{subject.num_prompts} held-out prompts" if suite is None else suite_words(suite, facts)
                 print_numbers(f"{asked.weights}: {what}{many}", found, Terminal(markup=True))

@@ -1,0 +1,216 @@
+"""The page over real HTTP on this machine: who gets it, and what a request can do."""
+
+import fcntl
+import gzip
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.commands.watch import greeting, watch
+from mmrl.app.report.page import script_hash
+from mmrl.app.run.folder import RunDir
+from mmrl.app.watch.server import Server
+from tests.security.test_pages import Page, evil_run
+from tests.support.runs import write_run
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def serving(run: RunDir) -> Iterator[Server]:
+    server = Server(run, 0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(write_run(tmp_path_factory.mktemp("watched") / "run", steps=20, num_prompts=4)) as found:
+        yield found
+
+
+@contextmanager
+def trained_into(run: RunDir) -> Iterator[None]:
+    """Another process holds the run's lock, as a trainer does."""
+    command = [sys.executable, "-c", HOLD, str(run.path / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield
+        process.communicate("")
+
+
+def ask(server: Server, path: str, method: str = "GET", **headers: str) -> tuple[int, Mapping[str, str], bytes]:
+    """Status, headers and body of an answer; `{}` in the path is the token."""
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=10)
+    try:
+        connection.request(method, path.replace("{}", server.token), headers={k.replace("_", "-"): v for k, v in headers.items()})
+        answer = connection.getresponse()
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+    finally:
+        connection.close()
+
+
+def test_the_page_loads_nothing_and_runs_only_its_own_script(server: Server):
+    status, headers, body = ask(server, "/{}/")
+    policy = headers["content-security-policy"]
+    assert status == 200 and policy.startswith("default-src 'none'") and f"script-src '{script_hash('watch.js')}'" in policy
+    assert not re.search(r"https?:", policy) and "unsafe-eval" not in policy and "frame-ancestors 'none'" in policy
+    text = body.decode()
+    assert text.count("<script") == 1 and not re.search(r"""(src|href)=["']?(https?:)?//""", text)
+    assert "20 of 20" in text and "finished" in text
+
+
+def test_only_what_changed_is_sent(server: Server):
+    _, headers, body = ask(server, "/{}/feed", Accept_Encoding="gzip")
+    assert headers["content-encoding"] == "gzip"
+    parts = json.loads(gzip.decompress(body))
+    assert set(parts) == {"state", "curves", "samples", "warnings", "timing"}
+    seen = [part["mark"] for name, part in parts.items() if name != "curves"]
+    assert set(json.loads(ask(server, f"/{{}}/feed?seen={','.join(seen)}")[2])) == {"curves"}
+
+
+def test_a_step_is_on_the_page_at_the_next_look(server: Server):
+    run = server.run
+    marks = ",".join(part["mark"] for part in json.loads(ask(server, "/{}/feed")[2]).values())
+    assert json.loads(ask(server, f"/{{}}/feed?seen={marks}")[2]) == {}
+    run.append(21, {"reward/total": 0.7, "time/step_s": 0.5})
+    assert {"state", "curves", "timing"} == set(json.loads(ask(server, f"/{{}}/feed?seen={marks}")[2]))
+
+
+def test_pictures_come_by_their_name(server: Server):
+    name = next(path.name for path in server.run.media.iterdir())
+    status, headers, body = ask(server, f"/{{}}/media/{name}")
+    assert (status, headers["content-type"]) == (200, "image/png") and body == (server.run.media / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "evil.example:127.0.0.1", "[::2]", "0.0.0.0", "", "a@127.0.0.1"]
+)
+def test_another_host_gets_a_sentence(server: Server, host: str):
+    status, _, body = ask(server, "/{}/", Host=host)
+    assert status == 403 and body.decode().count("\n") == 1 and server.token not in body.decode()
+
+
+@pytest.mark.parametrize("host", ["localhost:8600", "127.0.0.1", "[::1]:9", "LOCALHOST"])
+def test_names_of_this_machine_are_let_in_at_any_port(server: Server, host: str):
+    assert ask(server, "/{}/", Host=host)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/feed", "/x/", "/{}x/", "/x{}/", "/%7B%7D/", "/%FF/"])
+def test_without_the_token_it_is_a_sentence(server: Server, path: str):
+    status, _, body = ask(server, path)
+    assert status == 403 and body.decode().count("\n") == 1 and server.token not in body.decode()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/{}/media/../config.toml", "/{}/media/%2e%2e/config.toml", "/{}/media/", "/{}/media//etc/passwd", "/{}/config.toml"),
+        *("/{}/samples/train-000001.jsonl", "/{}", "/{}/media/" + "a" * 20 + ".png", "/{}/report.html"),
+    ],
+)
+def test_nothing_but_pictures_of_the_run_is_served(server: Server, path: str):
+    assert ask(server, path)[0] == 404
+
+
+def test_a_link_among_the_pictures_is_not_followed(server: Server):
+    link = server.run.media / ("b" * 20 + ".png")
+    link.symlink_to(server.run.config_file)
+    assert ask(server, f"/{{}}/media/{link.name}")[0] == 404
+
+
+def test_requests_that_are_none_are_refused(server: Server):
+    assert ask(server, "/{}/" + "a" * 70_000)[0] == 414
+    for method in ("PUT", "DELETE", "OPTIONS", "TRACE", "NONSENSE"):
+        assert ask(server, "/{}/", method)[0] == 405
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"nonsense\r\n\r\n")
+        assert b"no request" in connection.recv(10_000)
+    assert ask(server, "/{}/")[0] == 200
+
+
+def test_the_buttons_ask_the_run_by_a_file(server: Server):
+    run, origin = server.run, f"http://127.0.0.1:{server.port}"
+    status, _, body = ask(server, "/{}/stop", "POST", Origin=origin)
+    assert status == 409 and b"no process trains" in body
+    with trained_into(run):
+        for what in ("stop", "checkpoint"):
+            assert ask(server, f"/{{}}/{what}", "POST", Origin=origin)[0] == 200
+            assert ">Stop and save</button>" in json.loads(ask(server, "/{}/feed")[2])["state"]["html"]
+            assert run.take_requests() == {what}
+        for headers in (
+            {},
+            {"Origin": "http://evil.example"},
+            {"Origin": "null"},
+            {"Origin": f"https://127.0.0.1:{server.port}"},
+        ):
+            assert ask(server, "/{}/stop", "POST", **headers)[0] == 403
+        assert ask(server, "/x/stop", "POST", Origin=origin)[0] == 403
+        assert ask(server, "/{}/stop", "POST", Origin="http://evil.example", Host="evil.example")[0] == 403
+        assert ask(server, "/{}/../stop", "POST", Origin=origin)[0] == 404
+        assert ask(server, "/{}/stop")[0] == 404
+        with (run.path / ".lock").open("r+") as file, pytest.raises(BlockingIOError):
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert run.take_requests() == frozenset()
+
+
+def test_looking_leaves_the_folder_as_it_is(server: Server):
+    def files() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in server.run.path.rglob("*")}
+
+    before = files()
+    for path in ("/{}/", "/{}/feed", "/x"):
+        ask(server, path)
+    assert files() == before
+
+
+def test_hostile_words_are_text(tmp_path: Path):
+    run = evil_run(tmp_path / "<img src=x onerror=alert(1)>")
+    with serving(run) as server:
+        body = ask(server, "/{}/")[2].decode()
+        page = Page(body)
+        parts = json.loads(ask(server, "/{}/feed")[2])
+    own = [one for one in page.wrong if not re.fullmatch(r"img src=media/[0-9a-f]{20}\.png", one)]
+    assert own == []
+    assert len(page.scripts) == 1 and "alert" not in page.scripts[0]
+    assert "<script>alert(1)</script>" in "".join(page.words)
+    for part in parts.values():
+        assert Page(part["html"]).scripts == []
+
+
+def test_two_on_one_port_is_a_sentence(server: Server):
+    with pytest.raises(ValueError, match=f"cannot listen on port {server.port} of '127.0.0.1'.*choose another port"):
+        watch(server.run.path, server.port)
+
+
+def test_a_folder_without_a_run_is_the_usual_sentence(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="give the output folder of a run"):
+        watch(tmp_path, 0)
+
+
+def test_the_greeting_has_the_address_and_the_tunnel(server: Server):
+    first, second, _ = greeting(Path("run"), server)
+    assert server.address in first and re.search(rf"ssh -L {server.port}:127\.0\.0\.1:{server.port} \S+@\S+,", second)
+    assert len(server.token) >= 32 and os.path.basename(server.address) == ""
