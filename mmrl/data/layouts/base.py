@@ -32,7 +32,7 @@ class Look:
     keys: frozenset[str] = frozenset()
     """The keys of a file that is one JSON object, or the names of the files in a folder."""
     line: str = ""
-    """The first line of a .txt or .csv file."""
+    """The first line of a .txt file."""
 
     @property
     def columns(self) -> frozenset[str]:

@@ -23,7 +23,7 @@ REST = (*MEDIA, *ANSWERS, "id", "split")
 """The other columns of rows whose question is in one of their own."""
 COMPLETED = (*ANSWERS, "completion")
 LMMS = ("image", "answer", "bbox", "segmentation", "file_name")
-GQA = {"video_id", "qid", "a0"}
+GQA = ("video_id", "qid", "a0")
 
 
 def is_text(look: Look, of_spans: bool) -> bool:
@@ -42,7 +42,7 @@ OWN_BOXES = DataLayout(
 OWN_QUESTIONS = DataLayout(
     "questions",
     "a question and its answer in every row, perhaps with pictures, clips and options",
-    lambda look: look.has("question") and look.has_one(*ANSWERS) and not look.has_one("video_filename"),
+    lambda look: look.has("question") and look.has_one(*ANSWERS) and not (look.has_one("video_filename") or look.has(*GQA)),
     ("question", "answer", *KINDS, "options", "kind", "id", "split"),
     lambda row: (row,),
     always=QUESTIONS,
@@ -117,7 +117,7 @@ OTHERS = (
         ),
     ),
     DataLayout("charades_sta", "Charades-STA", lambda look: is_text(look, of_spans=True)),
-    DataLayout("next_gqa", "NExT-GQA", lambda look: set(look.line.strip().split(",")) >= GQA),
+    DataLayout("next_gqa", "NExT-GQA", lambda look: look.has(*GQA)),
     DataLayout("activitynet_captions", "ActivityNet Captions", lambda look: "timestamps" in look.keys),
 )
 LAYOUTS: Mapping[str, DataLayout] = {layout.name: layout for layout in (OWN_BOXES, OWN_QUESTIONS, *OTHERS)}
