@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.layouts.base import BOXES, PICTURES
-from mmrl.data.layouts.coco import QUESTION, coco_rows
+from mmrl.data.layouts.coco import QUESTION
 from mmrl.data.layouts.guess import guess
 from mmrl.data.layouts.source import Source, open_source
 from mmrl.data.layouts.table import NAMES
@@ -56,7 +56,7 @@ def convert(
         source: a file or folder of one of the layouts, for example COCO's instances JSON or RefCOCO's folder.
         kind: its layout, one of `mmrl.data.layouts.guess.LAYOUTS` that hold boxes or questions; None: guessed.
         image_root: where the file names in `source` start; its folder by default.
-        question: for coco, the text of a row, with {label} in it.
+        question: for coco, yolo, voc and labelme, the text of a row, with {label} in it.
         columns: our name -> the source's, for the columns that the layout reads.
         split: of a folder with several, the one to convert.
         each: make a row of each question of a conversation.
@@ -72,8 +72,8 @@ def convert(
             f"{', '.join(known)}"
         )
     opened = open_source(source, found.data_set, found.layout, columns, split, each)
-    if found.layout == "coco":
-        opened = replace(opened, layout=replace(opened.layout, read=partial(coco_rows, question=question)))
+    if opened.layout.read is not None and opened.layout.asks:
+        opened = replace(opened, layout=replace(opened.layout, read=partial(opened.layout.read, question=question)))
     root, report = Path(image_root) if image_root is not None else opened.root, Report(str(source))
     lines = list(_lines(opened, LineWriter(out, root, image_root is None), report))
     if not report.ok:

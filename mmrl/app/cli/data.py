@@ -40,11 +40,13 @@ def data_convert(
     source: Annotated[Path, Argument(help="A file or folder: COCO's instances JSON, RefCOCO's folder, messages, parquet, ..")],
     file: Annotated[Path, Argument(metavar="FILE", help="The JSONL file to write.")],
     kind: Annotated[
-        str | None, Option("--kind", "--as", metavar="NAME", help="The layout: coco, refcoco, llava, .. (default: guessed).")
+        str | None, Option("--kind", "--as", metavar="NAME", help="The layout: coco, yolo, llava, .. (default: guessed).")
     ] = None,
     settings: Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]...", help="columns.KEY=NAME, split=NAME.")] = None,
     image_root: ImageRoot = None,
-    question: Annotated[str, Option(help="COCO: what to ask, with {label} in it.")] = "Locate every {label} in the picture.",
+    question: Annotated[
+        str, Option(help="COCO, YOLO, VOC, LabelMe: what to ask, with {label} in it.")
+    ] = "Locate every {label} in the picture.",
     turns: Turns = "one",
 ) -> None:
     """Convert other layouts to JSONL with boxes in pixels, or with questions and answers."""

@@ -71,8 +71,10 @@ class DataLayout:
     """The columns it reads, which a user's `columns` may name otherwise; none where they are those of a published format."""
     say: Callable[[Row], Iterable[Row]] | None = None
     """A row in our words; ValueError without the row's place for one that says something else."""
-    read: Callable[[Path, Report], Iterator[Row]] | None = None
-    """All rows in our words, where they are made of a whole file or folder."""
+    read: Callable[..., Iterator[Row]] | None = None
+    """All rows in our words, of path and report, where they are made of a whole file or folder."""
+    asks: bool = False
+    """Does `read` take `question`, the text of a row with {label} in it?"""
     beats: tuple[str, ...] = ()
     """Layouts that are recognised by fewer columns and give way to this one."""
     always: str | None = None

@@ -17,6 +17,10 @@ LISTS = ("metadata.jsonl", "metadata.csv")
 FILE_NAMES = {"file_name": "image", "file_names": "images", "image_file_name": "image", "image_file_names": "images"}
 SAVED = ("state.json", "dataset_dict.json")
 TABLES = (".parquet", ".arrow")
+SPLITS = (TRAIN, "test", "val", "valid", "validation", "eval", "held_out")
+"""The usual names of splits, as folders and lists have them; `test` goes before the others to hold prompts out."""
+VOC_LISTS = "ImageSets/Main"
+"""Where Pascal VOC lists the pictures of its splits."""
 YAML = (".yaml", ".yml")
 
 
@@ -59,14 +63,19 @@ def metadata_file(folder: Path, split: str | None = None) -> Path | None:
 
 
 def splits_of(folder: Path) -> list[str]:
-    """The splits of a folder: of files `<split>.jsonl`, of Hugging Face on disk, or of folders with pictures and their lists."""
+    """The splits of a folder: of files `<split>.jsonl`, of Hugging Face on disk, or of folders and lists that are called so."""
     saved = read_json(folder / SAVED[1]) if (folder / SAVED[1]).is_file() else None
     listed = saved.get("splits") if isinstance(saved, dict) else None
     found = [
         *(listed if isinstance(listed, list) else []),
         *(file.stem for file in folder.glob("*.jsonl") if file.name not in LISTS),
     ]
-    return sorted({*map(str, found), *(file.parent.name for name in LISTS for file in folder.glob(f"*/{name}"))})
+    found += [file.parent.name for name in LISTS for file in folder.glob(f"*/{name}")]
+    found += [file.stem.partition("-")[0] for file in tables(folder)]
+    # YOLO's and LabelMe's folders, and Pascal VOC's lists
+    found += [name for above in ("", "labels") for name in SPLITS if (folder / above / name).is_dir()]
+    found += [name for name in SPLITS if (folder / VOC_LISTS / f"{name}.txt").is_file()]
+    return sorted(set(map(str, found)))
 
 
 def rows_of(path: Path, report: Report, split: str | None = None) -> Iterator[Row]:

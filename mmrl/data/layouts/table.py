@@ -14,10 +14,13 @@ from mmrl.core.samples import KINDS
 from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, MEDIA, PICTURES, QUESTIONS, DataLayout, Look
 from mmrl.data.layouts.coco import CAPTIONED, INSTANCES, caption_rows, coco_rows
 from mmrl.data.layouts.columns import Columns
+from mmrl.data.layouts.labelme import has_shapes, labelme_rows
 from mmrl.data.layouts.refcoco_raw import RAW, SENTENCES, raw_row
 from mmrl.data.layouts.refer import has_refs, refer_rows
 from mmrl.data.layouts.swift import MESSAGES, messages_row
 from mmrl.data.layouts.turns import Conversation
+from mmrl.data.layouts.voc import has_xml, voc_rows
+from mmrl.data.layouts.yolo import has_labels, yolo_rows
 
 REST = (*MEDIA, *ANSWERS, "id", "split")
 """The other columns of rows whose question is in one of their own."""
@@ -77,7 +80,10 @@ OTHERS = (
         ("problem", *REST),
         Columns("problem", prefers="answer"),
     ),
-    DataLayout("coco", "COCO's instances JSON", lambda look: look.keys >= INSTANCES, read=coco_rows, always=BOXES),
+    DataLayout("coco", "COCO's instances JSON", lambda look: look.keys >= INSTANCES, read=coco_rows, asks=True, always=BOXES),
+    DataLayout("yolo", "YOLO's folder of labels", has_labels, read=yolo_rows, asks=True, always=BOXES),
+    DataLayout("voc", "Pascal VOC's XML files", has_xml, read=voc_rows, asks=True, always=BOXES),
+    DataLayout("labelme", "LabelMe's JSON files", has_shapes, read=labelme_rows, asks=True, always=BOXES),
     DataLayout("refcoco", "RefCOCO's folder of instances.json and refs", has_refs, read=refer_rows, always=BOXES),
     DataLayout(
         "refcoco_mdetr",
