@@ -123,7 +123,7 @@ def _report_text(source: Source, reader: RowReader, name: str, habits: BoxHabits
     report.note_if_empty()
     report.refuse_duplicates()
     report.source = f"{name} ({source.guess})"
-    suspicion = None if habits is None else habits.suspicion
+    suspicion = reader.suspicion if isinstance(reader, Questions) else None if habits is None else habits.suspicion
     if suspicion is not None and not report.ok:
         report.source += f"\n  {suspicion}"
     report.raise_if_bad()

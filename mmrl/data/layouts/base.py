@@ -20,6 +20,9 @@ PICTURES, CLIPS = IMAGE.columns, VIDEO.columns
 MEDIA = tuple(name for kind in KINDS.values() for name in kind.columns)
 ANSWERS = ("answer", "solution", "ground_truth")
 BOX = ("box", "boxes", "bbox")
+SPANS = ("span", "spans")
+DRAWN = ("prompt", "caption", "text")
+"""Columns that hold the prompt of a picture to be drawn; the first that is filled does."""
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,16 @@ def rows_of(path: Path, report: Report, split: str | None = None) -> Iterator[Ro
         yield Row(values, row.source, row.number)
 
 
+def split_rows(path: Path, report: Report, split: str | None) -> Iterator[Row]:
+    """The rows of a split: of a folder that holds several, or those of a file whose column `split` says so; None: all rows."""
+    if path.is_dir() and split is not None and (path / f"{split}.jsonl").is_file():
+        path, split = path / f"{split}.jsonl", None
+    in_folder = path.is_dir() and not is_flat(path) and not shards(path)
+    for row in rows_of(path, report, split if in_folder else None):
+        if in_folder or split is None or row.values.get("split") == split:
+            yield row
+
+
 def look_at(path: Path, columns: Mapping[str, str], split: str | None = None) -> Look:
     """The beginning of a file or folder, with its columns called as the user says.
 

@@ -81,7 +81,7 @@ def _stem(name: PurePosixPath) -> str:
 
 
 def _columns(archive: tarfile.TarFile, member: tarfile.TarInfo, name: PurePosixPath, report: Report) -> dict[str, Cell]:
-    """What a member says of its row; ValueError for JSON that is no object and text that is not UTF-8."""
+    """The columns of a row that a member fills; ValueError for JSON that is no object and text that is not UTF-8."""
     ending = name.suffix.lower()
     if ending not in (*TEXTS, *PICTURE_SUFFIXES):
         report.notes["members left out: neither pictures, .json nor .txt"] += 1

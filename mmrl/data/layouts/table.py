@@ -11,7 +11,7 @@ need computing by a function. A layout without any of these is read by the data 
 from collections.abc import Mapping
 
 from mmrl.core.samples import KINDS
-from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, MEDIA, PICTURES, QUESTIONS, DataLayout, Look
+from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, DRAWN, MEDIA, PICTURES, QUESTIONS, SPANS, DataLayout, Look
 from mmrl.data.layouts.coco import CAPTIONED, INSTANCES, caption_rows, coco_rows
 from mmrl.data.layouts.columns import Columns
 from mmrl.data.layouts.labelme import has_shapes, labelme_rows
@@ -34,6 +34,19 @@ def is_text(look: Look, of_spans: bool) -> bool:
     return look.path.suffix.lower() == ".txt" and ("##" in look.line) == of_spans
 
 
+def is_edit(look: Look) -> bool:
+    """Does a row say how its picture is to change, by an instruction, or by a prompt with a mask or target?"""
+    changes = look.has("instruction") or (look.has_text("prompt") and look.has_one("mask", "target"))
+    return changes and look.has_one(*PICTURES) and not look.has_one(*ANSWERS)
+
+
+def is_drawn(look: Look) -> bool:
+    """Are its texts prompts of pictures? A picture next to a caption is none of a question."""
+    asks = look.has_one("question", "problem", "instruction", *BOX, *COMPLETED)
+    captioned = any(map(look.has_text, DRAWN[1:])) and not look.has("prompt")
+    return is_text(look, of_spans=False) or (not asks and (captioned or (look.has_text("prompt") and not look.has_one(*MEDIA))))
+
+
 OWN_BOXES = DataLayout(
     "boxes",
     "a picture, a question and boxes in every row",
@@ -44,9 +57,11 @@ OWN_BOXES = DataLayout(
 )
 OWN_QUESTIONS = DataLayout(
     "questions",
-    "a question and its answer in every row, perhaps with pictures, clips and options",
-    lambda look: look.has("question") and look.has_one(*ANSWERS) and not (look.has_one("video_filename") or look.has(*GQA)),
-    ("question", "answer", *KINDS, "options", "kind", "id", "split"),
+    "a question and its answer (or a span of its clip) in every row, perhaps with pictures, clips and options",
+    lambda look: (
+        look.has("question") and look.has_one(*ANSWERS, *SPANS) and not (look.has_one("video_filename") or look.has(*GQA))
+    ),
+    ("question", "answer", *SPANS, *KINDS, "options", "kind", "id", "split"),
     lambda row: (row,),
     always=QUESTIONS,
 )
@@ -114,14 +129,8 @@ OTHERS = (
     ),
     DataLayout("video_r1", "Video-R1", lambda look: look.has("problem", "path")),
     DataLayout("clevrer", "CLEVRER", lambda look: look.has("video_filename", "questions")),
-    DataLayout("edits", "pictures with instructions", lambda look: look.has("instruction") and look.has_one(*PICTURES)),
-    DataLayout(
-        "prompts",
-        "prompts, one a line or in a column",
-        lambda look: (
-            is_text(look, of_spans=False) or (look.has_text("prompt") and not look.has_one(*MEDIA, *COMPLETED, "instruction"))
-        ),
-    ),
+    DataLayout("edits", "pictures with instructions", is_edit, beats=("trl",)),
+    DataLayout("prompts", "prompts of pictures, one a line or in a column", is_drawn),
     DataLayout("charades_sta", "Charades-STA", lambda look: is_text(look, of_spans=True)),
     DataLayout("next_gqa", "NExT-GQA", lambda look: look.has(*GQA)),
     DataLayout("activitynet_captions", "ActivityNet Captions", lambda look: "timestamps" in look.keys),

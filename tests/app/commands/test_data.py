@@ -84,8 +84,8 @@ def coco(folder: Path) -> str:
 
 
 FILTERED = {
-    "messages": (messages, "qa_jsonl", {"question": "<image>Which colour?", "answer": "red", "kind": "text"}),
-    "llava": (llava, "qa_jsonl", {"image": "red.png", "question": "<image>\nHow many?", "answer": "3", "kind": "number"}),
+    "messages": (messages, "qa_jsonl", {"question": "Which colour?", "answer": "red", "kind": "text"}),
+    "llava": (llava, "qa_jsonl", {"image": "red.png", "question": "How many?", "answer": "3", "kind": "number"}),
     "coco": (coco, "grounding_jsonl", {"image": "red.png", "boxes": [{"bbox": [1, 2, 30, 20], "label": "cat"}]}),
 }
 
