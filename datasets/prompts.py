@@ -6,8 +6,8 @@
     {"prompt": "What is 3 + 4?", "answer": 7}              a question, whose `answer` is the prompt's
 
 Rows may be JSONL, JSON, CSV, TSV, parquet, tar files, data of Hugging Face or pictures with metadata.jsonl. Other columns are
-passed to the rewards in `prompt.columns`, but for pictures that a row holds itself; for generators, `width` and `height` in
-pixels are the size at which the prompt is drawn, instead of the policy's. Ids are those of the file or the numbers of its lines.
+passed to the rewards in `prompt.columns`, but for the row's own picture, which no prompt shows; for generators, `width` and
+`height` in pixels are the size at which the prompt is drawn, instead of the policy's. Ids are those of the file or the numbers of its lines.
 
     writer = "lettering"     a neon sign over a diner reading "Golden Harbour"       target, for the reward `ocr`
     writer = "objects"       a picture of two cats; a red cup and a blue kite        tag, include, exclude: for `object_counts`
@@ -94,7 +94,6 @@ def _prompt(row: Row, column: str | None) -> Prompt:
             f"column {column} is {'missing' if text is None else repr(text)[:80]}, and must hold the text of the prompt (the row "
             f"has {there}): name another with column = NAME"
         )
-    held = {name for name in MEDIA if not isinstance(row.values.get(name), str)}
-    columns = {name: value for name, value in row.values.items() if name not in (column, "id", *held)}
+    columns = {name: value for name, value in row.values.items() if name not in (column, "id", *MEDIA)}
     columns[FILE_ROW] = row.place
     return Prompt(str(row.values.get("id", row.number)), text, answer=row.values.get("answer"), columns=columns)

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from typer import Argument, Option
@@ -17,6 +18,10 @@ Overrides = Annotated[
 LayoutName = Annotated[
     str | None, Option("--as", metavar="NAME", help="The file's layout: boxes, questions, messages, llava, coco, ..")
 ]
+ImageRoot = Annotated[
+    Path | None, Option(help="Folder that paths of pictures and clips are relative to (default: the source's folder).")
+]
+Copy = Annotated[bool, Option("--copy", help="Copy the pictures and clips next to the output, so that its folder may move.")]
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class TaskOptions:
         str | None,
         Option(metavar="DATA", help="With --task: prompts to evaluate on (default: `test` next to `train`, if it exists)."),
     ] = None
+    image_root: ImageRoot = None
 
 
 def with_task(function: Callable[..., None]) -> Callable[..., None]:

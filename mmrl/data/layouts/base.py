@@ -17,6 +17,8 @@ Values = Mapping[str, Cell]
 BOXES, QUESTIONS = "grounding_jsonl", "qa_jsonl"
 """The data sets that train on layouts of other people: on rows with boxes, and on rows with an answer of another kind."""
 PICTURES, CLIPS = IMAGE.columns, VIDEO.columns
+EDITED = ("mask", "target")
+"""Columns of edits that hold pictures as well."""
 MEDIA = tuple(name for kind in KINDS.values() for name in kind.columns)
 ANSWERS = ("answer", "solution", "ground_truth")
 BOX = ("box", "boxes", "bbox")
@@ -80,6 +82,8 @@ class DataLayout:
     """Does `read` take `question`, the text of a row with {label} in it?"""
     beats: tuple[str, ...] = ()
     """Layouts that are recognised by fewer columns and give way to this one."""
+    files: tuple[str, ...] = MEDIA
+    """The columns that hold pictures and clips."""
     always: str | None = None
     """The data set that reads it, where rows need not be looked at to tell."""
 

@@ -11,7 +11,7 @@ need computing by a function. A layout without any of these is read by the data 
 from collections.abc import Mapping
 
 from mmrl.core.samples import KINDS
-from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, DRAWN, MEDIA, PICTURES, QUESTIONS, SPANS, DataLayout, Look
+from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, DRAWN, EDITED, MEDIA, PICTURES, QUESTIONS, SPANS, DataLayout, Look
 from mmrl.data.layouts.coco import CAPTIONED, INSTANCES, caption_rows, coco_rows
 from mmrl.data.layouts.columns import Columns
 from mmrl.data.layouts.labelme import has_shapes, labelme_rows
@@ -129,7 +129,7 @@ OTHERS = (
     ),
     DataLayout("video_r1", "Video-R1", lambda look: look.has("problem", "path")),
     DataLayout("clevrer", "CLEVRER", lambda look: look.has("video_filename", "questions")),
-    DataLayout("edits", "pictures with instructions", is_edit, beats=("trl",)),
+    DataLayout("edits", "pictures with instructions", is_edit, beats=("trl",), files=(*MEDIA, *EDITED)),
     DataLayout("prompts", "prompts of pictures, one a line or in a column", is_drawn),
     DataLayout("charades_sta", "Charades-STA", lambda look: is_text(look, of_spans=True)),
     DataLayout("next_gqa", "NExT-GQA", lambda look: look.has(*GQA)),
