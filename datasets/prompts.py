@@ -7,7 +7,8 @@
 
 Rows may be JSONL, JSON, CSV, TSV, parquet, tar files, data of Hugging Face or pictures with metadata.jsonl. Other columns are
 passed to the rewards in `prompt.columns`, but for the row's own picture, which no prompt shows; for generators, `width` and
-`height` in pixels are the size at which the prompt is drawn, instead of the policy's. Ids are those of the file or the numbers of its lines.
+`height` in pixels are the size at which the prompt is drawn, instead of the policy's. Ids are those of the file or the numbers
+of its lines.
 
     writer = "lettering"     a neon sign over a diner reading "Golden Harbour"       target, for the reward `ocr`
     writer = "objects"       a picture of two cats; a red cup and a blue kite        tag, include, exclude: for `object_counts`

@@ -27,10 +27,10 @@ from mmrl.data.layouts.coco import QUESTION
 from mmrl.data.layouts.fix import fix
 from mmrl.data.layouts.guess import Guess, UnknownLayoutError, guess
 from mmrl.data.layouts.habits import BoxHabits
-from mmrl.data.layouts.prompt_rows import prompt_source
 from mmrl.data.layouts.read import RowReader, read_prompts
 from mmrl.data.layouts.source import Source, foreign, open_foreign, open_source
 from mmrl.data.layouts.table import NAMES
+from mmrl.data.prompt_rows import prompt_source
 from mmrl.data.questions import Questions
 from mmrl.data.split import split_source
 from mmrl.data.validate import check as check_prompts

@@ -14,8 +14,8 @@ from mmrl.core.types import Prompt, Request
 from mmrl.data.difficulty import Kept, keep_learnable
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.layouts.base import EDITED, MEDIA
-from mmrl.data.layouts.prompt_rows import check_writable, columns_of
 from mmrl.data.layouts.write import LineWriter
+from mmrl.data.prompt_rows import check_writable, columns_of
 
 
 def keep_by_difficulty(

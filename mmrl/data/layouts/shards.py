@@ -41,7 +41,7 @@ def tar_rows(path: Path, report: Report) -> Iterator[Row]:
             for member in archive:
                 if member.isdir():
                     continue
-                name = _checked_name(member, path)
+                name = _safe_name(member, path)
                 if str(name.parent / _stem(name)) != key:
                     if values:
                         number += 1
@@ -62,7 +62,7 @@ def tar_rows(path: Path, report: Report) -> Iterator[Row]:
         yield Row({"id": key, **values}, path.name, number + 1)
 
 
-def _checked_name(member: tarfile.TarInfo, path: Path) -> PurePosixPath:
+def _safe_name(member: tarfile.TarInfo, path: Path) -> PurePosixPath:
     """The member's name; ValueError for one that is no plain file, lies outside, or is too large."""
     name = PurePosixPath(member.name)
     if not member.isreg() or member.issparse():

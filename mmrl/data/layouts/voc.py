@@ -36,7 +36,7 @@ def voc_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[R
     """A row per picture and name, with boxes as corners in pixels; what was left out is counted in `report.notes`."""
     folder = path if path.is_dir() else path.parent
     below = next((name for name in PICTURES if (folder / name).is_dir()), "")
-    split_of = {name: split for split in SPLITS for name in _listed(folder / VOC_LISTS / f"{split}.txt")}
+    split_of = {name: split for split in SPLITS for name in _names_in(folder / VOC_LISTS / f"{split}.txt")}
     for file in [path] if path.is_file() else xml_files(folder):
         place = file.relative_to(folder)
         with report.collecting(f"{place}:1", counts=True):
@@ -98,6 +98,6 @@ def _number(root: "Element", path: str) -> float:
         raise ValueError(f"<{path.replace('/', '><')}> is {text[:40]!r} and must be a number") from None
 
 
-def _listed(file: Path) -> list[str]:
+def _names_in(file: Path) -> list[str]:
     """The first words of the lines of a list of pictures; none without a list."""
     return [line.split()[0] for line in read_text(file).splitlines() if line.strip()] if file.is_file() else []

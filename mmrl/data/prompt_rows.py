@@ -56,7 +56,7 @@ def columns_of(prompt: Prompt) -> dict[str, Cell]:
     line: dict[str, Cell] = {**kept, "id": prompt.id, **media_of(prompt)}
     if has_boxes(prompt):
         boxes = _answers(prompt)
-        line |= {"question": prompt.text, **_listed("box", "boxes", prompt, _corners)}
+        line |= {"question": prompt.text, **_answer_columns("box", "boxes", prompt, _corners)}
         line["space"] = boxes[0].space if boxes else "pixel"
         line.pop("size", None)
     elif "question" in kept:
@@ -68,7 +68,7 @@ def columns_of(prompt: Prompt) -> dict[str, Cell]:
 
 def answer_of(prompt: Prompt) -> dict[str, Cell]:
     """The columns of the prompt's answer: spans in seconds, or anything else as it is."""
-    return _listed("span", "spans", prompt, _ends) if has_spans(prompt) else {"answer": prompt.answer}
+    return _answer_columns("span", "spans", prompt, _ends) if has_spans(prompt) else {"answer": prompt.answer}
 
 
 def media_of(prompt: Prompt) -> dict[str, Cell]:
@@ -90,7 +90,7 @@ def _answers(prompt: Prompt) -> tuple[Cell, ...]:
     return prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
 
 
-def _listed(one: str, several: str, prompt: Prompt, say: Callable[[Cell], Cell]) -> dict[str, Cell]:
+def _answer_columns(one: str, several: str, prompt: Prompt, say: Callable[[Cell], Cell]) -> dict[str, Cell]:
     """An answer in the column for one, or a tuple of answers in that for several."""
     if isinstance(prompt.answer, tuple):
         return {several: [say(answer) for answer in prompt.answer]}
