@@ -2,17 +2,17 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mmrl.answers.boxes.box import Box
-from mmrl.answers.spans.interval import Interval
 from mmrl.core.samples import kind_of
 from mmrl.core.types import Prompt
 from mmrl.data.layouts.base import EDITED
 from mmrl.data.layouts.guess import Guess, layout_called
 from mmrl.data.layouts.source import Source
+from mmrl.data.layouts.write import answer_columns, answer_of, answers_of, has_spans
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import FILE_ROW
 
@@ -41,13 +41,7 @@ def check_writable(prompt: Prompt) -> None:
 
 
 def has_boxes(prompt: Prompt) -> bool:
-    return prompt.answer is not None and all(isinstance(box, Box) for box in _answers(prompt))
-
-
-def has_spans(prompt: Prompt) -> bool:
-    """Are its answers spans in seconds, one or more?"""
-    spans = _answers(prompt)
-    return bool(spans) and all(isinstance(span, Interval) and span.unit == "seconds" for span in spans)
+    return prompt.answer is not None and all(isinstance(box, Box) for box in answers_of(prompt))
 
 
 def columns_of(prompt: Prompt) -> dict[str, Cell]:
@@ -55,8 +49,8 @@ def columns_of(prompt: Prompt) -> dict[str, Cell]:
     kept = {key: value for key, value in prompt.columns.items() if key != FILE_ROW and (is_json(value) or key in EDITED)}
     line: dict[str, Cell] = {**kept, "id": prompt.id, **media_of(prompt)}
     if has_boxes(prompt):
-        boxes = _answers(prompt)
-        line |= {"question": prompt.text, **_answer_columns("box", "boxes", prompt, _corners)}
+        boxes = answers_of(prompt)
+        line |= {"question": prompt.text, **answer_columns("box", "boxes", prompt, _corners)}
         line["space"] = boxes[0].space if boxes else "pixel"
         line.pop("size", None)
     elif "question" in kept:
@@ -64,11 +58,6 @@ def columns_of(prompt: Prompt) -> dict[str, Cell]:
     else:
         line |= {"instruction" if prompt.media else "prompt": prompt.text, **answer_of(prompt)}
     return line
-
-
-def answer_of(prompt: Prompt) -> dict[str, Cell]:
-    """The columns of the prompt's answer: spans in seconds, or anything else as it is."""
-    return _answer_columns("span", "spans", prompt, _ends) if has_spans(prompt) else {"answer": prompt.answer}
 
 
 def media_of(prompt: Prompt) -> dict[str, Cell]:
@@ -84,21 +73,6 @@ def is_json(value: object) -> bool:
     except (TypeError, ValueError):
         return False
     return True
-
-
-def _answers(prompt: Prompt) -> tuple[Cell, ...]:
-    return prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
-
-
-def _answer_columns(one: str, several: str, prompt: Prompt, say: Callable[[Cell], Cell]) -> dict[str, Cell]:
-    """An answer in the column for one, or a tuple of answers in that for several."""
-    if isinstance(prompt.answer, tuple):
-        return {several: [say(answer) for answer in prompt.answer]}
-    return {one: say(prompt.answer)}
-
-
-def _ends(span: Interval) -> Cell:
-    return [span.start, span.end]
 
 
 def _corners(box: Box) -> Cell:

@@ -15,8 +15,7 @@ from mmrl.data.layouts.base import BOXES, PICTURES
 from mmrl.data.layouts.habits import BoxHabits
 from mmrl.data.layouts.read import RowReader, check_rows
 from mmrl.data.layouts.source import Source
-from mmrl.data.layouts.write import LineWriter
-from mmrl.data.prompt_rows import answer_of
+from mmrl.data.layouts.write import LineWriter, answer_of
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import FILE_ROW, Problem, Report
 

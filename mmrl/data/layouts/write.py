@@ -10,7 +10,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from mmrl.core.samples import VIDEO
+from mmrl.answers.spans.interval import Interval
+from mmrl.core.samples import VIDEO, Prompt
 from mmrl.data.files.paths import path_below, relative_to
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.layouts.base import MEDIA
@@ -138,3 +139,30 @@ def plain(value: Cell, name: str) -> Cell:
     if hasattr(value, "isoformat"):
         return value.isoformat()
     raise ValueError(f"column {name} holds {type(value).__name__}, which JSON cannot hold: leave the column out")
+
+
+def has_spans(prompt: Prompt) -> bool:
+    """Are its answers spans in seconds, one or more?"""
+    spans = answers_of(prompt)
+    return bool(spans) and all(isinstance(span, Interval) and span.unit == "seconds" for span in spans)
+
+
+def answer_of(prompt: Prompt) -> dict[str, Cell]:
+    """The columns of the prompt's answer: spans in seconds, or anything else as it is."""
+    return answer_columns("span", "spans", prompt, _ends) if has_spans(prompt) else {"answer": prompt.answer}
+
+
+def answers_of(prompt: Prompt) -> tuple[Cell, ...]:
+    """The prompt's answers, one or several."""
+    return prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
+
+
+def answer_columns(one: str, several: str, prompt: Prompt, say: Callable[[Cell], Cell]) -> dict[str, Cell]:
+    """An answer in the column for one, or a tuple of answers in that for several."""
+    if isinstance(prompt.answer, tuple):
+        return {several: [say(answer) for answer in prompt.answer]}
+    return {one: say(prompt.answer)}
+
+
+def _ends(span: Interval) -> Cell:
+    return [span.start, span.end]
