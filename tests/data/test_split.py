@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from mmrl.app.cli.data import data
 from mmrl.app.commands.data import split_by_shares
 from mmrl.app.plugins.resolve import load
+from mmrl.data.convert import convert
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.files.pictures import content_hash
 from mmrl.data.layouts.guess import guess
@@ -208,3 +209,24 @@ def test_columns_may_be_called_otherwise_and_clips_stay_whole(tmp_path, jsonl):
         split(jsonl({"question": "where?", "box": [1, 2, 3, 4]}, name="text.jsonl"), tmp_path / "none", {"a": 1.0})
     with pytest.raises(ValueError, match=r"r1\.jsonl is video_r1 .* which only the data set video_r1 reads"):
         split(jsonl({"problem": "?", "path": "0.mp4", "solution": "A"}, name="r1.jsonl"), tmp_path / "none", {"a": 1.0})
+
+
+def test_paths_are_relative_where_the_files_lie_below_the_output(picture, jsonl, tmp_path):
+    names = [picture(f"pictures/{i}.png", colour=(i * 60, 0, 0)) for i in range(2)]
+    file = jsonl(*({"image": str(tmp_path / name), "question": "?", "answer": 1} for name in names))
+    split(file, tmp_path, {"a": 0.5, "b": 0.5})
+    assert {json.loads((tmp_path / f"{part}.jsonl").read_text())["image"] for part in "ab"} == set(names)
+    assert "outside" not in str(convert(file, None, tmp_path / "c.jsonl"))
+    assert [json.loads(line)["image"] for line in (tmp_path / "c.jsonl").read_text().splitlines()] == names
+    [part] = split(file, tmp_path / "out", {"a": 1.0})
+    assert str(part).endswith(
+        f"\n  2 files lie outside {tmp_path / 'out'} and are named by absolute paths: --copy brings them along"
+    )
+
+
+def test_texts_without_pictures_are_dealt_out_by_their_text(jsonl, tmp_path):
+    file = jsonl(*({"question": f"{i % 4} + 1?", "answer": i} for i in range(8)))
+    a, b = split(file, tmp_path, {"a": 0.5, "b": 0.5})
+    assert (a.num_rows, a.num_pictures, b.num_rows) == (4, 0, 4)
+    texts = [{json.loads(line)["question"] for line in part.path.read_text().splitlines()} for part in (a, b)]
+    assert not texts[0] & texts[1]
