@@ -110,5 +110,6 @@ def test_a_folder_of_pictures_goes_where_the_data_set_wants_it(folder: Path):
     roots = {"boxes.jsonl": ("grounding", "image_root"), "train.txt": ("video", "videos"), "spans.jsonl": ("video", "image_root")}
     for file, (task, key) in roots.items():
         config = one_line(task, "m", file, ["iou"], [], held_out=file, image_root=folder).config
+        assert config.evaluation.data is not None
         assert config.data.args[key] == config.evaluation.data.args[key] == str(folder)
         assert config.data.use == {"train.txt": "charades_sta", "spans.jsonl": "qa_jsonl"}.get(file, "grounding_jsonl")
