@@ -1,7 +1,8 @@
-"""Your own edits: a JSONL, JSON or parquet file with a picture and an instruction in every row.
+"""Your own edits: a file or folder with a picture and an instruction in every row, which may be called prompt.
 
     {"image": "cat.jpg", "instruction": "make the cat black"}
     {"image": "room.jpg", "instruction": "remove the chair", "mask": "chair.png", "target": "empty_room.jpg", "id": "7"}
+    {"image": "cat.jpg", "prompt": "make the cat black"}
     {"images": ["dress.png", "woman.jpg"], "instruction": "let her wear the dress"}
 
 `mask` is white where the first picture may change (for the reward `keeps_rest`), `target` is how it should look (for
@@ -14,36 +15,32 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrl import Prompt
-from mmrl.data.files.paths import path_below
-from mmrl.data.files.pictures import picture_size
-from mmrl.data.readers import Row, read_rows
-from mmrl.data.validate import FILE_ROW, Report, check_new_id
+from mmrl.data.files.paths import cell_below
+from mmrl.data.files.pictures import open_picture, picture_size
+from mmrl.data.layouts.base import one_of
+from mmrl.data.layouts.files import split_rows
+from mmrl.data.readers import Row
+from mmrl.data.validate import FILE_ROW, Report, check_new_id, strip_markers
 
-OWN = ("image", "images", "instruction", "id", "mask", "target")
+OWN = ("image", "images", "instruction", "prompt", "id", "mask", "target")
 
 
 def load(path: str | Path, split: str | None = None, image_root: str | Path | None = None) -> Sequence[Prompt]:
     """The file's prompts, in its order.
 
     Args:
-        path: the file, or a folder that holds `<split>.jsonl`.
-        split: for a file, keep the rows whose column `split` says so.
+        path: a JSONL, JSON, CSV, TSV, parquet or tar file; or a folder: with `<split>.jsonl`, of Hugging Face, or of pictures.
+        split: of a folder the one to read; of a file, keep the rows whose column `split` says so.
         image_root: where relative paths start and which none leaves; the file's folder by default, and then absolute paths may
             name any picture.
 
     Raises:
         ValueError: listing the first bad rows with file and line.
     """
-    file, rows_split = Path(path), split
-    if file.is_dir():
-        if split is None:
-            raise ValueError(f"{file} is a folder: give `split`, to read <split>.jsonl, or a file")
-        file, rows_split = file / f"{split}.jsonl", None
-    root = file.parent if image_root is None else Path(image_root)
+    file = Path(path)
+    root = Path(image_root) if image_root is not None else file if file.is_dir() else file.parent
     report, prompts, ids = Report(file.name), list[Prompt](), set[str]()
-    for row in read_rows(file, report):
-        if rows_split is not None and row.values.get("split") != rows_split:
-            continue
+    for row in split_rows(file, report, split):
         report.num_rows += 1
         with report.collecting(row.place):
             prompt = _prompt(row, root, anywhere=image_root is None)
@@ -54,18 +51,18 @@ def load(path: str | Path, split: str | None = None, image_root: str | Path | No
 
 
 def _prompt(row: Row, root: Path, anywhere: bool) -> Prompt:
-    text = row.values.get("instruction")
+    text = one_of(row, "instruction", "prompt")
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"column instruction is {text!r}: it must say what is to be changed")
 
-    def found(name: str, value: object) -> str:
-        if not isinstance(value, str) or not value:
+    def found(name: str, value: object) -> object:
+        if not value or not isinstance(value, str | bytes | dict):
             raise ValueError(f"column {name} is {value!r}: it must be the path of a picture")
-        return str(path_below(root, value, "image_root", anywhere))
+        return cell_below(root, value, anywhere)
 
     name = "images" if "images" in row.values else "image"
     value = row.values.get(name)
-    media = tuple(found(name, each) for each in (value if isinstance(value, list) and value else [value]))
+    media = [found(name, each) for each in (value if isinstance(value, list) and value else [value])]
     size = picture_size(media[0])
     more = {key: found(key, row.values[key]) for key in ("mask", "target") if row.values.get(key) is not None}
     for key, other in more.items():
@@ -73,4 +70,6 @@ def _prompt(row: Row, root: Path, anywhere: bool) -> Prompt:
         if (width, height) != size:
             raise ValueError(f"column {key} is {width} x {height} pixels, but the picture {size[0]} x {size[1]}: cut them alike")
     columns = {key: value for key, value in row.values.items() if key not in OWN}
-    return Prompt(str(row.values.get("id", row.number)), text, media, columns={**columns, **more, FILE_ROW: row.place})
+    shown = tuple(one if isinstance(one, str) else open_picture(one) for one in media)
+    text = strip_markers(text, shown)
+    return Prompt(str(row.values.get("id", row.number)), text, shown, columns={**columns, **more, FILE_ROW: row.place})

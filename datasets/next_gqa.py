@@ -52,7 +52,7 @@ def load(
         raise ValueError(
             f"invert is {invert}, but ask = 'when' asks for spans, which have no options: set invert = 0 or ask = 'which'"
         )
-    return read_videos(path, videos, lambda file, _: csv_rows(file), parse, template, max_bad)
+    return read_videos(path, videos, csv_rows, parse, template, max_bad)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,14 @@
-"""Prompts for pictures, or questions to answer: a text file, a JSONL file, the texts themselves, or made up by rules.
+"""Prompts for pictures, or questions to answer: a text file, a file or folder of rows, the texts themselves, or made up by rules.
 
     a red fox in the snow                                  one prompt per line of a .txt file
     {"prompt": "a red fox", "id": "7", "animal": "fox"}    one object per line of a .jsonl file
+    {"image": "7.png", "caption": "a red fox"}             a caption or text in place of a prompt
     {"prompt": "What is 3 + 4?", "answer": 7}              a question, whose `answer` is the prompt's
 
-Other columns are passed to the rewards in `prompt.columns`; for generators, `width` and `height` in pixels are the size at
-which the prompt is drawn, instead of the policy's. Ids are those of the file or the numbers of its lines.
+Rows may be JSONL, JSON, CSV, TSV, parquet, tar files, data of Hugging Face or pictures with metadata.jsonl. Other columns are
+passed to the rewards in `prompt.columns`, but for the row's own picture, which no prompt shows; for generators, `width` and
+`height` in pixels are the size at which the prompt is drawn, instead of the policy's. Ids are those of the file or the numbers
+of its lines.
 
     writer = "lettering"     a neon sign over a diner reading "Golden Harbour"       target, for the reward `ocr`
     writer = "objects"       a picture of two cats; a red cup and a blue kite        tag, include, exclude: for `object_counts`
@@ -21,28 +24,33 @@ from pathlib import Path
 from mmrl import Prompt
 from mmrl.core.ranges import Count, Seed
 from mmrl.data.drawn.prompt_writers import write
-from mmrl.data.readers import Row, read_rows, read_text
+from mmrl.data.layouts.base import DRAWN, MEDIA
+from mmrl.data.layouts.files import split_rows
+from mmrl.data.readers import Row, read_text
 from mmrl.data.validate import FILE_ROW, Report, check_new_id
+
+LINE = "a line of a text file"
+"""The column of a row that is only a text."""
 
 
 def load(
     path: str | Path | None = None,
     texts: Sequence[str] = (),
-    column: str = "prompt",
+    column: str | None = None,
     writer: str | None = None,
     size: Count | None = None,
-    split: str = "train",
+    split: str | None = None,
     seed: Seed = 0,
 ) -> Sequence[Prompt]:
     """The prompts, in their order; blank lines are left out.
 
     Args:
-        path: a .txt or .jsonl file.
+        path: a .txt file, or a file or folder of rows.
         texts: the prompts themselves, in place of a file.
-        column: of a .jsonl file, the one that holds the prompt.
+        column: of rows, the one that holds the prompt; None: prompt, caption or text.
         writer: makes prompts up, in place of a file.
         size: of a writer, how many; None: 1000, or all where there are fewer.
-        split: of a writer, train or held_out.
+        split: of a folder the one to read; of rows, those whose column `split` says so; of a writer, train (None) or held_out.
         seed: of a writer.
 
     Raises:
@@ -51,13 +59,13 @@ def load(
     if (path is not None) + bool(texts) + (writer is not None) != 1:
         raise ValueError("the data set 'prompts' reads one source: set data.path, data.texts or data.writer")
     if writer is not None:
-        return write(writer, size, split, seed)
-    if size is not None or split != "train":
-        raise ValueError("data.size and data.split belong to data.writer: a file or a list of texts is read whole")
+        return write(writer, size, split or "train", seed)
+    if size is not None:
+        raise ValueError("data.size belongs to data.writer: a file or a list of texts is read whole")
     report = Report(str(path or "texts"))
     prompts: list[Prompt] = []
     ids: set[str] = set()
-    for row in _rows(path, texts, column, report):
+    for row in _rows(path, texts, split, report):
         report.num_rows += 1
         with report.collecting(row.place):
             prompt = _prompt(row, column)
@@ -67,17 +75,19 @@ def load(
     return prompts
 
 
-def _rows(path: str | Path | None, texts: Sequence[str], column: str, report: Report) -> Iterator[Row]:
+def _rows(path: str | Path | None, texts: Sequence[str], split: str | None, report: Report) -> Iterator[Row]:
     if path is not None and Path(path).suffix.lower() != ".txt":
-        yield from read_rows(path, report)
+        yield from split_rows(Path(path), report, split)
         return
     source = "texts" if path is None else Path(path).name
     for number, line in enumerate(texts if path is None else read_text(Path(path)).splitlines(), start=1):
         if line.strip():
-            yield Row({column: line.strip()}, source, number)
+            yield Row({LINE: line.strip()}, source, number)
 
 
-def _prompt(row: Row, column: str) -> Prompt:
+def _prompt(row: Row, column: str | None) -> Prompt:
+    names = (LINE, *(DRAWN if column is None else (column,)))
+    column = next((name for name in names if row.values.get(name) is not None), names[1])
     text = row.values.get(column)
     if not isinstance(text, str) or not text.strip():
         there = ", ".join(map(str, row.values)) or "no columns"
@@ -85,6 +95,6 @@ def _prompt(row: Row, column: str) -> Prompt:
             f"column {column} is {'missing' if text is None else repr(text)[:80]}, and must hold the text of the prompt (the row "
             f"has {there}): name another with column = NAME"
         )
-    columns = {name: value for name, value in row.values.items() if name not in (column, "id")}
+    columns = {name: value for name, value in row.values.items() if name not in (column, "id", *MEDIA)}
     columns[FILE_ROW] = row.place
     return Prompt(str(row.values.get("id", row.number)), text, answer=row.values.get("answer"), columns=columns)

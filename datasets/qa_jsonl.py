@@ -3,15 +3,19 @@
     {"image": "clock.jpg", "question": "What time is it?", "answer": "10:10"}
     {"images": ["a.png", "b.png"], "question": "Which is larger?", "options": ["the first", "the second"], "answer": "B"}
     {"video": "match.mp4", "question": "How many goals?", "answer": 3}
+    {"video": "match.mp4", "question": "Who scores first?", "A": "the red team", "B": "the blue team", "answer": "B"}
+    {"video": "match.mp4", "question": "a goal is scored", "span": [12.5, 17.0]}
     {"question": "Solve x^2 = 2 for x > 0", "answer": "\\\\sqrt{2}", "kind": "math"}
 
 Other layouts are recognized and reported: messages (OpenAI, ms-swift, TRL), llava, trl, problem. Each answer has a
-kind, by which the reward `by_type` compares it: choice (letters), number, math (expressions) or text (ROUGE). A row's column
-`kind` sets it; otherwise it is guessed, and the run reports how often each kind was guessed. Options are listed below the
-question, and a choice is asked for by letter; nothing else is added to your question. Several turns in one row are refused.
+kind, by which the reward `by_type` compares it: choice (letters), number, math (expressions), span (seconds of the clip; several
+are `spans`) or text (ROUGE). A row's column `kind` sets it; otherwise it is guessed, and the run reports how often each kind was
+guessed. Options, of a list or of columns A, B, .., are listed below the question, and a choice is asked for by letter, a span in
+seconds; nothing else is added to your question. Several turns in one row are refused.
 Other columns are passed to the rewards. Licence: that of your data.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -34,7 +38,8 @@ def load(
     """The prompts in their order; answers are letters ("A,C"), numbers or texts, None in data without labels.
 
     Args:
-        path: a .jsonl, .json or .parquet file; or a folder: with `<split>.jsonl`, of Hugging Face, or of pictures.
+        path: a .jsonl, .json, .csv, .tsv, .parquet or .tar file; or a folder: with `<split>.jsonl`, of Hugging Face, or of
+            pictures.
         split: of a folder the one to read; of a file, keep the rows whose column `split` says so.
         image_root: where relative paths of pictures and clips start and which none leaves; the file's folder by default, and
             then absolute paths may name any file.
@@ -51,6 +56,8 @@ def load(
     root = source.root if image_root is None else Path(image_root)
     questions = Questions(root, kind, template, numbering, anywhere=image_root is None)
     prompts = load_prompts(source, questions)
+    if questions.suspicion is not None:
+        warnings.warn(f"{path}: {questions.suspicion}", stacklevel=2)
     kinds = ", ".join(f"{count} {name}" for name, count in questions.seen.most_common())
     source.tell(f"answers are compared as {kinds}; kind = NAME in the data set says otherwise")
     return prompts

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.layouts.base import BOXES, PICTURES
-from mmrl.data.layouts.coco import QUESTION, coco_rows
+from mmrl.data.layouts.coco import QUESTION
 from mmrl.data.layouts.guess import guess
 from mmrl.data.layouts.source import Source, open_source
 from mmrl.data.layouts.table import NAMES
-from mmrl.data.layouts.write import LineWriter
+from mmrl.data.layouts.write import LineWriter, outside_note
 from mmrl.data.readers import Cell
 from mmrl.data.validate import Report
 
@@ -29,12 +29,15 @@ class Conversion:
     """Reason why something was left out or changed -> how often: {"annotations left out: crowd": 3}."""
     layout: str = ""
     """How the source was read."""
+    outside: str | None = None
+    """A line on pictures outside the folder of `out`, if there are any."""
 
     def __str__(self) -> str:
         notes = "".join(f"\n  {count} {reason}" for reason, count in sorted(self.notes.items()))
         missing = f"\n  {self.missing_pictures} pictures not found: give image_root" if self.missing_pictures else ""
         layout = f"\n  {self.layout}" if self.layout else ""
-        return f"{self.out}: {self.num_rows} rows, {self.num_pictures} pictures{layout}{notes}{missing}"
+        outside = f"\n  {self.outside}" if self.outside else ""
+        return f"{self.out}: {self.num_rows} rows, {self.num_pictures} pictures{layout}{notes}{missing}{outside}"
 
 
 def convert(
@@ -50,32 +53,47 @@ def convert(
     """Convert a data set and write `out`, whole or not at all. Pictures are not opened.
 
     Picture paths become relative to the folder of `out`, or absolute outside it; pictures that a table holds become files in a
-    folder next to `out`.
+    folder next to `out`. Other data sets than those for boxes and questions are converted from their prompts: `convert_source`.
 
     Args:
         source: a file or folder of one of the layouts, for example COCO's instances JSON or RefCOCO's folder.
         kind: its layout, one of `mmrl.data.layouts.guess.LAYOUTS` that hold boxes or questions; None: guessed.
         image_root: where the file names in `source` start; its folder by default.
-        question: for coco, the text of a row, with {label} in it.
+        question: for coco, yolo, voc and labelme, the text of a row, with {label} in it.
         columns: our name -> the source's, for the columns that the layout reads.
         split: of a folder with several, the one to convert.
         each: make a row of each question of a conversation.
 
     Raises FileNotFoundError, or ValueError for another layout, wrong rows, or where none of the pictures is found.
     """
-    source, out = Path(source), Path(out)
-    found = guess(source, columns or {}, kind, split)
+    return convert_source(source_to_convert(Path(source), kind, question, columns, split, each), Path(out), image_root)
+
+
+def source_to_convert(
+    path: Path, kind: str | None, question: str, columns: Mapping[str, str] | None, split: str | None, each: bool
+) -> Source:
+    """The source of a conversion; arguments and errors are those of `convert`."""
+    found = guess(path, columns or {}, kind, split)
     if found.data_set not in NAMES:
         known = dict.fromkeys(name for names in NAMES.values() for name in names)
         raise ValueError(
             f"cannot convert {found.layout!r}, which the data set {found.data_set} reads as it is: choose one of "
             f"{', '.join(known)}"
         )
-    opened = open_source(source, found.data_set, found.layout, columns, split, each)
-    if found.layout == "coco":
-        opened = replace(opened, layout=replace(opened.layout, read=partial(coco_rows, question=question)))
-    root, report = Path(image_root) if image_root is not None else opened.root, Report(str(source))
-    lines = list(_lines(opened, LineWriter(out, root, image_root is None), report))
+    opened = replace(open_source(path, found.data_set, found.layout, columns, split, each), guess=found)
+    if opened.layout.read is not None and opened.layout.asks:
+        return replace(opened, layout=replace(opened.layout, read=partial(opened.layout.read, question=question)))
+    return opened
+
+
+def convert_source(opened: Source, out: Path, image_root: str | Path | None = None, copy: bool = False) -> Conversion:
+    """Write the rows of a source to `out`, whole or not at all; `copy` brings along the files that they name.
+
+    Raises ValueError for wrong rows, or where none of the pictures is found.
+    """
+    source, root = opened.path, Path(image_root) if image_root is not None else opened.root
+    report, writer = Report(str(source)), LineWriter(out, root, image_root is None, copy, opened.layout.files)
+    lines = list(_lines(opened, writer, report))
     if not report.ok:
         raise ValueError(
             f"{source} was not converted, for these rows (`mmrl data check {source} --fix OUT` leaves them out)\n{report}"
@@ -90,7 +108,8 @@ def convert(
             "--image-root where they are; nothing was written"
         )
     write_jsonl({out: lines})
-    return Conversion(out, len(lines), len(pictures), missing, dict(report.notes), str(found) if found.is_guess else "")
+    said = str(opened.guess) if opened.guess.is_guess else ""
+    return Conversion(out, len(lines), len(pictures), missing, dict(report.notes), said, outside_note(writer.outside, out.parent))
 
 
 def _lines(source: Source, writer: LineWriter, report: Report) -> Iterator[dict[str, Cell]]:

@@ -12,7 +12,7 @@ from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.layouts.habits import BoxHabits
 from mmrl.data.layouts.read import Measured
 from mmrl.data.readers import Cell, Row
-from mmrl.data.validate import FILE_ROW, check_markers, check_shape, check_tokens
+from mmrl.data.validate import FILE_ROW, check_markers, check_shape, check_tokens, strip_markers
 
 BoxFormat = Literal["xyxy", "xywh"]
 """Four numbers as two corners, or as the upper left corner, width and height."""
@@ -89,7 +89,7 @@ class Layout:
         given = self._optional(row, "id")
         name = f"{Path(row.source).stem}-{row.number}" if given is None else str(given)
         ids = [name] if len(questions) == 1 else [f"{name}-{i}" for i in range(len(questions))]
-        texts = [self.template.replace("{question}", question) for question in questions]
+        texts = [self.template.replace("{question}", strip_markers(question, media)) for question in questions]
         for text in texts:
             check_markers(text, media)
             check_tokens(text)

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal, cast
 
@@ -13,11 +14,12 @@ from mmrl.core.samples import IMAGE, KINDS, MediaKind, is_named
 from mmrl.core.types import Prompt, Video
 from mmrl.data.files.paths import cell_below, path_below
 from mmrl.data.files.pictures import open_picture, picture_size
-from mmrl.data.files.videos import check_video
-from mmrl.data.layouts.base import ANSWERS, one_of
+from mmrl.data.files.videos import check_video, probe_video
+from mmrl.data.layouts.base import ANSWERS, SPANS, one_of
 from mmrl.data.layouts.read import Measured
 from mmrl.data.readers import Cell, Row
-from mmrl.data.validate import FILE_ROW, check_answer, check_markers, check_shape, check_tokens
+from mmrl.data.validate import FILE_ROW, check_answer, check_markers, check_shape, check_tokens, strip_markers
+from mmrl.data.video_rows import WHEN, inside_clip, spans_of
 
 Kind = Literal["auto", "choice", "number", "math", "text"]
 """The kind of an answer, by which the reward `by_type` compares; auto: guessed row by row."""
@@ -27,12 +29,13 @@ LETTER = "{question}\nAnswer with the letter of the right option."
 LETTERS_WANTED = "{question}\nAnswer with the letters of all right options."
 OPTIONS = ("options", "choices")
 ANSWER_KINDS = ("kind", "problem_type")
-USED = ("question", "system", "id", "split", *ANSWERS, *OPTIONS, *ANSWER_KINDS)
+USED = ("question", "system", "id", "split", *ANSWERS, *SPANS, *OPTIONS, *ANSWER_KINDS)
 _NUMBER = re.compile(r"[-+\u2212]?\s?[$\u20ac\u00a3]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?\s?%?")
 _FRACTION = re.compile(r"[-+]?\d+\s?/\s?\d+")
 _MATH = re.compile(r"[\\^=]|\$[^$]+\$|\bsqrt\b|\bpi\b|\d\s?[-+*/]\s?\d|\b\d+[a-z]\b\s?[-+*/]")
 _LISTED = re.compile(r"^\s*\(?A[).:]\s.*^\s*\(?B[).:]\s", re.MULTILINE | re.DOTALL)
 _LETTER = re.compile(r"\(?[A-Z][).]?")
+_LONE = "text (guessed), single letters without options"
 _LABELLED = re.compile(r"\(?([A-Z])[).:]\s*")
 
 
@@ -81,14 +84,16 @@ class Questions:
         media, sizes = self.measure(row) if measured is None else measured()
         for size in sizes:
             check_shape(size)
-        options = _options(row)
-        answer = _answer(row)
-        kind, said = self._kind(row, question, answer, options)
+        question, options = strip_markers(question, media), _options(row)
+        span = one_of(row, *SPANS)
+        clock, answer = ({}, _answer(row)) if span is None else _span(spans_of(span), media)
+        kind, said = self._kind(row, question, answer, options) if span is None else ("span", "span")
         if kind == "choice" and answer is not None:
             answer = self._letters(answer, options)
         used = {*USED, *(name for kind in KINDS.values() for name in kind.columns)}
+        used |= set(LETTERS) if options and one_of(row, *OPTIONS) is None else set()
         columns = {name: value for name, value in row.values.items() if name not in used}
-        columns |= {"question": question, "problem_type": kind, FILE_ROW: row.place}
+        columns |= {"question": question, "problem_type": kind, **clock, FILE_ROW: row.place}
         columns |= {"options": options} if options else {}
         columns |= {} if row.values.get("split") is None else {"split": str(row.values["split"])}
         columns |= {"system": row.values["system"]} if row.values.get("system") is not None else {}
@@ -102,6 +107,16 @@ class Questions:
         check_answer(prompt, problem_type(prompt))
         self.seen[said] += 1
         return [prompt]
+
+    @property
+    def suspicion(self) -> str | None:
+        """A sentence for answers that look like letters of options that their rows do not list, with the remedy; else None."""
+        if not self.seen[_LONE]:
+            return None
+        return (
+            f"{self.seen[_LONE]} answers are single letters, and their rows list no options to choose from, so they are compared "
+            "as texts: name the column of the options with columns.options=NAME, or say kind=text or kind=choice"
+        )
 
     def split_of(self, row: Row) -> str:
         """The split a row belongs to."""
@@ -118,7 +133,8 @@ class Questions:
         if own is not None:
             return problem_type(Prompt("", columns={"problem_type": own, FILE_ROW: row.place})), "as rows say"
         kind = guess_kind(question, answer, options)
-        return kind, f"{kind} (guessed)"
+        is_lone = kind == "text" and _LETTER.fullmatch(str(answer)) is not None
+        return kind, _LONE if is_lone else f"{kind} (guessed)"
 
     def _letters(self, answer: Cell, options: tuple[str, ...]) -> str:
         """The right letters: "A,C". ValueError for an answer that names no option, or two different ones."""
@@ -151,7 +167,8 @@ class Questions:
         lines = "".join(f"\n{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
         asked = question.strip() + ("" if _LISTED.search(question) else lines)
         several = isinstance(answer, str) and "," in answer
-        form = self.template or ((LETTERS_WANTED if several else LETTER) if kind == "choice" else "{question}")
+        form = {"choice": LETTERS_WANTED if several else LETTER, "span": WHEN}.get(kind, "{question}")
+        form = form if self.template is None else self.template
         return form.replace("{question}", asked)
 
     def _media(self, kind: MediaKind, cell: Cell) -> object:
@@ -202,9 +219,19 @@ def _answer(row: Row) -> Cell:
     return answer.strip() if isinstance(answer, str) else answer
 
 
+def _span(answer: object, media: Sequence[object]) -> tuple[dict[str, float], object]:
+    """Length and frame rate of the row's one clip, and the true spans within it; ValueError for other media or spans."""
+    if len(media) != 1 or not isinstance(media[0], Video):
+        raise ValueError(f"the row has a span and {len(media)} pictures or clips: a span is of one clip, column video")
+    facts = probe_video(media[0])
+    return {"duration": facts.seconds, "fps": facts.fps}, inside_clip(answer, facts.seconds)
+
+
 def _options(row: Row) -> tuple[str, ...]:
-    """The wordings of A, B, ..: of a list, of an object by letters, or of one with text and label."""
+    """The wordings of A, B, ..: of a list, of an object by letters, of one with text and label, or of columns A, B, .."""
     found: Cell = one_of(row, *OPTIONS)
+    lettered = [row.values[letter] for letter in takewhile(lambda letter: row.values.get(letter) is not None, LETTERS)]
+    found = lettered if found is None and len(lettered) > 1 else found
     if isinstance(found, dict) and isinstance(found.get("text"), list):
         found = found["text"]
     elif isinstance(found, dict):

@@ -1,8 +1,9 @@
-"""Rows of JSONL, JSON, parquet and Hugging Face data sets, each with its place."""
+"""Rows of JSONL, JSON, CSV, TSV, parquet and Hugging Face data sets, each with its place."""
 
 import csv
 import io
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,9 +17,11 @@ from mmrl.runtime.offline import check_hub, offline_note
 T = TypeVar("T")
 Cell = Any
 """A value of a row, as JSON, parquet or a Hugging Face data set give it: text, number, list, object, picture, nothing."""
-
-
-_NO_TEXT = "data file {} is no text in UTF-8 ({}): save it as UTF-8"
+loading = logging.getLogger("mmrl.loading")
+NUMBERS = ("width", "height")
+"""Columns of a table of texts that hold whole numbers."""
+TRAIN = "train"
+"""The split that is read where no one chooses."""
 
 
 @runtime_checkable
@@ -54,7 +57,7 @@ class Row:
 
 
 def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
-    """Rows of a .jsonl, .json (a list of objects) or .parquet file; rows that cannot be read go into the report.
+    """Rows of a .jsonl, .json (a list of objects), .csv, .tsv or .parquet file; rows that cannot be read go into the report.
 
     Raises FileNotFoundError, or ValueError for another kind of file.
     """
@@ -65,10 +68,12 @@ def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
             yield from _read_jsonl(path, report)
         case ".json":
             yield from _read_json(path, report)
+        case ".csv" | ".tsv":
+            yield from csv_rows(path, report)
         case ".parquet":
             yield from _read_parquet(path)
         case suffix:
-            raise ValueError(f"data file {path} ends in {suffix!r}: give a .jsonl, .json or .parquet file")
+            raise ValueError(f"data file {path} ends in {suffix!r}: give a .jsonl, .json, .csv, .tsv or .parquet file")
 
 
 def existing(path: str | Path) -> Path:
@@ -79,28 +84,81 @@ def existing(path: str | Path) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file in UTF-8; FileNotFoundError, or ValueError naming the file."""
+    """The text of a file in UTF-8; FileNotFoundError, or ValueError naming file and line."""
+    refuse_wide_text(existing(path))
+    data = path.read_bytes()
     try:
-        return existing(path).read_text(encoding="utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(_NO_TEXT.format(path, error)) from None
+        raise ValueError(_not_utf8(path, data.count(b"\n", 0, error.start) + 1)) from None
+
+
+def _not_utf8(path: Path, line: int) -> str:
+    return (
+        f"data file {path} is no text in UTF-8 from line {line} on: save it as UTF-8, or, if it comes from Windows, run "
+        f"iconv -f CP1252 -t UTF-8 {path.name} > new{path.suffix}"
+    )
 
 
 def read_json(path: Path) -> Cell:
     """The value that a JSON file holds; FileNotFoundError, or ValueError naming the file."""
+    data = existing(path).read_bytes()
     try:
-        return json.loads(existing(path).read_bytes())
+        return json.loads(data)
     except UnicodeDecodeError as error:
-        raise ValueError(_NO_TEXT.format(path, error)) from None
+        raise ValueError(_not_utf8(path, data.count(b"\n", 0, error.start) + 1)) from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"data file {path} is not JSON: {error}") from None
 
 
-def csv_rows(path: Path) -> Iterator[Row]:
-    """Rows of a CSV file with a header; numbers count lines, the header's included."""
-    reader = csv.DictReader(io.StringIO(read_text(path)))
-    for values in reader:
-        yield Row(values, path.name, reader.line_num)
+def csv_rows(path: Path, report: Report) -> Iterator[Row]:
+    """Rows of a CSV or TSV file with a header; numbers count lines, the header's included.
+
+    A cell with a list or an object is read as JSON, an empty one is nothing. Rows that cannot be read go into the report;
+    ValueError for a header that names a column twice.
+    """
+    text = read_text(path)
+    head = text.partition("\n")[0]
+    separator = "\t" if path.suffix.lower() == ".tsv" else ";" if ";" in head and "," not in head else ","
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    names: list[str] = []
+    while True:
+        number = lines.line_num + 1
+        try:
+            cells = next(lines)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            report.num_rows += 1
+            report.add(f"{path.name}:{number}", f"the row cannot be read ({error}): {_QUOTED.format(separator)}")
+            continue
+        if not names:
+            names = [name.strip() for name in cells]
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise ValueError(f"data file {path} names the column {twice!r} twice in line {number}: rename one of them")
+        elif len(cells) == len(names):
+            yield Row({name: _cell(name, cell) for name, cell in zip(names, cells, strict=True)}, path.name, number)
+        elif cells:
+            report.num_rows += 1
+            report.add(
+                f"{path.name}:{number}",
+                f"the row has {len(cells)} cells, and the header names {len(names)} columns: {_QUOTED.format(separator)}",
+            )
+
+
+_QUOTED = 'write a text that holds {!r} as "..", and a quote in it twice'
+
+
+def _cell(name: str, text: str) -> Cell:
+    if name in NUMBERS and text.strip().isdecimal() and len(text) < 10:
+        return int(text)
+    if not text.lstrip().startswith(("[", "{")):
+        return text if text.strip() else None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def refuse_wide_text(path: Path) -> None:
@@ -121,8 +179,8 @@ def open_hf(name: str, split: str | None, streaming: Literal[True]) -> HfDataset
 def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfDataset | StoredHfDataset:
     """Open a Hugging Face Dataset or IterableDataset, pictures undecoded, from a hub id, a folder or a parquet file.
 
-    Folders may come from `save_to_disk` or hold data files; loose parquet files are the split "train". Raises ValueError unless
-    there is one split or `split` names one.
+    Folders may come from `save_to_disk` or hold data files; loose parquet files are the split "train". Of several splits, `train`
+    is read unless `split` names another; ValueError where there is no such split.
     """
     # without the package, `import datasets` finds any folder of that name
     hf, path = import_extra("datasets", "load_dataset"), Path(name)
@@ -172,6 +230,9 @@ def _choose_saved_split(found: T | Mapping[str, T], name: str, split: str | None
 def _only_split(found: T | Mapping[str, T], name: str) -> T:
     if not isinstance(found, Mapping):
         return found
+    if len(found) > 1 and TRAIN in found:
+        loading.info("%s holds %s: %s is read; split = NAME reads another", name, _splits(found), TRAIN)
+        return found[TRAIN]
     if len(found) != 1:
         raise ValueError(f"data set {name} holds {_splits(found)}: choose one with `split`")
     return next(iter(found.values()))
@@ -191,7 +252,8 @@ def _read_jsonl(path: Path, report: Report) -> Iterator[Row]:
                 try:
                     values = json.loads(line.removeprefix(b"\xef\xbb\xbf"))
                 except (ValueError, RecursionError) as error:
-                    raise ValueError(f"this is not JSON: {error}") from None
+                    remedy = ": save the file as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+                    raise ValueError(f"this is not JSON: {error}{remedy}") from None
                 if not isinstance(values, dict):
                     whole = ": call a file that is one JSON list .json" if isinstance(values, list) else ""
                     raise ValueError(f"a line must be one JSON object, not {type(values).__name__}{whole}")

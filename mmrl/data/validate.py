@@ -197,6 +197,16 @@ def check_markers(text: str, media: Sequence[object]) -> None:
             )
 
 
+def strip_markers(text: str, media: Sequence[object]) -> str:
+    """The text without the markers that it begins with, if they are one for each of its media: these come first anyway."""
+    rest = text.lstrip()
+    for one in media:
+        if not rest.startswith(kind_of(one).marker):
+            return text
+        rest = rest.removeprefix(kind_of(one).marker).lstrip()
+    return rest if rest and not any(kind.marker in rest for kind in KINDS.values()) else text
+
+
 def check_tokens(text: str) -> None:
     """Raise ValueError for a text that spells a special token, taken for a picture or the end of a turn, or that is no text."""
     check_halves(text)

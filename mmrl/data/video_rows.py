@@ -132,7 +132,7 @@ def _prompt(row: VideoRow, place: str, videos: VideoFolder, template: str | None
         path = videos.find(row.media)
         facts = _FACTS(path, lambda: probe_video(path))
         columns |= {"duration": facts.seconds, "fps": facts.fps}
-        answer, media = _inside(row.answer, facts.seconds), Video(str(path))
+        answer, media = inside_clip(row.answer, facts.seconds), Video(str(path))
     kind = problem_type(Prompt(row.id, columns=columns))
     form = template or {"span": WHEN, "choice": CHOOSE}.get(kind, ANSWER)
     prompt = Prompt(row.id, form.replace("{question}", row.question.strip() + listed), (media,), answer, columns)
@@ -148,10 +148,10 @@ def _picture(row: VideoRow, videos: VideoFolder) -> str:
     return path
 
 
-def _inside(answer: object, seconds: float) -> object:
+def inside_clip(answer: object, seconds: float) -> object:
     """Spans cut at the clip's end; ValueError for one that lies further outside."""
     if isinstance(answer, tuple):
-        return tuple(_inside(span, seconds) for span in answer)
+        return tuple(inside_clip(span, seconds) for span in answer)
     if not isinstance(answer, Interval):
         return answer
     cut = answer.clamped(seconds)
@@ -168,6 +168,19 @@ def text_of(row: Row, key: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"column {key} is {value!r} (the row has {', '.join(map(str, row.values))})")
     return value.strip()
+
+
+def spans_of(found: Cell) -> Interval | tuple[Interval, ...]:
+    """One true span or several: `[2.0, 5.5]`, `[[2.0, 5.5], [8.0, 9.0]]`; ValueError for anything else."""
+    pairs = found if isinstance(found, list) else []
+    single = len(pairs) == 2 and not isinstance(pairs[0], list)
+    try:
+        spans = tuple(map(span_of, [pairs] if single else pairs))
+    except ValueError as error:
+        raise ValueError(f"spans are {str(found)[:80]}: write pairs of seconds, [[2.0, 5.5]] ({error})") from None
+    if not spans:
+        raise ValueError(f"spans are {str(found)[:80]}: write pairs of seconds, [[2.0, 5.5]]")
+    return spans[0] if len(spans) == 1 else spans
 
 
 def span_of(pair: object) -> Interval:

@@ -1,8 +1,10 @@
 """Attacks by data: files that are broken, absurd, hostile, or mean something else than they seem to."""
 
+import io
 import json
 import os
 import struct
+import tarfile
 import zlib
 from collections.abc import Callable
 from functools import partial
@@ -103,14 +105,57 @@ def parquet(cells: list[object], **columns: list[object]) -> Make:
     return write
 
 
+def packed(*members: tuple[str, bytes], link: str = "") -> Make:
+    """A tar file, perhaps with a link to a file of the system."""
+
+    def write(folder: Path) -> str:
+        with tarfile.open(folder / "rows.tar", "w") as archive:
+            for name, data in members:
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+            if link:
+                info = tarfile.TarInfo(link)
+                info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+                archive.addfile(info)
+        return "rows.tar"
+
+    return write
+
+
+def placed(files: dict[str, str]) -> Make:
+    """A folder of texts."""
+
+    def write(folder: Path) -> str:
+        for name, words in files.items():
+            path = folder / "tree" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(words)
+        return "tree"
+
+    return write
+
+
+def names_of_a_tar(folder: Path) -> str:
+    """`mmrl data convert` of a tar file whose names and columns would choose where pictures are written."""
+    pictures(folder)
+    evil = json.dumps({"question": "q", "answer": "a", "id": "../../evil", "__key__": "/tmp/evil", "path": "../evil.png"})
+    name = packed(("a.png", (folder / "cat.png").read_bytes()), ("a.json", evil.encode()))(folder)
+    expect_done(run_mmrl(["data", "convert", name, "out/rows.jsonl"], folder))
+    written = sorted(str(file.relative_to(folder)) for file in (folder / "out").rglob("*") if file.is_file())
+    if len(written) != 2 or any("evil" in name for name in written):
+        raise BrokenError(f"{written} were written")
+    return "named by content"
+
+
 def split_of_cells(folder: Path) -> str:
-    """`mmrl data split` of a parquet file with pictures inside."""
+    """`mmrl data split` of a parquet file with pictures inside that are none."""
     cells: list[object] = [{"bytes": b"\x89PNG" * 1_000_000, "path": None}] * 3
     name = parquet(cells, question=["a", "b", "c"])(folder)
     ended = run_mmrl(["data", "split", name, "out", "train=0.5", "test=0.5"], folder)
     if len(ended.err) + len(ended.out) > LONGEST:
         raise BrokenError(f"{len(ended.err) + len(ended.out)} characters were printed")
-    return expect_sentence(ended, "holds the bytes of pictures")
+    return expect_sentence(ended, "cannot be read")
 
 
 def split_shares(folder: Path) -> str:
@@ -227,6 +272,24 @@ CHECKS: dict[str, tuple[tuple[str, ...], Make]] = {
     "captions that are something else": (("captions.txt:2", "is not like"), raw("captions.txt", CAPTIONS + b"nothing\n")),
     "a picture column of numbers": (("rows.parquet:1", "not int"), parquet([7, 8], question=["a", "b"], box=[[1, 1, 5, 5]] * 2)),
 }
+LAUGHS = (
+    "<!DOCTYPE x [<!ENTITY a 'ha'>" + "".join(f"<!ENTITY a{i} '&a{i - 1};&a{i - 1};'>" for i in range(1, 64)) + "]><x>&a63;</x>"
+)
+CHECKS |= {
+    "a tar with a link": (("rows.tar", "a link or special file"), packed(("a.json", b"{}"), link="a.png")),
+    "a tar that leads out": (("rows.tar", "leads out of it"), packed(("../../a.json", b"{}"))),
+    "a tar that is none": (("rows.tar", "no whole tar file"), raw("rows.tar", b"PK" * 1000)),
+    "entities in XML that unfold": (("1.xml", "remove <!DOCTYPE"), placed({"Annotations/1.xml": LAUGHS})),
+    "YAML that runs a command": (
+        ("data.yaml", "is not YAML"),
+        placed({"labels/1.txt": "0 .5 .5 .1 .1", "data.yaml": "names: !!python/object/apply:os.system ['touch ran']"}),
+    ),
+    "YOLO's classes without names": (("classes.txt", "names of their classes"), placed({"labels/1.txt": "0 .5 .5 .1 .1"})),
+    "CSV in UTF-16": (("rows.csv", "iconv -f UTF-16"), raw("rows.csv", "question,answer\na,b\n".encode("utf-16"))),
+    "CSV in CP1252": (("rows.csv", "line 2", "iconv -f CP1252"), raw("rows.csv", b"question,answer\ncaf\xe9,b\n")),
+    "CSV without quotes": (("rows.csv:2", "3 cells"), raw("rows.csv", b"question,answer\nred, or blue?,b\n")),
+    "CSV with a quote that never ends": (("rows.csv:2", "unexpected end"), raw("rows.csv", b'question,answer\n"a,b\n')),
+}
 ATTACKS = [
     *(Attack("data", f"data check: {name}", partial(check, *case)) for name, case in CHECKS.items()),
     Attack("data", "a run on shares as pixels", partial(train, *CHECKS["shares as pixels"])),
@@ -240,6 +303,7 @@ ATTACKS = [
     ),
     Attack("data", "a file that would clear the screen", terminal),
     Attack("data", "data split of pictures inside a parquet file", split_of_cells),
+    Attack("data", "data convert of a tar whose names would choose files", names_of_a_tar),
     Attack("data", "data split by shares that are no numbers", split_shares),
     Attack("data", "data split into a part outside its folder", split_over_itself),
     Attack("data", "data convert without any picture", partial(convert, ("none of the 1 pictures",), coco("gone.png"))),

@@ -88,8 +88,8 @@ def test_a_pickle_that_could_run_code_is_refused(coco, tmp_path, capsys):
 
 def test_mistakes_are_named_and_leave_no_file(coco, tmp_path):
     out = tmp_path / "boxes.jsonl"
-    with pytest.raises(ValueError, match=r"no layout is called .voc.: choose one of boxes, .*coco"):
-        convert(coco, "voc", out)
+    with pytest.raises(ValueError, match=r"no layout is called .kitti.: choose one of boxes, .*coco"):
+        convert(coco, "kitti", out)
     with pytest.raises(FileNotFoundError, match=r"gone\.json does not exist"):
         convert(tmp_path / "gone.json", "coco", out)
     with pytest.raises(ValueError, match="one refs file, but there is none"):

@@ -149,8 +149,8 @@ def test_an_empty_file_is_a_problem(jsonl, load_jsonl):
 def test_other_mistakes_are_named(tmp_path, jsonl, load_jsonl):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl does not exist"):
         load_jsonl(tmp_path / "nowhere.jsonl")
-    with pytest.raises(ValueError, match=r"ends in '\.csv'"):
-        load_jsonl(jsonl(name="boxes.csv"))
+    with pytest.raises(ValueError, match=r"ends in '\.xlsx'"):
+        load_jsonl(jsonl(name="boxes.xlsx"))
     with pytest.raises(ValueError, match="columns maps picture"):
         load_jsonl(jsonl(), columns={"picture": "image"})
     with pytest.raises(ValueError, match="question"):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from mmrl.answers.spans.interval import Interval
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, Sample
 from mmrl.data.questions import LETTER, LETTERS_WANTED, guess_kind
@@ -157,3 +158,58 @@ def test_bad_rows_at_the_end_of_many(tmp_path):
     with pytest.raises(ValueError, match="5002 rows, 2 problems") as error:
         read(tmp_path / "many.jsonl")
     assert "many.jsonl:5001: this is not JSON" in str(error.value) and "many.jsonl:5002: column question" in str(error.value)
+
+
+def test_columns_of_letters_are_options(jsonl):
+    row = {"question": "What is it?", "A": "a cat", "B": "a dog", "C": None, "answer": "dog", "D": "left"}
+    file = jsonl(row | {"answer": "B"}, row | {"C": 3, "answer": "C"}, {"question": "Which grade?", "A": "x", "answer": "A"})
+    with pytest.warns(UserWarning, match="1 answers are single letters, and their rows list no options"):
+        two, four, alone = read(file)
+    assert (two.answer, two.columns["options"], two.columns["problem_type"]) == ("B", ("a cat", "a dog"), "choice")
+    assert two.text == "What is it?\nA. a cat\nB. a dog\nAnswer with the letter of the right option."
+    assert four.answer == "C" and four.columns["options"] == ("a cat", "a dog", "3", "left")
+    assert not {"A", "B", "C", "D"} & two.columns.keys()
+    assert (alone.text, alone.columns["A"], alone.columns["problem_type"]) == ("Which grade?", "x", "text")
+
+
+@pytest.mark.filterwarnings("error")
+def test_letters_that_someone_calls_texts_or_choices_are_no_warning(jsonl):
+    row = {"question": "Which grade?", "answer": "A"}
+    assert read(jsonl(row), kind="text")[0].answer == "A"
+    assert read(jsonl(row | {"kind": "choice"}))[0].answer == "A"
+    assert read(jsonl(row | {"question": "Which?\nA. one\nB. two"}))[0].answer == "A"
+
+
+def test_a_marker_that_begins_a_question_goes_where_it_says_nothing(jsonl, picture):
+    names = [picture("a.png"), picture("b.png")]
+    texts = ["<image>\nHow many?", "<image><image>\n How many?", "How many?\n<image>", "<image>How <image>many?", "<image>\n"]
+    rows = [{"images": names[: max(1, text.count("<image>"))], "question": text, "answer": 3} for text in texts]
+    found = [prompt.text for prompt in read(jsonl(*rows))]
+    assert found == ["How many?", "How many?", *texts[2:4], "<image>"]
+    with pytest.raises(ValueError, match="the text has 1 <image> markers for 0 pictures"):
+        read(jsonl({"question": "<image>\nHow many?", "answer": 3}))
+
+
+def test_spans_of_a_clip(jsonl, tmp_path):
+    write_video(tmp_path / "a.mp4", even(50))
+    row = {"video": "a.mp4", "question": "the ball falls"}
+    one, two = read(jsonl(row | {"span": [0.5, 1]}, row | {"spans": [[0, 0.5], [1, 2.4]]}))
+    assert one.answer == Interval(0.5, 1) and two.answer == (Interval(0, 0.5), Interval(1, 2))
+    assert one.text.startswith("the ball falls\nWhen does this happen?") and one.columns["problem_type"] == "span"
+    assert (one.columns["duration"], one.columns["fps"], "span" in one.columns) == (2.0, 25.0, False)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"video": "a.mp4", "span": [1, 9]}, "lies outside the clip, which lasts 2.00 seconds"),
+        ({"video": "a.mp4", "span": [1]}, r"spans are \[1\]: write pairs of seconds"),
+        ({"video": "a.mp4", "span": "soon"}, "spans are soon: write pairs of seconds"),
+        ({"video": "a.mp4", "span": [1, 2], "spans": [[1, 2]]}, "columns span, spans say the same twice"),
+        ({"span": [1, 2]}, "the row has a span and 0 pictures or clips: a span is of one clip, column video"),
+    ],
+)
+def test_spans_that_no_clip_has_are_named(columns, words, jsonl, tmp_path):
+    write_video(tmp_path / "a.mp4", even(50))
+    with pytest.raises(ValueError, match=rf"boxes\.jsonl:1: .*{words}"):
+        read(jsonl({"question": "the ball falls"} | columns))

@@ -12,7 +12,8 @@ from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.data.grounding import Layout
 from mmrl.data.layouts.load import hf_prompts
-from mmrl.data.readers import import_extra, open_hf
+from mmrl.data.readers import import_extra, open_hf, read_json, read_rows, read_text
+from mmrl.data.validate import Report
 
 COLUMNS = {"question": "answer", "box": "bbox"}
 
@@ -93,13 +94,17 @@ def test_pictures_cut_short_are_found(tmp_path, load_hf):
         load_hf(str(tmp_path / "saved"))
 
 
-def test_choosing_a_split(tmp_path, load_hf):
+def test_choosing_a_split(tmp_path, load_hf, caplog):
+    caplog.set_level("INFO", logger="mmrl.loading")
     data = refcoco([1, 2, 10, 20])
-    datasets.DatasetDict({"train": data, "val": data}).save_to_disk(tmp_path / "two")
+    datasets.DatasetDict({"train": data, "val": refcoco([1, 2, 10, 20], [0, 0, 9, 9])}).save_to_disk(tmp_path / "two")
+    datasets.DatasetDict({"a": data, "val": data}).save_to_disk(tmp_path / "other")
     data.save_to_disk(tmp_path / "one")
-    assert len(open_hf(str(tmp_path / "two"), "val")) == 1
-    with pytest.raises(ValueError, match="the splits train, val: choose one"):
-        open_hf(str(tmp_path / "two"))
+    assert len(open_hf(str(tmp_path / "two"), "val")) == 2
+    assert len(open_hf(str(tmp_path / "two"))) == 1
+    assert "two holds the splits train, val: train is read; split = NAME reads another" in caplog.text
+    with pytest.raises(ValueError, match="the splits a, val: choose one"):
+        open_hf(str(tmp_path / "other"))
     with pytest.raises(ValueError, match="'test'; it holds the splits train, val"):
         open_hf(str(tmp_path / "two"), "test")
     with pytest.raises(ValueError, match="no splits"):
@@ -122,3 +127,55 @@ def test_a_folder_called_datasets_is_not_the_package(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"'datasets': pip install 'mmrl\[data\]'"):
         import_extra("datasets", "load_dataset")
+
+
+def read(path, text, encoding="utf-8"):
+    path.write_bytes(text.encode(encoding))
+    report = Report(path.name)
+    return [(row.number, dict(row.values)) for row in read_rows(path, report)], [str(problem) for problem in report.problems]
+
+
+def test_a_table_of_texts(tmp_path):
+    text = '\ufeffimage,question,answer,box,width\r\na.png,"How many, if ""any""?",3,"[1, 2, 3, 4]",64\r\n'
+    text += '\r\nb.png,"two\nlines",,[x,\r\n'
+    (first, second), problems = read(tmp_path / "a.csv", text)
+    assert first == (
+        2,
+        {"image": "a.png", "question": 'How many, if "any"?', "answer": "3", "box": [1, 2, 3, 4], "width": 64},
+    )
+    assert second == (4, {"image": "b.png", "question": "two\nlines", "answer": None, "box": "[x", "width": None})
+    assert problems == []
+    assert read(tmp_path / "a.tsv", "question\tanswer\na, b\tc\n")[0] == [(2, {"question": "a, b", "answer": "c"})]
+    assert read(tmp_path / "b.csv", "question;answer\na, b;c\n")[0] == [(2, {"question": "a, b", "answer": "c"})]
+    assert read(tmp_path / "empty.csv", "")[0] == []
+
+
+def test_rows_of_a_table_that_cannot_be_read_are_named_and_the_others_read(tmp_path):
+    rows, problems = read(tmp_path / "a.csv", 'question,answer\nred, or blue?,red\nfine?,yes\n"a"b,c\nalone\n"never ends,1\n')
+    assert rows == [(3, {"question": "fine?", "answer": "yes"})]
+    quoted = "write a text that holds ',' as \"..\", and a quote in it twice"
+    assert problems == [
+        f"a.csv:2: the row has 3 cells, and the header names 2 columns: {quoted}",
+        f"a.csv:4: the row cannot be read (',' expected after '\"'): {quoted}",
+        f"a.csv:5: the row has 1 cells, and the header names 2 columns: {quoted}",
+        f"a.csv:6: the row cannot be read (unexpected end of data): {quoted}",
+    ]
+    with pytest.raises(ValueError, match=r"a\.csv names the column 'a' twice in line 1: rename one of them"):
+        read(tmp_path / "a.csv", "a,b,a\n1,2,3\n")
+
+
+@pytest.mark.parametrize("ending", ["csv", "json", "txt"])
+def test_text_in_another_encoding_is_named_with_line_and_remedy(ending, tmp_path):
+    file = tmp_path / f"a.{ending}"
+    file.write_bytes('question,answer\n"caf\u00e9",3\n'.encode("cp1252"))
+    reader = {"csv": lambda file: list(read_rows(file, Report(""))), "json": read_json, "txt": read_text}[ending]
+    with pytest.raises(
+        ValueError,
+        match=rf"a\.{ending} is no text in UTF-8 from line 2 on: save it as UTF-8, or, .* run iconv -f CP1252",
+    ):
+        reader(file)
+
+
+def test_a_table_in_utf_16_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"a\.csv is text in UTF-16 or UTF-32.*save it as UTF-8 .*iconv -f UTF-16"):
+        read(tmp_path / "a.csv", "a,b\n1,2\n", "utf-16")

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from mmrl.app.cli.data import data
 from mmrl.app.commands.data import split_by_shares
 from mmrl.app.plugins.resolve import load
+from mmrl.data.convert import convert
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.files.pictures import content_hash
 from mmrl.data.layouts.guess import guess
@@ -89,16 +90,16 @@ def test_mistakes_are_named_and_write_nothing(many, tmp_path, parts, says):
 
 def test_parts_without_a_name_are_told_how_to_be_written(many, tmp_path):
     with pytest.raises(ValueError, match=r"'0\.9' is no part: write NAME=SHARE for each, such as train=0\.9 test=0\.1"):
-        split_by_shares(many, tmp_path / "out", ["0.9", "0.1"], 0, None)
+        split_by_shares(many, tmp_path / "out", ["0.9", "0.1"])
     with pytest.raises(ValueError, match=r"train=0\.9 test=0\.2: parts must have shares above 0 that add up to 1"):
-        split_by_shares(many, tmp_path / "out", ["train=0.9", "test=0.2"], 0, None)
+        split_by_shares(many, tmp_path / "out", ["train=0.9", "test=0.2"])
 
 
 def test_rows_without_picture_are_named(jsonl, tmp_path):
     with pytest.raises(
         ValueError, match=r"boxes\.jsonl:1: column 'image' must be the path(.|\n)*boxes\.jsonl:2: picture .*gone\.png does"
     ):
-        split(jsonl({"question": "q"}, {"image": "gone.png"}), tmp_path / "out", {"a": 1.0})
+        split(jsonl({"question": "q", "box": [1, 2, 3, 4]}, {"image": "gone.png"}), tmp_path / "out", {"a": 1.0})
 
 
 def test_writing_fails_as_a_whole(tmp_path):
@@ -163,9 +164,13 @@ LAYOUTS = {"messages": (swift, 1), "llava": (llava, 1), "coco": (coco, 1), "refc
 def test_other_peoples_layouts_are_split_in_our_words(layout, picture, tmp_path):
     write, each = LAYOUTS[layout]
     file = tmp_path / write(tmp_path, *eight(picture, tmp_path))
-    said, *parts = split_by_shares(file, tmp_path / "out", ["train=0.75", "test=0.25"], 0, None)
+    said, *parts = split_by_shares(file, tmp_path / "out", ["train=0.75", "test=0.25"])
     assert said.startswith(f"{file}: read as {layout}: ") and said.endswith("guessed, --as NAME says otherwise")
-    assert [part.partition(": ")[2] for part in parts] == ["6 rows, 6 pictures", "2 rows, 2 pictures"]
+    outside = f"files lie outside {tmp_path / 'out'} and are named by absolute paths: --copy brings them along"
+    notes = ("", "") if layout == "refcoco_lmms" else (f"\n  6 {outside}", f"\n  2 {outside}")
+    assert [part.partition(": ")[2] for part in parts] == [
+        f"{n} rows, {n} pictures{note}" for n, note in zip((6, 2), notes, strict=True)
+    ]
     train, test = (tmp_path / "out" / f"{name}.jsonl" for name in ("train", "test"))
     assert not hashes(train) & hashes(test)
     data_set = guess(train).data_set
@@ -183,7 +188,7 @@ def test_two_layouts_are_refused_unless_one_is_said(picture, jsonl, tmp_path):
     turns = {"messages": [{"role": "user", "content": "Where?"}], "conversations": [{"from": "human", "value": "There?"}]}
     file = jsonl(*({"image": name, "answer": 1, **turns} for name in names))
     with pytest.raises(ValueError, match="may be messages or llava: say which, with --as messages or --as llava"):
-        split_by_shares(file, tmp_path / "out", ["a=0.5", "b=0.5"], 0, None)
+        split_by_shares(file, tmp_path / "out", ["a=0.5", "b=0.5"])
     words = [str(file), str(tmp_path / "out"), "a=0.5", "b=0.5", "--as", "llava"]
     assert (
         "read as llava: LLaVA's conversations of human and gpt; as you say" in CliRunner().invoke(data, ["split", *words]).output
@@ -200,7 +205,28 @@ def test_columns_may_be_called_otherwise_and_clips_stay_whole(tmp_path, jsonl):
     split(file, tmp_path / "own", {"a": 0.5, "b": 0.5})
     a, b = ({json.loads(line)["video"] for line in (tmp_path / f"own/{x}.jsonl").read_text().splitlines()} for x in "ab")
     assert len(a) == len(b) == 2 and not a & b
-    with pytest.raises(ValueError, match="rows without picture and clip cannot be dealt out"):
-        split(jsonl({"question": "1 + 1?", "answer": 2}, name="text.jsonl"), tmp_path / "none", {"a": 1.0})
+    with pytest.raises(ValueError, match="rows with boxes and without picture cannot be dealt out"):
+        split(jsonl({"question": "where?", "box": [1, 2, 3, 4]}, name="text.jsonl"), tmp_path / "none", {"a": 1.0})
     with pytest.raises(ValueError, match=r"r1\.jsonl is video_r1 .* which only the data set video_r1 reads"):
         split(jsonl({"problem": "?", "path": "0.mp4", "solution": "A"}, name="r1.jsonl"), tmp_path / "none", {"a": 1.0})
+
+
+def test_paths_are_relative_where_the_files_lie_below_the_output(picture, jsonl, tmp_path):
+    names = [picture(f"pictures/{i}.png", colour=(i * 60, 0, 0)) for i in range(2)]
+    file = jsonl(*({"image": str(tmp_path / name), "question": "?", "answer": 1} for name in names))
+    split(file, tmp_path, {"a": 0.5, "b": 0.5})
+    assert {json.loads((tmp_path / f"{part}.jsonl").read_text())["image"] for part in "ab"} == set(names)
+    assert "outside" not in str(convert(file, None, tmp_path / "c.jsonl"))
+    assert [json.loads(line)["image"] for line in (tmp_path / "c.jsonl").read_text().splitlines()] == names
+    [part] = split(file, tmp_path / "out", {"a": 1.0})
+    assert str(part).endswith(
+        f"\n  2 files lie outside {tmp_path / 'out'} and are named by absolute paths: --copy brings them along"
+    )
+
+
+def test_texts_without_pictures_are_dealt_out_by_their_text(jsonl, tmp_path):
+    file = jsonl(*({"question": f"{i % 4} + 1?", "answer": i} for i in range(8)))
+    a, b = split(file, tmp_path, {"a": 0.5, "b": 0.5})
+    assert (a.num_rows, a.num_pictures, b.num_rows) == (4, 0, 4)
+    texts = [{json.loads(line)["question"] for line in part.path.read_text().splitlines()} for part in (a, b)]
+    assert not texts[0] & texts[1]

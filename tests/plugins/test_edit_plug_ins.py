@@ -4,8 +4,10 @@ import json
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from mmrl.core.types import Group, Prompt, Sample
 from mmrl.data.drawn.shape_edits import HELD_OUT, INSTRUCTIONS, TASKS, TRAIN, Instruction, State, draw, jitter_of, to_bytes
@@ -207,3 +209,20 @@ def test_bad_rows_of_edits_are_listed_with_their_lines(dataset, tmp_path):
         "edits.jsonl:5: column target is 3: it must be the path of a picture",
     ):
         assert sentence in str(caught.value)
+
+
+def test_a_prompt_may_say_what_is_to_be_changed(dataset, tmp_path):
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
+    rows = [
+        {"image": "a.png", "prompt": "<image>\nmake it blue"},
+        {"image": {"bytes": (tmp_path / "a.png").read_bytes()}, "prompt": "x"},
+    ]
+    (tmp_path / "a.csv").write_text("image,prompt\na.png,make it green\n")
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]))
+    assert [(p.text, p.media) for p in dataset("edits")(tmp_path / "a.jsonl")] == [("make it blue", (str(tmp_path / "a.png"),))]
+    assert [p.text for p in dataset("edits")(tmp_path / "a.csv")] == ["make it green"]
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: columns instruction, prompt say the same twice"):
+        (tmp_path / "a.jsonl").write_text(json.dumps(rows[0] | {"instruction": "x"}))
+        dataset("edits")(tmp_path / "a.jsonl")
+    parquet.write_table(pa.Table.from_pylist([rows[1]]), tmp_path / "a.parquet")
+    assert dataset("edits")(tmp_path / "a.parquet")[0].media[0].size == (8, 8)

@@ -1,5 +1,7 @@
 """Prompts to draw from: lines of a file, objects of a JSONL file, or texts of a config."""
 
+import json
+
 import pytest
 
 from mmrl.data.validate import FILE_ROW, check
@@ -29,13 +31,13 @@ def test_texts_of_a_config(dataset):
 
 def test_errors_name_file_and_line(dataset, tmp_path):
     (tmp_path / "a.jsonl").write_text(
-        '{"prompt": "x", "id": 1}\nnonsense\n{"text": "y"}\n{"prompt": "z", "id": "1"}\n{"prompt": " "}'
+        '{"prompt": "x", "id": 1}\nnonsense\n{"words": "y"}\n{"prompt": "z", "id": "1"}\n{"prompt": " "}'
     )
     with pytest.raises(ValueError, match="cannot be trained on") as caught:
         dataset("prompts")(tmp_path / "a.jsonl")
     for sentence in (
         "a.jsonl:2: this is not JSON",
-        "a.jsonl:3: column prompt is missing, and must hold the text of the prompt (the row has text)",
+        "a.jsonl:3: column prompt is missing, and must hold the text of the prompt (the row has words)",
         "a.jsonl:4: id '1' was used before",
         "a.jsonl:5: column prompt is ' '",
     ):
@@ -60,7 +62,20 @@ def test_prompts_that_a_writer_makes_up(dataset):
     prompts = dataset("prompts")(writer="lettering", size=20, split="held_out", seed=3)
     assert len(prompts) == 20 and all(f'"{prompt.columns["target"]}"' in prompt.text for prompt in prompts)
     assert len(dataset("prompts")(writer="numbers")) == 72
-    with pytest.raises(ValueError, match=r"belong to data\.writer"):
+    with pytest.raises(ValueError, match=r"data\.size belongs to data\.writer"):
         dataset("prompts")(texts=["a fox"], size=1)
     with pytest.raises(ValueError, match=r"reads one source"):
         dataset("prompts")(texts=["a fox"], writer="numbers")
+
+
+@pytest.mark.parametrize("column", ["prompt", "caption", "text"])
+def test_prompts_of_tables_and_of_folders_with_pictures(dataset, tmp_path, column):
+    (tmp_path / "a.csv").write_text(f'{column},width,height\n"a fox, red",512,256\n')
+    [prompt] = dataset("prompts")(tmp_path / "a.csv")
+    assert prompt.text == "a fox, red" and (prompt.columns["width"], prompt.columns["height"]) == (512, 256)
+    for split in ("train", "test"):
+        (tmp_path / "pictures" / split).mkdir(parents=True)
+        (tmp_path / "pictures" / split / "metadata.jsonl").write_text(json.dumps({"file_name": "a.png", column: f"a {split}"}))
+    assert [prompt.text for prompt in dataset("prompts")(tmp_path / "pictures")] == ["a train"]
+    [prompt] = dataset("prompts")(tmp_path / "pictures", split="test")
+    assert (prompt.text, prompt.media, "image" in prompt.columns) == ("a test", (), False)

@@ -21,6 +21,10 @@ RunFolder = Annotated[Path, Argument(metavar="RUN", help="The output folder of a
 LayoutName = Annotated[
     str | None, Option("--as", metavar="NAME", help="The file's layout: boxes, questions, messages, llava, coco, ..")
 ]
+ImageRoot = Annotated[
+    Path | None, Option(help="Folder that paths of pictures and clips are relative to (default: the source's folder).")
+]
+Copy = Annotated[bool, Option("--copy", help="Copy the pictures and clips next to the output, so that its folder may move.")]
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class TaskOptions:
         str | None,
         Option(metavar="DATA", help="With --task: prompts to evaluate on (default: `test` next to `train`, if it exists)."),
     ] = None
+    image_root: ImageRoot = None
 
 
 @dataclass(frozen=True)

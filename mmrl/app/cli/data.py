@@ -6,12 +6,11 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import LayoutName, Overrides
+from mmrl.app.cli.arguments import Copy, ImageRoot, LayoutName, Overrides
 from mmrl.app.commands.help import InOrder
 from mmrl.app.errors import printable
 
 data = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
-ImageRoot = Annotated[Path | None, Option(help="Folder that picture paths are relative to (default: the source's folder).")]
 Turns = Annotated[Literal["one", "each"], Option(help="Conversations: one question per row, or a row for each question.")]
 
 
@@ -25,6 +24,7 @@ def data_check(
     boxes: Annotated[str | None, Option(metavar="FORMAT", help="xywh, norm1, norm1000, or two such as xywh,norm1000.")] = None,
     fix: Annotated[Path | None, Option(metavar="OUT.jsonl", help="Write the good rows, with boxes in pixels.")] = None,
     turns: Turns = "one",
+    image_root: ImageRoot = None,
 ) -> None:
     """Check every row and picture, and list problems by file and line; exit code 2 if there are any.
 
@@ -32,7 +32,7 @@ def data_check(
     """
     from mmrl.app.commands.data import CheckOptions, check
 
-    typer.echo(printable(check(source, settings or [], CheckOptions(layout, boxes, fix, turns == "each"))))
+    typer.echo(printable(check(source, settings or [], CheckOptions(layout, boxes, fix, turns == "each", image_root))))
 
 
 @data.command("convert")
@@ -40,17 +40,21 @@ def data_convert(
     source: Annotated[Path, Argument(help="A file or folder: COCO's instances JSON, RefCOCO's folder, messages, parquet, ..")],
     file: Annotated[Path, Argument(metavar="FILE", help="The JSONL file to write.")],
     kind: Annotated[
-        str | None, Option("--kind", "--as", metavar="NAME", help="The layout: coco, refcoco, llava, .. (default: guessed).")
+        str | None, Option("--kind", "--as", metavar="NAME", help="The layout: coco, yolo, llava, .. (default: guessed).")
     ] = None,
     settings: Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]...", help="columns.KEY=NAME, split=NAME.")] = None,
     image_root: ImageRoot = None,
-    question: Annotated[str, Option(help="COCO: what to ask, with {label} in it.")] = "Locate every {label} in the picture.",
+    question: Annotated[
+        str, Option(help="COCO, YOLO, VOC, LabelMe: what to ask, with {label} in it.")
+    ] = "Locate every {label} in the picture.",
     turns: Turns = "one",
+    copy: Copy = False,
 ) -> None:
     """Convert other layouts to JSONL with boxes in pixels, or with questions and answers."""
-    from mmrl.app.commands.data import convert_file
+    from mmrl.app.commands.data import ConvertOptions, convert_file
 
-    typer.echo(printable(convert_file(source, file, kind, image_root, question, settings or [], turns == "each")))
+    options = ConvertOptions(kind, image_root, question, turns == "each", copy)
+    typer.echo(printable(convert_file(source, file, settings or [], options)))
 
 
 @data.command("split")
@@ -61,14 +65,15 @@ def data_split(
     seed: Annotated[int, Option(help="Seed of the random split.")] = 0,
     image_root: ImageRoot = None,
     layout: LayoutName = None,
+    copy: Copy = False,
 ) -> None:
     """Split a file into parts that share no picture and no clip.
 
     Other layouts are recognized, and written as JSONL with mmrl's keys.
     """
-    from mmrl.app.commands.data import split_by_shares
+    from mmrl.app.commands.data import SplitOptions, split_by_shares
 
-    for line in split_by_shares(source, folder, shares, seed, image_root, layout):
+    for line in split_by_shares(source, folder, shares, SplitOptions(seed, image_root, layout, copy)):
         typer.echo(printable(line))
 
 
@@ -81,11 +86,12 @@ def data_filter(
     low: Annotated[float, Option(help="Drop prompts that the model gets right less often than this.")] = 0.1,
     high: Annotated[float, Option(help="Drop prompts that the model gets right more often than this.")] = 0.9,
     success_at: Annotated[float, Option(help="A completion is right if its total reward is at least this.")] = 0.5,
+    image_root: ImageRoot = None,
 ) -> None:
     """Keep the prompts that the starting model gets right sometimes: those it can learn from.
 
-    The config's data may have any layout; boxes and questions are written with mmrl's keys.
+    The config's data may have any layout; it is written with mmrl's keys.
     """
     from mmrl.app.commands.filter import keep_by_difficulty
 
-    typer.echo(keep_by_difficulty(config, file, overrides or [], samples, (low, high), success_at))
+    typer.echo(keep_by_difficulty(config, file, overrides or [], samples, (low, high), success_at, image_root))

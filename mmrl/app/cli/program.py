@@ -141,7 +141,7 @@ def train(
     from mmrl.app.commands.train import train as run_train
 
     named = options.task, options.model, options.data, options.reward or []
-    run_train(TrainArguments(arguments or [], *named, output, resume, profile, options.held_out, card))
+    run_train(TrainArguments(arguments or [], *named, output, resume, profile, options.held_out, options.image_root, card))
 
 
 @app.command()
@@ -218,7 +218,7 @@ def plan(
     from mmrl.app.commands.train import TrainArguments
 
     named = options.task, options.model, options.data, options.reward or []
-    given = TrainArguments(arguments or [], *named, held_out=options.held_out)
+    given = TrainArguments(arguments or [], *named, held_out=options.held_out, image_root=options.image_root)
     fits = planning.plan(given, save, calibrate=calibrate, card=card, processes=processes, price=price, as_json=options.as_json)
     if strict and not fits:
         raise typer.Exit(2)

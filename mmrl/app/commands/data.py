@@ -11,24 +11,28 @@ from rich.progress import track
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.plug_ins import read_data
 from mmrl.app.config.run import load
+from mmrl.app.config.tasks import root_key
 from mmrl.app.errors import Terminal
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run.build import look_at
 from mmrl.app.toml.reader import check_keys, plain
 from mmrl.app.toml.tables import COMMAND_LINE, Table
-from mmrl.data.convert import convert
+from mmrl.core.types import Prompt
+from mmrl.data.convert import convert_source, source_to_convert
 from mmrl.data.grounding import BoxFormat, Layout
 from mmrl.data.layouts import files
 from mmrl.data.layouts.base import BOX, BOXES
+from mmrl.data.layouts.coco import QUESTION
 from mmrl.data.layouts.fix import fix
 from mmrl.data.layouts.guess import Guess, UnknownLayoutError, guess
 from mmrl.data.layouts.habits import BoxHabits
 from mmrl.data.layouts.read import RowReader, read_prompts
-from mmrl.data.layouts.source import Source, foreign, open_source
+from mmrl.data.layouts.source import Source, foreign, open_foreign, open_source
 from mmrl.data.layouts.table import NAMES
+from mmrl.data.prompt_rows import prompt_source
 from mmrl.data.questions import Questions
-from mmrl.data.split import split
+from mmrl.data.split import split_source
 from mmrl.data.validate import check as check_prompts
 
 T = TypeVar("T")
@@ -47,6 +51,8 @@ class CheckOptions:
     """A JSONL file to write with the rows that are right."""
     each: bool = False
     """True makes a row of each question of a conversation."""
+    image_root: Path | None = None
+    """The folder in which the paths of pictures and clips start; None: the file's."""
 
 
 def check(source: str, settings: Sequence[str], options: CheckOptions = CheckOptions()) -> str:
@@ -62,13 +68,13 @@ def check(source: str, settings: Sequence[str], options: CheckOptions = CheckOpt
         return _check_config(source, settings)
     if any(setting.startswith("use=") for setting in settings):
         _refuse_options(options, "use=NAME")
-        return _check_with(source, settings)
-    table = Table.of({}, "default", settings)
+        return _check_with(source, settings, options.image_root)
+    table = _table(settings, options.image_root)
     columns, split = _columns_and_split(table)
     found = _guess(source, columns, options.layout, split)
     if found is not None and found.data_set not in NAMES:
         _refuse_options(options, f"the layout {found.layout}")
-        return _check_with(source, [f"use={found.data_set}", *settings], f"{found}")
+        return _check_with(source, [f"use={found.data_set}", *settings], options.image_root, f"{found}")
     data_set = BOXES if found is None else found.data_set
     opened = open_source(source, data_set, found and found.layout, columns, split, options.each)
     opened = opened if found is None else replace(opened, guess=found)
@@ -78,14 +84,46 @@ def check(source: str, settings: Sequence[str], options: CheckOptions = CheckOpt
     return _report_text(opened, reader, source, habits)
 
 
-def convert_file(
-    source: Path, out: Path, kind: str | None, image_root: Path | None, question: str, settings: Sequence[str], each: bool
-) -> str:
-    """Convert a file or folder; `settings` are columns.KEY=NAME and split=NAME, and ValueError is raised for others."""
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Words of a conversion, beside file, output and settings."""
+
+    layout: str | None = None
+    image_root: Path | None = None
+    question: str = QUESTION
+    each: bool = False
+    copy: bool = False
+    """True copies the pictures that rows name next to the output."""
+
+
+def convert_file(source: Path, out: Path, settings: Sequence[str] = (), options: ConvertOptions = ConvertOptions()) -> str:
+    """Convert a file or folder; `settings` are columns.KEY=NAME and split=NAME, and ValueError is raised for others.
+
+    Files that are read by another data set than those for boxes and questions are written from its prompts; `settings` are then
+    those of the data set.
+    """
     table = Table.of({}, COMMAND_LINE, settings)
     columns, split = _columns_and_split(table)
-    check_keys(table.values, ["columns"], (), table)
-    return str(convert(source, kind, out, image_root, question, columns, split, each))
+    found = _guess(str(source), columns, options.layout, split)
+    if found is not None and found.data_set not in NAMES:
+        opened = _source_of_prompts(source, found, settings, options.image_root)
+    else:
+        check_keys(table.values, ["columns"], (), table)
+        opened = source_to_convert(source, options.layout, options.question, columns, split, options.each)
+    return str(convert_source(opened, out, options.image_root, options.copy))
+
+
+def _source_of_prompts(source: Path, found: Guess, settings: Sequence[str], image_root: Path | None) -> Source:
+    prompts = _read_with(str(source), [f"use={found.data_set}", *settings], image_root)
+    return prompt_source(source, found, list(prompts))
+
+
+def _table(settings: Sequence[str], image_root: Path | None, data_set: str = BOXES) -> Table:
+    """The settings of a command line, with the folder of pictures as the data set calls it."""
+    table = Table.of({}, "default", settings)
+    if image_root is not None:
+        table.set((root_key(data_set),), str(image_root), COMMAND_LINE)
+    return table
 
 
 def _columns_and_split(table: Table) -> tuple[dict[str, str], str | None]:
@@ -123,7 +161,7 @@ def _report_text(source: Source, reader: RowReader, name: str, habits: BoxHabits
     report.note_if_empty()
     report.refuse_duplicates()
     report.source = f"{name} ({source.guess})"
-    suspicion = None if habits is None else habits.suspicion
+    suspicion = reader.suspicion if isinstance(reader, Questions) else None if habits is None else habits.suspicion
     if suspicion is not None and not report.ok:
         report.source += f"\n  {suspicion}"
     report.raise_if_bad()
@@ -173,23 +211,39 @@ def show_progress(rows: Iterable[T]) -> Iterable[T]:
     return track(rows, "rows looked at", console=console, transient=True, disable=not console.is_terminal)
 
 
-def _check_with(source: str, settings: Sequence[str], said: str = "") -> str:
+def _check_with(source: str, settings: Sequence[str], image_root: Path | None, said: str = "") -> str:
     """Read a file by a data set of ours or yours: `use=charades_sta videos=clips`."""
-    table = Table.of({"path": source}, "default", settings)
-    arguments = dict(table.values)
-    name = str(arguments.pop("use"))
-    reader = plugins.load(name, "datasets")
-    check_keys(arguments, [*inspect.signature(reader).parameters], (), table)
-    report = check_prompts(reader(**arguments), watch=show_progress)
+    report = check_prompts(_read_with(source, settings, image_root), watch=show_progress)
+    name = next(setting for setting in settings if setting.startswith("use=")).removeprefix("use=")
     report.source = f"{source} ({said or f'read by {name}'})"
     report.refuse_duplicates()
     report.raise_if_bad()
     return str(report)
 
 
-def split_by_shares(
-    source: Path, folder: Path, shares: Sequence[str], seed: int, image_root: Path | None, layout: str | None = None
-) -> list[str]:
+def _read_with(source: str, settings: Sequence[str], image_root: Path | None) -> Iterable[Prompt]:
+    """The prompts that the data set of `use=NAME` reads from a file; ValueError for settings that it does not take."""
+    name = str(Table.of({}, "default", settings).values["use"])
+    table = _table(settings, image_root, name)
+    arguments = {"path": source, **table.values}
+    del arguments["use"]
+    reader = plugins.load(name, "datasets")
+    check_keys(arguments, [*inspect.signature(reader).parameters], (), table)
+    return reader(**arguments)
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """Words of a split, beside file, folder and shares."""
+
+    seed: int = 0
+    image_root: Path | None = None
+    layout: str | None = None
+    copy: bool = False
+    """True copies the pictures that rows name next to their part."""
+
+
+def split_by_shares(source: Path, folder: Path, shares: Sequence[str], options: SplitOptions = SplitOptions()) -> list[str]:
     """Split a file into parts given as `train=0.9 test=0.1`; a line that says its layout if it is not ours, and one per part.
 
     `columns.KEY=NAME` among the shares says how the file calls a column.
@@ -202,6 +256,10 @@ def split_by_shares(
         table.override(share)
     columns = plain(dict[str, str], table.values.pop("columns", {}), ("columns",), table)
     parts = plain(dict[str, float], table.values, (), table)
-    found = foreign(source, layout, columns)
-    written = split(source, folder, parts, seed, image_root, columns, layout if found is None else found.layout)
+    found = foreign(source, options.layout, columns)
+    opened = source
+    if found is not None:
+        is_read = found.data_set in NAMES
+        opened = open_foreign(source, found, columns) if is_read else _source_of_prompts(source, found, (), options.image_root)
+    written = split_source(opened, folder, parts, options.seed, options.image_root, columns, options.copy)
     return [*([] if found is None else [f"{source}: {found}"]), *map(str, written)]

@@ -58,6 +58,8 @@ class TrainArguments:
     profile: str | None = None
     """Steps to record, as `mmrl.training.resources.profile.Steps` reads them."""
     held_out: str | None = None
+    image_root: Path | None = None
+    """The folder in which the paths of a task's pictures and clips start."""
     card: str | None = None
     """Memory of the card that a run without a config is fitted to; None: this machine's."""
 
@@ -77,11 +79,11 @@ class TrainArguments:
         if self.task is not None:
             if name is not None:
                 raise ValueError(f"give a config ({name}) or --task {self.task}, not both; settings are written key=value")
-            return one_line(self.task, self.model, self.data, self.rewards, words, self.held_out)
+            return one_line(self.task, self.model, self.data, self.rewards, words, self.held_out, self.image_root)
         for option, given in (("--model", self.model), ("--data", self.data), ("--reward", self.rewards)):
             if given:
                 raise ValueError(f"{option} goes with --task; in a config write policy.model=..., data.use=... or [[reward]]")
-        for option, given in (("--held-out", self.held_out), ("--card", self.card)):
+        for option, given in (("--held-out", self.held_out), ("--image-root", self.image_root), ("--card", self.card)):
             if given:
                 raise ValueError(f"{option} goes with --task, which fits a run to its card; a config says all of it: mmrl plan")
         if name is not None:

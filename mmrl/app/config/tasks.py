@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmrl.app.config.run import Resolved, resolve
@@ -10,7 +10,10 @@ from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.plugins.resolve import listing, locate
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
+from mmrl.data.layouts.base import QUESTIONS
+from mmrl.data.layouts.files import SPLITS, splits_of
 from mmrl.data.layouts.guess import guess
+from mmrl.data.readers import TRAIN
 from mmrl.policies.text.prompt.templates import tags_of
 from mmrl.policies.text.settings import TextPolicyConfig
 
@@ -50,10 +53,10 @@ OF_CLIPS = ("video_r1", "charades_sta", "activitynet_captions", "clevrer", "next
 """The data sets whose files `--task video` tells apart by their rows."""
 EVERY = 10
 """How often a run is saved and evaluated."""
-HELD_OUT = ("test", "val", "validation", "eval", "held_out")
+HELD_OUT = SPLITS[1:]
 """Names of a file or split beside `train` that nothing trains on."""
-SPLITTING = ("grounding_jsonl", "qa_jsonl", "edits")
-"""The data sets that read `<split>.jsonl` of a folder."""
+SPLITTING = ("grounding_jsonl", "qa_jsonl", "edits", "prompts")
+"""The data sets that read a split of a folder."""
 EXAMPLE = "mmrl train --task {task} --model {model} --data {data} --reward {reward}"
 SEES, DRAWS, EDITS = (
     *("Qwen/Qwen2.5-VL-3B-Instruct", "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.1-Kontext-dev"),
@@ -77,6 +80,8 @@ class TaskWords:
     """A file or folder for the task's own data set, or the name of another one."""
     rewards: Sequence[str] = ()
     """NAME or NAME=WEIGHT each."""
+    image_root: Path | None = None
+    """The folder in which paths of pictures and clips start; None: that of the file."""
     held_out: str | None = None
     """The like of `data`, with prompts that nothing trains on; None: what lies beside it under such a name."""
 
@@ -96,12 +101,13 @@ def one_line(
     rewards: Sequence[str],
     overrides: Sequence[str],
     held_out: str | None = None,
+    image_root: Path | None = None,
 ) -> Resolved:
     """The run that a command line describes, before it is fitted to a card; the arguments are those of TaskWords.
 
     Raises ValueError for an unknown task or something missing, FileNotFoundError where data are neither a file nor a data set.
     """
-    words, by = TaskWords(task, model, data, rewards, held_out), f"task {task}"
+    words, by = TaskWords(task, model, data, rewards, image_root, held_out), f"task {task}"
     words.check()
     table = Table.of(deepcopy(TASKS[task]), by)
     table.set(("policy", "model"), words.model, COMMAND_LINE)
@@ -129,30 +135,33 @@ def put_data(table: Table, words: TaskWords, own_held_out: bool = False) -> None
     With `own_held_out` an override names held-out prompts, so none are looked for.
     """
     by, data, held_out = f"task {words.task}", str(words.data), ("evaluation", "data")
-    put_source(table, ("data",), data, words.task)
+    put_source(table, ("data",), words)
     if words.held_out is not None:
-        put_source(table, held_out, words.held_out, words.task, "--held-out")
+        put_source(table, held_out, replace(words, data=words.held_out), "--held-out")
         return
     if own_held_out:
         return
     folder = Path(data).expanduser()
-    if table.values["data"]["use"] in SPLITTING and (folder / "train.jsonl").is_file():
-        table.set(("data", "split"), "train", by)
-        split = next((name for name in HELD_OUT if (folder / f"{name}.jsonl").is_file()), None)
+    splits = splits_of(folder) if table.values["data"]["use"] in SPLITTING and folder.is_dir() else []
+    if TRAIN in splits:
+        table.set(("data", "split"), TRAIN, by)
+        split = next((name for name in HELD_OUT if name in splits), None)
         if split is not None:
-            put_source(table, held_out, data, words.task)
+            put_source(table, held_out, words)
             table.set((*held_out, "split"), split, by)
     elif (beside := file_beside(folder)) is not None:
-        put_source(table, held_out, str(beside), words.task)
+        put_source(table, held_out, replace(words, data=str(beside)))
 
 
-def put_source(table: Table, path: tuple[str, ...], data: str, task: str, option: str = "--data") -> None:
-    """Write the data set and its file into one of the tables of data."""
-    name, file = data_source(data, task, option)
-    table.set(path, {}, f"task {task}")
-    table.set((*path, "use"), name, COMMAND_LINE if file is None else f"task {task}")
+def put_source(table: Table, path: tuple[str, ...], words: TaskWords, option: str = "--data") -> None:
+    """Write the data set, its file and its folder of pictures into one of the tables of data."""
+    name, file = data_source(str(words.data), words.task, option)
+    table.set(path, {}, f"task {words.task}")
+    table.set((*path, "use"), name, COMMAND_LINE if file is None else f"task {words.task}")
     if file is not None:
         table.set((*path, "path"), file, COMMAND_LINE)
+    if file is not None and words.image_root is not None:
+        table.set((*path, root_key(name)), str(words.image_root), COMMAND_LINE)
 
 
 def file_beside(place: Path) -> Path | None:
@@ -179,12 +188,17 @@ def data_source(data: str, task: str, option: str = "--data") -> tuple[str, str 
 
 
 def clips_layout(file: Path) -> str | None:
-    """The data set of clips whose layout a file has, where its rows say so."""
+    """The data set that reads clips in the layout that a file has, where its rows say so."""
     try:
-        name = guess(file).data_set if file.is_file() else None
-    except ValueError:
+        name = guess(file).data_set
+    except (ValueError, OSError):
         return None
-    return name if name in OF_CLIPS else None
+    return name if name in (*OF_CLIPS, QUESTIONS) else None
+
+
+def root_key(data_set: str) -> str:
+    """The key by which a data set takes the folder of its pictures or clips."""
+    return "videos" if data_set in OF_CLIPS else "image_root"
 
 
 def parse_reward(text: str) -> Values:

@@ -87,6 +87,8 @@ def fit_lines(fit: Fit) -> list[str]:
     rows += [(key, str(getattr(config, key)), f"of {config.steps} steps") for key in ("save_every", "evaluate_every")]
     held_out = config.evaluation.data
     place = None if held_out is None else held_out.args.get("path", held_out.use)
+    if held_out is not None and "split" in held_out.args:
+        place = f"{place}, split {held_out.args['split']}"
     rows.append(("held out", "nothing" if place is None else str(place), HELD_OUT[table.origin(("evaluation", "data")) is None]))
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
     lines = [f"  {key:<{widths[0]}}  {value:<{widths[1]}}  {why}" for key, value, why in rows]

@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from mmrl.answers.spans.interval import Interval
 from mmrl.app.plugins import resolve as plugins
 from mmrl.core.types import MediaSize, Prompt, Sample
 from mmrl.data.files.mp4 import read_mp4
@@ -30,6 +29,7 @@ from mmrl.data.layouts.table import NAMES
 from mmrl.data.questions import Questions
 from mmrl.data.readers import Row, read_rows
 from mmrl.data.validate import FILE_ROW, Report
+from mmrl.data.video_rows import spans_of
 
 TEXT = ("prompt", "question", "problem", "text")
 ANSWER = ("answer", "solution", "target_answer")
@@ -145,7 +145,7 @@ def _task(row: Row, root: Path) -> Task:
     if not isinstance(text, str):
         raise ValueError(f"none of the columns {', '.join(TEXT)} holds the prompt (the row has {', '.join(values)})")
     spans = _first(values, SPANS)
-    answer = _first(values, ANSWER) if spans is None else _spans(spans)
+    answer = _first(values, ANSWER) if spans is None else spans_of(spans)
     images = _list_of(values, "image", "images")
     columns = {name: value for name, value in values.items() if name not in (*TEXT, *ANSWER, *SPANS, *OUTPUTS, "id")}
     name = str(values.get("id", f"{Path(row.source).stem}-{row.number}"))
@@ -168,19 +168,6 @@ def _clip(path: str) -> Sample:
 
 def _path_of(root: Path, image: object) -> str:
     return path_below(root, str(image), "the file's folder", anywhere=True)
-
-
-def _spans(found: object) -> Interval | tuple[Interval, ...]:
-    """One true span or several: `[2.0, 5.5]`, `[[2.0, 5.5], [8.0, 9.0]]`."""
-    pairs: Sequence[Any] = cast(Sequence[Any], found) if isinstance(found, list) else ()
-    single = len(pairs) == 2 and not isinstance(pairs[0], list)
-    try:
-        intervals = tuple(Interval(float(pair[0]), float(pair[1])) for pair in cast(Sequence[Any], [pairs] if single else pairs))
-    except (IndexError, TypeError, ValueError) as error:
-        raise ValueError(f"spans are {found!r}: write pairs of seconds, [[2.0, 5.5]] ({error})") from None
-    if not intervals:
-        raise ValueError(f"spans are {found!r}: write pairs of seconds, [[2.0, 5.5]]")
-    return intervals[0] if len(intervals) == 1 else intervals
 
 
 def _with_texts(prompt: Prompt, values: Mapping[str, object], sizes: tuple[MediaSize, ...]) -> Task:

@@ -34,9 +34,7 @@ def write_jsonl(files: Mapping[Path, Iterable[Mapping[str, object]]]) -> None:
 
 
 def relative_to(picture: str, root: Path, folder: Path) -> str:
-    """The path of a picture, which starts at `root`, as seen from `folder`: absolute where it was, or where it lies outside."""
-    if os.path.isabs(picture):
-        return picture
+    """The path of a picture, which starts at `root` unless it is absolute, as seen from `folder`; absolute outside of it."""
     seen = Path(os.path.relpath(root / picture, folder))
     return os.path.abspath(root / picture) if seen.parts[0] == os.pardir else seen.as_posix()
 

@@ -17,9 +17,14 @@ Values = Mapping[str, Cell]
 BOXES, QUESTIONS = "grounding_jsonl", "qa_jsonl"
 """The data sets that train on layouts of other people: on rows with boxes, and on rows with an answer of another kind."""
 PICTURES, CLIPS = IMAGE.columns, VIDEO.columns
+EDITED = ("mask", "target")
+"""Columns of edits that hold pictures as well."""
 MEDIA = tuple(name for kind in KINDS.values() for name in kind.columns)
 ANSWERS = ("answer", "solution", "ground_truth")
 BOX = ("box", "boxes", "bbox")
+SPANS = ("span", "spans")
+DRAWN = ("prompt", "caption", "text")
+"""Columns that hold the prompt of a picture to be drawn; the first that is filled does."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Look:
     keys: frozenset[str] = frozenset()
     """The keys of a file that is one JSON object, or the names of the files in a folder."""
     line: str = ""
-    """The first line of a .txt or .csv file."""
+    """The first line of a .txt file."""
 
     @property
     def columns(self) -> frozenset[str]:
@@ -71,10 +76,14 @@ class DataLayout:
     """The columns it reads, which a user's `columns` may name otherwise; none where they are those of a published format."""
     say: Callable[[Row], Iterable[Row]] | None = None
     """A row in our words; ValueError without the row's place for one that says something else."""
-    read: Callable[[Path, Report], Iterator[Row]] | None = None
-    """All rows in our words, where they are made of a whole file or folder."""
+    read: Callable[..., Iterator[Row]] | None = None
+    """All rows in our words, of path and report, where they are made of a whole file or folder."""
+    asks: bool = False
+    """Does `read` take `question`, the text of a row with {label} in it?"""
     beats: tuple[str, ...] = ()
     """Layouts that are recognised by fewer columns and give way to this one."""
+    files: tuple[str, ...] = MEDIA
+    """The columns that hold pictures and clips."""
     always: str | None = None
     """The data set that reads it, where rows need not be looked at to tell."""
 

@@ -47,6 +47,16 @@ def coco_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[
     yield from numbered(rows, path)
 
 
+def rows_by_label(shown: Record, boxes: Iterable[tuple[str, list[float]]], question: str) -> Iterator[Record]:
+    """A row per name among the boxes of a picture, with all boxes of that name."""
+    found: defaultdict[str, list[list[float]]] = defaultdict(list)
+    for label, box in boxes:
+        found[label].append(box)
+    for label, listed in found.items():
+        asked = {"id": f"{shown['id']}-{label}", "question": question.replace("{label}", label)}
+        yield {**shown, **asked, "boxes": [{"bbox": box, "label": label} for box in listed]}
+
+
 def caption_rows(path: Path, report: Report) -> Iterator[Row]:
     """A row per image of MDETR's files, whose `caption` is a sentence and whose annotation is the box it means."""
     with naming_layout(path, "refcoco_mdetr"):

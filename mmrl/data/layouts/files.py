@@ -1,11 +1,13 @@
-"""Files and folders that hold rows, whatever the rows say: JSONL, JSON, parquet, folders of Hugging Face and of pictures."""
+"""Files and folders that hold rows, whatever the rows say: JSONL, JSON, CSV, TSV, parquet, tar, folders of Hugging Face and of
+pictures."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
 from mmrl.data.layouts.base import Look, rename_columns
-from mmrl.data.readers import Row, csv_rows, existing, hf_rows, import_extra, open_hf, read_json, read_rows
+from mmrl.data.layouts.shards import SUFFIX, shards, tar_rows
+from mmrl.data.readers import TRAIN, Row, existing, hf_rows, import_extra, open_hf, read_json, read_rows
 from mmrl.data.validate import Report
 
 FIRST = 16
@@ -15,6 +17,11 @@ LISTS = ("metadata.jsonl", "metadata.csv")
 FILE_NAMES = {"file_name": "image", "file_names": "images", "image_file_name": "image", "image_file_names": "images"}
 SAVED = ("state.json", "dataset_dict.json")
 TABLES = (".parquet", ".arrow")
+SPLITS = (TRAIN, "test", "val", "valid", "validation", "eval", "held_out")
+"""The usual names of splits, as folders and lists have them; `test` goes before the others to hold prompts out."""
+VOC_LISTS = "ImageSets/Main"
+"""Where Pascal VOC lists the pictures of its splits."""
+YAML = (".yaml", ".yml")
 
 
 def is_stored(path: Path) -> bool:
@@ -39,17 +46,36 @@ def has_metadata(folder: Path) -> bool:
 
 
 def metadata_file(folder: Path, split: str | None = None) -> Path | None:
-    """The list of a folder of pictures, or of its split; None without one, ValueError where several splits have one."""
+    """The list of a folder of pictures, or of its split, `train` unless one is named; None without one.
+
+    Raises ValueError where several splits have a list and none is `train`.
+    """
     for name in LISTS:
         if (folder / name).is_file():
             return folder / name
     found = sorted(file for name in LISTS for file in folder.glob(f"*/{name}"))
-    if split is not None:
-        found = [file for file in found if file.parent.name == split]
+    if split is not None or (len(found) > 1 and any(file.parent.name == TRAIN for file in found)):
+        found = [file for file in found if file.parent.name == (split or TRAIN)]
     if len(found) > 1:
         names = ", ".join(file.parent.name for file in found)
         raise ValueError(f"folder {folder} holds the splits {names}: choose one with `split`")
     return found[0] if found else None
+
+
+def splits_of(folder: Path) -> list[str]:
+    """The splits of a folder: of files `<split>.jsonl`, of Hugging Face on disk, or of folders and lists that are called so."""
+    saved = read_json(folder / SAVED[1]) if (folder / SAVED[1]).is_file() else None
+    listed = saved.get("splits") if isinstance(saved, dict) else None
+    found = [
+        *(listed if isinstance(listed, list) else []),
+        *(file.stem for file in folder.glob("*.jsonl") if file.name not in LISTS),
+    ]
+    found += [file.parent.name for name in LISTS for file in folder.glob(f"*/{name}")]
+    found += [file.stem.partition("-")[0] for file in tables(folder)]
+    # YOLO's and LabelMe's folders, and Pascal VOC's lists
+    found += [name for above in ("", "labels") for name in SPLITS if (folder / above / name).is_dir()]
+    found += [name for name in SPLITS if (folder / VOC_LISTS / f"{name}.txt").is_file()]
+    return sorted(set(map(str, found)))
 
 
 def rows_of(path: Path, report: Report, split: str | None = None) -> Iterator[Row]:
@@ -58,7 +84,11 @@ def rows_of(path: Path, report: Report, split: str | None = None) -> Iterator[Ro
     Raises FileNotFoundError, or ValueError for a file or folder that holds no rows.
     """
     if not path.is_dir():
-        yield from read_rows(path, report)
+        yield from tar_rows(path, report) if path.suffix.lower() == SUFFIX else read_rows(path, report)
+        return
+    if shards(path):
+        for file in shards(path):
+            yield from tar_rows(file, report)
         return
     if is_stored(path):
         yield from hf_rows(open_hf(str(path), split), path.name)
@@ -66,15 +96,26 @@ def rows_of(path: Path, report: Report, split: str | None = None) -> Iterator[Ro
     listed = metadata_file(path, split)
     if listed is None:
         raise ValueError(f"{path} is a folder without {' or '.join(LISTS)}, data of Hugging Face or <split>.jsonl: give a file")
-    found = csv_rows(listed) if listed.suffix == ".csv" else read_rows(listed, report)
     below = listed.parent.relative_to(path).as_posix()
-    for row in found:
+    chosen = split is None and len(splits_of(path)) > 1
+    for row in read_rows(listed, report):
+        report.notes.update([f"rows of the split {below}: split = NAME reads another"] if chosen else [])
         values = dict(row.values)
         for theirs, ours in FILE_NAMES.items():
             name = values.pop(theirs, None)
             if name is not None and ours not in values:
                 values[ours] = [f"{below}/{one}" for one in name] if isinstance(name, list) else f"{below}/{name}"
         yield Row(values, row.source, row.number)
+
+
+def split_rows(path: Path, report: Report, split: str | None) -> Iterator[Row]:
+    """The rows of a split: of a folder that holds several, or those of a file whose column `split` says so; None: all rows."""
+    if path.is_dir() and split is not None and (path / f"{split}.jsonl").is_file():
+        path, split = path / f"{split}.jsonl", None
+    in_folder = path.is_dir() and not is_flat(path) and not shards(path)
+    for row in rows_of(path, report, split if in_folder else None):
+        if in_folder or split is None or row.values.get("split") == split:
+            yield row
 
 
 def look_at(path: Path, columns: Mapping[str, str], split: str | None = None) -> Look:
@@ -85,17 +126,17 @@ def look_at(path: Path, columns: Mapping[str, str], split: str | None = None) ->
     if path.is_dir():
         names = frozenset(file.name for file in path.iterdir())
         found = _table_rows(path) if is_stored(path) else ()
-        if not found and has_metadata(path):
+        if not found and (has_metadata(path) or shards(path)):
             found = tuple(islice(rows_of(path, Report(str(path)), split), FIRST))
         return _look(path, found, columns, names)
-    if existing(path).suffix.lower() in (".txt", ".csv"):
+    if existing(path).suffix.lower() == ".txt":
         with path.open(encoding="utf-8-sig", errors="replace") as file:
             return Look(path, line=file.readline(10_000))
-    if path.suffix.lower() == ".p":
+    if path.suffix.lower() in (".p", ".xml", *YAML):
         return Look(path)
     if path.suffix.lower() == ".json":
         return _look_at_json(path, columns)
-    return _look(path, tuple(islice(read_rows(path, Report(str(path))), FIRST)), columns)
+    return _look(path, tuple(islice(rows_of(path, Report(str(path))), FIRST)), columns)
 
 
 def _look(path: Path, rows: tuple[Row, ...], columns: Mapping[str, str], keys: frozenset[str] = frozenset()) -> Look:

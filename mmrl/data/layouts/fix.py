@@ -1,6 +1,5 @@
 """The rows of a file that are right, written in our words; the others counted by what is wrong with them."""
 
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -11,12 +10,12 @@ from mmrl.answers.boxes.box import Box
 from mmrl.core.samples import is_named, kind_of
 from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files.ahead import Watch, same
-from mmrl.data.files.paths import write_jsonl
+from mmrl.data.files.paths import relative_to, write_jsonl
 from mmrl.data.layouts.base import BOXES, PICTURES
 from mmrl.data.layouts.habits import BoxHabits
 from mmrl.data.layouts.read import RowReader, check_rows
 from mmrl.data.layouts.source import Source
-from mmrl.data.layouts.write import LineWriter
+from mmrl.data.layouts.write import LineWriter, answer_of
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import FILE_ROW, Problem, Report
 
@@ -84,7 +83,7 @@ def line_of(prompt: Prompt, row: Row, source: Source, folder: Path) -> dict[str,
     line: dict[str, Cell] = {"id": prompt.id, **_media(prompt, row, source.columns.get("image", "image"), folder)}
     if source.guess.data_set != BOXES:
         kind = columns.pop("problem_type")
-        line |= {"question": columns.pop("question"), "answer": prompt.answer, "kind": kind}
+        line |= {"question": columns.pop("question"), **answer_of(prompt), "kind": kind}
         return {**line, **columns}
     size = columns["size"]
     answer = prompt.answer
@@ -113,19 +112,13 @@ def _media(prompt: Prompt, row: Row, column: str, folder: Path) -> dict[str, Cel
     if not prompt.media:
         return {}
     kind = kind_of(prompt.media[0])
-    paths = [_path_from(folder, file) for media in prompt.media if (file := kind.file_of(media)) is not None]
+    paths = [relative_to(file, Path(), folder) for media in prompt.media if (file := kind.file_of(media)) is not None]
     if len(paths) == len(prompt.media):
         return {kind.name: paths}
     found = next((row.values[name] for name in (column, *PICTURES) if row.values.get(name) is not None), None)
     cells = found if isinstance(found, list) else [found]
     pairs = zip(prompt.media, cells, strict=True)
-    return {"image": [_path_from(folder, one) if isinstance(one, str) else cell for one, cell in pairs]}
-
-
-def _path_from(folder: Path, path: str) -> str:
-    """A path below the folder as seen from there, another one absolute."""
-    seen = Path(os.path.relpath(path, folder))
-    return os.path.abspath(path) if seen.parts[0] == os.pardir else seen.as_posix()
+    return {"image": [relative_to(one, Path(), folder) if isinstance(one, str) else cell for one, cell in pairs]}
 
 
 def _in_pixels(box: Box, size: tuple[int, int]) -> Cell:

@@ -11,24 +11,40 @@ need computing by a function. A layout without any of these is read by the data 
 from collections.abc import Mapping
 
 from mmrl.core.samples import KINDS
-from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, MEDIA, PICTURES, QUESTIONS, DataLayout, Look
+from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, DRAWN, EDITED, MEDIA, PICTURES, QUESTIONS, SPANS, DataLayout, Look
 from mmrl.data.layouts.coco import CAPTIONED, INSTANCES, caption_rows, coco_rows
 from mmrl.data.layouts.columns import Columns
+from mmrl.data.layouts.labelme import has_shapes, labelme_rows
 from mmrl.data.layouts.refcoco_raw import RAW, SENTENCES, raw_row
 from mmrl.data.layouts.refer import has_refs, refer_rows
 from mmrl.data.layouts.swift import MESSAGES, messages_row
 from mmrl.data.layouts.turns import Conversation
+from mmrl.data.layouts.voc import has_xml, voc_rows
+from mmrl.data.layouts.yolo import has_labels, yolo_rows
 
 REST = (*MEDIA, *ANSWERS, "id", "split")
 """The other columns of rows whose question is in one of their own."""
 COMPLETED = (*ANSWERS, "completion")
 LMMS = ("image", "answer", "bbox", "segmentation", "file_name")
-GQA = {"video_id", "qid", "a0"}
+GQA = ("video_id", "qid", "a0")
 
 
 def is_text(look: Look, of_spans: bool) -> bool:
     """Is it a text file, of sentences with spans (`AO8RW 0.0 6.9##a person sits`) or without?"""
     return look.path.suffix.lower() == ".txt" and ("##" in look.line) == of_spans
+
+
+def is_edit(look: Look) -> bool:
+    """Does a row say how its picture is to change, by an instruction, or by a prompt with a mask or target?"""
+    changes = look.has("instruction") or (look.has_text("prompt") and look.has_one("mask", "target"))
+    return changes and look.has_one(*PICTURES) and not look.has_one(*ANSWERS)
+
+
+def is_drawn(look: Look) -> bool:
+    """Are its texts prompts of pictures? A picture next to a caption is none of a question."""
+    asks = look.has_one("question", "problem", "instruction", *BOX, *COMPLETED)
+    captioned = any(map(look.has_text, DRAWN[1:])) and not look.has("prompt")
+    return is_text(look, of_spans=False) or (not asks and (captioned or (look.has_text("prompt") and not look.has_one(*MEDIA))))
 
 
 OWN_BOXES = DataLayout(
@@ -41,9 +57,11 @@ OWN_BOXES = DataLayout(
 )
 OWN_QUESTIONS = DataLayout(
     "questions",
-    "a question and its answer in every row, perhaps with pictures, clips and options",
-    lambda look: look.has("question") and look.has_one(*ANSWERS) and not look.has_one("video_filename"),
-    ("question", "answer", *KINDS, "options", "kind", "id", "split"),
+    "a question and its answer (or a span of its clip) in every row, perhaps with pictures, clips and options",
+    lambda look: (
+        look.has("question") and look.has_one(*ANSWERS, *SPANS) and not (look.has_one("video_filename") or look.has(*GQA))
+    ),
+    ("question", "answer", *SPANS, *KINDS, "options", "kind", "id", "split"),
     lambda row: (row,),
     always=QUESTIONS,
 )
@@ -77,7 +95,10 @@ OTHERS = (
         ("problem", *REST),
         Columns("problem", prefers="answer"),
     ),
-    DataLayout("coco", "COCO's instances JSON", lambda look: look.keys >= INSTANCES, read=coco_rows, always=BOXES),
+    DataLayout("coco", "COCO's instances JSON", lambda look: look.keys >= INSTANCES, read=coco_rows, asks=True, always=BOXES),
+    DataLayout("yolo", "YOLO's folder of labels", has_labels, read=yolo_rows, asks=True, always=BOXES),
+    DataLayout("voc", "Pascal VOC's XML files", has_xml, read=voc_rows, asks=True, always=BOXES),
+    DataLayout("labelme", "LabelMe's JSON files", has_shapes, read=labelme_rows, asks=True, always=BOXES),
     DataLayout("refcoco", "RefCOCO's folder of instances.json and refs", has_refs, read=refer_rows, always=BOXES),
     DataLayout(
         "refcoco_mdetr",
@@ -108,16 +129,10 @@ OTHERS = (
     ),
     DataLayout("video_r1", "Video-R1", lambda look: look.has("problem", "path")),
     DataLayout("clevrer", "CLEVRER", lambda look: look.has("video_filename", "questions")),
-    DataLayout("edits", "pictures with instructions", lambda look: look.has("instruction") and look.has_one(*PICTURES)),
-    DataLayout(
-        "prompts",
-        "prompts, one a line or in a column",
-        lambda look: (
-            is_text(look, of_spans=False) or (look.has_text("prompt") and not look.has_one(*MEDIA, *COMPLETED, "instruction"))
-        ),
-    ),
+    DataLayout("edits", "pictures with instructions", is_edit, beats=("trl",), files=(*MEDIA, *EDITED)),
+    DataLayout("prompts", "prompts of pictures, one a line or in a column", is_drawn),
     DataLayout("charades_sta", "Charades-STA", lambda look: is_text(look, of_spans=True)),
-    DataLayout("next_gqa", "NExT-GQA", lambda look: set(look.line.strip().split(",")) >= GQA),
+    DataLayout("next_gqa", "NExT-GQA", lambda look: look.has(*GQA)),
     DataLayout("activitynet_captions", "ActivityNet Captions", lambda look: "timestamps" in look.keys),
 )
 LAYOUTS: Mapping[str, DataLayout] = {layout.name: layout for layout in (OWN_BOXES, OWN_QUESTIONS, *OTHERS)}

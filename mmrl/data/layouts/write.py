@@ -3,13 +3,17 @@
 import hashlib
 import io
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from PIL import Image
 
+from mmrl.answers.spans.interval import Interval
+from mmrl.core.samples import VIDEO, Prompt
 from mmrl.data.files.paths import path_below, relative_to
+from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.layouts.base import MEDIA
 from mmrl.data.readers import Cell
 from mmrl.runtime.disk import room_for
@@ -29,32 +33,43 @@ class LineWriter:
     """Where the rows' paths start."""
     anywhere: bool = True
     """True lets rows name any file by its absolute path."""
+    copy: bool = False
+    """True copies the files that rows name into the folder of pictures."""
+    files: tuple[str, ...] = MEDIA
+    """The columns that hold pictures and clips."""
+    outside: set[str] = field(default_factory=set[str], compare=False)
+    """Files that rows name by absolute paths, since they lie outside the folder."""
 
     @property
     def pictures(self) -> Path:
-        """The folder for pictures that rows hold as bytes."""
+        """The folder for pictures that rows hold as bytes, and for copies."""
         return self.out.with_name(f"{self.out.stem}_pictures")
 
     def line(self, values: Mapping[str, Cell]) -> dict[str, Cell]:
         """A row as JSON can hold it; ValueError for a picture that is none, a path that leaves the root, or other bytes."""
         line: dict[str, Cell] = {}
         for name, value in values.items():
-            if name in MEDIA:
+            if name in self.files:
                 listed = value if isinstance(value, list) else [value]
-                moved = [self._path_of(item) for item in listed if item is not None]
+                moved = [self.path_of(item) for item in listed if item is not None]
                 if moved:
                     line[name] = moved[0] if len(moved) == 1 else moved
             elif value is not None:
                 try:
-                    line[name] = _plain(value, name)
+                    line[name] = plain(value, name)
                 except RecursionError:
                     raise ValueError(f"column {name} is nested too deep to be written: leave the column out") from None
         return line
 
-    def _path_of(self, item: Cell) -> str:
+    def path_of(self, item: Cell) -> str:
+        """The path of a picture or clip as seen from the folder, absolute outside of it; errors are those of `line`."""
         if isinstance(item, str):
-            path_below(self.root, item, "image_root", self.anywhere)
-            return relative_to(item, self.root, self.out.parent)
+            path = path_below(self.root, item, "image_root", self.anywhere)
+            if self.copy:
+                return self._bring(path)
+            seen = relative_to(item, self.root, self.out.parent)
+            self.outside.update([seen] if os.path.isabs(seen) else [])
+            return seen
         if isinstance(item, bytes):
             return self._write(item)
         if isinstance(item, Image.Image):
@@ -64,7 +79,7 @@ class LineWriter:
         if isinstance(item, dict) and item.get("bytes"):
             return self._write(item["bytes"])
         if isinstance(item, dict) and isinstance(item.get("path"), str):
-            return self._path_of(item["path"])
+            return self.path_of(item["path"])
         raise ValueError(f"a picture must be a path or bytes, not {type(item).__name__}")
 
     def _write(self, data: bytes) -> str:
@@ -74,27 +89,80 @@ class LineWriter:
             raise ValueError(f"a picture of {len(data)} bytes cannot be read: {error}") from None
         if kind not in SUFFIXES:
             raise ValueError(f"a picture is {kind}: only {', '.join(SUFFIXES)} are written")
-        file = self.pictures / f"{hashlib.sha256(data).hexdigest()[:24]}{SUFFIXES[kind]}"
+        return self._put(f"{hashlib.sha256(data).hexdigest()[:24]}{SUFFIXES[kind]}", lambda file: file.write_bytes(data))
+
+    def _bring(self, path: str) -> str:
+        """Copy a file under a name made of its content and its ending, which must be that of a picture or clip."""
+        ending = Path(path).suffix.lower()
+        if ending not in PICTURE_SUFFIXES | VIDEO.suffixes:
+            raise ValueError(f"{path} does not end as pictures and clips do, and is not copied: rename it")
+        return self._put(f"{file_hash(path)[:24]}{ending}", lambda file: shutil.copyfile(path, file))
+
+    def _put(self, name: str, write: Callable[[Path], object]) -> str:
+        """Make a file of the folder of pictures, whole or not at all, unless it is there; gives its path."""
+        file = self.pictures / name
         if not file.is_file():
             self.pictures.mkdir(parents=True, exist_ok=True)
             temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
             try:
                 with room_for(file):
-                    temporary.write_bytes(data)
+                    write(temporary)
                 os.replace(temporary, file)
             finally:
                 temporary.unlink(missing_ok=True)
         return f"{self.pictures.name}/{file.name}"
 
 
-def _plain(value: Cell, name: str) -> Cell:
+def file_hash(path: str) -> str:
+    """A hash of a file's bytes; FileNotFoundError naming it."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"file {path} does not exist")
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def outside_note(files: Collection[str], folder: Path) -> str | None:
+    """A line on files that lie outside the folder that was written; None without any."""
+    if not files:
+        return None
+    return f"{len(files)} files lie outside {folder} and are named by absolute paths: --copy brings them along"
+
+
+def plain(value: Cell, name: str) -> Cell:
     """The value as JSON can hold it; ValueError for bytes and other things that no JSON holds."""
     if isinstance(value, dict):
-        return {str(key): _plain(item, name) for key, item in value.items()}
+        return {str(key): plain(item, name) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, name) for item in value]
+        return [plain(item, name) for item in value]
     if value is None or isinstance(value, str | int | float):
         return value
     if hasattr(value, "isoformat"):
         return value.isoformat()
     raise ValueError(f"column {name} holds {type(value).__name__}, which JSON cannot hold: leave the column out")
+
+
+def has_spans(prompt: Prompt) -> bool:
+    """Are its answers spans in seconds, one or more?"""
+    spans = answers_of(prompt)
+    return bool(spans) and all(isinstance(span, Interval) and span.unit == "seconds" for span in spans)
+
+
+def answer_of(prompt: Prompt) -> dict[str, Cell]:
+    """The columns of the prompt's answer: spans in seconds, or anything else as it is."""
+    return answer_columns("span", "spans", prompt, _ends) if has_spans(prompt) else {"answer": prompt.answer}
+
+
+def answers_of(prompt: Prompt) -> tuple[Cell, ...]:
+    """The prompt's answers, one or several."""
+    return prompt.answer if isinstance(prompt.answer, tuple) else (prompt.answer,)
+
+
+def answer_columns(one: str, several: str, prompt: Prompt, say: Callable[[Cell], Cell]) -> dict[str, Cell]:
+    """An answer in the column for one, or a tuple of answers in that for several."""
+    if isinstance(prompt.answer, tuple):
+        return {several: [say(answer) for answer in prompt.answer]}
+    return {one: say(prompt.answer)}
+
+
+def _ends(span: Interval) -> Cell:
+    return [span.start, span.end]

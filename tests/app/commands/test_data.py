@@ -11,6 +11,7 @@ from PIL import Image
 from mmrl.app.commands.filter import keep_by_difficulty
 from mmrl.app.plugins.resolve import load
 from mmrl.data.files.pictures import content_hash
+from tests.support.videos import even, write_video
 
 
 @pytest.fixture
@@ -49,9 +50,18 @@ def test_keeps_what_is_right_sometimes(config: Path):
     }
 
 
-def test_what_no_file_can_say_is_refused_before_the_model_loads(tmp_path: Path):
-    with pytest.raises(ValueError, match="cannot be written as JSONL: filter data of grounding_jsonl, qa_jsonl"):
-        keep_by_difficulty("tiny/flow", tmp_path / "out.jsonl", ["policy.model=nowhere"], 2, (0.1, 0.9), 0.5)
+ODD = {
+    "Prompt('a', 'when?', (Video('a.mp4', start=0.1),), 'b')": "which is not a whole file: cut clips into files before",
+    "Prompt('a', 'which?', answer={1, 2})": "which is no box, span, text or number and cannot be written as JSONL",
+}
+
+
+@pytest.mark.parametrize("prompt", ODD)
+def test_what_no_file_can_say_is_refused_before_the_model_loads(prompt: str, config: Path):
+    write_video(Path("a.mp4"), even(10))
+    Path("odd.py").write_text(f"from mmrl import Prompt, Video\ndef load():\n    return [{prompt}]\n")
+    with pytest.raises(ValueError, match=ODD[prompt]):
+        keep_by_difficulty(str(config), Path("out.jsonl"), ["data={use='./odd.py'}", "policy.model=nowhere"], 2, (0.1, 0.9), 0.5)
 
 
 def red_png() -> bytes:
@@ -84,8 +94,8 @@ def coco(folder: Path) -> str:
 
 
 FILTERED = {
-    "messages": (messages, "qa_jsonl", {"question": "<image>Which colour?", "answer": "red", "kind": "text"}),
-    "llava": (llava, "qa_jsonl", {"image": "red.png", "question": "<image>\nHow many?", "answer": "3", "kind": "number"}),
+    "messages": (messages, "qa_jsonl", {"question": "Which colour?", "answer": "red", "kind": "text"}),
+    "llava": (llava, "qa_jsonl", {"image": "red.png", "question": "How many?", "answer": "3", "kind": "number"}),
     "coco": (coco, "grounding_jsonl", {"image": "red.png", "boxes": [{"bbox": [1, 2, 30, 20], "label": "cat"}]}),
 }
 

@@ -25,7 +25,10 @@ LAYOUTS = {
     "charades.txt": ("AO8RW 0.0 6.9##a person sits", "charades_sta"),
     "captions.json": ('{"v_a": {"duration": 9, "timestamps": [[0, 1]], "sentences": ["a"]}}', "activitynet_captions"),
     "clevrer.json": ('[{"video_filename": "a.mp4", "questions": []}]', "clevrer"),
-    "qa.csv": ("video_id,frame_count,width,height,question,answer,qid,type,a0,a1,a2,a3,a4\n", "next_gqa"),
+    "qa.csv": (
+        "video_id,frame_count,width,height,question,answer,qid,type,a0,a1,a2,a3,a4\n1,2,3,4,q,a,0,CW,a,b,c,d,e\n",
+        "next_gqa",
+    ),
     "prompts.txt": ("a red fox", "prompts"),
     "prompts.jsonl": ('{"prompt": "a red fox"}', "prompts"),
     "boxes.jsonl": ('{"image": "a.png", "question": "q", "box": [0, 0, 1, 1]}', "boxes"),

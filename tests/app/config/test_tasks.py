@@ -4,6 +4,7 @@ import json
 import shlex
 from pathlib import Path
 
+import datasets
 import pytest
 
 from mmrl.app.config.tasks import EXAMPLES, TASKS, one_line
@@ -86,3 +87,29 @@ def test_every_task_has_an_example_that_resolves(task: str, folder: Path):
 
 def test_the_data_sets_of_tasks_are_shipped():
     assert {table["data"]["use"] for table in TASKS.values()} <= {listed.name for listed in listing("datasets")}
+
+
+def test_a_split_of_any_folder_is_held_out(folder: Path):
+    data = datasets.Dataset.from_list([{"question": "1 + 1?", "answer": "2"}])
+    datasets.DatasetDict({"train": data, "other": data, "validation": data}).save_to_disk("saved")
+    for name in ("yolo/labels/train", "yolo/labels/val", "voc/ImageSets/Main", "pictures/train", "pictures/test"):
+        Path(name).mkdir(parents=True)
+    for name in ("voc/ImageSets/Main/train.txt", "voc/ImageSets/Main/trainval.txt", "pictures/train/metadata.csv"):
+        Path(name).write_text("file_name,text\n")
+    held_out = {"saved": "validation", "yolo": "val", "voc": None, "pictures": "test"}
+    tasks = {"saved": "qa", "yolo": "grounding", "voc": "grounding", "pictures": "t2i"}
+    for name, split in held_out.items():
+        use = str(TASKS[tasks[name]]["data"]["use"])
+        evaluated = None if split is None else (use, {"path": name, "split": split})
+        assert data_of(tasks[name], name) == ((use, {"path": name, "split": "train"}), evaluated)
+
+
+def test_a_folder_of_pictures_goes_where_the_data_set_wants_it(folder: Path):
+    Path("train.txt").write_text("AO8RW 0.0 6.9##a person puts a book on a shelf.\n")
+    Path("spans.jsonl").write_text('{"video": "a.mp4", "question": "when?", "span": [0, 1]}\n')
+    roots = {"boxes.jsonl": ("grounding", "image_root"), "train.txt": ("video", "videos"), "spans.jsonl": ("video", "image_root")}
+    for file, (task, key) in roots.items():
+        config = one_line(task, "m", file, ["iou"], [], held_out=file, image_root=folder).config
+        assert config.evaluation.data is not None
+        assert config.data.args[key] == config.evaluation.data.args[key] == str(folder)
+        assert config.data.use == {"train.txt": "charades_sta", "spans.jsonl": "qa_jsonl"}.get(file, "grounding_jsonl")

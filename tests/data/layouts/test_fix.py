@@ -111,7 +111,7 @@ def test_questions_and_other_layouts_are_fixed_too(picture, jsonl, tmp_path):
     said = check(str(path), [], CheckOptions(fix=tmp_path / "fixed.jsonl"))
     assert "read as llava" in said and "1 rows written, 2 of 3 left out" in said
     [line] = lines(tmp_path / "fixed.jsonl")
-    assert line == {"id": "boxes-1", "image": "a.png", "question": "<image>Which colour?", "answer": "red", "kind": "text"}
+    assert line == {"id": "boxes-1", "image": "a.png", "question": "Which colour?", "answer": "red", "kind": "text"}
     assert load("qa_jsonl", "datasets")(tmp_path / "fixed.jsonl")[0].answer == "red"
     with pytest.raises(ValueError, match=r"--boxes xywh is for rows with boxes, and .* is read as llava"):
         check(str(path), [], CheckOptions(boxes="xywh"))
@@ -171,8 +171,8 @@ def test_every_turn_of_a_conversation(picture, jsonl, tmp_path):
         check(str(path), [])
     check(str(path), [], CheckOptions(each=True, fix=tmp_path / "fixed.jsonl"))
     assert [(line["question"], line["answer"]) for line in lines(tmp_path / "fixed.jsonl")] == [
-        ("<image>a?", "1"),
-        ("<image>b?", "2"),
+        ("a?", "1"),
+        ("b?", "2"),
     ]
 
 

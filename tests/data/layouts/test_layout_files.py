@@ -191,9 +191,7 @@ def saved(a_png, tmp_path):
 
 def test_data_sets_that_hugging_face_saved(saved, tmp_path):
     assert (guess(saved).layout, guess(saved).data_set) == ("messages", "qa_jsonl")
-    with pytest.raises(ValueError, match="holds the splits train, test: choose one with `split`"):
-        load("qa_jsonl", "datasets")(saved)
-    prompts = load("qa_jsonl", "datasets")(saved, split="train")
+    prompts = load("qa_jsonl", "datasets")(saved)
     assert [prompt.answer for prompt in prompts] == ["0", "1", "2"] and prompts[2].media[0].size == (64, 48)
     assert len({prompt.id for prompt in prompts}) == 3
     done = convert(saved, None, tmp_path / "out.jsonl", split="test")
@@ -206,8 +204,11 @@ def test_folders_of_pictures(a_png, tmp_path):
         Image.new("RGB", (64, 48), "blue").save(tmp_path / "shapes" / split / "b.png")
         line = {"file_name": "b.png", "question": "Which colour?", "answer": f"blue in {split}"}
         (tmp_path / "shapes" / split / "metadata.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(ValueError, match="holds the splits test, train: choose one with `split`"):
+    assert [prompt.answer for prompt in load("qa_jsonl", "datasets")(tmp_path / "shapes")] == ["blue in train"]
+    (tmp_path / "shapes/train").rename(tmp_path / "shapes/a")
+    with pytest.raises(ValueError, match="holds the splits a, test: choose one with `split`"):
         load("qa_jsonl", "datasets")(tmp_path / "shapes")
+    (tmp_path / "shapes/a").rename(tmp_path / "shapes/train")
     [prompt] = load("qa_jsonl", "datasets")(tmp_path / "shapes", split="test")
     assert prompt.answer == "blue in test" and prompt.media == (str(tmp_path / "shapes/test/b.png"),)
     flat = tmp_path / "shapes/train"
@@ -290,7 +291,7 @@ def test_text_that_windows_saved_as_utf_16_is_told_how_to_become_utf_8(encoding,
     (tmp_path / "narrow.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(row).encode() + b"\r\n")
     assert len(load("grounding_jsonl", "datasets")(tmp_path / "narrow.jsonl")) == 1
     (tmp_path / "wide.txt").write_text("a fox", encoding="utf-16")
-    with pytest.raises(ValueError, match=r"wide\.txt is no text in UTF-8 .*: save it as UTF-8"):
+    with pytest.raises(ValueError, match=r"wide\.txt is text in UTF-16 .*: save it as UTF-8"):
         load("prompts", "datasets")(tmp_path / "wide.txt")
 
 

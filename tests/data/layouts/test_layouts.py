@@ -33,7 +33,7 @@ ROWS = {
     "swift": (
         {"messages": [SWIFT_ASKS], "images": ["cat.png"], "solution": "[1, 2, 30, 40]"},
         "messages",
-        "<image>" + WHERE,
+        WHERE,
         BOX,
     ),
     "swift objects": (
@@ -43,7 +43,7 @@ ROWS = {
             "objects": {"ref": ["the cat"], "bbox": [FOUR]},
         },
         "messages",
-        "<image>Find the cat",
+        "Find the cat",
         BOX,
     ),
     "swift names": (
@@ -56,10 +56,10 @@ ROWS = {
             "objects": {"ref": ["cat", "dog"], "bbox": [[0.1, 0.1, 0.5, 0.5], [0.5, 0.5, 1, 1]], "bbox_type": "norm1"},
         },
         "messages",
-        "<image>Find all",
+        "Find all",
         (Box(0.1, 0.1, 0.5, 0.5, "norm1", "cat"), Box(0.5, 0.5, 1, 1, "norm1", "dog")),
     ),
-    "trl turns": ({"prompt": TRL_TURNS, "images": ["cat.png"], "solution": FOUR}, "messages", "<image>" + WHERE, BOX),
+    "trl turns": ({"prompt": TRL_TURNS, "images": ["cat.png"], "solution": FOUR}, "messages", WHERE, BOX),
     "trl": ({"prompt": WHERE, "images": ["cat.png"], "solution": FOUR}, "trl", WHERE, BOX),
     "llava": (
         {
@@ -67,13 +67,13 @@ ROWS = {
             "conversations": [LLAVA_ASKS, {"from": "gpt", "value": '```json\n[{"bbox_2d": [1, 2, 30, 40]}]\n```'}],
         },
         "llava",
-        "<image>\n" + WHERE,
+        WHERE,
         BOX,
     ),
     "vlm-r1 lines": (
         {"image": "cat.png", "conversations": [LLAVA_ASKS, {"from": "gpt", "value": FOUR}]},
         "llava",
-        "<image>\n" + WHERE,
+        WHERE,
         BOX,
     ),
     "vlm-r1": ({"image": "cat.png", "problem": WHERE, "solution": FOUR, "normal_caption": "cat"}, "problem", WHERE, BOX),
@@ -180,7 +180,7 @@ def test_several_turns_are_refused_or_become_rows(picture, jsonl, tmp_path):
     assert done.num_rows == 2 and "read as llava" in str(done)
     first, second = load("qa_jsonl", "datasets")(done.out)
     assert (first.id, first.answer, second.id, second.answer) == ("7-0", "left", "7-1", "4")
-    assert second.text == "<image>How many legs?" and second.media == first.media
+    assert second.text == "How many legs?" and second.media == first.media
     assert second.columns["problem_type"] == "number"
 
 
@@ -210,7 +210,7 @@ def test_pictures_inside_a_text(tmp_path, jsonl):
     parts = [{"type": "image_url", "image_url": {"url": inside}}, {"type": "text", "text": "Which colour?"}]
     rows = [{"messages": [{"role": "user", "content": parts}], "answer": "red"}]
     [prompt] = load("qa_jsonl", "datasets")(jsonl(*rows))
-    assert prompt.media[0].size == (64, 48) and prompt.text == "<image>Which colour?"
+    assert prompt.media[0].size == (64, 48) and prompt.text == "Which colour?"
     parts[0]["image_url"]["url"] = "data:image/png;base64,***"
     with pytest.raises(ValueError, match=r"boxes\.jsonl:1: the picture 'data:image/png;base64,\*\*\*'\.\. is not base64"):
         load("qa_jsonl", "datasets")(jsonl(*rows))

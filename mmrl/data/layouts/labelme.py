@@ -1,0 +1,65 @@
+"""LabelMe: a JSON file per picture, next to it, with shapes; a row per picture and label, with the boxes around its shapes.
+
+    {"imagePath": "1.jpg", "imageWidth": 64, "imageHeight": 48,
+     "shapes": [{"label": "cat", "shape_type": "rectangle", "points": [[4, 4], [20, 20]]}]}
+
+Rectangles and polygons are boxes; points, lines and circles are left out and counted. A folder called train, val, valid or test
+is the row's split.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mmrl.data.files.paths import path_below
+from mmrl.data.layouts.base import Look
+from mmrl.data.layouts.coco import QUESTION, Record, corners, naming_layout, rows_by_label
+from mmrl.data.layouts.files import SPLITS
+from mmrl.data.readers import Cell, Row, read_json
+from mmrl.data.validate import Report
+
+KEYS = {"shapes", "imagePath"}
+SHAPES = ("rectangle", "polygon", "rotation")
+
+
+def has_shapes(look: Look) -> bool:
+    """Is it such a file, or a folder whose first JSON file is one?"""
+    if not look.path.is_dir() or look.rows or "instances.json" in look.keys:
+        return look.keys >= KEYS
+    first = next(iter(shape_files(look.path)), None)
+    found = None if first is None else read_json(first)
+    return isinstance(found, dict) and found.keys() >= KEYS
+
+
+def labelme_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[Row]:
+    """A row per picture and label, with boxes as corners in pixels; what was left out is counted in `report.notes`."""
+    folder = path if path.is_dir() else path.parent
+    for file in [path] if path.is_file() else shape_files(folder):
+        place = file.relative_to(folder)
+        with report.collecting(str(place), counts=True), naming_layout(file, "labelme"):
+            data = read_json(Path(path_below(folder, str(place), "data.path")))
+            image = {"width": data["imageWidth"], "height": data["imageHeight"]}
+            shapes = [shape for shape in data["shapes"] if (shape.get("shape_type") or "polygon") in SHAPES]
+            report.notes.update(["shapes left out: no rectangle or polygon"] * (len(data["shapes"]) - len(shapes)))
+            found = [(str(shape["label"]), corners(_around(shape), image, report.notes)) for shape in shapes]
+            boxes = [(label, box) for label, box in found if box is not None]
+            report.notes.update([] if boxes else ["pictures left out: no boxes"])
+            picture = place.parent / str(data["imagePath"]).replace("\\", "/")
+            shown: Record = {"id": str(place.with_suffix("")), "image": picture.as_posix(), "size": [*image.values()]}
+            shown |= {"split": place.parts[0]} if place.parts[0] in SPLITS else {}
+            yield from (Row(values, str(place), 1) for values in rows_by_label(shown, boxes, question))
+
+
+def shape_files(folder: Path) -> list[Path]:
+    """The JSON files of a folder, or else of the folders of its splits."""
+    return sorted(folder.glob("*.json")) or sorted(file for split in SPLITS for file in folder.glob(f"{split}/*.json"))
+
+
+def _around(shape: Record) -> Record:
+    """The box around a shape's points: a corner, width and height."""
+    points: Cell = shape["points"]
+    if not isinstance(points, list) or not points or not all(isinstance(point, list) and len(point) == 2 for point in points):
+        raise ValueError(f"the points of {str(shape['label'])[:40]!r} are {str(points)[:80]}: they must be pairs of numbers")
+    (xs, ys) = zip(*points, strict=True)
+    if not all(isinstance(x, int | float) for x in (*xs, *ys)):
+        raise ValueError(f"the points of {str(shape['label'])[:40]!r} are {str(points)[:80]}: they must be pairs of numbers")
+    return {"id": shape["label"], "bbox": [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]}

@@ -1,0 +1,125 @@
+"""YOLO's folders: a text file per picture with a line per box, and the names of the classes in data.yaml or classes.txt.
+
+    images/train/1.jpg   labels/train/1.txt     "0 0.5 0.5 0.25 0.5": class, centre, width and height, shares of the picture
+    train/images/1.jpg   train/labels/1.txt     data.yaml: "names: [cat, dog]"
+
+Outlines ("0 x1 y1 x2 y2 ..") give the box around them. A folder called train, val, valid or test is the row's split.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mmrl.data.files.paths import path_below
+from mmrl.data.files.pictures import PICTURE_SUFFIXES
+from mmrl.data.layouts.base import Look
+from mmrl.data.layouts.coco import QUESTION, Record, rows_by_label
+from mmrl.data.layouts.files import SPLITS, YAML
+from mmrl.data.readers import Cell, Row, read_text
+from mmrl.data.validate import Report
+
+LABELS, PICTURES, CLASSES = "labels", "images", "classes.txt"
+_SLACK = 0.01
+"""Share of a picture by which boxes may stick out; they are cut at its edge."""
+_LONGEST = 2**20
+"""Bytes of a file with the names of classes."""
+
+
+def has_labels(look: Look) -> bool:
+    """Is it a folder with `labels`, one with classes.txt next to its labels, or the data.yaml of such a folder?"""
+    folder = look.path if look.path.is_dir() else look.path.parent
+    if not look.path.is_dir() and look.path.suffix.lower() not in YAML:
+        return False
+    return (folder / LABELS).is_dir() or any(folder.glob(f"*/{LABELS}/")) or (folder / CLASSES).is_file()
+
+
+def yolo_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[Row]:
+    """A row per picture and class, with boxes as shares of the picture; ValueError without the names of the classes."""
+    folder = path if path.is_dir() else path.parent
+    names = class_names(path)
+    for file in label_files(folder):
+        place = file.relative_to(folder)
+        boxes: list[tuple[str, list[float]]] = []
+        with report.collecting(f"{place}:1", counts=True):
+            lines = read_text(Path(path_below(folder, str(place), "data.path"))).splitlines()
+            for number, line in enumerate(lines, start=1):
+                with report.collecting(f"{place}:{number}", counts=True):
+                    boxes += [_box(line.split(), names)] if line.strip() else []
+        report.notes.update([] if boxes else ["pictures left out: no boxes"])
+        split = next((part for part in place.parts[:-1] if part in SPLITS), None)
+        shown: Record = {"id": str(place.with_suffix("")), "image": _picture_of(folder, place), "space": "norm1"}
+        for values in rows_by_label(shown | ({} if split is None else {"split": split}), boxes, question):
+            yield Row(values, str(place), 1)
+
+
+def label_files(folder: Path) -> list[Path]:
+    """The label files of a folder, by path: those in folders called `labels`, else those next to their pictures."""
+    found = sorted(file for file in folder.rglob("*.txt") if file.name != CLASSES)
+    within = [file for file in found if LABELS in file.relative_to(folder).parts[:-1]]
+    return within or [file for file in found if (folder / _picture_of(folder, file.relative_to(folder))).is_file()]
+
+
+def class_names(path: Path) -> list[str]:
+    """The names of the classes, of data.yaml or classes.txt; ValueError without them."""
+    folder = path if path.is_dir() else path.parent
+    for file in [path] if path.is_file() else sorted(file for ending in YAML for file in folder.glob(f"*{ending}")):
+        found = _yaml(file)
+        listed: Cell = found.get("names") if isinstance(found, dict) else None
+        if isinstance(listed, dict):
+            listed = [listed.get(i) for i in range(len(listed))]
+        if isinstance(listed, list) and listed and all(isinstance(name, str | int) for name in listed):
+            return [str(name) for name in listed]
+    for file in (folder / CLASSES, folder / LABELS / CLASSES):
+        if file.is_file() and (listed := [line.strip() for line in read_text(file).splitlines() if line.strip()]):
+            return listed
+    raise ValueError(
+        f"{path} holds YOLO's labels without the names of their classes: write {CLASSES} with a name in each line into {folder}, "
+        'or data.yaml with names: ["cat", "dog"]'
+    )
+
+
+def _yaml(file: Path) -> Cell:
+    """The value of a YAML file; ValueError for one that is none, too long, or refers to its own parts, which can unfold."""
+    import yaml
+
+    if file.stat().st_size > _LONGEST:
+        raise ValueError(f"{file} is longer than {_LONGEST:,} bytes: write only the names of the classes")
+    text = read_text(file)
+    try:
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise ValueError(f"{file} refers to parts of itself (*name), which is not read: write the names of the classes out")
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())[:200]}") from None
+
+
+def _picture_of(folder: Path, labels: Path) -> str:
+    """The path below the folder of the picture that a label file describes; one that ends in .jpg where there is none."""
+    parts = list(labels.parts)
+    if LABELS in parts[:-1]:
+        last = len(parts) - 2 - parts[-2::-1].index(LABELS)
+        parts[last] = PICTURES
+    found = Path(*parts)
+    there = (found.with_suffix(suffix) for suffix in sorted(PICTURE_SUFFIXES) if (folder / found.with_suffix(suffix)).is_file())
+    return next(there, found.with_suffix(".jpg")).as_posix()
+
+
+def _box(words: list[str], names: list[str]) -> tuple[str, list[float]]:
+    """The name and the corners of a line; ValueError for one that says something else."""
+    try:
+        kind, numbers = int(words[0]), [float(word) for word in words[1:]]
+    except ValueError:
+        kind, numbers = -1, []
+    if kind < 0 or len(numbers) < 4 or len(numbers) % 2:
+        raise ValueError(f"the line {' '.join(words)[:80]!r} must be a class and the centre, width and height of a box")
+    if kind >= len(names):
+        raise ValueError(f"the line names class {kind}, and there are names for {len(names)} classes: add its name")
+    x, y, width, height = numbers[:4]
+    box = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+    if len(numbers) > 4:
+        box = [min(numbers[::2]), min(numbers[1::2]), max(numbers[::2]), max(numbers[1::2])]
+    cut = [min(max(side, 0.0), 1.0) for side in box]
+    if not all(abs(a - b) <= _SLACK for a, b in zip(box, cut, strict=True)):
+        raise ValueError(
+            f"the box {' '.join(words[1:])[:80]} leaves its picture: its numbers must be shares of the picture, 0 to 1"
+        )
+    return names[kind], [round(side, 6) for side in cut]

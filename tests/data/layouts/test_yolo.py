@@ -1,0 +1,113 @@
+"""YOLO's folders: both orders of folders, names of classes from two files, outlines, and what is refused."""
+
+import pytest
+from PIL import Image
+
+from mmrl.answers.boxes.box import Box
+from mmrl.app.plugins.resolve import load
+from mmrl.data.convert import convert
+from mmrl.data.layouts.guess import guess
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write files of text, and pictures under names that end in .jpg; gives their folder."""
+
+    def files(**texts):
+        for name, text in texts.items():
+            path = tmp_path / "yolo" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (64, 48), "red").save(path) if text is None else path.write_text(text)
+        return tmp_path / "yolo"
+
+    return files
+
+
+def read(path, **settings):
+    return [(p.text, p.answer, p.media) for p in load("grounding_jsonl", "datasets")(path, **settings)]
+
+
+LINES = "0 0.5 0.5 0.25 0.5\n1 0.25 0.25 0.5 0.5\n0 0 0 0.5 0 0.5 0.5\n"
+CAT = (Box(0.375, 0.25, 0.625, 0.75, "norm1", "cat"), Box(0, 0, 0.5, 0.5, "norm1", "cat"))
+DOG = (Box(0, 0, 0.5, 0.5, "norm1", "dog"),)
+TREES = {
+    "labels above splits": ("labels/train/1.txt", "images/train/1.jpg"),
+    "splits above labels": ("train/labels/1.txt", "train/images/1.jpg"),
+    "no splits": ("labels/1.txt", "images/1.jpg"),
+    "side by side": ("1.txt", "1.jpg"),
+}
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("names", ["names: [cat, dog]", "train: ../train/images\nnames:\n  0: cat\n  1: dog\n", None])
+def test_every_tree_is_read_with_either_file_of_names(tree, names, write):
+    labels, picture = TREES[tree]
+    if tree == "side by side" and names is not None:
+        names = None
+    folder = write(**{labels: LINES, picture: None, "classes.txt" if names is None else "data.yaml": names or "cat\ndog\n"})
+    assert guess(folder).layout == "yolo"
+    expected = [
+        (f"Locate every {label} in the picture.", boxes, (str(folder / picture),))
+        for label, boxes in (("cat", CAT), ("dog", DOG))
+    ]
+    assert read(folder) == expected
+    if names is not None:
+        assert read(folder / "data.yaml") == expected
+    if "train" in picture:
+        assert read(folder, split="train") == expected
+        with pytest.raises(ValueError, match="holds no rows"):
+            read(folder, split="val")
+
+
+def test_a_question_may_be_chosen_when_converting(write, tmp_path):
+    folder = write(**{"labels/1.txt": LINES, "labels/2.txt": "", "images/1.jpg": None, "classes.txt": "cat\ndog"})
+    done = convert(folder, None, tmp_path / "out.jsonl", question="Where is the {label}?")
+    assert done.num_rows == 2 and done.notes == {"pictures left out: no boxes": 1}
+    assert [(text, answer) for text, answer, _ in read(done.out)] == [("Where is the cat?", CAT), ("Where is the dog?", DOG)]
+
+
+def test_classes_without_names_are_refused_with_the_remedy(write):
+    folder = write(**{"labels/1.txt": LINES, "images/1.jpg": None})
+    with pytest.raises(ValueError, match=r"yolo holds YOLO's labels without the names of their classes: write classes\.txt"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("7 0.5 0.5 0.1 0.1", "the line names class 7, and there are names for 2 classes: add its name"),
+        ("0 32 24 10 10", "leaves its picture: its numbers must be shares of the picture, 0 to 1"),
+        ("0 nan 0.5 0.1 0.1", "leaves its picture"),
+        ("0 0.5 0.5 0.1", "must be a class and the centre, width and height of a box"),
+        ("cat 0.5 0.5 0.1 0.1", "must be a class and the centre, width and height of a box"),
+    ],
+)
+def test_a_line_that_says_something_else_is_named(line, words, write):
+    folder = write(**{"labels/1.txt": f"0 0.5 0.5 0.1 0.1\n{line}\n", "images/1.jpg": None, "classes.txt": "cat\ndog"})
+    with pytest.raises(ValueError, match=rf"labels/1\.txt:2: .*{words}"):
+        read(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: &a [x, x]\nnames: [*a, *a]", "refers to parts of itself"),
+        ("names: !!python/object/apply:os.system ['touch ran']", "is not YAML: could not determine a constructor"),
+        ("names: [" + "[" * 5000, "is not YAML"),
+        ("x" * (2**20 + 1), "is longer than 1,048,576 bytes"),
+    ],
+)
+def test_names_that_could_unfold_or_run_code_are_refused(text, words, write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = write(**{"labels/1.txt": LINES, "images/1.jpg": None, "data.yaml": text})
+    with pytest.raises(ValueError, match=rf"data\.yaml {words}"):
+        read(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_labels_that_lead_out_of_the_folder_are_refused(write, tmp_path):
+    (tmp_path / "secret.txt").write_text("0 0.5 0.5 0.1 0.1")
+    folder = write(**{"labels/1.txt": LINES, "images/1.jpg": None, "classes.txt": "cat\ndog"})
+    (folder / "labels/2.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(ValueError, match=r"labels/2\.txt:1: .* leads through a link"):
+        read(folder)
