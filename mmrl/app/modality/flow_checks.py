@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jaxtyping import Float
 from torch import Tensor
@@ -67,6 +67,16 @@ def refuse_sizes(prompts: Sequence[Prompt], family: FlowFamily | None) -> None:
     if troubles:
         more = f" (and {len(troubles) - 1} more of {len(prompts)} prompts cannot be drawn)" if len(troubles) > 1 else ""
         raise ValueError(troubles[0] + more)
+
+
+def refuse_plans(plans: Mapping[str, RolloutPlan], families: Mapping[Size, FlowFamily]) -> None:
+    """Raise ValueError where a model cannot draw along a plan; plans come by the table of the config that says so."""
+    for table, plan in plans.items():
+        for family in families.values():
+            try:
+                family.sigmas(plan)
+            except ValueError as error:
+                raise ValueError(f"{table}: {error}") from error
 
 
 def refuse_comparison_of_sizes(algorithm: Algorithm, sizes: Collection[Size]) -> None:
