@@ -340,9 +340,12 @@ def build_records(
     if not ranks.is_main:
         return Records(checkpoints=checkpoints, sizes=sizes)
     trackers = [build_trackers(config, run)] if config.trackers.names else []
-    return Records(
-        [JsonlTracker(run, space), StepSpans(run), *trackers, *watchers(config)], checkpoints, sizes, run.take_requests
-    )
+    watching = watchers(config)
+    for one in watching:
+        if isinstance(one, Progress):
+            one.first |= next((line for line in run.read_metrics().lines if "eval/total" in line), {})
+    files = [JsonlTracker(run, space), StepSpans(run)]
+    return Records([*files, *trackers, *watching], checkpoints, sizes, run.take_requests)
 
 
 def sizes_file(config: RunConfig, ranks: Ranks) -> Path | None:
