@@ -15,6 +15,7 @@ from mmrl.app.config.algorithm import Assembly
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.data import SourceConfig
 from mmrl.app.config.method_facts import changes, costs, needs
+from mmrl.app.config.reward_needs import needs_table
 from mmrl.app.config.run import (
     CheckpointConfig,
     DataConfig,
@@ -53,6 +54,8 @@ from mmrl.training.settings import AlarmSettings
 from mmrl.training.watch.health import HealthSettings
 
 FOLDER = Path(__file__).parent / "reference"
+IN_A_CONFIG = 'In a config `[[reward]] use = "NAME"`; other keys are below. What prompts need is looked at before a model loads:'
+
 NOTE = "<!-- Written by docs/generate.py: change the code's own words, then run it. -->"
 TABLES: dict[str, tuple[str, type]] = {
     "": ("Length of the run, evaluations, checkpoints and checks.", RunConfig),
@@ -412,7 +415,7 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
     **{f"methods/{name}.md": partial(method_page, name) for name in cards()},
     **{f"parts/{slot}.md": partial(parts_page, slot) for slot in SLOTS},
     "parts/inside_parts.md": inner_page,
-    "rewards.md": lambda: plug_ins_page("rewards", "Rewards", "In a config `[[reward]] use = \"NAME\"`; other keys are below."),
+    "rewards.md": lambda: plug_ins_page("rewards", "Rewards", "\n".join([IN_A_CONFIG, "", *needs_table()])),
     "datasets.md": lambda: plug_ins_page("datasets", "Data sets", "In a config `[data] use = \"NAME\"`; other keys are below."),
     "families.md": families_page,
     "metrics.md": metrics_page,

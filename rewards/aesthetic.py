@@ -58,6 +58,10 @@ class Aesthetic:
     def models(self) -> Sequence[ModelSize]:
         return [encoder_size(self.model or MODELS[self.version], self.device)]
 
+    def ready(self) -> None:
+        """Raises FileNotFoundError without the head."""
+        self._head()
+
     def to(self, device: str) -> None:
         self._encoder().held.to(device)
 

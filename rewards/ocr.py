@@ -54,7 +54,7 @@ class Ocr:
     __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        target = self._normal(self._target(group.prompt))
+        target = self._normal(self.target_of(group.prompt))
         if not target:
             raise ValueError(
                 f"the text that prompt {group.prompt.id!r} asks for is empty: write letters into it, or leave it out"
@@ -74,7 +74,8 @@ class Ocr:
         plain = "".join(text.split())
         return plain if self.case_sensitive else plain.lower()
 
-    def _target(self, prompt: Prompt) -> str:
+    def target_of(self, prompt: Prompt) -> str:
+        """The text that a prompt's picture is to show; ValueError where the prompt does not say."""
         given = prompt.columns.get(self.column)
         if given is not None or isinstance(prompt.answer, str):
             return prompt.answer if given is None else str(given)

@@ -5,7 +5,8 @@
 
 Only the order inside a group is left of the scores, so that small differences are not blown up to large advantages. A comparison
 that fails is left out; a sample without any comparison fails. Parts: comparisons, left_out, first_wins (a judge's liking for the
-first place, 1/2 is fair), score (of a scorer).
+first place, 1/2 is fair), score (of a scorer). The win rates of a group are 1/2 on average, so held-out prompts are scored by the
+scorer itself.
 
 Modality: image, text, video
 Needs: scorer (another reward, `scorer = { use = "pick_score" }`), or server (OpenAI-compatible, for pictures)
@@ -52,6 +53,16 @@ class PairwiseWinRate:
     """0 = won, tied or lost; above 0: soft shares."""
 
     __post_init__ = check_ranges
+
+    @property
+    def held_out(self) -> Callable[..., Any] | None:
+        """What scores held-out prompts in its place: the win rates of a group are 1/2 on average, however good it is."""
+        return self.scorer if callable(self.scorer) else None
+
+    def ready(self) -> None:
+        """Raises RewardUnavailableError without the server."""
+        if self.server is not None:
+            self.server.ready()
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if (self.scorer is None) == (self.server is None):

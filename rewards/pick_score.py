@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from mmrl import Group, Scored
 from mmrl.core.ranges import Count, Number, Positive, check_ranges
+from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.encoders import Encoder, cosines, encoder_of
 from mmrl.serving.scorers.sizes import ModelSize, encoder_size
@@ -44,6 +45,10 @@ class PickScore:
 
     def models(self) -> Sequence[ModelSize]:
         return [encoder_size(self.model, self.device)]
+
+    def ready(self) -> None:
+        """Raises FileNotFoundError where the processor is not to be had."""
+        refuse_missing_model(self.processor or self.model)
 
     def to(self, device: str) -> None:
         self._encoder().held.to(device)

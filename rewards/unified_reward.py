@@ -61,6 +61,10 @@ class UnifiedReward:
     def pointwise(self) -> bool:
         return self.form in ("point", "axes")
 
+    def ready(self) -> None:
+        """Raises RewardUnavailableError without the server."""
+        self.server.ready()
+
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if not self.template:
             warn_once(

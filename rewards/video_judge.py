@@ -51,6 +51,10 @@ class VideoJudge:
         if not self.low < self.high:
             raise ValueError(f"{self}: needs low < high")
 
+    def ready(self) -> None:
+        """Raises RewardUnavailableError without the server."""
+        self.server.ready()
+
     def __call__(self, group: Group) -> list[float | Scored | None]:
         template = template_text(self.template, YES if self.scoring == "yes" else NUMBER)
         questions = []

@@ -71,6 +71,10 @@ class VlmJudge:
         if not self.low < self.high:
             raise ValueError(f"low {self.low} and high {self.high} of vlm_judge: low must be below high")
 
+    def ready(self) -> None:
+        """Raises RewardUnavailableError without the server."""
+        self.server.ready()
+
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return list(ask_for_scores(self.server, [self._question(group, sample) for sample in group.samples], self._read))
 

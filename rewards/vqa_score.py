@@ -55,6 +55,11 @@ class VqaScore:
         if self.model:
             self._hold_model().to(device)
 
+    def ready(self) -> None:
+        """Raises RewardUnavailableError without the server that it is to ask."""
+        if not self.model:
+            self.server.ready()
+
     def __call__(self, group: Group) -> list[float | Scored | None]:
         text, pictures = fill_template(self.question, prompt=group.prompt.text), pictures_of(group)
         if not self.model:

@@ -66,9 +66,10 @@ def leaves(plan: RolloutPlan) -> int:
 def _one(plan: RolloutPlan, count: int, seed: int) -> Layout:
     size = leaves(plan)
     if count % size:
+        verb = "needs" if plan.shape == "tree" else "need"
         fewer = ", or branch at fewer steps: every split multiplies the samples" if size > count else ""
         raise ValueError(
-            f"the schedule's {plan.shape} need groups of a multiple of {size} samples, but algorithm.group_size is {count}: "
+            f"the schedule's {plan.shape} {verb} groups of a multiple of {size} samples, but algorithm.group_size is {count}: "
             f"set group_size = {size * max(1, round(count / size))}{fewer}"
         )
     noisy = torch.tensor([step.stochastic for step in plan.steps])

@@ -3,11 +3,12 @@
 import importlib.util
 import logging
 import os
+import re
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from mmrl.runtime.offline import check_hub, offline_note
+from mmrl.runtime.offline import check_hub, is_offline, offline_note
 
 log = logging.getLogger("mmrl")
 WEIGHTS_FOLDER = "MMRL_REAL_WEIGHTS_DIR"
@@ -80,3 +81,20 @@ def not_found(what: str, source: str, error: BaseException, name: str = "") -> s
 def first_line(error: BaseException) -> str:
     """The first line of an error's text."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def refuse_missing_model(source: str) -> None:
+    """Raise FileNotFoundError where a hub model that a reward will load is neither here nor to be had; nothing is loaded."""
+    if Path(source).expanduser().exists():
+        return
+    if source.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"model {source!r} is neither a file nor a folder: check the path")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+        return
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    if any(Path(HF_HUB_CACHE, f"models--{source.replace('/', '--')}", "snapshots").glob("*/*")):
+        return
+    if is_offline():
+        raise FileNotFoundError(f"model {source!r} is neither a folder nor in the hub's cache on this machine{offline_note()}")
+    check_hub(source)

@@ -10,6 +10,7 @@ from mmrl.flow.path import data_of
 from mmrl.flow.plan import StepPlan
 from mmrl.flow.schedules import Branching, Forward, Full, RandomSubset, Tree, Window
 from mmrl.flow.sigmas import LinearShift
+from mmrl.flow.times import TimeSampler
 
 SCHEDULES = {
     "full": (Full(5), 6),
@@ -131,8 +132,8 @@ def test_one_request_alone_gives_the_same_samples():
 
 
 def test_sa_solver_is_deterministic_without_noise():
-    _, _, still = run(Forward(6, "sa", 0.0), 4)
-    _, _, dpm = run(Forward(6, "dpm2"), 4)
-    _, _, noisy = run(Forward(6, "sa", 0.8), 4)
+    _, _, still = run(Forward(6, "sa", 0.0, times=TimeSampler(count=6)), 4)
+    _, _, dpm = run(Forward(6, "dpm2", times=TimeSampler(count=6)), 4)
+    _, _, noisy = run(Forward(6, "sa", 0.8, times=TimeSampler(count=6)), 4)
     assert torch.equal(still.samples, dpm.samples) and not torch.equal(noisy.samples, dpm.samples)
     assert not noisy.logprobs.any()

@@ -33,7 +33,7 @@ class TaskOptions:
 
     task: Annotated[
         str | None,
-        Option(help="Without a config: grounding, video (clips), qa, t2i (text to image) or edit (image editing)."),
+        Option(help="Without a config: grounding, video (clips), qa, t2i (text to image), t2v (clips) or edit (pictures)."),
     ] = None
     model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None
     data: Annotated[str | None, Option(help="With --task: a data file, or a name from `mmrl ls datasets`.")] = None

@@ -21,14 +21,17 @@ from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.memory import advice, room, size_text
 from mmrl.app.report.data import column
+from mmrl.app.run.beforehand import overlap_sentence
 from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts
 from mmrl.app.run.context import RUNS, distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import frames_of, strip
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import UnavailableError
-from mmrl.core.types import Prompt, Rollouts, Scores, Status
+from mmrl.core.sources import first_of_each
+from mmrl.core.types import Rollouts, Scores, Status
 from mmrl.training.collect import Collected, Collector
+from mmrl.training.evaluate import Evaluator
 from mmrl.training.watch.health import LOG_RATIO, stale_sentence
 from mmrl.training.watch.ratio_gate import Gap
 
@@ -122,23 +125,11 @@ def look_at_data(resolved: Resolved, found: Findings) -> None:
     if held_out is None:
         found.add("held-out data", "none: without [evaluation.data] there is no way to see if the model got better", "note")
         return
-    known = {contents(prompt) for prompt in looked_at}
-    evaluated = [held_out[i] for i in range(min(len(held_out), config.evaluation.num_prompts))]
-    shared = [prompt.id for prompt in evaluated if contents(prompt) in known]
-    if shared:
-        named = ", ".join(map(repr, shared[:3]))
-        found.add(
-            "held-out data",
-            f"{len(shared)} of {len(evaluated)} prompts are trained on, too ({named}): take another split, or mmrl data split",
-            "FAIL",
-        )
+    evaluated = first_of_each(held_out, config.evaluation.num_prompts)
+    if seen := overlap_sentence(looked_at, evaluated):
+        found.add("held-out data", seen, "FAIL")
     else:
         found.add("held-out data", f"{len(evaluated)} prompts, none of which is trained on")
-
-
-def contents(prompt: Prompt) -> tuple[object, ...]:
-    """Equal where two prompts show and ask the same."""
-    return (prompt.text, *(medium.tobytes() if hasattr(medium, "tobytes") else str(medium) for medium in prompt.media))
 
 
 def look_at_plan(made: Plan, size: int | None, found: Findings) -> None:
@@ -188,6 +179,25 @@ def look_at_job(job: Job, resolved: Resolved, found: Findings) -> None:
         look_at_ratio(job, rollouts, found)
     look_at_rewards(collected, found)
     look_at_samples(rollouts, found)
+    with found.look("evaluation"):
+        look_at_evaluation(job, found)
+
+
+def look_at_evaluation(job: Job, found: Findings) -> None:
+    """One evaluation of a few held-out prompts, every way that the config names."""
+    if (evaluator := job.evaluator) is None:
+        return
+    settings = replace(evaluator.settings, num_prompts=min(FEW, evaluator.settings.num_prompts))
+    collaborators = evaluator.sampling, evaluator.ranks, evaluator.variants
+    few = Evaluator(evaluator.policy, evaluator.prompts, evaluator.rewards, settings, *collaborators)
+    metrics, examples = few.run(0)
+    sampled, total = sum(len(group.samples) for group in examples.groups), metrics["eval/total"]
+    said = f"{len(few.prompts)} prompts, {sampled} samples, total {total:.3f}"
+    said += f"; also as {', '.join(examples.also)}" if examples.also else ""
+    if math.isnan(total):
+        found.add("evaluation", f"{said}: no sample has all weighted rewards, so nothing could be compared", "FAIL")
+    else:
+        found.add("evaluation", said)
 
 
 def look_at_ratio(job: Job, rollouts: Rollouts, found: Findings) -> None:
@@ -270,12 +280,14 @@ def look_at_samples(rollouts: Rollouts, found: Findings) -> None:
 
 def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found: Findings) -> None:
     """Adds the verdict of `mmrl reward test` on the config's rewards; pictures have no truth to test with."""
-    if modality_of(resolved.config.policy).output != "text":
-        found.add("reward test", "pictures have no truth to compare with: mmrl reward score shows what a reward likes", "note")
+    output = modality_of(resolved.config.policy).output_of(resolved.config.policy)
+    if output == "video":
+        found.add("reward test", "not for clips: mmrl reward score REWARD FOLDER ranks those that you have", "note")
         return
     from mmrl.app.commands.reward import test
 
     if test(name, overrides, None, num_prompts=TESTED):
-        found.add("reward test", f"the truth wins on {TESTED} prompts")
+        said = "every reward answers for pictures, the same each time; mmrl reward score REWARD FOLDER shows what it prefers"
+        found.add("reward test", said if output == "image" else f"the truth wins on {TESTED} prompts")
     else:
         found.add("reward test", "a reward has a fault, see above: fix it, or train on another one", "FAIL")

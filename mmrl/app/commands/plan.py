@@ -19,7 +19,7 @@ from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import counted_size
 from mmrl.app.planning.device import target_device
-from mmrl.app.planning.memory import GIB, WRITTEN, Memory, advice, room, size_text
+from mmrl.app.planning.memory import CONTEXT, GIB, WRITTEN, Memory, advice, room, size_text
 from mmrl.app.run.build import build
 from mmrl.app.run.context import distributed_run, idle_terms, updates
 from mmrl.training.evaluate import Evaluator
@@ -228,7 +228,9 @@ def print_memory(made: Plan, on_card: bool) -> None:
     for name, value in made.memory.host.items():
         added = value if on_card or name != WRITTEN else value - made.memory.overlap
         grid.add_row(name + (" (memory of the host)" if on_card else ""), size_text(added))
-    grid.add_row("at most", size_text(made.memory.peak if on_card else made.memory.resident), style="bold")
+    if on_card:
+        grid.add_row("CUDA itself", size_text(CONTEXT))
+    grid.add_row("at most", size_text(made.memory.peak + CONTEXT if on_card else made.memory.resident), style="bold")
     console.print(grid)
     if missing := not_counted(made):
         console.print(f"not counted: {'; '.join(missing)}", markup=False)

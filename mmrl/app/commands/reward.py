@@ -35,6 +35,7 @@ from mmrl.app.run.sample_files import strip_of, write_clip
 from mmrl.app.toml.tables import Table
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Group, Prompt, Sample
+from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.prompt.templates import tags_of
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
@@ -46,6 +47,8 @@ Shown = tuple[list[Prompt], list[Task]]
 Card = dict[str, Any]
 """One sample of a gallery, by the names that its template uses."""
 THUMBNAIL = 320
+DRAWN_SIDE = 256
+"""Pixels along a side of the pictures that a reward of pictures is tried on where no config names their size."""
 console = Terminal()
 
 
@@ -88,7 +91,12 @@ def test(
         made = [probes.image_groups(tasks[:num_prompts], style.seed)] * len(rewards)
     else:
         shown = [*prompts, *(task.prompt for task in tasks)]
-        made = [probes.text_groups(tried.own(shown)[:num_prompts], style) for tried in rewards]
+        made = [
+            probes.text_groups(tried.own(shown)[:num_prompts], style)
+            if style.draws is None
+            else probes.groups_of_drawings(tried.own(shown)[:num_prompts], style.draws)
+            for tried in rewards
+        ]
     found = [examine(tried.name, tried.function, *one, tried.use) for tried, one in zip(rewards, made, strict=True)]
     compare_ranges(found)
     if served:
@@ -109,13 +117,19 @@ def inputs_of_test(
         if read is None:
             raise ValueError(f"give the data to test {target} on: --data FILE, or a data set of `mmrl ls datasets`") from None
         tried = one_reward(target, settings, style.space)
+        if plugins.modalities(tried.function) == ("image",):
+            return [tried], *read(), replace(style, draws=(DRAWN_SIDE, DRAWN_SIDE))
         declared = getattr(tried.function, "space", None)
         if declared in SPACES and not space_given:
             style = probes.Style(cast(Space, declared), style.template)
         return [tried], *read(), style
     resolved = configs.load(target, settings)
     config, table = resolved.config, resolved.table
-    if not space_given:
+    if isinstance(config.policy, FlowPolicyConfig):
+        if config.policy.frames > 1:
+            raise ValueError("rewards of clips are tried on clips that you have: mmrl reward score REWARD FOLDER")
+        style = replace(style, draws=(config.policy.width, config.policy.height))
+    elif not space_given:
         space = space_of(config)
         style = probes.Style(
             cast(Space, space or style.space), style.template or tags_of(getattr(config.policy, "answer_format", ""))
@@ -323,6 +337,9 @@ def print_findings(found: Findings, num_prompts: int, served: bool) -> None:
         console.print(f"  FAULT: {fault}", style="red", markup=False)
     if not found.faults:
         console.print("  no fault found", style="green")
+    if probes.DRAWN in found.probes:
+        said = f"none of these is known to be the best: mmrl reward score {found.name} FOLDER ranks pictures that you have"
+        console.print(f"  {said}", markup=False, highlight=False)
 
 
 def percentiles(seconds: Sequence[float]) -> tuple[float, float]:

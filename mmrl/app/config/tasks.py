@@ -41,6 +41,12 @@ TASKS: dict[str, Values] = {
         "data": {"use": "prompts"},
         "evaluation": {"num_prompts": 64},
     },
+    "t2v": {
+        "algorithm": {"preset": "flow_grpo_fast"},
+        "policy": {"kind": "flow", "height": 240, "width": 416, "frames": 33},
+        "data": {"use": "prompts"},
+        "evaluation": {"num_prompts": 32},
+    },
     "edit": {
         "algorithm": {"preset": "flow_grpo"},
         "policy": DRAWN,
@@ -58,14 +64,16 @@ HELD_OUT = SPLITS[1:]
 SPLITTING = ("grounding_jsonl", "qa_jsonl", "edits", "prompts")
 """The data sets that read a split of a folder."""
 EXAMPLE = "mmrl train --task {task} --model {model} --data {data} --reward {reward}"
-SEES, DRAWS, EDITS = (
+SEES, DRAWS, EDITS, MOVES = (
     *("Qwen/Qwen2.5-VL-3B-Instruct", "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.1-Kontext-dev"),
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
 )
 EXAMPLES = {
     "grounding": EXAMPLE.format(task="grounding", model=SEES, data="boxes.jsonl", reward="iou --reward format=0.1"),
     "video": EXAMPLE.format(task="video", model=SEES, data="clips.jsonl", reward="by_type --reward format=0.1"),
     "qa": EXAMPLE.format(task="qa", model=SEES, data="questions.jsonl", reward="by_type --reward format=0.1"),
     "t2i": EXAMPLE.format(task="t2i", model=DRAWS, data="prompts.txt", reward="pick_score --reward clip_score=0"),
+    "t2v": EXAMPLE.format(task="t2v", model=MOVES, data="prompts.txt", reward="video_judge --reward smooth_motion=0.5"),
     "edit": EXAMPLE.format(task="edit", model=EDITS, data="edits.jsonl", reward="vlm_judge --reward keeps_rest=0.5"),
 }
 
@@ -115,7 +123,8 @@ def one_line(
     table.set(("reward",), [parse_reward(text) for text in words.rewards], COMMAND_LINE)
     resolved = resolve(table, overrides, task)
     put_templates(table, resolved.config.policy, by)
-    for key in ("save_every", "evaluate_every"):
+    evaluates = resolved.config.evaluation.data is not None
+    for key in ("save_every", *(["evaluate_every"] if evaluates else [])):
         if table.origin((key,)) is None:
             table.set((key,), max(1, resolved.config.steps // EVERY), by)
     return resolve(table, (), task)

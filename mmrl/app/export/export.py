@@ -23,6 +23,7 @@ from mmrl.app.modality.templates import template_text
 from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import load
 from mmrl.app.run.build import build_policy, with_local_model
+from mmrl.app.run.hushed import hushed_saving
 from mmrl.core.protocols import State
 from mmrl.runtime.disk import room_for
 from mmrl.training.checkpoints.save import Checkpoints
@@ -73,10 +74,12 @@ def export(
     state = part_of_state(data.run.path, Checkpoints(data.run.checkpoints).load(step), weights)
     policy_config = with_local_model(config).policy
     modality = modality_of(policy_config)
-    policy = build_policy(policy_config, frozenset(state["policy"]["shadows"]))
+    with hushed_saving():
+        policy = build_policy(policy_config, frozenset(state["policy"]["shadows"]))
     policy.load_state_dict(state["policy"])
     with whole_or_absent(out) as folder:
-        policy.save(folder)
+        with hushed_saving():
+            policy.save(folder)
         base, facts = shown_name(config.policy.model), modality.template(policy, config.evaluation)
         snippet = in_form(modality.snippet(policy, base, kind == "adapter"), form, folder)
         again = in_form(modality.again(policy, config.evaluation, base, kind), form, folder)
@@ -88,7 +91,8 @@ def export(
             # The policy's parts know each other, so its memory goes back only when cycles are looked for.
             del policy, state
             gc.collect()
-            modality.merge(folder, policy_config)
+            with hushed_saving():
+                modality.merge(folder, policy_config)
         (folder / "README.md").write_text(card, encoding="utf-8")
         (folder / FACTS).write_text(template_text(facts), encoding="utf-8")
         write_config(config, kind, folder)

@@ -84,8 +84,9 @@ def fit_lines(fit: Fit) -> list[str]:
     config, table = fit.resolved.config, fit.resolved.table
     head = f"{config.policy.model}: {fit.weights / 1e6:,.1f} million weights, {fit.device.name}"
     rows = [(choice.key, value_text(choice.value), choice.why) for choice in fit.choices]
-    rows += [(key, str(getattr(config, key)), f"of {config.steps} steps") for key in ("save_every", "evaluate_every")]
     held_out = config.evaluation.data
+    often = ["save_every", *(["evaluate_every"] if held_out is not None else [])]
+    rows += [(key, str(getattr(config, key)), f"of {config.steps} steps") for key in often]
     place = None if held_out is None else held_out.args.get("path", held_out.use)
     if held_out is not None and "split" in held_out.args:
         place = f"{place}, split {held_out.args['split']}"
@@ -98,7 +99,7 @@ def fit_lines(fit: Fit) -> list[str]:
 
 HELD_OUT = {
     True: "so there is no way to see what it learned: give --held-out, or put `test` next to `train` (mmrl data split)",
-    False: "prompts that nothing trains on",
+    False: "scored before, while and after it trains; a warning says if any of them train, too",
 }
 
 

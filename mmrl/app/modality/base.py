@@ -119,6 +119,10 @@ class Modality(Protocol[Settings, Model]):
         """
         ...
 
+    def check_plans(self, policy: Settings, algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]) -> None:
+        """Look, before weights are loaded, at the steps along which prompts are answered; ValueError for those not to be had."""
+        ...
+
     def warn_after_load(
         self, policy: Model, algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
     ) -> None:

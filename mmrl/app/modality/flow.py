@@ -13,6 +13,7 @@ from mmrl.app.modality.flow_checks import (
     IDLE_COLUMNS,
     check_objective,
     refuse_comparison_of_sizes,
+    refuse_plans,
     refuse_sizes,
     warn_of_clip_ranges,
     warn_of_guidance,
@@ -27,10 +28,11 @@ from mmrl.core.types import Prompt
 from mmrl.flow.layout import lay_out
 from mmrl.flow.plan import RolloutPlan, evaluation_plan
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.flow.sizes import own_size
+from mmrl.policies.flow.sizes import Size, own_size
 from mmrl.training.evaluate import Variant
 
 if TYPE_CHECKING:
+    from mmrl.policies.flow.families.base import FlowFamily
     from mmrl.policies.flow.policy import FlowPolicy
     from mmrl.policies.shared.call_log import DryRun
 
@@ -70,29 +72,30 @@ class FlowModality:
         return [Variant(one.name, plan_of(one, evaluation), one.weights or evaluation.weights) for one in evaluation.also]
 
     def check_prompts(self, policy: FlowPolicyConfig, prompts: Sequence[Prompt]) -> None:
-        from mmrl.policies.flow.families.known import family_of, own_family
         from mmrl.policies.flow.families.sources import refuse_sources
-        from mmrl.policies.flow.loading import load_index
-        from mmrl.policies.flow.write.sketch import sketch_of
 
-        own = own_family(policy)
-        index = load_index(policy.model, own)
-        kind = family_of(index, policy.model, own)
+        kind, sketch = sketch_of_model(policy)
         refuse_sources(prompts, kind.sources, f"policy.model {policy.model!r}")
-        refuse_sizes(prompts, sketch_of(kind, index, policy))
+        refuse_sizes(prompts, sketch)
+
+    def check_plans(
+        self, policy: FlowPolicyConfig, algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
+    ) -> None:
+        _, sketch = sketch_of_model(policy)
+        if sketch is not None:
+            refuse_plans(self.plans(algorithm, evaluation), families_by_size(sketch, prompts))
+
+    def plans(self, algorithm: Algorithm, evaluation: EvaluationTable) -> Mapping[str, RolloutPlan]:
+        """How pictures are drawn at the first step, and how held-out ones are, by the table of the config that says so."""
+        trained = {} if algorithm.schedule is None else {"algorithm.schedule": algorithm.schedule.at(0)}
+        also = {f"evaluation.also.{i}": plan_of(one, evaluation) for i, one in enumerate(evaluation.also)}
+        return {**trained, "evaluation": self.eval_sampling(evaluation), **also}
 
     def warn_after_load(
         self, policy: "FlowPolicy", algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
     ) -> None:
-        asked = {policy.family.size_of(prompt) for prompt in prompts} or {(policy.config.width, policy.config.height)}
-        families = {size: policy.family.at(size) for size in sorted(asked)}
-        for plan in (
-            *([] if algorithm.schedule is None else [algorithm.schedule.at(0)]),
-            self.eval_sampling(evaluation),
-            *(plan_of(one, evaluation) for one in evaluation.also),
-        ):
-            for size in families:
-                policy.sigmas(plan, size)
+        families = families_by_size(policy.family, prompts)
+        refuse_plans(self.plans(algorithm, evaluation), families)
         policy.encoder.warn([prompt.text for prompt in prompts])
         for size, family in families.items():
             own = [prompt for prompt in prompts if policy.family.size_of(prompt) == size]
@@ -201,6 +204,24 @@ class FlowModality:
 
     def merge(self, folder: Path, policy: FlowPolicyConfig) -> None:
         merge_lora(folder, policy)
+
+
+def sketch_of_model(policy: FlowPolicyConfig) -> "tuple[type[FlowFamily], FlowFamily | None]":
+    """The family of a model by its config files, and what these tell of it; errors as in `load_index` and `sketch_of`."""
+    from mmrl.policies.flow.families.known import family_of, own_family
+    from mmrl.policies.flow.loading import load_index
+    from mmrl.policies.flow.write.sketch import sketch_of
+
+    own = own_family(policy)
+    index = load_index(policy.model, own)
+    kind = family_of(index, policy.model, own)
+    return kind, sketch_of(kind, index, policy)
+
+
+def families_by_size(family: "FlowFamily", prompts: Sequence[Prompt]) -> "dict[Size, FlowFamily]":
+    """The family for every size that prompts are drawn at."""
+    asked = {family.size_of(prompt) for prompt in prompts} or {(family.width, family.height)}
+    return {size: family.at(size) for size in sorted(asked)}
 
 
 def plan_of(one: AlsoTable, evaluation: EvaluationTable) -> RolloutPlan:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jaxtyping import Float
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.readings import DT, MEAN, SAMPLED_MEAN, STD, TARGET_VELOCITY
-from mmrl.core.types import Prompt
+from mmrl.core.types import ClipRange, Prompt
 from mmrl.data.files.pictures import picture_size
 from mmrl.data.validate import FILE_ROW
 from mmrl.flow.plan import RolloutPlan
@@ -67,6 +67,16 @@ def refuse_sizes(prompts: Sequence[Prompt], family: FlowFamily | None) -> None:
     if troubles:
         more = f" (and {len(troubles) - 1} more of {len(prompts)} prompts cannot be drawn)" if len(troubles) > 1 else ""
         raise ValueError(troubles[0] + more)
+
+
+def refuse_plans(plans: Mapping[str, RolloutPlan], families: Mapping[Size, FlowFamily]) -> None:
+    """Raise ValueError where a model cannot draw along a plan; plans come by the table of the config that says so."""
+    for table, plan in plans.items():
+        for family in families.values():
+            try:
+                family.sigmas(plan)
+            except ValueError as error:
+                raise ValueError(f"{table}: {error}") from error
 
 
 def refuse_comparison_of_sizes(algorithm: Algorithm, sizes: Collection[Size]) -> None:
@@ -128,18 +138,23 @@ def warn_of_half_precision(algorithm: Algorithm, policy: FlowPolicyConfig) -> No
         )
 
 
+def fitting_clip(clipped: ClipRange, num_elements: int) -> float | None:
+    """The usual clip range at latents of this size, where a range is too narrow for them; else None."""
+    narrowest, usual = NORMALIZED if clipped.of == "scaled_ratio" else PLAIN
+    wider = math.sqrt(USUAL_ELEMENTS / num_elements)
+    return usual * wider if clipped.narrowest < 0.7 * narrowest * wider else None
+
+
 def warn_of_clip_ranges(algorithm: Algorithm, num_elements: int) -> None:
     """Say so where latents are too small for a clip range: log-ratios, means over a latent, spread as 1 / sqrt(elements)."""
-    wider = math.sqrt(USUAL_ELEMENTS / num_elements)
     for i, (_, term) in enumerate(algorithm.objective):
         clipped = with_hooks(term, TermHooks).clip_range
-        if clipped is None:
-            continue
-        narrowest, usual = NORMALIZED if clipped.of == "scaled_ratio" else PLAIN
-        if clipped.narrowest < 0.7 * narrowest * wider:
+        fitting = None if clipped is None else fitting_clip(clipped, num_elements)
+        if clipped is not None and fitting is not None:
+            usual = fitting / math.sqrt(USUAL_ELEMENTS / num_elements)
             log.warning(
                 f"algorithm.objective.{i}: the clip range {clipped.narrowest:g} of {type(term).__name__} is narrow for latents "
                 f"of {num_elements} elements, so nearly everything is clipped after one update (log-ratios are means over "
-                f"elements and spread as 1 / sqrt(elements); {usual:g} at {USUAL_ELEMENTS} is {usual * wider:.1g} here): "
+                f"elements and spread as 1 / sqrt(elements); {usual:g} at {USUAL_ELEMENTS} is {fitting:.1g} here): "
                 "set low and high to it"
             )

@@ -69,6 +69,11 @@ class TextModality:
         asks_for_boxes = WHERE in ANSWER_FORMATS.get(policy.answer_format, "")
         answer_template(policy.answer_format, self.box_space(policy) if asks_for_boxes else None)
 
+    def check_plans(
+        self, policy: TextPolicyConfig, algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
+    ) -> None:
+        """Tokens are written one after the other."""
+
     def warn_after_load(
         self, policy: "TextPolicy", algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
     ) -> None:

@@ -3,16 +3,21 @@
 A setting that the command line speaks of is left as it is.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmrl.app.config.chosen import is_free, with_values
 from mmrl.app.config.run import Resolved, part_table
+from mmrl.app.modality.flow import sketch_of_model
+from mmrl.app.modality.flow_checks import fitting_clip
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.planning.memory import size_text
+from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.types import Prompt
 from mmrl.data.files.pictures import picture_size
 from mmrl.policies.flow.dry_run import size_of_generator
+from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.families.base import Family
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -51,6 +56,10 @@ class Facts:
     """May pictures be shrunk by policy.max_pixels?"""
     token_side: int = 0
     """Pixels of a generator's token along one side."""
+    most_side: int | None = None
+    """The longest side that it draws; None: there is no bound."""
+    token_elements: int = 0
+    """Numbers of a latent of one token."""
 
     @property
     def is_tiny(self) -> bool:
@@ -68,7 +77,10 @@ class Facts:
             limits = type(family).limit_pixels is not Family.limit_pixels
             return cls(sum(weight.numel() for weight in model.parameters()), area, limits)
         weights, side = size_of_generator(policy)
-        return cls(weights, area, token_side=side)
+        _, family = sketch_of_model(replace(policy, height=side, width=side))
+        if family is None:
+            return cls(weights, area, token_side=side)
+        return cls(weights, area, False, side, family.grid.most, math.prod(family.latent_shape))
 
 
 def area_of(prompt: Prompt) -> int:
@@ -88,7 +100,7 @@ def usual_choices(resolved: Resolved, facts: Facts) -> list[Choice]:
     if isinstance(policy, TextPolicyConfig):
         found = tiny_choices(facts) if facts.is_tiny else text_choices(resolved, policy, facts)
     else:
-        found = tiny_drawing(facts) if facts.is_tiny else drawing_choices(resolved, facts)
+        found = tiny_drawing(resolved, policy, facts) if facts.is_tiny else drawing_choices(resolved, facts)
     return [choice for choice in found if is_free(resolved, choice.key)]
 
 
@@ -97,10 +109,21 @@ def tiny_choices(facts: Facts) -> Iterator[Choice]:
     yield Choice("policy.dtype", "float32", f"a small model trains whole: its {few}")
 
 
-def tiny_drawing(facts: Facts) -> Iterator[Choice]:
+def tiny_drawing(resolved: Resolved, policy: FlowPolicyConfig, facts: Facts) -> Iterator[Choice]:
     yield from tiny_choices(facts)
-    for key in ("policy.height", "policy.width"):
-        yield Choice(key, TOKENS_A_SIDE * facts.token_side, "small pictures for a small model")
+    side = TOKENS_A_SIDE * facts.token_side
+    side = side if facts.most_side is None else min(side, facts.most_side // facts.token_side * facts.token_side)
+    area = 1
+    for key, own in (("policy.height", policy.height), ("policy.width", policy.width)):
+        area *= side if is_free(resolved, key) else own
+        yield Choice(key, side, "small pictures for a small model")
+    elements = facts.token_elements * area // facts.token_side**2
+    for i, (_, term) in enumerate(resolved.config.algorithm.algorithm.objective):
+        clipped = with_hooks(term, TermHooks).clip_range
+        wider = None if clipped is None or not elements else fitting_clip(clipped, elements)
+        for name in ("low", "high") if wider is not None and is_free(resolved, "algorithm.objective") else ():
+            why = f"ratios of latents of {elements} elements spread more than those of large pictures"
+            yield Choice(f"algorithm.objective.{i}.{name}", float(f"{wider:.1g}"), why)
 
 
 def real_choices(resolved: Resolved, facts: Facts, rank: int, lr: float) -> Iterator[Choice]:

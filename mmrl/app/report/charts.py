@@ -9,6 +9,8 @@ from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 380.0, 210.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 10.0, 26.0
+LETTER = 7.0
+"""About the width of a letter of a label."""
 MAX_POINTS = 300
 """A longer curve is drawn as means of neighbouring steps."""
 LARGEST, SMALLEST = 1e300, 1e-300
@@ -125,10 +127,15 @@ def axes(x: Scale, y: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float],
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{HEIGHT - 8}" text-anchor="end">{x_name}</text>')
     digits = decimals(x_ticks)
     for tick in x_ticks:
-        parts.append(
-            f'<text class="tick" x="{x(tick):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{tick_text(tick, digits)}</text>'
-        )
+        text = tick_text(tick, digits)
+        at, anchor = inside(x(tick), text)
+        parts.append(f'<text class="tick" x="{at:.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{text}</text>')
     return Markup("".join(parts))
+
+
+def inside(at: float, text: str) -> tuple[float, str]:
+    """Place and anchor of a label below `at`, moved left where it would leave the picture."""
+    return (at, "middle") if at + LETTER * len(text) / 2 <= WIDTH else (WIDTH, "end")
 
 
 def band(one: Series, x: Scale, y: Scale) -> Markup:

@@ -272,13 +272,14 @@ def facts(data: RunData) -> list[tuple[str, str]]:
     found = [("steps", f"{data.steps_done} of {wanted}" if wanted is not None else str(data.steps_done))]
     algorithm = data.config.get("algorithm", {})
     if isinstance(algorithm, Mapping) and {"epochs", "minibatches"} <= set(algorithm):
-        found.append(("updates per step", str(int(algorithm["epochs"]) * int(algorithm["minibatches"]))))
+        updates = int(algorithm["epochs"]) * int(algorithm["minibatches"])
+        found.append(("update per step" if updates == 1 else "updates per step", str(updates)))
     if seconds:
         found.append(("in training steps", duration(seconds)))
     if data.before:
         found.append(("held-out prompts", str(len({row.prompt for row in data.before}))))
     if data.warnings:
-        found.append(("warnings", str(len(data.warnings))))
+        found.append(("warning" if len(data.warnings) == 1 else "warnings", str(len(data.warnings))))
     return found
 
 

@@ -7,7 +7,7 @@ from statistics import median_low
 
 from markupsafe import Markup
 
-from mmrl.app.report.charts import BOTTOM, RIGHT, WIDTH, Scale, canvas, decimals, tick_text, ticks
+from mmrl.app.report.charts import BOTTOM, RIGHT, WIDTH, Scale, canvas, decimals, inside, tick_text, ticks
 from mmrl.app.report.timing import PHASES, REST
 from mmrl.app.run.folder import read_lines
 
@@ -140,9 +140,10 @@ def draw(step: RecordedStep) -> Markup:
     body = [
         Markup(
             '<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="0" y2="{1:.1f}"/>'
-            '<text class="tick" x="{0:.1f}" y="{2:.1f}" text-anchor="middle">{3}</text>'
-        ).format(x(t), height - BOTTOM, height - 8, f"{tick_text(t, digits)} s")
+            '<text class="tick" x="{4:.1f}" y="{2:.1f}" text-anchor="{5}">{3}</text>'
+        ).format(x(t), height - BOTTOM, height - 8, text, *inside(x(t), text))
         for t in marks
+        for text in [f"{tick_text(t, digits)} s"]
     ]
     for row, name in enumerate(shown):
         top = LANE * row + 4

@@ -9,6 +9,7 @@ from itertools import cycle, islice
 from typing import Any, cast
 
 import numpy as np
+from PIL import Image
 
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.box import Box, Space, extent
@@ -20,6 +21,8 @@ TRUTH, OTHER, RANDOM, EMPTY, MALFORMED = "truth", "shuffled truth", "random", "e
 SWAPPED, DECIMALS, TAGGED = "x and y swapped", "with decimals", "in tags"
 REPEATED, PADDED = "truth three times", "truth and chatter"
 PROMPT, BLANK, NOISE = "swapped prompt", "blank", "noise"
+DRAWN, REDRAWN, MORE_NOISE = "drawn picture", "another drawn one", "other noise"
+"""Pictures without a prompt that they are known to fit."""
 IN_SPACE = "in space "
 CHATTER = " To be quite sure, let us look at it once more, and then again from the other side." * 8
 LETTERS = string.ascii_uppercase[:5]
@@ -32,6 +35,8 @@ class Style:
     space: Space = "norm1000"
     template: Template | None = None
     seed: int = 0
+    draws: tuple[int, int] | None = None
+    """Width and height of the pictures that it draws; None: it writes."""
 
 
 def text_groups(prompts: Sequence[Prompt], style: Style) -> tuple[list[str], list[Group]]:
@@ -159,6 +164,25 @@ def image_groups(tasks: Sequence[Task], seed: int) -> tuple[list[str], list[Grou
     return [TRUTH, PROMPT, BLANK, NOISE], groups
 
 
+def groups_of_drawings(prompts: Sequence[Prompt], size: tuple[int, int], seed: int = 0) -> tuple[list[str], list[Group]]:
+    """The same where nobody has a picture of the prompts: two smooth pictures of (width, height), blank, and two of noise."""
+    (width, height), rng = size, np.random.default_rng(seed)
+
+    def smooth() -> Any:
+        return _picture(rng.integers(0, 256, (5, 5, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
+
+    def noise() -> Any:
+        return _picture(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+    blank = _picture(np.full((height, width, 3), 127, np.uint8))
+    shown = [(smooth(), smooth(), blank, noise(), noise()) for _ in prompts]
+    groups = [
+        Group(i, prompt, tuple(Sample(image=picture) for picture in pictures))
+        for i, (prompt, pictures) in enumerate(zip(prompts, shown, strict=True))
+    ]
+    return [DRAWN, REDRAWN, BLANK, NOISE, MORE_NOISE], groups
+
+
 def _sample_of(prompt: Prompt, text: str) -> Sample:
     size = size_of(prompt)
     return Sample(text, tuple(text.encode()), media_sizes=() if size is None else (size,))
@@ -180,7 +204,5 @@ def _random_span(span: Interval, prompt: Prompt, rng: random.Random) -> Interval
     return replace(span, start=start, end=rng.uniform(start + 0.01 * most, most))
 
 
-def _picture(pixels: Any) -> Any:
-    from PIL import Image
-
+def _picture(pixels: Any) -> Image.Image:
     return Image.fromarray(pixels)

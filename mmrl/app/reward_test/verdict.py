@@ -220,6 +220,9 @@ def look_at_pictures(found: Findings) -> list[str]:
     """The common faults of rewards that look at pictures."""
     if found.spread < 1e-6:
         return ["it gives every picture the same score: nothing can be learned from it"]
+    if probes.DRAWN in found.probes:
+        found.warnings.append(spread_sentence(found, (probes.DRAWN, probes.REDRAWN), (probes.NOISE, probes.MORE_NOISE)))
+        return []
     truth, faults = found.mean(probes.TRUTH), []
     for probe in (probes.BLANK, probes.NOISE):
         if not found.beats(probes.TRUTH, probe):
@@ -232,7 +235,18 @@ def look_at_pictures(found: Findings) -> list[str]:
     elif not found.beats(probes.TRUTH, probes.PROMPT):
         numbers = f"{swapped:.3f} against {truth:.3f}{found.doubt(probes.PROMPT)}"
         faults.append(f"pictures of another prompt score as much ({numbers})")
+    if len(found.values) > 1:
+        found.warnings.append(spread_sentence(found, (probes.TRUTH,), (probes.NOISE,)))
     return faults
+
+
+def spread_sentence(found: Findings, pictures: Sequence[str], noise: Sequence[str]) -> str:
+    """How far scores of pictures lie apart, next to those of noise."""
+    ours, theirs = (
+        float(torch.cat([found.of(probe) for probe in probes]).nan_to_num(0.0).std(correction=0)) for probes in (pictures, noise)
+    )
+    said = f"scores of {'drawn pictures' if len(pictures) > 1 else 'pictures'} spread by {ours:.3g}, of noise by {theirs:.3g}"
+    return f"{said}: it tells noise apart better than pictures" if theirs > ours else said
 
 
 def compare_ranges(all_found: Sequence[Findings]) -> None:

@@ -18,9 +18,9 @@ from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, U
 from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
+from mmrl.app.run.beforehand import held_out_of, look_at_scoring, warn_of_idle_settings
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.hushed import hushed_saving
-from mmrl.app.run.idle_settings import warn_of_idle_settings
 from mmrl.app.run.services import AccelerateTrackers
 from mmrl.app.run.step_spans import StepSpans
 from mmrl.app.run.trackers import JsonlTracker, Progress
@@ -93,10 +93,12 @@ def build(
     looked_at = [*firsts, *(held_out or ())]
     modality.check_prompts(config.policy, looked_at)
     algorithm = modality.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label, firsts)
+    modality.check_plans(config.policy, algorithm, config.evaluation, looked_at)
     to_fetch = not Path(config.policy.model).expanduser().is_dir()
     with ranks.main_first(to_fetch):
         space = modality.box_space(config.policy)
     rewards, watched = reward_runners(config, loaded, loaded_more, space)
+    look_at_scoring(config, loaded, loaded_more, firsts, held_out)
     torch.manual_seed(config.seed)
     shadows = algorithm.shadows | config.evaluation.all_weights - {"live"}
     with ranks.main_first(to_fetch), waiting(f"loading model {resolved.config.policy.model}"):
@@ -158,7 +160,14 @@ def reward_runners(
     output = modality.output_of(config.policy)
     rewards = RewardRunner([named_reward(*pair, space, modality, output) for pair in zip(config.reward, loaded, strict=True)])
     more = [named_reward(*pair, space, modality, output) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
-    return rewards, RewardRunner([*rewards.rewards, *more]) if more else rewards
+    instead = [held_out_of(function) for function in loaded]
+    if not more and not any(instead):
+        return rewards, rewards
+    own = [
+        one if scorer is None else named_reward(reward, scorer, space, modality, output)
+        for one, reward, scorer in zip(rewards.rewards, config.reward, instead, strict=True)
+    ]
+    return rewards, RewardRunner([*own, *more])
 
 
 def named_reward(
@@ -331,9 +340,12 @@ def build_records(
     if not ranks.is_main:
         return Records(checkpoints=checkpoints, sizes=sizes)
     trackers = [build_trackers(config, run)] if config.trackers.names else []
-    return Records(
-        [JsonlTracker(run, space), StepSpans(run), *trackers, *watchers(config)], checkpoints, sizes, run.take_requests
-    )
+    watching = watchers(config)
+    for one in watching:
+        if isinstance(one, Progress):
+            one.first |= next((line for line in run.read_metrics().lines if "eval/total" in line), {})
+    files = [JsonlTracker(run, space), StepSpans(run)]
+    return Records([*files, *trackers, *watching], checkpoints, sizes, run.take_requests)
 
 
 def sizes_file(config: RunConfig, ranks: Ranks) -> Path | None:

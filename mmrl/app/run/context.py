@@ -29,8 +29,17 @@ def updates(algorithm: Algorithm) -> str:
     """How often a step's rollouts are trained on: clip ranges and the learning rate mean something only together with it."""
     if algorithm.updates == 1:
         return "1 update per step: ratios are 1 there, so clipping has nothing to do"
-    passes = f"{algorithm.minibatches} minibatches, {algorithm.epochs} passes"
-    return f"{algorithm.updates} updates per step ({passes}), the first at ratio 1"
+    return f"{algorithm.updates} updates per step ({passes_of(algorithm)}), the first at ratio 1"
+
+
+def passes_of(algorithm: Algorithm) -> str:
+    """`2 minibatches, 1 pass`."""
+    return f"{count_of(algorithm.minibatches, 'minibatch', 'es')}, {count_of(algorithm.epochs, 'pass', 'es')}"
+
+
+def count_of(number: int, thing: str, ending: str = "s") -> str:
+    """`1 pass`, `2 passes`."""
+    return f"{number} {thing}{ending if number != 1 else ''}"
 
 
 def idle_terms(made: Assembly) -> str | None:
@@ -44,7 +53,7 @@ def idle_terms(made: Assembly) -> str | None:
     what = " and ".join(f"{type(term).__name__} is {with_hooks(term, TermHooks).at_first_update}" for term in idle)
     count, source = "2 minibatches or more", ""
     if published.updates > 1:
-        count, source = f"{published.minibatches} minibatches, {published.epochs} passes", f" (preset {made.preset})"
+        count, source = passes_of(published), f" (preset {made.preset})"
     return (
         f"this objective acts only from the second update on, and a step takes one, where {what}: take {count}{source} with "
         "algorithm.minibatches and algorithm.epochs"

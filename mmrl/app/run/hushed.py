@@ -1,6 +1,7 @@
 """Silence for libraries that would print unimportant messages on the terminal."""
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,15 +9,19 @@ from contextlib import contextmanager
 @contextmanager
 def hushed_saving() -> Iterator[None]:
     """Keep libraries' progress bars and remarks off the terminal, where a model is saved that takes no time."""
+    from diffusers.utils import logging as drawing
     from transformers.utils import logging as words
 
-    had_bars, before = words.is_progress_bar_enabled(), logging.root.manager.disable
-    words.disable_progress_bar()
+    bars = [one for one in (words, drawing) if one.is_progress_bar_enabled()]
+    before = logging.root.manager.disable
+    for one in bars:
+        one.disable_progress_bar()
     # not by a logger's level, which libraries set when they are imported
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            yield
     finally:
         logging.disable(before)
-        if had_bars:
-            words.enable_progress_bar()
+        for one in bars:
+            one.enable_progress_bar()

@@ -101,6 +101,12 @@ def is_finished(resolved: Resolved, run: RunDir) -> str:
     step = Checkpoints(run.checkpoints).newest_whole()
     if step is None or step < resolved.config.steps:
         return ""
+    if step > resolved.config.steps:
+        wanted = saved_config(run).steps
+        to_end = (
+            f"leave steps out to go on to {wanted}" if wanted > step else f"resume it with steps={2 * step} or so to train on"
+        )
+        return f"steps is {resolved.config.steps}, and {run.path} has taken {step} already, so there is nothing to do: {to_end}"
     return f"{run.path} is finished: all its {step} steps are done; to train on, resume it with steps={2 * max(step, 1)} or so"
 
 

@@ -1,5 +1,6 @@
 """Where a run's metrics and examples go: its own files and the terminal."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -56,9 +57,11 @@ class JsonlTracker:
 
 
 def flat(config: Mapping[str, object], prefix: str = "") -> dict[str, str | int | float | bool]:
-    """Nested tables as dotted names; lists become one string."""
+    """Nested tables as dotted names, those in lists by their number; other lists become one string."""
     found: dict[str, str | int | float | bool] = {}
     for name, value in config.items():
+        if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            value = {str(i): one for i, one in enumerate(value)}
         if isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{name}.")
         else:
@@ -144,7 +147,7 @@ class Progress:
 
 def figures(metrics: Mapping[str, float], prompts_per_step: int) -> str:
     """'reward 0.41  iou 0.31  no spread 0.12  kl 0.0031  length 17  8.1 prompts/s  1.1k actions/s'."""
-    shown = [(label, metrics[name]) for label, name in KEY_FIGURES if name in metrics]
+    shown = [(label, metrics[name]) for label, name in KEY_FIGURES if math.isfinite(metrics.get(name, math.nan))]
     parts = [(name.removeprefix("reward/"), v) for name, v in metrics.items() if is_reward(name)]
     shown[1:1] = parts if len(parts) > 1 else []
     texts = [f"{label} {value:.3g}" for label, value in shown]

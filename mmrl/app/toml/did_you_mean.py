@@ -16,7 +16,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known name with the fewest edits to `word`; None where all are too far.
 
     Case does not count as an edit. A third of the letters may differ, and one always may; what begins with `word` (or the
-    last part of a path that does) comes after that.
+    last part of a path that does) comes after that, and then what its initials spell: `lr` for `learning_rate`.
     """
     lower, names = word.lower(), sorted(set(known))
     if not word:
@@ -26,7 +26,9 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     least = min(by_edits.values(), default=far + 1)
     if least <= far:
         return min((name for name in names if by_edits.get(name) == least), key=lambda name: likeness(lower, name.lower()))
-    return next((name for name in names if name.lower().startswith(lower) or name.lower().endswith(f"/{lower}")), None)
+    initials = "".join(part[:1] for part in lower.split("_"))
+    longer = (name for name in names if name.lower().startswith(lower) or name.lower().endswith(f"/{lower}"))
+    return next(longer, initials if "_" in lower and initials in names else None)
 
 
 def likeness(word: str, name: str) -> tuple[bool, float]:

@@ -23,7 +23,13 @@ class Forward:
     initial_noise: InitialNoise = "sample"
     spacing: Spacing | None = None
 
-    __post_init__ = check_ranges
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.times.kind == "rollout" and self.times.count > self.num_steps:
+            raise ValueError(
+                f"algorithm.schedule.num_steps is {self.num_steps}, and its times.count takes {self.times.count} of those "
+                f"steps: set algorithm.schedule.times.count to {self.num_steps} or less, or take more steps"
+            )
 
     def at(self, step: int) -> RolloutPlan:
         steps = (StepPlan(dynamics_of(self.solver, self.level)),) * self.num_steps

@@ -135,9 +135,7 @@ class FlowPolicy(PolicyHooks):
 
     def sigmas(self, plan: RolloutPlan, size: Size | None = None) -> Float[Tensor, " t1"]:
         """The sigmas of the plan's steps for pictures of a size (None: the run's); ValueError where the spacing has no answer."""
-        family = self.family if size is None else self.family.at(size)
-        family.check_plan(plan)
-        return plan.sigmas(plan.spacing or family.spacing(), family.image_tokens)
+        return (self.family if size is None else self.family.at(size)).sigmas(plan)
 
     @in_span("forward")
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:

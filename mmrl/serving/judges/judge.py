@@ -3,10 +3,11 @@
 import json
 import logging
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, nan
 from typing import Annotated
 
@@ -24,6 +25,8 @@ RETRIED = BUSY | {409}
 HOPELESS = frozenset({401, 403, 404, 405})
 """The server refuses every request alike: wrong key, address or model."""
 MOST_WAIT_S = 30.0
+ANSWER_S = 10.0
+"""Seconds that a server has to answer whether it is there."""
 
 
 class JudgeError(RuntimeError):
@@ -72,6 +75,22 @@ class Endpoint:
         check_address(self.url, "server.url", "http://host:port/v1")
         if self.api_key_env:
             read_secret(self.api_key_env)
+
+    def ready(self) -> None:
+        """Ask once whether the server is there, whatever it answers to a question about its models.
+
+        Raises RewardUnavailableError where it does not answer, refuses the key, or has no model although none is named.
+        """
+        once = replace(self, retries=0, timeout_s=min(self.timeout_s, ANSWER_S))
+        try:
+            if not self.model:
+                first_model(once, time.monotonic() + ANSWER_S)
+            else:
+                request(once, "/models", None, time.monotonic() + ANSWER_S)
+        except JudgeError as error:
+            if self.model and re.search("answered (404|405)", str(error)):
+                return
+            raise RewardUnavailableError(f"{error}: start the server before the run, or set server.url to where it is") from None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import typer
 
 from mmrl.app.cli import program as cli
 from mmrl.app.commands import check
+from mmrl.app.run.beforehand import contents
 from mmrl.core.types import Prompt, Scores
 from tests.support.flow_runs import Make
 
@@ -26,6 +27,9 @@ def test_a_sound_config(make: Make, tmp_path: Path, capsys):
         "|log ratio| 0.0e+00 at most",
         "of 24.00 GiB",
         "fit each",
+        "evaluation ok 2 prompts, 4 samples, total -8.",
+        "reward test ok every reward answers for pictures",
+        "mmrl reward score jpeg_size FOLDER",
     ):
         assert what in text
     file = Path(text.split("sample.png")[0].split()[-1] + "sample.png")
@@ -91,8 +95,8 @@ def test_rewards_that_do_not_answer(answer, what, make: Make, tmp_path: Path, ca
 
 
 def test_prompts_are_told_apart_by_what_they_show():
-    assert check.contents(Prompt("a", "hi")) == check.contents(Prompt("b", "hi"))
-    assert check.contents(Prompt("a", "hi", ("x.png",))) != check.contents(Prompt("a", "hi", ("y.png",)))
+    assert contents(Prompt("a", "hi")) == contents(Prompt("b", "hi"))
+    assert contents(Prompt("a", "hi", ("x.png",))) != contents(Prompt("a", "hi", ("y.png",)))
 
 
 def test_spread_is_taken_inside_groups():

@@ -9,6 +9,7 @@ import pytest
 
 from mmrl.app.config.tasks import EXAMPLES, TASKS, one_line
 from mmrl.app.plugins.resolve import listing
+from mmrl.policies.flow.settings import FlowPolicyConfig
 
 
 @pytest.fixture
@@ -25,6 +26,16 @@ def data_of(task: str, data: str, *words: str, held_out: str | None = None) -> t
     config = one_line(task, "m", data, ["iou"], words, held_out).config
     found = [None if one is None else (one.use, dict(one.args)) for one in (config.data, config.evaluation.data)]
     return found[0], found[1]
+
+
+def test_evaluations_come_with_held_out_prompts_only(folder: Path):
+    often = [one_line("grounding", "m", data, ["iou"], ["steps=40"]).config for data in ("parts/train.jsonl", "boxes.jsonl")]
+    assert [(one.save_every, one.evaluate_every) for one in often] == [(4, 4), (4, 0)]
+
+
+def test_clips_are_drawn_by_a_word(folder: Path):
+    policy = one_line("t2v", "m", "parts/train.jsonl", ["smooth_motion"], []).config.policy
+    assert isinstance(policy, FlowPolicyConfig) and (policy.frames, policy.width, policy.height) == (33, 416, 240)
 
 
 def test_held_out_prompts_lie_beside_those_to_train_on(folder: Path):
@@ -59,9 +70,9 @@ def test_clips_are_read_by_their_layout(folder: Path):
 
 @pytest.mark.parametrize(("steps", "every"), [(100, 10), (7, 1), (500, 50)])
 def test_every_run_is_saved_and_evaluated(folder: Path, steps: int, every: int):
-    config = one_line("grounding", "m", "boxes.jsonl", ["iou"], [f"steps={steps}"]).config
+    config = one_line("grounding", "m", "parts/train.jsonl", ["iou"], [f"steps={steps}"]).config
     assert config.save_every == config.evaluate_every == every
-    said = one_line("grounding", "m", "boxes.jsonl", ["iou"], ["save_every=3"])
+    said = one_line("grounding", "m", "parts/train.jsonl", ["iou"], ["save_every=3"])
     assert said.config.save_every == 3 and said.origin(("evaluate_every",)) == "task grounding"
 
 

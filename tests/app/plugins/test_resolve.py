@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.plugins.resolve import default_name, listing, load, locate, shipped_folder
+from mmrl.app.toml.did_you_mean import nearest
 
 
 @pytest.fixture
@@ -96,6 +97,7 @@ def test_unknown_names_are_answered_with_the_nearest():
         load("iuo", "rewards")
     with pytest.raises(ValueError, match=r"has no callable 'Iuo': did you mean 'Iou'"):
         load("iou:Iuo", "rewards")
+    assert nearest("learning_rate", ["lr", "lr_schedule", "kind"]) == "lr" and nearest("rate", ["lr"]) is None
     with pytest.raises(FileNotFoundError, match=r"nope\.py for the data set"):
         load("./nope.py", "datasets")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -199,6 +200,31 @@ def test_good_picture_rewards_pass_and_blind_ones_are_noted():
     assert not examine("it", lambda g: [fits(s.image, g.prompt) for s in g.samples], *groups).faults
     blind = examine("it", lambda g: [redness(s.image) for s in g.samples], *groups)
     assert not blind.faults and "does not look at the prompt" in blind.warnings[0]
+
+
+ONCE = count()
+DRAWN_FAULTS: dict[str, tuple[Function, str]] = {
+    "constant": (lambda g: [0.5 for s in g.samples], "gives every picture the same score"),
+    "random": (lambda g: [float(next(ONCE)) for s in g.samples], "differently the second time"),
+    "first one": (lambda g: [redness(g.samples[0].image) for s in g.samples], "depend on the order"),
+    "not a number": (lambda g: [math.nan if i == 2 else float(i) for i, _ in enumerate(g.samples)], "raises or answers NaN"),
+    "one for all": (lambda g: [1.0], "answered 1 values for the 5 samples"),
+}
+
+
+@pytest.mark.parametrize("fault", DRAWN_FAULTS)
+def test_faults_show_on_drawn_pictures_where_nobody_has_real_ones(fault: str):
+    reward, message = DRAWN_FAULTS[fault]
+    found = examine("it", reward, *probes.groups_of_drawings([Prompt("a", "x"), Prompt("b", "y")], (24, 16)))
+    assert any(message in line for line in found.faults), found.faults
+
+
+def test_drawn_pictures_have_the_size_asked_for_and_show_how_far_scores_spread():
+    names, groups = probes.groups_of_drawings([Prompt("a", "x"), Prompt("b", "y")], (24, 16))
+    assert {sample.image.size for group in groups for sample in group.samples} == {(24, 16)} and len(names) == 5
+    found = examine("it", lambda g: [redness(s.image) for s in g.samples], names, groups)
+    drawn = torch.cat([found.of(probes.DRAWN), found.of(probes.REDRAWN)]).std(correction=0)
+    assert not found.faults and f"scores of drawn pictures spread by {float(drawn):.3g}, of noise by 0.0" in found.warnings[0]
 
 
 def test_a_wide_range_beside_narrow_ones_is_a_fault():

@@ -76,6 +76,14 @@ def test_a_finished_run_says_so(run: RunDir):
     assert is_finished(resolve(run, "steps=2"), run) == ""
 
 
+def test_a_run_that_has_taken_more_steps_than_asked_for_is_not_called_finished(run: RunDir):
+    (run.checkpoints / "step-1").rename(run.checkpoints / "step-22")
+    run.config_file.write_text(run.config_file.read_text().replace("steps = 1\n", "steps = 40\n", 1))
+    said = is_finished(resolve(run, "steps=14"), run)
+    assert said == f"steps is 14, and {run.path} has taken 22 already, so there is nothing to do: leave steps out to go on to 40"
+    assert is_finished(resolve(run), run) == ""
+
+
 def test_a_new_preset_replaces_the_parts_that_the_run_has_spelled_out(run: RunDir):
     before = configs.load(str(run.config_file)).config
     after = resolve(run, "algorithm.preset=dr_grpo").config

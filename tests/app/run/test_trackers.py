@@ -1,6 +1,7 @@
 import importlib.util
 import io
 import json
+import math
 import sys
 import types
 from dataclasses import replace
@@ -16,13 +17,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.commands.sample import verdict
+from mmrl.app.config.run import load as load_config
 from mmrl.app.report.data import all_changes, load
 from mmrl.app.report.rows import Row
+from mmrl.app.run.build import build_records
 from mmrl.app.run.folder import RunDir, also_split, read_lines
 from mmrl.app.run.sample_files import frames_of, store
 from mmrl.app.run.services import AccelerateTrackers
-from mmrl.app.run.trackers import JsonlTracker, Progress
+from mmrl.app.run.trackers import JsonlTracker, Progress, flat
 from mmrl.core.protocols import Callback
+from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Segment, segments_of
 from mmrl.core.types import Examples, Group, MediaSize, Prompt, Sample, Scores, Status
 from mmrl.training.callbacks import Callbacks
@@ -304,6 +308,31 @@ def test_progress_names_the_rewards_when_there_are_several() -> None:
     metrics = {"reward/a": 0.1, "reward/b": 0.2, "reward/total": 0.3, "reward/no_spread": 0.0, "policy/kl": 0.00123}
     progress.after_step(3, metrics, None)
     assert out.getvalue().startswith("step 3/5  reward 0.3  a 0.1  b 0.2  no spread 0  kl 0.00123")
+
+
+def test_a_figure_that_a_step_has_not_is_left_out() -> None:
+    out = io.StringIO()
+    Progress(5, 4, Console(file=out)).after_step(3, {"reward/total": 0.3, "reward/no_spread": math.nan}, None)
+    assert out.getvalue() == "step 3/5  reward 0.3  0 s left\n"
+
+
+def test_after_a_resume_changes_are_still_those_since_the_first_evaluation(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    for step, total in ((0, 0.25), (5, 0.5)):
+        run.append(step, {"eval/total": total})
+    out = io.StringIO()
+    progress = Progress(10, 4, Console(file=out))
+    build_records(load_config("tiny/flow").config, run, None, Ranks(), lambda config: [progress])
+    progress.after_evaluation(10, {"eval/total": 0.75}, Examples(groups(), SCORES))
+    assert out.getvalue() == "step 10  held out: total 0.750 (+0.500)\n"
+
+
+def test_tables_in_lists_are_settings_of_their_own() -> None:
+    assert flat({"reward": [{"use": "iou", "weight": 1.0}], "by": ["split"]}) == {
+        "reward.0.use": "iou",
+        "reward.0.weight": 1.0,
+        "by": "['split']",
+    }
 
 
 def test_progress_says_where_the_time_went() -> None:

@@ -29,7 +29,7 @@ LATER = "acts only from the second update on"
         (["algorithm.preset=gspo", "algorithm.minibatches=1", "algorithm.epochs=2"], None),
         (
             ["algorithm.preset=gspo", "algorithm.minibatches=1"],
-            "where Clip is plain REINFORCE: take 4 minibatches, 1 passes (preset gspo)",
+            "where Clip is plain REINFORCE: take 4 minibatches, 1 pass (preset gspo)",
         ),
         (
             ["algorithm.preset=reg_grpo", "algorithm.epochs=1"],
@@ -63,7 +63,7 @@ def test_empty_minibatches_are_refused_before_the_model_is_looked_for(words: Seq
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["algorithm.preset=gspo", "algorithm.minibatches=1"], r"Clip is plain.*4 minibatches, 1 passes \(preset gspo\) with"),
+        (["algorithm.preset=gspo", "algorithm.minibatches=1"], r"Clip is plain.*4 minibatches, 1 pass \(preset gspo\) with"),
         (["algorithm.preset=r2vpo", "algorithm.minibatches=1"], "VarianceBound is plain REINFORCE"),
         (["algorithm.preset=llds", "algorithm.minibatches=1"], "Clip is plain REINFORCE and KeepLikely is"),
         (["algorithm.preset=reg_grpo", "algorithm.epochs=1"], "AdvantageRegression is plain"),

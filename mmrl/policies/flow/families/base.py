@@ -173,6 +173,11 @@ class FlowFamily(FamilyFacts):
     def check_plan(self, plan: RolloutPlan) -> None:
         """Raise ValueError for a plan along which this model cannot draw."""
 
+    def sigmas(self, plan: RolloutPlan) -> Float[Tensor, " t1"]:
+        """The sigmas of a plan's steps. Raises ValueError where the model cannot draw along it, or its spacing has no answer."""
+        self.check_plan(plan)
+        return plan.sigmas(plan.spacing or self.spacing(), self.image_tokens)
+
     def start(self, noise: Float[Tensor, "n ..."], sigma: float) -> Float[Tensor, "n ..."]:
         """The packed latents at the plan's first sigma, of standard normal noise."""
         return noise

@@ -1,6 +1,9 @@
 """Which class of a diffusers pipeline belongs to which family."""
 
+from typing import NoReturn
+
 from mmrl.policies.flow.families.base import FlowFamily, Index
+from mmrl.policies.flow.families.facts import EULER
 from mmrl.policies.flow.families.flux import Flux
 from mmrl.policies.flow.families.flux2 import Flux2, Flux2Klein
 from mmrl.policies.flow.families.kontext import Kontext
@@ -28,6 +31,25 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "WanPipeline": Wan,
 }
 """Class of a diffusers pipeline -> its family."""
+RELATIVES = {
+    "StableDiffusion3": "StableDiffusion3Pipeline",
+    "StableDiffusionXL": "StableDiffusionXLPipeline",
+    "StableDiffusion": "StableDiffusionPipeline",
+    "FluxKontext": "FluxKontextPipeline",
+    "Flux2": "Flux2Pipeline",
+    "Flux": "FluxPipeline",
+    "Chroma": "FluxPipeline",
+    "QwenImage": "QwenImagePipeline",
+    "Sana": "SanaPipeline",
+    "PixArt": "SanaPipeline",
+    "AuraFlow": "StableDiffusion3Pipeline",
+    "Lumina": "ZImagePipeline",
+    "ZImage": "ZImagePipeline",
+    "Kolors": "StableDiffusionXLPipeline",
+    "LatentConsistency": "StableDiffusionPipeline",
+    **dict.fromkeys(("Wan", "LTX", "HunyuanVideo", "CogVideoX", "Mochi"), "WanPipeline"),
+}
+"""Beginnings of other pipelines' names -> the one here that is built most like them, or draws the same kind of samples."""
 
 
 def own_family(settings: FlowPolicyConfig) -> type[FlowFamily] | None:
@@ -54,9 +76,10 @@ def family_of(index: Index, model: str, own: type[FlowFamily] | None = None) -> 
     """
     name = str(index.get("_class_name"))
     if own is None and name not in FAMILIES:
+        kind = f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
         raise ValueError(
-            f"policy.model {model!r} is a {name}, which is not known here: use one of {', '.join(sorted(FAMILIES))}, or give "
-            "policy.family a family of your own"
+            f"policy.model {model!r} is {kind}, which is not known here{relative(name)}: use "
+            f"one of {', '.join(sorted(FAMILIES))}, or give policy.family a family of your own"
         )
     family = own or FAMILIES[name]
     if not any(network in index for network in family.networks):
@@ -75,8 +98,25 @@ def family_of(index: Index, model: str, own: type[FlowFamily] | None = None) -> 
                 )
     scheduler = index["scheduler"][1]
     if scheduler not in family.schedulers:
-        raise ValueError(
-            f"policy.model {model!r} comes with the scheduler {scheduler}, but its steps are taken here along the straight paths "
-            f"of flow matching: use a model with {' or '.join(sorted(family.schedulers))}"
-        )
+        refuse_scheduler(model, scheduler, family)
     return family
+
+
+def relative(name: str) -> str:
+    """Words about the pipeline known here that is most like one that is not; empty where none is."""
+    near = next((known for word, known in RELATIVES.items() if word in name), None)
+    return "" if near is None else f" (its nearest relative here is {near})"
+
+
+def refuse_scheduler(model: str, scheduler: str, family: type[FlowFamily]) -> NoReturn:
+    """Raise ValueError for a scheduler whose steps are not those taken here."""
+    known = sorted(family.schedulers)
+    why = "whose steps cannot be followed here"
+    if EULER in known:
+        why = "but its steps are taken here along the straight paths of flow matching"
+    elif scheduler.startswith(("LCM", "TCD")) or "Ancestral" in scheduler:
+        why = "which draws noise in its steps, in a way that has no log-probability here"
+    raise ValueError(
+        f"policy.model {model!r} comes with the scheduler {scheduler}, {why}: use a model with {' or '.join(known)}, or save a "
+        f"copy of its pipeline with pipeline.scheduler = {known[0]}.from_config(pipeline.scheduler.config), if it draws well so"
+    )

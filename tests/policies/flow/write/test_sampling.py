@@ -234,7 +234,15 @@ def test_groups_that_do_not_fill_trees_are_refused(tiny):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"_class_name": "LTXPipeline"}, "is a LTXPipeline, which is not known here: use one of Flux2KleinPipeline, "),
+        (
+            {"_class_name": "LTXPipeline"},
+            r"is a LTXPipeline, which .* \(its nearest relative here is WanPipeline\): use",
+        ),
+        (
+            {"_class_name": "AuraFlowPipeline"},
+            "an AuraFlowPipeline, .* relative here is StableDiffusion3Pipeline",
+        ),
+        ({"_class_name": "OddPipeline"}, "is an OddPipeline, which is not known here: use one of Flux2KleinPipeline, "),
         ({"scheduler": ["diffusers", "DDIMScheduler"]}, "comes with the scheduler DDIMScheduler"),
     ],
 )
@@ -243,6 +251,15 @@ def test_pipelines_that_are_not_flow_matching_are_refused(tiny, tmp_path, change
     file = folder / "model_index.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ValueError, match=message):
+        FlowPolicy(FlowPolicyConfig(str(folder)))
+
+
+@pytest.mark.parametrize("scheduler", ["LCMScheduler", "EulerAncestralDiscreteScheduler"])
+def test_schedulers_that_draw_noise_are_refused_for_that(tiny, tmp_path, scheduler):
+    folder = shutil.copytree(tiny("sd15"), tmp_path / "model")
+    file = folder / "model_index.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"scheduler": ["diffusers", scheduler]}))
+    with pytest.raises(ValueError, match=f"{scheduler}, which draws noise in its steps, .*: use a model with DDIMScheduler or"):
         FlowPolicy(FlowPolicyConfig(str(folder)))
 
 

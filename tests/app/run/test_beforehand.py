@@ -1,12 +1,13 @@
-"""A setting that cannot act is refused, or said before a run starts."""
+"""What config, prompts and rewards show of a run is refused, or said, before its model is loaded."""
 
 import pytest
 
 from mmrl.app.config.run import load
 from mmrl.app.modality.flow_checks import warn_of_guidance
 from mmrl.app.modality.idle_columns import warn_of_columns
+from mmrl.app.plugins.resolve import load as rewards_load
+from mmrl.app.run.beforehand import idle_settings, look_at_scoring
 from mmrl.app.run.build import build
-from mmrl.app.run.idle_settings import idle_settings
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings, warn_of_idle_settings
@@ -78,7 +79,8 @@ def test_columns_that_look_like_settings(caplog):
 )
 def test_columns_are_looked_at_when_a_run_is_built(caplog, tmp_path, name, column, said):
     (tmp_path / "data.py").write_text(
-        f"from mmrl import Prompt\ndef load():\n    return [Prompt(str(i), 'fox', columns={{{column!r}: 9}}) for i in range(8)]\n"
+        "from mmrl import Box, Prompt\n"
+        f"def load():\n    return [Prompt(str(i), 'fox', (), Box(0, 0, 9, 9), {{{column!r}: 9}}) for i in range(8)]\n"
     )
     build(load(name, [f'data={{use = "{tmp_path / "data.py"}"}}', "evaluation={}", "evaluate_every=0"]))
     assert f"columns {column}," in caplog.text and said in caplog.text
@@ -102,3 +104,68 @@ def test_settings_beside_an_adapter(caplog):
     assert caplog.messages == []
     warn_of_idle_settings(LoraSettings(adapter="x", rank=64, targets=("to_q",)), Config())
     assert "policy.lora.rank, policy.lora.targets cannot act beside policy.lora.adapter, whose own rank (4)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (['reward=[{use="aesthetic"}]'], "reward 'aesthetic' is not ready: .*head is not set"),
+        (['reward=[{use="ocr"}]'], r"cannot score 6 of 6 prompts of \[data\], which need the column target"),
+        (['reward=[{use="object_counts"}]'], r"applies to none of the 6 prompts of \[data\], which need the column include"),
+        (['reward=[{use="pick_score"}]'], "reward 'pick_score' is not ready: model 'yuvalkirstain/PickScore_v1' is neither"),
+        (['reward=[{use="vlm_judge",server={url="http://127.0.0.1:9/v1"}}]'], "cannot be reached.* start the server before"),
+        (['reward=[{use="over_frames",picture={use="ocr"}}]', "policy.frames=5"], "set it to 1, or take a Wan"),
+        (
+            ["evaluation.also=[{name='few',num_steps=1}]", "policy.model=tiny:qwen_image"],
+            r"evaluation\.also\.0: .*2 steps or more",
+        ),
+        (["algorithm.preset=diffusion_nft"], r"times.count takes 9 .*: set algorithm\.schedule\.times\.count to 4 or less"),
+    ],
+    ids=["head", "text", "columns", "weights", "server", "frames", "plan", "times"],
+)
+def test_what_cannot_run_is_refused_before_weights_load(words, said, monkeypatch):
+    monkeypatch.setattr("mmrl.app.run.build.build_policy", pytest.fail)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match=said):
+        build(load("tiny/flow", words))
+
+
+def test_a_scorer_of_held_out_prompts_takes_the_place_of_its_win_rates():
+    """Of one sample, too: the win rates of a group are 1/2 on average."""
+    words = ["evaluation.num_samples=1", 'reward=[{use="pairwise_win_rate",scorer={use="jpeg_size",scale=0.1}}]']
+    job = build(load("tiny/flow", words))
+    assert job.evaluator is not None
+    plain = build(load("tiny/flow", ["evaluation.num_samples=1"])).evaluator
+    assert plain is not None
+    metrics = job.evaluator.run(0)[0]
+    assert metrics["eval/pairwise_win_rate"] == plain.run(0)[0]["eval/jpeg_size"] != 0.5
+    assert getattr(job.trainer.collector.rewards.rewards[0].function, "scorer", None) is not None
+
+
+def test_pairs_need_two_samples_and_a_vote_of_one_says_nothing(caplog):
+    class Compares:
+        def compare(self, group, pairs):
+            return {pair: 0.5 for pair in pairs}
+
+    config = load("tiny/flow", ["evaluation.num_samples=1", 'reward=[{use="pairwise_win_rate"}]']).config
+    reward, prompts = rewards_load("pairwise_win_rate", "rewards")(scorer=Compares()), [Prompt("p", "x")]
+    with pytest.raises(ValueError, match=r"evaluation\.num_samples is 1: set it to 2 or more"):
+        look_at_scoring(config, [reward], [], prompts, [Prompt("q", "y")])
+    votes = load("tiny/flow", ["evaluation.num_samples=1", 'reward=[{use="majority_vote"}]']).config
+    look_at_scoring(votes, [rewards_load("majority_vote", "rewards")()], [], prompts, [Prompt("q", "y"), prompts[0]])
+    assert [record.message for record in caplog.records] == [
+        "held-out data: 1 of 2 prompts are trained on, too ('p'): take another split, or mmrl data split",
+        "reward 'majority_vote' of one sample is 1 for any answer that can be read: set evaluation.num_samples to 2 or more",
+    ]
+
+
+def test_a_reward_that_is_watched_only_and_a_few_bad_prompts_are_warned_of(caplog):
+    config = load("tiny/flow", ['reward=[{use="jpeg_size"},{use="ocr",weight=0}]']).config
+    signs = [Prompt("a", 'a sign "stop"'), Prompt("b", 'a sign "go"'), Prompt("c", "a sign")]
+    rewards = [rewards_load(name, "rewards")() for name in ("jpeg_size", "ocr")]
+    look_at_scoring(config, rewards, [], signs, None)
+    look_at_scoring(config, rewards, [], signs[2:], None)
+    few, none = (record.message for record in caplog.records)
+    assert few.startswith("1 of 3 prompts of [data] lack the column target")
+    assert none.startswith("reward 'ocr' cannot score 1 of 1 prompts")

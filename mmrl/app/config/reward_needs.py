@@ -1,0 +1,152 @@
+"""The needs of shipped rewards, of prompts and of groups: the one table that runs are checked by and that the docs show."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from mmrl.answers.boxes.attempts import true_boxes
+from mmrl.answers.questions import problem_type, true_letters, true_number, true_text
+from mmrl.answers.spans.attempts import true_spans
+from mmrl.app.config.needed_rewards import rewards_in
+from mmrl.app.config.reward_models import is_shipped
+from mmrl.app.plugins import foreign_rewards as adapters
+from mmrl.core.types import Prompt
+from mmrl.data.validate import check_answer
+from mmrl.serving.reward_client import is_url
+
+Reads = Callable[[Prompt, Any, str], object]
+"""What a reward reads of a prompt, from the prompt, the reward and the kind of samples: text, image or video.
+
+None where it does not apply to the prompt; ValueError where it could not score its samples.
+"""
+
+
+@dataclass(frozen=True)
+class Need:
+    """The needs of a reward: `Need("a number", answer(true_number))`."""
+
+    words: str
+    """Of each prompt."""
+    reads: Reads = lambda prompt, reward, output: prompt
+    samples: int = 1
+    """The fewest samples of a prompt that it says something about."""
+    alone: str = ""
+    """How it scores fewer; empty: it fails."""
+    package: str = ""
+    """What it imports that mmrl itself does without."""
+
+
+def answer(read: Callable[[Prompt], object]) -> Reads:
+    """The true answer; the reward does not apply to prompts without one."""
+    return lambda prompt, reward, output: None if prompt.answer is None else read(prompt)
+
+
+def columns(*names: str) -> Reads:
+    """Columns that must be there."""
+
+    def read(prompt: Prompt, reward: object, output: str) -> object:
+        if missing := [name for name in names if prompt.columns.get(name) is None]:
+            raise ValueError(f"prompt {prompt.id!r} has no column {', '.join(missing)}")
+        return prompt
+
+    return read
+
+
+def true_mask(prompt: Prompt) -> object:
+    if not isinstance(prompt.answer, Mapping):
+        raise ValueError(f"the answer of prompt {prompt.id!r} is {prompt.answer!r:.80}: this reward needs a mask")
+    return prompt.answer
+
+
+def answer_of_type(prompt: Prompt, reward: Any, output: str) -> object:
+    kind = problem_type(prompt, getattr(reward, "column", "problem_type"))
+    check_answer(prompt, kind)
+    return None if prompt.answer is None else kind
+
+
+def own_schema(prompt: Prompt, reward: Any, output: str) -> object:
+    return prompt if reward.schema else columns(reward.column)(prompt, reward, output)
+
+
+def source(prompt: Prompt, reward: object, output: str) -> object:
+    if not prompt.media:
+        raise ValueError(f"prompt {prompt.id!r} has no picture to change")
+    return prompt
+
+
+def target(prompt: Prompt, reward: object, output: str) -> object:
+    return source(prompt, reward, output) and columns("target")(prompt, reward, output)
+
+
+def answer_for_judge(prompt: Prompt, reward: Any, output: str) -> object:
+    if prompt.answer is None and ("{answer}" in reward.template or (output == "text" and not reward.template)):
+        raise ValueError(f"prompt {prompt.id!r} has no answer, which the judge's template asks for: set template")
+    return prompt
+
+
+BOX, SPANS = Need("a box or several as answer", answer(true_boxes)), Need("a span or several as answer", answer(true_spans))
+TEXT = "a text or number as answer"
+NEEDS = {
+    "iou": BOX,
+    "giou": BOX,
+    "point_in_box": BOX,
+    "multi_box": BOX,
+    "mask_iou": Need("a mask as answer", answer(true_mask), package="pycocotools"),
+    "temporal_iou": SPANS,
+    "key_frame": SPANS,
+    "choice": Need("letters of its options as answer", answer(true_letters)),
+    "number": Need("a number as answer", answer(true_number)),
+    "math_answer": Need(TEXT, answer(lambda prompt: str(prompt.answer)), package="math_verify"),
+    "ocr_wer": Need(TEXT, answer(true_text), package="rapidfuzz"),
+    "rouge": Need(TEXT, answer(true_text), package="rouge_score"),
+    "by_type": Need("the column problem_type, and an answer of that type", answer_of_type),
+    "json_schema": Need("the column that the setting column names, unless there is one schema", own_schema),
+    "majority_vote": Need("nothing", samples=2, alone="1 for any answer that can be read"),
+    "pseudo_span": Need("nothing", samples=2, alone="1 for any answer that can be read"),
+    "object_counts": Need(
+        "the column include; color, position, exclude and tag where they apply", lambda p, r, o: p.columns.get("include")
+    ),
+    "ocr": Need(
+        "the column target, a text as answer, or double quotes around the text to be drawn", lambda p, r, o: r.target_of(p)
+    ),
+    "shapes": Need("the columns colour, shape and side", columns("colour", "shape", "side")),
+    "gliding_shapes": Need("the columns colour, shape and way", columns("colour", "shape", "way")),
+    "shape_edits": Need("a picture, and the columns of the data set shape_edits", columns("colour", "shape", "side", "part")),
+    "keeps_rest": Need("a picture; the column mask helps", source),
+    "toward_target": Need("a picture, and the column target with the picture to come near to", target),
+    "smooth_motion": Need("nothing", package="cv2"),
+    "vlm_judge": Need("an answer, where the template says {answer}", answer_for_judge),
+    "pairwise_win_rate": Need("what its scorer needs", samples=2),
+}
+"""Shipped reward -> what it needs of prompts and of a group; the others need nothing of these."""
+
+
+def needs_table() -> list[str]:
+    """The table in Markdown."""
+    rows = [
+        f"| {name} | {need.words} | {need.samples}{f' (of one: {need.alone})' if need.alone else ''} |"
+        for name, need in sorted(NEEDS.items())
+    ]
+    return ["| reward | each prompt needs | samples of a prompt |", "|---|---|---|", *rows, "| all others | nothing | 1 |"]
+
+
+def needs_of(use: str, args: Mapping[str, object], function: Any) -> Iterator[tuple[str, Need, Any]]:
+    """Name, need and object of a reward and of the rewards inside it, as far as they come with mmrl."""
+    if is_url(use):
+        return
+    style, plug_in = adapters.split(use)
+    name = Path(plug_in.partition(":")[0]).stem
+    if not style and name in NEEDS and is_shipped(plug_in):
+        yield name, NEEDS[name], function
+    for key, value in args.items():
+        if isinstance(value, Mapping):
+            for inner, own in rewards_in(value):
+                yield from needs_of(inner, own, getattr(function, key, None))
+
+
+def refuse_missing_package(name: str, need: Need) -> None:
+    """Raise ModuleNotFoundError where a reward's package is not installed."""
+    if need.package and find_spec(need.package) is None:
+        raise ModuleNotFoundError(f'reward {name!r} needs the package {need.package}: pip install "mmrl[rewards]"')

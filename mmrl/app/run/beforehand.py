@@ -1,0 +1,171 @@
+"""Mistakes that config, prompts and rewards show before a model is loaded: refused, or said in a warning."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+from mmrl.app.config.reward_needs import Need, needs_of, refuse_missing_package
+from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, TrackerConfig, UnweightedReward
+from mmrl.app.modality.registry import modality_of
+from mmrl.core.samples import UnavailableError
+from mmrl.core.sources import first_of_each
+from mmrl.core.types import Prompt
+from mmrl.serving.files import refuse_missing_model
+from mmrl.serving.scorers.sizes import HoldsModels
+
+log = logging.getLogger("mmrl")
+
+
+@runtime_checkable
+class AsksBefore(Protocol):
+    """A reward that looks, before a run starts, whether its files and servers are there."""
+
+    def ready(self) -> None: ...
+
+
+def overlap(trained: Sequence[Prompt], held_out: Sequence[Prompt]) -> list[Prompt]:
+    """The held-out prompts that show and ask the same as one to train on."""
+    texts = {prompt.text for prompt in held_out}
+    known = {contents(prompt) for prompt in trained if prompt.text in texts}
+    return [prompt for prompt in held_out if contents(prompt) in known]
+
+
+def contents(prompt: Prompt) -> tuple[object, ...]:
+    """Equal where two prompts show and ask the same."""
+    return (prompt.text, *(medium.tobytes() if hasattr(medium, "tobytes") else str(medium) for medium in prompt.media))
+
+
+def overlap_sentence(trained: Sequence[Prompt], held_out: Sequence[Prompt]) -> str:
+    """The sentence about held-out prompts that are trained on, too; empty where there are none."""
+    shared = overlap(trained, held_out)
+    named = ", ".join(repr(prompt.id) for prompt in shared[:3])
+    remedy = "take another split, or mmrl data split"
+    return f"{len(shared)} of {len(held_out)} prompts are trained on, too ({named}): {remedy}" if shared else ""
+
+
+def look_at_scoring(
+    config: RunConfig,
+    loaded: Sequence[object],
+    loaded_more: Sequence[object],
+    trained: Sequence[Prompt],
+    held_out: Sequence[Prompt] | None,
+) -> None:
+    """Look whether every reward can score the run's prompts and groups, and whether its files, packages and servers are there.
+
+    Held-out prompts that are trained on get a warning, and so do a reward that is only watched and one that few prompts are wrong
+    for. Raises ValueError for another reward.
+    """
+    output, evaluation = modality_of(config.policy).output_of(config.policy), config.evaluation
+    asked = [] if held_out is None else first_of_each(held_out, evaluation.num_prompts)
+    if seen := overlap_sentence(trained, asked):
+        log.warning(f"held-out data: {seen}")
+    group_size = config.algorithm.algorithm.group_size
+    for reward, function in (*zip(config.reward, loaded, strict=True), *zip(evaluation.reward, loaded_more, strict=True)):
+        weighed = isinstance(reward, RewardConfig)
+        found = list[str]()
+        if weighed:
+            found += look_at_reward(reward, function, trained, "[data]", group_size, output)
+        if asked:
+            instead = held_out_of(function)
+            found += look_at_reward(
+                reward, instead or function, asked, "[evaluation.data]", evaluation.num_samples, output, bool(instead)
+            )
+        if missing := [sentence for part in parts_of(function) for sentence in not_ready(part)]:
+            found.append(f"is not ready: {'; '.join(missing)}")
+        sentence = f"reward {reward.label!r} {'; and it '.join(found)}"
+        if found and weighed and reward.weight:
+            raise ValueError(sentence)
+        if found:
+            log.warning(sentence)
+
+
+def look_at_reward(
+    reward: UnweightedReward,
+    function: object,
+    prompts: Sequence[Prompt],
+    place: str,
+    samples: int,
+    output: str,
+    is_scorer: bool = False,
+) -> list[str]:
+    """Phrases about prompts and groups that do not fit a reward, or those inside it; `is_scorer`: it is asked in its place."""
+    own, found = [prompt for prompt in prompts if not reward.sources or prompt.source in reward.sources], list[str]()
+    for name, need, made in needs_of(reward.use, reward.args, function):
+        if made is None or (is_scorer and need.samples > 1):
+            continue
+        if samples < need.samples and not need.alone:
+            key = "evaluation.num_samples" if place == "[evaluation.data]" else "algorithm.group_size"
+            found.append(f"compares the samples of a prompt, and {key} is {samples}: set it to {need.samples} or more")
+        elif samples < need.samples:
+            log.warning(f"reward {name!r} of one sample is {need.alone}: set evaluation.num_samples to {need.samples} or more")
+        try:
+            refuse_missing_package(name, need)
+        except ModuleNotFoundError as error:
+            found.append(f"cannot run: {error}")
+        if sentence := misfit(need, made, own, place, output, reward.max_failed):
+            found.append(sentence)
+    return found
+
+
+def misfit(need: Need, made: object, prompts: Sequence[Prompt], place: str, output: str, most: float) -> str:
+    """Why a reward cannot score these prompts; empty where it can score all but a share of `most`, which is a warning."""
+    errors, applies = list[str](), 0
+    for prompt in prompts:
+        try:
+            applies += need.reads(prompt, made, output) is not None
+        except ValueError as error:
+            errors.append(str(error))
+    if errors and len(errors) > most * len(prompts):
+        return f"cannot score {len(errors)} of {len(prompts)} prompts of {place}, which need {need.words}: {errors[0]}"
+    if errors:
+        log.warning(f"{len(errors)} of {len(prompts)} prompts of {place} lack {need.words}, so their samples fail: {errors[0]}")
+    if prompts and not applies and not errors:
+        return f"applies to none of the {len(prompts)} prompts of {place}, which need {need.words}: take another reward"
+    return ""
+
+
+def held_out_of(function: object) -> Any:
+    """The reward that scores held-out prompts in place of one that says nothing of them; None where it does so itself."""
+    return getattr(function, "held_out", None)
+
+
+def parts_of(function: object) -> list[object]:
+    """A reward and the rewards in its fields."""
+    inside = [getattr(function, f.name, None) for f in fields(function)] if is_dataclass(function) else []
+    return [function, *(part for value in inside if is_dataclass(value) and callable(value) for part in parts_of(value))]
+
+
+def not_ready(function: object) -> Iterator[str]:
+    """Sentences about the files, models and servers that a reward misses."""
+    checks = [partial(refuse_missing_model, size.name) for size in function.models()] if isinstance(function, HoldsModels) else []
+    for check in (*checks, *([function.ready] if isinstance(function, AsksBefore) else ())):
+        try:
+            check()
+        except (OSError, ValueError, ModuleNotFoundError, UnavailableError) as error:
+            yield str(error)
+
+
+def warn_of_idle_settings(config: RunConfig) -> None:
+    """Log one warning for every setting that somebody gave and nothing of this run reads."""
+    for sentence in idle_settings(config):
+        log.warning(sentence)
+
+
+def idle_settings(config: RunConfig) -> Iterator[str]:
+    """The sentences of `warn_of_idle_settings`."""
+    if config.evaluation.data is None:
+        usual = EvaluationConfig(**modality_of(config.policy).evaluation_defaults(config.policy))
+        unread = [f"evaluation.{name}" for name in changed(config.evaluation, usual) if name != "num_prompts"]
+        unread += ["evaluate_every"] if config.evaluate_every else []
+        unread += ["checkpoint.keep_best"] if config.checkpoint.keep_best.startswith("eval/") else []
+        if unread:
+            yield f"{', '.join(unread)}: nothing is evaluated, so this cannot act: set [evaluation.data], or remove it"
+    if not config.trackers.names and (unread := changed(config.trackers, TrackerConfig())):
+        yield f"{', '.join(f'trackers.{name}' for name in unread)}: no tracker is on, so this cannot act: set trackers.names"
+
+
+def changed(settings: EvaluationConfig | TrackerConfig, usual: EvaluationConfig | TrackerConfig) -> list[str]:
+    """The names of the fields that differ."""
+    return [f.name for f in fields(settings) if getattr(settings, f.name) != getattr(usual, f.name)]
