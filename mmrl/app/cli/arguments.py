@@ -59,11 +59,28 @@ class PlanOptions(TaskOptions):
     as_json: AsJson = False
 
 
+@dataclass(frozen=True)
+class EvalOptions:
+    """The options of an evaluation without a run or config."""
+
+    task: Annotated[str | None, Option(help="Without a run or config: the task, as in `mmrl train`.")] = None
+    model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None
+    data: Annotated[
+        str | None,
+        Option(help="With --task: a data file, or a name from `mmrl ls datasets`; with --suite: the folder of its files."),
+    ] = None
+    suite: Annotated[str | None, Option(metavar="NAME", help="A published test set, such as refcoco or geneval.")] = None
+    reward: Annotated[
+        list[str] | None,
+        Option(metavar="NAME", help="With --task: what scores the answers; repeat it.", autocompletion=complete_reward),
+    ] = None
+
+
 def with_task(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace the command's first argument, TaskOptions or PlanOptions, by an option per field, after the argument behind it."""
+    """Replace the command's first argument, an object of options, by an option per field, after the argument behind it."""
     signature = inspect.signature(function)
     first, following, *rest = signature.parameters.values()
-    cls: type[TaskOptions] = first.annotation
+    cls: type[TaskOptions | EvalOptions] = first.annotation
     hints = get_type_hints(cls, include_extras=True)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     own = [inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in fields(cls)]

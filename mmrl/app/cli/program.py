@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import AsJson, Overrides, PlanOptions, RunFolder, TaskOptions, with_task
+from mmrl.app.cli.arguments import AsJson, EvalOptions, Overrides, PlanOptions, RunFolder, TaskOptions, with_task
 from mmrl.app.cli.data import data
 from mmrl.app.cli.look import compare, report, watch
 from mmrl.app.cli.recipe import recipe
@@ -20,7 +20,7 @@ from mmrl.app.cli.reward import reward
 from mmrl.app.commands.cache import cache
 from mmrl.app.commands.demo import DEMOS
 from mmrl.app.commands.engine import engine
-from mmrl.app.commands.help import InOrder, complete_config, complete_name, complete_reward
+from mmrl.app.commands.help import InOrder, complete_config, complete_name
 from mmrl.app.errors import TRACEBACK, is_for_people, leave_loudly, printable, protect_streams, sentence, start
 
 app = typer.Typer(cls=InOrder, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
@@ -169,7 +169,9 @@ def launch(
 
 
 @app.command("eval")
+@with_task
 def evaluate(
+    options: EvalOptions,
     arguments: Annotated[
         list[str] | None,
         Argument(
@@ -179,24 +181,14 @@ def evaluate(
         ),
     ] = None,
     step: Annotated[int | None, Option(help="This checkpoint of a run instead of its newest.")] = None,
-    task: Annotated[str | None, Option(help="Without a run or config: the task, as in `mmrl train`.")] = None,
-    model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None,
-    data: Annotated[
-        str | None,
-        Option(help="With --task: a data file, or a name from `mmrl ls datasets`; with --suite: the folder of its files."),
-    ] = None,
-    suite: Annotated[str | None, Option(metavar="NAME", help="A published test set, such as refcoco or geneval.")] = None,
-    reward: Annotated[
-        list[str] | None,
-        Option(metavar="NAME", help="With --task: what scores the answers; repeat it.", autocompletion=complete_reward),
-    ] = None,
     output: Annotated[Path | None, Option(help="Folder of the samples and numbers; the same one goes on after a kill.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on held-out prompts: writes every sample to predictions.jsonl and prints numbers with intervals."""
     from mmrl.app.lab.evaluation.command import EvalArguments, run_evaluation
 
-    run_evaluation(EvalArguments(arguments or [], step, output, task, model, data, reward or [], suite), as_json)
+    named = options.task, options.model, options.data, options.reward or [], options.suite
+    run_evaluation(EvalArguments(arguments or [], step, output, *named), as_json)
 
 
 @app.command()
