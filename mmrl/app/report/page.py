@@ -171,7 +171,7 @@ def script_hash(name: str) -> str:
     return f"sha256-{base64.b64encode(digest).decode()}"
 
 
-def inlined(file: Path) -> str:
+def inline_assets(file: Path) -> str:
     """The address of a picture or clip that holds all of it; empty where it is missing, or a clip too large for a page."""
     if not file.is_file() or (file.suffix == ".mp4" and file.stat().st_size > MOST_CLIP_BYTES):
         return ""
@@ -181,13 +181,13 @@ def inlined(file: Path) -> str:
 class Example:
     """One sample as a page shows it; `address` says where a page finds a file of media."""
 
-    def __init__(self, run: RunDir, row: Row, address: Callable[[Path], str] = inlined) -> None:
+    def __init__(self, run: RunDir, row: Row, address: Callable[[Path], str] = inline_assets) -> None:
         self.row = row
         self.shown = [picture_of(run, media, None if i else row, address) for i, media in enumerate(row.line["media"])]
         self.made = [picture_of(run, row.line[kind], None, address) for kind in ("image", "video") if row.line[kind]]
         self.iou = row.iou
         file = run.samples_file(row.line["split"], row.line["step"])
-        self.samples = quote(file.relative_to(run.path).as_posix()) if address is inlined else ""
+        self.samples = quote(file.relative_to(run.path).as_posix()) if address is inline_assets else ""
         """Where a report links to all of a text that is cut."""
         self.answer = row.line["answer"] if not row.truth and row.spans is None else None
         self.scores = [(name, value, row.line["status"][name]) for name, value in row.line["scores"].items()]
@@ -210,7 +210,7 @@ class Pair:
         return "better" if self.change > 0 else "worse"
 
 
-def picture_of(run: RunDir, media: Line, row: Row | None, address: Callable[[Path], str] = inlined) -> Picture:
+def picture_of(run: RunDir, media: Line, row: Row | None, address: Callable[[Path], str] = inline_assets) -> Picture:
     """A stored picture; with `row`, its boxes or spans are drawn: they refer to a prompt's first picture or clip."""
     if media["file"] is None:
         return Picture("", 1, 1, media["what"])

@@ -68,7 +68,7 @@ def look_at_scoring(
         if weighed:
             found += look_at_reward(reward, function, trained, "[data]", group_size, output)
         if asked:
-            instead = held_out_of(function)
+            instead = evaluation_scorer(function)
             found += look_at_reward(
                 reward, instead or function, asked, "[evaluation.data]", evaluation.num_samples, output, bool(instead)
             )
@@ -126,7 +126,7 @@ def misfit(need: Need, made: object, prompts: Sequence[Prompt], place: str, outp
     return ""
 
 
-def held_out_of(function: object) -> Any:
+def evaluation_scorer(function: object) -> Any:
     """The reward that scores held-out prompts in place of one that says nothing of them; None where it does so itself."""
     return getattr(function, "held_out", None)
 

@@ -18,7 +18,7 @@ from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, U
 from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
-from mmrl.app.run.beforehand import held_out_of, look_at_scoring, warn_of_idle_settings
+from mmrl.app.run.beforehand import evaluation_scorer, look_at_scoring, warn_of_idle_settings
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.hushed import hushed_saving
 from mmrl.app.run.services import AccelerateTrackers
@@ -160,7 +160,7 @@ def reward_runners(
     output = modality.output_of(config.policy)
     rewards = RewardRunner([named_reward(*pair, space, modality, output) for pair in zip(config.reward, loaded, strict=True)])
     more = [named_reward(*pair, space, modality, output) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
-    instead = [held_out_of(function) for function in loaded]
+    instead = [evaluation_scorer(function) for function in loaded]
     if not more and not any(instead):
         return rewards, rewards
     own = [
