@@ -1,4 +1,7 @@
-"""Attack mmrl: `python -m tests.attacks [AREA] [--write docs/attacks.md]`. Loopback only, bounded in time and memory."""
+"""Attack mmrl: `python -m tests.attacks [AREA] [--write docs/attacks.md]`. Loopback only, bounded in time and memory.
+
+With an area, only its rows of the page are written anew.
+"""
 
 import argparse
 import importlib
@@ -6,11 +9,16 @@ import pkgutil
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import tests.attacks
 from tests.attacks.attack import Attack
+
+BROKEN = "**BROKEN**"
+Row = tuple[str, str, str]
+"""Area, name and outcome."""
 
 
 def all_attacks() -> list[Attack]:
@@ -31,6 +39,19 @@ def carry_out(attack: Attack) -> tuple[bool, str]:
             return False, f"the attack itself failed: {type(error).__name__}: {error}"
 
 
+def table(rows: Sequence[Row]) -> list[str]:
+    """The lines of the page, and how many held."""
+    held = sum(not outcome.startswith(BROKEN) for _, _, outcome in rows)
+    lines = [f"| {' | '.join(row)} |".replace("\n", " ") for row in rows]
+    return ["| area | attack | outcome |", "|---|---|---|", *lines, f"\n{held} of {len(rows)} attacks held."]
+
+
+def read(page: Path) -> list[Row]:
+    """The rows of a page that was written before."""
+    cells = [line.strip("| ").split(" | ", 2) for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    return [(area, name, outcome) for area, name, outcome in cells[1:]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("area", nargs="?")
@@ -46,16 +67,15 @@ def main() -> None:
     with ThreadPoolExecutor(arguments.workers) as pool:
         outcomes = list(pool.map(carry_out, attacks))
     rows = [
-        (attack.area, attack.name, outcome if held else f"**BROKEN**: {outcome}")
+        (attack.area, attack.name, outcome if held else f"{BROKEN}: {outcome}")
         for attack, (held, outcome) in zip(attacks, outcomes, strict=True)
     ]
-    lines = ["| area | attack | outcome |", "|---|---|---|", *(f"| {' | '.join(row)} |".replace("\n", " ") for row in rows)]
-    held = sum(held for held, _ in outcomes)
-    lines.append(f"\n{held} of {len(attacks)} attacks held.")
-    print("\n".join(lines))
+    print("\n".join(table(rows)))
     if arguments.write:
+        others = [] if arguments.area is None else [row for row in read(arguments.write) if row[0] != arguments.area]
         head = "# Attacks\n\nWhat was tried against mmrl and what came of it; written by `make attack`.\n\n"
-        arguments.write.write_text(head + "\n".join(lines) + "\n")
+        arguments.write.write_text(head + "\n".join(table(sorted([*others, *rows], key=lambda row: row[0]))) + "\n")
+    held = sum(held for held, _ in outcomes)
     sys.exit(held != len(attacks))
 
 
