@@ -48,7 +48,7 @@ ConfigName = Annotated[
     str,
     Argument(metavar="CONFIG", help="A TOML file or a name from `mmrl ls configs`.", autocompletion=complete_config),
 ]
-Card = Annotated[str | None, Option(metavar="SIZE", help="Memory of a GPU, such as 24GB (default: this machine's).")]
+Card = Annotated[str | None, Option(metavar="SIZE", help="A GPU, by memory (24GB) or name (RTX 4090); default: this machine's.")]
 WITH_MODELS = {"train", "eval", "check", "plan", "demo", "sample", "export", "arena"}
 """Commands that import the large libraries, which takes seconds."""
 KIND_HELP = "rewards, datasets, algorithms, configs; or parts, samplers, generators, families (default: the first four)."
@@ -127,7 +127,10 @@ def train(
     arguments: ConfigWords = None,
     card: Annotated[
         str | None,
-        Option(metavar="SIZE", help="With --task: memory of the GPU to fit the run to, such as 24GB (default: this machine's)."),
+        Option(
+            metavar="SIZE",
+            help="With --task: the GPU to fit the run to, as 24GB or RTX 4090 (default: this machine's).",
+        ),
     ] = None,
     output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
     resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,

@@ -39,7 +39,7 @@ class Device:
 
 
 def target_device(card: str | None, processes: int = 1) -> Device:
-    """The device of a run: a card of this memory, such as 24GB (else ValueError), or this machine's, shared by n processes."""
+    """The device of a run: a card such as 24GB or RTX 4090 (else ValueError), or this machine's, shared by n processes."""
     size = room(card)
     if size is not None:
         said = "from --card" if card is not None else "this machine's smallest"

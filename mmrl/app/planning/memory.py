@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from mmrl.app.config.run import RunConfig
+from mmrl.app.planning.cards import gigabytes_of
 from mmrl.policies.shared.call_log import DryRun
 from mmrl.policies.shared.meta_models import size_of
 from mmrl.training.optim import OptimizerSettings
@@ -125,11 +126,14 @@ def size_text(size: int) -> str:
 
 
 def room(card: str | None) -> int | None:
-    """Bytes of a given card ("24GB"; else ValueError), of the smallest one of this machine, or None where there is none."""
+    """Bytes of a given card, of the smallest one of this machine, or None where there is none.
+
+    A card is a size, such as 24GB, or a name, such as RTX 4090. Raises ValueError for others.
+    """
     if card is not None:
-        found = re.fullmatch(r"\s*([\d.]+)\s*([a-zA-Z]*)\s*", card)
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", card)
         if found is None or found[2].upper() not in UNITS:
-            raise ValueError(f"--card is {card!r}: write its memory as in --card 24GB")
+            return int(gigabytes_of(card) * GIB)
         return int(float(found[1]) * UNITS[found[2].upper()])
     if not torch.cuda.is_available():
         return None

@@ -1,0 +1,47 @@
+"""Cards by name: the memory that they show, and names that say too little or nothing."""
+
+import pytest
+
+from mmrl.app.planning.cards import SIZES, gigabytes_of, plain
+from mmrl.app.planning.memory import GIB, room
+
+
+@pytest.mark.parametrize(
+    ("card", "gib"),
+    [
+        ("RTX 4090", 24 * 0.98),
+        ("nvidia geforce rtx 4090", 24 * 0.98),
+        ("T4", 15),
+        ("Tesla T4", 15),
+        ("A100-40", 40 * 0.98),
+        ("a100 80GB", 80 * 0.98),
+        ("H100-80", 80 * 0.98),
+        ("rtx4060ti-16gb", 16 * 0.98),
+        ("H200", 141 * 0.98),
+    ],
+)
+def test_a_card_is_known_by_its_name(card: str, gib: float):
+    assert gigabytes_of(card) == gib and room(card) == int(gib * GIB)
+
+
+@pytest.mark.parametrize(
+    ("card", "told"),
+    [
+        ("A100", 'sold in 2 sizes: write "A100-40" or "A100-80"'),
+        ("RTX 4091", r"not known here \(do you mean RTX 4090\?\): write its memory as in --card 24GB"),
+        ("A100-60", "not known here.*A100-40"),
+        ("", "write its memory as in --card 24GB"),
+        ("a toaster", "write its memory as in --card 24GB"),
+        ("1.2.3GB", "write its memory as in --card 24GB"),
+    ],
+)
+def test_names_that_say_too_little_or_nothing_are_refused(card: str, told: str):
+    with pytest.raises(ValueError, match=told):
+        room(card)
+
+
+def test_every_name_in_the_table_is_found():
+    assert len({plain(name) for name in SIZES}) == len(SIZES)
+    for name, sizes in SIZES.items():
+        for size in sizes:
+            assert 0.9 * size < gigabytes_of(name if len(sizes) == 1 else f"{name}-{size}") < size
