@@ -136,7 +136,9 @@ def test_data_is_checked_split_and_named(tmp_path: Path):
     (tmp_path / "boxes.jsonl").write_text("\n".join(rows) + "\n")
     assert "10 rows, 0 problems" in mmrl("data", "check", "boxes.jsonl", cwd=tmp_path).stdout
     done = mmrl("data", "split", "boxes.jsonl", "parts", "train=0.8", "test=0.2", cwd=tmp_path)
-    assert done.stdout.splitlines() == ["parts/train.jsonl: 8 rows, 8 pictures", "parts/test.jsonl: 2 rows, 2 pictures"]
+    outside = "files lie outside parts and are named by absolute paths: --copy brings them along"
+    wanted = [f"parts/train.jsonl: 8 rows, 8 pictures\n  8 {outside}\n", f"parts/test.jsonl: 2 rows, 2 pictures\n  2 {outside}\n"]
+    assert done.stdout == "".join(wanted)
     bad = mmrl("data", "check", "boxes.jsonl", "box_format=xywh", "columns.box=nobox", cwd=tmp_path)
     assert bad.returncode == 2
     assert "boxes.jsonl:1: column nobox is missing" in bad.stderr

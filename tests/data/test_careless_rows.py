@@ -109,16 +109,14 @@ def test_a_problem_is_never_as_long_as_a_picture(jsonl):
     assert len(found) < 700
 
 
-def test_a_split_of_pictures_in_cells_is_refused_in_few_words(tmp_path):
+def test_a_split_of_damaged_pictures_in_cells_is_refused_in_few_words(tmp_path):
     import pyarrow
     from pyarrow import parquet
 
     cells = [{"bytes": b"\x89PNG" * 250_000, "path": None}] * 2
     table = pyarrow.table({"image": cells, "question": ["a", "b"]})
     parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(
-        ValueError, match=r"a\.parquet:1: column 'image' holds the bytes of pictures, and JSONL holds paths"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"a\.parquet:1: picture \(1000000 bytes\) cannot be read") as caught:
         split(tmp_path / "a.parquet", tmp_path / "out", {"train": 0.5, "test": 0.5})
     assert len(str(caught.value)) < 2000
 

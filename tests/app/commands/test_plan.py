@@ -275,7 +275,7 @@ def test_sizes_of_cards():
 def test_geometry_is_refused_as_train_refuses_it(make: Make):
     with pytest.raises(ValueError, match="3 processes cannot share evenly"):
         plan.plan(TrainArguments(["tiny/flow"]), processes=3)
-    with pytest.raises(ValueError, match="need groups of a multiple of 4"):
+    with pytest.raises(ValueError, match="needs groups of a multiple of 4"):
         plan.plan(
             TrainArguments(
                 [

@@ -62,7 +62,7 @@ def test_keys_belong_to_their_kind(make: Make, name: str, word: str, message: st
     [
         (
             ["algorithm.schedule.kind=Tree", "algorithm.group_size=6"],
-            r"tree need groups of a multiple of 4 samples, but algorithm\.group_size is 6",
+            r"tree needs groups of a multiple of 4 samples, but algorithm\.group_size is 6",
         ),
         (["policy.model=tiny:qwen3_vl"], "no tiny pipeline of family 'qwen3_vl'"),
         (["policy.model=tiny:grounding"], "no tiny pipeline of family 'grounding'"),

@@ -76,7 +76,7 @@ def counted_step(policy: FlowPolicy, algorithm: Algorithm) -> dict[str, int]:
             sampling.clear()
 
     policy.rollout = noticed  # type: ignore[method-assign]
-    settings = TrainSettings(steps=2, prompts_per_step=2, micro_batch=7, optimizer=OptimizerSettings(lr=1e-3))
+    settings = TrainSettings(steps=2, prompts_per_step=2, micro_batch=7, ratio_bound=1e-4, optimizer=OptimizerSettings(lr=1e-3))
     trainer = Trainer(
         policy, algorithm, Shuffled(prompts(), seed=0), RewardRunner([NamedReward("any_variety", any_variety)]), settings
     )

@@ -214,7 +214,7 @@ def test_rows_of_a_data_set_hold_tones(tmp_path: Path):
     [prompt] = Questions(tmp_path).prompts(row)
     assert prompt.media == (high,) and "tone" not in prompt.columns and prompt.columns["mood"] == "glad"
     with pytest.raises(ValueError, match="2 <tone> markers for 1 tones"):
-        Questions(tmp_path, template="<tone> {question}").prompts(row)
+        Questions(tmp_path, template="<tone> <tone> {question}").prompts(row)
     with pytest.raises(ValueError, match="both clips and tones"):
         Questions(tmp_path).prompts(replace(row, values={**row.values, "video": "a.mp4"}))
 
