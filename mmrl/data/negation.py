@@ -11,7 +11,7 @@ NEGATED = {
 ASKING = frozenset(("what", "which", "who", "whom", "whose", "where", "when", "why", "how"))
 PREPOSITIONS = frozenset(("in", "at", "on", "to", "for", "from", "with", "of", "by", "about", "during", "after", "before"))
 AMOUNTS = frozenset(("many", "much", "long", "old", "often", "far", "big", "tall", "fast"))
-"""After `how`: all numbers but one are no useful answer."""
+"""Words after `how` that ask for an amount: negated, every number but one would be right."""
 BEGINS_A_CLAUSE = ASKING | {
     "that", "while", "after", "before", "if", "because", "since", "until", "as", "once", "though", "although", "unless"
 }  # fmt: skip

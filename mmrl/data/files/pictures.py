@@ -99,7 +99,7 @@ def _decode(picture: Image.Image, name: str) -> None:
 
 
 def _orientation(picture: Image.Image, name: str) -> int | None:
-    # asking a PNG without a note for one would decode it
+    # reading the orientation of a PNG that notes none would decode it
     if picture.format == "PNG" and "exif" not in picture.info:
         return None
     try:
