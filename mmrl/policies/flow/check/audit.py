@@ -1,4 +1,4 @@
-"""Do the record of an image generator's rollouts, its plan and its pictures fit each other?"""
+"""Do an image generator's recorded rollouts, its plan and its pictures agree with each other?"""
 
 import torch
 from torch import Tensor

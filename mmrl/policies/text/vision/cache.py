@@ -33,7 +33,7 @@ class Features:
 
     @classmethod
     def of(cls, output: Any) -> "Features":
-        """Those of transformers' output."""
+        """The features in an output of transformers."""
         deep = getattr(output, "deepstack_features", None)
         return cls(type(output), held(output.pooler_output), None if deep is None else tuple(map(held, deep)))
 
