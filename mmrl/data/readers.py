@@ -36,7 +36,7 @@ class HfDataset(Protocol):
 
 @runtime_checkable
 class StoredHfDataset(Protocol):
-    """The part of a Hugging Face Dataset that readers use: its rows have numbers."""
+    """The part of a stored Hugging Face Dataset that readers use: rows are looked up by number."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Cell]: ...

@@ -62,7 +62,7 @@ def split(
         layout: as `mmrl data check` calls it; None: guessed.
         copy: bring along the files that rows name, into a folder per part.
 
-    Raises ValueError for shares that do not add up to 1, a name for no file, several layouts that fit, boxes without a
+    Raises ValueError for shares that do not add up to 1, a name that no file can have, several layouts that fit, boxes without a
     picture, or a part that would be empty.
     """
     path, columns = Path(path), columns or {}

@@ -198,7 +198,7 @@ def check_markers(text: str, media: Sequence[object]) -> None:
 
 
 def strip_markers(text: str, media: Sequence[object]) -> str:
-    """The text without the markers that it begins with, if they are one for each of its media: these come first anyway."""
+    """The text without the markers that it begins with, if there is one for each of its media: media come first anyway."""
     rest = text.lstrip()
     for one in media:
         if not rest.startswith(kind_of(one).marker):

@@ -1,7 +1,7 @@
 """Prompts made up from word lists: text to be rendered, objects to be counted, coloured and placed, printed numbers.
 
-`write("lettering", 1000)` is the same thousand prompts on every machine. Whether a prompt is held out depends on what it asks
-for alone (its text, its objects), so splits never share a task, whatever their seeds and sizes are.
+`write("lettering", 1000)` is the same thousand prompts on every machine. Whether a prompt is held out depends only on what it
+asks for (its text, its objects), so splits never share a task, whatever their seeds and sizes are.
 """
 
 import random

@@ -2,8 +2,8 @@
 
     0001.jpg  0001.json {"question": "How many?", "answer": 3}      0002.png  0002.txt a red fox
 
-Members are read one by one where they lie; their names choose no file. A member that is a link, leads out by `..` or is larger
-than any picture refuses the whole file.
+Members are read one by one inside the tar; no file is opened by their names. The whole tar is refused if a member is a link,
+leads out by `..` or is larger than any picture.
 """
 
 import json
