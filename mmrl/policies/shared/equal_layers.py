@@ -1,7 +1,7 @@
 """Stacks of equal layers without weights: only one of them is run, and the others take the bytes that it took.
 
 A published model has some thirty layers that differ in nothing but their numbers, and counting bytes costs time for every
-operator. Inside `share_layers` the first layer of a kind is measured for itself, forwards and backwards; every layer then takes,
+operator. Inside `share_layers` the first layer of a kind is measured by itself, forwards and backwards; every layer then takes,
 keeps and gives back as many bytes at the same moments, under gradient checkpointing too, and computes nothing.
 """
 
@@ -55,11 +55,11 @@ class LayerCost:
     forward: int
     """Peak of the forward pass."""
     passing: int
-    """The same where nothing is kept for the way back, as when gradient checkpointing passes for the first time."""
+    """The same where nothing is kept for the backward pass, as in the first pass of gradient checkpointing."""
     kept: int
-    """Kept for the way back, outputs apart."""
+    """Kept for the backward pass, outputs excluded."""
     backward: int
-    """Most at a time on the way back, beyond what was kept and the gradients of the outputs."""
+    """Peak of the backward pass, beyond what was kept and the gradients of the outputs."""
     storages: Sequence[int]
     """Bytes of the memory of the outputs."""
     outputs: Sequence[Output]
@@ -242,7 +242,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 class Seed(torch.autograd.Function):
-    """A number made of tensors that are not kept; on the way back each gets a gradient of its size."""
+    """A number made of tensors that are not kept; in the backward pass each gets a gradient of its size."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ class NarrowedWeights:
 def stand_in(cost: LayerCost, leaves: Sequence[object]) -> tuple[Any, bool]:
     """The outputs of a layer that is not run; its bytes are taken, kept and freed as if it were.
 
-    Returns also whether anything is kept for the way back: not without gradients, nor under gradient checkpointing.
+    Also returns whether anything is kept for the backward pass: not without gradients, nor under gradient checkpointing.
     """
     for one, count in zip(counters_in(leaves), cost.obeyed, strict=True):
         one.obeyed += count
@@ -318,7 +318,7 @@ class Replay(torch.autograd.Function):
         places = [take(maker, count) for count in cost.storages]
         outputs = tuple(places[one.storage].view(one.dtype).as_strided(one.shape, one.stride, one.begin) for one in cost.outputs)
         ctx.cost = cost
-        # What is let go at once has the same form, and takes no memory.
+        # What is freed at once has the same form, and takes no memory.
         ctx.save_for_backward(take(maker, cost.kept) if is_kept else take(maker, 1).expand(cost.kept), *tensors)
         ctx.mark_non_differentiable(*(out for out, one in zip(outputs, cost.outputs, strict=True) if not one.has_gradient))
         return outputs

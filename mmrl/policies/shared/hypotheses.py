@@ -114,7 +114,7 @@ class Suspects:
         """Reasons within the model: repetition, dropout, gradients, precision, batches, weights, adapters.
 
         Args:
-            one_by_one: every row in a forward that it has to itself, which `single` says in words.
+            one_by_one: reads every row in a forward of its own, which `single` says in words.
             sampled: reads as sampling computes, for lower precision; None: as `read`.
             still: a block in which reading leaves training mode alone.
             others: reasons in the ways of reading that this policy has.

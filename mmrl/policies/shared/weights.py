@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHADOWS = frozenset({"ref", "ema", "previous", "start"})
 """`start`: as they were when the current step began; `previous`: when the one before began, which takes `start` too."""
 Decay = float | Callable[[int], float]
-"""How much of an average stays at an update: a number, or one that depends on how many updates there were before."""
+"""How much of an average is kept at an update: a number, or a function of how many updates there were before."""
 USUAL_DECAY = 0.99
 Rest = Literal["device", "cpu"]
 """Where copies of weights are kept while not in use."""
@@ -60,7 +60,7 @@ class Shadow:
     order: list[nn.Parameter]
     """The live weights that these are copies of."""
     rest: Rest = "device"
-    """Where they are kept while not in use, and the live ones while they are."""
+    """Where the copies are kept while not in use, and the live weights while the copies are in use."""
 
     @classmethod
     def of(cls, parameters: Sequence[nn.Parameter], rest: Rest = "device") -> "Shadow":
@@ -69,7 +69,7 @@ class Shadow:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """A block in which the live parameters hold the shadow's values. No gradient may be taken of what is computed."""
+        """A block in which the live parameters hold the shadow's values. No gradient may be taken through it."""
         # Through .data the version counters stay, so a graph built before remains valid once the values are back.
         live = [own_part(weight).data for weight in self.order]
         kept = [put_aside(weight, self.rest) for weight in live]

@@ -44,7 +44,7 @@ class Worker:
     """True once it was stopped for good."""
 
     def __call__(self, job: Job) -> Frames:
-        """Raises what the process raised; WorkerError when two in a row died or said nothing in time."""
+        """Raises what the process raised; WorkerError when two in a row died or did not answer in time."""
         try:
             return self._ask(job)
         except WorkerError as error:

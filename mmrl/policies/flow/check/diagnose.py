@@ -137,7 +137,7 @@ def of_schedule(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
         return replace(one, plan=replace(one.plan, steps=tuple(noisier(step, factor) for step in one.plan.steps)))
 
     change = "with sigmas shifted by {factor}"
-    # A network's answers differ even at slightly different times; at the start of a row, no shift changes the time.
+    # A network's answers differ even at nearly equal times; at the start of a row, no shift changes the time.
     first = again.mask & (again.mask.cumsum(1) == 1)
     yield from suspect.fit(SCHEDULE, change, lambda factor: again.with_tables(partial(shift, factor)), first)
     change = "with {factor} times the noise level"

@@ -233,7 +233,7 @@ def side_by_side(x: Float[Tensor, "h s d"], fed: Sequence[int]) -> Float[Tensor,
 
 
 def look_in_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...], scale: float | None) -> Float[Tensor, "n h q e"]:
-    """Attention by masks, which may be of more queries and keys than there are."""
+    """Attention by masks, which may cover more queries and keys than there are."""
     count, width = q.shape[2], k.shape[2]
     out: list[Tensor] = []
     for block in blocks:
