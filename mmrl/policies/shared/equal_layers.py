@@ -160,7 +160,7 @@ def values_of(tensor: Tensor) -> Hashable:
 
 
 def measure(work: Callable[..., Any], leaves: Sequence[object], spec: TreeSpec) -> LayerCost | None:
-    """Run a layer forwards and backwards in isolation; None where it returns an input, or a tensor that is not fake."""
+    """Run a layer forwards and backwards in isolation; None where it returns an input, or an output that is not fake."""
     counters = counters_in(leaves)
     before = [one.obeyed for one in counters]
     dtype, is_on = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
