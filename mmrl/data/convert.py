@@ -53,16 +53,16 @@ def convert(
     """Convert a data set and write `out`, whole or not at all. Pictures are not opened.
 
     Picture paths become relative to the folder of `out`, or absolute outside it; pictures that a table holds become files in a
-    folder next to `out`. Other data sets than those for boxes and questions are converted from their prompts: `convert_source`.
+    folder next to `out`. Data sets that hold neither boxes nor questions are converted from their prompts; see `convert_source`.
 
     Args:
         source: a file or folder of one of the layouts, for example COCO's instances JSON or RefCOCO's folder.
-        kind: its layout, one of `mmrl.data.layouts.guess.LAYOUTS` that hold boxes or questions; None: guessed.
+        kind: its layout, one of `mmrl.data.layouts.table.LAYOUTS` that hold boxes or questions; None: guessed.
         image_root: where the file names in `source` start; its folder by default.
         question: for coco, yolo, voc and labelme, the text of a row, with {label} in it.
         columns: our name -> the source's, for the columns that the layout reads.
-        split: of a folder with several, the one to convert.
-        each: make a row of each question of a conversation.
+        split: the split to convert, where a folder has several.
+        each: make one row per question of a conversation.
 
     Raises FileNotFoundError, or ValueError for another layout, wrong rows, or where none of the pictures is found.
     """

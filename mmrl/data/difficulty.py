@@ -1,4 +1,4 @@
-"""Selection of the prompts that a policy can learn from: those it gets neither always right nor never."""
+"""Selects the prompts that a policy can learn from: those it gets right sometimes, but not always."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from mmrl.core.types import Prompt
 
 @dataclass(frozen=True)
 class Kept:
-    """The prompts that stay, in their order, and how many went."""
+    """The prompts that are kept, in their order, and how many were dropped."""
 
     prompts: tuple[Prompt, ...]
     num_too_easy: int
@@ -33,7 +33,7 @@ def keep_learnable(
     high: float = 0.9,
     success_at: float = 0.5,
 ) -> Kept:
-    """Keep prompts whose success share lies in [low, high]; `scores` holds, by prompt id, those of k samples each.
+    """Keep prompts whose success share lies in [low, high]; `scores` maps a prompt's id to the scores of its k samples.
 
     Raises ValueError for an empty interval, or a prompt without scores.
     """

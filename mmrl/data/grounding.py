@@ -17,7 +17,7 @@ from mmrl.data.validate import FILE_ROW, check_markers, check_shape, check_token
 BoxFormat = Literal["xyxy", "xywh"]
 """Four numbers as two corners, or as the upper left corner, width and height."""
 _MOST = 1e300
-"""Numbers beyond are no coordinates; whole numbers of JSON may have thousands of digits."""
+"""Larger numbers are not coordinates; integers in JSON may have thousands of digits."""
 WRITTEN = "write [10, 20, 200, 180], numbers in brackets and no text"
 _USUAL_NAMES = {
     "image": ("image", "images"),
@@ -28,7 +28,7 @@ _USUAL_NAMES = {
     "id": ("id",),
     "split": ("split",),
 }
-"""The columns of a grounding row, and their names in files unless somebody says otherwise."""
+"""The columns of a grounding row, and their names in files unless the user says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Layout:
 
     image_root: Path = Path()
     space: Space = "pixel"
-    """Space of the boxes; a row's own column `space` goes first."""
+    """Space of the boxes; a row's own column `space` takes precedence."""
     box_format: BoxFormat = "xyxy"
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
     """Our name -> the file's: image, question, box, size, space, id, split."""
@@ -208,7 +208,7 @@ def _is_number(x: object) -> TypeGuard[float]:
 
 
 def _check_place(box: Box, size: MediaSize) -> None:
-    """Raise ValueError for a box outside its picture, or so that its numbers must be shares; say which space would fit."""
+    """Raise ValueError for a box outside its picture, or one whose numbers must be shares; it names the space that would fit."""
     if box.space == "pixel" and max(box.corners) <= 1:
         raise ValueError(f"{box} lies within the first pixel: where boxes are shares of the picture, give space = norm1")
     try:

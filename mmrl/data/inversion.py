@@ -15,10 +15,10 @@ from mmrl.data.video_rows import VideoRow
 class Inversion:
     """Inversion with a probability: "what is he holding?" becomes "what isn't he holding?" (TW-GRPO, arXiv:2505.24718).
 
-    Of the options that were wrong a random number stay and are now right, the one that was right is now wrong, and all are
-    shuffled. Which questions are inverted depends on the seed and the question's id alone. Questions that cannot be negated
-    plainly (see `negate`), with several right options or with one option stay as they are; in the authors' script
-    a question whose words it cannot negate keeps them, and its answer is inverted all the same.
+    A random number of the wrong options stay and become right, the right one becomes wrong, and all are shuffled. Which
+    questions are inverted depends only on the seed and the question's id. Questions that cannot be negated plainly (see
+    `negate`), or that have one option or several right ones, stay as they are; the authors' script inverts the answer even
+    where it cannot negate the question, whose words it then keeps.
     """
 
     probability: Share = 0.5

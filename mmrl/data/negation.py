@@ -11,7 +11,7 @@ NEGATED = {
 ASKING = frozenset(("what", "which", "who", "whom", "whose", "where", "when", "why", "how"))
 PREPOSITIONS = frozenset(("in", "at", "on", "to", "for", "from", "with", "of", "by", "about", "during", "after", "before"))
 AMOUNTS = frozenset(("many", "much", "long", "old", "often", "far", "big", "tall", "fast"))
-"""After `how`: all numbers but one are no useful answer."""
+"""Words after `how` that ask for an amount: negated, every number but one would be right."""
 BEGINS_A_CLAUSE = ASKING | {
     "that", "while", "after", "before", "if", "because", "since", "until", "as", "once", "though", "although", "unless"
 }  # fmt: skip
@@ -32,9 +32,9 @@ _WORD = re.compile(r"[A-Za-z']+")
 def negate(question: str) -> str | None:
     """The question with the auxiliary of its main clause negated; None where that is not plain, or makes no sense.
 
-    The auxiliary follows the question word, which begins the question or the clause after a comma. Not negated are questions
-    without an auxiliary ("Who broke it?"), that are negative already, ask yes or no, how many, or for an opinion, and
-    those whose `have` or `do` may be the verb itself ("who has the ball?", "who did it?").
+    The auxiliary follows the question word, which begins the question or the clause after a comma. A question is left
+    alone if it has no auxiliary ("Who broke it?"), is negative already, asks yes or no, how many, or for an opinion, or if
+    its `have` or `do` may be the verb itself ("who has the ball?", "who did it?").
     """
     words = [(found.group().lower(), found.span()) for found in _WORD.finditer(question)]
     if any(word in NEGATIVE or word.endswith("n't") for word, _ in words):

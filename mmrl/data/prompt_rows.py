@@ -18,7 +18,7 @@ from mmrl.data.validate import FILE_ROW
 
 
 def prompt_source(path: Path, found: Guess, prompts: Sequence[Prompt]) -> Source:
-    """The prompts of a file as a source of rows in our words; ValueError for one that a row cannot say."""
+    """The prompts of a file as a source of rows in our words; ValueError for one that a row cannot express."""
     for prompt in prompts:
         check_writable(prompt)
     rows = [Row(columns_of(prompt), path.name, number) for number, prompt in enumerate(prompts, start=1)]
@@ -26,7 +26,7 @@ def prompt_source(path: Path, found: Guess, prompts: Sequence[Prompt]) -> Source
 
 
 def check_writable(prompt: Prompt) -> None:
-    """Raise ValueError for a prompt that a line of JSONL cannot say: one with another answer, or a part of a clip."""
+    """Raise ValueError for a prompt that a line of JSONL cannot express: one with another kind of answer, or a part of a clip."""
     if not (has_boxes(prompt) or has_spans(prompt) or is_json(prompt.answer)):
         raise ValueError(
             f"prompt {prompt.id!r} has the answer {str(prompt.answer)[:80]}, which is no box, span, text or number and cannot be "

@@ -54,7 +54,7 @@ class Questions:
     decode: bool = False
     """True: decode every picture when checking it, not only suspicious ones."""
     seen: Counter[str] = field(default_factory=Counter[str], compare=False)
-    """How many answers were taken for which kind: {"choice (guessed)": 3}."""
+    """How many answers were taken for each kind: {"choice (guessed)": 3}."""
 
     def __post_init__(self) -> None:
         if self.template is not None and "{question}" not in self.template:
@@ -208,7 +208,7 @@ def _as_list(row: Row, *names: str) -> list[Cell]:
 
 
 def _answer(row: Row) -> Cell:
-    """The row's answer; one in a list alone is that one. None: data without labels."""
+    """The row's answer; a list of one is unpacked. None: data without labels."""
     answer = one_of(row, *ANSWERS)
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]

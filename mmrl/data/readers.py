@@ -21,7 +21,7 @@ loading = logging.getLogger("mmrl.loading")
 NUMBERS = ("width", "height")
 """Columns of a table of texts that hold whole numbers."""
 TRAIN = "train"
-"""The split that is read where no one chooses."""
+"""The split that is read by default."""
 
 
 @runtime_checkable
@@ -36,7 +36,7 @@ class HfDataset(Protocol):
 
 @runtime_checkable
 class StoredHfDataset(Protocol):
-    """The part of a Hugging Face Dataset that readers use: its rows have numbers."""
+    """The part of a stored Hugging Face Dataset that readers use: rows are looked up by number."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Cell]: ...
@@ -77,7 +77,7 @@ def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
 
 
 def existing(path: str | Path) -> Path:
-    """The path of a file that is there; FileNotFoundError without one."""
+    """The path, if there is such a file; else FileNotFoundError."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"data file {path} does not exist: check the path")
     return Path(path)
@@ -114,7 +114,7 @@ def read_json(path: Path) -> Cell:
 def csv_rows(path: Path, report: Report) -> Iterator[Row]:
     """Rows of a CSV or TSV file with a header; numbers count lines, the header's included.
 
-    A cell with a list or an object is read as JSON, an empty one is nothing. Rows that cannot be read go into the report;
+    A cell with a list or an object is read as JSON, an empty one as None. Rows that cannot be read go into the report;
     ValueError for a header that names a column twice.
     """
     text = read_text(path)

@@ -19,7 +19,7 @@ from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import Report
 
 TEXTS = ("question", "problem", "instruction", *DRAWN)
-"""Columns by one of which a row without picture and clip is dealt out."""
+"""Columns whose text deals out a row that has neither picture nor clip."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def split(
         layout: as `mmrl data check` calls it; None: guessed.
         copy: bring along the files that rows name, into a folder per part.
 
-    Raises ValueError for shares that do not add up to 1, a name for no file, several layouts that fit, boxes without a
+    Raises ValueError for shares that do not add up to 1, a name that no file can have, several layouts that fit, boxes without a
     picture, or a part that would be empty.
     """
     path, columns = Path(path), columns or {}
@@ -151,7 +151,7 @@ class _Reader:
         return LineWriter(file, self.root, self.anywhere, self.copy, files)
 
     def line(self, row: _PictureRow, writer: LineWriter) -> Mapping[str, object]:
-        """The row as it is to be in a file, with the paths of its pictures as seen from there."""
+        """The row as it is written to a file, with the paths of its pictures as seen from there."""
         if self.source is not None:
             return writer.line(row.row.values)
         moved = [writer.path_of(cell) for cell in row.cells]

@@ -23,7 +23,7 @@ from mmrl.data.files.videos import check_video
 SPAN_SLACK = 1.0
 """Seconds by which a true span may end after its clip: annotations and containers count differently."""
 LONGEST_RATIO = 200
-"""Of a picture's sides: Qwen's processors refuse more, and nothing is to be seen in it."""
+"""Largest ratio of a picture's sides: Qwen's processors refuse more, and nothing can be seen in such a picture."""
 _TOKENS = re.compile(
     r"<\|[^\s|<>]{1,40}\|>|<(?:image_soft_token|start_of_image|end_of_image|IMG_CONTEXT|fake_token_around_image|global-img)>"
 )
@@ -78,7 +78,7 @@ class Report:
     """What was left out or changed without being a problem -> how often: {"annotations left out: crowd": 3}."""
     _first: dict[Hashable, str] = field(default_factory=dict[Hashable, str])
     _taken: int = 0
-    """Problems of another report that are here too."""
+    """Problems already taken over from another report."""
 
     def __str__(self) -> str:
         lines = [f"{self.source}: {self.num_rows} rows, {self.num_problems} problems", *map(str, self.problems)]
@@ -98,7 +98,7 @@ class Report:
             )
 
     def take_over(self, other: "Report", count: int) -> None:
-        """Add the first `count` problems of another report, but for those that were taken over before."""
+        """Add the first `count` problems of another report, except those taken over before."""
         for i in range(self._taken, count):
             # beyond the other's limit there is no text, and here no room for it
             problem = other.problems[i] if i < len(other.problems) else Problem(other.source, "")
@@ -115,13 +115,13 @@ class Report:
             self.duplicates.append((place, first))
 
     def refuse_duplicates(self) -> None:
-        """Make a problem of every duplicate: for those who check a file, while a run only warns."""
+        """Turn every duplicate into a problem, for checks of a file; a run only warns."""
         for place, first in self.duplicates:
             self.add(place, f"the row says exactly what {first} says: remove one of them")
 
     @contextmanager
     def collecting(self, place: str, counts: bool = False) -> Iterator[None]:
-        """Turn a ValueError, OSError or OverflowError raised inside into a problem at `place`, and with `counts` into a row."""
+        """Turn a ValueError, OSError or OverflowError raised inside into a problem at `place`; with `counts` it counts a row."""
         try:
             yield
         except BAD_ROW as error:
@@ -140,7 +140,7 @@ class Report:
             raise ValueError(f"the data set cannot be trained on; fix or remove these rows\n{self}{self._remedy()}")
 
     def _remedy(self) -> str:
-        """A remedy for all rows together: where none of the pictures is found, their folder is another."""
+        """A remedy for all rows together: if none of the pictures is found, the folder is the wrong one."""
         is_lost = self.num_rows == self.num_problems and all(_LOST.fullmatch(problem.text) for problem in self.problems)
         return f"\n  {ELSEWHERE}" if is_lost else ""
 
@@ -198,7 +198,7 @@ def check_markers(text: str, media: Sequence[object]) -> None:
 
 
 def strip_markers(text: str, media: Sequence[object]) -> str:
-    """The text without the markers that it begins with, if they are one for each of its media: these come first anyway."""
+    """The text without the markers that it begins with, if there is one for each of its media: media come first anyway."""
     rest = text.lstrip()
     for one in media:
         if not rest.startswith(kind_of(one).marker):
@@ -283,7 +283,7 @@ def _check_prompt(prompt: Prompt, measured: Callable[[], Measured]) -> None:
 
 
 def _media_size(media: object, decode: bool) -> tuple[int, int] | None:
-    """Width and height of a picture; None for anything else, of which only a path is checked, for existence."""
+    """Width and height of a picture; None for anything else, where only a path's existence is checked."""
     if not isinstance(media, str | Path):
         return picture_size(media, decode) if hasattr(media, "getbands") else None
     refuse_url(str(media))

@@ -34,7 +34,7 @@ class VideoRow:
     question: str
     problem_type: str
     answer: object
-    """None: of data without labels."""
+    """None: data without labels."""
     options: tuple[str, ...] = ()
     """The wordings of A, B, ..."""
     columns: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -50,7 +50,7 @@ class VideoFolder:
     """True lets rows name any file by its absolute path."""
 
     def find(self, name: str) -> Path:
-        """The file called so, with one of the usual endings if the name has none.
+        """The file of that name, with one of the usual endings if the name has none.
 
         Raises FileNotFoundError, or ValueError where several files of that name lie in different folders, or outside.
         """
@@ -161,7 +161,7 @@ def inside_clip(answer: object, seconds: float) -> object:
 
 
 def text_of(row: Row, key: str) -> str:
-    """The text of a column, which numbers are too; ValueError where it is empty."""
+    """A column as text, numbers included; ValueError if it is empty."""
     value = row.values.get(key)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)

@@ -58,7 +58,7 @@ class Prints:
         return ("the", "number")
 
     def batch(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str]]:
-        """`size` pictures (size, height, width, 3) and what is written below them."""
+        """`size` pictures (size, height, width, 3) and their captions."""
         shown = rng.choice(TRAIN, size)
         written = np.where(rng.random(size) < self.confused, rng.choice(TRAIN, size), shown)
         pictures = [self._print(number, rng) for number in shown.tolist()]

@@ -43,7 +43,7 @@ TRAIN = tuple(glide for glide in GLIDES if glide not in HELD_OUT)
 def draw(glide: Glide, side: int, frames: int, rng: np.random.Generator | None = None, flickering: bool = False) -> Clip:
     """The clip of a shape that glides evenly through the middle; with a generator, place and size vary a little.
 
-    A flickering clip has another tint in every frame, and its shape jumps by some pixels. ValueError without a generator then.
+    A flickering clip changes its tint in every frame and its shape jumps by a few pixels; it needs a generator, else ValueError.
     """
     if flickering and rng is None:
         raise ValueError("a clip flickers by chance: give `draw` a generator of random numbers")
@@ -80,7 +80,7 @@ class Glides:
         return (*COLOURS, *SHAPES, *WAYS, "a", "moves")
 
     def batch(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str]]:
-        """`size` clips (size, frames, side, side, 3) and what is written below them."""
+        """`size` clips (size, frames, side, side, 3) and their captions."""
         shown = [TRAIN[i] for i in rng.integers(len(TRAIN), size=size)]
         written = [TRAIN[rng.integers(len(TRAIN))] if rng.random() < self.confused else glide for glide in shown]
         clips = [draw(glide, self.side, self.frames, rng, rng.random() < self.flickering) for glide in shown]

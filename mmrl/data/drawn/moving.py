@@ -20,7 +20,7 @@ KINDS = ("when", "which", "how_many", "order")
 """when: a span. which: several letters. how_many: a number. order: one letter."""
 LETTERS = "ABCDEFGH"
 _ATTEMPTS = 500
-"""How many random casts of a clip are tried before it is refused."""
+"""Random casts that are tried for a clip before it is refused."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _spans(style: "ClipStyle") -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Actor:
-    """A digit, or a disc, and the frames in which some of it is seen: first to last - 1."""
+    """A digit, or a disc, and the frames in which any part of it is visible: first to last - 1."""
 
     digit: int | None
     first: int
@@ -200,7 +200,7 @@ def _cast(rng: np.random.Generator, style: ClipStyle, kind: str) -> list[int]:
 
 
 def _entrances(rng: np.random.Generator, style: ClipStyle, digits: list[int], apart: bool) -> tuple[Actor, ...]:
-    """The frames in which everyone is there; `apart`: digits come at least a step of the time grid after one another."""
+    """The frames in which each actor is visible; with `apart`, digits enter at least one step of the time grid apart."""
     spans, cast = _spans(style), [*digits, *[None] * style.num_discs]
     for _ in range(_ATTEMPTS):
         chosen = [spans[i] for i in rng.integers(len(spans), size=len(cast))]
@@ -214,7 +214,7 @@ def _entrances(rng: np.random.Generator, style: ClipStyle, digits: list[int], ap
 
 
 def _asks_which(rng: np.random.Generator, clip: Clip) -> Clip:
-    """Ask which digits appear; options are in ascending order, so that their places tell nothing, and some do not appear."""
+    """Ask which digits appear; options are in ascending order, so that their order gives nothing away, and some do not appear."""
     there = [int(actor.digit or 0) for actor in clip.digits]
     absent = [digit for digit in clip.style.digits if digit not in there]
     wrong = rng.choice(absent, min(len(absent), max(clip.style.num_options - len(there), 0)), replace=False) if absent else []
@@ -244,7 +244,7 @@ def _disc(rng: np.random.Generator, style: ClipStyle) -> Pixels:
 
 
 def _blend(picture: Pixels, ink: Pixels, colour: Pixels, x: int, y: int) -> None:
-    """Paint an ink into the picture with its upper left corner at (x, y), of which parts may lie outside."""
+    """Paint an ink into the picture with its upper left corner at (x, y); parts of it may lie outside."""
     side, (height, width) = len(picture), ink.shape
     inside = ink[max(-y, 0) : side - y, max(-x, 0) : side - x]
     area = picture[max(y, 0) : min(y + height, side), max(x, 0) : min(x + width, side)]
@@ -254,7 +254,7 @@ def _blend(picture: Pixels, ink: Pixels, colour: Pixels, x: int, y: int) -> None
 def _paths(rng: np.random.Generator, clip: Clip, shapes: list[tuple[int, ...]]) -> list[list[tuple[int, int]]]:
     """For every actor the upper left corners (x, y) of its frames.
 
-    It comes in over an edge, moves straight, bounces off walls and off others, and goes over the edge that is nearest.
+    It comes in over an edge, moves straight, bounces off walls and other actors, and leaves over the nearest edge.
     """
     style, frames = clip.style, round(clip.style.crossing * clip.style.fps)
     rooms = [np.array([style.side - width, style.side - height], np.float64) for height, width in shapes]
@@ -303,7 +303,7 @@ def _move(
     sizes: list[NDArray[np.float64]],
     rooms: list[NDArray[np.float64]],
 ) -> None:
-    """Move all by a frame: two that overlap and approach each other swap speeds along the axis of least overlap."""
+    """Move all actors by one frame: two that overlap and approach each other swap speeds along the axis of least overlap."""
     for n, i in enumerate(roaming):
         for j in roaming[:n]:
             centre = places[i] + sizes[i] / 2 - places[j] - sizes[j] / 2

@@ -1,7 +1,7 @@
 """Prompts made up from word lists: text to be rendered, objects to be counted, coloured and placed, printed numbers.
 
-`write("lettering", 1000)` is the same thousand prompts on every machine. Whether a prompt is held out depends on what it asks
-for alone (its text, its objects), so splits never share a task, whatever their seeds and sizes are.
+`write("lettering", 1000)` is the same thousand prompts on every machine. Whether a prompt is held out depends only on what it
+asks for (its text, its objects), so splits never share a task, whatever their seeds and sizes are.
 """
 
 import random
@@ -15,7 +15,7 @@ from mmrl.data.drawn import digit_text
 HELD_OUT_SHARE = 5
 """One task in n is held out."""
 TRIES = 3000
-"""In a row that bring nothing new, after which a writer has nothing more to say."""
+"""Tries in a row that may bring nothing new before a writer counts as exhausted."""
 
 SIGNS = (
     'a wooden sign by a hiking trail that says "{}"',
@@ -83,7 +83,7 @@ def write(writer: str, size: int | None = None, split: str = "train", seed: int 
     Args:
         writer: lettering: text in a scene, with the column target, for the reward `ocr`. objects: GenEval's six kinds, with the
             columns tag, include and exclude, for the reward `object_counts`. numbers: "the number 47", with target.
-        size: how many; None: 1000, or all where there are fewer.
+        size: how many; None: 1000, or all if there are fewer.
         split: train or held_out.
         seed: of the order, and of what is drawn.
 

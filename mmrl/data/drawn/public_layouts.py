@@ -1,4 +1,4 @@
-"""Small data sets that are drawn here and written in the layouts in which published ones come, file by file.
+"""Small data sets that are drawn here and written, file by file, in the layouts of published ones.
 
     refcoco      refcoco/, refcoco+/, refcocog/ with instances.json and refs(...).json, train2014/, and what is converted of them
     screenspot   screenspot/screenspot_{mobile,desktop,web}.json with screenspot_imgs/, and gui_train.jsonl

@@ -18,14 +18,14 @@ Corners = tuple[float, float, float, float]
 Pixels = NDArray[np.float32]
 _HELD_OUT_EVERY = 5
 _INK = 0.25
-"""A pixel is part of a digit from this opacity on; a digit is cut to the smallest rectangle around those."""
+"""Opacity from which a pixel is part of a digit; digits are cropped to the smallest rectangle around such pixels."""
 _LAYOUTS = 500
 """How many random layouts are tried before a scene is refused."""
 
 
 @dataclass(frozen=True)
 class SceneStyle:
-    """The look of scenes. By default the 7 is asked for, and one digit of another class stands beside it."""
+    """The look of scenes. By default the 7 is asked for, and one digit of another class is next to it."""
 
     side: int = 64
     """Width and height of a scene in pixels."""
@@ -34,7 +34,7 @@ class SceneStyle:
     asked: tuple[int, ...] = (7,)
     """Digits that are asked for. A model of 1 M parameters learns one in minutes; comparing question and picture takes longer."""
     num_distractors: int = 1
-    """Digits of other classes beside it."""
+    """Digits of other classes in the scene."""
     grid: int = 32
     """Digits are at multiples of this number of pixels, plus the jitter; 1 = anywhere: far slower to learn."""
     jitter: int = 3
@@ -66,7 +66,7 @@ class PlacedDigit:
 
 @dataclass(frozen=True)
 class Scene:
-    """A picture, the digit to find, and the digits beside it."""
+    """A picture, the digit to find, and the other digits."""
 
     image: Image.Image
     asked: PlacedDigit
@@ -105,7 +105,7 @@ def draw_scene(seed: int, index: int, split: str = "train", style: SceneStyle = 
 
 
 def handwriting(rng: np.random.Generator, digit: int, split: str, sides: tuple[int, int]) -> tuple[tuple[int, int], Pixels]:
-    """One handwritten digit, its margin included as large as one of `sides`, cut to its ink: left and upper margin, opacities."""
+    """A handwritten digit, scaled to one of `sides` with its margin and cropped to its ink: left and upper margin, opacities."""
     images, _ = _collection()
     glyph = images[rng.choice(_rows(split)[digit])]
     side = int(rng.integers(sides[0], sides[1] + 1))

@@ -17,9 +17,9 @@ from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, SIDES, Collection, Pi
 
 GROUNDS = {"light": PAPER, "dark": (0.10, 0.10, 0.12)}
 SHIFT = 0.03
-"""The most that a shape lies beside its place, as a share of the picture's side."""
+"""The farthest that a shape is off its place, as a share of the picture's side."""
 Jitter = tuple[float, float, float]
-"""Place (x, y) and size of a shape beside its usual ones, each in [-1, 1]."""
+"""How far a shape's place (x, y) and size are off the usual ones, each in [-1, 1]."""
 
 
 class State(NamedTuple):
@@ -46,7 +46,7 @@ class Instruction(NamedTuple):
         return f"make it {'a ' if self.part == 'shape' else ''}{self.value}"
 
     def after(self, state: State) -> State:
-        """The state once this is done."""
+        """The state after the edit."""
         return state._replace(**{self.part: self.value})
 
 
@@ -103,7 +103,7 @@ def jitter_of(rng: np.random.Generator) -> Jitter:
 
 @dataclass(frozen=True)
 class Edits(Collection):
-    """Sources, instructions and targets; it is targets that are stained or follow another instruction."""
+    """Sources, instructions and targets; only targets are stained or follow another instruction."""
 
     @property
     def words(self) -> Sequence[str]:

@@ -125,7 +125,7 @@ class Sketches(Collection):
         return (*COLOURS, *SHAPES, *SIDES, "a", "on", "the")
 
     def batch(self, rng: np.random.Generator, size: int) -> tuple[NDArray[np.uint8], list[str]]:
-        """`size` pictures (size, height, width, 3) and what is written below them."""
+        """`size` pictures (size, height, width, 3) and their captions."""
         shown = [TRAIN[i] for i in rng.integers(len(TRAIN), size=size)]
         written = [TRAIN[rng.integers(len(TRAIN))] if rng.random() < self.confused else wish for wish in shown]
         pictures = [draw(wish, self.side, rng) for wish in shown]

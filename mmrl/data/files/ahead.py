@@ -1,4 +1,4 @@
-"""Rows gone through in their order while threads look at the files of the next ones."""
+"""Goes through rows in order while threads look at the files of the next ones."""
 
 import os
 import time
@@ -14,14 +14,14 @@ R = TypeVar("R")
 DEPTH = 256
 """Items that are looked at before their turn."""
 MOST = 2**17
-"""Files that a memory knows something about; the latest used stay."""
+"""Most files that a memory keeps facts about; the least recently used are dropped first."""
 RACY_NS = 2 * 10**9
 """A file may change twice within one tick of its clock, so what was written in the last two seconds is looked at again."""
 
 
 @runtime_checkable
 class Watch(Protocol):
-    """Sees items go by and gives them on: a progress bar."""
+    """Passes items on and sees them go by, as a progress bar does."""
 
     def __call__(self, items: Iterable[T], /) -> Iterable[T]: ...
 
@@ -69,7 +69,7 @@ def _windowed(
 
 
 class FileMemory(Generic[T]):
-    """Facts about files, for as long as these stay as they are; threads that ask together find out once."""
+    """Facts about files, each valid until its file changes; threads that ask at the same time share one look."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[int, ...], T] = OrderedDict()

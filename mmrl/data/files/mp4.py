@@ -17,7 +17,7 @@ from mmrl.runtime.disk import room_for
 def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) -> Path:
     """Write pictures (frames, height, width, 3), sides even, as an H.264 file: the same pictures give the same bytes here.
 
-    It is written under another name and renamed, so that no reader meets half a file. `crf` is x264's quality, 0 (lossless) to
+    It is written under another name and renamed, so that no reader sees half a file. `crf` is x264's quality, 0 (lossless) to
     51.
     """
     # it takes a tenth of a second to import, and most readers of this module's data find their files written
@@ -70,7 +70,7 @@ def write_once(path: Path, fps: int, draw: Callable[[], NDArray[np.uint8]]) -> P
 
 
 def clip_folder(name: str, settings: Mapping[str, object], code: tuple[str, ...], root: Path | None = None) -> Path:
-    """A folder below `root` (or the cache), named by a hash of the settings, these files of code, this one and PyAV's version."""
+    """A folder below `root` (or the cache), named by a hash of the settings, these source files, this one and PyAV's version."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for file in (*code, __file__):
         digest.update(Path(file).read_bytes())

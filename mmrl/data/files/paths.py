@@ -1,4 +1,4 @@
-"""JSONL that no reader meets half-written, and paths of rows that must not leave their folder."""
+"""Writes JSONL files whole or not at all, and keeps the paths of rows inside their folder."""
 
 import json
 import os
@@ -16,7 +16,7 @@ FOLLOW_LINKS = "MMRL_FOLLOW_LINKS"
 
 
 def write_jsonl(files: Mapping[Path, Iterable[Mapping[str, object]]]) -> None:
-    """Write every file under a temporary name, then rename all: on failure the old files stand untouched."""
+    """Write every file under a temporary name, then rename all: on failure the old files are untouched."""
     written: dict[Path, Path] = {}
     try:
         for path, rows in files.items():

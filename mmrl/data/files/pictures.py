@@ -45,7 +45,7 @@ def picture_size(source: object, decode: bool = False) -> tuple[int, int]:
 
     A file that does not end as its format demands is decoded to see whether it is broken.
     Raises FileNotFoundError or ValueError. `decode` decodes every file: slower, and finds damage in the middle too. A file is
-    looked at once as long as it does not change. Threads may ask together.
+    looked at again only if it changes. Several threads may ask at the same time.
     """
     if isinstance(source, str | Path):
         return (_DECODED if decode else _SIZES)(source, lambda: _measure(source, decode))
@@ -99,7 +99,7 @@ def _decode(picture: Image.Image, name: str) -> None:
 
 
 def _orientation(picture: Image.Image, name: str) -> int | None:
-    # asking a PNG without a note for one would decode it
+    # reading the orientation of a PNG that notes none would decode it
     if picture.format == "PNG" and "exif" not in picture.info:
         return None
     try:

@@ -41,7 +41,7 @@ def probe_video(source: str | Path | Video) -> VideoFacts:
 
 
 def probe_sequence(video: Video) -> VideoFacts:
-    """Length and frames of pictures of one size, taken `video.fps` times a second (once where it does not say)."""
+    """Length and frames of pictures of one size, taken `video.fps` times a second (once a second if it is None)."""
     sizes = {source: picture_size(source) for source in video.source}
     if not sizes:
         raise ValueError("a sequence of pictures holds none")
@@ -58,7 +58,7 @@ def probe_sequence(video: Video) -> VideoFacts:
 def check_video(source: str | Path | Video, min_frames: int = 2, decode: bool = True) -> VideoFacts:
     """Raise FileNotFoundError or ValueError, naming the file, for a clip that cannot be shown.
 
-    `min_frames` is the run's; a Video's own `frames` comes first. `decode` reads the first and the last frame too, which finds
+    `min_frames` is the run's; a Video's own `frames` wins. `decode` reads the first and the last frame too, which finds
     codecs that cannot be decoded.
     """
     video = source if isinstance(source, Video) else Video(str(source))

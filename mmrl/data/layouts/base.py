@@ -24,7 +24,7 @@ ANSWERS = ("answer", "solution", "ground_truth")
 BOX = ("box", "boxes", "bbox")
 SPANS = ("span", "spans")
 DRAWN = ("prompt", "caption", "text")
-"""Columns that hold the prompt of a picture to be drawn; the first that is filled does."""
+"""Columns that hold the prompt of a picture to be drawn; the first non-empty one counts."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Look:
 
 @dataclass(frozen=True)
 class DataLayout:
-    """A layout that files have; without `say` and `read` the data set of its name alone reads it."""
+    """A layout of files; without `say` and `read`, only the data set of the same name reads it."""
 
     name: str
     """What `--as` calls it."""
@@ -75,9 +75,9 @@ class DataLayout:
     columns: tuple[str, ...] = ()
     """The columns it reads, which a user's `columns` may name otherwise; none where they are those of a published format."""
     say: Callable[[Row], Iterable[Row]] | None = None
-    """A row in our words; ValueError without the row's place for one that says something else."""
+    """A row in our words; ValueError, without the row's place, for one that does not fit the layout."""
     read: Callable[..., Iterator[Row]] | None = None
-    """All rows in our words, of path and report, where they are made of a whole file or folder."""
+    """(path, report) -> all rows in our words, for layouts that need the whole file or folder at once."""
     asks: bool = False
     """Does `read` take `question`, the text of a row with {label} in it?"""
     beats: tuple[str, ...] = ()
@@ -85,10 +85,10 @@ class DataLayout:
     files: tuple[str, ...] = MEDIA
     """The columns that hold pictures and clips."""
     always: str | None = None
-    """The data set that reads it, where rows need not be looked at to tell."""
+    """The data set that reads it, if that is known without looking at rows."""
 
     def data_set(self, look: Look) -> str:
-        """The data set that reads such a file: for boxes, if a row of the beginning has some, else for questions."""
+        """The data set that reads the file: the one for boxes if any of the first rows has some, else the one for questions."""
         if self.say is None or self.always is not None:
             return self.always or self.name
         for number, values in enumerate(look.rows, start=1):
@@ -115,7 +115,7 @@ class DataLayout:
 
 
 def rename_columns(row: Row, columns: Mapping[str, str]) -> Row:
-    """The row with columns called as `columns` (our name -> the file's) says; a column that had our name gives way."""
+    """The row with its columns renamed by `columns` (our name -> the file's); a column that already had our name is dropped."""
     if not columns:
         return row
     taken = {*columns.values(), *columns}

@@ -13,7 +13,7 @@ from mmrl.data.validate import Report
 FIRST = 16
 """Rows that a look reads."""
 LISTS = ("metadata.jsonl", "metadata.csv")
-"""The files by which a folder of pictures says what is known of each: `file_name`, and columns of any kind."""
+"""The files that describe the pictures of a folder: `file_name`, and any other columns."""
 FILE_NAMES = {"file_name": "image", "file_names": "images", "image_file_name": "image", "image_file_names": "images"}
 SAVED = ("state.json", "dataset_dict.json")
 TABLES = (".parquet", ".arrow")
@@ -63,7 +63,7 @@ def metadata_file(folder: Path, split: str | None = None) -> Path | None:
 
 
 def splits_of(folder: Path) -> list[str]:
-    """The splits of a folder: of files `<split>.jsonl`, of Hugging Face on disk, or of folders and lists that are called so."""
+    """The splits of a folder: of files `<split>.jsonl`, of Hugging Face on disk, or of folders and lists named after them."""
     saved = read_json(folder / SAVED[1]) if (folder / SAVED[1]).is_file() else None
     listed = saved.get("splits") if isinstance(saved, dict) else None
     found = [

@@ -1,4 +1,4 @@
-"""The rows of a file that are right, written in our words; the others counted by what is wrong with them."""
+"""Writes the good rows of a file in our words, and counts the others by what is wrong with them."""
 
 import re
 from collections import Counter
@@ -47,10 +47,10 @@ class Fixed:
 
 
 def fix(source: Source, reader: RowReader, out: str | Path, habits: BoxHabits | None, watch: Watch = same) -> Fixed:
-    """Write the rows of a file that are right, whole or not at all; boxes become corners in pixels.
+    """Write the good rows of a file, all or nothing; boxes become corners in pixels.
 
-    Rows that say exactly what one before them said are left out too; pictures held as bytes go into a folder next to `out`.
-    `habits` are the reader's, None where somebody said how boxes are written. Raises ValueError if no row is right, boxes look
+    Exact duplicates of earlier rows are left out too; pictures held as bytes go into a folder next to `out`.
+    `habits` are the reader's, None if the user said how boxes are written. Raises ValueError if no row is right, boxes look
     written otherwise, or `out` is the source.
     """
     out = Path(out)

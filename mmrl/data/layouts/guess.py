@@ -13,7 +13,7 @@ NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 
 
 class UnknownLayoutError(ValueError):
-    """A file has none of the layouts that are known."""
+    """The file has none of the known layouts."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Guess:
     data_set: str
     summary: str
     is_guess: bool
-    """False where somebody said the layout."""
+    """False if the user named the layout."""
 
     def __str__(self) -> str:
         how = "guessed, --as NAME says otherwise" if self.is_guess else "as you say"
@@ -43,7 +43,7 @@ def guess(
     no layout called `name`.
     """
     layout = None if name is None else layout_called(name)
-    # what is made of a whole file is read once, by its layout
+    # a layout that needs the whole file reads it once, by itself
     look = Look(Path(path)) if layout is not None and layout.read is not None else look_at(Path(path), columns, split)
     layout = layout or choose(look)
     return Guess(layout.name, layout.data_set(look), layout.summary, name is None)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 FEW = 20
-"""Boxes from which on their sizes alone make a file look normalised."""
+"""Boxes it takes for their sizes alone to make a file look normalised."""
 _SLACK = 1.0
 """Pixels by which a box may stick out of its picture."""
 
@@ -41,7 +41,7 @@ class BoxHabits:
 
     @property
     def suspicion(self) -> str | None:
-        """A sentence for boxes that look written otherwise than as corners in pixels, with the remedy; None for others."""
+        """A sentence, with the remedy, for boxes that do not look like corners in pixels; else None."""
         if self.num == 0:
             return None
         if self.as_shares == self.num:

@@ -22,7 +22,7 @@ SHAPES = ("rectangle", "polygon", "rotation")
 
 
 def has_shapes(look: Look) -> bool:
-    """Is it such a file, or a folder whose first JSON file is one?"""
+    """Is it a file of LabelMe, or a folder whose first JSON file is one?"""
     if not look.path.is_dir() or look.rows or "instances.json" in look.keys:
         return look.keys >= KEYS
     first = next(iter(shape_files(look.path)), None)

@@ -15,7 +15,7 @@ PromptsOf = Callable[[Row], list[Prompt]]
 
 
 def load_prompts(source: Source, reader: RowReader) -> Sequence[Prompt]:
-    """The source's prompts in order, or ValueError listing the first bad rows; those of a stored Dataset are built late."""
+    """The source's prompts in order, or ValueError listing the first bad rows; those of a stored Dataset are built lazily."""
     source.say_layout()
     if source.is_stored:
         data = open_hf(str(source.path), source.split)

@@ -15,7 +15,7 @@ Measured = tuple[list[object], list[tuple[int, int]]]
 
 @runtime_checkable
 class RowReader(Protocol):
-    """Makes prompts of rows; `mmrl.data.grounding.Layout` and `mmrl.data.questions.Questions` do."""
+    """Makes prompts of rows; `mmrl.data.grounding.Layout` and `mmrl.data.questions.Questions` are two."""
 
     def measure(self, row: Row) -> Measured: ...
     def prompts(self, row: Row, measured: Callable[[], Measured] | None = None) -> list[Prompt]: ...
@@ -38,7 +38,7 @@ def read_prompts(
     limit: int = 20,
     watch: Watch = same,
 ) -> tuple[list[Prompt], Report]:
-    """All good prompts in order, and a report on the bad rows, `limit` of which it lists; `watch` sees the rows go by.
+    """All good prompts in order, and a report that lists up to `limit` bad rows; `watch` sees the rows go by.
 
     `rows` is called with the report, which gets those that cannot be read; `split` keeps the rows that belong to it.
     """
@@ -55,7 +55,7 @@ def check_rows(
 ) -> Iterator[RowPrompts]:
     """Every good row with its prompts, in order; bad ones go into the report.
 
-    Threads look at the pictures of the next rows. Problems are those of one row after the other all the same.
+    Threads look at the pictures of the next rows. Problems still come in the order of the rows.
     """
     ids, unread = set[str](), Report(report.source, report.limit)
     numbered = ((row, unread.num_problems) for row in rows(unread))

@@ -2,8 +2,8 @@
 
     0001.jpg  0001.json {"question": "How many?", "answer": 3}      0002.png  0002.txt a red fox
 
-Members are read one by one where they lie; their names choose no file. A member that is a link, leads out by `..` or is larger
-than any picture refuses the whole file.
+Members are read one by one inside the tar; no file is opened by their names. The whole tar is refused if a member is a link,
+leads out by `..` or is larger than any picture.
 """
 
 import json
@@ -33,7 +33,7 @@ def shards(folder: Path) -> list[Path]:
 def tar_rows(path: Path, report: Report) -> Iterator[Row]:
     """The rows of a tar file in its order, pictures as bytes; what is neither picture, .json nor .txt is counted in the notes.
 
-    Raises FileNotFoundError, or ValueError for a file that is no whole tar, or one of whose members is refused.
+    Raises FileNotFoundError, or ValueError for an incomplete tar, or one with a member that is refused.
     """
     number, key, values = 0, "", dict[str, Cell]()
     try:
@@ -49,7 +49,7 @@ def tar_rows(path: Path, report: Report) -> Iterator[Row]:
                     key, values = str(name.parent / _stem(name)), {}
                 with report.collecting(f"{path.name}, {member.name}", counts=True):
                     said = _columns(archive, member, name, report)
-                    # a picture that is there goes before a path in the JSON
+                    # a picture in the tar takes precedence over a path in the JSON
                     values = said | values if name.suffix.lower() in TEXTS else values | said
             file.seek(archive.offset)
             if file.read(len(_END)) != _END:

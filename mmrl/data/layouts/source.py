@@ -40,7 +40,7 @@ class Source:
 
     @property
     def root(self) -> Path:
-        """Where the paths of pictures start unless somebody says otherwise."""
+        """Where the paths of pictures start unless the user says otherwise."""
         return self.path if self.path.is_dir() else self.path.parent
 
     @property
@@ -58,7 +58,7 @@ class Source:
         return self.layout.always == BOXES and not self.is_own
 
     def check_boxes(self, space: str, box_format: str) -> None:
-        """Raise ValueError where somebody says how boxes are written and the layout knows it."""
+        """Raise ValueError if the user says how boxes are written though the layout defines it."""
         if self.knows_boxes and (space, box_format) != ("pixel", "xyxy"):
             raise ValueError(
                 f"the layout {self.layout.name} knows how its boxes are written: leave space and box_format out, or say layout = "
@@ -71,18 +71,18 @@ class Source:
         return self.layout.rows(self.path, found, report)
 
     def translate(self, row: Row) -> Iterator[Row]:
-        """One row in our words; ValueError without its place for one that says something else."""
+        """One row in our words; ValueError, without its place, for one that does not fit the layout."""
         for one in self._unroll(row):
             yield from self.layout.translate(one)
 
     def say_layout(self) -> None:
-        """Tell what a run guessed, on the terminal of its command."""
+        """Print which layout a run guessed, on the terminal of its command."""
         if self.guess.is_guess and not self.is_own:
             what = f"{self.layout.name}: {self.layout.summary}"
             loading.info('%s is read as %s; guessed, layout = "NAME" in its table of the config says otherwise', self.path, what)
 
     def tell(self, *lines: str) -> None:
-        """Say something else of the file on the terminal of the run's command."""
+        """Print another note on the file, on the terminal of the run's command."""
         for line in lines:
             loading.info("%s: %s", self.path, line)
 
@@ -108,11 +108,11 @@ def open_source(
 
     Args:
         path: a file; or a folder with `<split>.jsonl`, a data set of Hugging Face, pictures and metadata.jsonl, or RefCOCO.
-        data_set: grounding_jsonl or qa_jsonl; its own layout goes first, and a file that has none is taken for it.
-        name: the layout, where somebody says it.
+        data_set: grounding_jsonl or qa_jsonl; its own layout takes precedence, and is assumed where none is recognised.
+        name: the layout, if the user names it.
         columns: our name -> the file's.
         split: of a folder, the one to read; of a file, the one whose rows are read.
-        each: make a row of each question of a conversation.
+        each: make one row per question of a conversation.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
@@ -166,7 +166,7 @@ def foreign(path: str | Path, name: str | None = None, columns: Mapping[str, str
 
 
 def open_foreign(path: str | Path, found: Guess, columns: Mapping[str, str] = NO_COLUMNS) -> Source:
-    """The file as rows in our words; ValueError where these cannot say its rows, because one data set alone reads the layout."""
+    """The file as rows in our words; ValueError where these cannot express it, because only one data set reads the layout."""
     if found.data_set not in NAMES:
         raise ValueError(
             f"{path} is {found.layout} ({found.summary}), which only the data set {found.data_set} reads: this command takes "
@@ -182,7 +182,7 @@ def _choose(look: Look, data_set: str) -> DataLayout:
 
 
 def _refuse_other_data(look: Look, data_set: str) -> None:
-    """Raise ValueError for a file that has none of the data set's layouts and one that another data set reads."""
+    """Raise ValueError for a file whose layout another data set reads, but not this one."""
     others = [layout for layout in candidates(look) if layout.name not in NAMES[data_set]]
     if others:
         reader = others[0].data_set(look)
@@ -195,7 +195,7 @@ def _refuse_other_data(look: Look, data_set: str) -> None:
 
 
 def _check_presence(look: Look, columns: Mapping[str, str]) -> None:
-    """Raise ValueError for a column of the user's words that none of the first rows has, of those that every row has."""
+    """Raise ValueError for a column named by the user that every row must have and none of the first rows has."""
     for ours, theirs in columns.items() if look.rows else ():
         if ours in EVERYWHERE and not any(ours in row for row in look.rows):
             there = ", ".join(sorted({str(name) for row in look.rows for name in row})[:12])

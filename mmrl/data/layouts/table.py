@@ -1,4 +1,4 @@
-"""All layouts that are recognised, an entry each: what a file of it shows, which columns it has, and what says its rows.
+"""All known layouts, one entry each: how its files are recognised, its columns, and what puts its rows in our words.
 
 Rows whose columns only have other names than ours are read by `Columns`, those that hold turns by `Conversation`, and those that
 need computing by a function. A layout without any of these is read by the data set of its name.
@@ -41,7 +41,7 @@ def is_edit(look: Look) -> bool:
 
 
 def is_drawn(look: Look) -> bool:
-    """Are its texts prompts of pictures? A picture next to a caption is none of a question."""
+    """Are its texts prompts for pictures to draw? A picture next to a caption is not one that a question is about."""
     asks = look.has_one("question", "problem", "instruction", *BOX, *COMPLETED)
     captioned = any(map(look.has_text, DRAWN[1:])) and not look.has("prompt")
     return is_text(look, of_spans=False) or (not asks and (captioned or (look.has_text("prompt") and not look.has_one(*MEDIA))))

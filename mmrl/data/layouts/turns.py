@@ -43,7 +43,7 @@ class Conversation:
         yield from say_turns(row, turns, (column,))
 
     def turns(self, row: Row) -> tuple[str, list[Turn]]:
-        """The column that holds the turns, and these; ValueError for a row without."""
+        """The column that holds the turns, and the turns; ValueError for a row without any."""
         column = next((name for name in self.columns if row.values.get(name) is not None), self.columns[0])
         found: Cell = row.values.get(column)
         if not isinstance(found, list) or not found:

@@ -4,7 +4,7 @@
       <object><name>cat</name><bndbox><xmin>5</xmin><ymin>5</ymin><xmax>20</xmax><ymax>20</ymax></bndbox></object></annotation>
 
 Pixels count from 1 and both corners belong to the box, so 1 is taken from xmin and ymin. ImageSets/Main/train.txt and its
-neighbours say the splits. A document type, with which entities begin, is refused before the file is parsed.
+neighbours list the splits. A file that declares a document type, which entities need, is refused before it is parsed.
 """
 
 from collections.abc import Iterator

@@ -99,7 +99,7 @@ class LineWriter:
         return self._put(f"{file_hash(path)[:24]}{ending}", lambda file: shutil.copyfile(path, file))
 
     def _put(self, name: str, write: Callable[[Path], object]) -> str:
-        """Make a file of the folder of pictures, whole or not at all, unless it is there; gives its path."""
+        """Write a file into the folder of pictures, whole or not at all, unless it exists; returns its path."""
         file = self.pictures / name
         if not file.is_file():
             self.pictures.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def outside_note(files: Collection[str], folder: Path) -> str | None:
 
 
 def plain(value: Cell, name: str) -> Cell:
-    """The value as JSON can hold it; ValueError for bytes and other things that no JSON holds."""
+    """The value as JSON can hold it; ValueError for bytes and other values that JSON cannot hold."""
     if isinstance(value, dict):
         return {str(key): plain(item, name) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -104,7 +104,7 @@ def _picture_of(folder: Path, labels: Path) -> str:
 
 
 def _box(words: list[str], names: list[str]) -> tuple[str, list[float]]:
-    """The name and the corners of a line; ValueError for one that says something else."""
+    """The name and the corners of a line; ValueError for a malformed one."""
     try:
         kind, numbers = int(words[0]), [float(word) for word in words[1:]]
     except ValueError:

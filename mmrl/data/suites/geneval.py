@@ -2,7 +2,7 @@
 
 The rule for a picture, four pictures per prompt and the mean over six kinds of prompts equal GenEval's own code. Its detector and
 colour judge are the reward `object_counts` with a Mask2Former of transformers and OpenAI's CLIP, which are other
-files than GenEval's mmdetection checkpoint and open_clip: single pictures may be judged otherwise.
+files than GenEval's mmdetection checkpoint and open_clip: single pictures may be judged differently.
 """
 
 from collections.abc import Iterator

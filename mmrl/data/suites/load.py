@@ -1,4 +1,4 @@
-"""The prompts of a suite, from a folder or from a snapshot of the hub that is here; nothing is downloaded."""
+"""The prompts of a suite, from a folder or from the hub's snapshot on this machine; nothing is downloaded."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,7 +13,7 @@ NAMED = 3
 
 
 def find_suite(name: str) -> Suite:
-    """The suite of that name; ValueError for another one."""
+    """The suite of that name; ValueError if there is none."""
     if name not in SUITES:
         raise ValueError(f"no suite is called {name!r}: known are {', '.join(SUITES)}")
     return SUITES[name]
@@ -57,7 +57,7 @@ def find_folder(suite: Suite, path: str | Path | None) -> Path:
     """The folder with the suite's files; FileNotFoundError names the missing ones and where they come from."""
     folder = snapshot(suite.hub) if path is None else Path(path).expanduser()
     missing = [file for file in suite.files if folder is None or not (folder / file.name).exists()]
-    # pictures may lie elsewhere, which evaluation.data.media then says
+    # pictures may be elsewhere: evaluation.data.media then names the folder
     if folder is not None and all(file.is_media for file in missing):
         return folder
     files = ", ".join([*map(str, missing[:NAMED]), *([f".. ({len(missing)} in all)"] if len(missing) > NAMED else [])])

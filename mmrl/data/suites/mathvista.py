@@ -2,7 +2,7 @@
 
 Prompts are those of its query.json (no caption, no text read from the picture). Comparing an extracted answer with the truth,
 the nearest option by edit distance included, equals its own code. That code lets GPT-4 extract the answer from longer responses:
-here rules do, a letter or a number as mmrl's rewards read them, so single responses may come out otherwise. Short answers and
+here rules do, a letter or a number as mmrl's rewards read them, so single responses may come out differently. Short answers and
 `The answer is "..".` need neither.
 """
 

@@ -1,7 +1,7 @@
 """MVBench: twenty kinds of multiple choice about clips.
 
 Prompt and rule are those of its notebook: the first word of the answer's first line must be the right letter. Two things differ.
-The notebook lets models go on from "Best option:(", which most cannot; and it takes an empty answer or a lone bracket for right.
+The notebook lets models go on from "Best option:(", which most cannot; and it counts an empty answer or a lone bracket as right.
 How many frames are seen is the model's setting; the notebook shows 16.
 """
 

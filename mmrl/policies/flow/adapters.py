@@ -42,7 +42,7 @@ def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings
 
 
 def load_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings, name: str) -> None:
-    """Load the adapter of one network, by the pipeline's own loader where it has one; all but the first have a folder each."""
+    """Load the adapter of one network, by the pipeline's own loader where it has one; all but the first have their own folder."""
     place, network = str(lora.adapter), getattr(pipeline, name)
     check_adapter_folder(place)
     top = Path(place).expanduser()
@@ -71,7 +71,7 @@ def weights_in(pipeline: Pipeline, family: type[FlowFamily], folder: Path) -> di
     prefix = family.networks[0]
     others = tuple(f"{name}." for name in pipeline.components if name != prefix)
     read: Any = pipeline.lora_state_dict(str(folder))
-    # Stable Diffusion's loader answers with the scales of foreign files beside the weights.
+    # Stable Diffusion's loader returns the scales of foreign files along with the weights.
     weights = read[0] if isinstance(read, tuple) else read
     return {name.removeprefix(f"{prefix}."): value for name, value in weights.items() if not name.startswith(others)}
 

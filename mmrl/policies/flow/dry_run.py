@@ -1,4 +1,4 @@
-"""An image generator that goes through all motions of a run without its weights: it counts forwards and draws nothing.
+"""An image generator that goes through the motions of a run without its weights: it counts forwards and draws nothing.
 
 Latents are four numbers each while it counts; the largest forward is then taken in full size through networks without weights.
 """
@@ -49,7 +49,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
     networks = {name: part_of(config.model, index, name) for name in present}
     half = config.dtype == "bfloat16" and config.lora is not None
     for network in networks.values():
-        # The class's own `to` warns, and there is nothing to warn of.
+        # The class's own `to` warns, needlessly here.
         nn.Module.to(network, torch.bfloat16 if half else torch.float32)
     nn.Module.to(vae, torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32)
     for part in (vae, *networks.values()):
@@ -103,7 +103,7 @@ def part_of(model: str, index: Index, name: str) -> Any:
     library, class_name = index[name]
     cls = getattr(import_module(library), class_name)
     try:
-        # A scheduler's tables are numbers that are looked at.
+        # A scheduler's tables must hold real numbers, because code looks at them.
         with torch.device("cpu" if name == "scheduler" else "meta"), readable(f"policy.model {model!r} ({name})", model):
             if library == "transformers":
                 return cls(config_of(model, index, name))
@@ -147,7 +147,7 @@ def without_latents(family: FlowFamily) -> FlowFamily:
 
 @dataclass
 class DryGenerator:
-    """Draws nothing, and has its forwards counted as those of sampling."""
+    """Draws nothing; its forwards are counted as those of sampling."""
 
     inner: LocalGenerator
     log: CallLog
@@ -172,7 +172,7 @@ class DryGenerator:
 
 @dataclass(frozen=True)
 class LargestForward:
-    """The most that the network is asked at a time."""
+    """The largest work that the network is given at one time."""
 
     seen: int
     """Latents that the network sees, both passes of guidance included."""
@@ -289,7 +289,7 @@ class FlowDryRun:
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """Most bytes that live at a time while this works."""
+    """The peak of live bytes while this works."""
     with LiveBytes() as live:
         work()
     return live.peak

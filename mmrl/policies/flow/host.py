@@ -1,4 +1,4 @@
-"""An image generator as the parts it is built of see it."""
+"""An image generator as seen by the parts it is built of."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -27,7 +27,7 @@ class FlowHost(Protocol):
 
     @property
     def pipeline(self) -> Pipeline:
-        """The model's own, of diffusers."""
+        """The model's own pipeline of diffusers."""
         ...
 
     @property

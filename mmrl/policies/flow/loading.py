@@ -116,7 +116,7 @@ def pipeline_folder(model: str, index: Index) -> Path:
 
 
 def load_index(model: str, own: type[FlowFamily] | None = None) -> Index:
-    """The parts that the pipeline is made of, after checking that it can be trained here, by mmrl's family or one's `own`."""
+    """The parts that the pipeline is made of, after checking that it can be trained here, by mmrl's family or a user's `own`."""
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
         raise FileNotFoundError(f"policy.model: there is no folder {model!r}: check the path")
     check_hub(model)
@@ -189,13 +189,13 @@ def save_pipeline(pipeline: Pipeline, networks: Mapping[str, nn.Module], folder:
 
 
 def facts_of(pipeline: Pipeline) -> dict[str, object]:
-    """The plain values that a pipeline was made with, such as boundary_ratio: without them it draws otherwise."""
+    """The plain values that a pipeline was made with, such as boundary_ratio: without them it draws differently."""
     taken = signature(type(pipeline).__init__).parameters
     return {name: value for name, value in pipeline.config.items() if name in taken and name not in pipeline.components}
 
 
 def whole_weights(network: nn.Module) -> dict[str, Tensor]:
-    """All weights of a network, gathered where they are shared out. Every process must call it."""
+    """All weights of a network, gathered where they are sharded. Every process must call it."""
     return {name: whole(weight) for name, weight in network.state_dict(keep_vars=True).items()}
 
 

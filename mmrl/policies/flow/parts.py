@@ -25,13 +25,13 @@ class FlowParts:
 
     load: Callable[[FlowPolicyConfig], FlowFamily] = load
     generator: Callable[[FlowHost], Generator] = LocalGenerator
-    """Who draws images."""
+    """Draws images."""
     forward: Callable[[FlowHost], Forward] = LocalForward
-    """Who computes velocities, while sampling and while reading."""
+    """Computes velocities, while sampling and while reading."""
     decoder: Callable[[FlowHost], Decoder] = LocalDecoder
-    """Who turns finished latents into images."""
+    """Turns finished latents into images."""
     weights: Callable[[nn.Module, Iterable[str], Decay, bool, Rest], Weights] = Weights
-    """Who keeps the trainable weights of (module, shadows, ema_decay, sharded, rest)."""
+    """Keeps the trainable weights of (module, shadows, ema_decay, sharded, rest)."""
     embeddings: Callable[[FlowPolicyConfig, FlowFamily], EmbeddingCache | None] = open_cache
     """The store that keeps embeddings of prompts for other runs; None: there is none."""
     audit: Callable[[FlowHost, Rollouts], None] = audit_rollouts

@@ -49,7 +49,7 @@ class FlowPolicy(PolicyHooks):
 
     Args:
         ema_decay: see Weights.
-        parts: who loads, draws, computes velocities, decodes and keeps weights; a dry run has others.
+        parts: what loads, draws, computes velocities, decodes and keeps weights; a dry run has others.
 
     Raises what `loading.load` and Weights raise.
     """

@@ -20,7 +20,7 @@ from mmrl.runtime.tensors import pad_actions
 
 @dataclass(frozen=True)
 class Latents:
-    """Latents of one or several shapes, numbered through all parts: `latents[places]` are some of one shape."""
+    """Latents of one or several shapes, numbered across all parts: `latents[places]` are some of one shape."""
 
     parts: tuple[Tensor, ...]
     """One for every plan of a trace."""
@@ -94,7 +94,7 @@ class FlowTrace:
     """Which step of the plan; -1 where the row has no such action."""
     latents: Latents
     before: Int[Tensor, "n t"]
-    """Into `latents`: where the step starts; of a noised copy, the sample. Right where the action may train."""
+    """Index into `latents`: where the step starts; of a noised copy, the sample. Valid where the action may train."""
     after: Int[Tensor, "n t"]
     """Where it ends; of a noised copy, the noise."""
     means: Int[Tensor, "n t"]

@@ -10,7 +10,7 @@ from mmrl.runtime.tensors import to_device
 
 
 def send_home(x: Tensor) -> Tensor:
-    """The tensor in the host's memory, where CUDA writes it while other work goes on: read it after the device was waited for."""
+    """The tensor in the host's memory, which CUDA writes while other work goes on: wait for the device before reading it."""
     if x.device.type != "cuda" or not torch.cuda.is_available():
         return x.cpu()
     home = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
@@ -22,10 +22,10 @@ class Uploads:
 
     def __init__(self) -> None:
         self.sent: dict[int, tuple[Condition, Condition]] = {}
-        """By identity: the embeddings, which must live as long as their identity is taken, and their copy."""
+        """By `id`: the embeddings, kept alive so that no other object gets their id, and their copy."""
 
     def clear(self) -> None:
-        """Free the copies: other prompts come."""
+        """Free the copies, before other prompts come."""
         self.sent.clear()
 
     def __call__(self, conditions: Sequence[Condition], device: torch.device) -> list[Condition]:
@@ -46,12 +46,12 @@ class LateCheck:
         self.explain: list[Callable[[list[int]], Exception]] = []
 
     def refuse(self, bad: Tensor, explain: Callable[[list[int]], Exception]) -> None:
-        """Have `explain(places)` raised unless no entry of `bad` is True."""
+        """Have `explain(places)` raised if any entry of `bad` is True."""
         self.bad.append(bad)
         self.explain.append(explain)
 
     def look(self) -> None:
-        """Raise the first error there is."""
+        """Wait for the answers; raise the first error if there is one."""
         if not self.bad:
             return
         found = torch.cat(self.bad).tolist()

@@ -46,11 +46,11 @@ class CallLog:
     """Phase -> positions of the largest piece of work."""
     generating: bool = False
     latents: int = 0
-    """Of image generators: bytes of those that rollouts keep in the memory of the host."""
+    """For image generators: bytes of the latents that rollouts keep in the memory of the host."""
     decoded: int = 0
-    """Of image generators: bytes of the samples' pixels."""
+    """For image generators: bytes of the samples' pixels."""
     drawn: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
-    """Of image generators: width and height -> samples."""
+    """For image generators: (width, height) -> number of samples."""
 
     def clear(self) -> None:
         """Begin again; counts that were handed out stay as they are."""
@@ -59,7 +59,7 @@ class CallLog:
 
     @property
     def phase(self) -> str:
-        """The phase of the work that is done now."""
+        """The phase that work is counted under at present."""
         return "rollout" if self.generating else "update" if torch.is_grad_enabled() else "read"
 
     def rollout(self) -> AbstractContextManager[None]:
@@ -81,7 +81,7 @@ class DryRun(Protocol):
 
     @property
     def policy(self) -> Policy[Never]:
-        """Goes through all motions of a run; the trainer is given it."""
+        """The policy that the trainer is given; it goes through the motions of a run."""
         ...
 
     @property

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jinja2.runtime import Context
 
 MOST_TURNS = 200_000
-"""In one chat: published templates take some ten for a message or a picture."""
+"""Turns of loops, calls and the like in one chat; published templates take about ten per message or picture."""
 CHARACTERS_PER_TURN = 64
 LARGEST_POWER = 1_000
 HELD = (str, bytes, list, tuple, dict, range)
@@ -28,7 +28,7 @@ class EndlessTemplateError(ValueError):
 def refuse_endless(template: object, place: str, chat: Chat = EXAMPLE, **variables: object) -> None:
     """Raise ValueError for a chat template, or one of several by name, that takes more than MOST_TURNS for a chat."""
     sources = template.values() if isinstance(template, Mapping) else [template]
-    # Templates of models without eyes want one text per message.
+    # Templates of text-only models want one text per message.
     forms = [list(chat), [{**one, "content": text_of(one["content"])} for one in chat]]
     for source, messages in [(one, form) for one in sources for form in forms if isinstance(one, str)]:
         try:
@@ -37,12 +37,12 @@ def refuse_endless(template: object, place: str, chat: Chat = EXAMPLE, **variabl
             written.render(messages=messages, add_generation_prompt=True, **variables)
         except EndlessTemplateError as error:
             raise ValueError(f"{place}: its chat template {error} for one chat: {REMEDY}") from None
-        except Exception:  # noqa: BLE001 - what else is wrong with it is said where it is used
+        except Exception:  # noqa: BLE001 - other faults are reported where it is used
             continue
 
 
 def text_of(content: object) -> str:
-    """The text of a message, which is one already or comes in pieces."""
+    """The text of a message, whose content is a text or a list of pieces."""
     return "".join(str(part.get("text", "")) for part in content) if isinstance(content, list) else str(content)
 
 

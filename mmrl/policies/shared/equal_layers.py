@@ -1,7 +1,7 @@
-"""Stacks of equal layers without weights, of which one is gone through: bytes of the others are those of the first.
+"""Stacks of equal layers without weights: only one of them is run, and the others take the bytes that it took.
 
 A published model has some thirty layers that differ in nothing but their numbers, and counting bytes costs time for every
-operator. Inside `share_layers` the first layer of a kind is measured for itself, forwards and backwards; every layer then takes,
+operator. Inside `share_layers` the first layer of a kind is measured by itself, forwards and backwards; every layer then takes,
 keeps and gives back as many bytes at the same moments, under gradient checkpointing too, and computes nothing.
 """
 
@@ -21,7 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from mmrl.policies.shared.meta_models import LiveBytes
 
 LEAST = 3
-"""Equal layers in a stack from which one stands for all; fewer are gone through."""
+"""Equal layers that a stack needs for one to stand for all; fewer are all run."""
 NUMBERS_OF_LAYERS = ("idx", "index")
 """Endings of the names of settings that say which layer of the stack it is."""
 PLAIN = (bool, int, float, str, torch.dtype, type(None))
@@ -30,7 +30,7 @@ Key = tuple[Hashable, ...]
 
 @runtime_checkable
 class CountsLayers(Protocol):
-    """An input that counts the layers which obey it; layers that are not gone through count as the first did."""
+    """An input that counts the layers which obey it; layers that are not run count as the first did."""
 
     obeyed: int
 
@@ -53,13 +53,13 @@ class LayerCost:
     """Bytes that a layer takes for inputs of one kind, beyond those of its inputs and weights."""
 
     forward: int
-    """Most at a time on the way forwards."""
+    """Peak of the forward pass."""
     passing: int
-    """The same where nothing is kept for the way back, as when gradient checkpointing passes for the first time."""
+    """The same where nothing is kept for the backward pass, as in the first pass of gradient checkpointing."""
     kept: int
-    """Kept for the way back, outputs apart."""
+    """Kept for the backward pass, outputs excluded."""
     backward: int
-    """Most at a time on the way back, beyond what was kept and the gradients of the outputs."""
+    """Peak of the backward pass, beyond what was kept and the gradients of the outputs."""
     storages: Sequence[int]
     """Bytes of the memory of the outputs."""
     outputs: Sequence[Output]
@@ -90,7 +90,7 @@ def share_layers(*networks: nn.Module) -> Iterator[None]:
 
 
 def equal_layers(network: nn.Module) -> list[list[nn.Module]]:
-    """The layers of a network's stacks that differ in their place alone, from LEAST of a kind on."""
+    """The layers of a network's stacks that differ only in their place, where there are at least LEAST of a kind."""
     kinds: dict[Key, list[nn.Module]] = {}
     for i, stack in enumerate(part for part in network.modules() if isinstance(part, nn.ModuleList)):
         for layer in stack:
@@ -112,12 +112,12 @@ def kind_of(layer: nn.Module) -> Key:
 
 @dataclass(frozen=True)
 class SharedLayer:
-    """The way through a layer, measured once for each kind of inputs."""
+    """Takes the place of a layer's forward, which is measured once per kind of inputs."""
 
     work: Callable[..., Any]
-    """The layer's own way."""
+    """The layer's own forward."""
     known: dict[Key, LayerCost | None]
-    """Kind of inputs -> bytes; None: such inputs are worked on."""
+    """Kind of inputs -> bytes; None: the layer itself is run on them."""
     narrowed: "NarrowedWeights"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -137,7 +137,7 @@ class SharedLayer:
 
 
 def inputs_key(leaves: Sequence[object], spec: TreeSpec) -> Key | None:
-    """The kind of a layer's inputs; None where there is a cache that the layer would fill, or nothing without memory."""
+    """The kind of a layer's inputs; None where the layer would fill a cache, or no tensor is fake."""
     found: list[Hashable] = [str(spec), torch.is_grad_enabled()]
     for leaf in leaves:
         if isinstance(leaf, Tensor):
@@ -160,7 +160,7 @@ def values_of(tensor: Tensor) -> Hashable:
 
 
 def measure(work: Callable[..., Any], leaves: Sequence[object], spec: TreeSpec) -> LayerCost | None:
-    """Go through a layer and back, apart from all that goes on around it; None where it gives what it was given."""
+    """Run a layer forwards and backwards in isolation; None where it returns an input, or an output that is not fake."""
     counters = counters_in(leaves)
     before = [one.obeyed for one in counters]
     dtype, is_on = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
@@ -197,7 +197,7 @@ def counters_in(leaves: Sequence[object]) -> list[CountsLayers]:
 
 
 def peak_of(work: Callable[..., Any], leaves: Sequence[object], spec: TreeSpec) -> int:
-    """Most bytes on the way through a layer that keeps nothing for the way back."""
+    """Peak bytes of a layer's forward that keeps nothing for the backward pass."""
     with saved_tensors_hooks(forget, forget), LiveBytes() as live:
         own = [one.detach().requires_grad_(one.requires_grad) if isinstance(one, Tensor) else one for one in leaves]
         args, kwargs = tree_unflatten(own, spec)
@@ -220,7 +220,7 @@ def describe(tensors: Sequence[Tensor]) -> tuple[list[int], list[Output]]:
 
 
 def back(outputs: list[Tensor], live: LiveBytes) -> int:
-    """Most bytes on the way back from outputs, which are let go, beyond their gradients."""
+    """Peak bytes of the backward pass from outputs, which are freed, beyond their gradients."""
     gradients = sum(one.numel() * one.element_size() for one in outputs)
     end = Seed.apply(*outputs)
     outputs.clear()
@@ -242,7 +242,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 class Seed(torch.autograd.Function):
-    """A number made of tensors that are not kept; on the way back each gets a gradient of its size."""
+    """A number made of tensors that are not kept; in the backward pass each gets a gradient of its size."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
@@ -266,16 +266,16 @@ class NarrowedWeights:
                 self.copied = taught[0].detach().new_empty(sum(one.numel() for one in taught), 1).requires_grad_()
 
     def take_place(self) -> None:
-        """Let autocast copy and keep as many numbers as of a layer that is gone through."""
+        """Let autocast copy and keep as many numbers as for a layer that is run."""
         if self.copied is not None and torch.is_autocast_enabled("cpu"):
             with torch.no_grad():
                 nn.functional.linear(self.copied.new_empty(0, 1), self.copied)
 
 
 def stand_in(cost: LayerCost, leaves: Sequence[object]) -> tuple[Any, bool]:
-    """The outputs of a layer that is not gone through, whose bytes are taken, kept and given back as they would be.
+    """The outputs of a layer that is not run; its bytes are taken, kept and freed as if it were.
 
-    Returns also whether anything is kept for the way back: not without gradients, nor under gradient checkpointing.
+    Also returns whether anything is kept for the backward pass: not without gradients, nor under gradient checkpointing.
     """
     for one, count in zip(counters_in(leaves), cost.obeyed, strict=True):
         one.obeyed += count
@@ -287,7 +287,7 @@ def stand_in(cost: LayerCost, leaves: Sequence[object]) -> tuple[Any, bool]:
 
 
 def keeps(maker: Tensor, anchor: Tensor) -> bool:
-    """Is kept what is saved for the way back? Gradient checkpointing lets it go, and comes again."""
+    """Is what is saved for the backward pass kept? Gradient checkpointing drops it and runs the layer again."""
     held: list[weakref.ref[torch.UntypedStorage]] = []
     end = Probe.apply(maker, held, anchor)
     return held[0]() is not None and end is not None
@@ -318,7 +318,7 @@ class Replay(torch.autograd.Function):
         places = [take(maker, count) for count in cost.storages]
         outputs = tuple(places[one.storage].view(one.dtype).as_strided(one.shape, one.stride, one.begin) for one in cost.outputs)
         ctx.cost = cost
-        # What is let go at once has the same form, and takes no memory.
+        # What is freed at once has the same form, and takes no memory.
         ctx.save_for_backward(take(maker, cost.kept) if is_kept else take(maker, 1).expand(cost.kept), *tensors)
         ctx.mark_non_differentiable(*(out for out, one in zip(outputs, cost.outputs, strict=True) if not one.has_gradient))
         return outputs

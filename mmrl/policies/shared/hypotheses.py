@@ -1,6 +1,6 @@
-"""Reasons for other log-probabilities that hold for any network, each with the reading that would show it.
+"""Reasons why log-probabilities may differ, for any network, each with the reading that would show it.
 
-A policy brings what differs: how it reads its rows, a few other ways to read them, its remedies, and reasons that it alone has.
+A policy brings what differs: how it reads its rows, a few other ways to read them, its remedies, and reasons that only it has.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -114,7 +114,7 @@ class Suspects:
         """Reasons within the model: repetition, dropout, gradients, precision, batches, weights, adapters.
 
         Args:
-            one_by_one: every row in a forward that it has to itself, which `single` says in words.
+            one_by_one: reads every row in a forward of its own, which `single` says in words.
             sampled: reads as sampling computes, for lower precision; None: as `read`.
             still: a block in which reading leaves training mode alone.
             others: reasons in the ways of reading that this policy has.
@@ -124,7 +124,7 @@ class Suspects:
         yield from self.of_dropout(still)
         yield self.rounding("float32", self.read)
         if torch.is_grad_enabled():
-            # Readings under other weights have no gradient, and would take credit for that.
+            # Readings under other weights have no gradient, and would get the credit for that.
             yield self(GRADIENT, "without a gradient", lambda: self.under(torch.no_grad()))
         yield from others
         for name in ("bfloat16", "float16"):
@@ -163,7 +163,7 @@ class Suspects:
             yield self(DROPOUT, what, None)
 
     def of_columns(self, read: Read, known: Bool[Tensor, "n t"]) -> Iterator[Hypothesis]:
-        """Columns that moved against each other; `read` reads all that are `known`."""
+        """Columns that shifted against each other; `read` reads all that are `known`."""
         for by in SHIFTS:
             yield self(SHIFT, f"with columns moved by {by:+d}", lambda by=by: move_columns(read(), known, by))
 

@@ -59,7 +59,7 @@ class CastingLayer(Protocol):
 
 
 def adapter_layers(modules: Iterable[object]) -> list[AdaptedLayer]:
-    """Those of a network's modules that hold a LoRA adapter."""
+    """The modules of a network that hold a LoRA adapter."""
     return [cast(AdaptedLayer, module) for module in modules if hasattr(module, "lora_B")]
 
 
@@ -91,7 +91,7 @@ def scale_adapters(layers: Sequence[AdaptedLayer], factor: float) -> Iterator[No
 
 
 def casting_layers(modules: Iterable[object]) -> list[CastingLayer]:
-    """Those of a network's modules that may cast what they are given."""
+    """The modules of a network that may cast their input."""
     return [module for module in modules if isinstance(module, CastingLayer)]
 
 

@@ -41,7 +41,7 @@ def fake_weights(*modules: nn.Module) -> None:
 
 
 class KnownMasks(TorchDispatchMode):
-    """Choosing from a fake tensor by a real mask: how many are chosen is known, though the fake tensor does not know it."""
+    """Indexing a fake tensor with a real mask: the mask says how many entries are chosen, which the fake tensor does not know."""
 
     def __torch_dispatch__(
         self, func: Operator, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
@@ -83,12 +83,12 @@ class LiveBytes(KnownMasks):
         self.peak = max(self.peak, self.now)
 
     def forget(self, key: int, size: int, _: object) -> None:
-        """Take a storage that is gone off the count."""
+        """Subtract a storage that was freed from the count."""
         self.now -= size
         del self.known[key]
 
     def reset_peak(self) -> None:
-        """Look for the largest count from here on."""
+        """Start the peak again from the current count."""
         self.peak = self.now
 
 

@@ -14,7 +14,7 @@ class Sharded(Protocol):
     """A module of FSDP2."""
 
     def reshard(self) -> None:
-        """Keep this process's part of the weights alone."""
+        """Keep only this process's part of the weights."""
         ...
 
 
@@ -49,7 +49,7 @@ def wrap_module(
 
 
 def refuse_unknown(accelerator: Any) -> None:
-    """ValueError for ways to spread a model that would train something else than was asked for."""
+    """Raise ValueError for ways to spread a model that would train something other than what was asked for."""
     kind = accelerator.distributed_type.value
     if kind == "DEEPSPEED":
         refuse_settings(accelerator.deepspeed_plugin.deepspeed_config)
@@ -63,7 +63,7 @@ def refuse_unknown(accelerator: Any) -> None:
 
 
 def refuse_settings(config: Mapping[str, Any]) -> None:
-    """ValueError for what DeepSpeed would do otherwise than mmrl's config says, or what is not tested."""
+    """Raise ValueError where DeepSpeed would do something other than mmrl's config says, or something that is not tested."""
     zero = config["zero_optimization"]
     if zero["stage"] not in (2, 3):
         raise ValueError(f"DeepSpeed was asked for ZeRO stage {zero['stage']}: mmrl trains with 2 and 3; below, take ddp.yaml")

@@ -2,13 +2,13 @@
 
 
 def check_tf32(tf32: bool, dtype: str) -> None:
-    """Raise ValueError where TF32 could not act."""
+    """Raise ValueError where TF32 would have no effect."""
     if tf32 and dtype != "float32":
         raise ValueError(f"policy.tf32 acts on float32 alone, but policy.dtype is {dtype!r}: leave policy.tf32 out")
 
 
 def switch_tf32(on: bool) -> None:
-    """Let matrix products of float32 use TF32, or not; raises ValueError in a run that is to repeat bit for bit."""
+    """Let matrix products of float32 use TF32, or not; raises ValueError in a run that must be repeatable bit for bit."""
     import torch
 
     if on and torch.are_deterministic_algorithms_enabled():

@@ -1,4 +1,4 @@
-"""The trainable weights of a policy, what is kept beside them (the reference, an average that follows), and who may be read."""
+"""The trainable weights of a policy, the copies kept of them (the reference, a moving average), and which may be read."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import Placement
 
 SHADOWS = frozenset({"ref", "ema", "previous", "start"})
-"""`start`: as the step under way began; `previous`: as the one before began, for which both are kept."""
+"""`start`: as they were when the current step began; `previous`: when the one before began, which takes `start` too."""
 Decay = float | Callable[[int], float]
-"""How much of an average stays at an update: a number, or one that depends on how many updates there were before."""
+"""How much of an average is kept at an update: a number, or a function of how many updates there were before."""
 USUAL_DECAY = 0.99
 Rest = Literal["device", "cpu"]
 """Where copies of weights are kept while not in use."""
@@ -51,7 +51,7 @@ class Distributed(Protocol):
 
 @dataclass(frozen=True)
 class Shadow:
-    """A copy of the trainable weights, to be looked through for the time of a reading.
+    """A copy of the trainable weights, which takes their place for the time of a reading.
 
     With a fresh LoRA it equals the model without its adapter, so one mechanism serves both kinds of training.
     """
@@ -60,7 +60,7 @@ class Shadow:
     order: list[nn.Parameter]
     """The live weights that these are copies of."""
     rest: Rest = "device"
-    """Where they are kept while not in use, and the live ones while they are."""
+    """Where the copies are kept while not in use, and the live weights while the copies are in use."""
 
     @classmethod
     def of(cls, parameters: Sequence[nn.Parameter], rest: Rest = "device") -> "Shadow":
@@ -69,7 +69,7 @@ class Shadow:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """A block in which the live parameters hold the shadow's values. No gradient may be taken of what is computed."""
+        """A block in which the live parameters hold the shadow's values. No gradient may be taken through it."""
         # Through .data the version counters stay, so a graph built before remains valid once the values are back.
         live = [own_part(weight).data for weight in self.order]
         kept = [put_aside(weight, self.rest) for weight in live]
@@ -95,7 +95,7 @@ class Shadow:
 class Weights:
     """The trainable weights of a module; `ref` and `ema` start as copies of them, and `ema` follows at every update.
 
-    `previous`, where it is wanted, holds the weights with which the step before began.
+    `previous`, if `shadows` names it, holds the weights with which the step before began.
 
     Args:
         ema_decay: d in ema <- d * ema + (1 - d) * weights: a number, or a function of how many updates there were before.
@@ -130,7 +130,7 @@ class Weights:
         self._is_bare: tuple[list[int], bool] | None = None
         self.num_updates = 0
         self.active = "policy"
-        """Which weights the module holds now: policy, ref or ema."""
+        """Which weights the module holds now: `policy`, or the name of a shadow."""
 
     @contextmanager
     def swapped_in(self, model: str) -> Iterator[None]:
@@ -149,7 +149,7 @@ class Weights:
 
     @contextmanager
     def _without_adapter(self) -> Iterator[None]:
-        """Saves the adapter's share of every forward, and copying."""
+        """A block in which adapters are off, which saves their share of every forward, and copying weights."""
         with switch_adapters(self._adapters, False), torch.no_grad():
             yield
 
@@ -181,10 +181,10 @@ class Weights:
         self.num_updates += 1
 
     def end_step(self, rebase: bool = False) -> None:
-        """A step's updates are over: `previous` takes over where it began, and the next one begins with the weights of now.
+        """End a step: `previous` takes the weights that it began with, and the next step begins with the current ones.
 
         Args:
-            rebase: the reference takes over the weights of now.
+            rebase: the reference takes over the current weights.
         """
         if rebase and "ref" in self.shadows:
             self.shadows["ref"].follow(0.0)
@@ -226,7 +226,7 @@ class Weights:
         for name, shadow in self.shadows.items():
             for (key, weight), value in zip(self.named.items(), shadow.weights, strict=True):
                 put(weight, state["shadows"][name][key], value)
-        # Loaded through .data, which no version tells of.
+        # Loaded through .data, which changes no version counter.
         self._is_bare = None
         self.num_updates = int(state.get("num_updates", 0))
 
@@ -277,7 +277,7 @@ def own_part(weight: Tensor) -> Tensor:
 
 
 def whole(weight: Tensor, value: Tensor | None = None) -> Tensor:
-    """A weight, or `value` that is spread as it is, on the CPU; gathered when it is sharded (all processes must ask)."""
+    """A weight, or a `value` that is sharded like it, on the CPU; gathered when it is sharded (all processes must ask)."""
     value = own_part(weight) if value is None else value
     if isinstance(weight, Partitioned):
         parts = [torch.empty_like(value) for _ in range(torch.distributed.get_world_size())]
@@ -288,7 +288,7 @@ def whole(weight: Tensor, value: Tensor | None = None) -> Tensor:
 
 @torch.no_grad()
 def put(weight: Tensor, value: Tensor, to: Tensor | None = None) -> None:
-    """Copy a whole value into a weight, or into `to` that is spread as it is: into this process's part when it is sharded."""
+    """Copy a whole value into a weight, or into `to`, sharded like it: into this process's part when it is sharded."""
     to = own_part(weight) if to is None else to
     if isinstance(weight, Distributed):
         from torch.distributed.tensor import distribute_tensor

@@ -1,4 +1,4 @@
-"""A text policy that goes through all motions of a run without its weights: it counts what a model would be asked, and how much.
+"""A text policy that goes through the motions of a run without its weights: it counts what a model would have to do.
 
 Prompts are read by the model's own processor, completions have a length that is given. Every value is 0, but tokens are unlikely.
 """

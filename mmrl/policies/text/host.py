@@ -1,4 +1,4 @@
-"""A text policy as the parts it is built of see it."""
+"""A text policy as seen by the parts it is built of."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -25,7 +25,7 @@ class TextHost(Protocol):
 
     @property
     def processor(self) -> Any:
-        """The model's own, of transformers."""
+        """The model's own processor of transformers."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class TextHost(Protocol):
         ...
 
     def stand_in(self) -> Encoded:
-        """The prompt that a process looks at while others have more to do than it has."""
+        """The prompt that a process looks at while the others still have work and it has none."""
         ...
 
     def run(self, work: Callable[[TextNet], T]) -> T:

@@ -73,7 +73,7 @@ def load(config: TextPolicyConfig) -> Loaded:
 
 
 def processor_of(config: TextPolicyConfig, family: Family) -> Any:
-    """The model's processor; of a model that takes text alone, its tokenizer in the place of one."""
+    """The model's processor; for a text-only model, its tokenizer in the same role."""
     from transformers import AutoProcessor, AutoTokenizer
 
     load = AutoProcessor if family.sees else AutoTokenizer
@@ -148,7 +148,7 @@ def load_config(config: TextPolicyConfig) -> Any:
 
 @contextmanager
 def refusing_code(model: str) -> Iterator[None]:
-    """Say which setting a model wants whose repository holds code of its own."""
+    """Name the setting that is needed for a model whose repository holds its own code."""
     try:
         yield
     except ValueError as error:
@@ -190,7 +190,7 @@ def check_head(model: Any) -> None:
 
 
 def add_adapter(model: Any, family: Family, lora: LoraSettings) -> Any:
-    """Put LoRA layers into the model and freeze the rest; the answer is peft's wrapper."""
+    """Put LoRA layers into the model and freeze the rest; returns peft's wrapper."""
     from peft import get_peft_model
 
     if lora.adapter is not None:
@@ -226,7 +226,7 @@ def freeze(model: Any, family: Family, parts: tuple[str, ...]) -> None:
 
 
 def checkpoint_layers(model: nn.Module) -> None:
-    """Let layers be computed again on the way back, in training mode."""
+    """Let layers be computed again in the backward pass, in training mode."""
     # Renamed within transformers 5.
     renamed = hasattr(model, "activation_checkpointing_enable")
     getattr(model, "activation_checkpointing_enable" if renamed else "gradient_checkpointing_enable")({"use_reentrant": False})

@@ -77,7 +77,7 @@ class TextNet(nn.Module):
         """How often this forward must pass the vision part, given how often its own media do."""
 
     def join(self, ranks: Ranks, stand_in: Media | None) -> None:
-        """Meet the other processes: pass the vision part as often as they do, and look at `stand_in` where nothing else is."""
+        """Keep step with the others: pass the vision part as often as they do, looking at `stand_in` if there is nothing else."""
         self.stand_in = stand_in
         if self.features is not None:
             self.features.clear()

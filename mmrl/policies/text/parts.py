@@ -37,10 +37,10 @@ class TextParts:
 
     load: Callable[[TextPolicyConfig], Loaded] = load
     generator: Callable[[TextHost], Generator] = own_generator
-    """Who writes completions."""
+    """Writes completions."""
     evaluator: Callable[[TextHost], Evaluator] = LocalEvaluator
-    """Who reads them again."""
+    """Reads them again."""
     weights: Callable[[nn.Module, Iterable[str], Decay, bool, Rest], Weights] = text_weights
-    """Who keeps the trainable weights of (module, shadows, ema_decay, sharded, rest)."""
+    """Keeps the trainable weights of (module, shadows, ema_decay, sharded, rest)."""
     audit: Callable[[TextHost, Rollouts], None] = audit_rollouts
     diagnostics: Callable[[TextHost], Diagnostics] = TextDiagnostics

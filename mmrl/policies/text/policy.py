@@ -63,7 +63,7 @@ class TextPolicy(PolicyHooks):
     Args:
         ema_decay: see Weights.
         views: other ways to show a prompt, by the names that requests and readings give them.
-        parts: who loads, writes, reads and keeps weights; a dry run has others.
+        parts: what loads, writes, reads and keeps weights; a dry run has others.
 
     Raises what `loading.load` and Weights raise.
     """
@@ -162,7 +162,7 @@ class TextPolicy(PolicyHooks):
         versions = [self.weights.num_updates]
         for model in sorted(self.shadows | {"policy"}):
             own = [row for row in drawn if row.request.model == model]
-            # Clips are decoded while others are written about, and the length of a prompt is known once all of its clips are.
+            # Clips are decoded while earlier rows are written, and a prompt's length is known once all its clips are decoded.
             chunks = split_rows(own, self.config.rollout_rows, None if self.prefetches else prompts)
             chunks += [[]] * (self.ranks.forwards(len(chunks)) - len(chunks))
             if chunks:
@@ -263,7 +263,7 @@ class TextPolicy(PolicyHooks):
         return frozenset({"plain", *self.views})
 
     def _write(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> int:
-        """Draw rows of one temperature, and say how old the weights are that wrote; without rows, keep others company."""
+        """Draw rows of one temperature; returns the version of the weights that wrote. Without rows, keep step with others."""
         used = sorted({(row.shown, row.request.view, row.begun) for row in rows})
         place = {key: i for i, key in enumerate(used)}
         sampling = at_temperature(sampling, rows)
@@ -295,7 +295,7 @@ class TextPolicy(PolicyHooks):
 
 
 def at_temperature(sampling: Sampling, rows: Sequence[Row]) -> Sampling:
-    """The settings for rows of one temperature, which may be another than the run's."""
+    """The settings for rows of one temperature, which may differ from the run's."""
     if not rows:
         return sampling
     tempering = rows[0].request.tempering

@@ -12,7 +12,7 @@ from mmrl.policies.video.sampling import FrameRule
 
 @dataclass
 class FrameCache:
-    """The least recently used frames go first. A file is hashed by whoever decodes it, and again when size or date change."""
+    """The least recently used frames go first. A file is hashed by whoever decodes it, and again when its size or date change."""
 
     max_bytes: int
     _kept: OrderedDict[Hashable, Frames] = field(default_factory=OrderedDict, init=False)
@@ -55,5 +55,5 @@ def stamp(video: Video) -> Hashable:
 
 
 def wishes(video: Video) -> Video:
-    """The frames that a video asks for, whatever its file is called, in whatever order and however noisy they are shown."""
+    """The frames that a video asks for, regardless of its file's name, and of the order and noise in which they are shown."""
     return replace(video, source="" if isinstance(video.source, str) else (), shuffle=None, noise=None)

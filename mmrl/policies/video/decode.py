@@ -102,7 +102,7 @@ def by_pyav(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[n
         from av.error import FFmpegError
     except ImportError as error:
         raise MissingError(error) from None
-    # A decoder's threads wait for the interpreter to log of damaged frames, while whoever closes it waits for them:
+    # A decoder's threads need the interpreter to log damaged frames, while whoever closes it waits for them:
     # torchvision.io turns that log on for the whole process.
     av.logging.set_level(None)
     try:

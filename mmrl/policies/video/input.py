@@ -32,7 +32,7 @@ class VideoInput:
         self.workers = Workers(self.settings.workers, self.settings.timeout)
 
     def ask(self, videos: Iterable[Video]) -> None:
-        """Let workers begin with these clips; what is wrong with one is said when it is taken."""
+        """Let workers begin with these clips; an error is raised when the clip is taken."""
         for video in dict.fromkeys(map(without_changes, videos)):
             if self.settings.workers and video not in self._asked and not self._has_cached(video):
                 self._asked[video] = self.workers.ask(video, self.rule, self.settings.cache_mb > 0)
@@ -77,7 +77,7 @@ def change_frames(frames: Frames, video: Video) -> Frames:
 
 
 def add_noise(frame: np.ndarray, deviation: float, generator: np.random.Generator) -> np.ndarray:
-    """A frame (height, width, 3), uint8, with Gaussian noise of that deviation on every colour of every pixel."""
+    """A frame (height, width, 3), uint8, with Gaussian noise of this standard deviation on every colour of every pixel."""
     noisy = frame + deviation * generator.standard_normal(frame.shape, dtype=np.float32)
     return noisy.round().clip(0, 255).astype(np.uint8)
 

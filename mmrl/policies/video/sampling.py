@@ -53,7 +53,7 @@ class Budget:
     def _largest(self, most: float, height: int, width: int) -> tuple[int, int]:
         side, scale = self.side, math.sqrt(most / (height * width))
         high, wide = (max(side, math.floor(x * scale / side) * side) for x in (height, width))
-        # A side that was too short was lifted, and the other one pays.
+        # A side that was too short was raised to the minimum, so the other one shrinks.
         longest = math.floor(most / side**2) * side
         return (min(high, longest), wide) if wide == side else (high, min(wide, longest) if high == side else wide)
 

@@ -1,4 +1,4 @@
-"""Processes that decode clips beside the policy; a dead or silent one is replaced once per clip, never waited for without end."""
+"""Processes that decode clips beside the policy; a dead or silent one is replaced once per clip, never waited for forever."""
 
 import logging
 import os
@@ -44,7 +44,7 @@ class Worker:
     """True once it was stopped for good."""
 
     def __call__(self, job: Job) -> Frames:
-        """Raises what the process raised; WorkerError when two in a row died or said nothing in time."""
+        """Raises what the process raised; WorkerError when two in a row died or did not answer in time."""
         try:
             return self._ask(job)
         except WorkerError as error:
@@ -84,14 +84,14 @@ class Worker:
         self.process.kill()
         code = self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
-            # half a question may wait to be written to what is gone
+            # half a question may still be buffered for a process that is gone
             with suppress(OSError):
                 pipe.close()
         return code
 
 
 def silence(process: subprocess.Popen[bytes], timeout: float) -> str:
-    """How a living process came to say nothing, and what to do about it."""
+    """Why a living process does not answer, and what to do about it."""
     what, stopped = f"said nothing for {timeout:g} s", None
     # macOS has no waitid before Python 3.13; an end that comes meanwhile is Popen's to see.
     with suppress(AttributeError, ChildProcessError):

@@ -1,4 +1,4 @@
-"""Do the record of an image generator's rollouts, its plan and its pictures fit each other?"""
+"""Do an image generator's recorded rollouts, its plan and its pictures agree with each other?"""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from mmrl.policies.flow.trace import FlowTrace
 
 
 def audit_rollouts(policy: FlowHost, rollouts: Rollouts) -> None:
-    """Check noise under ratios, times, sizes and embeddings of the row's own prompt; ValueError naming prompt and sample."""
+    """Check that ratios are of noisy steps, and each row's times, sizes and embeddings; ValueError naming prompt and sample."""
     trace = rollouts.trace
     assert isinstance(trace, FlowTrace)
     check_latents(policy, trace)

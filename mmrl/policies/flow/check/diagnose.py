@@ -1,4 +1,4 @@
-"""Why an image generator may evaluate other log-probabilities than it noted while sampling: one controlled reading per reason."""
+"""Why an image generator's log-probabilities may differ from those it noted while sampling: one controlled reading per reason."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -99,7 +99,7 @@ class Again:
 
 
 def of_guidance(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
-    """Another guidance while sampling than while training."""
+    """Reasons in the guidance: sampling may have used another one than training."""
     policy, net = again.policy, again.policy.net
     planned = [sigma_table.plan.guidance for sigma_table in again.trace.sigma_tables if sigma_table.plan.guidance is not None]
     known = {1.0, policy.family.default_guidance, policy.config.guidance or math.nan, *planned}
@@ -137,7 +137,7 @@ def of_schedule(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
         return replace(one, plan=replace(one.plan, steps=tuple(noisier(step, factor) for step in one.plan.steps)))
 
     change = "with sigmas shifted by {factor}"
-    # Networks hardly answer alike at times a little apart; where a row begins the time is the same whatever the shift.
+    # A network's answers differ even at nearly equal times; at the start of a row, no shift changes the time.
     first = again.mask & (again.mask.cumsum(1) == 1)
     yield from suspect.fit(SCHEDULE, change, lambda factor: again.with_tables(partial(shift, factor)), first)
     change = "with {factor} times the noise level"
@@ -145,7 +145,7 @@ def of_schedule(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
 
 
 def noisier(step: StepPlan, factor: float) -> StepPlan:
-    """The step with another level; as it is where its dynamics have none."""
+    """The step with its noise level scaled; unchanged if its dynamics have none."""
     own = step.dynamics
     return (
         replace(step, dynamics=replace(own, level=factor * own.level))
@@ -155,7 +155,7 @@ def noisier(step: StepPlan, factor: float) -> StepPlan:
 
 
 def of_other_prompts(trace: FlowTrace, by: int) -> Int[Tensor, " n"]:
-    """The places of other conditions, `by` further on among those with as many tokens of pictures as the row's own."""
+    """The places of other conditions, `by` further on among those with the same number of picture tokens as the row's own."""
     kinds = torch.tensor([kind_of(condition) for condition in trace.conditions])
     found = trace.prompt_index.clone()
     for kind in kinds.unique():
@@ -176,7 +176,7 @@ def encode_again(again: Again) -> tuple[Condition, ...]:
 
 
 def times_by(trace: FlowTrace, times: list[Float[Tensor, " t"]]) -> Float[Tensor, "n t"]:
-    """The times that the network would be given, had the steps of each plan these."""
+    """The times that the network is given at every action if the steps of plan i have `times[i]`."""
     out = trace.timesteps.clone()
     for i, own_times in enumerate(times):
         own = (trace.course_index == i)[:, None] & (trace.steps >= 0)

@@ -114,7 +114,7 @@ class FlowFamily(FamilyFacts):
         return self if size == (self.width, self.height) else replace(self, width=width, height=height)
 
     def rows_at(self, most: int, size: Size) -> int:
-        """Latents of a size that have as many tokens as `most` of the run's; one at least, and 1 stays 1."""
+        """How many latents of a size have the tokens of `most` of the run's size; at least one, and 1 stays 1."""
         return max(1, most * self.image_tokens // self.at(size).image_tokens) if most > 1 else most
 
     @property
@@ -145,7 +145,7 @@ class FlowFamily(FamilyFacts):
 
     @property
     def boundary(self) -> float | None:
-        """The time below which the second network draws, 1000 = noise; None: there is one for all times."""
+        """The time below which the second network draws, 1000 = noise; None: one network for all times."""
         return None
 
     def guide(
@@ -183,7 +183,7 @@ class FlowFamily(FamilyFacts):
         return noise
 
     def finish(self, latents: Float[Tensor, "n ..."], sigma: float) -> Float[Tensor, "n ..."]:
-        """The packed latents that are decoded, of those at the plan's last sigma."""
+        """The packed latents to decode, from those at the plan's last sigma."""
         return latents
 
     def pack(self, latents: Float[Tensor, "n ..."]) -> Tensor:
@@ -204,7 +204,7 @@ class FlowFamily(FamilyFacts):
         raise NotImplementedError
 
     def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
-        """The embeddings of a prompt that holds pictures, of `source_size` already, on the CPU."""
+        """The embeddings of a prompt that holds pictures, which already have `source_size`, on the CPU."""
         raise NotImplementedError
 
     @property
@@ -259,7 +259,7 @@ class PipelineCall:
 
     arguments: Mapping[str, object]
     sums_alike: bool = False
-    """Does it compute a prompt alone in the order in which the policy does, so that pixels are equal?"""
+    """Does it compute a single prompt in the same order as the policy, so that pixels are equal?"""
 
 
 @runtime_checkable
@@ -267,7 +267,7 @@ class CallsPipeline(Protocol):
     """A family whose pipeline can draw what an evaluation draws."""
 
     def pipeline_call(self, guidance: float) -> PipelineCall | None:
-        """None for a guidance that the pipeline has no word for."""
+        """None for a guidance that the pipeline cannot express."""
         ...
 
 
@@ -293,7 +293,7 @@ def refuse_settings(family: FlowFamily) -> None:
 
 
 def refuse_clips(settings: FlowPolicyConfig, family: type[FlowFamily]) -> None:
-    """Raise ValueError for clips by a model of pictures."""
+    """Raise ValueError if a model of pictures is to draw clips."""
     if settings.frames != 1 and not family.draws_clips:
         raise ValueError(
             f"policy.frames is {settings.frames}, but this model draws pictures: set it to 1, or take a Wan for clips"

@@ -1,4 +1,4 @@
-"""Two networks that share the way from noise to data between them, as one module."""
+"""Two networks that each cover a part of the way from noise to data, as one module."""
 
 import torch
 from jaxtyping import Float

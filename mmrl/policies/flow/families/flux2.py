@@ -122,7 +122,7 @@ class Flux2(FlowFamily):
         return vae.decode(pixels, return_dict=False)[0]
 
     def _norm(self, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and deviation of the autoencoder's latents in patches, as they ran along while it was trained."""
+        """Mean and deviation of the autoencoder's latents in patches: running statistics of its training."""
         vae = self.pipeline.vae
         mean, variance = (value.view(1, -1, 1, 1).to(latents) for value in (vae.bn.running_mean, vae.bn.running_var))
         return mean, (variance + vae.config.batch_norm_eps).sqrt()

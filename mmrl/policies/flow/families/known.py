@@ -103,7 +103,7 @@ def family_of(index: Index, model: str, own: type[FlowFamily] | None = None) -> 
 
 
 def relative(name: str) -> str:
-    """Words about the pipeline known here that is most like one that is not; empty where none is."""
+    """Words about the known pipeline that is most like an unknown one; empty where there is none."""
     near = next((known for word, known in RELATIVES.items() if word in name), None)
     return "" if near is None else f" (its nearest relative here is {near})"
 

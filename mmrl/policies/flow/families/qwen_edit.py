@@ -21,7 +21,7 @@ class QwenImageEdit(QwenImage):
     """arXiv:2508.02324. One to three pictures per prompt; guidance 4 against a prompt of one space that sees them too.
 
     Its pipeline brings pictures to a megapixel by itself; here they have `source_size`. Not supported: QwenImageEditPipeline, the
-    first of its kind, whose encoder was asked otherwise.
+    first of its kind, whose encoder was prompted differently.
     """
 
     tasks = ("edits of one to three pictures",)

@@ -127,7 +127,7 @@ def root_of_squares(sigma: float) -> float:
 
 @dataclass(frozen=True)
 class StableDiffusionXL(StableDiffusion):
-    """arXiv:2307.01952: two CLIP encoders, a summary and the size as further inputs; no prompt is zeros. No refiner."""
+    """arXiv:2307.01952: two CLIP encoders, a summary and the size as further inputs; zeros stand for no prompt. No refiner."""
 
     licence = "CreativeML Open RAIL++-M"
     licence_read = "makers"
@@ -144,7 +144,7 @@ class StableDiffusionXL(StableDiffusion):
         return {**super().blank_condition(dtype), "pooled": torch.zeros(pooled, dtype=dtype)}
 
     def _extra_inputs(self, prompts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Asked for pictures of their own size that were never cropped."""
+        """The summary, and the size of a picture that was neither resized nor cropped."""
         pooled = prompts["pooled"]
         sizes = pooled.new_tensor([self.height, self.width, 0, 0, self.height, self.width])
         return {"text_embeds": pooled, "time_ids": sizes.expand(len(pooled), -1)}

@@ -90,7 +90,7 @@ class Wan(FlowFamily):
 
     @property
     def frames_per_latent(self) -> int:
-        """Frames of a latent after the first, which is one frame."""
+        """Frames per latent, but for the first latent, which is one frame."""
         return int(self.pipeline.vae.config.scale_factor_temporal)
 
     @property

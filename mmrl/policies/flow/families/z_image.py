@@ -70,6 +70,6 @@ class ZImage(FlowFamily):
         self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
         texts = [text[:length] for text, length in zip(prompts["embeds"], prompts["lengths"].tolist(), strict=True)]
-        # 1 - t / 1000 rounds otherwise, and the transformer multiplies by 1000 again.
+        # 1 - t / 1000 rounds differently, and the transformer multiplies by 1000 again.
         out = transformer(list(x[:, :, None].unbind(0)), (1000 - timesteps) / 1000, texts, return_dict=False)[0]
         return -torch.stack(list(out))[:, :, 0]

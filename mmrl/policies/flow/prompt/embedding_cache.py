@@ -19,7 +19,7 @@ log = logging.getLogger("mmrl")
 WORTH_KEEPING = 20_000_000
 """Weights of text encoders from which on `embeddings = "auto"` keeps embeddings: smaller ones encode as fast as a disk reads."""
 LARGEST_SHARE = 0.5
-"""Of the cache's bound, for the embeddings of one model."""
+"""Share of the cache's bound that the embeddings of one model may fill."""
 ENDS = 2**16
 """Bytes of a model's file, at its beginning and its end, that say which file it is, beside its size and its time."""
 

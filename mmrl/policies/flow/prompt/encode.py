@@ -35,14 +35,14 @@ def key_of(asked: Asked) -> str:
 
 
 def text_of(asked: Asked) -> str:
-    """The words of a prompt; marks of where its pictures stand are left out, since these models take them apart from the text."""
+    """The words of a prompt; the marks of its pictures are left out, since these models take them apart from the text."""
     if isinstance(asked, str) or not asked.media:
         return asked if isinstance(asked, str) else asked.text
     return " ".join(asked.text.replace(MARK, " ").split())
 
 
 class Encoder:
-    """Prompt -> Condition. The latest `capacity` prompts are remembered, and the one that stands for no prompt always.
+    """Prompt -> Condition. The latest `capacity` prompts are remembered, and the empty one always.
 
     Prompts are encoded one by one, so that an embedding never depends on what else was asked for.
 
@@ -95,13 +95,13 @@ class Encoder:
 
     @torch.no_grad()
     def encode(self, prompts: Sequence[Asked], device: torch.device) -> dict[str, Condition]:
-        """Conditions by `key_of`, made by the text encoders, whatever is known of them already."""
+        """Conditions by `key_of`, made by the text encoders even if they are known already."""
         with self._awake(device), self._blaming_the_model():
             return {key_of(asked): self._encode(asked, device) for asked in prompts}
 
     @contextmanager
     def _blaming_the_model(self) -> Iterator[None]:
-        """Name the model where what mmrl's own family asks of its encoders fails; a family of one's own has bugs of its own."""
+        """Name the model in errors of its encoders under mmrl's own families; those of a user's family are raised as they are."""
         try:
             yield
         except (TypeError, AttributeError, IndexError) as error:

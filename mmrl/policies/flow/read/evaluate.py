@@ -25,7 +25,7 @@ Actions = tuple[Int[Tensor, " m"], Int[Tensor, " m"]]
 
 
 def check_quantity(trace: FlowTrace, quantity: str) -> None:
-    """Raise ValueError where a schedule has nothing that this quantity could mean."""
+    """Raise ValueError for a quantity that means nothing on this schedule."""
     if quantity in OF_DENSITIES and not trace.has_densities:
         raise ValueError(
             f"the objective reads {quantity!r}, but the schedule has no noisy step that trains, so there is no density: "
@@ -55,7 +55,7 @@ def read_trace(
     mask: Bool[Tensor, "n t"],
     velocities: Callable[[Sequence[Actions]], Sequence[Tensor]],
 ) -> dict[str, Tensor]:
-    """(n, t) or (n, t, ...); 0 where mask is False, but of the schedule everywhere. `velocities` answers for all sizes at once.
+    """(n, t) or (n, t, ...); 0 where mask is False, except for quantities of the schedule. `velocities` takes all sizes at once.
 
     Raises ValueError for a quantity in the shape of latents, of rows whose pictures differ in size.
     """
@@ -63,7 +63,7 @@ def read_trace(
     rows, columns = mask.nonzero(as_tuple=True)
     needs_network = bool(asked & FROM_VELOCITY)
     if needs_network and len(rows) == 0 and len(mask) and torch.is_grad_enabled():
-        # A backward must find a graph, and wrappers for many processes a forward, also where nothing trains.
+        # A backward pass needs a graph, and wrappers for many processes a forward, even where nothing trains.
         rows = columns = torch.zeros(1, dtype=torch.long)
     sizes = trace.by_size(rows)
     if len(sizes) > 1:
@@ -89,7 +89,7 @@ def refuse_several(asked: Collection[str], sizes: Sequence[Size]) -> None:
 
 
 def of_actions(trace: FlowTrace, actions: Actions, v: Tensor | None, asked: Collection[str]) -> dict[str, Tensor]:
-    """The values that are asked of actions of one size: of the velocity `v` there, or from the trace."""
+    """The requested values at actions of one size, from the velocity `v` there or from the trace."""
     rows, columns = actions
     flat = {} if v is None else {"velocity": v}
     if v is not None and {"logprobs", "mean"} & set(asked):

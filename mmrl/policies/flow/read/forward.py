@@ -44,7 +44,7 @@ class LocalForward:
 
 
 def noisy_latents(trace: FlowTrace, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"]) -> NoisyLatents:
-    """The latents that the network sees of some actions, whose pictures have one size."""
+    """The latents that the network sees for some actions, whose pictures have one size."""
     x, index = trace.inputs(rows, columns), trace.prompt_index[rows]
     return NoisyLatents(x, trace.timesteps[rows, columns], index, trace.size_of(rows))
 
@@ -64,7 +64,7 @@ def velocities_of(
     for own, cut in zip(asked, pieces, strict=True):
         out = [forward(own.take(rows), conditions, guidance) for rows in cut]
         if own is asked[-1]:
-            # The condition of a row, for one of another size may hold pictures of another size.
+            # The condition of a row of this size: one of another size may hold pictures of another size.
             one = own.index[:1] if len(own.index) else torch.zeros(1, dtype=own.index.dtype)
             empty = NoisyLatents(own.x.new_zeros(1, *own.x.shape[1:]), own.timesteps.new_zeros(1), one, own.size)
             out += [forward(empty, conditions, guidance)[:0] for _ in range(missing)]

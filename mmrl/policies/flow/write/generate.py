@@ -42,13 +42,13 @@ Decoder = Callable[[Float[Tensor, "n ..."], Size | None], list[object]]
 
 @dataclass(frozen=True)
 class LocalGenerator:
-    """Draws with the network that trains, so its log-probabilities are exact and its weights never late."""
+    """Draws with the network that trains, so its log-probabilities are exact and its weights are never out of date."""
 
     host: FlowHost
     exact: bool = True
 
     def follow(self, weights: Weights, version: int) -> None:
-        """Nothing has to be taken over."""
+        """Nothing to do: it samples with the live weights."""
 
     @in_span("generate")
     def write(self, requests: Sequence[Request], sigma_table: SigmaTable) -> "Sampled":
@@ -71,7 +71,7 @@ class LocalGenerator:
             return to_device(family.start(drawn, first) if column == 0 else drawn, device)
 
         trajectory = integrate(plan, sigma_table.sigmas, layout, velocity, packed, keep=send_home)
-        # From here on the device has done all that was asked of it, and what was sent home is there.
+        # From here on the device has done all its work, and what was sent to the host has arrived.
         trajectory = replace(trajectory, logprobs=trajectory.logprobs.cpu())
         late.look()
         keys = [(request.seed, i) for request in requests for i in range(request.count)]
@@ -86,7 +86,7 @@ class LocalGenerator:
 
 @dataclass(frozen=True)
 class LocalDecoder:
-    """Decodes with the pipeline's autoencoder, `decode_rows` at a time, or the number of rows with the same pixels in all."""
+    """Decodes with the pipeline's autoencoder, `decode_rows` at a time, or as many rows as have the same pixels in all."""
 
     host: FlowHost
 
@@ -126,7 +126,7 @@ class Sampled:
     images: Sequence[object]
 
     weights_version: int = 0
-    """How many updates the weights had that drew them."""
+    """The number of updates behind the weights that drew them."""
     fps: float | None = None
     """Frames per second of clips."""
 
@@ -184,7 +184,7 @@ def node_ids(layout: Layout, keys: Sequence[tuple[int, int]]) -> Int[Tensor, "n 
 
 
 def refuse_nan(late: LateCheck, v: Float[Tensor, "m ..."], step: int, num_steps: int, prompts: Sequence[Prompt]) -> None:
-    """Have a ValueError that names the prompt raised for velocities that are not finite, once the device is looked at."""
+    """Have a ValueError that names the prompt raised for velocities that are not finite, once `late` looks."""
 
     def explain(bad: list[int]) -> ValueError:
         return ValueError(

@@ -13,7 +13,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.runtime.pretrained import REMEDY, numbers_in, readable, refuse_absurd_sizes
 
 OF_A_BROKEN_CONFIG = (AttributeError, KeyError, TypeError, IndexError, ArithmeticError)
-"""What arithmetic on a config raises that is not what it should be."""
+"""What arithmetic on a malformed config raises."""
 
 
 def make_family(kind: type[FlowFamily], pipeline: Pipeline, config: FlowPolicyConfig) -> FlowFamily:
@@ -47,7 +47,7 @@ def sketch_of(kind: type[FlowFamily], index: Index, config: FlowPolicyConfig) ->
                 f"({type(error).__name__}: {error})"
             ) from error
         if isinstance(error, AttributeError | KeyError):
-            # A class of one's own may look at more of its pipeline than there is here.
+            # A user's own class may look at parts of its pipeline that are not here.
             return None
         raise
 
@@ -57,7 +57,7 @@ def config_with_defaults(model: str, index: Index, name: str) -> Any:
 
     Raises:
         OSError: one of them is missing.
-        ValueError: a value is none that the class takes.
+        ValueError: a value that the class does not take.
     """
     library, class_name = index[name]
     cls = getattr(import_module(library), class_name, None)

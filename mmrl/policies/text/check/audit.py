@@ -1,4 +1,4 @@
-"""Do media, positions, tokens and texts of rollouts fit each other? Recomputed by other ways than those that made them.
+"""Do media, positions, tokens and texts of rollouts fit each other? Recomputed in other ways than they were made.
 
 Positions are counted token by token: slow, and independent of how the model's code does it.
 """
@@ -26,13 +26,13 @@ SECONDS = re.compile(r"<([\d.]+) seconds><\|vision_start\|>")
 GLM_CLIP = re.compile(r"<\|begin_of_video\|>(.*?)<\|end_of_video\|>", re.DOTALL)
 GLM_SECONDS = re.compile(r"<\|end_of_image\|>(\d+)")
 TIMED_BY_TEXT = ("qwen3", "glm")
-"""Kinds of models that read when a frame is shown."""
+"""Kinds of models that read the time of a frame as text."""
 ONE_DIGIT = 0.0501
 """Seconds that rounding to one digit takes or adds."""
 CLOSE = 1e-6
 Place = tuple[int, int, int]
 ROUNDED = 1e-3
-"""A log-probability that is larger was not rounded to more than 0, but is none."""
+"""A log-probability above this is wrong: rounding alone does not lift one that far above 0."""
 
 
 def audit(trace: TextTrace) -> None:
@@ -207,7 +207,7 @@ def check_positions(policy: TextHost, encoded: Encoded) -> None:
 
 
 def frames_of(policy: TextHost, video: Video) -> Frames:
-    """The frames of a clip, from the cache or decoded again; what workers were asked for stays theirs."""
+    """The frames of a clip, from the cache or decoded again here, which takes nothing away from the workers."""
     videos, own = policy.encode.videos, without_changes(video)
     kept = videos.cache.get(own, videos.rule) if exists(own) else None
     return kept or fetch(own, videos.rule, False)

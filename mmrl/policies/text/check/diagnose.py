@@ -1,4 +1,4 @@
-"""Why a text policy may evaluate other log-probabilities than it noted while sampling: one controlled reading per reason."""
+"""Why a text policy's log-probabilities may differ from those it noted while sampling: one controlled reading per reason."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -142,7 +142,7 @@ def of_forwards(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
 
 
 def of_rows(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
-    """Reasons in the rows: tokens, columns and prompts that moved against each other."""
+    """Reasons in the rows: tokens, columns and prompts that shifted against each other."""
     trace, samples = again.trace, list(again.rollouts.samples())
     written = [tuple(row[:length].tolist()) for row, length in zip(trace.tokens, trace.lengths.tolist(), strict=True)]
     known = {sample.token_ids for group in again.rollouts.groups for sample in group.samples}

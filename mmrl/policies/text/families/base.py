@@ -105,11 +105,11 @@ class Family:
         return {key: pad_cat([one[key] for one in media if key in one]) for key in keys}
 
     def look(self, core: Any, kind: str, media: Sequence[Media]) -> Any:
-        """The tower's output of one kind of media of several prompts, on the model's device: one pass."""
+        """The tower's output for one kind of media of several prompts, on the model's device: one pass."""
         return getattr(core, f"get_{kind}_features")(**self.collate(media), return_dict=True)
 
     def kinds(self, media: Media) -> dict[str, Media]:
-        """The tensors of each kind, apart; a kind that is not there has no entry."""
+        """The tensors of each kind, separately; a kind that is absent has no entry."""
         owner = {key: kind for kind, keys in self.own_keys for key in keys}
         split = {kind: {key: value for key, value in media.items() if owner.get(key, "image") == kind} for kind in KINDS}
         return {kind: tensors for kind, tensors in split.items() if tensors}

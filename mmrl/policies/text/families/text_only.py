@@ -1,4 +1,4 @@
-"""Language models without eyes: prompts are text, and the rest of the library takes them as it takes the others."""
+"""Text-only language models: prompts are text, and the rest of the library takes them as it takes the others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

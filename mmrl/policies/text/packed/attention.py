@@ -36,7 +36,7 @@ class Pretrained(Protocol):
     dtype: torch.dtype
 
     def set_attn_implementation(self, attn_implementation: str | dict[str, str]) -> None:
-        """Let the parts of the model that a dict names by their configs compute attention so."""
+        """Choose how attention is computed; a dict maps the names of the model's sub-configs to choices."""
         ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
@@ -220,7 +220,7 @@ def look_at_completions(
         fed = group.fed[first : first + at_once]
         here = slice(at, at + sum(fed))
         parts = [side_by_side(x[0, :, here], fed) for x in (query, key, value)]
-        # A backward pass would keep the prompt's keys as often as there are completions, so it copies them again.
+        # Autograd would keep one copy of the prompt's keys per completion, so the backward pass makes the copies again.
         again = at_once < len(group.fed) and torch.is_grad_enabled()
         rows = checkpoint(some, *parts, *prompt, use_reentrant=False) if again else some(*parts, *prompt)
         yield from (row[:length] for row, length in zip(rows.transpose(1, 2), fed, strict=True))
@@ -228,12 +228,12 @@ def look_at_completions(
 
 
 def side_by_side(x: Float[Tensor, "h s d"], fed: Sequence[int]) -> Float[Tensor, "g h r d"]:
-    """Completions of these lengths, padded at the end, where nothing real looks."""
+    """Completions of these lengths, padded at the end, where no real token looks."""
     return torch.stack([pad(one, (0, 0, 0, fed[0] - one.shape[1])) for one in x.split(list(fed), 1)])
 
 
 def look_in_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: tuple[Block, ...], scale: float | None) -> Float[Tensor, "n h q e"]:
-    """Attention by masks, which may be of more queries and keys than there are."""
+    """Attention by masks, which may cover more queries and keys than there are."""
     count, width = q.shape[2], k.shape[2]
     out: list[Tensor] = []
     for block in blocks:

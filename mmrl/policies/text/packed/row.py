@@ -82,7 +82,7 @@ def pack_row(
 class Cost:
     """Positions of one forward over some rows, where the last token of a completion is never fed.
 
-    Packed, the sum of prompts, each once, and completions; repeated, all rows have the longest prompt and completion.
+    Packed: every prompt once, and all completions. Repeated: every row has the longest prompt and the longest completion.
     """
 
     packed: bool

@@ -41,9 +41,9 @@ class Encoded:
     seed: int = 0
     """The seed that views of this prompt are drawn from."""
     view: str = "plain"
-    """The view that shows the prompt so."""
+    """The view under which the prompt is shown."""
     views: dict[str, "Encoded"] = field(default_factory=dict, compare=False)
-    """The prompt as views show it, once one was asked for."""
+    """View -> the prompt as that view shows it, for the views asked for so far."""
     begun: tuple[int, ...] = ()
     """Its last tokens are these, the beginning of a completion that is to be continued."""
 
@@ -59,7 +59,7 @@ Options = dict[str, object]
 
 @dataclass(frozen=True)
 class Reader:
-    """How a text policy reads one kind."""
+    """How a text policy reads one kind of media."""
 
     open: Callable[..., object]
     """(a value of its kind, prompt, videos) -> what `options` takes; raises ValueError, FileNotFoundError or RuntimeError."""
@@ -124,7 +124,7 @@ class Encoder:
     ready: dict[int, Encoded] = field(default_factory=dict[int, Encoded], compare=False)
     """By the identity of a prompt: what was encoded before it was asked for, to be given once."""
     tried: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]], compare=False)
-    """How many messages, and how long to a power of two, are chats of which the template is known to come to an end."""
+    """(messages, length rounded to a power of two) of chats for which the template is known to terminate."""
 
     def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
         """Place -> what is wrong, of the prompts that cannot be encoded; the others are ready to be given."""
@@ -139,7 +139,7 @@ class Encoder:
         return found
 
     def prefetch(self, prompts: Iterable[Prompt]) -> None:
-        """Let workers decode the clips of these prompts; it waits for nothing."""
+        """Let workers decode the clips of these prompts, without waiting for them."""
         if clips := [clip for prompt in prompts for clip in videos_of(prompt)]:
             self.videos.ask(clips)
 
@@ -159,7 +159,7 @@ class Encoder:
             WorkerError: decoding workers died or hung twice at one clip.
         """
         opened = open_media(prompt, self.videos, [IMAGE])
-        # Markers that do not fit are said before clips are decoded.
+        # Markers that do not fit are reported before clips are decoded.
         self.chat(prompt)
         try:
             opened |= open_media(prompt, self.videos, [kind for kind in KINDS.values() if kind is not IMAGE])

@@ -14,7 +14,7 @@ OPEN, CLOSE = "<answer>", "</answer>"
 
 
 def answer_span(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> tuple[int, int]:
-    """First token of what stands after the last `<answer>`, and the one where `</answer>` begins, or the end; (0, 0) without."""
+    """First token after the last `<answer>`, and the one where `</answer>` begins, or the end; (0, 0) without an answer."""
     text = decode(tokens)
     opened = text.rfind(OPEN)
     if opened < 0:

@@ -44,7 +44,7 @@ class Evaluation:
     """Pictures and clips within completions."""
 
     def __call__(self, net: TextNet) -> dict[str, Float[Tensor, "n t"]]:
-        # In the order of processes that do have pictures: the vision part first.
+        # In the same order as on processes that do have pictures: the vision part first.
         idle = net.idle_vision(self.media)
         hidden, place = self.read(net)
         chosen = self.mask

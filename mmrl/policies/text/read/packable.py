@@ -20,7 +20,7 @@ PROMPT, FED = 4, 3
 
 
 def prepare_packing(model: Pretrained, family: Family, config: TextPolicyConfig, weights: bool = True) -> bool:
-    """Give a model that can read packed rows the attention for it; False where it cannot, or is not to.
+    """Give a model that can read packed rows the attention for it; False where it cannot or should not.
 
     Without `weights` it cannot be tried. Raises ValueError where the config wants packed rows that the model cannot read.
     """
@@ -58,7 +58,7 @@ def obstacle(model: Pretrained) -> str | None:
 
 @torch.no_grad()
 def misreading(model: Pretrained, family: Family) -> str | None:
-    """The way in which a packed row of ten tokens goes wrong, None where it is read as two rows are."""
+    """How a packed row of ten tokens is misread; None where it reads the same as two rows."""
     core, axis_count = model.model.eval(), 3 if hasattr(model.model, "get_rope_index") else 1
     device = next(weight for _, weight in model.named_parameters()).device
 

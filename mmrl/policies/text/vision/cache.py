@@ -15,7 +15,7 @@ from mmrl.policies.text.families.generic import Generic
 
 MIB = 2**20
 ON_DEVICE = 0.25
-"""Share of what may be kept that may lie on the device; what comes on top of it rests on the CPU."""
+"""Share of what may be kept that may be on the device; the rest is on the CPU."""
 Key = tuple[int, str]
 """The identity of a prompt's tensor, and image or video."""
 
@@ -33,7 +33,7 @@ class Features:
 
     @classmethod
     def of(cls, output: Any) -> "Features":
-        """Those of transformers' output."""
+        """The features in an output of transformers."""
         deep = getattr(output, "deepstack_features", None)
         return cls(type(output), held(output.pooler_output), None if deep is None else tuple(map(held, deep)))
 
@@ -136,7 +136,7 @@ def key_of(tensors: Media, kind: str) -> Key:
 
 
 def cache_of(core: nn.Module, family: Family, mib: int) -> VisionCache | None:
-    """A cache of `mib` MiB; None where something trains that computes features, or where it is unknown whose they are."""
+    """A cache of `mib` MiB; None for 0 MiB, where a part that computes features trains, or where it is unknown whose they are."""
     looking = (*family.vision, *family.projector)
     trains = any(weight.requires_grad for name, weight in core.named_parameters() if name.startswith(looking))
     return None if trains or mib == 0 or isinstance(family, Generic) else VisionCache(family, mib * MIB)

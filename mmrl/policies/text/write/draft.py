@@ -1,4 +1,4 @@
-"""Completions while they are written: on the device, and looked at from the host as seldom as can be."""
+"""Completions being written: on the device, and looked at from the host as seldom as possible."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Stops:
 
     @property
     def window(self) -> int:
-        """Tokens in which a stop text lies that ends with the last of them; 0 without texts."""
+        """How many of the latest tokens can hold a stop text that ends in the last one; 0 without texts."""
         # A token holds at least one byte, so the stop lies within its own number of bytes of tokens, plus a cut letter.
         return max(len(text.encode()) for text in self.texts) + 3 if self.texts else 0
 
@@ -38,9 +38,9 @@ class Stops:
 
 
 class Draft:
-    """n completions of at most `longest` tokens. Between two looks nothing is asked of the device.
+    """n completions of at most `longest` tokens. Between two looks the host does not wait for the device.
 
-    A token that a row is given after its end, until somebody looks, is dropped.
+    Tokens that a row is given between its end and the next look are dropped.
     """
 
     def __init__(self, n: int, longest: int, pad_token_id: int, stops: Stops, device: torch.device) -> None:
@@ -56,12 +56,12 @@ class Draft:
         """Of every token since: the tokens, their log-probabilities, and which rows were live when they were drawn."""
 
     def note(self, chosen: Int[Tensor, " m"], logprob: Float[Tensor, " m"], live: Bool[Tensor, " m"]) -> Bool[Tensor, " m"]:
-        """Take the next token of the rows that are being written; which of them are live after it, stop texts left aside."""
+        """Note the next token of the rows being written; returns which of them are live after it, stop texts ignored."""
         self.new.append((chosen, logprob, live))
         return live & ~torch.isin(chosen, self.ends)
 
     def look(self, ids: Int[Tensor, " m"], live: Bool[Tensor, " m"]) -> Bool[Tensor, " m"]:
-        """Take down what was noted since the last look, for rows `ids`; which of them are live, stop texts counted."""
+        """Store what was noted since the last look, for rows `ids`; returns which of them are live, stop texts included."""
         chosen, logprob, wanted = (torch.stack(column, 1) for column in zip(*self.new, strict=True))
         self.new = []
         if self.stops.texts:

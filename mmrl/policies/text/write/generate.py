@@ -40,7 +40,7 @@ class Generator(FollowsWeights, Protocol):
         """n completions: row i continues prompts[prompt_index[i]] and depends on seeds[i] = (seed, sample) alone.
 
         It writes under the weights that are swapped in, `weights.active`. Without rows it only takes part in what other processes
-        do, and its answer is not looked at.
+        do, and its result is ignored.
 
         Raises:
             ValueError: settings it cannot follow.
@@ -85,7 +85,7 @@ class Completions:
     stopped: Bool[Tensor, " n"]
     """False where max_new_tokens cut the completion."""
     weights_version: int = 0
-    """How many updates the weights had that wrote."""
+    """The number of updates behind the weights that wrote them."""
     noted: bool = True
     """False: whoever wrote them does not know the log-probabilities, which are NaN."""
 
@@ -147,11 +147,11 @@ class Generation:
     anyone: Callable[[bool], bool] = bool
     """Is any process still decoding? Sharded weights need all of them to make the same number of forwards."""
     idle: bool = False
-    """Nothing is wanted: decode as long as others do."""
+    """No rows of its own: decode as long as other processes do."""
     look_every: int = 1
     """Tokens between two looks at which rows are done. On an accelerator each look waits for all work before it."""
     padded: tuple[bool, ...] = ()
-    """Which prompts are shorter than the longest, as the host knows it without asking the device."""
+    """Which prompts are shorter than the longest, known on the host without asking the device."""
 
     @torch.no_grad()
     def __call__(self, net: TextNet) -> Completions:
@@ -186,7 +186,7 @@ class Generation:
         longest, n = self.sampling.max_new_tokens, len(index)
         uniform = noise(self.seeds, longest).to(net.device) if self.sampling.temperature > 0 else None
         attention = torch.nn.functional.pad(self.prompts.attention[index], (0, longest), value=1)
-        # Kernels take such masks as they are; of others, models first ask whether they hide anything, and wait for the answer.
+        # Kernels take such masks as they are; given others, models first check whether they hide anything, and wait for it.
         mask = attention.bool()[:, None, None] if net.masks_are_plain else attention
         return Rows(
             ids=torch.arange(n, device=net.device),
@@ -234,13 +234,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class LocalGenerator:
-    """Writes with the network that trains, so its log-probabilities are exact and its weights never late."""
+    """Writes with the network that trains, so its log-probabilities are exact and its weights are never out of date."""
 
     host: TextHost
     exact: bool = True
 
     def follow(self, weights: Weights, version: int) -> None:
-        """Nothing has to be taken over."""
+        """Nothing to do: it samples with the live weights."""
 
     @in_span("generate")
     def write(

@@ -1,4 +1,4 @@
-"""Completions of which something is given: where an earlier one is cut, and the prompt that goes on behind it."""
+"""Completions whose beginning is given: where an earlier one is cut, and the prompt with the kept part behind it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

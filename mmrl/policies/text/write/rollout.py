@@ -46,7 +46,7 @@ class Row:
     stopped: bool = True
 
     def write(self, completions: Completions, i: int, longest: int) -> None:
-        """Take a completion over, of which `longest` tokens are wanted in all, and one behind the given ones at least."""
+        """Take over a completion: at most `longest` tokens in all, but at least one after the given ones."""
         written = int(completions.lengths[i])
         length = min(written, max(1, longest - len(self.begun)))
         given = [math.nan if turn >= 0 else 0.0 for turn in turn_ids(self.segments)]
@@ -107,7 +107,7 @@ def rows_of(requests: Sequence[Request], encode: Callable[[Prompt, int], Encoded
 
 
 def show_as_trained(request: Request, views: Mapping[str, View]) -> Request:
-    """The request with its view applied, where training reads what was sampled under it as well."""
+    """The request with its view applied, if training reads completions under that view as well."""
     if request.view == "plain" or not request.shown.trained or request.role in ("probe", "note"):
         return request
     shown = views[request.view](request.shown_prompt, view_seed(request))
@@ -168,7 +168,7 @@ def tokens_of(text: str, prompt_id: str, tokenizer: Any, stop: int, banned: froz
 
 
 def vocabulary_of(tokenizer: Any) -> str:
-    """A name of the tokens and their numbers, by which rows of an earlier run are known to mean the same."""
+    """A fingerprint of the tokens and their numbers; rows of an earlier run with the same one mean the same."""
     tokens: dict[str, int] = tokenizer.get_vocab()
     spelled = "\n".join(f"{number} {token}" for token, number in sorted(tokens.items(), key=lambda pair: (pair[1], pair[0])))
     return hashlib.blake2b(spelled.encode(), digest_size=16).hexdigest()
@@ -186,7 +186,7 @@ def check_sampling(sampling: object, usual: Sampling) -> Sampling:
 def by_weights(
     readings: Iterable[Reading], offers: frozenset[str], models: frozenset[str], views: frozenset[str]
 ) -> dict[tuple[str, str, float | None], list[Reading]]:
-    """The readings that one pass gives, by weights, view and temperature; raises ValueError for one that cannot be evaluated."""
+    """Readings by weights, view and temperature, which share one pass; raises ValueError for one that cannot be evaluated."""
     found: dict[tuple[str, str, float | None], list[Reading]] = {}
     for reading in readings:
         check_reading(reading, "text", offers, models, views)

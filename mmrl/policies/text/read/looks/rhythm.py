@@ -1,4 +1,4 @@
-"""Attention of a completion's tokens to each other, in a few layers: how far back they look, and how much is looked at them."""
+"""Attention of a completion's tokens to each other, in a few layers: how far back they look, and how much they are looked at."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ LAYERS = 5
 HEADS = 0.3
 """Share of the heads that count as local, and as global; ours."""
 WINDOW = 10
-"""Tokens back that a look counts at most."""
+"""Most tokens back that a look counts for."""
 NEAREST, FARTHEST = 10, 50
 """From how many tokens after it to how many a token's influence is measured."""
 
@@ -52,7 +52,7 @@ class RhythmEvaluation(Evaluation):
 
     @classmethod
     def of(cls, work: Evaluation) -> "RhythmEvaluation":
-        """The same rows, with a place more, for the last token looks back too."""
+        """The same rows with one more place, because the last token looks back too."""
         length = work.tokens.shape[1] + 1
         tokens, mask = pad_actions(work.tokens, length), pad_actions(work.mask, length)
         rows = work.prompts, work.prompt_index, tokens, work.lengths, work.temperature, mask
@@ -99,7 +99,7 @@ def backward_distance(maps: Float[Tensor, "*h t t"], window: int) -> Float[Tenso
 
 
 def future_influence(maps: Float[Tensor, "t t"], nearest: int, farthest: int) -> Float[Tensor, " t"]:
-    """FAI_s = mean over t = s + nearest ... s + farthest of A[t, s]: how much is looked at it; 0 where no token is so late."""
+    """FAI_s = mean over t = s + nearest ... s + farthest of A[t, s]: how much it is looked at; 0 where no token is that late."""
     places = torch.arange(len(maps), device=maps.device)
     apart = places[:, None] - places
     later = (apart >= nearest) & (apart <= farthest)
@@ -107,7 +107,7 @@ def future_influence(maps: Float[Tensor, "t t"], nearest: int, farthest: int) ->
 
 
 def shows_attention(model: Pretrained) -> bool:
-    """Can attention of this model be looked at, by its config?"""
+    """Does the config of this model allow its attention to be recorded?"""
     text = model.config.get_text_config()
     sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())
     return bool(language_configs(model)) and getattr(text, "attn_logit_softcapping", None) is None and not sinks
