@@ -13,7 +13,7 @@ from mmrl.core.types import Credit, Rollouts, Scores
 
 QUANTILES = tuple(round(0.05 * i, 2) for i in range(1, 20))
 SAME = 1e-3
-"""A deviation or a sum of leads below this counts as 0; the paper's code does so for deviations."""
+"""Nothing is divided by a deviation or a sum of leads below this; the paper's code does so for deviations."""
 Level = Annotated[float, Range(above=0, below=1)]
 
 
@@ -40,8 +40,8 @@ class Bundles:
     quantiles: Literal["track", "batch", "mix"] = "track"
     """Which quantiles to use: those tracked over all steps, the bundle's own, or the mean of both."""
     share: Literal["sum_mean", "uniform", "std", "score"] = "sum_mean"
-    """How a paper's advantage is shared among its samples: by r - the prompt's mean, equally, over the prompt's deviation, or 1.5
-    for right ones and 0.5 for wrong ones."""
+    """What a sample gets of its paper's advantage. sum_mean: a part in proportion to r - the prompt's mean. uniform: all of it.
+    std: all of it over the prompt's deviation. score: 0.5 times it where r > 0, else 1.5 times."""
     baseline: bool = False
     """True: add q_low - q_high inside the bracket."""
     most: Positive = 3.0

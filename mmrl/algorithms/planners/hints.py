@@ -123,7 +123,7 @@ class HintLadder(Remembering):
         return tuple(hint for hint in hints if hint)[: self.rungs]
 
     def climb(self, rewards: Mapping[int, Sequence[float]], round_index: int) -> Revision:
-        """Requests under the next hint for groups that still fail; of the others all samples but the latest are dropped."""
+        """Requests under the next hint for groups that still fail; of the others only the last hint's samples are kept."""
         requests, dropped = list[Request](), set[tuple[int, int]]()
         for group_id, climb in list(self.climbing.items()):
             solved = climb.rung > 0 and any(right_ones(rewards[group_id][climb.newest :], self.success_at))
