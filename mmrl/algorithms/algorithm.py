@@ -22,7 +22,7 @@ from mmrl.flow.plan import Schedule
 Part = TypeVar("Part")
 SCOPES: tuple[Scope, ...] = ("action", "rollout", "group", "batch")
 OF_THE_STEP = ("old", "rollout", "start")
-"""Not kept beside the policy: `old` and `start` are read before the first update, `rollout` was recorded while sampling."""
+"""These need no extra weights: `old` and `start` are read before the first update, `rollout` was recorded while sampling."""
 OF_SCORES = "scores"
 """The model of readings that the trainer makes of rewards."""
 
@@ -38,21 +38,21 @@ class Algorithm:
     objective: tuple[tuple[float, Term], ...] = field(default_factory=lambda: ((1.0, Clip()),))
     """(coefficient, term) pairs, added up."""
     advantage: Advantage = field(default_factory=GroupNorm)
-    """How good every action was, compared with what."""
+    """How good every action was, and compared with what."""
     aggregation: Weight = field(default_factory=SequenceMean)
-    """The aggregation: how much every action counts."""
+    """How much every action counts in the loss."""
     importance: tuple[Weight, ...] = ()
-    """Weights beside the aggregation: they multiply credited terms only, never KL or entropy."""
+    """Weights besides the aggregation: they multiply credited terms only, never KL or entropy."""
     masks: tuple[Mask, ...] = ()
     """Which actions leave the counts and do not train."""
     shaping: tuple[Shaping, ...] = ()
     """Bonuses and penalties, added before the advantage, in this order."""
     planner: Planner = field(default_factory=Once)
-    """What to sample of every prompt, and what again once scores are known."""
+    """What to sample for every prompt, and what to sample again once scores are known."""
     schedule: Schedule | None = None
     """How flow policies sample; None for text."""
     ema_decay: Callable[[int], float] | None = None
-    """How much of the `ema` weights stays at an update, from how many updates there were before; None: as the policy does."""
+    """Number of updates so far -> share of the `ema` weights that is kept at an update; None: the policy's own decay."""
     group_size: Annotated[int, Range(1, 2**16, why="all samples of a step are in memory")] = 8
     """Samples per prompt."""
     epochs: Count = 1
@@ -61,7 +61,7 @@ class Algorithm:
     """Optimizer steps per pass."""
     old: Literal["recorded", "reread"] = "recorded"
     """Old log-probabilities: those noted by the sampler, or evaluated again before the first update. With one update per step
-    they are the update's own reading, whatever stands here, unless an engine samples and its record is wanted."""
+    they are the update's own reading, whatever is set here, unless an engine samples and its record is wanted."""
     needs_rewards: tuple[str, ...] = ()
     """Rewards that the method is made of, by the names of their files: a run without one of them is refused."""
 
@@ -75,7 +75,7 @@ class Algorithm:
 
     @property
     def advantage_reads(self) -> tuple[Reading, ...]:
-        """Readings of actions that the advantage looks at, or a planner that watches."""
+        """Readings of actions that the advantage uses, or a planner that watches."""
         planner = with_hooks(self.planner, PlannerHooks)
         return tuple(dict.fromkeys((*with_hooks(self.advantage, AdvantageHooks).reads, *planner.reads)))
 
@@ -91,7 +91,7 @@ class Algorithm:
 
     @property
     def score_reads(self) -> tuple[Reading, ...]:
-        """Made of the scores, after shaping."""
+        """Readings computed from the scores, after shaping."""
         return tuple(reading for reading in self.all_reads if reading.model == OF_SCORES)
 
     @property
@@ -114,7 +114,7 @@ class Algorithm:
 
     @property
     def views(self) -> dict[str, View]:
-        """Every way any part wants prompts shown besides the plain one; ValueError if two mean different views by one name."""
+        """All views of prompts that parts use besides the plain one; ValueError if two parts use one name for different views."""
         found: dict[str, View] = {}
         for part in (self.planner, *self.shaping, *(term for _, term in self.objective)):
             for name, view in with_hooks(part, PartHooks).views.items():
@@ -147,10 +147,10 @@ class Algorithm:
 
     @property
     def old_can_be_live(self) -> bool:
-        """Is the live reading of a step's one update, cut off from the graph, the old one as well?
+        """Can the live reading of a step's only update, detached from the graph, serve as the old one as well?
 
-        Not where weights, shaping or the advantage want old log-probabilities, for these are known before the update, nor where
-        rows of earlier steps are replayed.
+        Not if weights, shaping or the advantage need old log-probabilities, which must be known before the update, nor if rows of
+        earlier steps are replayed.
         """
         earlier = [reading for part in (self.aggregation, *self.importance, *self.shaping) for reading in part.reads]
         known = OLD_LOGPROBS in (*earlier, *self.advantage_reads) or self.replays
@@ -158,25 +158,25 @@ class Algorithm:
 
     @property
     def leaves_rows_idle(self) -> bool:
-        """Do rows without any advantage train nothing, and may they leave a batch without changing what others give?"""
+        """Do rows whose advantage is 0 train nothing, so that a batch without them gives the same gradient?"""
         silent = all(term.credited and with_hooks(term, TermHooks).silent_without_advantage for _, term in self.objective)
         return silent and self.scope in ("action", "rollout")
 
     def rebases_after(self, step: int) -> bool:
-        """Does a term want the policy at the end of a training step for its reference? Steps count from 1."""
+        """Does a term want the policy at the end of this training step as its reference? Steps count from 1."""
         return any(with_hooks(term, TermHooks).rebase_after == step for _, term in self.objective)
 
     def adapt(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Let the parts that follow training take in what a step's updates measured."""
+        """Pass what a step's updates measured to the parts that follow training."""
         for part in (self.advantage, *(term for _, term in self.objective)):
             with_hooks(part, PartHooks).adapt(step, metrics)
 
     def units(self, num_prompts: int) -> int:
-        """Parts that a step's rollouts may be cut into for minibatches: rollouts, or whole groups where a term compares them."""
+        """Number of pieces that a step can be divided into for minibatches: rollouts, or whole groups if a term compares them."""
         return num_prompts if self.scope in ("group", "batch") else num_prompts * self.group_size
 
     def check_minibatches(self, num_prompts: int) -> None:
-        """Raise ValueError for more minibatches than a step's prompts, over all ranks, share, or more than MOST_ROLLOUTS."""
+        """Raise ValueError for more minibatches than the prompts of all ranks can fill, or more than MOST_ROLLOUTS rollouts."""
         if num_prompts * self.group_size > MOST_ROLLOUTS:
             raise ValueError(
                 f"a step with prompts_per_step = {num_prompts} and algorithm.group_size = {self.group_size} has "
@@ -194,7 +194,7 @@ class Algorithm:
         )
 
     def with_length(self, max_new_tokens: int) -> "Algorithm":
-        """The same algorithm with the run's completion length in every part that divides or counts by it and names none."""
+        """The same algorithm with the run's completion length in every part that needs one and names none."""
         return replace(
             self,
             aggregation=part_with_length(self.aggregation, max_new_tokens),
@@ -208,7 +208,7 @@ class Algorithm:
             with_hooks(part, PartHooks).check_prompts(prompts)
 
     def check(self, policy: Policy[Never]) -> None:
-        """Refuse at build time what would train on nonsense.
+        """Refuse at build time a combination that would train on nonsense.
 
         Raises:
             ValueError: a part reads what the policy cannot evaluate, a weight reads moving weights, the sampler would be
@@ -263,7 +263,7 @@ class Algorithm:
         return self.aggregation(batch, counts) * batch.rollouts.action_mask, importance
 
     def loss(self, batch: Batch, live: Mapping[Reading, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of this part of the minibatch (parts add up), and metrics weighed with the shares (they add up too).
+        """The loss of this part of the minibatch (parts add up), and metrics weighted by the shares (they add up too).
 
         `policy/share` is what all shares add up to; divide by it where it is not 1 (FixedLength, SequenceSum, TokenSum).
         """
@@ -286,7 +286,7 @@ def part_with_length(part: Part, length: int) -> Part:
 
 
 def refuse_missing_ability(algorithm: Algorithm, readings: Sequence[Reading], policy: Policy[Never]) -> None:
-    """Raise ValueError where a reading's temperature or rows of earlier steps ask more than the policy can do."""
+    """Raise ValueError if a reading's temperature or replayed rows need more than the policy can do."""
     able, planner = with_hooks(policy, PolicyHooks), with_hooks(algorithm.planner, PlannerHooks)
     tempered = [reading for reading in readings if reading.temperature is not None]
     if tempered and not able.reads_at_temperatures:

@@ -17,7 +17,7 @@ class RampDecay:
     slope: NonNegative = 0.001
     """Rise of d at every update."""
     most: BelowOne = 0.5
-    """Largest d, the share of the averaged weights that stays at an update."""
+    """Largest d, the share of the averaged weights that is kept at an update."""
 
     __post_init__ = check_ranges
 
@@ -30,7 +30,7 @@ class WarmDecay:
     """d = min((1 + s) / (10 + s), most) at every `every`-th step and 1 (no change) between them: Flow-GRPO's EMA."""
 
     most: BelowOne = 0.9
-    """Largest d, the share of the averaged weights that stays at a change."""
+    """Largest d, the share of the averaged weights that is kept when they change."""
     every: Large = 8
     """Updates from one change of the averaged weights to the next."""
 
@@ -47,7 +47,7 @@ class SteadyDecay:
     """d = decay at every step: GRPO-CARE's 0.995 at every tenth update is 0.9995 at each (arXiv:2506.16141)."""
 
     decay: Share = 0.9995
-    """The share of the averaged weights that stays at every update."""
+    """The share of the averaged weights that is kept at every update."""
 
     __post_init__ = check_ranges
 

@@ -1,4 +1,4 @@
-"""Numbers that a part keeps from step to step."""
+"""Numbers that a part keeps from one step to the next."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""How the scores of probes (samples drawn for comparison only) are called."""
+"""Names for the scores of probes (samples drawn for comparison only)."""
 
 
 def column(reward: str, view: str) -> str:

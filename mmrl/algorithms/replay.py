@@ -32,15 +32,15 @@ class RowBuffer:
     per_prompt: int | None = None
     rows: list[Kept] = field(default_factory=list[Kept])
     step: int = 0
-    """The last step whose rows it was shown."""
+    """The last step whose rows were added."""
     vocabulary: str = ""
-    """A name of the tokens that rows are made of."""
+    """A name for the vocabulary that rows are written in."""
     prompts: Sequence[Prompt] = field(default=(), repr=False)
-    """All prompts of the run, by which rows find theirs again."""
+    """All prompts of the run, in which rows look up their own."""
     _places: dict[str, int] = field(default_factory=dict[str, int], init=False, repr=False)
 
     def begin(self, prompts: Sequence[Prompt], vocabulary: str) -> None:
-        """Raises ValueError when rows of other tokens are held."""
+        """Raises ValueError when it holds rows of another vocabulary."""
         if self.rows and self.vocabulary != vocabulary:
             raise ValueError(
                 f"the replay buffer holds {len(self.rows)} rows of another vocabulary than this policy's: resume with the model "
@@ -49,7 +49,7 @@ class RowBuffer:
         self.prompts, self.vocabulary = prompts, vocabulary
 
     def add(self, rows: Sequence[Kept], step: int, max_age: int | None = None) -> None:
-        """Take in the rows of a step, and let go of what is older than `max_age` steps or too much."""
+        """Add the rows of a step, and drop rows older than `max_age` steps or in excess of the limits."""
         self.step = step
         held = [kept for kept in (*self.rows, *rows) if max_age is None or kept.row.step > step - max_age]
         if self.per_prompt is not None:
@@ -133,7 +133,7 @@ def rows_of(state: State) -> Iterator[Kept]:
 
 
 def rows_to_keep(step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> list[Kept]:
-    """The rows of a step as a buffer keeps them: those the policy sampled as they are trained, and that have a total."""
+    """The rows of a step as a buffer keeps them: those of the policy with every log-probability noted and a total."""
     noted = rollouts.recorded.get(ROLLOUT_LOGPROBS)
     if noted is None:
         return []
@@ -153,7 +153,7 @@ def rows_to_keep(step: int, rollouts: Rollouts, scores: Scores, credit: Credit) 
 
 
 def group_summary(group: Group, totals: Tensor) -> Seen | None:
-    """All samples of a group in three numbers."""
+    """Three statistics of all samples of a group."""
     known = totals[~totals.isnan()]
     if group.seen is not None or not len(known):
         return group.seen

@@ -1,4 +1,4 @@
-"""Where a completion plans and where it anchors, as its attention tells (arXiv:2510.13554)."""
+"""Where a completion plans and where it anchors, judged by its attention (arXiv:2510.13554)."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ def steps_of(values: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
 
 
 def largest(values: Float[Tensor, " t"], share: float) -> Bool[Tensor, " t"]:
-    """True at the ceil(share t) largest values; of ties the first."""
+    """True at the ceil(share t) largest values; ties go to the first."""
     chosen = torch.zeros(len(values), dtype=torch.bool, device=values.device)
     chosen[values.argsort(descending=True, stable=True)[: math.ceil(share * len(values))]] = True
     return chosen

@@ -1,7 +1,7 @@
 """Hooks: what parts, samplers and policies may do or declare besides what their protocol asks for. All do nothing by default.
 
-A class inherits them and overrides what it needs. One that inherits nothing, such as a user's own part, is asked through
-`with_hooks` for those that it defines.
+A class inherits them and overrides what it needs. For one that inherits nothing, such as a user's own part, `with_hooks` uses
+those that it defines.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,14 +45,14 @@ class TermHooks(PartHooks):
 
     @property
     def clip_range(self) -> ClipRange | None:
-        """How far it clips: what is looked at before training, and must not be clipped by rounding alone. None: it does not."""
+        """How far it clips; checked before training, since rounding alone must not be clipped. None: it does not clip."""
         return None
 
     @property
     def at_first_update(self) -> str | None:
         """Its name at a step's first update, where the policy is the weights that sampled: `plain REINFORCE`.
 
-        None: it is there all that it is later.
+        None: it is the same as in later updates.
         """
         return None
 
@@ -87,7 +87,7 @@ class PlannerHooks(PartHooks):
     """A planner."""
 
     heats_tokens: bool = False
-    """Are tokens drawn at individual temperatures (`Tempering.rule`), which servers do not know?"""
+    """Are tokens drawn at individual temperatures (`Tempering.rule`), which servers do not support?"""
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -95,19 +95,19 @@ class PlannerHooks(PartHooks):
         return ()
 
     def begin(self, prompts: Sequence[Prompt], vocabulary: str) -> None:
-        """Called once, first of all: the prompts of the run, and a name of the policy's tokens.
+        """Called once, before anything else, with the prompts of the run and a name for the policy's vocabulary.
 
-        A planner that defines it has rows of earlier steps trained again (`StoredRow`).
+        A planner that defines it trains rows of earlier steps again (`StoredRow`).
 
         Raises:
-            ValueError: the rows that it remembers have other tokens.
+            ValueError: the rows that it remembers have another vocabulary.
         """
 
     def inspect(self, rollouts: Rollouts) -> None:
         """Take in the rows so far, of all ranks and without traces and media, before every `revise`.
 
         Raises:
-            ValueError: what it wants to know was not noted.
+            ValueError: what it needs was not recorded.
         """
 
     def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
@@ -118,7 +118,7 @@ class SamplerHooks:
     """A sampler."""
 
     prompts: Iterable[Prompt] | None = None
-    """All prompts, of a sampler that has them at hand."""
+    """All prompts, if the sampler holds them."""
 
     def peek(self, num_prompts: int) -> Iterable[Prompt]:
         """The same prompts as the next `draw`, which then still gives them; made when they are looked at."""
@@ -140,7 +140,7 @@ class PolicyHooks:
 
     @cached_property
     def diagnostics(self) -> Diagnostics | None:
-        """Says why its readings differ; None: it cannot."""
+        """Explains why its readings differ; None: it cannot."""
         return None
 
     @property

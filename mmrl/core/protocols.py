@@ -1,4 +1,4 @@
-"""The promises between rooms. Attributes are read-only properties, so frozen dataclasses fit."""
+"""The interfaces between rooms. Attributes are read-only properties, so frozen dataclasses fit."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -169,14 +169,14 @@ class Hypothesis:
     """rollout: it is the cause if under the change the numbers of the rollout come out. reading: it is the cause if the change
     moves what training reads, which it must not."""
     shrinks: float = 20.0
-    """By so much the change must divide the difference to explain it, where it does not make it vanish."""
+    """Factor by which the change must shrink the difference to explain it, if it does not make it vanish."""
     control: bool = False
     """Nothing is changed: what the readings under a change are compared with."""
 
 
 @runtime_checkable
 class Diagnostics(Protocol):
-    """Says why two readings of the same rows may differ, for one policy."""
+    """Explains why two readings of the same rows may differ, for one policy."""
 
     def hypotheses(self, rollouts: Rollouts) -> Iterable[Hypothesis]:
         """Why the log-probabilities of these rows may differ, the cheap and particular reasons first.
@@ -297,7 +297,7 @@ class PromptSampler(Protocol):
 
 @runtime_checkable
 class Callback(Protocol):
-    """Watches a run on its main process: inherit it and override the methods that you need.
+    """Watches a run on its main process: inherit from it and override the methods you need.
 
     A callback that raises ends the run. Nothing it does may change weights or prompts.
     """

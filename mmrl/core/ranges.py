@@ -1,7 +1,7 @@
 """Which numbers a setting may be, said once beside its type: `lr: Positive = 1e-6`, `high: Annotated[float, Range(1, 10)] = 2.0`.
 
-Checked where a config is read and where a part is made in Python; printed by `mmrl show`. NaN, infinities and integers of
-more than 64 bits are no setting's value.
+Checked where a config is read and where a part is made in Python; printed by `mmrl show`. NaN, infinities and integers of more
+than 64 bits are refused for every setting.
 """
 
 import math
@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Annotated, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 LARGEST_INT = 2**63 - 1
-"""Of a tensor of integers, and of TOML."""
+"""The limit of integers in tensors and in TOML."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ CountOrNone = Annotated[int, Range(0, 2**20, why="more are not held in memory")]
 """0 has a meaning of its own, such as none, all or off."""
 Large = Annotated[int, Range(1, 10**11)]
 LargeOrNone = Annotated[int, Range(0, 10**11)]
-"""Numbers that are compared, and nothing is made of: steps of a run, pixels, bytes."""
+"""Numbers that are only compared, not allocated: steps of a run, pixels, bytes."""
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 
 

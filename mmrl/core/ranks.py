@@ -50,7 +50,7 @@ class NoTrace:
 class Ranks:
     """The processes of a run, and what all of them must do equally often, since wrapped modules communicate.
 
-    `Ranks(accelerator)` is many, `Ranks()` one, which waits for none. All processes must ask what any of them asks.
+    `Ranks(accelerator)` is many, `Ranks()` one, which waits for none. If one process makes a call, all of them must.
     """
 
     def __init__(self, accelerator: Accelerator | None = None, engine: Engine | None = None) -> None:
@@ -159,7 +159,7 @@ class Ranks:
             self.accelerator.wait_for_everyone()
 
     def close(self) -> None:
-        """Leave together: a rank that ends while another still talks to it kills that one."""
+        """Leave together: a rank that exits while another still communicates with it kills the other one."""
         if self.world > 1 and self.accelerator is not None:
             self.wait()
             self.accelerator.end_training()

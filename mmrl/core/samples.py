@@ -25,7 +25,7 @@ Value = Any
 
 
 class Status(IntEnum):
-    """A reward's verdict on whether it has a score for one sample."""
+    """How a reward answered for one sample."""
 
     OK = 0
     NA = 1
@@ -139,7 +139,7 @@ def sources() -> dict[str, type]:
 
 
 def is_named(media: object) -> bool:
-    """Is it named by words, so that equal words are equal media?"""
+    """Is it identified by its path or fields, so that equal ones mean equal media?"""
     return isinstance(media, str | Path) or kind_of(media).source is not None
 
 

@@ -52,7 +52,7 @@ class Shown:
     prompt: Prompt | None = None
     """In place of the request's prompt, with the same id: a hint under it, an answer to be improved; None: the prompt itself."""
     trained: bool = False
-    """Does training read the completion behind the same, under the request's view? False: behind the plain prompt."""
+    """True: training reads the completion after this prompt too, under the request's view. False: after the plain prompt."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class Request:
     shown: Shown = Shown()
     """What is shown while sampling, and whether training reads it too."""
     written: str | Prefix | StoredRow | None = None
-    """What of the completion is there already. A text: all of it, for role `injected`; its log-probabilities are evaluated before
-    the first update. A prefix: how every completion begins; `max_new_tokens` counts it, and leaves room for one more token at
-    least. A row of an earlier step: all of it, for role `replayed`, one per request; its group may be a known one, or a new one
-    of negative id."""
+    """The part of the completion that is given. A text: all of it, for role `injected`; its log-probabilities are evaluated
+    before the first update. A prefix: how every completion begins; `max_new_tokens` counts it, and leaves room for one more token
+    at least. A row of an earlier step: all of it, for role `replayed`, one per request; its group may be a known one, or a new
+    one of negative id."""
     tempering: Tempering = Tempering()
     """At which temperature to sample."""
 
@@ -96,7 +96,7 @@ class Request:
 
     @property
     def is_written(self) -> bool:
-        """Is the whole completion there already, so that nothing is sampled?"""
+        """Is the whole completion given, so that nothing is sampled?"""
         return isinstance(self.written, str | StoredRow)
 
 
@@ -156,7 +156,7 @@ class Rollouts:
     node_ids: Int[Tensor, "n t"] | None = None
     """Equal where rollouts share an action (trees); None: nothing is shared."""
     weights_version: int = 0
-    """How many updates the weights had that sampled; of several writers the oldest."""
+    """The number of updates behind the weights that sampled; of several writers the oldest."""
 
     def __len__(self) -> int:
         return len(self.group_ids)
@@ -264,7 +264,7 @@ class Batch:
     share: Float[Tensor, "n t"]
     """Share of every action in the loss, from global counts: any cut of the batch adds up to the same loss."""
     importance: Float[Tensor, "n t"]
-    """What a method weighs actions by; multiplies credited terms only."""
+    """The method's weight of every action; multiplies credited terms only."""
     frozen: Mapping[Reading, Tensor] = field(default_factory=dict[Reading, Tensor])
     """Readings under weights that do not move during the step, (n, t, ...)."""
 
@@ -283,7 +283,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Revision:
-    """The requests of a planner after seeing the scores of a round; by default none."""
+    """A planner's requests after seeing the scores of a round; none by default."""
 
     requests: Sequence[Request] = ()
     """Sample these too; a request with a known group id adds to that group."""

@@ -1,1 +1,1 @@
-"""Completions written by an inference server in processes of its own, which holds a copy of the weights."""
+"""Completions written by an inference server in separate processes, which holds a copy of the weights."""

@@ -1,4 +1,4 @@
-"""A first question to a server whenever it was given weights; the policy knows the answer."""
+"""A test question to a server after every transfer of weights; the policy knows the answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from mmrl.policies.text.write.generate import LocalGenerator
 
 FIRST_TOKEN = Sampling(temperature=0.0, max_new_tokens=1)
 FAR = {"float32": 0.01, "bfloat16": 0.5}
-"""The log-probability of the most likely token may differ by so much, by the type that the server computes in: far beyond
-rounding, and far below what other weights do."""
+"""Largest difference in the log-probability of the most likely token, by the type that the server computes in: far above
+rounding, and far below the effect of other weights."""
 
 
 @dataclass(frozen=True)
 class Probe:
     """The most likely first token of an answer to a small grey picture.
 
-    It is always the same question, so a server that kept anything of it from other weights shows it here.
+    It is always the same question, so a server with a stale cache of it from other weights is found out.
     """
 
     prompt: WirePrompt
@@ -42,8 +42,8 @@ class Probe:
         """Let a server answer.
 
         Raises:
-            AbortedError, EngineDownError: it does not.
-            EngineMismatchError: it reads the picture otherwise, or has other weights.
+            AbortedError, EngineDownError: it does not answer.
+            EngineMismatchError: it reads the picture differently, or has other weights.
         """
         answer = client.generate(Ask(0, (0,), 0).body(self.prompt, model, self.params))
         (written,) = read_answer(answer, self.prompt, 1, Expected(self.limits, version), client.url)

@@ -35,7 +35,7 @@ log = logging.getLogger("mmrl")
 JOIN_S = 60.0
 """Longest wait for a server's workers to join."""
 END_S = 10.0
-"""Longest wait for a server's own words about a transfer that failed."""
+"""Longest wait for a server's own account of a failed transfer."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Joined:
 
 
 class BroadcastSync:
-    """All weights through a process group of each server's: NCCL between cards, else Gloo over TCP. Nothing lies on a disk.
+    """All weights through a process group of each server's: NCCL between cards, else Gloo over TCP. Nothing is written to disk.
 
     The main process keeps them in its own memory, so that a server which is started again gets those of the step.
     """
@@ -201,13 +201,13 @@ def address_toward(url: str) -> str:
 
 
 def look_at(posted: "Future[list[str]]") -> None:
-    """Raise what the server answered, if it has given up."""
+    """Raise the server's error if it has given up."""
     if posted.done():
         posted.result()
 
 
 def reason_of(error: BaseException, posted: "Future[list[str]] | Future[object]") -> str:
-    """The server's own words about a failure where it says something soon, else those of this side."""
+    """The server's account of a failure if one comes soon, else that of this side."""
     try:
         answer = posted.result(END_S)
     except (EngineDownError, EngineRefusedError) as reported:

@@ -22,7 +22,7 @@ CPU_BATCH = 8192
 LAUNCHERS = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|(TORCHELASTIC|ACCELERATE|FSDP|OMPI|PMI|SLURM)_.*|PYTHON(PATH|HOME)"
 )
-"""Environment variables of a trainer's process that would make a server take itself for one."""
+"""Environment variables of a trainer's process that would make a server believe it belongs to that job."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def serve_command(
     """The command that serves this policy's model, as a run with these settings needs it.
 
     Raises:
-        ValueError: there is no environment of vLLM, or another version than mmrl was tried with.
+        ValueError: there is no environment of vLLM, or its version is not one that mmrl was tested with.
     """
     venv = find_venv(Path(engine.environment).expanduser() if engine.environment else None)
     on_cpu = "cpu" in venv.version
@@ -82,7 +82,7 @@ def sync_words(sync: str, lora_rank: int) -> list[str]:
 
 
 def memory_words(engine: EngineConfig, on_cpu: bool) -> list[str]:
-    """The options for memory, and those without which a CPU does not serve."""
+    """The options for memory, and those that a CPU needs to serve."""
     cache_mb = engine.cache_mb or (CPU_CACHE_MB if on_cpu else 0)
     words = (
         ["--kv-cache-memory-bytes", str(cache_mb << 20)] if cache_mb else ["--gpu-memory-utilization", str(engine.memory_share)]

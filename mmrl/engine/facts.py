@@ -43,7 +43,7 @@ class Facts:
     tokens: tuple[int, ...] = ()
     """The ids of `PROBE`."""
     settings: tuple[tuple[str, object], ...] = ()
-    """What must be as mmrl sets it, and is not: a name, and what it is."""
+    """Options that differ from what mmrl needs: name and actual value."""
 
 
 def ask_facts(client: EngineClient) -> Facts:
@@ -51,7 +51,7 @@ def ask_facts(client: EngineClient) -> Facts:
 
     Raises:
         EngineDownError: it does not answer.
-        ValueError: it answers as no server that mmrl can use.
+        ValueError: it is not a server that mmrl can use.
     """
     try:
         version, served = str(client.get("/version")["version"]), client.get("/v1/models")["data"][0]
@@ -99,7 +99,7 @@ def read_facts(version: str, served: Json, config: Json, weights: str, tokens: S
 
 
 def odd_settings(model: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """The options of `vllm serve` without which its answers are none that mmrl can train on, and what they are instead."""
+    """The options of `vllm serve` that mmrl's training depends on and that are set differently, with their values."""
     found = {
         "--logprobs-mode processed_logprobs": model.get("logprobs_mode") == "processed_logprobs",
         "--no-mm-device-do-normalize": dig(model, "multimodal_config", "mm_device_do_normalize") is not True,
@@ -108,7 +108,7 @@ def odd_settings(model: Mapping[str, Any]) -> list[tuple[str, object]]:
 
 
 def dig(config: Mapping[str, Any], part: str, name: str) -> Any:
-    """A value of a config that stands in one of its parts, or beside them."""
+    """A value of a config, at its top level or in one of its parts."""
     inner = config.get(part)
     return inner[name] if isinstance(inner, Mapping) and name in inner else config.get(name)
 

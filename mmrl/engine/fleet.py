@@ -1,4 +1,4 @@
-"""The servers of a run together: they share the rows of a step, and one that dies leaves its rows to others or is waited for."""
+"""The servers of a run together: they share the rows of a step, and when one dies its rows go to others or wait for it."""
 
 import logging
 import threading
@@ -50,14 +50,14 @@ class Fleet:
     update: Update | None = None
     """The weights of the step."""
     probe: Probe | None = None
-    """The question whose answer the policy knows with these."""
+    """The test question, with the policy's answer under these weights."""
 
     def push(self) -> None:
         """Give all servers the weights of the step.
 
         Raises:
             EngineUnavailableError: no server took them.
-            EngineMismatchError: a server answers as if it had others.
+            EngineMismatchError: a server answers as if it had other weights.
             ValueError: a server says that it cannot read them.
         """
         with ThreadPoolExecutor(len(self.members)) as pool:
@@ -159,7 +159,7 @@ class Fleet:
             return False
 
     def _was_started_again(self, member: Member) -> bool:
-        """Does it have the weights of its beginning, and not those that it was given?"""
+        """True if it has the weights that it started with instead of those it was given."""
         try:
             return not self._has_weights(member) and member.client.weight_version() in (FIRST, member.facts.weight_version)
         except (EngineDownError, EngineRefusedError):
@@ -201,7 +201,7 @@ class Fleet:
         return alive
 
     def _revive(self, member: Member, own: EngineServer | None) -> bool:
-        """Is the server well again, with the weights of the step and nothing left of others?
+        """True if the server is well again, with the weights of the step and caches free of others.
 
         The main process empties its caches and gives it the weights; others wait until it names them.
         """

@@ -48,7 +48,7 @@ def text_parts(config: TextPolicyConfig) -> TextParts:
 
 
 class VllmGenerator:
-    """Writes in vLLM servers; locally under other weights than the live ones, under views, and of clips a server would misread.
+    """Writes in vLLM servers; locally under weights other than the live ones, under views, and for clips a server would misread.
 
     Nothing is started or asked before `follow` is called first.
 
@@ -121,7 +121,7 @@ class VllmGenerator:
             self._asleep = False
 
     def rest(self) -> None:
-        """The policy reads and updates now: servers that share its card give their memory back. Every process calls it."""
+        """The policy reads and updates now: servers that share its card release their memory. Every process calls it."""
         if self.settings.sleep and self.fleet is not None and not self._asleep:
             # one process may have its rows before another one, whose requests still run
             self.host.ranks.wait()
@@ -169,7 +169,7 @@ class VllmGenerator:
         sampling: Sampling,
         rows: list[int],
     ) -> list[Written]:
-        """The completions of these rows by the policy's own network; without rows, company for processes that have some."""
+        """The completions of these rows by the policy's own network; a process without rows takes part for the others' sake."""
         used = sorted({prompt_index[i] for i in rows})
         places = [used.index(prompt_index[i]) for i in rows]
         drawn = self.local.write([prompts[place] for place in used], places, [seeds[i] for i in rows], sampling)
@@ -190,7 +190,7 @@ class VllmGenerator:
         return bool(reason)
 
     def _open(self) -> Fleet:
-        """Start the server, or find those of others, and look whether they can serve this policy; every process calls it."""
+        """Start the server, or connect to given ones, and check that they can serve this policy; every process calls it."""
         ranks = self.host.ranks
         nodes = set(ranks.gather(platform.node()))
         if self.settings.is_own and len(nodes) > 1:

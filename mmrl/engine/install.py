@@ -98,7 +98,7 @@ def make_venv(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Venv:
     """Make an environment; what an earlier, broken one left is removed first. `say` hears each stage.
 
     Raises:
-        ValueError: the folder is no place for it, another install is at work there, or pip does not find a package.
+        ValueError: the folder is not suitable, another install is running there, or pip does not find a package.
     """
     check_place(folder, recipe)
     with only_one(folder):
@@ -123,7 +123,7 @@ def make_venv(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Venv:
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Hold the place, so that two installs never write into one folder; the system lets go of it when a process dies."""
+    """Lock the folder, so that two installs never write into it at once; the system releases the lock when a process dies."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as held:
         try:

@@ -1,4 +1,4 @@
-"""A look at the engine of a policy before anything is loaded."""
+"""Checks the engine of a policy before anything is loaded."""
 
 from urllib.parse import urlsplit
 
@@ -13,7 +13,7 @@ LOOK_S = 30.0
 
 
 def look_at_engine(policy: TextPolicyConfig) -> None:
-    """Look whether the servers that a policy names can serve it, or whether one can be started.
+    """Check that the servers a policy names can serve it, or that one can be started.
 
     What needs the policy's own files, such as its vocabulary, is compared when the first rows are sampled.
 

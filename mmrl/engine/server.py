@@ -72,7 +72,7 @@ class EngineServer:
         self._end()
 
     def start_again(self, code: int) -> bool:
-        """Start it anew after its death; False where that is over."""
+        """Start it again after its death; False if it will not be restarted any more."""
         self._ready.clear()
         if self._closing.is_set():
             return False
@@ -87,7 +87,7 @@ class EngineServer:
             self._processes.append(self._launch())
             self._wait_until_healthy()
             self.on_restart()
-        except Exception as error:  # noqa: BLE001 - whatever went wrong is said by those who wait for the server
+        except Exception as error:  # noqa: BLE001 - whoever waits for the server reports what went wrong
             if self.process.poll() is None:
                 self.failed = f"the engine was started again, and could not be given its weights ({error})"
                 return False

@@ -34,8 +34,8 @@ class Update:
 def pause_and_empty(client: EngineClient) -> Iterator[None]:
     """A block in which a server begins no request, and has forgotten what it computed before.
 
-    It is emptied before it is given weights, so that one with their name has nothing left of others. After a failure it stays
-    paused: what it has may be half of an update, and the next whole one mends that.
+    Its caches are emptied before it gets weights, so that nothing from earlier weights is served under the new name. After a
+    failure it stays paused: it may hold half an update, which the next complete one repairs.
     """
     client.pause()
     client.reset_caches()
@@ -61,7 +61,7 @@ class Sync(Protocol):
         ...
 
     def holds(self, client: EngineClient, update: Update) -> bool:
-        """Does the server have these weights, and nothing left of others? It does once it names them."""
+        """True if the server names these weights as its own; then its caches hold nothing from others."""
         ...
 
     def model(self, served: str, update: Update) -> str:
@@ -82,7 +82,7 @@ class Sync(Protocol):
 
 
 class InFolder:
-    """The common part of ways through a folder."""
+    """The common base of transfers through a folder."""
 
     def advice(self, update: Update) -> str:
         return f"Is {update.path} on a file system that the server sees too? If not, set policy.engine.folder"

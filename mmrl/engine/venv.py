@@ -17,7 +17,7 @@ TRIED = re.compile(r"0\.32(\.\d+)?(\+\w+)?")
 """Versions whose answers mmrl knows: others may name, or leave out, what it checks."""
 Accelerator = Literal["cpu", "cuda"]
 MARKER = "mmrl-engine.json"
-"""Lies in an environment that mmrl makes, from before the first file on; says at the end that it is whole."""
+"""A marker file in an environment that mmrl makes, written before any other; at the end it says that the environment is whole."""
 WORKER = Path(__file__).parent / "worker"
 """The folder that a server needs on its PYTHONPATH, for its worker extension."""
 

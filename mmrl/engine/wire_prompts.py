@@ -16,7 +16,7 @@ from mmrl.policies.video.decode import Frames
 PARTS: dict[str, Callable[..., dict[str, str]]] = {"image": picture_part, "video": lambda clip: clip_part(clip.pixels)}
 """Name of a kind of media -> one of it, opened, as it is sent."""
 CLOSE_S = 0.02
-"""Seconds that a frame may stand elsewhere than the server takes it to."""
+"""Seconds by which a frame may be off from where the server assumes it."""
 
 
 def wire_prompt(host: TextHost, encoded: Encoded) -> WirePrompt:
@@ -47,7 +47,7 @@ def short_ids(host: TextHost, prompt: Prompt) -> list[int]:
 
 
 def untold_clip(host: TextHost, encoded: Encoded, facts: Sequence[Facts]) -> str:
-    """Why the servers would take a clip of this prompt for another one; empty where they would not.
+    """Why the servers would misread the timing of a clip of this prompt; empty if they would not.
 
     A server is sent frames without their times, and takes the k-th to stand at k / fps seconds.
     """
@@ -68,5 +68,5 @@ def untold_clip(host: TextHost, encoded: Encoded, facts: Sequence[Facts]) -> str
 
 
 def keeps_time(frames: Frames, fps: float) -> bool:
-    """Do the frames stand where a server that knows their rate alone takes them to?"""
+    """True if the frames are where a server that only knows their rate assumes them."""
     return abs(frames.step - 1 / fps) <= CLOSE_S and all(abs(time - k / fps) <= CLOSE_S for k, time in enumerate(frames.times))

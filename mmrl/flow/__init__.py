@@ -1,1 +1,1 @@
-"""The mathematics of paths between noise and data: what is sampled, how, and what of it trains."""
+"""The mathematics of paths between noise and data: what is sampled, how, and which part of it trains."""

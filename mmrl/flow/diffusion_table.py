@@ -33,7 +33,7 @@ class DiffusionTable:
     offset: CountOrNone = 1
     """Of leading times (Stable Diffusion: 1)."""
     ends_at_data: bool = False
-    """True: the last step goes to sigma 0; False: to that of the first time of the table."""
+    """True: the last step goes to sigma 0; False: to the sigma of the table's first time."""
     kind: Literal["DiffusionTable"] = "DiffusionTable"
     """Names the spacing in a config."""
 
@@ -41,7 +41,7 @@ class DiffusionTable:
 
     @cached_property
     def table(self) -> Float[Tensor, " t"]:
-        """sigma of every time, rising."""
+        """The sigma of every time, ascending."""
         root = 0.5 if self.beta_schedule == "scaled_linear" else 1.0
         betas = torch.linspace(self.beta_start**root, self.beta_end**root, self.train_steps) ** (1 / root)
         signal = (1 - betas).cumprod(0).sqrt()
@@ -76,7 +76,7 @@ class DiffusionTable:
 def table_of(scheduler_config: Mapping[str, Any]) -> DiffusionTable:
     """The table of a diffusers scheduler of noise prediction; "linspace" times become leading ones.
 
-    Raises ValueError for a noise schedule that is not known here.
+    Raises ValueError for an unknown noise schedule.
     """
     known = dict(scheduler_config)
     schedule, placing = known.get("beta_schedule"), known.get("timestep_spacing", "leading")

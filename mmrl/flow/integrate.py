@@ -53,12 +53,12 @@ def gaussian_of(
     sigmas: Float[Tensor, " t1"],
     index: int | Int[Tensor, " m"],
 ) -> Gaussian:
-    """The density of a stochastic step at latents x with velocity v: what re-evaluation asks for.
+    """The density of a stochastic step at latents x with velocity v: what re-evaluation needs.
 
-    `index` says where in the table the step is, of each latent or of all.
+    `index` is the place of the step in the table, one per latent or one for all.
 
     Raises:
-        ValueError: the step is one of a solver, which has no density.
+        ValueError: the step belongs to a solver, which has no density.
     """
     if not isinstance(step.dynamics, Stochastic):
         raise ValueError("a step without noise has no log-probability: train stochastic steps only")
@@ -76,9 +76,9 @@ def integrate(
     storage: torch.dtype | None = None,
     keep: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Trajectory:
-    """Sample all rows of the layout, on the device that noise and velocities are on; nothing is asked of it on the way.
+    """Sample all rows of the layout, on the device of noise and velocities, without waiting for it on the way.
 
-    `keep` says where latents are put that the trajectory remembers, such as into the memory of the host.
+    `keep` moves the latents that the trajectory holds, for example to the host's memory.
     `storage` is the dtype latents will be kept in: they are rounded to it before their log-probabilities are taken, so that
     evaluating them again from the record gives the same numbers.
     """
@@ -94,7 +94,7 @@ def integrate(
             before = Before(before.data[parents], before.sigma)
         here = Before(data_of(x, v, float(sigmas[i])), float(sigmas[i]))
         way = SolverStep(x, v, here.sigma, float(sigmas[i + 1]), before, lambda c=i + 1, rows=children: noise(c, rows))
-        # Rows that a stochastic step leaves alone take an Euler step.
+        # Rows that a stochastic step skips take an Euler step.
         solver = step.dynamics if isinstance(step.dynamics, Solver) else ODE()
         x_next = _round_to(solver.advance(way), storage)
         mean, lp = x_next, torch.zeros(len(x), dtype=x.dtype, device=x.device)

@@ -55,7 +55,7 @@ def lay_out(plan: RolloutPlan, counts: Sequence[int], seeds: Sequence[int]) -> L
 
 
 def leaves(plan: RolloutPlan) -> int:
-    """Samples of one tree or trunk; a group is a multiple of it."""
+    """Samples of one tree or trunk; the group size is a multiple of it."""
     if plan.shape == "tree":
         return math.prod(step.branch for step in plan.steps)
     if plan.shape == "branches":
@@ -126,7 +126,7 @@ def _subsets(candidates: Bool[Tensor, "n t"], count: int, seed: int) -> Bool[Ten
 
 
 def generator_of(*key: int | str) -> torch.Generator:
-    """A generator on the CPU whose stream depends on the key alone."""
+    """A generator on the CPU whose stream depends only on the key."""
     digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
 

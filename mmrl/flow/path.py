@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def like_batch(t: Float[Tensor, " n"] | float, x: Float[Tensor, "n ..."]) -> Tensor | float:
-    """One number per row, shaped so that it multiplies the rows of x; a plain number stays one."""
+    """One number per row, shaped so that it multiplies the rows of x; a plain number is returned as it is."""
     return t.to(x).reshape(-1, *[1] * (x.ndim - 1)) if isinstance(t, Tensor) else t
 
 
@@ -56,7 +56,7 @@ def velocity_with_guidance(
 def nearest_multiple(conditional: Float[Tensor, "n ..."], unconditional: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
     """(c . u / |u|^2) u of every row: the multiple of the unconditional velocity nearest to the conditional one.
 
-    CFG-Zero* guides away from it (arXiv:2503.18886). Left out: its first steps without a velocity, which nothing could train.
+    CFG-Zero* guides away from it (arXiv:2503.18886). Left out: its first steps with zero velocity, which nothing could train.
     """
     c, u = conditional.flatten(1), unconditional.flatten(1)
     return unconditional * like_batch((c * u).sum(1) / (u**2).sum(1).clamp(min=1e-12), unconditional)

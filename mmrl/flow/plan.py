@@ -27,7 +27,7 @@ class StepPlan:
     branch: int = 1
     """Children of every latent at this step (tree), or noisy children that leave the trunk here (branches)."""
     noise_scale: float = 1.0
-    """The noise drawn here is this many times S (BranchGRPO's splits)."""
+    """The noise drawn here, as a multiple of S (BranchGRPO's splits)."""
     nominal_density: bool = False
     """Evaluate the density with S although noise_scale S was drawn, as BranchGRPO's code does."""
 
@@ -52,7 +52,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """How the samples of one step come about. Policies ask it for sigmas; mmrl.flow.layout says who shares what."""
+    """How the samples of one step are drawn. Policies get sigmas from it; mmrl.flow.layout decides which rows share latents."""
 
     steps: tuple[StepPlan, ...]
     spacing: Spacing | None = None
@@ -69,13 +69,13 @@ class RolloutPlan:
     respaced_from: int | None = None
     """From this step on the rest of the grid is divided evenly (MixGRPO-Flash: fewer steps after the window)."""
     trained_per_row: int | None = None
-    """Every sample trains a random choice of this many of the trained steps (DanceGRPO)."""
+    """Every sample trains this many of the trained steps, chosen at random (DanceGRPO)."""
     forward: TimeSampler | None = None
     """Train on noised copies of the finished samples, at these times, instead of on the steps."""
     truncated_timesteps: bool = False
     """Feed the network int(1000 sigma), as DanceGRPO's relatives do; the step itself uses the exact sigma."""
     guidance: float | None = None
-    """Of this rollout alone, where nothing trains; None: that of the policy."""
+    """Guidance scale of this rollout, where nothing trains; None: the policy's."""
 
     def __post_init__(self) -> None:
         last = self.steps[-1].dynamics

@@ -1,7 +1,7 @@
 """How the steps of a rollout are spaced between noise and data: sigma schedules.
 
-A spacing has a grid of times u of a rollout of `num_steps` steps (float64, from 1 to 0, one entry more than steps) and a shift
-u -> sigma that keeps both ends and answers float32, diffusers' own numbers.
+A spacing has a grid of times u for a rollout of `num_steps` steps (float64, from 1 to 0, one entry more than steps) and a shift
+u -> sigma that keeps both ends and returns diffusers' own numbers in float32.
 """
 
 import math
@@ -26,8 +26,7 @@ def shift_by(factor: float, u: Tensor) -> Tensor:
 class StaticShift:
     """sigma = s u / (1 + (s - 1) u) on u from 1 to sh(1 / 1000): diffusers' flow-matching scheduler (SD3: s = 3).
 
-    The shift enters twice at the small end, since diffusers shifts the table it takes the grid's end from: the last step
-    is tiny.
+    At the small end the shift applies twice, since diffusers takes the grid's end from a shifted table: the last step is tiny.
     """
 
     shift: Positive = 3.0
@@ -213,7 +212,7 @@ def spacing_of(scheduler_config: Mapping[str, Any]) -> Spacing:
     """The spacing of a diffusers flow-matching scheduler, from its config.
 
     Raises:
-        ValueError: a scheduler that spaces its steps in a way not known here.
+        ValueError: a scheduler whose spacing is unknown.
     """
     unknown = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
     used = [name for name in unknown if scheduler_config.get(name)]

@@ -39,7 +39,7 @@ class TimeSampler:
     __post_init__ = check_ranges
 
     def draw(self, sigmas: Float[Tensor, " t1"], generator: torch.Generator) -> Float[Tensor, " k"]:
-        """Times of one sample, in random order; raises ValueError where more are asked than the rollout has steps."""
+        """Times of one sample, in random order; raises ValueError if `count` exceeds the rollout's steps."""
         if self.kind == "rollout":
             if self.count > len(sigmas) - 1:
                 raise ValueError(f"TimeSampler.count is {self.count}, but the rollout has {len(sigmas) - 1} steps: set it lower")

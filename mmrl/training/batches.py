@@ -18,14 +18,14 @@ from mmrl.core.types import Batch, Counts, Credit, Reading, Rollouts
 
 @dataclass(frozen=True)
 class Batches:
-    """Deals the rollouts of a step into the batches of its optimizer steps."""
+    """Divides the rollouts of a step into the batches of its optimizer steps."""
 
     algorithm: Algorithm
     ranks: Ranks
     generator: torch.Generator
 
     def __call__(self, rollouts: Rollouts, credit: Credit, frozen: Mapping[Reading, Tensor]) -> Iterator[Batch]:
-        """Every pass deals all rows (whole groups if a part compares them) into `minibatches` batches.
+        """Every pass divides all rows (whole groups if a part compares them) into `minibatches` batches.
 
         A batch in which no rank has an action that trains is left out: its gradient is 0, and momentum would move the weights.
         """
@@ -49,7 +49,7 @@ class Batches:
         return chunks
 
     def batch(self, rollouts: Rollouts, credit: Credit, frozen: Mapping[Reading, Tensor], rows: Tensor) -> Batch:
-        """The minibatch of these rows, with shares from global counts; a rank without rows gets one of no share."""
+        """The minibatch of these rows, with shares from global counts; a rank without rows gets one whose shares are 0."""
         idle = len(rows) == 0 and len(rollouts) > 0
         rows = torch.zeros(1, dtype=torch.long) if idle else rows
         chosen = rollouts.take(rows)
@@ -67,22 +67,22 @@ class Batches:
         return Counts(max(1, int(num_rollouts)), max(1, int(num_actions)), max(1, len(groups)))
 
     def pool(self, batch: Batch) -> dict[Reading, Tensor]:
-        """Reading -> its values at the trainable actions of all ranks, for the weights that want them."""
+        """Reading -> its values at the trainable actions of all ranks, for the weights that need them."""
         wanted = dict.fromkeys(r for weight in self.algorithm.importance for r in with_hooks(weight, WeightHooks).pools)
         mask = batch.rollouts.action_mask
         return {reading: torch.cat(self.ranks.gather(batch.frozen[reading][mask])) for reading in wanted}
 
 
 def places_of_rows(rollouts: Rollouts) -> Int[Tensor, " n"]:
-    """The place of every row by group and sample: the same however rounds of sampling and processes put them in order."""
+    """Every row's place in the order of groups and samples, which no round of sampling and no number of processes changes."""
     order = sorted(range(len(rollouts)), key=lambda i: (int(rollouts.group_ids[i]), int(rollouts.sample_ids[i])))
     return torch.tensor(order, dtype=torch.long).argsort()
 
 
 def idle_rows(batch: Batch, algorithm: Algorithm) -> Bool[Tensor, " n"]:
-    """Rows with actions whose share * importance * advantage is 0 everywhere; none where a term has more to say of them.
+    """Rows with actions whose share * importance * advantage is 0 everywhere; none if a term could still train them.
 
-    More has KL, entropy, a regression, or a term that compares the rows of a group.
+    Such terms are KL, entropy, a regression, or one that compares the rows of a group.
     """
     has_actions = batch.rollouts.action_mask.any(1)
     if not algorithm.leaves_rows_idle:
@@ -95,7 +95,8 @@ def leave_out(batch: Batch, idle: Bool[Tensor, " n"], ranks: Ranks) -> Batch:
     """The batch without these rows; at least one row stays, so that every process has a gradient, if only of zeros.
 
     Shares come from global counts and stay as they are, so loss and gradient do not change. Metrics are means over the rows that
-    are left, the same on any number of processes: where no process has a row that trains, they are of the first row of all.
+    are left, the same on any number of processes: if no process has a row that trains, they are those of one row on the first
+    process.
     """
     left = batch.rollouts.action_mask.any(1) & ~idle
     everyone = ranks.gather((bool(left.any()), bool(idle.any())))

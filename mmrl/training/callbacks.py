@@ -8,7 +8,7 @@ from mmrl.core.types import Examples
 
 
 class Callbacks:
-    """Several callbacks as one: hands everything to each, in order."""
+    """Several callbacks as one: passes everything to each, in order."""
 
     def __init__(self, callbacks: Sequence[Callback], is_whole: Callable[[Path], bool]) -> None:
         """`is_whole` says whether a checkpoint's folder is complete."""
@@ -34,7 +34,7 @@ class Callbacks:
         self._unfinished[step] = folder
 
     def look_for_checkpoints(self, *, settled: bool = False) -> None:
-        """Call back for the checkpoints that are whole; with `settled` nothing is being written, so the others have failed."""
+        """Call back for the checkpoints that are whole; with `settled` nothing is being written, so missing ones have failed."""
         for step, folder in list(self._unfinished.items()):
             whole = self.is_whole(folder)
             if whole or settled:

@@ -1,4 +1,4 @@
-"""One step's rollouts: plan -> sample -> score -> revise, until the planner asks for nothing more or its rounds are used up."""
+"""One step's rollouts: plan -> sample -> score -> revise, until the planner requests nothing more or its rounds are used up."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -60,10 +60,10 @@ class Collector:
         self.stored: dict[int, Seen | None] = {}
         """Groups of this step that hold a row of an earlier one, and what the row's group was like."""
         self.parts = settings.rollout_parts
-        """In how many parts a round is sampled; rewards of one part work while the next is sampled."""
+        """Number of parts in which a round is sampled; rewards score one part while the next is sampled."""
 
     def collect(self, sampling: object = None) -> Collected:
-        """Rows of this rank whose groups the planner kept."""
+        """This rank's rows of the groups that the planner kept."""
         times: dict[str, float] = {}
         # what an evaluation measured since the last step is not this step's
         self.rewards.drain_metrics()
@@ -264,7 +264,7 @@ def begin_replay(planner: Planner, sampler: PromptSampler, policy: Policy) -> No
 
 
 def note_dropped(gone: dict[int, list[float]], rollouts: Rollouts, scores: Scores, revision: Revision) -> None:
-    """Remember the totals of rows that a planner drops from groups that stay, except rows that continued a given beginning."""
+    """Remember the totals of rows that a planner drops from groups it keeps, except rows that continued a given prefix."""
     if not revision.drop_samples:
         return
     begun = [any(one.who == "forced" for one in sample.segments) for _, sample in rollouts.samples()]
@@ -275,7 +275,7 @@ def note_dropped(gone: dict[int, list[float]], rollouts: Rollouts, scores: Score
 
 
 def with_seen(rollouts: Rollouts, scores: Scores, gone: Mapping[int, list[float]], stored: Mapping[int, Seen | None]) -> Rollouts:
-    """The rollouts whose groups say what all their samples were like, where that is not what their rows say."""
+    """The rollouts with `Group.seen` set where a group's rows do not tell what all its samples were like."""
     if not gone and not stored:
         return rollouts
     totals, replayed = scores.total(), rollouts.is_replayed()

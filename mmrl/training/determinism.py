@@ -19,7 +19,7 @@ def deterministic(wanted: bool = True) -> Iterator[None]:
     """Let the same program on the same machine compute the same bits; to be entered before a GPU is used.
 
     PyTorch takes deterministic kernels and refuses operations that have none, cuBLAS gets a fixed workspace, cuDNN does not try
-    out kernels, TF32 is off, and one thread works on the CPU, for sums depend on how they are shared out.
+    out kernels, TF32 is off, and the CPU uses one thread, since sums depend on how they are split.
 
     Not promised: the same bits on other hardware, with other versions of packages or another number of processes, and nothing
     for rewards that answer from elsewhere or run out of time.

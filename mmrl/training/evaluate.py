@@ -17,9 +17,9 @@ from mmrl.training.rewards.runner import GroupScores, RewardRunner
 
 Weights = Literal["live", "ema"]
 MODELS: dict[Weights, str] = {"live": "policy", "ema": "ema"}
-"""How requests call these weights."""
+"""Setting of `weights` -> the name that requests use."""
 MOST_KINDS = 64
-"""Values of a column that a table can tell apart."""
+"""The most distinct values of a column that a table shows."""
 SEED_STEP = 1_000_003
 """The seed of held-out prompt i is evaluation.seed * SEED_STEP + i."""
 
@@ -103,7 +103,7 @@ class Evaluator:
     def chunks(self, sampling: object, weights: Weights, start: int = 0) -> Iterator[Answered]:
         """This rank's answers, chunk by chunk of `batch_size` prompts on every rank, from prompt `start` on.
 
-        Whoever begins again where a chunk ended, on as many ranks, samples the same prompts together.
+        A run that continues after a chunk, on the same number of ranks, samples the same prompts together.
         """
         numbered = range(start, len(self.prompts))[self.ranks.rank :: self.ranks.world]
         # As often on all ranks, though some may have nothing left: sharded weights need all of them.

@@ -21,12 +21,12 @@ from mmrl.runtime.spans import span
 from mmrl.training.rewards.runner import GroupScores
 
 SHORTEST = 5
-"""Words of a text that can repeat four of them."""
+"""Fewest words of a text in which a run of four can repeat."""
 WORDS = re.compile(r"[^\W\d_]+(?:\s+[^\W\d_]+)*")
 PHASES = ("rollout", "reward", "read", "update")
 """The timed parts of a step, none inside another."""
 SIDE = 32
-"""Pictures are compared at this many pixels a side: what differs is then what is drawn, not its grain."""
+"""Pictures are compared at this many pixels a side, so that content counts and not grain."""
 SUMS = ("gap", "compared", "idle", "rows")
 
 
@@ -84,9 +84,9 @@ def part_metrics(rollouts: Rollouts, tables: Mapping[int, GroupScores], ranks: R
 
 
 def rollout_metrics(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
-    """Lengths are actions that may train: tokens of a completion, or denoising steps (or noised copies) of a picture.
+    """Lengths count actions that may train: tokens of a completion, or denoising steps (or noised copies) of a picture.
 
-    train/diversity is there where prompts have several pictures each, train/diversity_prompts where prompts have pictures, the
+    train/diversity is reported where prompts have several pictures each, train/diversity_prompts where prompts have pictures, the
     rest of train/ where they have texts; rollout/entropy, of texts, is the mean of -log p of what was sampled.
     """
     lengths = rollouts.action_mask.sum(1).float()
@@ -171,9 +171,9 @@ def first_pictures(groups: Sequence[Group]) -> list[tuple[str, Tensor]]:
 
 
 def prompt_distance(pictures: Sequence[tuple[str, Tensor]]) -> float | None:
-    """Mean distance of pictures of different prompts; None where there are not two, or not of one size.
+    """Mean distance of pictures of different prompts; None if there are fewer than two, or their sizes differ.
 
-    It falls towards 0 when every prompt is answered by the same picture.
+    It falls towards 0 when every prompt gets the same picture.
     """
     kept = dict(pictures)
     if len(kept) < 2 or len({len(picture) for picture in kept.values()}) > 1:
@@ -182,7 +182,7 @@ def prompt_distance(pictures: Sequence[tuple[str, Tensor]]) -> float | None:
 
 
 def distinct(groups: Sequence[Group]) -> list[float]:
-    """The share of a group's texts that differ from each other (1 = all do), of every group with two or more."""
+    """The share of distinct texts in a group (1 = all differ), for every group with two or more."""
     texts = [[sample.text for sample in group.samples if sample.text is not None] for group in groups]
     return [len(set(some)) / len(some) for some in texts if len(some) > 1]
 
@@ -198,7 +198,7 @@ def fingerprints(groups: Sequence[Group]) -> list[tuple[str, bytes]]:
 
 
 def sameness(texts: Sequence[tuple[str, bytes]]) -> float | None:
-    """How probable it is that texts drawn for two different prompts are the same; None without two prompts.
+    """The probability that texts drawn for two different prompts are the same; None without two prompts.
 
     1 when every prompt gets the same answer; a half for a balanced yes or no.
     """
@@ -237,7 +237,7 @@ def mean_distance(x: Float[Tensor, "n d"]) -> float:
 
 @dataclass
 class UpdateFigures:
-    """Sums over the updates of one step: how far the sampler was off, and how many rows had nothing to train."""
+    """Sums over the updates of one step: how far off the sampler was, and how many rows had nothing to train."""
 
     first: bool = True
     """True until the step's first update is over: the weights are still those that sampled."""

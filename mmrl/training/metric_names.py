@@ -16,7 +16,7 @@ class Metric:
     meaning: str
 
     def fits(self, name: str) -> bool:
-        """Is this what a metric of that name is?"""
+        """True if this entry describes a metric of that name."""
         pattern = "".join(
             r"[^/]+(?:/[^/]+)*" if part == "{name}" else re.escape(part) for part in re.split(r"(\{name\})", self.name)
         )
@@ -91,5 +91,5 @@ METRICS = (
 
 
 def metric_of(name: str) -> Metric | None:
-    """The metric of this name, the most particular one that fits; None: no such metric is documented."""
+    """The metric of this name, the most specific one that fits; None if it is not documented."""
     return next((metric for metric in METRICS if metric.fits(name)), None)

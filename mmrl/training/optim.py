@@ -1,4 +1,4 @@
-"""Optimizer and learning rate schedule from settings, and where the optimizer's state lies between updates."""
+"""Optimizer and learning rate schedule from settings, and where the optimizer's state is kept between updates."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -74,7 +74,7 @@ def can_fuse(weights: Iterable[nn.Parameter]) -> bool | None:
 
 
 def check_rest(rest: Rest, ranks: Ranks) -> None:
-    """Refuse to move what is spread over processes.
+    """Refuse to move a state that is sharded over processes.
 
     Raises:
         ValueError: the weights are sharded, or a library owns the optimizer's step.
@@ -96,13 +96,13 @@ def woken(optimizer: torch.optim.Optimizer, rest: Rest) -> Iterator[None]:
 
 
 def put_to_rest(optimizer: torch.optim.Optimizer, rest: Rest) -> None:
-    """Move the state to where it rests; on its device nothing happens."""
+    """Move the state to where it rests; does nothing if that is its device."""
     if rest == "cpu":
         move(optimizer, torch.device("cpu"))
 
 
 def move(optimizer: torch.optim.Optimizer, to: torch.device | None) -> None:
-    """Move what is kept for every number of a weight; None: to its weight. Counts of steps stay, for kernels want them there."""
+    """Move the moments to a device; None: to their weights' device. Step counts stay, as kernels need them where they are."""
     states: dict[Tensor, dict[str, Any]] = optimizer.state
     for weight, own in states.items():
         for name, x in own.items():

@@ -1,4 +1,4 @@
-"""Prompts that cannot be shown are counted and skipped, as far as the run's limit goes, and others are drawn in their place."""
+"""Prompts that cannot be shown are counted, skipped up to the run's limit, and replaced by others."""
 
 import logging
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from mmrl.training.stopping import TrainingStoppedError
 
 log = logging.getLogger("mmrl")
 MOST_DRAWS = 1000
-"""Attempts at one step's prompts, for data of which nothing can be read."""
+"""Attempts to draw one step's prompts, in case none of the data can be read."""
 
 
 @dataclass

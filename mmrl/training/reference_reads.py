@@ -19,12 +19,12 @@ from mmrl.training.settings import TrainSettings
 from mmrl.training.watch.ratio_gate import RatioGate
 
 OF_GROUPS = "group_"
-"""What the names of quantities begin with that compare the rows of one group."""
+"""Prefix of the names of quantities that compare the rows of one group."""
 
 
 @dataclass(frozen=True)
 class ReferenceReads:
-    """Reads, once per step and before the first update, what the algorithm's parts ask for."""
+    """Takes the readings that the algorithm's parts need, once per step and before the first update."""
 
     policy: Policy
     algorithm: Algorithm
@@ -54,7 +54,7 @@ class ReferenceReads:
         if checked and sampled is not None:
             self.gate.check(rollouts, sampled, read[OLD_LOGPROBS])
         if sampled is not None and OLD_LOGPROBS in wanted:
-            # a replayed row was sampled by weights that are gone: its record is all that is known of them
+            # a replayed row was sampled by weights that are gone: only its record is left
             noted = (
                 sampled if self.algorithm.old == "recorded" else sampled.masked_fill(~rollouts.is_replayed()[:, None], torch.nan)
             )
@@ -63,9 +63,10 @@ class ReferenceReads:
 
     @property
     def old_is_live(self) -> bool:
-        """Is a step's only update its own old reading, exactly and for nothing?
+        """Can the live reading of a step's only update serve as the old one, exactly and at no cost?
 
-        A record is wanted all the same where other weights or an engine may have sampled: the ratio then corrects for them.
+        Unless `old` is "reread", the sampler's record is used where other weights or an engine may have sampled: the ratio then
+        corrects for that.
         """
         sampled_here = with_hooks(self.policy, PolicyHooks).exact_sampler and not self.policy.shadows
         return self.algorithm.old_can_be_live and (self.algorithm.old == "reread" or sampled_here)
@@ -95,7 +96,7 @@ class ReferenceReads:
     def read_micro_batches(self, cut: Iterable[Batch], readings: list[Reading], shape: torch.Size) -> dict[Reading, Tensor]:
         """The readings of all micro-batches, put back in place as (n, t).
 
-        Every rank reads equally often, or sharded weights would wait for ever.
+        Every rank reads the same number of times, or sharded weights would wait for ever.
         """
         asked = {r: r._replace(model="policy") if r.model in ("old", "start") else r for r in readings}
         live = list(dict.fromkeys(asked.values()))

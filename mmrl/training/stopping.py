@@ -22,11 +22,11 @@ from mmrl.runtime.blame import AskedToLeaveError
 from mmrl.training.settings import TrainSettings
 
 ON_THE_WAY = frozenset({"__enter__", "__exit__"})
-"""Functions that put something in place or back, such as averaged weights: nothing is broken off inside of them."""
+"""Functions that swap something in or out, such as averaged weights: they are never interrupted."""
 
 
 class AskedToStopError(AskedToLeaveError):
-    """Leaves a step or an evaluation whose work is thrown away."""
+    """Raised to leave a step or an evaluation whose work is thrown away."""
 
 
 class Stop:
@@ -36,7 +36,7 @@ class Stop:
         self.asked_by = ""
         """A signal's name; empty: no one asked."""
         self.is_open = False
-        """True where the work that goes on may be thrown away."""
+        """True while the current work may be thrown away."""
 
     def ask(self, name: str, frame: FrameType | None = None) -> bool:
         """Ask the run to stop; True if it cannot yet, and should be asked again in a moment.
@@ -80,7 +80,7 @@ class TrainingStoppedError(ValueError):
 
 @dataclass
 class Audit:
-    """Looks at what the policy recorded: at the first steps of a run at every row, later at one group per step."""
+    """Checks what the policy recorded: every row in the first steps of a run, later one group at a time."""
 
     policy: Policy
     settings: TrainSettings
@@ -105,7 +105,7 @@ class Audit:
 
 
 def refuse_nothing_to_train(step: int, ranks: Ranks, trained: Rollouts, scores: Scores) -> None:
-    """Stop where masks and the advantage left no action of any process.
+    """Stop if masks and the advantage left no action on any process.
 
     Raises:
         TrainingStoppedError: says which of rewards, masks and lengths left nothing.

@@ -52,7 +52,7 @@ class Records:
     sizes: Path | None = None
     """The file that remembers how large micro-batches fit this device; None: every run finds out anew."""
     requests: Callable[[], Collection[str]] = tuple
-    """What the run was asked for since the last step, on the main process: `stop` or `checkpoint`."""
+    """Requests to the run since the last step, on the main process: `stop` or `checkpoint`."""
 
 
 @final
@@ -73,7 +73,7 @@ class Trainer:
     ) -> None:
         algorithm.check(policy)
         algorithm.check_minibatches(settings.prompts_per_step)
-        # parts that remember are this run's own
+        # each run has its own copy of parts that remember
         algorithm = deepcopy(algorithm)
         self.policy, self.algorithm, self.sampler, self.settings = policy, algorithm, sampler, settings
         self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), settings.steps * algorithm.updates)
@@ -184,7 +184,7 @@ class Trainer:
         self.refuse_nan(totals, batch)
         with woken(self.optimizer, self.settings.optimizer.rest):
             self.ranks.step(self.optimizer)
-        # Kept until the next update, gradients would lie beside the caches of sampling.
+        # Kept until the next update, gradients would take memory from the caches of sampling.
         self.optimizer.zero_grad(set_to_none=True)
         refuse_broken_weights(self.policy.parameters(), self.index + 1, self.optimizer.param_groups[0]["lr"])
         self.lr_schedule.step()
@@ -265,7 +265,7 @@ class Trainer:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Enclose work that a request to stop may throw away, for the weights do not move; a resumed run then does it again."""
+        """Enclose work that a request to stop may throw away, since the weights do not move; a resumed run repeats it."""
         self._before = copy_state(self._run_state.draws()) if self.ranks.world == 1 else {}
         with self.stop.interruptible(self.ranks):
             yield
@@ -291,7 +291,7 @@ class Trainer:
         return self.index >= self.settings.steps or self.health.stop
 
     def sampling(self, step: int) -> object:
-        """How training samples at this step, from 1 on; None where it always samples alike."""
+        """How training samples at this step, counted from 1; None if it is the same at every step."""
         schedule = self.algorithm.schedule
         return None if schedule is None else schedule.at(step - 1)
 

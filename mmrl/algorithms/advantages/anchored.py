@@ -1,4 +1,4 @@
-"""Credit for groups that hold an answer from outside beside the policy's own."""
+"""Credit for groups that hold a given answer next to the policy's own samples."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -19,7 +19,7 @@ class AnchoredNorm:
     """
 
     anchor: Number = 1.2
-    """Advantage of the injected sample, in units of the largest among the policy's own samples."""
+    """Advantage of the injected sample, as a multiple of the largest among the policy's own samples."""
     ddof: Annotated[int, Range(0, 1)] = 1
     eps: NonNegative = 1e-6
     zero_below: NonNegative = 1e-6

@@ -18,13 +18,13 @@ from mmrl.core.ranges import Count, NonNegative, Number, Seed, Share, check_rang
 from mmrl.core.types import Credit, Rollouts, Scores
 
 ANSWER = r"<answer>(.*?)</answer>"
-"""What stands in the last answer block, or the whole completion where there is none."""
+"""The content of the last answer block, or the whole completion if there is none."""
 MOST_SETS = 1000
-"""Most sets of a group that are looked at; of more, a seeded draw."""
+"""The most sets of a group that are evaluated; if there are more, this many are drawn with a seed."""
 
 
 def answers(rollouts: Rollouts, pattern: str) -> Int[Tensor, " n"]:
-    """A number per row, the same for rows with the same answer; case, spaces at the ends and their number do not count."""
+    """A number per row, the same for rows with the same answer; case and the amount of white space do not count."""
     seen: dict[str, int] = {}
     texts = [sample.text or "" for _, sample in rollouts.samples()]
     found = [(re.findall(pattern, text, re.DOTALL) or [text])[-1] for text in texts]
@@ -32,7 +32,7 @@ def answers(rollouts: Rollouts, pattern: str) -> Int[Tensor, " n"]:
 
 
 def shares(labels: Sequence[float]) -> list[float]:
-    """How common every label is, one number per label that occurs."""
+    """The share of each label, one number per distinct label."""
     return [count / len(labels) for count in Counter(labels).values()]
 
 
@@ -41,11 +41,11 @@ class SemanticEntropy:
     """A = (r - group mean) (1 - alpha SE / log G), SE = -mean over distinct answers of log(their share) (SEED-GRPO).
 
     SEED-GRPO, arXiv:2505.12346: prompts whose answers scatter move the policy less, by `alpha` at most. That more entropy means a
-    smaller step is a reading of its linear form; the focal and exponential forms are not implemented.
+    smaller step is our reading of its linear form; the focal and exponential forms are not implemented.
     """
 
     alpha: Share = 0.02
-    """By how much, at most, an advantage shrinks."""
+    """The largest share by which an advantage shrinks."""
     pattern: str = ANSWER
     """A regular expression whose group is the answer; answers that are equal but for case and spaces are one."""
 
@@ -82,13 +82,13 @@ class Consistency:
     k: NonNegative = 5.0
     """Steepness of the sigmoid, per bit."""
     b: Number = 1.0
-    """Entropy in bits at which local and global count alike."""
+    """Entropy in bits at which local and global have equal weight."""
     discount: bool = False
     """Lower the mean reward of groups whose answers scatter before prompts are compared."""
     pattern: str = ANSWER
     """A regular expression whose group is the answer."""
     local: GroupNorm = field(default_factory=lambda: GroupNorm(eps=1e-6))
-    """How samples of a group are compared; its eps is that of the prompts too."""
+    """How samples of a group are compared; its eps is also used across prompts."""
 
     min_group_size = 2
 
@@ -132,9 +132,9 @@ class Polychromic:
     """A_i = mean over the sets of n samples that hold i of f - mean over all sets of f, f = mean reward x share of distinct
     answers (arXiv:2509.25424).
 
-    All sets of a group are looked at up to 1000, then a seeded draw of so many. A wrong answer that nobody else gave may gain:
-    that is the method. A group without a right answer gets 0. Rewards must be in [0, 1]. The text form is ours (the paper
-    branches within rollouts and uses a critic).
+    All sets of a group are evaluated if there are at most 1000, else a seeded draw of 1000. A wrong answer that no other sample
+    gave may gain: that is the method. A group without a right answer gets 0. Rewards must be in [0, 1]. The text form is ours
+    (the paper branches within rollouts and uses a critic).
     """
 
     n: Count = 4
@@ -172,7 +172,7 @@ class Polychromic:
         return torch.stack([values, labels, ids], dim=1)
 
     def sets(self, size: int, group_id: int) -> list[tuple[int, ...]]:
-        """The sets of a group of `size` samples; none where it is no larger than a set."""
+        """The sets of a group of `size` samples; none if it is no larger than a set."""
         if size <= self.n:
             return []
         if math.comb(size, self.n) <= MOST_SETS:

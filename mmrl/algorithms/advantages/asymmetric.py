@@ -1,4 +1,4 @@
-"""Right and wrong answers weighed apart, by how well the step went."""
+"""Right and wrong answers weighted differently, by how well the step went."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How far a group counts, by how common its success rate is among the prompts of the step."""
+"""How much a group counts, by how common its success rate is among the prompts of the step."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class BetaNorm:
 
     BNPO, arXiv:2506.02864. With m, v the mean and unbiased variance of p over the prompts, c = m (1 - m) / v - 1:
     alpha = max(1, 1 + c m / 3), beta = max(1, 1 + c (1 - m) / 3). A step of one prompt has alpha = beta = 1: A = r - p. Not
-    implemented: the paper's variant that does this for every reward apart.
+    implemented: the paper's variant that does this for each reward separately.
     """
 
     max_weight: Positive = 1e6

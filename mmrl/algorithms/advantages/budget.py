@@ -20,9 +20,9 @@ class Bucket(NamedTuple):
     """How a difficulty is judged: `Bucket(2 / 3, 0.15, 2.0, 2.0, 1.0, 0.6, 1)`."""
 
     least: float
-    """The success rate from which on a prompt belongs to it."""
+    """The lowest success rate of a prompt of this difficulty."""
     margin: float
-    """Tolerance about the target, in shares of it; 1 passage at least."""
+    """Tolerance around the target, as a share of it; at least 1 passage."""
     kappa: float
     """Where the penalty turns from a square to a line, in passages."""
     temperature: float
@@ -30,7 +30,7 @@ class Bucket(NamedTuple):
     cap: float
     """Largest bonus or penalty, in coefficients."""
     wrong: float
-    """What a wrong answer gains for going on, in caps."""
+    """What a wrong answer gains for going on, as a multiple of the cap."""
     sign: int
     """1: the coefficient rises when there are more passages than the target, -1: when there are fewer."""
 
@@ -66,7 +66,7 @@ def budget_score(name: str, passages: float, target: float, right: bool, coeffic
 
 
 def passages(entropy: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"], window: int) -> Float[Tensor, "n t"]:
-    """The mean entropy of an action and of those after it, `window` in all or as many as there are; 0 where no action is."""
+    """The mean entropy of an action and those after it, `window` in all or as many as there are; 0 where there is no action."""
     kept, there = torch.where(mask, entropy, 0.0), mask.to(entropy)
     total, count = torch.zeros_like(kept), torch.zeros_like(kept)
     for ahead in range(min(window, kept.shape[1])):
@@ -77,21 +77,21 @@ def passages(entropy: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"], window: i
 
 @dataclass(frozen=True)
 class EntropyBudget(Notes, OnTop):
-    """A of r + s, s a bonus for as many uncertain passages as a prompt's difficulty allows (ARES' AEPO, code shawn0728/ARES).
+    """A of r + s, s a bonus for the number of uncertain passages that suits a prompt's difficulty (ARES' AEPO).
 
-    ARES, arXiv:2510.08457. A passage is `window` actions whose mean entropy exceeds a
+    ARES, arXiv:2510.08457, code shawn0728/ARES. A passage is `window` actions whose mean entropy exceeds a
     threshold, the running median over rows of their quantile `percentile`. The target of a difficulty (success rate from 2/3 on,
     from 1/3 on, below) is the mean number of passages in the step before; s follows `budget_score`, and its coefficient moves
     by `rate` per passage away from the target, within [0, 2]. In the code the target is this step's mean, so that the
-    coefficient never moves. Not implemented: the KL budget, of which no formula was found, the stage before.
+    coefficient never moves. Not implemented: the KL budget, for which no formula was found, and the training stage before.
     """
 
     window: Count = 4
     """Actions of a passage."""
     percentile: Share = 0.95
-    """Of a row's passages, from which on they are uncertain; ours."""
+    """Percentile of a row's passages above which they are uncertain; ours."""
     follow: BelowOne = 0.99
-    """How much of the threshold stays at a step."""
+    """Share of the threshold that is kept at each step."""
     coefficient: NonNegative = 0.5
     """Size of the bonus at the beginning of training."""
     rate: NonNegative = 0.05

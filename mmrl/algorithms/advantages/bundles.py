@@ -1,4 +1,4 @@
-"""Prompts put together to bundles, and risk measures of their scores: RiskPO."""
+"""Prompts grouped into bundles, and risk measures of their scores: RiskPO."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -13,7 +13,7 @@ from mmrl.core.types import Credit, Rollouts, Scores
 
 QUANTILES = tuple(round(0.05 * i, 2) for i in range(1, 20))
 SAME = 1e-3
-"""A deviation or a sum of leads below this is none, as in the code for deviations."""
+"""Nothing is divided by a deviation or a sum of leads below this; the paper's code does so for deviations."""
 Level = Annotated[float, Range(above=0, below=1)]
 
 
@@ -36,16 +36,16 @@ class Bundles:
     mix: NonNegative | None = 1.5
     """Weight of the tail below the lower level; None: the range measure alone."""
     rate: Positive = 0.1
-    """How fast quantiles follow."""
+    """Step size of the tracked quantiles."""
     quantiles: Literal["track", "batch", "mix"] = "track"
-    """Whose quantiles: of all steps, of the bundle, or the mean of both."""
+    """Which quantiles to use: those tracked over all steps, the bundle's own, or the mean of both."""
     share: Literal["sum_mean", "uniform", "std", "score"] = "sum_mean"
-    """How a paper's advantage goes to its samples: by r - the prompt's mean, alike, over the prompt's deviation, or 1.5 for right
-    ones and 0.5 for wrong ones."""
+    """What a sample gets of its paper's advantage. sum_mean: a part in proportion to r - the prompt's mean. uniform: all of it.
+    std: all of it over the prompt's deviation. score: 0.5 times it where r > 0, else 1.5 times."""
     baseline: bool = False
-    """With q_low - q_high inside the bracket."""
+    """True: add q_low - q_high inside the bracket."""
     most: Positive = 3.0
-    """Largest part of a paper's advantage that a sample gets, to either side; ours: without it sums near 0 make parts explode."""
+    """Largest |part| of a paper's advantage that a sample gets; ours: without it sums near 0 make parts explode."""
     eps: NonNegative = 1e-6
     """Added to deviations and levels."""
     tracked: dict[float, float] = field(default_factory=dict[float, float], init=False, compare=False, repr=False)
@@ -83,7 +83,7 @@ class Bundles:
         return value / (float(sums.std()) + self.eps if len(sums) > 1 else 1.0)
 
     def quantile(self, level: float, sums: Tensor) -> float:
-        """The score below which so large a share of papers lies."""
+        """The score below which this share of papers lies."""
         own, tracked = float(sums.quantile(level)), self.tracked.get(self.nearest(level), 0.0)
         return {"track": tracked, "batch": own, "mix": (own + tracked) / 2}[self.quantiles]
 
@@ -106,7 +106,7 @@ class Bundles:
         return credit * torch.where(even, torch.full_like(leads, 1 / num_prompts), part)
 
     def track(self, sums: Tensor) -> None:
-        """Let the quantiles follow the scores of a step's papers."""
+        """Move the tracked quantiles towards the scores of a step's papers."""
         if not len(sums):
             return
         for level in QUANTILES:

@@ -36,13 +36,13 @@ class Decoupled:
     eps_mode: EpsMode = "add"
     zero_below: NonNegative = 1e-6
     """A group whose deviation of a reward is smaller, in units of its largest value where that is above 1, gets 0 for that
-    reward: two values one rounding apart would else be worth as much as two that differ. 0 is parity with code that has no
-    threshold."""
+    reward: otherwise two values one rounding error apart would count as much as two that really differ. 0 is parity with code
+    that has no threshold."""
     singleton: Singleton = "zero"
     trimmed: BelowOne = 0.0
     """Mean and deviation leave out this share of a group's rewards, the lowest (MixGRPO's trimmed_ratio)."""
     whiten: Literal["rollout", "action", "none"] = "rollout"
-    """Standardize the sum over the step: every rollout counting once, or as often as it has actions, or not at all."""
+    """Standardize the sum over the step, with every rollout counting once or once per action, or do not standardize it."""
     whiten_eps: NonNegative = 1e-4
     """Keeps the spread of the sum away from 0, in its units; `whiten_mode` says how."""
     whiten_mode: EpsMode = "add"

@@ -39,7 +39,7 @@ class EntropyControl(OnTop):
 
 @dataclass(frozen=True)
 class NoveltyBonus(OnTop):
-    """A + min(novelty (1 - eta), most A) where A > 0 and below-average likely, eta = e^(mean log p - group mean) (XRPO).
+    """A + min(novelty (1 - eta), most A) where A > 0 and eta < 1, eta = e^(mean log p - its mean over the group) (XRPO).
 
     XRPO, arXiv:2510.06672, its sharpening: right answers that the policy found unlikely count more, by `most` of their advantage.
     """
@@ -86,7 +86,7 @@ class NearEntropy(Notes, OnTop):
 
     @property
     def entropy(self) -> float:
-        """The estimate that the step before left."""
+        """The estimate from the step before."""
         return self.notes.get("entropy", 0.0)
 
     @property

@@ -1,4 +1,4 @@
-"""Credit for an expert's answer that is wanted only as long as the policy's own are rarely right."""
+"""Credit for an expert's answer, used only while the policy's own are rarely right."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -21,7 +21,7 @@ class ExpertWhereFew:
     """
 
     enough: Count = 2
-    """With this many right samples no expert is needed."""
+    """Number of right samples from which the expert's answer is not used."""
     weight: NonNegative = 1.0
     """Of the expert's log-likelihood, in units of the group's surrogate."""
     success_at: Number = 0.5

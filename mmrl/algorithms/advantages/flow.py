@@ -1,4 +1,4 @@
-"""Selections of image RL: which samples of a group train at all."""
+"""Selections used in image RL: which samples of a group train at all."""
 
 from dataclasses import dataclass, field
 from typing import Annotated

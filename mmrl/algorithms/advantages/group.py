@@ -79,7 +79,7 @@ class GroupNorm:
 class RightOrWrong:
     """A = 1[r > right_above] - share of such samples in the group, for terms that know right and wrong only (DisCO, DRPO, NFT).
 
-    Rewards of 0 and 1, or of -1 and 1, as the papers have them, are taken as they are meant; any other total is one of the two.
+    Works for rewards of 0 and 1 or of -1 and 1, both of which the papers use; any other total counts as one of the two.
     """
 
     right_above: Number = 0.5
@@ -128,7 +128,7 @@ class LengthBaseline:
 class PassK:
     """A = (r_max - r_second) / (deviation + eps) for the best sample of a group, 0 for the others (arXiv:2503.19595).
 
-    Ties at the top give no one anything. The pass@k objective for k between 1 and G is not implemented: k = G.
+    With a tie at the top no sample gets anything. The pass@k objective for k between 1 and G is not implemented: k = G.
     """
 
     scale: bool = True
@@ -216,9 +216,9 @@ class MedianNorm:
     """
 
     eps: NonNegative = 1e-3
-    """Added to what is divided by, in units of the reward."""
+    """Added to the divisor, in units of the reward."""
     floor: NonNegative = 0.25
-    """Least MAD that is divided by, in units of the reward; 0 = none, as in the paper's code."""
+    """Smallest MAD to divide by, in units of the reward; 0 = none, as in the paper's code."""
 
     __post_init__ = check_ranges
     min_group_size = 3
@@ -241,7 +241,7 @@ class MedianNorm:
 
 @dataclass(frozen=True)
 class TokenAverage:
-    """A = (r - mean) / (deviation + eps) over all actions of the group, so that long answers count as often as they act (HAPO).
+    """A = (r - mean) / (deviation + eps) over all actions of the group, so that an answer counts once per action (HAPO).
 
     Code starriver030515/HAPO. The deviation of actions is the biased one. A group with an advantage of `most` or more takes rows
     in place of actions, and the unbiased deviation.
@@ -250,7 +250,7 @@ class TokenAverage:
     eps: NonNegative = 1e-6
     """Added to the deviation."""
     most: Positive = 5.0
-    """An advantage that large shows that a few actions stand against all others."""
+    """An advantage this large shows that a few actions are set against all the others."""
     min_group_size = 2
 
     __post_init__ = check_ranges

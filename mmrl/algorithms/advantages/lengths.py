@@ -1,4 +1,4 @@
-"""Groups weighed by whether thinking longer paid."""
+"""Groups weighted by whether thinking longer paid off."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -23,13 +23,13 @@ class WhereLengthPays:
     less: PositiveShare = 0.1
     """Weight of a group where length did not pay."""
     cap: Count = 4094
-    """Actions from which a wrong answer counts as cut: 4054 in the text code, 4094 in the other."""
+    """Number of actions from which a wrong answer counts as cut off: 4054 in the text code, 4094 in the other."""
     correct: str = ""
-    """The reward that says what is right; empty: the total."""
+    """The reward that decides what is right; empty: the total."""
     above: Number = 0.5
     """An answer is right where that reward is above it."""
     empty: Literal["text", "vision"] = "vision"
-    """Whose code decides about groups without a right or without a wrong answer."""
+    """Which of the two codes to follow for groups without a right or without a wrong answer."""
     eps: NonNegative = 1e-6
     """Added to the deviation, in units of the reward."""
 

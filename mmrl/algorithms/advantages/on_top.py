@@ -1,4 +1,4 @@
-"""Advantages made of another one, which is computed first."""
+"""Advantages that modify another one, which is computed first."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from mmrl.core.types import Credit, Rollouts, Scores
 
 @dataclass(frozen=True)
 class OnTop:
-    """An advantage A that is computed first, and what is made of it."""
+    """The base of advantages that compute an inner A first and modify it."""
 
     inner: GroupNorm = field(default_factory=GroupNorm)
     """The advantage A."""
@@ -28,8 +28,8 @@ class OnTop:
 class Bold(OnTop):
     """A <- (1 + gain (r - group mean)) A (HART's AP-GRPO, eq. 6).
 
-    HART, arXiv:2602.23615. The mean over a group is no longer 0. The same as weighing the surrogate, for none of its bounds
-    depends on A's size.
+    HART, arXiv:2602.23615. The mean over a group is no longer 0. This is the same as weighting the surrogate, because none of its
+    bounds depends on A's size.
     """
 
     gain: NonNegative = 0.6
@@ -45,16 +45,16 @@ class Bold(OnTop):
 
 @dataclass(frozen=True)
 class GoodTempered(OnTop):
-    """A = 1 for tempered rows with A > above, at most `most` of a step; the other tempered rows leave (AEPO, see Tempered).
+    """A = 1 for tempered rows with A > above, at most `most` of a step; the other tempered rows are dropped (AEPO, see Tempered).
 
-    Rows at the run's temperature keep the inner advantage. The code puts these rows in place of the first of the batch; here
+    Rows at the run's temperature keep the inner advantage. The paper's code replaces the first rows of the batch with these; here
     they are added.
     """
 
     above: NonNegative = 0.05
-    """What the advantage of a tempered row among its own group must exceed."""
+    """What a tempered row's advantage within its own group must exceed."""
     most: Count = 60
-    """Tempered rows that train, the earliest; the code halves it above the target."""
+    """How many tempered rows train, earliest first; the paper's code halves it above the target."""
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         credit, mask = self.inner(scores, rollouts), rollouts.action_mask

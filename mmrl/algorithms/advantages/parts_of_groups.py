@@ -24,9 +24,9 @@ class Halves:
     """
 
     by: Literal["length", "entropy"] = "length"
-    """What tells the halves apart; entropy is the mean over the actions, under the weights that sampled."""
+    """What the group is sorted by; entropy is the mean over the actions, under the weights that sampled."""
     cross: Share = 0.5
-    """The part of the comparison with the other half; at 0.5, with favour = 1 and groups of even size, A is r - group mean."""
+    """Weight of the comparison with the other half; at 0.5, with favour = 1 and groups of even size, A is r - group mean."""
     favour: Annotated[float, Range(0, high=10)] = 1.0
     """Below 1 it makes long answers (or those of low entropy) worth less against the other half; 1 favours none."""
 
@@ -65,15 +65,15 @@ class Halves:
 class Strata:
     """A = inside z of the stratum + (1 - inside) z of the group, z = (r - mean) / (deviation + eps) (Stratified GRPO).
 
-    Stratified GRPO, arXiv:2510.06214, from summaries: samples are compared with those that made as many tool calls. A stratum is
-    the number of places where `pattern` matches the completion. The paper's share `inside` was not found, 0.8 is ours; at 1 a
-    sample that is alone in its stratum never gets anything.
+    Stratified GRPO, arXiv:2510.06214, from summaries: samples are compared with those that made the same number of tool calls. A
+    stratum is the number of places where `pattern` matches the completion. The paper's value of `inside` was not found, 0.8 is
+    ours; at 1 a sample that is alone in its stratum always gets 0.
     """
 
     pattern: str = "<tool_call>"
     """A regular expression."""
     inside: Share = 0.8
-    """The part of the comparison within the stratum."""
+    """Weight of the comparison within the stratum."""
     eps: NonNegative = 1e-8
     """Added to the deviation, in units of the reward."""
 

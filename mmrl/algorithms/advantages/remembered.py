@@ -1,4 +1,4 @@
-"""Advantages that remember: a success rate or the last rewards of a prompt, or what a group was like whose rows are gone."""
+"""Advantages with memory: of a prompt's success rate or last rewards, or of a group whose rows are gone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from mmrl.core.types import Credit, Rollouts, Scores
 class AmongSeen(OnTop):
     """A = (r - mean) / (deviation + eps) over all samples a group ever had, where rows were dropped or come from earlier steps.
 
-    Elsewhere the inner advantage. It is divided as the inner one is, by the unbiased deviation or by nothing.
+    Other groups get the inner advantage. Like the inner one, this is divided by the unbiased deviation or not at all.
     """
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
@@ -40,7 +40,7 @@ class AmongSeen(OnTop):
 
 @dataclass
 class Visits:
-    """The memory of SingleStream: every prompt's evidence, and how far the policy has moved in all."""
+    """The memory of SingleStream: every prompt's evidence, and how far the policy has moved in total."""
 
     prompts: dict[str, Tracked] = field(default_factory=dict[str, Tracked])
     at: dict[str, float] = field(default_factory=dict[str, float])
@@ -53,14 +53,14 @@ class SingleStream:
     """A = whiten(r - v), v = right / (right + wrong) of the prompt before the sample; evidence fades (SPO, arXiv:2509.13232).
 
     right <- s right + r, wrong <- s wrong + 1 - r, s = 2^(-D / half) in [0.875, 0.96], D = KL since the prompt was last visited:
-    the sum over steps of the mean KL to the weights that sampled that updates saw. Prompts begin with `samples` imagined samples
-    of mean `start`, for which the paper draws 8 real ones. `half` was not found: 0.06 is ours. Rewards in [0, 1].
+    the sum over steps of the mean KL to the weights that sampled, measured in the updates. Prompts begin with `samples` imagined
+    samples of mean `start`, for which the paper draws 8 real ones. `half` was not found: 0.06 is ours. Rewards in [0, 1].
     """
 
     start: Share = 0.5
     """The rate of a prompt that was never sampled."""
     samples: Positive = 8.0
-    """How many samples that counts for."""
+    """How many samples that rate counts as."""
     half: Positive = 0.06
     """Nats after which half of the evidence would be forgotten."""
     whiten: bool = True
@@ -118,13 +118,13 @@ class PromptHistory:
     """A = (r - mean) / (deviation + eps) over the last `size` rewards of the prompt, this step's among them (DDPO).
 
     arXiv:2305.13301, code kvablack/ddpo-pytorch. A prompt with fewer than `least` rewards is compared with all rows of the step.
-    Deviations are biased. A prompt is known by its id, in the code by its text.
+    Deviations are biased. A prompt is identified by its id; the paper's code uses its text.
     """
 
     size: Count = 16
     """Rewards of a prompt that are remembered."""
     least: Count = 16
-    """Rewards from which on a prompt is compared with its own."""
+    """Fewest remembered rewards for a prompt to be compared with its own."""
     eps: NonNegative = 1e-6
     """Added to the deviation."""
     zero_below: NonNegative = 1e-6
@@ -155,7 +155,7 @@ class PromptHistory:
         return to_credit(values, keep, rollouts, scores)
 
     def compare(self, rewards: Tensor, known: Tensor) -> Tensor:
-        """Rewards (g,) against all that they are compared with (m,)."""
+        """The advantages of rewards (g,), compared with rewards (m,)."""
         mean, deviation = moments(known, ddof=0)
         if bool((known == known[0]).all()) or is_rounding(known, deviation, self.zero_below):
             return torch.zeros_like(rewards)

@@ -39,11 +39,11 @@ class Downsampled:
         return to_credit(values, keep & chosen, rollouts, scores)
 
     def compare(self, right: Tensor) -> Tensor:
-        """The advantages of the samples of a group (g,), of which 1 are right."""
+        """The advantages of the samples of a group (g,); 1 marks right ones."""
         return self.against(right, float(right.mean()), len(right))
 
     def against(self, right: Tensor, rate: float, count: int) -> Tensor:
-        """The same where `count` samples were drawn, of which a share of `rate` was right."""
+        """The same, against a group of `count` samples of which a share of `rate` was right."""
         centred = right - rate
         if not self.scale or count < 2:
             return centred

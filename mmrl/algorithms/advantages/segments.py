@@ -1,4 +1,4 @@
-"""Advantages of parts of an answer, from how much more its beginning is worth behind each of them."""
+"""Advantages of the segments of an answer: how much the value of its beginning rises over each of them."""
 
 import math
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from mmrl.core.types import Credit, Rollouts, Scores
 
 @dataclass(frozen=True)
 class SegmentGains:
-    """A = V(end of the action's segment) - V(its beginning), the last segment's end the reward; sure actions do not train (SPO).
+    """A = V(end of the action's segment) - V(its beginning), the reward at the last end; near-certain actions do not train (SPO).
 
     The chain form of arXiv:2505.23564, with the values that the planner SegmentValues finds. Actions before the first cut have
     an advantage of 0. Values are of rewards before shaping, the end of an answer is after it.
     """
 
     sure: Share = SURE
-    """The probability from which on an action is no decision."""
+    """The probability from which an action no longer counts as a decision."""
     mask: bool = True
     """Sure actions leave every count. False: they train with their segment's advantage."""
     min_group_size = 1
@@ -28,7 +28,7 @@ class SegmentGains:
     __post_init__ = check_ranges
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
-        """Raises ValueError where no planner valued the beginnings of answers."""
+        """Raises ValueError if no planner has valued the beginnings of answers."""
         totals, keep = totals_and_keep(scores)
         sure = self.sure if self.mask else math.inf
         values = torch.zeros(rollouts.action_mask.shape, dtype=torch.float64)

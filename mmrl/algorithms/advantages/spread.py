@@ -1,4 +1,4 @@
-"""Advantages of those prompts alone whose samples differ enough, by a bound that follows training."""
+"""Advantages for prompts whose samples differ enough; the bound follows training."""
 
 from dataclasses import dataclass
 
@@ -17,14 +17,14 @@ class WhereSpread(Notes, OnTop):
     """A of prompts whose total rewards deviate by share m or more, m the running mean of deviations; the others leave (RLPR).
 
     arXiv:2506.18254, its filter of prompts. m <- follow m + (1 - follow) mean over the step's prompts, from step `hold` + 1 on,
-    and prompts leave from step `start` + 1 on. Prompts with one reward or none have no deviation and count nowhere. Where all
-    prompts of a step would leave, all stay, which is ours.
+    and prompts leave from step `start` + 1 on. Prompts with one reward or none have no deviation and are left out of m. If all
+    prompts of a step would leave, all stay; this rule is ours.
     """
 
     share: NonNegative = 0.5
-    """Of the running mean."""
+    """Bound on the deviation, as a share of the running mean."""
     follow: BelowOne = 0.99
-    """How much of the running mean stays at a step."""
+    """Share of the running mean that is kept at each step."""
     hold: LargeOrNone = 5
     """First steps whose deviations do not count."""
     start: LargeOrNone = 10
@@ -46,7 +46,7 @@ class WhereSpread(Notes, OnTop):
         return Credit(credit.values, credit.keep & ~leaves, credit.actions)
 
     def learn(self, deviations: list[float]) -> float:
-        """The bound after a step whose prompts have these deviations; 0 as long as none is to leave."""
+        """The bound after a step whose prompts have these deviations; 0 while no prompt is to leave."""
         step = self.notes.get("step", 0.0) + 1
         self.notes["step"] = step
         if deviations and step > self.hold:

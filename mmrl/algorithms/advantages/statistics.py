@@ -1,4 +1,4 @@
-"""Tools of advantages: which rows count, statistics within groups, from values to Credit."""
+"""Tools for advantages: which rows count, statistics within groups, turning values into Credit."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -66,7 +66,7 @@ def moments(x: Float[Tensor, " n"], ddof: int, weights: Float[Tensor, " n"] | No
 
 
 def is_rounding(x: Float[Tensor, " n"], deviation: Tensor, below: float) -> bool:
-    """True where the deviation of x is smaller than `below` times max(1, the largest |x|): x differ only by rounding."""
+    """True if the deviation of x is below `below` times max(1, the largest |x|): the values differ only by rounding."""
     return bool(deviation < below * max(1.0, float(x.abs().max())))
 
 

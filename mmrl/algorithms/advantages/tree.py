@@ -18,14 +18,14 @@ from mmrl.runtime.tensors import within
 class TreeNorm:
     """A = (node - mean of the depth) / deviation, a node being worth the mean of its leaves (BranchGRPO, arXiv:2509.06040).
 
-    Nodes of one depth are compared within their group, and only those an action led to which trains: with TempFlow's branches
+    Nodes of one depth are compared within their group, and only those reached by an action that trains: with TempFlow's branches
     (arXiv:2508.04324) these are the branches of one step, and without shared actions it is GroupNorm. The row that owns a
     shared action must not be dropped: a leaf whose reward failed takes the edges it owns with it.
     """
 
     compared: Literal["depth", "siblings"] = "depth"
-    """depth: with all nodes of the group's depth, of several trees or trunks. siblings: with the children of the same node, so
-    that what a better start earned is not taken for what a step earned (TempFlow's seed group)."""
+    """depth: with all nodes of the same depth in the group, across trees or trunks. siblings: with the children of the same node,
+    so that a step gets no credit for a better start (TempFlow's seed group)."""
     ddof: Annotated[int, Range(0, 1)] = 1
     eps: NonNegative = 1e-8
     eps_mode: EpsMode = "add"
@@ -37,11 +37,11 @@ class TreeNorm:
     """path: a node is worth its children weighted by the softmax of their log-probabilities, layer by layer; these are
     means over dimensions, so the weights are all but equal."""
     kept_chains: PositiveShare | None = None
-    """After the last split only this part of the leaves trains, chosen by `pruning`; None: all of them."""
+    """After the last split only this share of the leaves trains, chosen by `pruning`; None: all of them."""
     pruning: Literal["extremes", "best_per_branch"] = "extremes"
-    """extremes: of every group the best and the worst leaves, half of them each, an odd one from the worst, and two at least.
-    best_per_branch: of every branch that the last split left the best leaves, one at least. The code's transitions may be
-    parts of chains, ours are whole ones; its first mode keeps the first steps of every chain (Tree.first_half_only)."""
+    """extremes: the best and the worst leaves of every group, half of each, an odd one from the worst, and at least two.
+    best_per_branch: the best leaves of every branch after the last split, at least one. The code's transitions may be parts of
+    chains, ours are whole ones; its first mode keeps the first steps of every chain (Tree.first_half_only)."""
     min_group_size: Annotated[int, Range(2, 2**20)] = 2
     """Fewest samples of a group: a smaller algorithm.group_size is refused."""
 
@@ -73,7 +73,7 @@ class TreeNorm:
         return Credit(torch.where(actions, values, 0.0), keep, actions)
 
     def _families(self, rollouts: Rollouts, t: int) -> Int[Tensor, " n"]:
-        """Equal where rows are compared after their action t."""
+        """Equal for rows that are compared with each other after their action t."""
         if self.compared == "depth":
             return rollouts.group_ids
         return first_of(torch.stack([rollouts.group_ids, rollouts.recorded[ORIGIN][:, t].long()], dim=1))
@@ -119,7 +119,7 @@ class TreeNorm:
 
 
 def node_columns(rollouts: Rollouts) -> Int[Tensor, "n t1"]:
-    """The node each row is at before its first action and after each, named by the first row that is there too."""
+    """The node each row is at before its first action and after each one, named by the first row at that node."""
     columns = [first_of(rollouts.group_ids[:, None])]
     for t in range(rollouts.action_mask.shape[1]):
         if rollouts.node_ids is None:
@@ -130,7 +130,7 @@ def node_columns(rollouts: Rollouts) -> Int[Tensor, "n t1"]:
 
 
 def first_of(names: Int[Tensor, "n k"]) -> Int[Tensor, " n"]:
-    """The first row of the same name, for every row."""
+    """For every row, the first row with the same name."""
     found, place = cast(tuple[Tensor, Tensor], cast(Any, names).unique(dim=0, return_inverse=True))
     rows = torch.arange(len(names))
     return rows.new_zeros(len(found)).scatter_reduce(0, place, rows, "amin", include_self=False)[place]

@@ -1,4 +1,4 @@
-"""Groups of wrong answers that still teach: an imagined perfect sample is counted with them."""
+"""Lets groups of wrong answers teach by counting an imagined perfect sample among them."""
 
 from dataclasses import dataclass
 

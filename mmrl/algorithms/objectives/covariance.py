@@ -17,7 +17,7 @@ from mmrl.runtime.tensors import masked_mean
 
 
 class OfTheMinibatch(Surrogate):
-    """Which actions are held back depends on all others of the minibatch, so a policy may not cut it."""
+    """Which actions are held back depends on all the others in the minibatch, so a policy may not cut it."""
 
     @property
     def scope(self) -> Scope:
@@ -79,7 +79,7 @@ class ClipCov(OfTheMinibatch):
 
     @property
     def at_first_update(self) -> str | None:
-        """Covariances stop actions there, too."""
+        """Covariances stop actions at the first update too."""
         return None
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:

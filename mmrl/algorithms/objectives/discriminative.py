@@ -33,7 +33,7 @@ class Discriminative(Surrogate):
     short: Positive | None = None
     """DRPO's lambda, in shares of `length`; None: right answers count alike."""
     length: Count | None = None
-    """What `short` measures lengths by, in actions; None: the run fills in its max_new_tokens."""
+    """The unit of `short`, in actions; None: the run fills in its max_new_tokens."""
 
     __post_init__ = check_ranges
 
@@ -74,7 +74,7 @@ class Discriminative(Surrogate):
         return actions_only(readings[LOGPROBS], mask)
 
     def _share(self, lengths: Tensor, right: Tensor) -> Float[Tensor, " n"]:
-        """w: what right rows add up to 1 with, 0 elsewhere."""
+        """w: the weights of right rows, which add up to 1; 0 elsewhere."""
         if self.short is None:
             return right / right.sum()
         if self.length is None:
@@ -94,7 +94,7 @@ class Discriminative(Surrogate):
 class TrustHinge(OldPenalty):
     """sg[max(0, beta (K - delta))] K, K = mean over the minibatch's actions of KL(old || policy) (DisCO, arXiv:2505.12366).
 
-    Nothing as long as K stays below delta; beyond, a pull that grows with the excess. "k3": ratio - 1 - log ratio; "k1": log
+    0 as long as K stays below delta; beyond it, a pull that grows with the excess. "k3": ratio - 1 - log ratio; "k1": log
     old - log policy. K is a mean over the whole minibatch, which therefore is never cut.
     """
 

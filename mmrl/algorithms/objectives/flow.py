@@ -24,15 +24,15 @@ def mean_square(a: Float[Tensor, "n t ..."], b: Float[Tensor, "n t ..."], mask: 
 class FlowKL(Penalty):
     """How far a transition is from another model's, per element: mean (mu - mu_ref)^2 / (2 S^2) in the form `true`.
 
-    no_dt divides by 2 s^2, s^2 = S^2 / (sigma - sigma') (Flow-GRPO's code: so many times smaller); mean_mse and velocity_mse
-    divide by nothing and compare means or velocities. Coefficients do not carry over from one form to another.
+    no_dt divides by 2 s^2, s^2 = S^2 / (sigma - sigma'), so it is sigma - sigma' times `true` (Flow-GRPO's code); mean_mse and
+    velocity_mse divide by nothing and compare means or velocities. Coefficients do not carry over from one form to another.
     """
 
     form: Literal["true", "no_dt", "mean_mse", "velocity_mse"] = "true"
     """true: KL divergence in nats per element. no_dt: that times sigma - sigma'. mean_mse, velocity_mse: squared distances per
     element."""
     model: Literal["ref", "ema", "old"] = "ref"
-    """Whom to stay near."""
+    """The weights to stay near."""
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -60,8 +60,8 @@ class FlowKL(Penalty):
 class RatioNorm(ProportionalToAdvantage):
     """PPO's clip of log ratio = (log policy - log old + b) S, b = mean (mu - mu_old)^2 / (2 S^2) (GRPO-Guard, arXiv:2510.22319).
 
-    It equals mean(noise * (mu - mu_old)): without the bias that keeps ratios below 1, and of one scale at all steps. Bounds are
-    those of that scale, 2e-6. Gradients become equal over steps with the importance weight InverseStep.
+    It equals mean(noise * (mu - mu_old)), which lacks the bias that keeps ratios below 1 and has the same scale at all steps.
+    Bounds are on that scale, 2e-6. The importance weight InverseStep makes gradients equal over steps.
     """
 
     low: NonNegative = 2e-6
@@ -69,7 +69,7 @@ class RatioNorm(ProportionalToAdvantage):
     high: NonNegative = 2e-6
     """The rescaled ratio counts as at most 1 + high."""
     bias: Literal["row", "batch"] = "row"
-    """batch: one b for all rows of a step, as the official code takes it by accident; then a minibatch is never cut."""
+    """batch: one b per denoising step for all rows, which the official code has by accident; then a minibatch is never cut."""
 
     __post_init__ = check_ranges
 

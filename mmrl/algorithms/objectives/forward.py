@@ -1,4 +1,4 @@
-"""Terms for samples that were noised again: no likelihood of a sampler, only velocities and what they should have been."""
+"""Terms for samples that were noised again: they need no likelihood, only velocities and their targets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class NegativeAware(Surrogate):
     clip: Positive = 5.0
     """Advantages are clamped to [-clip, clip]."""
     mode: AdvantageMode = "all"
-    """What becomes of the clamped A: as it is, its positive or negative part, 1 where A > 0 else 0, or its sign."""
+    """What the clamped A becomes: itself, its positive or negative part, 1 where A > 0 else 0, or its sign."""
     normalized: bool = True
     """True: errors of the predicted data, divided by their own mean size. False: squared errors of the velocity, as in the
     paper."""
@@ -92,9 +92,9 @@ class AdvantageMatching(ProportionalToAdvantage):
     clip: Positive = 1.0
     """The ratio counts as at least 1 - clip and at most 1 + clip."""
     off_policy: bool = False
-    """True: ratios to the weights that sampled. False: to the policy's own present weights, so that they are 1."""
+    """True: ratios to the weights that sampled. False: to the policy's own current weights, so that they are 1."""
     combine: Literal["exp_first", "sum_first"] = "exp_first"
-    """sum_first: one ratio per sample, of lp added up over its times; the gradient is then larger by their number."""
+    """sum_first: one ratio per sample, from lp summed over its times; the gradient is then larger by their number."""
 
     __post_init__ = check_ranges
 

@@ -1,4 +1,4 @@
-"""Surrogates for groups that hold the policy's own samples and given ones: other values on rows of the role `injected`."""
+"""Surrogates for groups of the policy's own samples and given ones: rows of the role `injected` get a different value."""
 
 import math
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ def rows_from_outside(batch: Batch) -> Bool[Tensor, "n 1"]:
 class WithRefinements(Clip):
     """-A p / (p + gamma) on injected rows, p the policy's probability; -A ratio on others, unclipped (Critique-GRPO).
 
-    arXiv:2506.03106. The gradient of an action is largest at p = gamma and small for rare ones. With `clipped` others are clipped
-    as in Clip. Settings of the clip do nothing without it.
+    arXiv:2506.03106. The gradient of an action is largest at p = gamma and small for rare ones. With `clipped` the other rows are
+    clipped as in Clip; without it the clip's settings do nothing.
     """
 
     gamma: NonNegative = 0.1

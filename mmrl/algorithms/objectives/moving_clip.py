@@ -1,4 +1,4 @@
-"""Clips whose range differs from action to action: around another centre than 1, or wider where the policy is unsure."""
+"""Clips whose range differs from action to action: around a centre other than 1, or wider where the policy is unsure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Actions = Float[Tensor, "n t"]
 
 
 def clip_between(difference: Actions, advantages: Actions, least: Actions, most: Actions) -> Values:
-    """-min(ratio A, clip(ratio, least, most) A), bounds by action, and its metrics."""
+    """-min(ratio A, clip(ratio, least, most) A) with bounds per action, and its metrics."""
     ratio = difference.exp()
     plain, held = -advantages * ratio, -advantages * torch.minimum(torch.maximum(ratio, least), most)
     return torch.maximum(plain, held), {"policy/clip_frac": (held > plain).to(ratio), **ratio_metrics(difference)}
@@ -29,8 +29,8 @@ def clip_between(difference: Actions, advantages: Actions, least: Actions, most:
 class MovingClip(ProportionalToAdvantage):
     """-min(ratio A, clip(ratio, c - low, c + high) A), c = policy at the step's start / old (ReMix, arXiv:2507.06892).
 
-    Of rows that were sampled in this step c is 1 and this is PPO's clip; replayed rows may move as far as others do from where
-    the step found them. The paper's range was not found: 0.2.
+    For rows sampled in this step c is 1 and this is PPO's clip; replayed rows may move just as far, but from where the step found
+    them. The paper's range was not found: 0.2.
     """
 
     low: Share = 0.2
@@ -70,11 +70,11 @@ class EntropyClip(ProportionalToAdvantage):
     high: NonNegative = 0.2
     """The ratio counts as at most 1 + high, or more where the policy is uncertain."""
     pivot: Annotated[float, Range(above=0, below=1)] = 0.8
-    """The quantile of log entropies from which on an action is uncertain."""
+    """The quantile of log entropies above which an action is uncertain."""
     widen: NonNegative = 1.0
-    """How much bounds follow u."""
+    """How strongly the bounds follow u."""
     redistribute: NonNegative = 1.0
-    """How much advantages follow u."""
+    """How strongly advantages follow u."""
     dual: Annotated[float, Range(above=1)] | None = 10.0
     """For A < 0 the value is at most -dual A."""
     sign: Literal["paper", "code"] = "paper"
@@ -116,7 +116,7 @@ class EntropyClip(ProportionalToAdvantage):
         return low, torch.where(u > 0, self.high * (1 + wide), torch.full_like(u, self.high))
 
     def redistribution(self, advantages: Actions, ratio: Actions, u: Actions) -> Actions:
-        """The advantages after uncertain actions that moved took from certain ones that did not."""
+        """The advantages, times 1 + redistribute u for uncertain actions that moved and certain ones that did not."""
         low, high = self.bounds(u)
         inside = (ratio >= 1 - low / 2) & (ratio <= 1 + high / 2)
         chosen = torch.where(u > 0, ~inside, inside)

@@ -1,4 +1,4 @@
-"""Terms for samples that other weights drew: which of them still teach, and what holds the policy near those that drew."""
+"""Terms for samples that other weights drew: which of them still teach, and what holds the policy near those weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Rec(Surrogate):
     """-A w log policy where the ratio is in range, 0 elsewhere (REC, group-relative REINFORCE off-policy, arXiv:2509.24203).
 
     Ranges: `two_sides` [1 - low, 1 + high]; `one_side` for A >= 0 only ratios up to 1 + high, for A <= 0 only ratios from 1 -
-    low; `ring` two_sides, and besides ratios up to 1 - outer_low for A >= 0 or from 1 + outer_high for A <= 0; `rollout` is
+    low; `ring` two_sides, and in addition ratios up to 1 - outer_low for A >= 0 or from 1 + outer_high for A <= 0; `rollout` is
     one_side with the ratio of the whole rollout. Unlike PPO's clip the gradient is that of log policy, not of the ratio.
     """
 
@@ -76,7 +76,7 @@ class Rec(Surrogate):
 class OldKL(OldPenalty):
     """(log policy - log old)^2, or -log policy (`forward`): what holds REC near the weights that sampled (arXiv:2509.24203).
 
-    Coefficients of the paper's regularizers are the term's own; the half of k2 is taken in, as in its code.
+    The term's coefficient is that of the paper's regularizer; as in the paper's code k2 has no factor 1/2.
     """
 
     form: Literal["k2", "forward"] = "k2"
@@ -95,10 +95,10 @@ class OldKL(OldPenalty):
 
 @dataclass(frozen=True)
 class VarianceBound(Notes, Surrogate):
-    """-ratio A + multiplier (ratio - 1)^2: the second moment of the ratio about 1 is held down (R2VPO, arXiv:2601.03320).
+    """-ratio A + multiplier (ratio - 1)^2: the second moment of the ratio about 1 is penalized (R2VPO, arXiv:2601.03320).
 
-    From two re-implementations that agree. With a rate the multiplier moves by dual ascent after every step, m <- max(0, m +
-    rate (mean (ratio - 1)^2 - bound)); rate and bound are ours, for the paper's were not found.
+    Taken from two re-implementations that agree. With a rate the multiplier moves by dual ascent after every step, m <- max(0, m
+    + rate (mean (ratio - 1)^2 - bound)); rate and bound are ours, since the paper's were not found.
     """
 
     multiplier: NonNegative = 0.04
@@ -106,13 +106,13 @@ class VarianceBound(Notes, Surrogate):
     bound: NonNegative = 0.01
     """The mean squared distance that is allowed."""
     rate: NonNegative = 0.0
-    """How fast the multiplier follows; 0: it stays."""
+    """Step size of the multiplier; 0: it stays constant."""
 
     __post_init__ = check_ranges
 
     @property
     def current(self) -> float:
-        """The multiplier now."""
+        """The current multiplier."""
         return self.notes.get("multiplier", self.multiplier)
 
     def adapt(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -133,12 +133,11 @@ def dual_step(multiplier: float, variance: float, bound: float, rate: float) -> 
 
 @dataclass(frozen=True)
 class KeepLikely(OldPenalty):
-    """[sum_t (log old - log policy) > 0] max(0, log old - log policy) in rows with A >= 0: none gets rarer (LLDS).
+    """[sum_t (log old - log policy) > 0] max(0, log old - log policy) in rows with A >= 0: keeps them from getting rarer (LLDS).
 
     LLDS, arXiv:2512.04220v2, eq. 10; for answers of one turn the gate is that of eq. 4. The gate has no gradient. The paper
     divides by the actions of rows with A >= 0, here the run's aggregation divides: a coefficient here is the paper's times the
-    share of such actions.
-    Nothing at a step's first update.
+    share of these actions. It is 0 at a step's first update.
     """
 
     @property
@@ -162,21 +161,21 @@ class KeepLikely(OldPenalty):
 class NegativeAwareText(Surrogate):
     """-w log ratio for right answers, -w log max((1 - q ratio) / (1 - q), floor) for wrong ones; q the group's success rate.
 
-    NFT for text, arXiv:2505.18116 (another method than DiffusionNFT): what is wrong trains the model of right answers by its
-    complement. w by `normalize`: none 1, linear 1 - q, deviation sqrt((1 - q) / q), under which the first update is GRPO's. The
-    floor is straight-through: values stop there, the gradient is taken at it. q is read from the advantage: right and wrong
-    answers must have A = 1 - q and A = -q, which RightOrWrong gives. The paper divides by 1000 actions: take the aggregation
-    FixedLength.
+    NFT for text, arXiv:2505.18116 (not DiffusionNFT): wrong answers train the model of right answers through its complement. w by
+    `normalize`: none 1, linear 1 - q, deviation sqrt((1 - q) / q), under which the first update is GRPO's. The floor is
+    straight-through: the value stops there, and the gradient passes as if at the floor. q is read from the advantage: right and
+    wrong answers must have A = 1 - q and A = -q, which RightOrWrong gives. The paper divides by 1000 actions: take the
+    aggregation FixedLength.
     """
 
     normalize: Literal["none", "linear", "deviation"] = "deviation"
     """How much a group counts by its success rate q: 1, 1 - q or sqrt((1 - q) / q)."""
     floor: Positive = 1.0
-    """Least proxy of a wrong answer; 1 as in the authors' script: no wrong action trains beyond the ratio 1."""
+    """Lower bound of (1 - q ratio) / (1 - q) for wrong answers; at the authors' 1 no wrong action trains beyond ratio 1."""
     level: Literal["action", "rollout"] = "action"
     """rollout: the ratio of the whole answer, the exponential of its summed log ratio, at most e^10."""
     rates: tuple[Annotated[float, Range(above=0, below=1)], Annotated[float, Range(above=0, below=1)]] = (0.02, 0.98)
-    """q is kept between these."""
+    """q is clamped to this range."""
 
     __post_init__ = check_ranges
 

@@ -1,4 +1,4 @@
-"""Penalties: what keeps the policy near the reference, or its entropy up. Importance weights never touch them."""
+"""Penalties that keep the policy near the reference, or its entropy high. Importance weights never touch them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class ReferenceKL(Penalty):
     value_clamp: Positive | None = None
     """The estimate is clamped to [-c, c]; no gradient beyond."""
     ratio_correction: Literal["none", "action", "rollout"] = "none"
-    """Multiply by the live policy / old ratio, as the actions were sampled from old (TRL 1.16 does, by default)."""
+    """Multiply by the live policy / old ratio, because the actions were sampled from old (TRL 1.16's default)."""
 
     __post_init__ = check_ranges
 

@@ -1,4 +1,4 @@
-"""Terms that ask whether the policy looks at its pictures: what it says with them against what it would say without."""
+"""Terms that check whether the policy looks at its pictures: its probabilities with them against those without."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ from mmrl.core.types import Batch, Reading
 
 @dataclass(frozen=True)
 class Perception(Penalty):
-    """-(exp(d) - d - 1), d = log old(y | masked pictures) - log policy(y | pictures): away from what is said unseen (PAPO).
+    """-(exp(d) - d - 1), d = log old(y | masked pictures) - log policy(y | pictures): away from answers given unseen (PAPO).
 
     arXiv:2507.06448. Raises actions that the pictures make likelier, lowers those they make less likely.
-    d is clamped to 20 and the value to 10, as in its code; tokens further off have no gradient. The masked
+    d is clamped to 20 and the value to 10, as in the paper's code; tokens beyond have no gradient. The masked
     reading is taken once per step, without gradient.
     """
 
@@ -41,7 +41,7 @@ class Perception(Penalty):
 
 @dataclass(frozen=True)
 class Surprise(Penalty):
-    """-log policy of the sampled actions: a positive coefficient makes the policy surer of them (PAPO, arXiv:2507.06448).
+    """-log policy of the sampled actions: a positive coefficient makes the policy more certain (PAPO, arXiv:2507.06448).
 
     PAPO calls it an entropy loss; it is a one-sample estimate of the entropy, and its gradient is not the entropy's.
     """

@@ -1,4 +1,4 @@
-"""Penalties that look at two references, or weigh one by how a rollout did."""
+"""Penalties that use two references, or weight one by how well a rollout did."""
 
 import math
 from collections.abc import Mapping
@@ -20,23 +20,23 @@ from mmrl.core.types import Batch, Reading, Scope
 class BetweenReferences(Notes, TermHooks):
     """w KL(policy || base) + (1 - w) KL(policy || weights of the step before), w falling in steps (ReMix, arXiv:2507.06892).
 
-    w(t) = max(1 - fall ceil(max(t - hold, 0) / every), least), t the training step. `previous` is the weights with which the
-    step before began. After `switch` steps the policy of then is the base, and it alone counts: set the planner's `until` to the
-    same step. The paper's coefficient was not found.
+    w(t) = max(1 - fall ceil(max(t - hold, 0) / every), least), t the training step. `previous` is the weights with which the step
+    before began. After `switch` steps the policy at that point becomes the base, and only the base counts: set the planner's
+    `until` to the same step. The paper's coefficient was not found.
     """
 
     kl: ReferenceKL = field(default_factory=ReferenceKL)
     """How a divergence is estimated."""
     hold: LargeOrNone = 50
-    """Steps in which the base alone counts."""
+    """Number of steps at the start in which only the base counts."""
     every: Large = 10
-    """Steps between two falls of w."""
+    """Steps between two decreases of w."""
     fall: Share = 0.1
-    """What w loses each time."""
+    """How much w decreases each time."""
     least: Share = 0.5
     """w never falls below."""
     switch: LargeOrNone = 100
-    """Steps after which the policy of then is the base; 0: never. 50 to 100 in the paper, but w falls from 51 on only."""
+    """Step after which the policy becomes the base; 0: never. 50 to 100 in the paper, although w only falls from 51 on."""
 
     __post_init__ = check_ranges
 
@@ -105,5 +105,5 @@ class LooserWhereGood(TermHooks):
         return actions_only(weight * kl, batch.rollouts.action_mask), metrics
 
     def weight(self, lead: Tensor) -> Tensor:
-        """The factor of the divergence, from how far a reward is above its group's mean."""
+        """The factor of the divergence, given how far a reward is above its group's mean."""
         return (1 - self.gain * lead).clamp(min=0)

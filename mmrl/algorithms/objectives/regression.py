@@ -19,9 +19,9 @@ from mmrl.runtime.tensors import within
 class AdvantageRegression(Surrogate):
     """(A_i - (rho_i - mean) / (std + eps))^2, rho_i = sum_t log policy - log old, over a group (Reg-GRPO, arXiv:2506.07464).
 
-    No clip and no minimum; nothing but a KL penalty bounds the step, for the value does not change when all rho grow alike.
-    At rho = 0, where every step starts, the gradient is -2 A / eps: plain policy gradient with a gain of 2 / eps. So it regresses
-    from the second update on the same rollouts on, as far as rho spreads by more than eps. The paper names no eps; its formula
+    No clip and no minimum; only a KL penalty bounds the step, since the value does not change when all rho grow alike. At rho =
+    0, where every step starts, the gradient is -2 A / eps: plain policy gradient with a gain of 2 / eps. So it only regresses
+    from the second update on the same rollouts, and only where rho spreads by more than eps. The paper names no eps; its formula
     has none. Groups whose advantages are all 0 have nothing to regress on and give 0.
     """
 

@@ -1,4 +1,4 @@
-"""Surrogates: what makes actions with a positive advantage more likely. Values per action, to be minimized."""
+"""Surrogates: terms that make actions with a positive advantage more likely. Values per action, to be minimized."""
 
 import math
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ Values = tuple[Float[Tensor, "n t"], dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class Reinforce(ProportionalToAdvantage):
-    """-A log policy: no ratio, so only right for the first update after sampling (REINFORCE; GPG, arXiv:2504.02546)."""
+    """-A log policy: no ratio, so only correct for the first update after sampling (REINFORCE; GPG, arXiv:2504.02546)."""
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -54,7 +54,7 @@ class Clip(ProportionalToAdvantage):
     level: Level = "action"
     """action: a ratio for every action. rollout: one for all of a rollout, the exponential of its mean log ratio."""
     token_gradient: bool = False
-    """GSPO-token: the rollout's ratio as value, each action's own gradient; needed when A differs between actions."""
+    """GSPO-token: the value is the rollout's ratio, the gradient each action's own; needed when A differs between actions."""
     delta: Annotated[float, Range(above=1)] | None = None
     """Two-sided: the unclipped ratio is at most delta, which bounds A < 0 (INTELLECT-2, arXiv:2505.07291)."""
     dual: Annotated[float, Range(above=1)] | None = None
@@ -195,9 +195,9 @@ class Vespo(ProportionalToAdvantage):
     """
 
     k_positive: NonNegative = 2.0
-    """k where A >= 0: the larger, the less a rollout counts that became unlikely."""
+    """k where A >= 0: the larger, the less a rollout counts that became less likely."""
     lambda_positive: NonNegative = 3.0
-    """lambda where A >= 0: the larger, the less a rollout counts that became likely."""
+    """lambda where A >= 0: the larger, the less a rollout counts that became more likely."""
     k_negative: NonNegative = 3.0
     """k where A < 0."""
     lambda_negative: NonNegative = 2.0
@@ -241,8 +241,8 @@ class Vespo(ProportionalToAdvantage):
 class Dppo(ProportionalToAdvantage):
     """-sg[min(ratio, truncate)] A log policy where |policy - old| in probability stays within bounds, else 0 (DPPO-TV).
 
-    arXiv:2602.04879. A > 0 stops once the probability rose by more than `high`, A <= 0 once it fell by more than `low`.
-    Not implemented: the divergences over the full vocabulary and the binary-KL variant.
+    arXiv:2602.04879. Actions with A > 0 stop training once their probability has risen by more than `high`, those with A <= 0
+    once it has fallen by more than `low`. Not implemented: the divergences over the full vocabulary and the binary-KL variant.
     """
 
     low: NonNegative = 0.2

@@ -1,4 +1,4 @@
-"""Tools of the terms: ratios between readings, masked means, and the declarations of most surrogates."""
+"""Tools for terms: ratios between readings, masked means, and the declarations of most surrogates."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -17,9 +17,9 @@ LOG_RATIO_BOUND = 20.0
 """Log-ratios are clamped to this before exp, as in verl and EasyR1 (TRL does not), so no ratio is infinite."""
 
 PLAIN = "plain REINFORCE"
-"""A surrogate of policy / old where both are the same: its gradient is that of -A log policy."""
+"""What a surrogate of policy / old is where both are the same: its gradient is that of -A log policy."""
 NOTHING = "nothing"
-"""A penalty on leaving the old policy where both are the same: it has no gradient."""
+"""What a penalty on leaving the old policy is where both are the same: it has no gradient."""
 
 
 class Surrogate(TermHooks):
@@ -43,7 +43,7 @@ class Surrogate(TermHooks):
 
 
 class ProportionalToAdvantage(Surrogate):
-    """A surrogate whose value at an action is its advantage (or its row's mean one) times something finite."""
+    """A surrogate whose value at an action is the advantage (or its mean over the row) times something finite."""
 
     @property
     def silent_without_advantage(self) -> bool:
@@ -75,7 +75,7 @@ class OldPenalty(Penalty):
 
 
 def actions_only(x: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
-    """0 where the mask is False, also where x is not finite there."""
+    """x, with 0 where the mask is False, even where x is not finite."""
     return torch.where(mask, x, 0.0)
 
 

@@ -1,1 +1,1 @@
-"""Planners choose the samples of a step, before and after seeing scores."""
+"""Planners choose what a step samples, before and after seeing scores."""

@@ -1,4 +1,4 @@
-"""The first requests of a step, kept for its later rounds. Groups come to a planner without media; these requests have them."""
+"""The first requests of a step, kept for its later rounds: the groups a planner sees have no media, these requests do."""
 
 import math
 from abc import ABC, abstractmethod
@@ -16,18 +16,18 @@ from mmrl.core.types import Group, Prompt, Request, Revision, Scores
 
 @dataclass
 class Asked:
-    """Group -> its first request, of the groups that the step has."""
+    """Group -> its first request, for the groups of the current step."""
 
     requests: dict[int, Request] = field(default_factory=dict[int, Request])
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        """A request per prompt, remembered; a step may ask several times, for fresh prompts."""
+        """One request per prompt, which is remembered; a step may call this several times, for fresh prompts."""
         requests = one_request_each(prompts, group_size, first_id, seed)
         self.requests.update({request.group_id: request for request in requests})
         return requests
 
     def forget_others(self, groups: Iterable[Group]) -> None:
-        """Keep the requests of this step's groups only, without those that it dropped."""
+        """Keep only the requests of this step's groups, except those it dropped."""
         known = {group.id for group in groups}
         for group_id in self.requests.keys() - known:
             del self.requests[group_id]
@@ -40,7 +40,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Remembering(PlannerHooks, ABC):
-    """A planner that asks for every prompt once, and may look at these requests in later rounds of the step."""
+    """A planner that samples every prompt once, and can look up these requests in later rounds of the step."""
 
     asked: Asked = field(default_factory=Asked, init=False, compare=False, repr=False)
     """This step's first requests."""
@@ -49,7 +49,7 @@ class Remembering(PlannerHooks, ABC):
         return self.asked.first(prompts, group_size, first_id, seed)
 
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
-        """Ask `look`, which is given the groups and their total rewards."""
+        """Calls `look` with the groups and their total rewards."""
         self.asked.forget_others(groups)
         totals = scores.total().double()
         rewards = {group.id: [float(total) for total in totals[group_ids == group.id]] for group in groups}
@@ -68,5 +68,5 @@ class Remembering(PlannerHooks, ABC):
 
 
 def right_ones(rewards: Iterable[float], success_at: float) -> list[bool]:
-    """Which samples reach the reward; one without a reward does not."""
+    """True for samples that reach the reward; False where the reward is missing."""
     return [not math.isnan(reward) and reward >= success_at for reward in rewards]

@@ -13,7 +13,7 @@ from mmrl.core.types import Group, Prompt, Request, Revision, Scores, Status
 
 
 def one_request_each(prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> list[Request]:
-    """A group of plain samples per prompt; its seed depends on the step's seed and the group's id alone."""
+    """One group of plain samples per prompt; its seed depends only on the step's seed and the group's id."""
     return [
         Request(prompt, group_size, group_id, seed=seed_of(seed, group_id)) for group_id, prompt in enumerate(prompts, first_id)
     ]
@@ -42,16 +42,16 @@ class Once(PlannerHooks):
 class DynamicSampling(PlannerHooks):
     """Draw new prompts until enough groups are informative: max - min of the rewards > min_spread (DAPO, arXiv:2503.14476).
 
-    Groups that are not are dropped, and so is what was drawn too much. After `max_rounds` the step trains on the groups it
+    Uninformative groups are dropped, and so are surplus ones. After `max_rounds` the step trains on the groups it
     has. The rows of a group must come in the order of its samples; only those of role `policy` are compared.
     """
 
     max_rounds: Count = 10
     """Most rounds of sampling in one step, the first one included."""
     min_spread: NonNegative = 1e-6
-    """Above 0, so that rewards which differ only by rounding do not count."""
+    """Spread that a group must exceed; above 0, so that rewards which differ only by rounding do not count."""
     reward: str | None = None
-    """Compare this reward alone instead of the weighted total: name the accuracy, or format noise keeps dead groups alive."""
+    """Compare this reward alone instead of the weighted total: name the accuracy, or format noise keeps uninformative groups."""
     oversample: Factor = 1.0
     """Fresh prompts per missing group."""
 
@@ -63,7 +63,7 @@ class DynamicSampling(PlannerHooks):
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
         """Round indices count from 0.
 
-        Raises ValueError if `reward` names no reward, or not one group is informative after the last round.
+        Raises ValueError if `reward` names no reward, or no group is informative after the last round.
         """
         rewards = self._rewards(scores)
         informative = [group.id for group in groups if self._spread(group, rewards[group_ids == group.id]) > self.min_spread]

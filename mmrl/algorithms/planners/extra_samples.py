@@ -1,6 +1,6 @@
 """Planners that sample more of the prompts that need it: until a group is mixed, where it is hard, or where it is uncertain.
 
-All samples of a prompt are one group. The groups differ in size then, so an aggregation that averages rollouts lets hard prompts
+All samples of a prompt are one group. Groups then differ in size, so an aggregation that averages rollouts lets hard prompts
 count more, which is what these methods want.
 """
 
@@ -32,7 +32,7 @@ class Again(Remembering):
 
     @abstractmethod
     def extra(self, rewards: dict[int, list[float]], round_index: int) -> dict[int, int]:
-        """Group -> how many more samples, from the total rewards that it has so far."""
+        """Group -> how many more samples to draw, given its total rewards so far."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class UntilMixed(Again):
     right: Annotated[int, Range(0, 2**20)] = 2
     """The number of right samples to reach."""
     wrong: Annotated[int, Range(0, 2**20)] = 2
-    """0: its form that only asks for a right sample."""
+    """The number of wrong samples to reach; 0: the paper's variant that only waits for right ones."""
     per_round: Count = 8
-    """Samples of a further round."""
+    """Samples drawn in each further round."""
     success_at: Number = 0.7
     """Total reward above which a sample is right."""
 
@@ -73,7 +73,7 @@ class WhereHard(Again):
     most: Count = 32
     """Samples of a prompt, both rounds: 32 in the paper's ET, 64 in its HW."""
     weigh: Literal["even", "hard"] = "even"
-    """hard: prompts that are solved rarely get still more."""
+    """hard: prompts that are rarely solved get even more samples."""
     deviation: bool = False
     """True where the advantage divides by the group's deviation."""
     success_at: Number = 0.5
@@ -88,14 +88,14 @@ class WhereHard(Again):
         return {name: self.count(rate, len(rewards[name])) for name, rate in rates.items()}
 
     def count(self, rate: float, num_samples: int) -> int:
-        """Further samples of a prompt of which `rate` of the first `num_samples` were right."""
+        """Number of further samples for a prompt with a success rate of `rate` among its first `num_samples`."""
         rate = rate or 0.5 / num_samples
         if rate >= 0.5:
             return 0
         spread = 2 * (math.sqrt(rate * (1 - rate)) if self.deviation else rate * (1 - rate))
         peak = num_samples if self.deviation else num_samples / 2
         wanted = (2 * (1 - rate) if self.weigh == "hard" else 1) * peak - num_samples * spread
-        # A bound that rounding lifts by an ulp must not cost a sample.
+        # A bound that rounding raises by one ulp must not cost a sample.
         return max(0, min(math.ceil(wanted / spread - 1e-9), self.most - num_samples))
 
 
@@ -104,15 +104,15 @@ class WhereUncertain(Again):
     """Rounds of samples for the prompts with the largest h(n) - h(n + 1) + bonus sqrt(ln(1 + T) / n) (XRPO, arXiv:2510.06672).
 
     h(n) = t s / sqrt(n) is half the t-interval of the mean reward, s its unbiased deviation, T the step's samples so far. From a
-    review of the paper; not implemented: solved examples in the prompts of groups that fail altogether.
+    review of the paper; not implemented: adding solved examples to the prompts of groups in which every sample fails.
     """
 
     max_rounds: Count = 3
     """Most rounds of sampling in one step, the first one included."""
     per_round: Count = 4
-    """Samples of a prompt that a round adds."""
+    """Samples that a round adds to a prompt."""
     prompts_per_round: Count = 4
-    """Prompts that a round adds to."""
+    """Prompts that a round adds samples to."""
     bonus: NonNegative = 1.0
     """How much prompts with few samples gain."""
     confidence: Annotated[float, Range(above=0, below=1)] = 0.95
@@ -132,7 +132,7 @@ class WhereUncertain(Again):
         return quantile * deviation / math.sqrt(count)
 
     def gain(self, rewards: Sequence[float], total: int) -> tuple[float, float]:
-        """By how much one more sample narrows the interval, and the bonus of a prompt with few samples."""
+        """How much one more sample narrows the interval, plus the bonus of a prompt with few samples."""
         count, mean = len(rewards), sum(rewards) / len(rewards)
         deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (count - 1))
         narrower = self.half_width(deviation, count) - self.half_width(deviation, count + 1)

@@ -1,4 +1,4 @@
-"""Planners of image RL: whose weights sample."""
+"""Planners for image RL: which weights sample."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from mmrl.core.types import Group, Prompt, Request, Revision, Scores
 
 @dataclass(frozen=True)
 class SampleFrom(PlannerHooks):
-    """Every prompt once, sampled under weights kept beside the policy: DiffusionNFT's old policy is an average of it."""
+    """Samples every prompt once, under weights kept alongside the live ones: DiffusionNFT's old policy is an average of them."""
 
     model: Literal["ema", "ref"] = "ema"
     """ema: the averaged weights; ref: the weights before training."""

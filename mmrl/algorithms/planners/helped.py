@@ -1,4 +1,4 @@
-"""Planners that go on from finished samples, or put an expert's beside them: refinements, early exits, traces from outside."""
+"""Planners that continue from finished samples or add an expert's: refinements, early exits, given traces."""
 
 import random
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from mmrl.core.types import Group, Prefix, Prompt, Request, Revision, Shown
 class Refinements(Remembering):
     """Every sample is refined once after a critique; the best refinement replaces the first sample (Critique-GRPO).
 
-    arXiv:2506.03106. Refinements are sampled behind the prompt, the sample and the critique, and trained behind the plain prompt;
-    the one that is kept has the role `injected`. Of equal ones the first is kept.
+    arXiv:2506.03106. Refinements are sampled after the prompt, the sample and the critique, and trained after the plain prompt;
+    the one that is kept has the role `injected`. Of equally good ones the first is kept.
     """
 
     critique: Literal["right_or_wrong", "answer"] = "answer"
-    """What a critique says: whether the sample is right, or the right answer as well."""
+    """What a critique says: only whether the sample is right, or the right answer too."""
     refine_text: str = "A first answer was:\n{sample}\n\n{critique}\n\nAnswer again, and better."
     """Goes under the prompt."""
     right_text: str = "This answer is correct."
@@ -43,7 +43,7 @@ class Refinements(Remembering):
     max_rounds = 2
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Raises ValueError for an answer that a critique cannot write down."""
+        """Raises ValueError for an answer that cannot be written into a critique."""
         for prompt in prompts:
             self.refining_prompt(prompt, "", False)
 
@@ -78,19 +78,19 @@ class Refinements(Remembering):
 
 @dataclass(frozen=True)
 class SerialExits(Remembering):
-    """One whole answer per prompt, and group_size - 1 that go on from random places of its thought (S-GRPO, arXiv:2505.07686).
+    """One whole answer per prompt, and group_size - 1 that branch off at random places in its thought (S-GRPO, arXiv:2505.07686).
 
-    The thought is cut, a text that ends it is forced, and the answer is sampled behind it. The forced text never trains. Take the
+    The thought is cut, a text that ends it is forced, and the answer is sampled after it. The forced text never trains. Take the
     shaping ExitDecay with it.
     """
 
     mark: str = "</think>"
-    """The text that ends a thought; cuts fall before it. An answer without it is cut anywhere."""
+    """The text that ends a thought; cuts lie before it. An answer without it may be cut anywhere."""
     forced: str = "\nTime is limited: answer now.\n</think>\n"
-    """The text that is forced behind a cut."""
+    """The text that is forced after a cut."""
     train_thought: bool = True
-    """The beginning of a thought trains in every answer that goes on from it as well: what is thought after the first right exit
-    then becomes rarer. False: a thought trains once, in the whole answer, which never earns most."""
+    """True: the beginning of a thought also trains in every answer that branches off it, which makes thoughts after the first
+    right exit rarer. False: a thought trains once, in the whole answer, which never earns most."""
 
     __post_init__ = check_ranges
     max_rounds = 2
@@ -103,7 +103,7 @@ class SerialExits(Remembering):
         return [replace(request, count=1) for request in requests]
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
-        """Cut every answer, and let all cuts go on."""
+        """Cut every answer, and continue from all cuts."""
         if round_index:
             return Revision()
         return Revision([request for group in groups for request in self._exits(group)])
@@ -120,7 +120,7 @@ class SerialExits(Remembering):
 
 @dataclass(frozen=True)
 class WithExpert(Once):
-    """Every prompt once, and an expert's answer beside its samples where the data has one (AHPO, arXiv:2510.08540).
+    """Samples every prompt once, and adds an expert's answer to the group where the data has one (AHPO, arXiv:2510.08540).
 
     Take the advantage ExpertWhereFew with it, which lets the expert's answer train only where
     few samples are right, and the term WithImitation. It comes in addition to the group_size samples.

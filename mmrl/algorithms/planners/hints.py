@@ -1,4 +1,4 @@
-"""Planners that show hints from a column of the data: to groups that fail altogether, or to half of every group."""
+"""Planners that show hints from a column of the data: to groups in which every sample fails, or to half of every group."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ TrainView = Literal["plain", "same"]
 
 
 def hints_of(prompt: Prompt, column: str) -> tuple[str, ...]:
-    """The hints in a column, the weakest first: of a text one, without a column none; ValueError for something else."""
+    """The hints in a column, the weakest first: a text is one hint, a missing column none; ValueError for anything else."""
     found: Any = prompt.columns.get(column) or ()
     hints = cast(Sequence[Any], (found,) if isinstance(found, str) else found)
     if not isinstance(hints, list | tuple) or not all(isinstance(hint, str) for hint in hints):
@@ -27,7 +27,7 @@ def hints_of(prompt: Prompt, column: str) -> tuple[str, ...]:
 
 
 def check_column(part: object, prompts: Sequence[Prompt], column: str, holds: str) -> None:
-    """Raise ValueError for prompts of which none has the column, or a column that holds something else than texts."""
+    """Raise ValueError if no prompt has the column, or if it holds anything but texts."""
     found = [prompt for prompt in prompts if hints_of(prompt, column)]
     if prompts and not found:
         known = sorted({name for prompt in prompts for name in prompt.columns})
@@ -44,14 +44,14 @@ def with_hint(prompt: Prompt, template: str, hint: str) -> Prompt:
 
 
 def check_template(part: object, setting: str, template: str, *marks: str) -> None:
-    """Raise ValueError for a text without the places where something goes."""
+    """Raise ValueError for a template without its placeholders."""
     missing = [mark for mark in marks if mark not in template]
     if missing:
         raise ValueError(f"{type(part).__name__}.{setting} is {template!r}: write {' and '.join(missing)} where it goes")
 
 
 def fails_altogether(rewards: Sequence[float], success_at: float) -> bool:
-    """Is no sample right, of those that have a reward? Not where none has one."""
+    """True if no sample with a reward is right; False if none has a reward."""
     return not all(map(math.isnan, rewards)) and not any(right_ones(rewards, success_at))
 
 
@@ -61,14 +61,14 @@ class Climb:
 
     hints: tuple[str, ...]
     rung: int = 0
-    """Hints that were tried so far."""
+    """Number of hints tried so far."""
     newest: int = 0
-    """The place of the first sample of the latest hint, among all of the group."""
+    """The index in the group of the first sample under the latest hint."""
 
 
 @dataclass(frozen=True)
 class HintLadder(Remembering):
-    """A group that fails altogether is sampled anew under hint 1, 2, ... until a sample is right (GHPO, SAGE, NuRL).
+    """A group in which every sample fails is sampled again under hint 1, 2, ... until a sample is right (GHPO, SAGE, NuRL).
 
     arXiv:2507.10628, arXiv:2602.03143, arXiv:2509.25666. The samples under the last hint that was tried replace the group.
     Prompts without hints stay as they are.
@@ -77,11 +77,11 @@ class HintLadder(Remembering):
     column: str = "hints"
     """The column with a prompt's hints, the weakest first, or with one text."""
     rungs: Count = 3
-    """Most hints that are tried in one step."""
+    """The most hints to try in one step."""
     cut: bool = False
     """True: the column holds one text, of which hint k shows the first k / (rungs + 1): 25, 50 and 75 % of a solution."""
     plain: Annotated[int, Range(0, 2**20)] = 0
-    """Samples of a group sampled anew that see no hint."""
+    """How many samples of a group sampled again see no hint."""
     train_view: TrainView = "same"
     """same: training reads what was sampled, the hint included; plain: the prompt without it, with old log-probabilities read
     again."""
@@ -90,7 +90,7 @@ class HintLadder(Remembering):
     success_at: Number = 0.5
     """Total reward from which a sample is right."""
     climbing: dict[int, Climb] = field(default_factory=dict[int, Climb], init=False, compare=False, repr=False)
-    """Group -> how far it is, in this step."""
+    """Group -> how far up the ladder it is in this step."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -105,7 +105,7 @@ class HintLadder(Remembering):
         check_column(self, prompts, self.column, "the solution" if self.cut else "hints, the weakest first")
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
-        """Send failing groups up the ladder, and settle those that arrive."""
+        """Move failing groups up the ladder, and settle the others."""
         if round_index == 0:
             self.climbing.clear()
             for group in groups:
@@ -123,7 +123,7 @@ class HintLadder(Remembering):
         return tuple(hint for hint in hints if hint)[: self.rungs]
 
     def climb(self, rewards: Mapping[int, Sequence[float]], round_index: int) -> Revision:
-        """The next hint for groups that still fail; of the others, all samples but the latest are dropped."""
+        """Requests under the next hint for groups that still fail; of the others only the last hint's samples are kept."""
         requests, dropped = list[Request](), set[tuple[int, int]]()
         for group_id, climb in list(self.climbing.items()):
             solved = climb.rung > 0 and any(right_ones(rewards[group_id][climb.newest :], self.success_at))
@@ -136,7 +136,7 @@ class HintLadder(Remembering):
         return Revision(requests, drop_samples=frozenset(dropped))
 
     def anew(self, group_id: int, hint: str, round_index: int) -> list[Request]:
-        """The group again under a hint, and a few samples of it without."""
+        """Requests for the group again under a hint, with a few samples without it."""
         first = self.asked.requests[group_id]
         shown, plain = with_hint(first.prompt, self.hint_text, hint), min(self.plain, first.count)
         draw = 2 * round_index + 1
@@ -157,16 +157,16 @@ class Steps:
 
 @dataclass(frozen=True)
 class Scaffold(Remembering):
-    """A sample under every hint for a group that fails altogether; the right one with the weakest hint takes a place (Scaf-GRPO).
+    """One sample per hint for a group in which every sample fails; the right one under the weakest hint is put in (Scaf-GRPO).
 
-    arXiv:2510.19807. It takes the place of the group's first sample. Hints come in one order, from the weakest: knowledge, plan
-    and steps of a solution, each in parts that add up.
+    arXiv:2510.19807. It replaces the group's first sample. Hints are ordered from the weakest: knowledge, plan and steps of a
+    solution, each in parts that build on each other.
     """
 
     column: str = "hints"
     """The column with a prompt's hints, the weakest first."""
     after: Annotated[int, Range(0, 2**20)] = 50
-    """Steps without hints, so that what training solves by itself gets none."""
+    """Number of steps at the start without hints, so that prompts which training solves by itself get none."""
     train_view: TrainView = "same"
     """same: training reads what was sampled, the hint included; plain: the prompt without it, with old log-probabilities read
     again."""
@@ -222,12 +222,12 @@ class Scaffold(Remembering):
 class BesideHint(Remembering):
     """Half of every group sees a text from a column, and all of it trains on the plain prompt (PolicyRollout, arXiv:2510.09474).
 
-    Samples under the text count as if they had been sampled without it: their old log-probabilities are read behind the plain
-    prompt. A prompt without the text is sampled plainly.
+    Samples under the text count as if they had been sampled without it: their old log-probabilities are read after the plain
+    prompt. A prompt without the text is sampled as it is.
     """
 
     column: str = "policy"
-    """The column with the text: rules that the answer follows from, which are not there later."""
+    """The column with the text: rules that the answer follows from, not available at inference."""
     hint_text: str = "{hint}"
     """Goes under the prompt of half of the samples."""
 

@@ -1,4 +1,4 @@
-"""Planners that have rows of earlier steps trained again, from a buffer that checkpoints hold."""
+"""Planners that train rows of earlier steps again, from a buffer that checkpoints hold."""
 
 import random
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from mmrl.core.types import Credit, Group, Prompt, Request, Revision, Rollouts, 
 
 @dataclass(frozen=True)
 class Replay(PlannerHooks):
-    """The buffer of rows that planners which replay share."""
+    """The buffer of rows, common to the planners that replay."""
 
     capacity: Count = 4096
     """Most rows in the buffer; the oldest leave."""
     keep_old: bool = True
-    """Ratios of replayed rows are those to the weights that sampled them; False: to the weights before the update, as if the
-    row were new."""
+    """True: ratios of replayed rows are to the weights that sampled them. False: to the weights before the update, as if the row
+    were new."""
     buffer: RowBuffer = field(init=False, compare=False, repr=False)
     seeds: list[int] = field(default_factory=list[int], init=False, compare=False, repr=False)
     """The run's seed, once it is known."""
@@ -57,10 +57,10 @@ class Replay(PlannerHooks):
 class ReplayInformative(Replay):
     """Where groups have no spread, rows of the last steps take their place, drawn with P ~ (|A| + eps)^power (SSR).
 
-    Selective sample replay of VL-Rethinker, arXiv:2504.08837; the weights are its code's, where the power is 1. As many rows
-    are drawn, with replacement, as groups without spread have, at most all that the buffer holds. A replayed row is a group of
-    its own that knows what its first group was like: take the advantage AmongSeen with it. The code refills from the rows of
-    the step under way only; the paper keeps a buffer, as here.
+    Selective sample replay of VL-Rethinker, arXiv:2504.08837; the weights are its code's, where the power is 1. As many rows are
+    drawn, with replacement, as groups without spread have, at most the size of the buffer. A replayed row is a separate group
+    that remembers the statistics of its first group: take the advantage AmongSeen with it. The code refills from the rows of the
+    step under way only; the paper keeps a buffer, as here.
     """
 
     max_age: Large = 8
@@ -83,7 +83,7 @@ class ReplayInformative(Replay):
         return Revision([self.buffer.request(kept, -1 - i, self.keep_old) for i, kept in enumerate(chosen)])
 
     def is_flat(self, totals: Tensor) -> bool:
-        """Do these samples of a group teach nothing?"""
+        """True if the rewards of these samples have no spread."""
         known = totals[~totals.isnan()]
         return len(known) > 0 and float(known.max() - known.min()) <= self.min_spread
 
@@ -96,12 +96,12 @@ class ReplayInformative(Replay):
 class ReplayGroups(Replay):
     """A share of a step's rows comes from the policies of the last `window` steps, in whole groups (ReMix, arXiv:2507.06892).
 
-    As many old groups are added as make up `share` with the new ones, drawn without replacement. Their rewards are answered
+    As many old groups are added as make up `share` with the new ones, drawn without replacement. Their stored rewards are used
     again, so that their advantages are those of their first group.
     """
 
     share: BelowOne = 0.4
-    """Of a step's groups."""
+    """Share of a step's groups that are old."""
     window: Count = 2
     """Groups of the last n steps may come back."""
     until: LargeOrNone = 0

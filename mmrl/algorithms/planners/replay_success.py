@@ -1,4 +1,4 @@
-"""A planner that puts an old success among samples that all failed."""
+"""A planner that adds an old success to a group in which all samples failed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class ReplaySuccess(Replay):
         return Revision(requests, drop_samples=frozenset(dropped))
 
     def fails(self, totals: Sequence[float]) -> bool:
-        """Did a group fail as a whole? Not one without any reward."""
+        """True if the group failed as a whole; False if none of its samples has a reward."""
         known = [total for total in totals if not isnan(total)]
         mean = sum(known) / max(1, len(known))
         deviation = (sum((total - mean) ** 2 for total in known) / max(1, len(known))) ** 0.5

@@ -1,4 +1,4 @@
-"""A planner that values the beginnings of answers by what the policy makes of them."""
+"""A planner that values the beginnings of answers by sampling continuations of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ Values = dict[tuple[int, int], tuple[tuple[int, float], ...]]
 
 @dataclass(frozen=True)
 class SegmentValues(Remembering):
-    """V(cut) = mean reward of `continuations` that go on from a cut; every `interval`-th unsure action begins behind one (SPO).
+    """V(cut) = mean reward of `continuations` that go on from a cut; a cut precedes every `interval`-th unsure action (SPO).
 
     The chain form of arXiv:2505.23564. Continuations are scored, never trained, and cost `continuations` samples per cut. A cut
     is left out where none of them has a reward. Take the advantage SegmentGains with it. Not implemented: the tree form.
@@ -26,7 +26,7 @@ class SegmentValues(Remembering):
     continuations: Count = 4
     """Samples that go on from each cut."""
     sure: Share = SURE
-    """The probability from which on an action is no decision."""
+    """The probability from which an action no longer counts as a decision."""
     cuts: dict[tuple[int, int], list[int]] = field(
         default_factory=dict[tuple[int, int], list[int]], init=False, compare=False, repr=False
     )
@@ -48,7 +48,7 @@ class SegmentValues(Remembering):
             self.cuts[name] = [cut + 1 for cut in cutpoints(row, self.interval, self.sure)]
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
-        """Let all cuts go on, then turn the continuations into values and drop them."""
+        """Sample continuations from all cuts, then turn them into values and drop them."""
         if round_index == 0:
             return Revision([request for group in groups for request in self.go_on(group)])
         values = {key: one for group in groups for key, one in self.values_of(group, rewards[group.id]).items()}

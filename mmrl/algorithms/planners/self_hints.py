@@ -1,4 +1,4 @@
-"""Planners whose hints the policy writes itself, from the solution, for prompts that it fails."""
+"""Planners whose hints are written by the policy itself, from the solution, for prompts that it fails."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def read_hints(text: str, levels: int) -> tuple[str, ...]:
 
 
 def tells_answer(hint: str, prompt: Prompt) -> bool:
-    """Does the hint hold the prompt's answer, as words of their own? Only an answer that is a text or a number can be found."""
+    """True if the hint contains the prompt's answer as separate words. Only an answer that is a text or a number can be found."""
     if not isinstance(prompt.answer, str | int | float):
         return False
     answer = answer_text(prompt).strip()
@@ -63,7 +63,7 @@ class SelfHints(HintLadder):
     column: str = "solution"
     """The column with the solution that is shown to write hints; the answer where there is none."""
     tries: Count = 3
-    """Times that hints are asked for; the first that can be read are taken."""
+    """How many times hints are requested; the first ones that can be read are used."""
     writing_text: str = WRITING
     """Goes under the prompt; {solution} and {levels} are put in, and doubled braces become single ones."""
 

@@ -1,4 +1,4 @@
-"""Prompts sampled again at another temperature, or with one for each token, to bring entropy where it is wanted."""
+"""Prompts sampled again at another temperature, or at one per token, to steer entropy."""
 
 import math
 import random
@@ -22,7 +22,7 @@ from mmrl.runtime.tensors import masked_mean
 
 @dataclass(frozen=True)
 class Tempered(Notes, PlannerHooks):
-    """A share of the prompts once more at temperature T: `hot` up to the target entropy, `cold` above it.
+    """Samples a share of the prompts once more at temperature T: `hot` up to the target entropy, `cold` above it.
 
     Arbitrary entropy policy optimization, arXiv:2510.08141, code Arbitrary-Entropy b353a05. Take the advantage
     GoodTempered with it, which trains the good ones of these rows with A = 1, and a surrogate without a clip. Entropy is the
@@ -86,7 +86,7 @@ class Heat(NamedTuple):
     amount: float = 0.0
 
     def factor(self, entropy: Float[Tensor, " *n"]) -> Float[Tensor, " *n"]:
-        """By how much a temperature is multiplied at tokens of these entropies, in nats."""
+        """The factor on the temperature of tokens with these entropies, in nats."""
         distance = (entropy.clamp(min=1e-12).log() - self.pivot) / self.deviation
         size = distance * torch.where(distance > 0, self.above, self.below)
         return 1 + self.amount * size.clamp(-1, 1)
@@ -102,15 +102,15 @@ class Heat(NamedTuple):
 class ByDoubt(Notes, Once):
     """T (1 + amount u) for every token, u in [-1, 1] how far its log entropy is from that of the step before (HAPO).
 
-    HAPO, arXiv:2509.16591, code starriver030515/HAPO. Pivot, deviation and scales are
-    those of EntropyClip, over all actions of the step before; the first step has the run's temperature alone. Noted are the
-    probabilities at the run's temperature, as in the code. With the policy's own network only, not with an engine.
+    HAPO, arXiv:2509.16591, code starriver030515/HAPO. Pivot, deviation and scales are those of EntropyClip, over all actions of
+    the step before; the first step uses the run's temperature. The recorded probabilities are those at the run's temperature, as
+    in the code. Works with the policy's own network only, not with an engine.
     """
 
     amount: Share = 0.05
-    """By how much a temperature differs at most."""
+    """Largest relative change of a temperature."""
     pivot: Annotated[float, Range(above=0, below=1)] = 0.8
-    """The quantile of log entropies from which on tokens are drawn hotter."""
+    """The quantile of log entropies above which tokens are drawn hotter."""
     sign: Literal["paper", "code"] = "paper"
     """code: tokens below the pivot are drawn hotter as well, as the released code has it."""
     heats_tokens = True

@@ -49,8 +49,8 @@ class Probed(Once):
 class WithTruth(Once):
     """group_size - 1 samples of every prompt and one made from its answer (TempSamp-R1, arXiv:2509.18056).
 
-    The given row has no probability of having been sampled: it is evaluated before the first update, as if it had been, so
-    its update is imitation weighed by its advantage. A share of the prompts asks for the answer alone.
+    The given row was never sampled, so its old log-probabilities are evaluated before the first update: its update is imitation
+    weighted by its advantage. A share of the prompts asks for the answer alone.
     """
 
     template: str = "<answer>{answer}</answer>"
@@ -117,7 +117,7 @@ class Memory:
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     """Group -> its size and seed."""
     guided: dict[int, float] = field(default_factory=dict[int, float])
-    """Groups whose prompt shows the answer -> how much worse than usual they were."""
+    """Groups that are sampled with the answer shown -> how much worse than usual they were."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class DifficultyAware(PlannerHooks):
         return Revision()
 
     def _look(self, totals: Mapping[int, list[float]]) -> Revision:
-        """Which groups were hard, which easy, against the rewards of earlier steps; then remember this step's."""
+        """Find hard and easy groups by comparison with the rewards of earlier steps, then remember this step's."""
         known, requests = self.memory, list[Request]()
         latest = list(known.rewards)
         for group_id in sorted(totals):
@@ -211,7 +211,7 @@ class DifficultyAware(PlannerHooks):
         return {"rewards": list(self.memory.rewards), "window": self.window}
 
     def load_state_dict(self, state: State) -> None:
-        """Raises ValueError when the state is of another window."""
+        """Raises ValueError when the state has another window."""
         if state["window"] != self.window:
             raise ValueError(
                 f"the checkpoint remembers {state['window']} rewards, this run {self.window}: "

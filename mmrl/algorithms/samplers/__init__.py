@@ -1,1 +1,1 @@
-"""Which prompts next."""
+"""Samplers choose the next prompts."""

@@ -1,4 +1,4 @@
-"""Which prompts next. Samplers have state: the same seed and state give the same prompts on every rank."""
+"""Samplers that choose the next prompts. They have state: the same seed and state give the same prompts on every rank."""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence

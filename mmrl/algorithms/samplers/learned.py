@@ -1,8 +1,8 @@
 """Samplers that learn from rewards which prompts, or which kinds of prompts, still teach.
 
-They keep numbers per prompt or per category, draw with them, and are given the total rewards of every prompt of a step. What is
-drawn depends on the seed, the number of draws and what was observed, so every rank draws the same and a resumed run goes on
-exactly.
+They keep statistics per prompt or per category, draw by them, and observe the total rewards of every prompt of a step. What is
+drawn depends on the seed, the number of draws and what was observed, so every rank draws the same prompts and a resumed run
+continues exactly.
 """
 
 import math
@@ -37,7 +37,7 @@ class Learning(ABC):
     prompts: Sequence[Prompt]
     seed: Seed = 0
     draws: int = field(default=0, init=False)
-    """How often was drawn."""
+    """Number of draws so far."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -54,7 +54,7 @@ class Learning(ABC):
         return random.Random(f"{self.seed}/{self.draws}")
 
     def rates(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]], at: float) -> dict[int, list[bool]]:
-        """Place of a prompt -> which of its samples were right; prompts of elsewhere are left out."""
+        """Index of a prompt -> which of its samples were right; unknown prompts are left out."""
         found: dict[int, list[bool]] = {}
         for prompt, rewards in zip(prompts, totals, strict=True):
             if prompt.id in self._places and (right := succeeded(rewards, at)):
@@ -133,7 +133,7 @@ class Bandit(Learning):
         return self.prompts[order[position]]
 
     def chances(self) -> dict[str, float]:
-        """Category -> how likely the next prompt is of it."""
+        """Category -> the probability that the next prompt comes from it."""
         if self.rule == "td":
             return softmax(self.values, self.temperature)
         everything = math.log(sum(self.seen.values()) + 1)
@@ -186,9 +186,9 @@ def advantages(rewards: Sequence[float]) -> list[float]:
 class Thompson(Learning):
     """The prompts whose p (1 - p) is largest, p drawn from Beta(right + 1, wrong + 1) with counts that fade (VADE).
 
-    VADE, arXiv:2511.18902, of which only the idea could be had: counts of a visited prompt are multiplied by `fade_visited`
-    before the step's are added, those of all others by `fade`; the score and both factors are ours. Among prompts that were
-    never drawn all are alike.
+    VADE, arXiv:2511.18902, of which only the idea was available: counts of a visited prompt are multiplied by `fade_visited`
+    before the step's are added, those of all others by `fade`; the score and both factors are ours. Prompts that were never drawn
+    all have the same distribution.
     """
 
     success_at: Number = 0.5
@@ -245,7 +245,7 @@ class VarianceAware(Learning):
     share: Share = 0.5
     """Of a draw's prompts, rounded down, that are drawn by weight."""
     momentum: BelowOne = 0.0
-    """How much of the old weight stays."""
+    """Share of the old weight that is kept."""
     success_at: Number = 0.5
     """Total reward from which a sample is right."""
     weights: list[float] = field(default_factory=list[float], init=False)
@@ -301,8 +301,8 @@ def min_max(values: Sequence[float]) -> list[float]:
 class Curriculum(Learning):
     """The prompts with column <= edges[k], k = draws // draws_per_stage: easy ones first (CRAFT-GUI, arXiv:2508.11360).
 
-    Only the idea of the paper could be had. Each stage adds harder prompts; after the last
-    stage all are drawn. Within what is open prompts come in a shuffled order, with replacement of a whole pass.
+    Only the idea of the paper was available. Each stage adds harder prompts; after the last
+    stage all are drawn. A draw takes open prompts at random, none twice as long as there are enough.
     """
 
     column: str = "difficulty"

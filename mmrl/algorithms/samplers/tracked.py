@@ -14,7 +14,7 @@ from mmrl.core.types import Prompt
 class Prioritized(Learning):
     """P(prompt) ~ sqrt(v (1 - v)) + least, v its tracked success rate (SPO, arXiv:2509.13232); no prompt twice in a draw.
 
-    The tracker is the sampler's own: v = right / (right + wrong), right <- keep right + r, wrong <- keep wrong + 1 - r, where the
+    The sampler keeps v itself: v = right / (right + wrong), right <- keep right + r, wrong <- keep wrong + 1 - r, where the
     paper's `keep` follows how far the policy has moved. Rewards in [0, 1]; others are clamped.
     """
 

@@ -1,6 +1,6 @@
-"""How several rewards become one, where adding them up is not meant: gates and minima, as shaping before the advantage.
+"""Combining several rewards other than by adding them: gates and minima, as shaping before the advantage.
 
-Adding up is Scores.total, adding up what each is worth inside its group is the advantage Decoupled.
+For plain sums see Scores.total; the advantage Decoupled adds rewards after normalizing each within its group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ from mmrl.core.types import Reading, Rollouts, Scores, Status
 class Gate:
     """r_k' = r_k g, or r_k [g >= at_least]: what a reward is worth only where another one allows it (accuracy gated by format).
 
-    Of every gated reward a column `<name>_gated` is added with its weight, and the plain one keeps none; the gate counts by
-    itself only if its own weight says so. Where the gate does not apply nothing is gated; where it failed so did what it gates.
+    Every gated reward gets a column `<name>_gated`, which takes over its weight; the gate counts by itself only through its own
+    weight. Where the gate does not apply nothing is gated; where it failed, the gated rewards fail too.
     """
 
     by: str = "format"
@@ -51,7 +51,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Minimum:
-    """r = min_k r_k over the rewards that apply: only the weakest side of an answer earns anything. Give them one scale.
+    """r = min_k r_k over the rewards that apply: only the weakest side of an answer counts. The rewards must have the same scale.
 
     A column `minimum` with weight `weight` is added, and the rewards it is made of keep none. It failed where one of them did.
     """
@@ -79,7 +79,7 @@ class Minimum:
 class Unlikeliness:
     """r_i' = r_i (1 - penalty rank_i / G), rank 0 = the least likely of its group (arXiv:2506.02355).
 
-    What the policy finds by itself earns less than what it hardly finds. Likely means the mean old log-probability of a
+    Answers that the policy finds easily earn less than those it hardly finds. Likely means the mean old log-probability of a
     rollout's actions, compared among the rows of its group that are at hand; of ties the first counts as less likely.
     Rewards of 0 stay 0.
     """

@@ -18,7 +18,7 @@ def exit_rewards(right: Bool[Tensor, " g"]) -> Float[Tensor, " g"]:
 
 
 def exit_of(sample: Sample) -> int:
-    """The token at which it leaves its thought: behind what was forced; a large number where nothing was."""
+    """The token at which a sample leaves its thought: after the forced text; a large number if none was forced."""
     return max((one.stop for one in sample.segments if one.who == "forced"), default=2**62)
 
 

@@ -1,4 +1,4 @@
-"""How likely the policy finds the true answer behind each thought of its own: a reward without a verifier."""
+"""How likely the policy finds the true answer after each of its thoughts: a reward without a verifier."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -18,8 +18,8 @@ from mmrl.runtime.tensors import masked_mean, within
 class TemporalBonus:
     """Adds `temporal`: bonus where r > correct_above, if mean r >= ratio * mean r of the probes (T-GRPO, arXiv:2503.21776).
 
-    r is one reward of a group's samples, the probes are those drawn with shuffled frames. With a single binary reward the
-    bonus vanishes when advantages are standardized: it acts beside another reward, with fractional ones, or with
+    r is one reward of a group's samples, the probes are those drawn with shuffled frames. With a single binary reward the bonus
+    vanishes when advantages are standardized: it only acts together with another reward, with fractional rewards, or with
     GroupNorm(scale="none"). Groups without probes have no bonus.
     """
 

@@ -69,7 +69,7 @@ class FixedLength(PlainWeight):
 
 @dataclass(frozen=True)
 class SequenceSum(PlainWeight):
-    """share = 1 / N: a rollout counts as much as it is long (LUSPO, arXiv:2602.05261). Shares add up to the mean length."""
+    """share = 1 / N: a rollout counts in proportion to its length (LUSPO, arXiv:2602.05261). Shares add up to the mean length."""
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         return actions(batch) / max(counts.rollouts, 1)
@@ -77,7 +77,7 @@ class SequenceSum(PlainWeight):
 
 @dataclass(frozen=True)
 class GroupSum(PlainWeight):
-    """share = 1 / (Q len_n): rollouts are averaged over their actions, added up in their group, groups averaged over.
+    """share = 1 / (Q len_n): mean over a rollout's actions, sum over its group, mean over groups.
 
     Q is the number of groups that train. For terms that compare the rollouts of a group (Discriminative). Shares add up to the
     mean group size.
@@ -90,7 +90,7 @@ class GroupSum(PlainWeight):
 
 @dataclass(frozen=True)
 class TokenSum(PlainWeight):
-    """share = 1: the sum over all actions; the learning rate must know the batch size."""
+    """share = 1: the sum over all actions; the learning rate must suit the batch size."""
 
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         return actions(batch)

@@ -19,11 +19,11 @@ ROUNDING = 1e-6
 class ConflictTokens:
     """w / max(1, number of shared tokens), w at those 0 in wrong answers and `boost` in right ones, 1 at the others (GTPO).
 
-    GTPO, arXiv:2508.03772. An answer is right if its reward is above its group's mean and wrong below, whatever its advantage
-    is made of besides. A token is shared if the same one stands at the same place of an answer of the other kind in the group,
-    counted without a gap from the beginning, and once more from the end; where both counts reach it, weights are multiplied.
-    Only the rows of the minibatch are compared. In the authors' code a mask that was not turned round miscounts such tokens;
-    here they are counted as they are weighed.
+    GTPO, arXiv:2508.03772. An answer is right if its reward is above its group's mean and wrong below, whatever else its
+    advantage is made of. A token is shared if some answer of the other kind in the group has the same token at the same position,
+    counted from the beginning without a gap, or likewise from the end; where both counts reach it, weights are multiplied. Only
+    the rows of the minibatch are compared. In the authors' code a mask that was not flipped miscounts such tokens; here the
+    tokens counted are the tokens weighted.
     """
 
     boost: NonNegative = 2.0
@@ -64,7 +64,7 @@ class ConflictTokens:
 
 
 def shared(own: Sequence[int], others: Sequence[Sequence[int]]) -> int:
-    """How many tokens from the beginning on each stand at the same place of some other row."""
+    """How many tokens from the beginning, without a gap, also occur at the same position in one of the other rows."""
     for place, token in enumerate(own):
         if not any(place < len(other) and other[place] == token for other in others):
             return place

@@ -15,9 +15,9 @@ class GroupDivergence:
     """w_t = 1 + (alpha - 1) (D_t - min D) / (max D - min D), D_t = how far a group's distributions differ there (TW-GRPO).
 
     arXiv:2505.24718. D_t = mean_g sum_v exp(d) - d - 1, d = clamp(mean over the group of log p - log p, 11), the same for all
-    rows of a group; rows that have ended count as uniform. At the first token all rows have the same distribution, so min D is
-    0. The code of the paper takes the current weights and lets a gradient through the weight; here it is the weights that
-    sampled, so in later passes it is a pass old.
+    rows of a group; rows that have ended count as uniform. At the first token all rows have the same distribution, so min D is 0.
+    The code of the paper takes the current weights and lets a gradient through the weight; here it is the weights that sampled,
+    so in later passes the values are stale.
     """
 
     alpha: NonNegative = 1.7

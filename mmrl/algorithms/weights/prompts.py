@@ -46,7 +46,7 @@ class Difficulty(PlainWeight, WeightHooks):
 
 @runtime_checkable
 class Rectangle(Protocol):
-    """A true box, as far as it is looked at here."""
+    """The part of a true box that is used here."""
 
     @property
     def area(self) -> float: ...

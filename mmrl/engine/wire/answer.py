@@ -13,11 +13,11 @@ OTHER_VERSION = "use the version of vLLM that mmrl was tried with"
 
 
 class AbortedError(Exception):
-    """The server gave up a completion: what it wrote so far is no sample, and must be drawn again."""
+    """The server gave up a completion: what it wrote so far is not a sample, and must be drawn again."""
 
 
 class EngineMismatchError(RuntimeError):
-    """The server answers as one with another model, other weights or other settings would."""
+    """The server's answer shows another model, other weights or other settings."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from mmrl.runtime.secrets import Json, hide, hide_in_json, read_secret
 
 T = TypeVar("T")
 ASK_S = 60.0
-"""Seconds for what a server answers at once."""
+"""Timeout in seconds for calls that a server answers at once."""
 IDLE_S = 2.0
 """Seconds after which an idle connection is not used again: the server hangs up after 5."""
 GENERATE = "/inference/v1/generate"
@@ -96,7 +96,7 @@ class EngineClient:
         return self.call("GET", path, None, seconds)
 
     def is_healthy(self) -> bool:
-        """Does it answer that it is well?"""
+        """True if the server reports that it is healthy."""
         try:
             self.get("/health", CONNECT_S)
         except (EngineDownError, EngineRefusedError):

@@ -13,7 +13,7 @@ MOST_ROWS = 16
 NEVER = -100.0
 """The bias of a banned token, the lowest that vLLM takes: its probability is e^-100 of what it was."""
 TOKEN_BYTES = 1024
-"""Of an answer, for a token and what it was worth: several times what vLLM takes."""
+"""Bytes of an answer per token with its log-probability: several times what vLLM uses."""
 FINAL_ONLY = 2
 """vLLM's number for one answer at the end."""
 

@@ -110,7 +110,7 @@ def check_weights(model: torch.nn.Module, model_config: ModelConfig, given: Shap
     """Compare weights that are to come with those that the engine was started with; published checkpoints may have older names.
 
     Raises:
-        ValueError: they are no whole set of the model's weights.
+        ValueError: they are not a complete set of the model's weights.
     """
     mapper: Mapper | None = getattr(model, "hf_to_vllm_mapper", None)
 

@@ -144,7 +144,7 @@ class WeightGroup:
         """Send all weights, in the order of the mapping.
 
         Args:
-            look: raises when there is no more use in waiting.
+            look: raises when waiting is no longer of any use.
         """
         for bundle in bundles([TensorFacts.of(name, weight) for name, weight in weights.items()], self.place.bundle):
             data = empty_for(bundle, torch.device("cpu"))
@@ -253,7 +253,7 @@ class Receiver:
         self.group: WeightGroup | None = None
 
     def meet(self, message: str) -> str:
-        """Go where the trainer waits and say what this worker is; what is wrong, in one sentence."""
+        """Go where the trainer waits and report this worker's card; returns what is wrong in one sentence, or nothing."""
         self.leave()
         place = Place(**json.loads(message))
         try:

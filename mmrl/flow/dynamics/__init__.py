@@ -1,6 +1,6 @@
 """How a denoising step moves: one frozen part per kind of step, and the word by which a config names it.
 
-A schedule of the user's own may put any part that answers `Stochastic` or `Solver` into its `StepPlan`s.
+A user's schedule may put any part that implements `Stochastic` or `Solver` into its `StepPlan`s.
 """
 
 from collections.abc import Callable, Mapping

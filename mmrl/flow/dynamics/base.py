@@ -1,4 +1,4 @@
-"""The questions to one step of a rollout: which Gaussian it draws from, or where it goes without one.
+"""The interface of one step of a rollout: which Gaussian it draws from, or where it goes without one.
 
 Letters: sigma and sigma' are the times before and after the step, dt = sigma' - sigma < 0, s the diffusion coefficient,
 S = s sqrt(-dt) the deviation of the noise. All arithmetic is in float32, or in float64 if the latents are.
@@ -38,7 +38,7 @@ class Gaussian:
         dims = tuple(range(1, gap.ndim))
         if not self.normalized:
             return -gap.mean(dims)
-        # Elsewhere the host would wait for the answer; audits look at the deviations of every plan before anything trains.
+        # On a GPU the host would wait for the result; audits check the deviations of every plan before anything trains.
         if self.std.device.type == "cpu" and bool((self.std == 0).any()):
             raise ValueError("a step without noise has no log-probability: train stochastic steps only")
         return -(gap.mean(dims) / (2 * self.std**2)) - self.std.log() - math.log(math.sqrt(2 * math.pi))

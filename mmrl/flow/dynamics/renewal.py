@@ -1,4 +1,4 @@
-"""Steps that draw some of their noise anew, and keep the coefficients of the path."""
+"""Steps that redraw part of their noise, and keep the coefficients of the path."""
 
 import math
 from abc import abstractmethod
@@ -14,10 +14,10 @@ from mmrl.flow.path import data_of, like_batch, noise_of
 
 @dataclass(frozen=True)
 class Renewal:
-    """mean = (1 - sigma') data + sqrt(sigma'^2 - S^2) noise: a step to sigma' that draws S of its noise anew."""
+    """mean = (1 - sigma') data + sqrt(sigma'^2 - S^2) noise: a step to sigma' that redraws S of its noise."""
 
     level: NonNegative
-    """CPS: the share of the noise that is drawn anew. DDIM: eta, as much of DDPM's noise. 0 = none, 1 = all."""
+    """CPS: the share of the noise that is redrawn. DDIM: eta, the multiple of DDPM's noise. 0 = none, 1 = all."""
 
     __post_init__ = check_ranges
     draws_at_end = False

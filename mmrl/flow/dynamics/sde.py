@@ -1,4 +1,4 @@
-"""Stochastic differential equations with the flow's own marginals; they differ in the diffusion coefficient s alone.
+"""Stochastic differential equations with the flow's own marginals; they differ only in the diffusion coefficient s.
 
 All share the Euler-Maruyama step mean = x (1 + s^2 dt / (2 sigma)) + v (1 + s^2 (1 - sigma) / (2 sigma)) dt.
 """
@@ -15,7 +15,7 @@ from mmrl.flow.dynamics.base import Gaussian, at_least_float32
 from mmrl.flow.path import like_batch
 
 ALMOST_NOISE = 0.999
-"""Tables that start a little below 1 (UniPC's, Sana's) mean noise alone all the same."""
+"""Tables that start a little below 1 (UniPC's, Sana's) still mean pure noise."""
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ class Full:
     dynamics: DynamicsName = "flow_sde"
     level: NonNegative = 0.7
     last: Literal["ode", "noisy", "trained"] = "ode"
-    """ode: it returns the predicted data, so no noise is left. noisy: drawn, never trained (Flow-GRPO's code; its noise stays
-    in the picture unless the spacing ends with a tiny step). trained: as every other step."""
+    """ode: the last step returns the predicted data, so no noise is left. noisy: it draws noise but never trains (Flow-GRPO's
+    code; the noise stays in the picture unless the spacing ends with a tiny step). trained: it is like every other step."""
     trained_steps: Count | None = None
-    """Train only the first n steps; None: all that may."""
+    """Train only the first n steps; None: all that can."""
     trained_per_row: Count | None = None
-    """Every sample trains a random choice of this many of them (DanceGRPO)."""
+    """Every sample trains this many of them, chosen at random (DanceGRPO)."""
     initial_noise: InitialNoise = "sample"
     spacing: Spacing | None = None
     truncated_timesteps: bool = False

@@ -16,7 +16,7 @@ class RandomSubset:
 
     num_steps: NumSteps = 10
     candidates: tuple[CountOrNone, ...] = (1, 2, 3, 4, 5)
-    """Steps that are chosen from, counted from 0."""
+    """Steps to choose from, counted from 0."""
     count: Count = 2
     """Noisy steps of a rollout."""
     dynamics: DynamicsName = "flow_sde"

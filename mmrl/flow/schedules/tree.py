@@ -29,7 +29,7 @@ class Tree:
     dynamics: DynamicsName = "dance_sde"
     level: NonNegative = 0.3
     last: Literal["ode", "trained"] = "trained"
-    """ode: the last step has no noise and does not train, unless it is a split. trained: it is as every other."""
+    """ode: the last step has no noise and does not train, unless it is a split. trained: it is like every other step."""
     pruned_depths: tuple[CountOrNone, ...] = ()
     """Edges that do not train, by the depth of their child (step + 1)."""
     slide_every: LargeOrNone = 0

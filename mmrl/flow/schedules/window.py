@@ -30,13 +30,13 @@ class Window:
     dynamics: DynamicsName = "flow_sde"
     level: NonNegative = 0.7
     move: Literal["progressive", "random", "decay", "exp_decay"] = "progressive"
-    """How the window moves while training goes on: one of the four ways above."""
+    """How the window moves during training: one of the four ways above."""
     dwell: Large = 25
     """Training steps that the window stays at one place, for progressive and exp_decay."""
     stride: CountOrNone = 1
     """0: the window never moves."""
     decay: tuple[CountOrNone, CountOrNone] = (10, 1)
-    """Training steps that it stays at step 0 and at `high`, for decay."""
+    """Training steps that the window stays at step 0 and at `high`, for decay."""
     low: CountOrNone = 0
     """The first step that a window may hold, counted from 0."""
     high: CountOrNone | None = None

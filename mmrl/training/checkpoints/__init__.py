@@ -1,1 +1,1 @@
-"""Whole folders of a run's state: written beside training, checked, read back."""
+"""Folders with a run's state: written while training goes on, checked, read back."""

@@ -15,7 +15,7 @@ import torch
 from mmrl.core.protocols import State
 
 FORMAT = 3
-"""One more wherever a state from before cannot be read any longer."""
+"""Incremented whenever earlier states can no longer be read."""
 LARGE = ("policy", "optimizer")
 """Parts of a state with a file of their own; all others share `rest.pt`."""
 REST = "rest.pt"
@@ -30,19 +30,19 @@ class CheckpointError(ValueError):
 
 
 class OtherFormatError(CheckpointError):
-    """A whole checkpoint that another version of mmrl wrote; those before it are no better."""
+    """A complete checkpoint that another version of mmrl wrote; earlier ones will not help either."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """manifest.json: what belongs to a checkpoint, and how to tell that it is whole."""
+    """manifest.json: what belongs to a checkpoint, and how to tell that it is complete."""
 
     step: int
     sha256: Mapping[str, str]
     """By file name."""
     bytes: Mapping[str, int]
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
-    """What the run measured at this step, as far as checkpoints are chosen by it."""
+    """The metrics of this step by which checkpoints are chosen."""
     format: int = FORMAT
 
     @classmethod
@@ -84,14 +84,14 @@ class Hashed:
         self.stream.flush()
 
     def finish(self) -> None:
-        """On disk when this returns."""
+        """Flush and sync: the file is on disk when this returns."""
         self.stream.flush()
         os.fsync(self.stream.fileno())
         self.stream.close()
 
 
 def write(folder: Path, step: int, state: State, scores: Mapping[str, float]) -> None:
-    """The state as `folder`, which appears whole or not at all; what was there before is gone when this returns.
+    """Write the state as `folder`, which appears complete or not at all; what was there before is gone when this returns.
 
     Raises:
         OSError: the disk is full or broken; nothing of the attempt is left.
@@ -133,7 +133,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def put_in_place(partial: Path, folder: Path) -> None:
-    """Give a written folder its name; one that had the name stays until then, and `tidy` finds it if this is cut short."""
+    """Give a written folder its name; a folder that had the name stays until then, and `tidy` finds it if this is interrupted."""
     old = folder.with_name(folder.name + REPLACED)
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -152,7 +152,7 @@ def delete(folder: Path) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Clear away what a killed process left: half-written folders, and half-deleted ones unless theirs was the only copy."""
+    """Clear away what a killed process left: half-written folders, and half-deleted ones unless they are the only copy."""
     for path in folder.glob(f"*{PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob(f"*{REPLACED}"):
@@ -164,7 +164,7 @@ def tidy(folder: Path) -> None:
 
 
 def looks_whole(folder: Path) -> bool:
-    """Are all files there, with their sizes? Checksums are not compared."""
+    """True if all files are there and have their sizes. Checksums are not compared."""
     try:
         listed = Manifest.read(folder)
         return all((folder / name).is_file() for name in listed.sha256) and all(

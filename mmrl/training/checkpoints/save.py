@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written beside it, found again when the last is damaged, and deleted when newer ones are safe."""
+"""Checkpoints of a run: written in the background, with older ones to go back to if the last is damaged."""
 
 import json
 import logging
@@ -34,7 +34,7 @@ log = logging.getLogger("mmrl")
 
 
 class Writer:
-    """Does one thing at a time in a thread, which the program waits for before it ends."""
+    """Runs one job at a time in a thread that the program waits for before it ends."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -47,7 +47,7 @@ class Writer:
         self._thread.start()
 
     def run(self, job: Callable[[], None]) -> None:
-        """Do it now."""
+        """Run the job in this thread."""
         try:
             job()
         except CheckpointError as error:
@@ -69,7 +69,7 @@ class Checkpoints:
     keep_every: int = 0
     """Checkpoints of steps that this divides stay for good; 0 = none."""
     keep_best: str = ""
-    """A metric, higher being better, such as eval/total: the checkpoint where it was best stays as long as it is."""
+    """A metric, higher being better, such as eval/total: the checkpoint with the best value is kept while it is the best."""
     asynchronous: bool = False
     """Written by a thread: the run waits for the copy of its state only, and for the write before, if that still goes on."""
     _writer: Writer = field(default_factory=Writer, init=False, compare=False, repr=False)
@@ -155,7 +155,7 @@ class Checkpoints:
         return read(self._path(step), Manifest.read(self._path(step)))
 
     def save_wreck(self, step: int, batch: Batch) -> Path:
-        """Keep what is needed to look at a step that gave NaN."""
+        """Save what is needed to investigate a step that gave NaN."""
         folder = self.folder / f"wreck-step-{step}"
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {"advantages": batch.advantages, "share": batch.share, "importance": batch.importance}
@@ -233,7 +233,7 @@ class Checkpoints:
         )
 
     def _retire(self) -> None:
-        """Delete what nothing keeps; damaged ones keep nothing from being deleted, and go themselves."""
+        """Delete checkpoints that no setting keeps; damaged ones count for none of the settings and are deleted too."""
         whole = [step for step in self.steps() if looks_whole(self._path(step))]
         if not self.keep or not whole:
             return

@@ -27,7 +27,7 @@ class RunState:
     shuffle: torch.Generator
     collector: Collector
     watched: RewardRunner | None
-    """Of the evaluation, where it has one of its own."""
+    """The evaluation's rewards, if it has separate ones."""
     health: Stateful
     ranks: Ranks
 
@@ -93,7 +93,7 @@ def load_parts(parts: Mapping[str, Stateful], state: Mapping[str, State]) -> Non
 
 
 def remembers(function: object) -> bool:
-    """True if a reward keeps state that checkpoints should hold. A network's weights are none: they do not move."""
+    """True if a reward keeps state that checkpoints should hold. A network's weights are not such state: they do not move."""
     return isinstance(function, Stateful) and not isinstance(function, nn.Module | type)
 
 

@@ -1,4 +1,4 @@
-"""How many positions a forward and backward pass takes: as the settings say, or as many as the device has room for."""
+"""How many positions a forward and backward pass takes: as the settings say, or as many as fit the device."""
 
 import gc
 import json
@@ -20,7 +20,7 @@ from mmrl.training.stopping import TrainingStoppedError
 T = TypeVar("T")
 log = logging.getLogger("mmrl")
 START, LEAST, MOST = 2048, 64, 2**24
-"""The first size of "auto", in positions; below LEAST nothing is tried again, and beyond MOST nothing grows."""
+"""The first size of "auto", in positions; sizes below LEAST are not tried, and growth stops at MOST."""
 FILL = 0.85
 """Share of the free memory that the next size may be expected to fill."""
 BELOW = 0.75
@@ -86,7 +86,7 @@ class MicroBatches:
                 if grow:
                     self._grow()
                 return done
-            # The failed work's tensors hang on its traceback, which is gone only here.
+            # The traceback holds on to the failed work's tensors until here.
             self._shrink(message)
 
     def state_dict(self) -> State:

@@ -28,7 +28,7 @@ class Steps:
         """`3` or `3-5`, in a run of `total` steps of which `done` are done.
 
         Raises:
-            ValueError: it is neither, too long for one trace, or names steps that the run does not take any more.
+            ValueError: it is neither, too long for one trace, or names steps that this run will not take.
         """
         match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text.strip())
         if match is None:
@@ -65,7 +65,7 @@ class Profile:
         self._profiler: profile | None = None
 
     def reach(self, step: int) -> None:
-        """To be called before every step: starts before the first one wanted, ends after the last."""
+        """To be called before every step: starts recording at the first wanted step, ends after the last."""
         if self.steps is None:
             return
         if step == self.steps.first:
@@ -78,7 +78,7 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """Write what was recorded, if anything was; a disk that takes no trace does not end the run."""
+        """Write what was recorded, if anything was; a failure to write the trace does not end the run."""
         if self._recording is None or self._profiler is None:
             return
         self._recording.close()

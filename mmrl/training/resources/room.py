@@ -1,4 +1,4 @@
-"""Memory that a piece of work took at most, and how much more there is: of a GPU, or of this machine."""
+"""Peak memory of a piece of work, and how much more there is: on a GPU, or on this machine."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -48,7 +48,7 @@ class CudaRoom:
 class HostRoom:
     """The memory of this machine, or of the container, as Linux counts it; elsewhere nothing is known and nothing grows.
 
-    A machine out of memory kills instead of raising, so of what is free only half counts.
+    A machine out of memory kills the process instead of raising, so only half of what is free counts.
     """
 
     proc: Path = PROC
@@ -57,7 +57,7 @@ class HostRoom:
     _free: int = field(default=0, init=False)
 
     def begin(self) -> None:
-        # Without the right to set the peak back, it only ever rises, and growth stops sooner.
+        # Without permission to reset it, the peak only rises, and growth stops sooner.
         with suppress(OSError):
             (self.proc / "self/clear_refs").write_text("5")
         self._before, self._free = self._status("VmRSS"), self._available()

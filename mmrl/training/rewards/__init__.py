@@ -1,1 +1,1 @@
-"""Which samples are scored, how rewards are called, and what is remembered."""
+"""Scoring samples: how rewards are called, and which answers are cached."""

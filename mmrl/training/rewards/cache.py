@@ -1,4 +1,4 @@
-"""Answers given before. The key holds all a reward may look at: text, answer, columns and the media's bytes with their shape."""
+"""Cached answers. The key holds all a reward may look at: text, answer, columns and the media's bytes with their shape."""
 
 import hashlib
 import math
@@ -18,7 +18,7 @@ from mmrl.core.samples import Group, Prompt, Scored, kind_of
 
 Digest = bytes
 RawAnswer = Any
-"""What a user's reward returned, before it is looked at."""
+"""What a user's reward returned, before it is checked."""
 
 
 class NotCacheableError(TypeError):
@@ -31,11 +31,11 @@ class Known:
 
     group: Group
     keys: tuple[Digest, ...]
-    """Of its samples, or one of the whole group; empty: the group cannot be identified."""
+    """One key per sample, or one for the whole group; empty: the group cannot be identified."""
     answers: Mapping[int, RawAnswer]
-    """By the sample's place."""
+    """Known answers by the sample's index."""
     rest: Group | None
-    """What must be asked; None: nothing."""
+    """What the reward must still score; None: nothing."""
 
     def answer(self) -> list[RawAnswer]:
         return [self.answers[i] for i in range(len(self.group.samples))]
@@ -72,7 +72,7 @@ class AnswerCache:
         return Known(group, keys, known, replace(group, samples=missing) if missing else None)
 
     def learn(self, known: Known, fresh: RawAnswer) -> RawAnswer:
-        """The whole answer; what is fresh in it and usable is remembered. A broken answer is passed on as it is."""
+        """The complete answer, known and fresh; usable fresh values are remembered. A broken answer is passed on as it is."""
         assert known.rest is not None
         try:
             answers = list(fresh)
@@ -97,7 +97,7 @@ class AnswerCache:
         return {"answers": [[key.hex(), [as_numbers(answer) for answer in answers]] for key, answers in kept]}
 
     def load_state_dict(self, state: State) -> None:
-        """Remember again what there is room for."""
+        """Restore as many answers as there is room for."""
         with self._lock:
             self._answers.clear()
             self.count = 0
@@ -148,7 +148,7 @@ def digest(thing: object) -> Digest:
 
 
 def feed(update: Callable[[bytes], None], thing: object) -> None:
-    """Give every value with its type and length, so that no two inputs read alike."""
+    """Feed every value with its type and length, so that no two inputs give the same bytes."""
     head, body, inside = parts_of(thing)
     update(f"{head}:{len(body)}:{len(inside)};".encode())
     update(body)

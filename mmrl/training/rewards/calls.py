@@ -1,4 +1,4 @@
-"""How a reward is called: where, how many groups at a time, how long, how often again; and on which device it waits."""
+"""How a reward is called: where, on how many groups at a time, with which timeout and retries; and on which device it waits."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from mmrl.training.rewards.cache import AnswerCache, Known, RawAnswer
 ASYNC_LIMIT = 64
 MOST_PAUSE_S = 60.0
 NEVER_AGAIN = (RewardUnavailableError, ImportError, NotImplementedError)
-"""What another attempt cannot mend."""
+"""Exceptions that a retry cannot fix."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Transform:
 
 @dataclass
 class Meter:
-    """The cost of calling a reward since it was last asked for."""
+    """The cost of calling a reward since the last read-out."""
 
     seconds: list[float] = field(default_factory=list)
     retried: int = 0
@@ -250,7 +250,7 @@ class RewardCaller:
         raise AssertionError
 
     def _drawn_out(self, answer: RawAnswer, groups: Sequence[Group]) -> RawAnswer:
-        """The answers of a generator, of which one too many is asked for and no more: it may never end."""
+        """The answers of a generator, taken up to one too many and no further: it may never end."""
         return first_of(answer, len(groups) if self.whole_step else len(groups[0].samples))
 
     def _target(self) -> Callable[..., RawAnswer]:
@@ -338,7 +338,7 @@ def first_of(answer: RawAnswer, count: int) -> RawAnswer:
 
 
 def within(timeout_s: float, job: Callable[[], RawAnswer]) -> RawAnswer:
-    """The job's answer; TimeoutError when it takes longer, and then its thread is left behind."""
+    """The job's answer; TimeoutError when it takes longer, in which case its thread is abandoned."""
     future: Future[RawAnswer] = Future()
     device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
@@ -356,7 +356,7 @@ def within(timeout_s: float, job: Callable[[], RawAnswer]) -> RawAnswer:
 
 
 async def wait_within(answer: Awaitable[RawAnswer], timeout_s: float | None) -> RawAnswer:
-    """The answer; TimeoutError when it takes longer, also where the coroutine does not let itself be cancelled."""
+    """The answer; TimeoutError when it takes longer, even if the coroutine refuses to be cancelled."""
     task = asyncio.ensure_future(contain(answer))
     await asyncio.wait({task}, timeout=timeout_s)
     if task.done():
@@ -391,7 +391,7 @@ def nothing(group: Group) -> RawAnswer:
 
 
 def no_call(group: Group) -> Future[RawAnswer]:
-    """The same, as if it had been asked."""
+    """The same answer, as if the reward had been called."""
     future: Future[RawAnswer] = Future()
     future.set_result(nothing(group))
     return future

@@ -24,9 +24,9 @@ from mmrl.training.rewards.values import NoListError, count_of, number, values_o
 log = logging.getLogger("mmrl.rewards")
 LARGEST = torch.finfo(torch.float32).max
 OWN_METRICS = frozenset({"total", "no_spread", "completion_length", "diversity"})
-"""Names below reward/ and eval/ that rewards cannot have."""
+"""Names under reward/ and eval/ that are reserved."""
 OWN_PARTS = frozenset({"std", "failed", "na", "retried", "cached"})
-"""Names below reward/<name>/ that parts cannot have."""
+"""Names under reward/<name>/ that are reserved."""
 
 
 class RewardError(ValueError):
@@ -54,7 +54,7 @@ class NamedReward:
     __post_init__ = check_ranges
 
     def applies(self, group: Group) -> bool:
-        """Is the group's prompt of a source that it scores?"""
+        """True if the group's prompt comes from a source that it scores."""
         return not self.sources or group.prompt.source in self.sources
 
 
@@ -156,7 +156,7 @@ class RewardRunner:
         return found
 
     def close(self) -> None:
-        """End the processes of rewards that have some."""
+        """End the processes of rewards that run in processes."""
         for caller in self.callers:
             caller.close()
 
@@ -273,8 +273,8 @@ class Scoring:
         return answers
 
     def _blame(self, settled: dict[RewardCaller, list[RawAnswer]]) -> None:
-        """Settings of the process that changed while several rewards ran: put back, and as any of them may have done it, all
-        have failed.
+        """Settings of the process that changed while several rewards ran: they are restored, and since any of the rewards may
+        have done it, all count as failed.
         """
         changed = "" if self.before is None else self.before.restore()
         who = f"one of the rewards {', '.join(map(repr, self.runner.names))}" if len(settled) > 1 else "it"
@@ -304,7 +304,7 @@ class Scoring:
 
 
 def check_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer:
-    """Read an answer; a broken one of a reward that is only logged counts as failed, for it must not stop a run."""
+    """Read an answer; a broken one of a reward that is only logged counts as failed, since it must not stop a run."""
     if reward.weight != 0:
         return read_answer(reward, group, outcome)
     try:

@@ -1,4 +1,4 @@
-"""Values inside a foreign object, whose code runs when they are read. Standard library only."""
+"""Values inside a user's object, whose own code runs when they are read. Standard library only."""
 
 from collections.abc import Mapping, Sequence, Set
 from itertools import islice
@@ -15,10 +15,10 @@ class NoListError(TypeError):
 
 
 def values_of(answer: Foreign, count: int) -> list[Foreign]:
-    """The values in order, at most one more than `count`: there may be no end of them.
+    """The values in order, at most one more than `count`, because there may be no end.
 
     Raises:
-        NoListError: it has no order, or is a text: its letters are no values.
+        NoListError: it has no order, or is a text, whose letters are not values.
     """
     if isinstance(answer, str | bytes | bytearray | Mapping | Set):
         raise NoListError

@@ -1,4 +1,4 @@
-"""The alarm for reward hacking: what is trained on rises while what is only watched, or variety, falls."""
+"""The alarm for reward hacking: the trained rewards rise while a watched reward, or variety, falls."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from mmrl.training.watch.drift import drifts
 Finding = tuple[str, str]
 """A key, and a sentence about it."""
 ROUNDING = 1e-6
-"""A relative difference this small is none."""
+"""A relative difference this small counts as none."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class Alarm:
         self.best: dict[str, Evaluation] = {}
         """By watched reward, and by measure of variety."""
         self.count = 0
-        """Evaluations since the first: the best of many is so by chance in part."""
+        """Evaluations since the first: the best of many is partly so by chance."""
 
     def after_evaluation(self, now: Evaluation, first_totals: Sequence[float]) -> Iterator[Finding]:
-        """A watched reward fell, significantly and by much, while what is trained on rose.
+        """Findings that a watched reward fell, significantly and by much, while the trained rewards rose.
 
         Args:
             first_totals: reward/total of the run's first steps, which stand for the time before them.
@@ -204,7 +204,7 @@ def drift_findings(
 
 
 def were_cut_off(first: Mapping[str, list[float]]) -> bool:
-    """True if completions did not end by themselves at the start: then shorter ones are what one wants."""
+    """True if completions did not end by themselves at the start: then shorter ones are what is wanted."""
     return mean(first.get("rollout/truncated", [])) > 0.2
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 SPREADS = 3.0
-"""Values of the first steps hardly ever lie this many spreads from their median by chance."""
+"""The first steps' values are rarely this many spreads from their median by chance."""
 
 
 class Drift(NamedTuple):
@@ -35,7 +35,7 @@ def drifts(first: Mapping[str, list[float]], last: Mapping[str, list[float]], fa
     """Measures that in each of the last steps (the newer half) are `factor` times and 3 spreads from the median of the first.
 
     The spread is 1.4826 times the median distance of the first values from their median, so that one odd step does not count.
-    Pictures have none: they have as many actions as denoising steps, whatever is on them.
+    Pictures have no such drift: their actions are the denoising steps, whatever is on them.
     """
     if "train/form" not in first:
         return

@@ -17,7 +17,7 @@ Metrics = Mapping[str, float]
 
 LOG_RATIO = "rollout/log_ratio"
 LEAST_LEAP = 1e-4
-"""Mean |log ratio| that is rounding, whatever is usual: what an engine in float32 makes is a hundred times smaller."""
+"""A mean |log ratio| below this is rounding, whatever is usual: an engine in float32 makes a hundred times less."""
 LEAP = 10.0
 """The same as a multiple of what is usual. Rounding grows slowly; a cache that was not emptied costs all of an update at once."""
 USUAL_STEPS = 20
@@ -46,7 +46,7 @@ class Memory:
 
     @property
     def has_two_windows(self) -> bool:
-        """True once the last steps are others than the first."""
+        """True once the last steps no longer overlap the first."""
         return self.num_steps >= 2 * self.window
 
     def now(self, name: str) -> float:
@@ -224,7 +224,7 @@ def divergence(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
 def sampler(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
     """The sampler's log-probabilities are far from those of the weights that train, or many times as far as at the start.
 
-    Of one step: many times as far as usual.
+    In a single step: many times as far as usual.
     """
     gap, gain = seen.recent(LOG_RATIO), seen.gain(LOG_RATIO)
     remedy = (
@@ -246,7 +246,7 @@ def sampler(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
 def leaps(values: Sequence[float]) -> list[int]:
     """The places in a run's log-ratios, in their order, that leap above the median of those before, leaps left out.
 
-    The first is what rounding makes: no update came before it, so no cache can be from before one.
+    The first can only be rounding: no update came before it, so no cache can be stale.
     """
     usual: list[float] = []
     found: list[int] = []

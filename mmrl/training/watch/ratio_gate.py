@@ -1,4 +1,4 @@
-"""The gate before training: the weights that sampled must give the same log-probabilities again, or a cause is named."""
+"""The gate before training: the weights that sampled must reproduce their log-probabilities, or a cause is named."""
 
 import math
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ ENGINE_BOUNDS = (1e-4, 2e-2)
 """Largest |log ratio| in float32, and the least mean bound in coarser precision, where an engine samples."""
 EXCHANGED, KEEP_ROWS = "exchanged rows", "Every row must keep its own record: look for code that sorts, gathers or joins rows"
 EXCHANGE_SHRINKS = 100.0
-"""So much nearer must a row be to the record of another one than to its own."""
+"""How many times nearer a row must be to another row's record than to its own."""
 ENGINE_LOOKS = 4
 """Steps at whose beginning an engine is compared: caches that were not emptied show after an update only."""
 
@@ -80,7 +80,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The finding of one process; of several the worst one's counts."""
+    """The finding of one process; among several the worst counts."""
 
     worst: float
     place: str
@@ -257,14 +257,14 @@ class RatioGate:
 
 @dataclass
 class Diagnosis:
-    """The rows that differ most, and what sampler and training say of them."""
+    """The rows that differ most, with the sampler's and training's log-probabilities."""
 
     rollouts: Rollouts
     noted: Float[Tensor, "n t"]
     evaluated: Float[Tensor, "n t"]
     bounds: Bounds
     worst: float = field(init=False)
-    """What is to be explained."""
+    """The difference to explain."""
     average: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -272,7 +272,7 @@ class Diagnosis:
         self.worst, self.average = gap.worst, gap.average
 
     def ask(self, hypothesis: Hypothesis) -> str | None:
-        """A sentence if this is the cause."""
+        """A sentence if the hypothesis is the cause."""
         if hypothesis.read is None:
             return f"Likely cause: {hypothesis.cause} ({hypothesis.change}). {hypothesis.remedy}"
         try:
@@ -288,7 +288,7 @@ class Diagnosis:
         fits = self.bounds.hold(left.worst, left.average)
         shrunk = left.worst * hypothesis.shrinks <= self.worst < math.inf and left.average * hypothesis.shrinks <= self.average
         if hypothesis.control and not fits:
-            # The rows differ less among themselves than among all: no change may take credit for that.
+            # Read by themselves these rows differ less than among all: no change may take credit for that.
             self.worst, self.average = min(self.worst, left.worst), min(self.average, left.average)
             return None
         if 2 * still < int(left.compared.sum()) or not (fits or shrunk):
