@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrl.engine.server import free_port
+from tests.support.loopback import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = ("--logprobs-mode", "processed_logprobs", "--no-mm-device-do-normalize", "--enable-lora")
@@ -64,7 +64,7 @@ def engines(model: str, count: int = 1, more: Sequence[str] = FILES, port: int =
     started: list[FakeEngine] = []
     try:
         for _ in range(count):
-            port = free_port(port)
+            port = port or free_ports(1)
             words = [sys.executable, "-m", "tests.support.fake_vllm", "serve", model, "--port", str(port), *SERVE, *more]
             process = subprocess.Popen(words, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
             started.append(FakeEngine(f"http://127.0.0.1:{port}", process))

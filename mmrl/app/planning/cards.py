@@ -20,7 +20,7 @@ SHARE = 0.98
 
 
 def gigabytes_of(card: str) -> float:
-    """What a card called `card` shows, in GiB; its size may follow its name, as in A100-40.
+    """GiB that the card called `card` shows; its size may follow its name, as in A100-40.
 
     Raises ValueError for a name that is not known, and for one that was sold in several sizes without its size.
     """
