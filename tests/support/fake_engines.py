@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.loopback import free_ports
+from tests.support.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = ("--logprobs-mode", "processed_logprobs", "--no-mm-device-do-normalize", "--enable-lora")

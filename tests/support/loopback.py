@@ -2,9 +2,7 @@
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +14,7 @@ from typing import Any
 
 from mmrl.app.cluster.supervise import descendants
 from tests.support.fake_engines import make_environment
+from tests.support.ports import free_ports
 
 REWARD = """
 import time
@@ -71,22 +70,6 @@ rewards = ["{spec}"]
 port = {port}
 restarts = {restarts}
 """
-
-
-def free_ports(count: int) -> int:
-    """The first of so many neighbouring ports that are free.
-
-    They lie below those that the system gives to outgoing connections, of which one may take a port between two launches.
-    """
-    while True:
-        first = random.SystemRandom().randrange(10_000, 32_000)
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-            return first
-        except OSError:
-            continue
 
 
 @dataclass

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.cluster.supervise import Supervised, Supervisor, answers, children, training_processes
-from tests.support.loopback import free_ports
+from tests.support.ports import free_ports
 
 SERVER = """
 import sys, os
