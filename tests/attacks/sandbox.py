@@ -186,7 +186,7 @@ def attack(one: Try, folder: Path) -> str:
         raise BrokenError("started where it cannot lock")
     with target(folder) as aim:
         output = aim.attempt(one)
-    return (output.error or output.text.strip())[:100]
+    return (output.error or output.text.strip())[:100].replace(str(os.getpid()), "PARENT")
 
 
 ATTACKS = [Attack("sandbox", f"code {one.name}", partial(attack, one)) for one in TRIES]
