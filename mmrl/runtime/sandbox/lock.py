@@ -12,7 +12,7 @@ import signal
 import struct
 import sys
 
-from mmrl.runtime.sandbox.calls import ARCHITECTURE, CALLS, CLONE, CLONE3, IOCTL, MEMORY, X32
+from mmrl.runtime.sandbox.system_calls import ARCHITECTURE, CALLS, CLONE, CLONE3, IOCTL, MEMORY, X32
 
 _LANDLOCK_CREATE, _LANDLOCK_RESTRICT = 444, 446
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVILEGES = 1, 4, 22, 38

@@ -34,6 +34,25 @@ def test_landlock_alone_closes_files(version: int):
 
 
 @needs_lock
+def test_a_lock_takes_every_layer():
+    """Without the filter, which hides the others."""
+    code = (
+        "import resource\nlock.filter_calls = lock.check = lambda: print('filter or check')\n"
+        "lock.lock(1 << 30, 10, os.getppid())\n"
+        "limits = (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK)\n"
+        "print([resource.getrlimit(one) for one in limits], resource.getrlimit(resource.RLIMIT_AS)[0] > 1 << 30)\n"
+        "death = ctypes.c_int()\nlibc.prctl(2, ctypes.byref(death), 0, 0, 0)\n"
+        "print(says(open, '/etc/passwd'), 'dumpable', libc.prctl(3, 0, 0, 0, 0), 'dies by', death.value)"
+    )
+    assert program(code).stdout.splitlines() == [
+        "filter or check",
+        "filter or check",
+        "[(0, 0), (0, 0), (32, 32), (0, 0)] True",
+        "Permission denied dumpable 0 dies by 9",
+    ]
+
+
+@needs_lock
 def test_seccomp_alone_closes_files_and_the_network():
     code = (
         "lock.filter_calls()\nprint(says(os.listdir, '/'), says(open, '/etc/passwd'), says(os.mkdir, '/tmp/x'),"
