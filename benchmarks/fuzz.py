@@ -31,6 +31,7 @@ WATCHED = {
     "box": ["mmrl.answers"],
     "span": ["mmrl.answers"],
     "answer": ["mmrl.answers"],
+    "call": ["mmrl.answers"],
     "config": [
         "mmrl.app.config.run",
         "mmrl.app.toml.tables",
@@ -47,6 +48,8 @@ WORDS = {
     "span": "to until between and from frames frame % 1: 00:03.2 01:02:03 1m 20s ms hours - .. \u2013 ~ [ ] ( ) , { } start end "
     "<answer> </answer> </think> e9 1e308",
     "answer": "A B. (C) A,C and or answer is option: total = \\boxed \\frac{1}{2} % percent 1,000 1e308 / three <answer>",
+    "call": '<tool_call> </tool_call> <think> </think> {"name": "arguments": "actions": [ ] { } , : " \\ NaN 1e999 <code> '
+    "</code> ```python",
     "config": "",
     "wire": '__metadata__ mmrl {"$type":"Group"} "$tuple" "$dict" "$array" "$file" "$image" "$float" "$type" Prompt Sample Video '
     "MediaSize Box Interval dtype shape data_offsets U8 F32 BF16 I64 protocol value suffix sizes parts status values",
@@ -153,7 +156,7 @@ def body(target: str) -> Callable[[bytes], None]:
     if target == "config":
         tables = [tomllib.loads(file.read_text()) for file in sorted((ROOT / "configs").rglob("*.toml"))]
         return lambda data: config_input(properties, tables, data)
-    check = {"box": properties.boxes, "span": properties.spans, "answer": properties.answers}[target]
+    check = {"box": properties.boxes, "span": properties.spans, "answer": properties.answers, "call": properties.calls}[target]
     return lambda data: check(data.decode(errors="replace"))
 
 

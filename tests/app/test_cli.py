@@ -147,7 +147,7 @@ def test_data_is_checked_split_and_named(tmp_path: Path):
 
 def test_doctor_names_versions_and_extras():
     text = mmrl("doctor").stdout
-    for word in ("python", "torch", "transformers", "[rewards]", "disk here"):
+    for word in ("python", "torch", "transformers", "[rewards]", "disk here", "sandbox for code"):
         assert word in text
 
 

@@ -1,5 +1,6 @@
 """Properties that hold for every input, however strange: shared by the property tests here and by benchmarks/fuzz.py."""
 
+import json
 import struct
 import tempfile
 import tomllib
@@ -12,6 +13,7 @@ from mmrl.answers.block import keeps_format
 from mmrl.answers.boxes.attempts import read_attempts
 from mmrl.answers.boxes.box import SPACES, Box, giou, iou
 from mmrl.answers.boxes.parsing import parse_boxes, parse_points, says_nothing
+from mmrl.answers.calls import CallError, parse_call
 from mmrl.answers.choices import LETTERS, parse_choices
 from mmrl.answers.numbers import is_close, parse_number, regression_score, relative_accuracy
 from mmrl.answers.spans.attempts import read_spans
@@ -79,6 +81,20 @@ def answers(text: str) -> None:
         assert is_close(number, number)
     for template in ("direct", "think", "json"):
         keeps_format(text, template)
+
+
+def calls(text: str) -> None:
+    """A turn calls nothing, or a tool by a word with arguments that can be written down, or is refused with a short sentence."""
+    for form in ("tags", "json", "code"):
+        for plain in (None, ("zoom", "bbox_2d")):
+            try:
+                call = parse_call(text, form, plain)
+            except CallError as error:
+                assert 0 < len(str(error)) < 200 and str(error).isprintable()
+                continue
+            if call is not None:
+                assert call.name.isascii() and call.name.isprintable()
+                assert json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode()
 
 
 def config_text(text: str) -> None:

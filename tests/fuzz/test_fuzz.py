@@ -34,6 +34,19 @@ BOX = ("bbox_2d", '"label":', "<box>", "</box>", "<|box_start|>", "<|box_end|>",
 TIME = (" to ", "between ", " and ", "frame ", "s", " minutes", "1:", "00:03.2", "01:02:03", "start", "end", "ms", "from ")
 ANSWER = ("A", "(B)", "C.", " or ", "answer is ", "\\frac{", "}{", "\\boxed", "total =", "percent", "three", "e9")
 
+CALL = (
+    "<tool_call>",
+    "</tool_call>",
+    '{"name": "zoom"',
+    ', "arguments": {',
+    '"x":',
+    '{"actions": [',
+    '"zoom"',
+    '"\\ud800"',
+    "NaN",
+)
+CALL += ("<code>", "</code>", "```python\n", "\\u", "null", "true")
+
 
 def texts(*words: str) -> st.SearchStrategy[str]:
     """Pieces of what models write, in any order, and anything else."""
@@ -57,6 +70,12 @@ def test_spans_are_finite_and_rewards_of_them_in_range(text: str):
 @given(texts(*ANSWER))
 def test_letters_and_numbers_are_what_they_should_be(text: str):
     properties.answers(text)
+
+
+@few
+@given(texts(*CALL))
+def test_calls_are_words_with_arguments_or_are_refused(text: str):
+    properties.calls(text)
 
 
 def corners() -> st.SearchStrategy[float]:

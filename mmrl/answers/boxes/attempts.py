@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from mmrl.answers.block import Template, keeps_format
-from mmrl.answers.boxes.box import Box, Space, check_inside, extent, is_inside
+from mmrl.answers.boxes.box import Box, Space, check_inside, convert_point, extent, is_inside
 from mmrl.answers.boxes.parsing import parse_boxes, parse_points, says_nothing
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
 
@@ -111,16 +111,9 @@ def _read(prompt: Prompt, sample: Sample, truth: tuple[Box, ...], space: Space, 
     if known and not (all(is_inside(box, size) for box in boxes) and all(_fits(point, space, size) for point in points)):
         return replace(attempt, outside=True)
     predicted = tuple(box.to(common, size) for box in boxes)
-    clicks = tuple(_convert_point(point, space, common, size) for point in points)
+    clicks = tuple(convert_point(point, space, common, size) for point in points)
     return replace(attempt, predicted=predicted, points=clicks, says_nothing=says_nothing(text))
 
 
 def _fits(point: tuple[float, float], space: Space, size: MediaSize | None) -> bool:
     return all(0 <= x <= most for x, most in zip(point, extent(space, size), strict=True))
-
-
-def _convert_point(point: tuple[float, float], space: Space, target: Space, size: MediaSize | None) -> tuple[float, float]:
-    if space == target:
-        return point
-    (old_width, old_height), (width, height) = extent(space, size), extent(target, size)
-    return point[0] * width / old_width, point[1] * height / old_height

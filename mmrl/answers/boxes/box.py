@@ -99,6 +99,14 @@ class Box:
         return replace(self, x1=x1, y1=y1, x2=max(x2, round(x1 + unit, digits)), y2=max(y2, round(y1 + unit, digits)))
 
 
+def convert_point(point: tuple[float, float], space: Space, target: Space, size: MediaSize | None) -> tuple[float, float]:
+    """The point (x, y), written in `space`, as `target` writes it; ValueError if one counts pixels and the size is None."""
+    if space == target:
+        return point
+    (old_width, old_height), (width, height) = extent(space, size), extent(target, size)
+    return point[0] * width / old_width, point[1] * height / old_height
+
+
 def is_inside(box: Box, size: MediaSize | None) -> bool:
     """True if no edge of the box lies beyond the picture."""
     width, height = extent(box.space, size)

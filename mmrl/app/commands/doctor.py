@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from mmrl.app.inspect.show import columns
+from mmrl.runtime.sandbox.lock import landlock_version, missing
 
 EXTRA = re.compile(r"^([\w.-]+).*;.*extra == ['\"]([\w-]+)['\"]")
 
@@ -21,11 +22,13 @@ def diagnosis() -> str:
 def machine() -> list[tuple[str, str]]:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     disk = shutil.disk_usage(Path.cwd())
+    lacking = missing()
     return [
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         ("processor cores", str(os.cpu_count())),
         ("memory", f"{total / 2**30:.0f} GiB" if total else "unknown"),
         ("disk here", f"{disk.free / 2**30:.0f} GiB free of {disk.total / 2**30:.0f}"),
+        ("sandbox for code", f"none: {lacking}" if lacking else f"Landlock {landlock_version()} and seccomp"),
     ]
 
 

@@ -1,19 +1,4 @@
-"""Formulas of methods whose policy calls tools on its picture, which nothing runs yet: it stands here with their checks."""
-
-Corners = tuple[float, float, float, float]
-"""x1, y1, x2, y2 in pixels."""
-
-
-def crop_corners(box: Corners, width: int, height: int, least: int = 30, most_aspect: int = 100) -> Corners | None:
-    """The part of a box that lies in a picture, or None where a side is at most `least` pixels or the shape too long.
-
-    The zoom of DeepEyes (arXiv:2505.14362). Its enlargement of small boxes can never run, for they were refused before.
-    """
-    left, top, right, bottom = max(0.0, box[0]), max(0.0, box[1]), min(float(width), box[2]), min(float(height), box[3])
-    sides = right - left, bottom - top
-    if min(sides) <= least or max(sides) / min(sides) > most_aspect:
-        return None
-    return left, top, right, bottom
+"""Rewards of methods whose policy calls tools on its picture, which nothing runs yet: they stand here with their checks."""
 
 
 def zoom_reward(accuracy: float, crops: int, malformed: bool) -> float:
