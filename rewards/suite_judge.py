@@ -43,6 +43,8 @@ class SuiteJudge:
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         judge, prompt = self._judge(), group.prompt
+        if not prompt.columns.get("questions"):
+            raise ValueError(f"prompt {prompt.id!r} has no column questions, for a judge: take the data set suite")
         sources = sources_of(prompt) if prompt.media else []
         asked = [
             [Question(text, [*sources, picture], text_first=judge.text_first) for text in prompt.columns["questions"]]
