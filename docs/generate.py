@@ -377,6 +377,9 @@ were answered and which settings of the protocol were changed. In a run's config
 Texts are sampled greedily, without a system prompt or anything around the published prompt, whatever the run trained with;
 such settings may be given all the same, and are then named. Answers inside `<answer>` tags are read there; thoughts and
 blanks around an answer are left out. Official code reads the whole text.
+
+Where a model judges what was drawn, name an OpenAI-compatible server with vision: `reward.0.server.url=http://127.0.0.1:8000/v1`
+and `reward.0.server.model=NAME`. Its numbers compare with published ones only if it is the published judge, in the table below.
 """
 
 
@@ -388,17 +391,21 @@ def suites_page() -> Iterator[str]:
     yield SUITES_WORDS
     yield "| suite | measures | headline | prompts | paper | scorer |\n|---|---|---|--:|---|---|"
     for one in SUITES.values():
-        kinds = f", mean over {one.macro[0]}" if one.macro else ""
+        headline, key = next(iter(one.figures.items()))
+        kinds = f", mean over {one.macro[0]}" if one.macro else "" if isinstance(key, str) else f", mean over {len(key)} kinds"
         paper = f"[{one.paper}](https://arxiv.org/abs/{one.paper})"
         facts = [
             f"`{one.name}`",
             cell(one.measures),
-            next(iter(one.figures)) + kinds,
+            headline + kinds,
             f"{one.num_prompts:,}",
             paper,
             cell(one.exact),
         ]
         yield f"| {' | '.join(facts)} |"
+    yield "\n## Judges\n\n| suite | published with | from |\n|---|---|---|"
+    judges = ((one.name, one.judge) for one in SUITES.values() if one.judge is not None)
+    yield from (f"| `{name}` | {cell(judge.model)} | <{judge.source}> |" for name, judge in judges)
     yield "\n## Files\n\n| suite | file | from | licence |\n|---|---|---|---|"
     for one in SUITES.values():
         data = [file for file in one.files if not file.is_media]

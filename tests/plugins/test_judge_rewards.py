@@ -41,9 +41,10 @@ class Server:
                     outer.asked.append((body, dict(self.headers)))
                     outer.busy += 1
                     outer.most = max(outer.most, outer.busy)
-                *pictures, text = body["messages"][0]["content"]
-                opened = [decode(part["image_url"]["url"]) for part in pictures]
-                said = outer.answer(text["text"], opened)
+                parts = body["messages"][0]["content"]
+                opened = [decode(part["image_url"]["url"]) for part in parts if part["type"] == "image_url"]
+                [text] = [part["text"] for part in parts if part["type"] == "text"]
+                said = outer.answer(text, opened)
                 with outer.lock:
                     outer.busy -= 1
                 if isinstance(said, tuple):

@@ -117,6 +117,7 @@ NEEDS = {
     "keeps_rest": Need("a picture; the column mask helps", source),
     "toward_target": Need("a picture, and the column target with the picture to come near to", target),
     "smooth_motion": Need("nothing", package="cv2"),
+    "suite_judge": Need("a prompt of the data set suite with questions for a judge", columns("questions")),
     "vlm_judge": Need("an answer, where the template says {answer}", answer_for_judge),
     "pairwise_win_rate": Need("what its scorer needs", samples=2),
 }

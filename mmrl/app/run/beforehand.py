@@ -72,8 +72,8 @@ def look_at_scoring(
             found += look_at_reward(
                 reward, instead or function, asked, "[evaluation.data]", evaluation.num_samples, output, bool(instead)
             )
-        if missing := [sentence for part in parts_of(function) for sentence in not_ready(part)]:
-            found.append(f"is not ready: {'; '.join(missing)}")
+        if missing := what_is_missing(function):
+            found.append(missing)
         sentence = f"reward {reward.label!r} {'; and it '.join(found)}"
         if found and weighed and reward.weight:
             raise ValueError(sentence)
@@ -135,6 +135,12 @@ def parts_of(function: object) -> list[object]:
     """A reward and the rewards in its fields."""
     inside = [getattr(function, f.name, None) for f in fields(function)] if is_dataclass(function) else []
     return [function, *(part for value in inside if is_dataclass(value) and callable(value) for part in parts_of(value))]
+
+
+def what_is_missing(function: object) -> str:
+    """A phrase about the files, models and servers that a reward or those inside it miss; empty where all are there."""
+    missing = [sentence for part in parts_of(function) for sentence in not_ready(part)]
+    return f"is not ready: {'; '.join(missing)}" if missing else ""
 
 
 def not_ready(function: object) -> Iterator[str]:

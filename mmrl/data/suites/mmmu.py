@@ -2,6 +2,7 @@
 
 Prompt and rules are those of its own code. Where an answer to a multiple choice names no letter, that code draws one at random,
 and here it is wrong. Every picture is shown at its place in the text, where that code shows the first one only.
+Size: 900, as its README says, 30 of each subject.
 """
 
 import ast

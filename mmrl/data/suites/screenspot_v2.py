@@ -3,6 +3,8 @@
 Prompt and scores: those of ScreenSpot's own code (SeeClick). An answer is two numbers, a point; or four, whose middle counts; or
 `<box>(x1,y1),(x2,y2)</box>` in thousandths; with any other count of numbers it is wrong. Keys and labels of JSON, which
 that code does not read, are left aside here, so `{"point_2d": [9, 8]}` is a point. Other numbers count in the model's space.
+Sizes: 1,272 in all, as Voxel51/ScreenSpot-v2 on the hub says (its numbers of platforms are ScreenSpot's first version); 211 icons
+of mobile and 203 of web screens are the only counts that give all shares in the README of bytedance/UI-TARS.
 """
 
 import re

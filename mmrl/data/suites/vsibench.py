@@ -2,6 +2,7 @@
 
 Prompts, rules and the mean over eight tasks are those of its own code: letters by the first word, numbers by mean relative
 accuracy; the three levels of relative direction are averaged first. Blanks around an answer are left out.
+Sizes: those that TsT, the code of VSI-Bench-Debiased, lists for the original, 5,130 in all.
 """
 
 from collections.abc import Iterator

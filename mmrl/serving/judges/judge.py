@@ -13,7 +13,7 @@ from typing import Annotated
 
 from PIL import Image
 
-from mmrl.core.ranges import Count, NonNegative, Positive, Range, check_ranges
+from mmrl.core.ranges import Count, CountOrNone, NonNegative, Positive, Range, check_ranges
 from mmrl.core.samples import RewardUnavailableError, Scored
 from mmrl.runtime.fetch import BUSY, Answer, AnswerError, Request, UnreachableError, attempts, check_address, words
 from mmrl.runtime.secrets import Json, hide_in_json, read_secret
@@ -60,7 +60,7 @@ class Endpoint:
     """Temperature of the judge's sampling; 0 = greedy."""
     max_tokens: Count = 4096
     """The longest answer, thoughts included."""
-    max_side: Count = 1024
+    max_side: CountOrNone = 1024
     """Pictures are shrunk to this many pixels, shape kept; 0 = as they are."""
     picture_format: PictureFormat = "png"
     """jpeg is sent at quality 95."""
@@ -95,12 +95,14 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Question:
-    """A question to the model: pictures first, then the text."""
+    """A question to the model: pictures and a text."""
 
     text: str
     pictures: Sequence[Image.Image] = ()
     probabilities: bool = False
     """True: also ask how probable the first tokens of the answer were."""
+    text_first: bool = False
+    """True: the text stands in front of the pictures, else behind them."""
 
 
 @dataclass(frozen=True)
@@ -122,22 +124,37 @@ def ask_for_scores(endpoint: Endpoint, questions: Sequence[Question], read: Call
     Raises:
         JudgeError: all questions failed, or none can succeed.
     """
+    return ask_in_lots(endpoint, [[question] for question in questions], lambda replies: read(replies[0]))
+
+
+def ask_in_lots(
+    endpoint: Endpoint, lots: Sequence[Sequence[Question]], read: Callable[[Sequence[Reply]], Scored]
+) -> list[Scored]:
+    """Ask all questions and read a score from the answers to each lot, as `ask_for_scores`; it fails where one of them does."""
     found: list[Scored] = []
     errors: list[str] = []
-    for outcome in ask(endpoint, questions):
+    outcomes = iter(ask(endpoint, [question for lot in lots for question in lot]))
+    for lot in lots:
+        own = [next(outcomes) for _ in lot]
         try:
-            if isinstance(outcome, JudgeError):
-                raise outcome
-            scored = read(outcome)
-            found.append(Scored(scored.value, {**scored.parts, "tokens": float(outcome.tokens)}))
+            replies = [reply_of(outcome) for outcome in own]
+            scored = read(replies)
+            found.append(Scored(scored.value, {**scored.parts, "tokens": float(sum(reply.tokens for reply in replies))}))
         except JudgeError as error:
             errors.append(str(error))
             found.append(Scored(nan))
-    if errors and len(errors) == len(questions):
+    if errors and len(errors) == len(lots):
         raise JudgeError(errors[0])
     if errors:
-        log.warning("%d of %d questions to %s failed; the first: %s", len(errors), len(questions), endpoint.url, errors[0])
+        log.warning("%d of %d questions to %s failed; the first: %s", len(errors), len(lots), endpoint.url, errors[0])
     return found
+
+
+def reply_of(outcome: Reply | JudgeError) -> Reply:
+    """The reply; raises the error that stands in its place."""
+    if isinstance(outcome, JudgeError):
+        raise outcome
+    return outcome
 
 
 def ask(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | JudgeError]:
@@ -174,7 +191,7 @@ def body_of(endpoint: Endpoint, model: str, question: Question) -> dict[str, obj
     """The request's body as JSON values."""
     pictures = [data_url(picture, endpoint.max_side, endpoint.picture_format) for picture in question.pictures]
     content: list[dict[str, object]] = [{"type": "image_url", "image_url": {"url": url}} for url in pictures]
-    content.append({"type": "text", "text": question.text})
+    content.insert(0 if question.text_first else len(content), {"type": "text", "text": question.text})
     body: dict[str, object] = {
         "model": model,
         "messages": [{"role": "user", "content": content}],

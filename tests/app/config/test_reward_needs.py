@@ -16,7 +16,8 @@ WRONG = {
 }
 """Reward -> an answer that it cannot read."""
 SETTINGS = {name: {"space": "norm1000"} for name in ("iou", "giou", "point_in_box", "multi_box")} | {
-    "json_schema": {"column": "schema"}
+    "json_schema": {"column": "schema"},
+    "suite_judge": {"suite": "imgedit"},
 }
 
 
@@ -39,7 +40,9 @@ def test_an_answer_of_another_kind_is_refused_as_the_reward_refuses_it(name):
     assert reward(Group(0, bare, (Sample("1"),))) == [None]
 
 
-@pytest.mark.parametrize("name", ["ocr", "shapes", "gliding_shapes", "shape_edits", "keeps_rest", "toward_target", "by_type"])
+@pytest.mark.parametrize(
+    "name", ["ocr", "shapes", "gliding_shapes", "shape_edits", "keeps_rest", "toward_target", "by_type", "suite_judge"]
+)
 def test_a_prompt_without_columns_is_refused_as_the_reward_refuses_it(name):
     bare, reward = Prompt("p", "a cat"), load(name, "rewards")(**SETTINGS.get(name, {}))
     with pytest.raises(ValueError):

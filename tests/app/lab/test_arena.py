@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.lab.arena.contest import TASKS, Contest, check_prompts, resolve_run
-from mmrl.app.lab.arena.lane import Lane, Point
+from mmrl.app.lab.arena.lane import Lane, Point, Stint
 from mmrl.app.lab.arena.ranking import half_width, is_clearly_better, standings
 from mmrl.app.lab.arena.words import contest_of
 from tests.support.launcher import started
@@ -134,6 +134,38 @@ def test_a_torn_last_line_counts_for_nothing(tmp_path: Path):
     assert [point.seconds for point in lane.points()] == [0.0, 5.0]
     lane.add(Point(6.0, 8, {"eval/total": 0.3}))
     assert [point.seconds for point in lane.points()] == [0.0, 5.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("costs", "steps", "used", "measured"),
+    [
+        ([3.0] * 9, 2, 6.0, [6.0]),
+        ([2.0] * 9, 4, 8.0, [4.0, 8.0]),
+        ([11.3] * 9, 1, 11.3, [11.3]),
+        ([4.0, 1.0, 1.0, 1.0, 1.0, 9.0], 5, 8.0, [4.0, 8.0]),
+        ([1.0, 1.0, 9.0], 3, 11.0, [11.0]),
+    ],
+)
+def test_no_step_begins_that_would_pass_the_budget(tmp_path: Path, costs: list[float], steps: int, used: float, measured: list):
+    """By the time of the step before: one that is suddenly slower is counted as it is."""
+    asked = contest("grpo")
+    lane = Lane(tmp_path, "grpo", 0)
+    stint = Stint(lane, resolve_run(asked, "grpo", 0), 8.0, 2, None)
+    passed, made = [0.0], list[float]()
+
+    def step() -> None:
+        made.append(costs[len(made)])
+        passed[0] += made[-1]
+
+    def measure() -> None:
+        lane.add(Point(stint.spent, len(made), {"eval/total": 0.5}, not stint.has_time))
+
+    stint.train(step, measure, lambda: passed[0])
+    assert (len(made), stint.spent) == (steps, pytest.approx(used))
+    points = lane.points()
+    assert [point.seconds for point in points] == measured and [point.is_last for point in points][-1]
+    assert lane.is_finished(8.0) and lane.seconds_left(8.0) == 0
+    assert standings([lane], "eval/total", 8.0)[0].seconds == pytest.approx(used)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import torch
 
 from mmrl.app.commands import plan
 from mmrl.app.commands.reward import score
-from mmrl.app.commands.train import run_training
+from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.export.export import export
 from mmrl.app.report.page import write_report
@@ -52,6 +52,23 @@ def test_every_wan_takes_two_steps_of_every_method(make: Make, name: str, family
         assert all(torch.tensor(metrics[key]).isfinite() for key in ("loss", "policy/grad_norm", "reward/total"))
         assert 0 < metrics["train/diversity"] < 1 and 0 < metrics["reward/over_frames/change"] < 1
     assert any(not torch.equal(a, b) for a, b in zip(before, job.policy.parameters(), strict=True))
+
+
+def test_one_line_trains_on_clips(flow_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The task's own settings but for sizes; held-out captions lie next to those that train."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MMRL_CACHE", str(flow_cache))
+    for name, ways in (("train", ("left", "right")), ("test", ("up",))):
+        Path(f"{name}.txt").write_text("\n".join(f"a red circle glides {way}" for way in ways))
+    small = [word for word in CLIPS if "lora" not in word] + ["algorithm.group_size=4", "prompts_per_step=2", "steps=1"]
+    run = train(TrainArguments(small, "t2v", "tiny:wan", "train.txt", ["smooth_motion"], output=Path("run")))
+    config = configs.load(str(run.config_file)).config
+    assert config.algorithm.preset == "flow_grpo_fast" and config.evaluation.data is not None
+    lines = run.read_metrics().lines
+    assert len([line for line in lines if 0 < line.get("eval/smooth_motion", 0) <= 1]) == 2, "before and after"
+    assert any(0 < line.get("reward/smooth_motion", 0) <= 1 for line in lines)
+    [line, *_] = [json.loads(line) for line in run.samples_file("eval", 1).read_text().splitlines()]
+    assert frames_in(run.samples / line["video"]["clip"])[0].shape == (5, 32, 32, 3)
 
 
 def test_a_run_of_clips_leaves_strips_films_and_an_adapter(make: Make, tmp_path: Path):

@@ -1,6 +1,7 @@
 """Every scorer against the official one: `golden/` holds made-up answers and what the code that each file names said."""
 
 import ast
+import csv
 import json
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,8 @@ from mmrl.answers.boxes.box import Box, Space
 from mmrl.app.plugins.resolve import load
 from mmrl.core.samples import MediaSize, Prompt, Sample, Scored
 from mmrl.data.suites import mathvista
-from mmrl.data.suites.load import find_suite
+from mmrl.data.suites.load import find_suite, load_suite
+from mmrl.data.suites.unigenbench import MEANINGS, TEMPLATE
 from mmrl.serving.scorers.detectors import Detection
 
 
@@ -154,3 +156,51 @@ def test_extracted_answers_compare_as_mathvista_says():
 def test_answers_are_extracted_from_responses_by_rules(problem: int, text: str, right: bool):
     columns = golden("mathvista")["problems"][problem]
     assert scored("mathvista", text, Prompt("p", answer=columns["answer"], columns=columns)).value == right
+
+
+def judged(name: str, prompt: Prompt, *answers: str) -> Scored:
+    judge = find_suite(name).judge
+    assert judge is not None
+    return judge.read(prompt, answers)
+
+
+def test_questions_count_where_all_they_depend_on_are_yes_as_dpg_bench_says(tmp_path: Path):
+    found = golden("dpg_bench")
+    (tmp_path / "dpg_bench.csv").write_text("\n".join(found["csv"]))
+    prompts = {prompt.id: prompt for prompt in load_suite(find_suite("dpg_bench"), tmp_path, any_size=True)}
+    assert [prompt.columns["source"] for prompt in prompts.values()] == ["numbered", "numbered", "COCOval", "whoops"]
+    for case in found["pictures"]:
+        one = judged("dpg_bench", prompts[case["item"]], *case["answers"])
+        assert one.value == pytest.approx(case["score"], abs=1e-12), case
+    chat = judged("dpg_bench", prompts["0"], "Yes.", " yes\n", "**YES**", "No.", "Maybe yes")
+    assert chat.value == 0.6
+
+
+def test_points_are_asked_and_read_as_unigenbench_does(tmp_path: Path):
+    found = golden("unigenbench")
+    write_unigenbench(tmp_path, found["template"], found["meanings"], found["questions"])
+    prompts = load_suite(find_suite("unigenbench"), tmp_path, any_size=True)
+    assert [prompt.columns["questions"] for prompt in prompts] == [[case["question"]] for case in found["questions"]]
+    for case in found["cases"]:
+        one = judged("unigenbench", Prompt("p", columns={"points": case["points"]}), case["text"])
+        wanted = None if case["score"] is None else pytest.approx(sum(case["score"]) / len(case["score"]))
+        assert (one.value, one.parts["unparsed"]) == (wanted, wanted is None), case
+
+
+def write_unigenbench(folder: Path, template: str, meanings: dict[str, str], rows: list[dict[str, Any]]) -> None:
+    (folder / "data").mkdir(parents=True)
+    (folder / "eval" / "src").mkdir(parents=True)
+    code = f"raise SystemExit\n{TEMPLATE} = {template!r}\n{MEANINGS} = {meanings!r}\n"
+    (folder / "eval" / "src" / "eval_common.py").write_text(code)
+    with (folder / "data" / "test_prompts_en.csv").open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["index", "prompt_en", "sub_dims_en"])
+        for i, row in enumerate(rows):
+            facts = {"Primary Categories": "Art", "Testpoints": row["points"], "Testpoint Description": row["clues"]}
+            lines.writerow([i, row["prompt"], json.dumps(facts)])
+
+
+def test_marks_of_edits_are_read_as_imgedit_does():
+    for case in golden("imgedit")["cases"]:
+        one = judged("imgedit", Prompt("p"), case["text"])
+        assert (one.value, one.parts["unparsed"]) == (case["score"], case["score"] is None), case

@@ -103,7 +103,8 @@ def words(contest: Contest) -> list[str]:
     """All that the table says, and that it does not."""
     found = [
         f"Equal compute: {contest.budget_s:g} seconds of training per run (of all cores of the process on a CPU, of the wall on "
-        "a GPU); evaluations are not counted.",
+        "a GPU); evaluations are not counted. A run ends before the step that would pass them, by the time of the step before, "
+        "and makes one at least: the table has the seconds used.",
         "Every method begins from the same weights, with the task's learning rate and as many samples per step; nothing was "
         "tuned for any method, and a method may do better with other settings.",
         "Intervals are 95 % over seeds. A place is one more than the number of methods that are clearly better: of equal places "
@@ -116,13 +117,13 @@ def words(contest: Contest) -> list[str]:
 
 def print_standings(contest: Contest, table: Sequence[Standing], start: Point | None) -> None:
     grid = Grid(title=f"arena {contest.task}, {contest.budget_s:g} s each", title_justify="left", box=None)
-    for heading in ("place", "method", TASKS[contest.task].figure, "+-", "steps"):
+    for heading in ("place", "method", TASKS[contest.task].figure, "+-", "steps", "seconds"):
         grid.add_column(heading, justify="left" if heading == "method" else "right")
     if start is not None:
-        grid.add_row("", "start", number(start.metrics[TASKS[contest.task].figure]), "", "0")
+        grid.add_row("", "start", number(start.metrics[TASKS[contest.task].figure]), "", "0", "0")
     for one in table:
-        steps = "" if math.isnan(one.steps) else f"{one.steps:.0f}"
-        grid.add_row(str(one.place or ""), escape(one.label), number(one.mean), number(one.half_width), steps)
+        used = ("", "") if math.isnan(one.steps) else (f"{one.steps:.0f}", f"{one.seconds:.1f}")
+        grid.add_row(str(one.place or ""), escape(one.label), number(one.mean), number(one.half_width), *used)
     terminal = Terminal(markup=True)
     terminal.print(grid)
     for line in words(contest):
@@ -139,6 +140,7 @@ def write_results(contest: Contest, table: Sequence[Standing], start: Point | No
             "half_width": None if math.isnan(one.half_width) else round(one.half_width, 4),
             "seeds": {str(seed): round(value, 4) for seed, value in one.finals.items()},
             "steps": None if math.isnan(one.steps) else round(one.steps),
+            "seconds": None if math.isnan(one.seconds) else round(one.seconds, 2),
             "failures": list(one.failures),
         }
         for one in table

@@ -1,4 +1,4 @@
-"""One run of a contest: train until its compute is spent, evaluate at even marks, go on where a killed process left off."""
+"""One run of a contest: train as long as its compute suffices, evaluate at even marks, go on where a killed process left off."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from mmrl.app.config import run as configs
@@ -29,6 +30,8 @@ class Point:
     seconds: float
     step: int
     metrics: Mapping[str, float]
+    is_last: bool = False
+    """True: the compute does not suffice for another step."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Lane:
     def points(self) -> list[Point]:
         """The evaluations so far; a torn last line counts for nothing."""
         lines = read_lines(self.points_file).lines if self.points_file.exists() else []
-        return [Point(line["seconds"], line["step"], line["metrics"]) for line in lines]
+        return [Point(line["seconds"], line["step"], line["metrics"], line.get("last", False)) for line in lines]
 
     def failure(self) -> str:
         """Why the run ended before its compute was spent; empty where it did not."""
@@ -59,7 +62,7 @@ class Lane:
 
     def is_finished(self, budget_s: float) -> bool:
         points = self.points()
-        return bool(self.failure()) or (bool(points) and points[-1].seconds >= budget_s)
+        return bool(self.failure()) or (bool(points) and (points[-1].is_last or points[-1].seconds >= budget_s))
 
     def seconds_left(self, budget_s: float) -> float:
         points = self.points()
@@ -67,7 +70,7 @@ class Lane:
 
     def add(self, point: Point) -> None:
         """Write one more evaluation, safe on disk when this returns."""
-        line = {"seconds": round(point.seconds, 3), "step": point.step, "metrics": dict(point.metrics)}
+        line = {"seconds": round(point.seconds, 3), "step": point.step, "metrics": dict(point.metrics), "last": point.is_last}
         text = self.points_file.read_text(encoding="utf-8") if self.points_file.exists() else ""
         whole = text[: text.rfind("\n") + 1]
         replace_text(self.points_file, f"{whole}{json.dumps(line)}\n")
@@ -99,16 +102,23 @@ class Stint:
     start: Point | None
     """The evaluation of the weights that all runs begin from, if it is known already."""
     spent: float = field(default=0.0, init=False)
+    step_s: float = field(default=0.0, init=False)
+    """Seconds that another step will take, as far as is known: those of the step before."""
+
+    @property
+    def has_time(self) -> bool:
+        """Will another step end within the budget? The first one is always made."""
+        return self.spent + self.step_s <= self.budget_s
 
     def run(self) -> None:
-        """Train until the compute is spent. A failure that is the method's is written down and ends the lane alone."""
+        """Train as long as the compute suffices. A failure that is the method's is written down and ends the lane alone."""
         self.lane.begin(self.resolved)
         config = self.resolved.config
         with deterministic(config.deterministic), distributed_run() as (accelerator, ranks):
             try:
                 job = build(replace(self.resolved, config=replace(config, output="")), accelerator=accelerator)
                 self.go_on(job, ranks)
-                self.train(job, ranks, clock_of(job))
+                self.train(job.trainer.step, partial(self.measure, job, ranks), clock_of(job))
             except Exception as error:
                 if not is_for_people(error):
                     raise
@@ -123,6 +133,7 @@ class Stint:
         if step is not None and usable:
             job.trainer.load_state_dict(self.lane.checkpoints.load_whole(step))
             self.spent = usable[-1].seconds
+            self.step_s = self.spent / step if step else 0.0
             return
         self.lane.points_file.unlink(missing_ok=True)
         if self.start is None:
@@ -130,15 +141,16 @@ class Stint:
         else:
             self.lane.add(self.start)
 
-    def train(self, job: Job, ranks: Ranks, clock: Clock) -> None:
-        """Steps until the budget is spent; an evaluation and a checkpoint at every mark that was passed."""
-        while self.spent < self.budget_s:
+    def train(self, step: Callable[[], object], measure: Callable[[], None], clock: Clock) -> None:
+        """Steps as long as they end within the budget; an evaluation and a checkpoint at every mark passed, and at the end."""
+        while self.has_time:
             done = self.mark()
             before = clock()
-            job.trainer.step()
-            self.spent += clock() - before
-            if self.mark() > done:
-                self.measure(job, ranks)
+            step()
+            self.step_s = clock() - before
+            self.spent += self.step_s
+            if self.mark() > done or not self.has_time:
+                measure()
 
     def mark(self) -> int:
         """How many marks lie behind."""
@@ -150,7 +162,7 @@ class Stint:
         metrics = job.evaluator.run(job.trainer.index)[0]
         if job.trainer.index:
             self.lane.checkpoints.save(job.trainer.index, job.trainer.state_dict(), ranks)
-        self.lane.add(Point(self.spent, job.trainer.index, metrics))
+        self.lane.add(Point(self.spent, job.trainer.index, metrics, not self.has_time))
 
 
 def clock_of(job: Job) -> Clock:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
@@ -17,9 +17,11 @@ class Standing:
 
     label: str
     finals: Mapping[int, float]
-    """Seed -> the figure when the compute was spent; seeds whose run failed are left out."""
+    """Seed -> the figure at the end; seeds whose run failed are left out."""
     steps: float
     """Training steps, mean over the seeds."""
+    seconds: float
+    """Seconds that they took, mean over the seeds."""
     curve: Sequence[tuple[float, float]]
     """(seconds, figure) at the marks, means over the seeds."""
     failures: Sequence[str]
@@ -28,7 +30,7 @@ class Standing:
 
     @property
     def mean(self) -> float:
-        return sum(self.finals.values()) / len(self.finals) if self.finals else math.nan
+        return mean([*self.finals.values()])
 
     @property
     def half_width(self) -> float:
@@ -36,12 +38,16 @@ class Standing:
         return half_width([*self.finals.values()])
 
 
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
 def half_width(values: Sequence[float]) -> float:
     """Half of the t-interval of the mean."""
     if len(values) < 2:
         return math.nan
-    mean = sum(values) / len(values)
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    middle = mean(values)
+    deviation = math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
     return float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1)) * deviation / math.sqrt(len(values))
 
 
@@ -60,14 +66,10 @@ def standings(lanes: Sequence[Lane], figure: str, budget_s: float) -> list[Stand
         own = [lane for lane in lanes if lane.label == label]
         ended = {lane.seed: lane.points() for lane in own if lane.is_finished(budget_s) and not lane.failure()}
         finals = {seed: points[-1].metrics[figure] for seed, points in ended.items()}
-        steps = [points[-1].step for points in ended.values()]
-        mean_steps = sum(steps) / len(steps) if steps else math.nan
+        steps, seconds = mean([float(p[-1].step) for p in ended.values()]), mean([p[-1].seconds for p in ended.values()])
         failures = [failure for lane in own if (failure := lane.failure())]
-        found.append(Standing(label, finals, mean_steps, mean_curve([*ended.values()], figure), failures))
-    placed = [
-        Standing(one.label, one.finals, one.steps, one.curve, one.failures, place_of(one, found)) if one.finals else one
-        for one in found
-    ]
+        found.append(Standing(label, finals, steps, seconds, mean_curve([*ended.values()], figure), failures))
+    placed = [replace(one, place=place_of(one, found)) if one.finals else one for one in found]
     return sorted(placed, key=lambda one: (not one.finals, -one.mean if one.finals else 0.0, one.label))
 
 

@@ -9,6 +9,7 @@ from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig, without_engine
 from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import modality_of
+from mmrl.app.run.beforehand import what_is_missing
 from mmrl.app.run.build import build_policy, held_out_prompts, load_rewards, reward_runners, with_local_model
 from mmrl.app.run.folder import RunDir
 from mmrl.core.protocols import Accelerator, State
@@ -83,7 +84,8 @@ def ask(resolved: Resolved, ranks: Ranks, run: RunDir | None = None, step: int |
 def prepare(asked: Asked, ranks: Ranks, accelerator: Accelerator | None = None) -> Ready:
     """Load rewards and model.
 
-    Raises FileNotFoundError without a plug-in, model folder or checkpoint, ValueError where settings do not fit together.
+    Raises FileNotFoundError without a plug-in, model folder or checkpoint, ValueError where settings do not fit together or a
+    reward misses its files or server.
     """
     plug_ins, config = asked.plug_ins, with_local_model(asked.config, ranks)
     modality = modality_of(config.policy)
@@ -91,6 +93,9 @@ def prepare(asked: Asked, ranks: Ranks, accelerator: Accelerator | None = None) 
     to_fetch = not Path(config.policy.model).expanduser().is_dir()
     with ranks.main_first(to_fetch), waiting("loading rewards"):
         loaded, more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
+    for reward, function in zip(config.reward, loaded, strict=True):
+        if reward.weight and (missing := what_is_missing(function)):
+            raise ValueError(f"reward {reward.label!r} {missing}")
     space = modality.box_space(config.policy)
     rewards = reward_runners(config, loaded, more, space)[1]
     torch.manual_seed(config.seed)

@@ -16,8 +16,11 @@ from mmrl.app.report.rows import Row, by_task, mean
 from mmrl.app.run.build import TINY
 from mmrl.app.run.folder import Line, RunDir
 from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
-from mmrl.data.suites.suite import Suite
+from mmrl.data.suites.suite import Suite, kinds_of, part_of
 
+OF_JUDGE = "suite_judge"
+NAMED = ("suite", OF_JUDGE)
+"""Rewards that are told which suite they score."""
 ALL = 2**31
 """More held-out prompts than there are: all of them."""
 PRESETS = {"text": "dr_grpo", "flow": "cps"}
@@ -28,6 +31,8 @@ OWN_KEYS = ("reward", "also", "sampling")
 PROTOCOL = ("policy.answer_format", "policy.system_prompt", "policy.sampling", "evaluation.sampling", "reward")
 PROTOCOL += ("evaluation.num_samples", "evaluation.data.any_size")
 """Settings without which an evaluation is not the published one."""
+PLACE_OF_JUDGE = tuple(f".server.{key}" for key in ("url", "api_key_env", "timeout_s", "deadline_s", "retries", "concurrency"))
+"""Ends of settings that say how a judge is reached, and nothing of what it answers."""
 
 
 def of_suite(suite: Suite, subject: str, data: str | None, overrides: Sequence[str]) -> tuple[Resolved, RunDir | None]:
@@ -48,7 +53,7 @@ def of_suite(suite: Suite, subject: str, data: str | None, overrides: Sequence[s
     reward: Values = dict(suite.reward)
     table.set(("data",), source | ({} if data is None else {"path": data}), by)
     table.set(("algorithm",), {"preset": PRESETS[suite.kind]}, by)
-    table.set(("reward",), [reward | ({"suite": suite.name} if reward["use"] == "suite" else {})], by)
+    table.set(("reward",), [reward | ({"suite": suite.name} if reward["use"] in NAMED else {})], by)
     kept = {key: value for key, value in table.values.get("evaluation", {}).items() if key not in OWN_KEYS}
     own = {"data": deepcopy(table.values["data"]), "num_prompts": ALL, "num_samples": suite.num_samples, "by": list(suite.by)}
     table.set(("evaluation",), kept | own, by)
@@ -70,7 +75,7 @@ def bare(suite: Suite, model: str) -> Values:
 def suite_facts(suite: Suite, resolved: Resolved) -> dict[str, object]:
     """The part of summary.json that says which suite it is, and whether it was evaluated as published."""
     said = (".".join(path) for path, by in resolved.table.origins.items() if by == COMMAND_LINE)
-    changed = [key for key in said if key.startswith(PROTOCOL)]
+    changed = [key for key in said if key.startswith(PROTOCOL) and not key.endswith(PLACE_OF_JUDGE)]
     return {"suite": suite.name, "paper": suite.paper, "published_prompts": suite.num_prompts, "changed": changed}
 
 
@@ -87,7 +92,7 @@ def suite_numbers(suite: Suite, lines: Sequence[Line]) -> list[Number]:
     found: list[Number] = []
     for way in dict.fromkeys(line.get("way", "") for line in lines):
         rows = [Row(line, line["box_space"]) for line in lines if line.get("way", "") == way]
-        found += [Number(way, "", "", name, headline(suite.macro, key, rows)) for name, key in suite.figures.items()]
+        found += [Number(way, "", "", name, figure(suite.macro, key, rows)) for name, key in suite.figures.items()]
         for column in suite.by:
             found += of_column(suite, way, column, rows)
     return found
@@ -97,9 +102,52 @@ def of_column(suite: Suite, way: str, column: str, rows: Sequence[Row]) -> Itera
     inner = suite.macro[suite.macro.index(column) + 1 :] if column in suite.macro else ()
     for kind in in_order({kind_of_row(row, column) for row in rows}):
         own = [row for row in rows if kind_of_row(row, column) == kind]
-        for name, key in suite.figures.items():
-            if prompt_means(key, own):
-                yield Number(way, column, kind, name, headline(inner, key, own))
+        for i, (name, key) in enumerate(suite.figures.items()):
+            # kinds of points are not broken down again
+            if i == 0 or isinstance(key, str):
+                one = figure(inner, key, own)
+                if one.num_prompts:
+                    yield Number(way, column, kind, name, one)
+
+
+def figure(macro: Sequence[str], key: str | Sequence[str], rows: Sequence[Row]) -> Estimate:
+    """The number that a suite's figure names; of no prompts where none has it."""
+    if not isinstance(key, str):
+        return of_points(key, rows)
+    return headline(macro, key, rows) if prompt_means(key, rows) else Estimate(math.nan, math.nan, math.nan, 0, "none")
+
+
+def of_points(kinds: Sequence[str], rows: Sequence[Row]) -> Estimate:
+    """The mean over kinds of the share of points that are right, over all samples; prompts are drawn with all their kinds."""
+    sums = np.array([[point_sums(kind, own) for kind in kinds] for own in by_task(rows).values()])
+    sums = sums[sums[:, :, 1].sum(1) > 0]
+    count = len(sums)
+    if not count:
+        return Estimate(math.nan, math.nan, math.nan, 0, "none")
+    middle, unparsed = float(mean_share(sums.sum(0, keepdims=True))[0]), unread(OF_JUDGE, rows)
+    if count < LEAST_PROMPTS:
+        return Estimate(middle, math.nan, math.nan, count, "none", unparsed)
+    times = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), size=NUM_RESAMPLES)
+    low, high = np.quantile(mean_share(np.einsum("rp,pks->rks", times, sums, optimize=True)), [0.025, 0.975])
+    return Estimate(middle, float(low), float(high), count, "bootstrap", unparsed)
+
+
+def mean_share(sums: np.ndarray) -> np.ndarray:
+    """The mean over kinds, along the last axis but one, of right by all points; kinds without a point are left out."""
+    right, asked = sums[..., 0], sums[..., 1]
+    shares = np.divide(right, asked, out=np.zeros_like(right, dtype=np.float64), where=asked > 0)
+    return shares.sum(-1) / (asked > 0).sum(-1)
+
+
+def point_sums(kind: str, rows: Sequence[Row]) -> tuple[float, float]:
+    """How many points of a kind are right in the samples of a prompt, and how many were judged."""
+    right = asked = 0.0
+    for row in rows:
+        share = value_of(row, f"{OF_JUDGE}/{part_of(kind)}")
+        if math.isfinite(share):
+            many = sum(kind in kinds_of(point) for point in row.line["columns"]["points"])
+            right, asked = right + share * many, asked + many
+    return right, asked
 
 
 def headline(macro: Sequence[str], key: str, rows: Sequence[Row]) -> Estimate:
