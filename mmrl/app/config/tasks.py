@@ -123,10 +123,8 @@ def one_line(
     table.set(("reward",), [parse_reward(text) for text in words.rewards], COMMAND_LINE)
     resolved = resolve(table, overrides, task)
     put_templates(table, resolved.config.policy, by)
-    evaluates = resolved.config.evaluation.data is not None
-    for key in ("save_every", *(["evaluate_every"] if evaluates else [])):
-        if table.origin((key,)) is None:
-            table.set((key,), max(1, resolved.config.steps // EVERY), by)
+    if resolved.config.evaluation.data is not None and table.origin(("evaluate_every",)) is None:
+        table.set(("evaluate_every",), max(1, resolved.config.steps // EVERY), by)
     return resolve(table, (), task)
 
 
