@@ -113,7 +113,10 @@ def taught_model(name: str, seed: int) -> Path:
 
     policy = configs.load(demo_of(name).config).config.policy
     bar = Progress(
-        TextColumn("  step {task.completed:.0f}/{task.total:.0f}  {task.description}"), TimeRemainingColumn(), console=console
+        TextColumn("  step {task.completed:.0f}/{task.total:.0f}  {task.description}"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
     )
     wait, lines = Wait("drawing what it learns from"), Lines(console)
     with bar:
