@@ -72,6 +72,8 @@ def test_clips_are_read_by_their_layout(folder: Path):
 def test_every_run_is_saved_and_evaluated(folder: Path, steps: int, every: int):
     config = one_line("grounding", "m", "parts/train.jsonl", ["iou"], [f"steps={steps}"]).config
     assert config.saves_by_time and config.evaluate_every == every
+    words = [f"steps={steps}", "checkpoint.keep_best=eval/total"]
+    assert one_line("grounding", "m", "parts/train.jsonl", ["iou"], words).config.save_every == every
     said = one_line("grounding", "m", "parts/train.jsonl", ["iou"], ["save_every=3"])
     assert said.config.save_every == 3 and said.origin(("evaluate_every",)) == "task grounding"
 
