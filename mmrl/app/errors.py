@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO, cast
@@ -217,6 +217,21 @@ def protect_streams() -> None:
             continue
         stream.reconfigure(errors="backslashreplace")
         setattr(sys, name, cast(TextIO, Screen(stream, is_stderr)))
+
+
+class Lines:
+    """Prints a line now and then where there is no terminal on which a bar could move."""
+
+    def __init__(self, console: Console, every_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console, self.every_s, self.clock = console, every_s, clock
+        self.last = -float("inf")
+
+    def say(self, text: str, is_last: bool = False) -> None:
+        """Print the text, unless a line was printed shortly before; the last one always."""
+        now = self.clock()
+        if not self.console.is_terminal and (is_last or now - self.last >= self.every_s):
+            self.last = now
+            self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 class Wait:

@@ -76,7 +76,7 @@ def _at_size(media: object, prompt: Prompt, what: str, size: tuple[int, int] | N
         except FileNotFoundError:
             raise FileNotFoundError(f"prompt {prompt.id!r}: {what} {str(media)!r} does not exist: check the path") from None
     if not isinstance(media, Image.Image):
-        raise ValueError(f"prompt {prompt.id!r}: {what} is a {type(media).__name__}, not a path or a PIL image")
+        raise ValueError(f"prompt {prompt.id!r}: {what} is of type {type(media).__name__}, not a path or a PIL image")
     return picture_at(media, size or upright_size(media), fit)
 
 

@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 
 from mmrl.core.protocols import Policy
-from mmrl.core.ranges import Count, LargeOrNone, Seed, check_ranges
+from mmrl.core.ranges import Count, CountOrNone, LargeOrNone, Seed, check_ranges
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import first_of_each
-from mmrl.core.types import Examples, Group, Prompt, Request, Scores
+from mmrl.core.types import Examples, Group, Prompt, Request, Rollouts, Scores
 from mmrl.runtime.spans import in_span
 from mmrl.training.measure import diversity, mean
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
@@ -40,6 +40,9 @@ class EvaluationSettings:
     """Columns of the prompts whose every value gets figures of its own, such as split; `source` is the `[[data]]` table."""
     weights: Weights = "live"
     """ema: an average of them, which the run then keeps even if its algorithm has no use for one."""
+    seen: CountOrNone = 4
+    """Without held-out prompts: the first n training prompts are answered every samples_every steps, to be looked at, never
+    scored; 0 = none."""
 
     __post_init__ = check_ranges
 
@@ -106,10 +109,8 @@ class Evaluator:
         A run that continues after a chunk, on the same number of ranks, samples the same prompts together.
         """
         numbered = range(start, len(self.prompts))[self.ranks.rank :: self.ranks.world]
-        # As often on all ranks, though some may have nothing left: sharded weights need all of them.
-        for first in range(0, self.ranks.most(len(numbered)), self.settings.batch_size):
-            requests = [self.request(i, weights) for i in numbered[first : first + self.settings.batch_size]]
-            rollouts = self.policy.rollout(requests, sampling)
+        requests = [self.request(i, weights) for i in numbered]
+        for rollouts in rollouts_of(self.policy, requests, sampling, self.settings.batch_size, self.ranks):
             yield list(zip(rollouts.groups, self.rewards.score(rollouts.groups), strict=True))
 
     def examples(self, pairs: Answered) -> Examples:
@@ -121,8 +122,7 @@ class Evaluator:
 
     def request(self, i: int, weights: Weights) -> Request:
         """For prompt i; its seed depends on no other prompt, so it can be answered again alone."""
-        seed = self.settings.seed * SEED_STEP + i
-        return Request(self.prompts[i], self.settings.num_samples, group_id=i, model=MODELS[weights], seed=seed)
+        return request_for(self.settings, self.prompts[i], i, weights)
 
     def metrics(self, groups: Sequence[Group], tables: Sequence[GroupScores], scores: Scores) -> dict[str, float]:
         found = [parts for table in tables for parts in table.parts]
@@ -147,6 +147,19 @@ class Evaluator:
             kinds = [kind_of(group.prompt, column) for group in groups for _ in group.samples]
             metrics |= of_kinds(f"eval/by/{column}", kinds, scores)
         return metrics
+
+
+def request_for(settings: EvaluationSettings, prompt: Prompt, i: int, weights: Weights) -> Request:
+    """For the prompt with number i."""
+    seed = settings.seed * SEED_STEP + i
+    return Request(prompt, settings.num_samples, group_id=i, model=MODELS[weights], seed=seed)
+
+
+def rollouts_of(policy: Policy, requests: Sequence[Request], sampling: object, size: int, ranks: Ranks) -> Iterator[Rollouts]:
+    """The answers to this rank's requests, `size` of them sampled together."""
+    # As often on all ranks, though some may have nothing left: sharded weights need all of them.
+    for first in range(0, ranks.most(len(requests)), size):
+        yield policy.rollout(requests[first : first + size], sampling)
 
 
 def kind_of(prompt: Prompt, column: str) -> str:

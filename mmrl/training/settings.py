@@ -104,7 +104,10 @@ class TrainSettings:
     evaluate_every: LargeOrNone = 0
     """Steps between evaluations; 0 = before and after training only."""
     save_every: LargeOrNone = 0
-    """Steps between checkpoints; 0 = at the end only."""
+    """Steps between checkpoints; 0 = by time, see save_minutes."""
+    save_minutes: NonNegative = 10.0
+    """With save_every = 0: a checkpoint is written early enough that a killed run loses no more minutes than this, or one step;
+    0 = at the end only."""
     samples_every: LargeOrNone = 10
     """Steps between rollouts written to the run's samples; 0 = none."""
     ratio_bound: NonNegative | Literal["auto"] = "auto"
@@ -128,6 +131,11 @@ class TrainSettings:
     """How weights follow gradients."""
     health: HealthSettings = field(default_factory=HealthSettings)
     """Bounds beyond which a run gets a warning."""
+
+    @property
+    def saves_by_time(self) -> bool:
+        """Is it the clock that asks for checkpoints?"""
+        return self.save_every == 0 and self.save_minutes > 0
 
     def __post_init__(self) -> None:
         check_ranges(self)

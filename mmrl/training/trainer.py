@@ -53,6 +53,8 @@ class Records:
     """The file that remembers how large micro-batches fit this device; None: every run finds out anew."""
     requests: Callable[[], Collection[str]] = tuple
     """Requests to the run since the last step, on the main process: `stop` or `checkpoint`."""
+    seen: Callable[[int], None] = lambda step: None
+    """Called on every process where held-out prompts would be scored, in a run that has none; may change nothing of the run."""
 
 
 @final
@@ -83,7 +85,7 @@ class Trainer:
                 "the objective has a term that chooses among all actions of a minibatch (scope 'batch'); every process would "
                 "choose among its own: run on one process, or use another objective"
             )
-        self.evaluator, self.checkpoints, self._requests = evaluator, records.checkpoints, records.requests
+        self.evaluator, self.checkpoints, self.records = evaluator, records.checkpoints, records
         self.callbacks = Callbacks(records.callbacks if self.ranks.is_main else (), looks_whole)
         self.collector = Collector(policy, sampler, rewards, algorithm, settings, self.ranks)
         check_rest(settings.optimizer.rest, self.ranks)
@@ -231,9 +233,10 @@ class Trainer:
         )
 
     def evaluate(self) -> None:
-        """Score held-out prompts with the weights as they are."""
+        """Score held-out prompts with the weights as they are; a run without any answers prompts that it has seen."""
         if self.evaluator is None:
-            return
+            with self._interruptible():
+                return self.records.seen(self.index)
         with self._interruptible():
             metrics, examples = self.evaluator.run(self.index)
         self.health.after_evaluation(self.index, examples.groups, examples.scores)
@@ -271,17 +274,18 @@ class Trainer:
             yield
 
     def _evaluate_if_due(self) -> None:
-        due = self.index == 0 or self._is_last() or self._due(self.settings.evaluate_every)
+        every = self.settings.samples_every if self.evaluator is None else self.settings.evaluate_every
+        due = self.index == 0 or self._is_last() or self._due(every)
         if due and self.evaluated != self.index:
             self.evaluate()
             self.evaluated = self.index
 
     def _is_wanted(self) -> bool:
-        """Was a checkpoint asked for? The same on all ranks; a request to stop is followed before the next step."""
-        asked = self._requests()
+        """Is it time for a checkpoint, or was one asked for? The same on all ranks; to stop waits until before the next step."""
+        asked = self.records.requests()
         if "stop" in asked:
             self.stop.asked_by = "stop.request"
-        return any(self.ranks.gather("checkpoint" in asked))
+        return any(self.ranks.gather("checkpoint" in asked or (self.checkpoints is not None and self.checkpoints.is_late())))
 
     def _tell(self, metrics: Mapping[str, float]) -> None:
         self._latest = {**metrics}

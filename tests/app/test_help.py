@@ -1,6 +1,7 @@
 """`--help`: commands in the order of a day, each with examples that can be typed; names for the shell's completion."""
 
 import os
+import shlex
 import subprocess
 import sys
 from typing import Any
@@ -57,7 +58,7 @@ def test_examples_are_printed():
 @pytest.mark.parametrize("line", [line for name, lines in EXAMPLES.items() if name in commands() for line in lines])
 def test_examples_parse(line: str):
     command: Any = typer.main.get_command(app)
-    words, context = line.split()[1:], command.context_class(command, info_name="mmrl")
+    words, context = shlex.split(line)[1:], command.context_class(command, info_name="mmrl")
     name = ""
     while hasattr(command, "resolve_command"):
         found, command, words = command.resolve_command(context, words)

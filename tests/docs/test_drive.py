@@ -40,7 +40,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 
 
 def test_every_command_with_json_is_on_the_page(said: dict[str, object]):
-    assert set(said) == set(KEYS) == {"ls", "show", "plan", "report", "eval", "compare"}
+    assert set(said) == set(KEYS) == {"ls", "show", "plan", "report", "eval", "compare", "ask"}
 
 
 @pytest.mark.parametrize("name", [name for name in KEYS if name not in LISTS])

@@ -144,7 +144,7 @@ def test_faults_of_masks_and_sources_are_named(reward):
         (Image.new("L", (16, 32)), r"the mask of prompt 'p7' is 16 x 32 pixels, but its picture has 32 x 32: cut them alike"),
         (Image.new("L", (32, 32), 255), r"the mask of prompt 'p7' is white all over"),
         ("nowhere.png", r"prompt 'p7': column mask 'nowhere.png' does not exist: check the path"),
-        (3, r"prompt 'p7': column mask is a int, not a path or a PIL image"),
+        (3, r"prompt 'p7': column mask is of type int, not a path or a PIL image"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
             keeps(reward, changed(0, 4), mask)

@@ -15,6 +15,7 @@ from typer import Argument, Option
 from mmrl.app.cli.arguments import AsJson, EvalOptions, Overrides, PlanOptions, RunFolder, TaskOptions, with_task
 from mmrl.app.cli.data import data
 from mmrl.app.cli.look import compare, report, watch
+from mmrl.app.cli.prompt import ask, draw
 from mmrl.app.cli.recipe import recipe
 from mmrl.app.cli.reward import reward
 from mmrl.app.commands.cache import cache
@@ -49,7 +50,7 @@ ConfigName = Annotated[
     Argument(metavar="CONFIG", help="A TOML file or a name from `mmrl ls configs`.", autocompletion=complete_config),
 ]
 Card = Annotated[str | None, Option(metavar="SIZE", help="A GPU, by memory (24GB) or name (RTX 4090); default: this machine's.")]
-WITH_MODELS = {"train", "eval", "check", "plan", "demo", "sample", "export", "arena"}
+WITH_MODELS = {"train", "eval", "check", "plan", "demo", "sample", "export", "arena", "draw", "ask"}
 """Commands that import the large libraries, which takes seconds."""
 KIND_HELP = "rewards, datasets, algorithms, configs; or parts, samplers, generators, families (default: the first four)."
 
@@ -250,7 +251,7 @@ for _name, _demo in DEMOS.items():
     add_demo(_name, _demo.summary)
 
 
-for _look in (report, watch, compare):
+for _look in (report, watch, compare, draw, ask):
     app.command()(_look)
 
 

@@ -151,6 +151,8 @@ def look_at_plan(made: Plan, size: int | None, found: Findings) -> None:
     folder = nearest_folder(Path(config.output).expanduser() if config.output else RUNS)
     free, needs = shutil.disk_usage(folder).free, (kept + 1) * each
     said = f"{kept} checkpoints of {size_text(each)}, {size_text(free)} free"
+    if config.saves_by_time and not config.checkpoint.keep:
+        said = f"a checkpoint of {size_text(each)} every {config.save_minutes:g} minutes and none deleted, {size_text(free)} free"
     more = "lower checkpoint.keep, or set output to another disk"
     found.add("disk", said if needs < free else f"{said}: {more}", "ok" if needs < free else "FAIL")
 

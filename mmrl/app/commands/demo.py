@@ -101,10 +101,11 @@ def demo_of(name: str) -> Demo:
 
 
 def taught_model(name: str, seed: int) -> Path:
-    """The folder of the model that imitation made, with a progress bar while it is made."""
+    """The folder of the model that imitation made; says how far it is while it is made."""
     from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
     from mmrl.app.config import run as configs
+    from mmrl.app.errors import Lines, Wait
     from mmrl.app.modality.registry import modality_of
     from mmrl.app.run.build import TINY
     from mmrl.app.run.context import console
@@ -112,12 +113,22 @@ def taught_model(name: str, seed: int) -> Path:
 
     policy = configs.load(demo_of(name).config).config.policy
     bar = Progress(
-        TextColumn("  step {task.completed:.0f}/{task.total:.0f}  {task.description}"), TimeRemainingColumn(), console=console
+        TextColumn("  step {task.completed:.0f}/{task.total:.0f}  {task.description}"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
     )
+    wait, lines = Wait("drawing what it learns from"), Lines(console)
     with bar:
         task = bar.add_task("", total=1, visible=False)
 
         def note(step: int, steps: int, loss: float) -> None:
+            wait.end()
             bar.update(task, completed=step, total=steps, description=f"loss {loss:.2f}", visible=True)
+            lines.say(f"  step {step}/{steps}  loss {loss:.2f}", step == steps)
 
-        return TAUGHT[modality_of(policy).name][policy.model.removeprefix(TINY)](seed, note)
+        wait.begin()
+        try:
+            return TAUGHT[modality_of(policy).name][policy.model.removeprefix(TINY)](seed, note)
+        finally:
+            wait.end()

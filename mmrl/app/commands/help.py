@@ -10,7 +10,7 @@ PANELS = {
     "Look around": ("demo", "doctor", "ls", "show", "cp"),
     "Prepare": ("data", "reward", "engine", "plan", "check"),
     "Train": ("train", "launch", "eval", "recipe"),
-    "Look at a run": ("watch", "report", "compare", "arena", "sample", "export"),
+    "Look at a run": ("watch", "report", "draw", "ask", "compare", "arena", "sample", "export"),
     "Clean up": ("cache",),
 }
 """Heading -> its commands, in the order in which one usually needs them."""
@@ -91,6 +91,12 @@ EXAMPLES: dict[str, Sequence[str]] = {
     ),
     "recipe prompts": ("mmrl recipe prompts geneval-like prompts_made_up.jsonl --size 50000",),
     "watch": ("mmrl watch runs/first", "mmrl watch runs/first --port 0"),
+    "draw": (
+        'mmrl draw runs/first "a lighthouse at dusk" --seed 3',
+        'mmrl draw runs/first "a lighthouse at dusk" --seed 3 --step 0 --out before.png',
+        'mmrl draw runs/edits "remove the chair" --image room.jpg',
+    ),
+    "ask": ('mmrl ask runs/first photo.png "Where is the dog?"', 'mmrl ask runs/clips clip.mp4 "What happens?" --step 0'),
     "report": ("mmrl report runs/first",),
     "compare": ("mmrl compare runs/first runs/second --html both.html", "mmrl compare evals/base evals/tuned"),
     "arena": (

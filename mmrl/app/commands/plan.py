@@ -46,7 +46,7 @@ class Timing:
         return sum(values) / len(values) if values else 0.0
 
     def total(self, config: RunConfig) -> float:
-        """Seconds of the whole run, evaluations included, checkpoints not."""
+        """Seconds of the whole run, evaluations included, checkpoints and answers to seen prompts not."""
         return config.steps * self.per_step() + evaluations(config) * self.evaluation
 
 
@@ -186,11 +186,24 @@ def print_geometry(made: Plan) -> None:
         "read before updates": ", ".join(made.readings) or "nothing",
         "weights kept beside": ", ".join(name.partition(": ")[2] for name in kept) or "none",
         "evaluations": str(evaluations(config)),
+        **(
+            {"training prompts shown": f"{config.num_seen}, every {config.samples_every} steps, not scored"}
+            if config.num_seen
+            else {}
+        ),
+        "checkpoints": checkpoints_text(config),
     }
     grid = Grid("geometry", f"from {made.prompts} prompts", box=None, title_justify="left")
     for name, value in rows.items():
         grid.add_row(name, value)
     console.print(grid)
+
+
+def checkpoints_text(config: RunConfig) -> str:
+    """When a run is saved, and what stays."""
+    often = f"every {config.save_every} steps" if config.save_every else "at the end"
+    often = f"so that a killed run loses {config.save_minutes:g} minutes at most" if config.saves_by_time else often
+    return f"{often}; {f'the newest {config.checkpoint.keep}' if config.checkpoint.keep else 'all'} are kept"
 
 
 def sizes_text(drawn: Mapping[tuple[int, int], int]) -> str:

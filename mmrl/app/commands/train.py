@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from logging.handlers import MemoryHandler
 from pathlib import Path
 
 from rich.table import Table as Grid
@@ -25,7 +26,7 @@ from mmrl.app.report.words import percent
 from mmrl.app.run.build import Job, build, on_the_terminal
 from mmrl.app.run.claim import claimed_folder
 from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, refuse_idle_methods, updates
-from mmrl.app.run.folder import RunDir
+from mmrl.app.run.folder import RunDir, early_warnings
 from mmrl.app.run.launch import check_same
 from mmrl.app.run.origins import write_choices
 from mmrl.app.run.resume import ChangedSetting, changed_settings, check_resume, enter, is_finished, note_changes, saved_config
@@ -144,7 +145,7 @@ def run_job(
     Returns when the run is finished, or stopped and saved (`trainer.is_stopped`); without a job where it was finished before.
     `place` says of which folder a resumed run's relative paths are; `profile` names the steps whose time is recorded: `3-5`.
     """
-    with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
+    with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks), early_warnings() as early:
         check_same(ranks, resolved)
         if resume is None:
             refuse_idle_methods(resolved.config.algorithm)
@@ -182,7 +183,7 @@ def run_job(
                 console.print(updates(resolved.config.algorithm.algorithm), highlight=False)
                 show_first_prompt(job, run)
             with room_for(run.path, f"continue it with {how_to_go_on(job.config, run)}"):
-                fit(job, run, ranks, trace)
+                fit(job, run, ranks, trace, early)
         if ranks.is_main and not job.trainer.is_stopped:
             announce(run)
     return run, job
@@ -242,12 +243,15 @@ def continue_from(job: Job, run: RunDir, ranks: Ranks) -> int | None:
     return step
 
 
-def fit(job: Job, run: RunDir, ranks: Ranks, profile: Profile) -> None:
-    """Train; whatever happens, callbacks are closed. SIGTERM and Ctrl-C save and say how to go on."""
+def fit(job: Job, run: RunDir, ranks: Ranks, profile: Profile, early: MemoryHandler | None = None) -> None:
+    """Train; whatever happens, callbacks are closed. SIGTERM and Ctrl-C save and say how to go on.
+
+    `early` holds the warnings since the run began.
+    """
     try:
         with listen(job.trainer.stop):
             if ranks.is_main:
-                with run.record_warnings(lambda: job.trainer.index):
+                with run.record_warnings(lambda: job.trainer.index, early):
                     warn_of_idle_terms(job)
                     job.trainer.fit(profile)
             else:

@@ -179,6 +179,12 @@ class RunConfig(TrainSettings):
     output: str = ""
     """The run's folder; empty: the next free one of runs/<name of the config>."""
 
+    @property
+    def num_seen(self) -> int:
+        """The training prompts that are answered every samples_every steps; none in a run with held-out prompts."""
+        asked = self.evaluation
+        return asked.seen if asked.data is None and asked.num_prompts and self.samples_every else 0
+
 
 @dataclass(frozen=True)
 class Resolved:

@@ -123,8 +123,9 @@ def one_line(
     table.set(("reward",), [parse_reward(text) for text in words.rewards], COMMAND_LINE)
     resolved = resolve(table, overrides, task)
     put_templates(table, resolved.config.policy, by)
-    evaluates = resolved.config.evaluation.data is not None
-    for key in ("save_every", *(["evaluate_every"] if evaluates else [])):
+    # the best checkpoint is known only at steps that are evaluated as well
+    keys = ("evaluate_every", *(["save_every"] if resolved.config.checkpoint.keep_best else []))
+    for key in keys if resolved.config.evaluation.data is not None else ():
         if table.origin((key,)) is None:
             table.set((key,), max(1, resolved.config.steps // EVERY), by)
     return resolve(table, (), task)

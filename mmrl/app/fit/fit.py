@@ -85,8 +85,10 @@ def fit_lines(fit: Fit) -> list[str]:
     head = f"{config.policy.model}: {fit.weights / 1e6:,.1f} million weights, {fit.device.name}"
     rows = [(choice.key, value_text(choice.value), choice.why) for choice in fit.choices]
     held_out = config.evaluation.data
-    often = ["save_every", *(["evaluate_every"] if held_out is not None else [])]
-    rows += [(key, str(getattr(config, key)), f"of {config.steps} steps") for key in often]
+    every = [("evaluate_every", "evaluations")] if held_out is not None else []
+    every += [("save_every", "checkpoints")] if config.save_every else []
+    rows += [(key, str(getattr(config, key)), f"steps between {what}, of {config.steps}") for key, what in every]
+    rows += [] if config.save_every else [("save_minutes", f"{config.save_minutes:g}", SAVED[config.saves_by_time])]
     place = None if held_out is None else held_out.args.get("path", held_out.use)
     if held_out is not None and "split" in held_out.args:
         place = f"{place}, split {held_out.args['split']}"
@@ -97,8 +99,10 @@ def fit_lines(fit: Fit) -> list[str]:
     return [head, *lines, f"  {taken}; any of this can be said otherwise: key=value"]
 
 
+SAVED = {True: "that a killed run loses at most", False: "the only checkpoint is that of the end"}
 HELD_OUT = {
-    True: "so there is no way to see what it learned: give --held-out, or put `test` next to `train` (mmrl data split)",
+    True: "so nothing says what it learned, only a few training prompts are shown: give --held-out, or put `test` next to "
+    "`train` (mmrl data split)",
     False: "scored before, while and after it trains; a warning says if any of them train, too",
 }
 

@@ -32,7 +32,8 @@ class Seen:
 
     def lines(self) -> list[str]:
         cut = f", {self.num_cut} more are cut" if self.num_cut else ""
-        media = f", {len(self.pictures)} pictures and frames" if self.pictures else ""
+        number = len(self.pictures)
+        media = f", {number} {'picture' if number == 1 else 'pictures and frames'}" if number else ""
         return [f"the model reads {self.num_tokens} tokens{cut}{media}:", *(f"    {line}" for line in self.text.splitlines())]
 
 

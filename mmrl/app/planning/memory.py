@@ -96,7 +96,7 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
 
 def overlap(copy: int, phases: Mapping[str, int], config: RunConfig) -> int:
     """Bytes of a checkpoint's copy that lie where the largest phase has been, for no step is taken while it is written."""
-    is_followed = 0 < config.save_every < config.steps
+    is_followed = config.steps > 1 if config.saves_by_time else 0 < config.save_every < config.steps
     return 0 if is_followed else min(copy, max(phases.values(), default=0))
 
 

@@ -164,12 +164,15 @@ def estimate(values: Sequence[float], unread: float = math.nan) -> Estimate:
     return Estimate(middle, *interval_of_mean(array), count, how, unread)
 
 
-def paired_changes(before: Mapping[K, Sequence[Row]], after: Mapping[K, Sequence[Row]]) -> list[Change]:
-    """Every figure that both sides know, over the prompts (keys) that both have; samples of a prompt are averaged first."""
+def paired_changes(
+    before: Mapping[K, Sequence[Row]], after: Mapping[K, Sequence[Row]], asked: Sequence[Figure] = ()
+) -> list[Change]:
+    """Every figure that both sides know, or those asked for, over the prompts (keys) that both have; samples of a prompt are
+    averaged first."""
     prompts = [prompt for prompt in before if prompt in after]
     sides = [[row for prompt in prompts for row in side[prompt]] for side in (before, after)]
     found: list[Change] = []
-    for figure in figures([*sides[0], *sides[1]]):
+    for figure in asked or figures([*sides[0], *sides[1]]):
         both = [(mean(map(figure.value, before[p])), mean(map(figure.value, after[p]))) for p in prompts]
         kept = np.array([pair for pair in both if all(map(math.isfinite, pair))])
         if not len(kept):

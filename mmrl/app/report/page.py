@@ -16,6 +16,7 @@ from mmrl.app.errors import middle_cut
 from mmrl.app.files import replace_text
 from mmrl.app.report.curves import curves, health, others, reward_histogram
 from mmrl.app.report.data import (
+    EVAL,
     LEAST_MOVE,
     RunData,
     also_changes,
@@ -31,9 +32,10 @@ from mmrl.app.report.data import (
 from mmrl.app.report.figures import LEAST_PROMPTS, Change
 from mmrl.app.report.rows import Row, Spans, mean
 from mmrl.app.report.step_lines import read_steps, step_lines
+from mmrl.app.report.strips import strips, thumbnail
 from mmrl.app.report.timing import phases, time_band
 from mmrl.app.report.words import number, percent, points, signed
-from mmrl.app.run.folder import Line, RunDir
+from mmrl.app.run.folder import SEEN, Line, RunDir
 from mmrl.app.run.origins import read_choices
 from mmrl.app.run.trackers import duration
 from mmrl.core.samples import KINDS
@@ -123,6 +125,7 @@ def write_report(run: Path | str) -> Path:
             choices=read_choices(data.run),
             step_lines=step_lines(read_steps(data.run.spans_file)),
             num_pairs=len(both),
+            strips=strips_of(data),
             has_boxes=any(row.truth for row in (*data.before, *data.after, *data.first_train)),
             has_spans=any(row.spans for row in (*data.before, *data.after, *data.first_train)),
             curves=curves(data),
@@ -208,6 +211,21 @@ class Pair:
         if not math.isfinite(self.change) or abs(self.change) <= LEAST_MOVE:
             return "same"
         return "better" if self.change > 0 else "worse"
+
+
+def strips_of(data: RunData) -> dict[str, list["Strip"]]:
+    """Strips by their split. Two evaluations of held-out prompts need none: they are shown as pairs."""
+    splits = [split for split, least in ((EVAL, 3), (SEEN, 1)) if len(data.run.sample_steps(split)) >= least]
+    return {split: [Strip(data.run, rows) for rows in strips(data, split)] for split in splits}
+
+
+class Strip:
+    """One prompt's answers over the steps, as small pictures."""
+
+    def __init__(self, run: RunDir, rows: Sequence[Row]) -> None:
+        self.cells = [Example(run, row, thumbnail) for row in rows]
+        self.first = self.cells[0]
+        self.question = self.first.row.line["text"] or self.first.row.prompt
 
 
 def picture_of(run: RunDir, media: Line, row: Row | None, address: Callable[[Path], str] = inline_assets) -> Picture:

@@ -16,6 +16,8 @@ from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.scorers.sizes import HoldsModels
 
 log = logging.getLogger("mmrl")
+FOR_SEEN = ("batch_size", "seed", "weights", "sampling", "num_steps", "guidance")
+"""Keys of [evaluation] by which a run without held-out prompts answers those that it has seen."""
 
 
 @runtime_checkable
@@ -163,7 +165,8 @@ def idle_settings(config: RunConfig) -> Iterator[str]:
     """The sentences of `warn_of_idle_settings`."""
     if config.evaluation.data is None:
         usual = EvaluationConfig(**modality_of(config.policy).evaluation_defaults(config.policy))
-        unread = [f"evaluation.{name}" for name in changed(config.evaluation, usual) if name != "num_prompts"]
+        acting = ("num_prompts", "seen", *(FOR_SEEN if config.num_seen else ()))
+        unread = [f"evaluation.{name}" for name in changed(config.evaluation, usual) if name not in acting]
         unread += ["evaluate_every"] if config.evaluate_every else []
         unread += ["checkpoint.keep_best"] if config.checkpoint.keep_best.startswith("eval/") else []
         if unread:

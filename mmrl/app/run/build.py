@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -19,12 +20,13 @@ from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.beforehand import evaluation_scorer, look_at_scoring, warn_of_idle_settings
-from mmrl.app.run.folder import RunDir
+from mmrl.app.run.folder import SEEN, RunDir
 from mmrl.app.run.hushed import hushed_saving
 from mmrl.app.run.services import AccelerateTrackers
 from mmrl.app.run.step_spans import StepSpans
 from mmrl.app.run.trackers import JsonlTracker, Progress
 from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.core.hooks import PolicyHooks, with_hooks
 from mmrl.core.protocols import Callback, Policy, PromptSampler, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import Sources, StreamedSources, first_of_each
@@ -32,9 +34,10 @@ from mmrl.core.types import Prompt
 from mmrl.data.validate import Report, check
 from mmrl.runtime.cache import cache_folder, note_use
 from mmrl.runtime.process_state import seed
-from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.checkpoints.save import Checkpoints, Pace
 from mmrl.training.evaluate import Evaluator, check_columns
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
+from mmrl.training.seen import SeenPrompts
 from mmrl.training.trainer import Records, Trainer
 
 log = logging.getLogger("mmrl")
@@ -117,7 +120,10 @@ def build(
         sampler=with_kind(resolved.config.sampler, sampler),
     )
     records = build_records(config, run, space, ranks, watchers)
-    trainer = Trainer(policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=records)
+    seen = prompts_to_show(config, policy, train_prompts, ranks, run, space)
+    trainer = Trainer(
+        policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=replace(records, seen=seen)
+    )
     return Job(config, policy, trainer, evaluator, firsts[0] if firsts else None)
 
 
@@ -336,7 +342,8 @@ def build_records(
     if run is None:
         return Records()
     chosen, sizes = config.checkpoint, sizes_file(config, ranks)
-    checkpoints = Checkpoints(run.checkpoints, chosen.keep, chosen.keep_every, chosen.keep_best, chosen.asynchronous)
+    pace = Pace(60 * config.save_minutes) if config.saves_by_time else None
+    checkpoints = Checkpoints(run.checkpoints, chosen.keep, chosen.keep_every, chosen.keep_best, chosen.asynchronous, pace)
     if not ranks.is_main:
         return Records(checkpoints=checkpoints, sizes=sizes)
     trackers = [build_trackers(config, run)] if config.trackers.names else []
@@ -346,6 +353,20 @@ def build_records(
             one.first |= next((line for line in run.read_metrics().lines if "eval/total" in line), {})
     files = [JsonlTracker(run, space), StepSpans(run)]
     return Records([*files, *trackers, *watching], checkpoints, sizes, run.take_requests)
+
+
+def prompts_to_show(
+    config: RunConfig, policy: Policy, prompts: Prompts, ranks: Ranks, run: RunDir | None, space: str | None
+) -> Callable[[int], None]:
+    """The training prompts that a run without held-out ones answers now and then; those that cannot be read are left out."""
+    settings, count = replace(config.evaluation, num_samples=1), 0 if run is None else config.num_seen
+    first = first_of_each(prompts if isinstance(prompts, Sequence) else list(islice(prompts, count)), count)
+    wrong = with_hooks(policy, PolicyHooks).unreadable(first) if config.max_skipped else ()
+    readable = [prompt for i, prompt in enumerate(first) if i not in wrong]
+    if run is None or not readable:
+        return Records().seen
+    sampling, files = modality_of(config.policy).eval_sampling(settings), JsonlTracker(run, space)
+    return SeenPrompts(policy, readable, settings, sampling, ranks, partial(files.write, split=SEEN))
 
 
 def sizes_file(config: RunConfig, ranks: Ranks) -> Path | None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from glob import escape
 from importlib.metadata import PackageNotFoundError, version
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ PACKAGES = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "
 """What can change a run's numbers."""
 CHANGED = "run/changed_settings"
 """The metric that says how many settings changed before the next step."""
+SEEN = "seen"
+"""The split under which answers to training prompts are kept in a run that has no held-out ones."""
 REQUESTS = ("stop", "checkpoint")
 """What a run can be asked for while it trains, by a file `stop.request` or `checkpoint.request` in its folder."""
 Line = dict[str, Any]
@@ -184,15 +187,37 @@ class RunDir:
                 file.unlink()
 
     @contextmanager
-    def record_warnings(self, step: Callable[[], int]) -> Iterator[None]:
-        """Write the warnings of the logger `mmrl` to warnings.jsonl, too, with the step they happened at."""
+    def record_warnings(self, step: Callable[[], int], early: MemoryHandler | None = None) -> Iterator[None]:
+        """Write the warnings of the logger `mmrl` to warnings.jsonl, too, with the step they happened at.
+
+        Those of `early` come first, unless they are there: a run that resumes says them again.
+        """
         handler = WarningsFile(self.warnings_file, step)
         logger = logging.getLogger("mmrl")
         logger.addHandler(handler)
+        if early is not None:
+            known = {line["text"] for line in read_lines(self.warnings_file).lines}
+            logger.removeHandler(early)
+            handler.addFilter(is_fresh := lambda record: record.getMessage() not in known)
+            early.setTarget(handler)
+            early.close()
+            handler.removeFilter(is_fresh)
         try:
             yield
         finally:
             logger.removeHandler(handler)
+
+
+@contextmanager
+def early_warnings() -> Iterator[MemoryHandler]:
+    """Keep the warnings of the logger `mmrl` that come while a run has no folder, for `record_warnings`."""
+    held, logger = MemoryHandler(10_000, logging.CRITICAL + 1), logging.getLogger("mmrl")
+    held.setLevel(logging.WARNING)
+    logger.addHandler(held)
+    try:
+        yield held
+    finally:
+        logger.removeHandler(held)
 
 
 def also_split(name: str) -> str:

@@ -107,7 +107,7 @@ def is_finished(resolved: Resolved, run: RunDir) -> str:
             f"leave steps out to go on to {wanted}" if wanted > step else f"resume it with steps={2 * step} or so to train on"
         )
         return f"steps is {resolved.config.steps}, and {run.path} has taken {step} already, so there is nothing to do: {to_end}"
-    return f"{run.path} is finished: all its {step} steps are done; to train on, resume it with steps={2 * max(step, 1)} or so"
+    return f"{run.path} is finished, with step {step} as its last; to train on, resume it with steps={2 * max(step, 1)} or so"
 
 
 def note_changes(run: RunDir, step: int, changes: Sequence[ChangedSetting]) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from mmrl.app.errors import Terminal, printable
+from mmrl.app.errors import Lines, Terminal, printable
 from mmrl.app.files import replace_text
 from mmrl.app.run.folder import RunDir, also_split, as_text
 from mmrl.app.run.sample_files import sample_lines
@@ -80,11 +80,11 @@ class Progress:
         every_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.num_steps, self.prompts_per_step, self.every_s, self.clock = num_steps, prompts_per_step, every_s, clock
+        self.num_steps, self.prompts_per_step, self.clock = num_steps, prompts_per_step, clock
         self.console = console or Terminal(stderr=True)
+        self.lines = Lines(self.console, every_s, clock)
         self.first: dict[str, float] = {}
         self.started: tuple[int, float] | None = None
-        self.last_line = -float("inf")
         self.bar = Bar(
             TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=None),
@@ -104,14 +104,7 @@ class Progress:
         self.started = self.started or (step, now - metrics.get("time/step_s", 0.0))
         text = printable("  ".join(filter(None, (figures(metrics, self.prompts_per_step), time_line(metrics)))))
         self.bar.update(self.task, completed=step, description=text)
-        if not self.console.is_terminal and (now - self.last_line >= self.every_s or step == self.num_steps):
-            self.last_line = now
-            self.console.print(
-                f"step {step}/{self.num_steps}  {text}  {self._time_left(step, now)}",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+        self.lines.say(f"step {step}/{self.num_steps}  {text}  {self._time_left(step, now)}", step == self.num_steps)
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
         """Write the figures above the bar, compared with the first, without rewards' parts; a line for each way to answer."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from mmrl.app.report.data import EVAL, TRAIN, RunData, is_evaluation, read_config, warning_counts
 from mmrl.app.report.data import box_space as box_space_of
 from mmrl.app.report.rows import Row, mean
-from mmrl.app.run.folder import REQUESTS, Line, RunDir, lines_of_changes
+from mmrl.app.run.folder import REQUESTS, SEEN, Line, RunDir, lines_of_changes
 from mmrl.app.run.launch import is_locked
 from mmrl.app.toml.tables import Values
 from mmrl.app.watch.tail import Series, Tail, number
@@ -112,8 +112,8 @@ class Feed:
         return State(data.steps_done, data.steps_wanted, is_locked(self.run.path), step_s, asked)
 
     def newest_samples(self) -> list[tuple[str, int, Path]]:
-        """Split, step and file of the newest samples of training and of held-out prompts."""
-        steps = [(split, self.run.sample_steps(split)[-1:]) for split in (TRAIN, EVAL)]
+        """Split, step and file of the newest samples of training, and of held-out or seen prompts."""
+        steps = [(split, self.run.sample_steps(split)[-1:]) for split in (TRAIN, EVAL, SEEN)]
         return [(split, step, self.run.samples_file(split, step)) for split, last in steps for step in last]
 
     def rows(self, file: Path, space: str | None) -> list[Row]:

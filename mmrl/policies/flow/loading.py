@@ -143,7 +143,9 @@ def refuse_odd_parts(index: Index, family: type[FlowFamily], place: str) -> None
     """Raise ValueError for a model_index.json that names no class for a part, or one from elsewhere."""
     kind = getattr(import_module("diffusers"), str(index.get("_class_name")), None)
     if kind is None:
-        raise ValueError(f"{place} is a {index.get('_class_name')}, which this diffusers does not have: install a newer one")
+        raise ValueError(
+            f"{place} is of class {index.get('_class_name')}, which this diffusers does not have: install a newer one"
+        )
     taken = signature(kind.__init__).parameters.values()
     needed = {one.name for one in taken if one.default is Parameter.empty} - {"self", *kind._optional_components}
     for name, part in index.items():

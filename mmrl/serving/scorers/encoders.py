@@ -67,7 +67,7 @@ def hub_encoder(model: str, processor: str, device: str) -> HubEncoder:
     held = hold(("encoder", model), lambda: load_pretrained(AutoModel.from_pretrained, model, "model"), device)
     if not hasattr(held.model, "get_text_features"):
         raise ValueError(
-            f"model {model!r} is a {type(held.model).__name__}, which does not encode pictures and texts: name a CLIP"
+            f"model {model!r} is of class {type(held.model).__name__}, which does not encode pictures and texts: name a CLIP"
         )
     pictures = companion("AutoImageProcessor", processor, "processor", backend="pil")
     return HubEncoder(held, pictures, companion("AutoTokenizer", processor, "processor"))

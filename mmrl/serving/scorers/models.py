@@ -155,7 +155,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         if isinstance(found, Mapping) and isinstance(found.get(wrapping), Mapping):
             found = found[wrapping]
     if not isinstance(found, Mapping):
-        raise ValueError(f"{file} holds a {type(found).__name__}, not the names and tensors of a model")
+        raise ValueError(f"{file} holds an object of type {type(found).__name__}, not the names and tensors of a model")
     return {str(key): value for key, value in found.items() if isinstance(value, Tensor)}
 
 

@@ -5,6 +5,7 @@ import logging
 import math
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,24 @@ class Writer:
             self._thread = None
 
 
+class Pace:
+    """Lets a killed run lose no more than some seconds of work."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds, self.clock = seconds, clock
+        self._saved = self._looked = clock()
+
+    def note(self) -> None:
+        """The run is saved as it is."""
+        self._saved = self.clock()
+
+    def is_late(self) -> bool:
+        """To be asked after every step: would more be lost at the end of the next one, if it takes as long as this one?"""
+        now, before = self.clock(), self._looked
+        self._looked = now
+        return now - self._saved + now - before > self.seconds
+
+
 @dataclass(frozen=True)
 class Checkpoints:
     """The folder `checkpoints/` of a run, with one folder `step-N` per checkpoint."""
@@ -72,6 +91,8 @@ class Checkpoints:
     """A metric, higher being better, such as eval/total: the checkpoint with the best value is kept while it is the best."""
     asynchronous: bool = False
     """Written by a thread: the run waits for the copy of its state only, and for the write before, if that still goes on."""
+    pace: Pace | None = None
+    """None: time asks for no checkpoint."""
     _writer: Writer = field(default_factory=Writer, init=False, compare=False, repr=False)
 
     @in_span("checkpoint")
@@ -89,11 +110,17 @@ class Checkpoints:
         Raises:
             CheckpointError: it cannot be written; says how much room there is and which checkpoints are left.
         """
+        if self.pace is not None:
+            self.pace.note()
         failed = self._save(step, state, self._scores(metrics or {}), final) if ranks.is_main else ""
         for message in ranks.gather(failed):
             if message:
                 raise CheckpointError(message)
         return self._path(step)
+
+    def is_late(self) -> bool:
+        """Is it time for a checkpoint, by the clock? To be asked after every step."""
+        return self.pace is not None and self.pace.is_late()
 
     def wait(self) -> None:
         """Wait for the write in progress, if there is one."""

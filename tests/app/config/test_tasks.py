@@ -30,7 +30,7 @@ def data_of(task: str, data: str, *words: str, held_out: str | None = None) -> t
 
 def test_evaluations_come_with_held_out_prompts_only(folder: Path):
     often = [one_line("grounding", "m", data, ["iou"], ["steps=40"]).config for data in ("parts/train.jsonl", "boxes.jsonl")]
-    assert [(one.save_every, one.evaluate_every) for one in often] == [(4, 4), (4, 0)]
+    assert [(one.save_every, one.evaluate_every) for one in often] == [(0, 4), (0, 0)]
 
 
 def test_clips_are_drawn_by_a_word(folder: Path):
@@ -71,7 +71,9 @@ def test_clips_are_read_by_their_layout(folder: Path):
 @pytest.mark.parametrize(("steps", "every"), [(100, 10), (7, 1), (500, 50)])
 def test_every_run_is_saved_and_evaluated(folder: Path, steps: int, every: int):
     config = one_line("grounding", "m", "parts/train.jsonl", ["iou"], [f"steps={steps}"]).config
-    assert config.save_every == config.evaluate_every == every
+    assert config.saves_by_time and config.evaluate_every == every
+    words = [f"steps={steps}", "checkpoint.keep_best=eval/total"]
+    assert one_line("grounding", "m", "parts/train.jsonl", ["iou"], words).config.save_every == every
     said = one_line("grounding", "m", "parts/train.jsonl", ["iou"], ["save_every=3"])
     assert said.config.save_every == 3 and said.origin(("evaluate_every",)) == "task grounding"
 

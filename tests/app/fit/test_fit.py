@@ -78,7 +78,7 @@ def test_a_real_model_gets_adapters_and_fits(small: Fit):
     assert not config.algorithm.algorithm.shadows and not any("beside" in name for name in memory.stays)
     assert policy.max_pixels == 1_003_520 and config.optimizer.lr == 1e-5 and config.algorithm.algorithm.old == "reread"  # type: ignore[union-attr]
     assert advice(memory, size * GIB, is_text=True) is None and fit.device.fits(memory)
-    assert config.save_every == config.evaluate_every == 10 and config.evaluation.data is not None
+    assert config.saves_by_time and config.evaluate_every == 10 and config.evaluation.data is not None
 
 
 @pytest.mark.evidence

@@ -257,7 +257,9 @@ def test_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]):
         meter.move("", done)
     meter.move("plain", 10)
     meter.close()
-    assert capsys.readouterr().err.splitlines() == ["4 of 10 prompts", "10 of 10 prompts", "10 of 10 prompts, plain"]
+    assert capsys.readouterr().err.splitlines() == [
+        *("2 of 10 prompts", "6 of 10 prompts", "10 of 10 prompts", "10 of 10 prompts, plain")
+    ]
 
 
 def test_kinds_of_a_config_are_kept_in_it(tmp_path: Path):

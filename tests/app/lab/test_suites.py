@@ -144,7 +144,12 @@ def test_refcoco_has_a_headline_splits_and_a_rate_of_unread_answers(tmp_path: Pa
     assert found[:2] == [("", "", "Acc@0.5"), ("", "", "IoU")] and {kind for _, kind, _ in found} == {"", "val", "testA"}
     assert summary["numbers"][0]["unparsed"] is not None
     answer("refcoco", tmp_path / "refcoco", "seed=1", output="other")
-    assert compare(Path("eval"), Path("other")).num_shared == 4
+    compared = compare(Path("eval"), Path("other"))
+    assert compared.num_shared == 4
+    assert [one.name for one in compared.differences] == ["Acc@0.5", "IoU", "Acc@0.7", "Acc@0.9"], "by the suite's own names"
+    assert compared.notices[-1].startswith(
+        "Suite refcoco: every prompt counts equally here; in the published figures every split"
+    )
 
 
 def test_a_run_answers_by_the_published_protocol_and_not_by_its_own():

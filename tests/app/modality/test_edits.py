@@ -134,6 +134,6 @@ def test_one_line_trains_an_editor(rows: Path):
     words = ["policy.model=tiny:kontext", "steps=1"]
     config: Any = one_line("edit", "tiny:kontext", str(rows), ["keeps_rest=0.5"], words).config
     assert (config.data.use, config.algorithm.label.split()[0]) == ("edits", "flow_grpo")
-    assert (config.policy.height, config.save_every, config.evaluate_every) == (512, 1, 0)
+    assert (config.policy.height, config.saves_by_time, config.evaluate_every) == (512, True, 0)
     with pytest.raises(ValueError, match=r"--task edit needs --reward, for example mmrl train --task edit .*Kontext"):
         one_line("edit", "tiny:kontext", str(rows), [], [])

@@ -75,7 +75,7 @@ def test_prompts_with_pictures_are_refused(make: Make, tmp_path: Path):
     resolved = make()
     resolved.table.set(("data",), {"use": "./pictures.py"}, "test")
     with pytest.raises(
-        ValueError, match=r"prompt 'b' holds 1 pictures, but policy\.model .* draws from text alone: remove the pictures"
+        ValueError, match=r"prompt 'b' holds 1 picture, but policy\.model .* draws from text alone: remove the pictures"
     ):
         build(configs.resolve(resolved.table))
 

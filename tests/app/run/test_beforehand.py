@@ -48,7 +48,7 @@ def test_a_way_to_evaluate_never_takes_the_name_of_a_reward():
     ("word", "said"),
     [
         ("evaluation.num_samples=4", r"evaluation\.num_samples: nothing is evaluated"),
-        ("evaluation.guidance=2", r"evaluation\.guidance: nothing is evaluated"),
+        ("evaluation.by=['kind']", r"evaluation\.by: nothing is evaluated"),
         ("evaluate_every=5", "evaluate_every: nothing is evaluated"),
         ("checkpoint.keep_best=eval/total", r"checkpoint\.keep_best: nothing is evaluated"),
         ("trackers.project=mine", r"trackers\.project: no tracker is on"),
@@ -60,6 +60,15 @@ def test_settings_that_nothing_reads_are_named(word, said):
     [sentence] = idle_settings(load("tiny/flow", [*off, word]).config)
     assert said.replace("\\", "") in sentence
     assert list(idle_settings(load("tiny/flow").config)) == []
+
+
+def test_prompts_that_are_shown_are_answered_by_settings_of_evaluation():
+    words = ["evaluation={}", "evaluate_every=0", "evaluation.guidance=2"]
+    assert list(idle_settings(load("tiny/flow", words).config)) == []
+    for off in ("evaluation.seen=0", "samples_every=0", "evaluation.num_prompts=0"):
+        config = load("tiny/flow", [*words, off]).config
+        assert config.num_seen == 0
+        assert [sentence.partition(":")[0] for sentence in idle_settings(config)] == ["evaluation.guidance"]
 
 
 def test_columns_that_look_like_settings(caplog):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.run.folder import RunDir
+from mmrl.app.run.folder import RunDir, early_warnings
 
 
 def test_a_new_run_notes_versions_and_an_old_one_is_never_overwritten(tmp_path: Path) -> None:
@@ -56,6 +56,27 @@ def test_truncating_forgets_what_came_after_the_checkpoint_and_the_torn_line(tmp
     read = run.read_metrics()
     assert not read.torn and [line["a"] for line in read.lines] == [0.0, 1.0, 2.0, 30.0]
     assert run.sample_steps("eval") == [0, 1, 2] and run.warnings_file.read_text() == ""
+
+
+def test_warnings_from_before_a_run_has_a_folder_come_first(tmp_path: Path) -> None:
+    log = logging.getLogger("mmrl")
+    with early_warnings() as early:
+        log.warning("the data have duplicates")
+        log.info("fine")
+        run = RunDir.create(tmp_path)
+        with run.record_warnings(lambda: 0, early):
+            log.warning("the clip range is wide")
+        log.warning("after")
+    log.warning("much later")
+    lines = [json.loads(text) for text in run.warnings_file.read_text().splitlines()]
+    assert [(line["step"], line["text"]) for line in lines] == [(0, "the data have duplicates"), (0, "the clip range is wide")]
+    with early_warnings() as early:
+        log.warning("the data have duplicates")
+        log.warning("the disk is slow")
+        with run.record_warnings(lambda: 5, early):
+            log.warning("the clip range is wide")
+    texts = [json.loads(text)["text"] for text in run.warnings_file.read_text().splitlines()]
+    assert texts[2:] == ["the disk is slow", "the clip range is wide"], "a run that resumes says no early one twice"
 
 
 def test_warnings_are_recorded_with_their_step_and_only_inside(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_moved_run_is_its_own_output(run: RunDir, tmp_path: Path):
 
 
 def test_a_finished_run_says_so(run: RunDir):
-    assert "is finished: all its 1 steps are done" in is_finished(resolve(run), run)
+    assert "is finished, with step 1 as its last" in is_finished(resolve(run), run)
     assert is_finished(resolve(run, "steps=2"), run) == ""
 
 
@@ -152,5 +152,5 @@ def test_a_changed_run_lists_it_before_its_first_step_and_in_every_file(
     assert {"step": 1, "run/changed_settings": 2.0} in lines
     before = run.metrics_file.read_bytes()
     again = run_training(resolve(run), run.path)
-    assert "is finished: all its 2 steps are done" in capsys.readouterr().err
+    assert "is finished, with step 2 as its last" in capsys.readouterr().err
     assert again.metrics_file.read_bytes() == before

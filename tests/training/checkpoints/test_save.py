@@ -16,8 +16,9 @@ from mmrl.core.ranks import Ranks
 from mmrl.training.checkpoints import files as checkpoint_files
 from mmrl.training.checkpoints import save as checkpoint
 from mmrl.training.checkpoints.files import looks_whole
-from mmrl.training.checkpoints.save import CheckpointError, Checkpoints
+from mmrl.training.checkpoints.save import CheckpointError, Checkpoints, Pace
 from mmrl.training.optim import OptimizerSettings
+from mmrl.training.trainer import Records
 from tests.support.fakes import prompts
 from tests.support.trainers import make_trainer
 
@@ -356,3 +357,29 @@ def test_a_finished_file_is_closed_and_knows_its_checksum(tmp_path: Path):
     assert file.stream.closed and file.size == 3
     assert file.hash.hexdigest() == hashlib.sha256(b"abc").hexdigest()
     assert (tmp_path / "part").read_bytes() == b"abc"
+
+
+def test_time_asks_for_a_checkpoint_before_too_much_could_be_lost(tmp_path: Path):
+    now = [0.0]
+    pace = Pace(100.0, lambda: now[0])
+    late: list[bool] = []
+    for seconds in (40.0, 40.0, 10.0, 10.0, 130.0):
+        now[0] += seconds
+        late.append(pace.is_late())
+        if late[-1]:
+            pace.note()
+    # 40 + 40 fits; 80 + 40 does not, so it is saved at 80; 10 + 10 and 20 + 10 fit; after a step of 130 every step is saved
+    assert late == [False, True, False, False, True]
+    assert Checkpoints(tmp_path).is_late() is False
+
+
+def test_a_run_is_saved_by_the_clock_and_goes_on_from_there(tmp_path: Path):
+    now = iter(range(0, 1000, 10))
+    checkpoints = Checkpoints(tmp_path, keep=0, pace=Pace(25.0, lambda: float(next(now))))
+    whole = make_trainer(steps=6, records=Records(checkpoints=checkpoints))
+    whole.fit()
+    assert checkpoints.steps() == [2, 3, 4, 5, 6]
+    again = make_trainer(steps=6)
+    again.load_state_dict(checkpoints.load(2))
+    again.fit()
+    assert torch.equal(state(whole), state(again))

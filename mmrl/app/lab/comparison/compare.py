@@ -7,9 +7,10 @@ from pathlib import Path
 
 from mmrl.app.files import replace_text
 from mmrl.app.lab.comparison.sides import Side, read_side
+from mmrl.app.lab.evaluation.suites import suite_figures
 from mmrl.app.report.charts import Chart, Series, line_chart
 from mmrl.app.report.data import EVAL, column, read_rows
-from mmrl.app.report.figures import Change, figures, paired_changes
+from mmrl.app.report.figures import Change, Figure, figures, paired_changes
 from mmrl.app.report.page import environment
 from mmrl.app.report.rows import Row, Task, by_task, mean
 from mmrl.app.run.folder import Line, also_split
@@ -90,16 +91,21 @@ def compare(a: Path | str, b: Path | str) -> Comparison:
     sides = read_side(Path(a)), read_side(Path(b))
     names = run_names(sides[0].path, sides[1].path)
     shared = [task for task in sides[0].last if task in sides[1].last]
-    held_out = [curves_of(side, shared) for side in sides]
+    suite = sides[0].suite if sides[0].suite is sides[1].suite else None
+    asked = [] if suite is None else suite_figures(suite)
+    held_out = [curves_of(side, shared, asked=asked) for side in sides]
     also = [compare_way(sides, way) for way in sides[0].also if way in sides[1].also]
     training = [{name: column(side.train, name) for name in metric_names(side.train)} for side in sides]
     notices = [f"{name}: {notice}" for name, side in zip(names, sides, strict=True) for notice in side.notices]
+    if suite is not None and suite.macro:
+        counted = " and ".join(suite.macro)
+        notices.append(f"Suite {suite.name}: every prompt counts equally here; in the published figures every {counted} does.")
     with_curves = all(side.run is not None for side in sides)
     return Comparison(
         names,
         settings(sides[0].config, sides[1].config),
         metric_rows(held_out[0], held_out[1], lambda _: True),
-        paired_changes(sides[0].last, sides[1].last),
+        paired_changes(sides[0].last, sides[1].last, asked),
         len(shared),
         [one for one in also if one.num_shared],
         metric_rows(training[0], training[1], lambda name: is_reward(name) or name == "reward/total"),
@@ -143,12 +149,12 @@ def notes_on_ways(sides: tuple[Side, Side], names: tuple[str, str], also: Sequen
     return found + [f"The two share no prompt of [[evaluation.also]] {one.name}." for one in also if not one.num_shared]
 
 
-def curves_of(side: Side, shared: Sequence[Task], way: str = "") -> dict[str, Curve]:
+def curves_of(side: Side, shared: Sequence[Task], way: str = "", asked: Sequence[Figure] = ()) -> dict[str, Curve]:
     """Every figure of these prompts over the evaluations of a side; samples of a prompt are averaged first."""
     curves: dict[str, Curve] = {}
     for step, rows in evaluations(side, way) if shared else []:
         tasks = [rows[task] for task in shared if task in rows]
-        for figure in figures([row for task in tasks for row in task]):
+        for figure in asked or figures([row for task in tasks for row in task]):
             value = mean(mean(map(figure.value, task)) for task in tasks)
             if math.isfinite(value):
                 steps, values = curves.setdefault(figure.name, ([], []))

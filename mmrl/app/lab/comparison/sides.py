@@ -10,6 +10,8 @@ from mmrl.app.report.rows import Row, Task, by_task
 from mmrl.app.run.evaluation_folder import EvaluationDir, prediction_lines
 from mmrl.app.run.folder import Line, also_split
 from mmrl.app.toml.tables import Values
+from mmrl.data.suites.suite import Suite
+from mmrl.data.suites.table import SUITES
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,13 @@ class Side:
     run: RunData | None = None
     """None: an evaluation, which has no curves."""
     train: Sequence[Line] = field(default_factory=list[Line])
+
+    @property
+    def suite(self) -> Suite | None:
+        """The published test set that was answered; None: other prompts, or a run's own."""
+        data = self.config.get("data", {})
+        name = str(data.get("suite")) if self.run is None and isinstance(data, Mapping) else ""
+        return SUITES.get(name)
 
 
 def read_side(path: Path) -> Side:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from mmrl.app.errors import Terminal, printable
+from mmrl.app.errors import Lines, Terminal, printable
 from mmrl.app.lab.evaluation.prepare import Ready
 from mmrl.app.report.rows import Row
 from mmrl.app.run.evaluation_folder import EvaluationDir
@@ -66,9 +66,8 @@ class Meter:
         every_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.num_prompts, self.every_s, self.clock = num_prompts, every_s, clock
-        self.console = console or Terminal(stderr=True)
-        self.last = clock()
+        self.num_prompts, self.console = num_prompts, console or Terminal(stderr=True)
+        self.lines = Lines(self.console, every_s, clock)
         self.bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -85,10 +84,7 @@ class Meter:
         """The number of prompts answered in this way."""
         words = printable(f"prompts, {way}" if way else "prompts")
         self.bar.update(self.task, completed=done, description=words)
-        now = self.clock()
-        if not self.console.is_terminal and (now - self.last >= self.every_s or done == self.num_prompts):
-            self.last = now
-            self.console.print(f"{done} of {self.num_prompts} {words}", markup=False, highlight=False, soft_wrap=True)
+        self.lines.say(f"{done} of {self.num_prompts} {words}", done == self.num_prompts)
 
     def close(self) -> None:
         if self.console.is_terminal:

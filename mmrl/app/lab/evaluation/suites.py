@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.lab.evaluation.tables import Number
 from mmrl.app.report.data import in_order, kind_of_row
-from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, Estimate, estimate, unread_by
+from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, Estimate, Figure, estimate, unread_by
 from mmrl.app.report.rows import Row, by_task, mean
 from mmrl.app.run.build import TINY
 from mmrl.app.run.folder import Line, RunDir
@@ -177,6 +178,11 @@ def leaves(columns: Sequence[str], key: str, rows: Sequence[Row], weight: float 
     kinds = {kind: own for kind, own in kinds.items() if prompt_means(key, own)}
     for own in kinds.values():
         yield from leaves(columns[1:], key, own, weight / len(kinds))
+
+
+def suite_figures(suite: Suite) -> list[Figure]:
+    """The suite's figures of a sample, by the names that it gives them."""
+    return [Figure(name, "reward", partial(value_of, key=key), unread_by(key)) for name, key in suite.figures.items()]
 
 
 def prompt_means(key: str, rows: Sequence[Row]) -> list[float]:

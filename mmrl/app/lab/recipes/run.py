@@ -1,12 +1,10 @@
 """`mmrl recipe run`: train with the recipe, measure, and print the numbers next to the paper's."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
-from mmrl.app.config.run import Resolved
 from mmrl.app.lab.recipes.facts import find_recipe
 from mmrl.app.lab.recipes.measure import Measured, measure_run, plan_measures, print_measured
 from mmrl.app.lab.recipes.pages import missing_files
@@ -51,17 +49,9 @@ def run_recipe(
             raise ValueError(missing_files(recipe))
         resolved = configs.load(str(recipe.config), words)
     planned = plan_measures(recipe, resolved)
-    trained = None if untrained else RunDir.open(run) if run is not None else train(resolved)
+    trained = None if untrained else RunDir.open(run) if run is not None else run_training(resolved)
     found = measure_run(recipe, planned, trained, limit)
     print_measured(recipe, found)
     if trained is not None:
         console.print(f"kept in {trained.path / 'recipe.json'}", highlight=False)
     return found
-
-
-def train(resolved: Resolved) -> RunDir:
-    """The run, which keeps a checkpoint of its end."""
-    config = resolved.config
-    if not config.save_every:
-        resolved = replace(resolved, config=replace(config, save_every=config.steps))
-    return run_training(resolved)

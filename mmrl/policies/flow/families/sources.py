@@ -45,7 +45,7 @@ def refuse_sources(prompts: Sequence[Prompt], allowed: tuple[int, int], model: s
     if not bad:
         return
     held = [len(prompt.media) for prompt in bad]
-    who = f"prompt {bad[0].id!r} holds {held[0]} pictures"
+    who = f"prompt {bad[0].id!r} holds {held[0]} {'picture' if held[0] == 1 else 'pictures'}"
     if len(bad) > 1:
         counts = " or ".join(map(str, sorted(set(held))))
         who = f"{len(bad)} of {len(prompts)} prompts hold {counts} pictures (the first is {bad[0].id!r})"
