@@ -16,6 +16,7 @@ from mmrl.app.planning.choices import Choice, Facts, area_of, usual_choices, wit
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import size_text
 from mmrl.app.planning.reward_memory import reward_memory
+from mmrl.app.run.beforehand import refuse_unknown_space
 from mmrl.app.run.build import with_local_model
 from mmrl.core.types import Prompt
 
@@ -37,6 +38,7 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
 
     Raises the errors of `draw_up`, and ValueError if nothing fits: with the changes that help most.
     """
+    refuse_unknown_space(with_local_model(resolved.config))
     prompts = sorted(prompts_of(resolved), key=area_of, reverse=True)
     facts = facts_of(resolved, prompts)
     usual = usual_choices(resolved, facts)

@@ -9,6 +9,7 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun
 from mmrl.app.planning.memory import Memory, estimate, has_card
 from mmrl.app.planning.reward_memory import RewardMemory, add_rewards, reward_memory
+from mmrl.app.run.beforehand import refuse_unknown_space
 from mmrl.app.run.build import check_ranks, first_prompts, load_prompts, with_local_model
 from mmrl.app.run.context import refuse_idle_methods
 from mmrl.core.types import Prompt
@@ -44,6 +45,7 @@ def draw_up(resolved: Resolved, processes: int = 1, on_card: bool | None = None)
     `on_card`: does the run have a card, where rewards hold their models too (None: as this machine)? Raises FileNotFoundError
     without a plug-in, data file or the model's config, and ValueError for what `mmrl train` would refuse.
     """
+    refuse_unknown_space(with_local_model(resolved.config))
     check_geometry(resolved, processes)
     on_card = has_card() if on_card is None else on_card
     return Estimates(processes, prompts_of(resolved), reward_memory(resolved, on_card)).of(resolved)

@@ -17,6 +17,7 @@ from mmrl.policies.flow.write.sketch import make_family, sketch_of
 from mmrl.policies.shared.chat_templates import refuse_endless
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, switch_casts
 from mmrl.policies.shared.weights import whole
+from mmrl.runtime.near import near
 from mmrl.runtime.offline import check_hub, offline_note
 from mmrl.runtime.pretrained import REMEDY, load_whole, readable
 
@@ -118,7 +119,7 @@ def pipeline_folder(model: str, index: Index) -> Path:
 def load_index(model: str, own: type[FlowFamily] | None = None) -> Index:
     """The parts that the pipeline is made of, after checking that it can be trained here, by mmrl's family or a user's `own`."""
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
-        raise FileNotFoundError(f"policy.model: there is no folder {model!r}: check the path")
+        raise FileNotFoundError(f"policy.model: there is no folder {model!r}{near(model)}: check the path")
     check_hub(model)
     place = f"policy.model {model!r}"
     try:
@@ -126,7 +127,7 @@ def load_index(model: str, own: type[FlowFamily] | None = None) -> Index:
             index: Index = dict(import_module("diffusers").DiffusionPipeline.load_config(model))
     except OSError as error:
         raise FileNotFoundError(
-            f"{place} is neither a folder with a pipeline nor one the Hugging Face hub gave us: "
+            f"{place} is neither a folder with a pipeline{near(model)} nor one the Hugging Face hub gave us: "
             f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
         ) from None
     family = family_of(index, model, own)

@@ -19,6 +19,7 @@ from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.text_only import TextOnly, TextProcessor
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.near import near
 from mmrl.runtime.offline import check_hub, offline_note
 from mmrl.runtime.pretrained import load_whole, readable, refuse_absurd_sizes
 
@@ -113,7 +114,7 @@ def refuse_no_model(folder: Path, name: str) -> None:
                 "with its weights and processor"
             )
     elif name.startswith((".", "/", "~")):
-        raise FileNotFoundError(f"policy.model: there is no folder {name!r}: check the path")
+        raise FileNotFoundError(f"policy.model: there is no folder {name!r}{near(name)}: check the path")
 
 
 def load_config(config: TextPolicyConfig) -> Any:
@@ -134,7 +135,7 @@ def load_config(config: TextPolicyConfig) -> Any:
             found = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
     except OSError as error:
         raise FileNotFoundError(
-            f"policy.model {name!r} is neither a folder with a model nor one the Hugging Face hub gave us: "
+            f"policy.model {name!r} is neither a folder with a model{near(name)} nor one the Hugging Face hub gave us: "
             f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
         ) from None
     remote = "AutoModelForImageTextToText" in (getattr(found, "auto_map", None) or {})
