@@ -40,6 +40,8 @@ class TextPolicyConfig:
 
     model: str
     """A folder, or a name on the Hugging Face hub."""
+    variant: str | None = None
+    """Weights with this word in their files' names (transformers' `variant`), such as fp16; None: the plain ones."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: full fine-tuning keeps float32 master weights and computes in bfloat16; with LoRA only adapters are float32."""
     lora: LoraSettings | None = None
@@ -91,6 +93,11 @@ class TextPolicyConfig:
         if self.engine is not None and self.engine.sync == "lora" and self.lora is None:
             raise ValueError(
                 'policy.engine.sync is "lora", and all weights train, for there is no [policy.lora]: set it to "auto" or "file"'
+            )
+        if self.engine is not None and self.variant is not None:
+            raise ValueError(
+                f"policy.variant is {self.variant!r}, and [policy.engine] reads the plain weights of a model: save those of the "
+                "variant to a folder of their own, and name that"
             )
         if self.prefix == "packed" and self.attn_implementation not in (None, "sdpa"):
             raise ValueError(
