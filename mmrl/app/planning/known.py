@@ -25,7 +25,7 @@ Known = Mapping[str, Any]
 
 
 @cache
-def known_models() -> Mapping[str, Path]:
+def files_by_name() -> Mapping[str, Path]:
     """Hub name in small letters -> the file with its settings."""
     return {file.stem.replace("--", "/").lower(): file for file in FOLDER.glob("*.json")}
 
@@ -50,7 +50,7 @@ def with_settings(config: RunConfig) -> RunConfig:
 def settings_of(config: RunConfig) -> Path | None:
     """The file with the settings of a run's model; None for one that is on this machine, is not known, or is of another kind."""
     model, index_file = config.policy.model, modality_of(config.policy).index_file
-    found = known_models().get(model.lower())
+    found = files_by_name().get(model.lower())
     if found is None or Path(model).expanduser().exists():
         return None
     from huggingface_hub import try_to_load_from_cache

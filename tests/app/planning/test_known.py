@@ -12,13 +12,13 @@ from mmrl.app.commands import plan
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import RunConfig, load
 from mmrl.app.fit.plan import draw_up
-from mmrl.app.planning.known import known_models, note_of, settings_of, with_settings
+from mmrl.app.planning.known import files_by_name, note_of, settings_of, with_settings
 from mmrl.policies.flow.dry_run import size_of_generator
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.settings import TextPolicyConfig
 
-FILES = sorted(known_models().values())
+FILES = sorted(files_by_name().values())
 READ: dict[str, dict[str, Any]] = {file.stem: json.loads(file.read_text()) for file in FILES}
 WRITERS = [name for name, known in READ.items() if "files" not in known]
 LARGEST = 4096
