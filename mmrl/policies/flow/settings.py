@@ -20,12 +20,6 @@ class FlowPolicyConfig:
 
     model: str
     """A folder, a name on the Hugging Face hub, or one .safetensors file in its makers' layout (see `base`)."""
-    base: str | None = None
-    """With one .safetensors file: folder or hub name of the pipeline that it belongs to, whose configs are read, and the weights
-    that the file lacks; None: the one that diffusers knows for such a file, if it was downloaded before."""
-    variant: str | None = None
-    """Weights with this word in their files' names (diffusers' `variant`), such as fp16; parts without such files take the plain
-    ones. None: the plain ones."""
     height: Annotated[int, Range(1, 2**14, why="a picture and its activations are in memory")] = 512
     """Height of the images in pixels, in training and evaluation, for prompts without the columns width and height."""
     width: Annotated[int, Range(1, 2**14, why="a picture and its activations are in memory")] = 512
@@ -89,6 +83,12 @@ class FlowPolicyConfig:
     """Your own class for pipelines that mmrl does not know, such as "./mine.py:Mine"; None: mmrl's for the pipeline."""
     tf32: bool = False
     """Matrix products of float32 in TF32 on NVIDIA GPUs: faster, with about 3 digits; only for dtype = float32."""
+    base: str | None = None
+    """With one .safetensors file: folder or hub name of the pipeline that it belongs to, whose configs are read, and the weights
+    that the file lacks; None: the one that diffusers knows for such a file, if it was downloaded before."""
+    variant: str | None = None
+    """Weights with this word in their files' names (diffusers' `variant`), such as fp16; parts without such files take the plain
+    ones. None: the plain ones."""
 
     @property
     def rows_per_decode(self) -> int:

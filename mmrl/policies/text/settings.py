@@ -40,8 +40,6 @@ class TextPolicyConfig:
 
     model: str
     """A folder, or a name on the Hugging Face hub."""
-    variant: str | None = None
-    """Weights with this word in their files' names (transformers' `variant`), such as fp16; None: the plain ones."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: full fine-tuning keeps float32 master weights and computes in bfloat16; with LoRA only adapters are float32."""
     lora: LoraSettings | None = None
@@ -87,6 +85,8 @@ class TextPolicyConfig:
 
     engine: EngineConfig | None = None
     """Who writes completions; None: the policy's own network."""
+    variant: str | None = None
+    """Weights with this word in their files' names (transformers' `variant`), such as fp16; None: the plain ones."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
