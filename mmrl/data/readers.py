@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from mmrl.data.validate import Report
+from mmrl.runtime.near import near
 from mmrl.runtime.offline import check_hub, offline_note
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
 def existing(path: str | Path) -> Path:
     """The path, if there is such a file; else FileNotFoundError."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"data file {path} does not exist: check the path")
+        raise FileNotFoundError(f"data file {path} does not exist{near(path)}: check the path")
     return Path(path)
 
 
@@ -189,7 +190,7 @@ def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfD
         data = data.to_iterable_dataset() if streaming else data
     elif path.suffix == ".parquet":
         if not any(path.parent.glob(path.name)):
-            raise FileNotFoundError(f"data file {name} does not exist")
+            raise FileNotFoundError(f"data file {name} does not exist{near(name)}")
         data = hf.load_dataset("parquet", data_files=name, split=split or "train", streaming=streaming)
     else:
         check_hub(name)

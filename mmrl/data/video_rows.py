@@ -17,6 +17,7 @@ from mmrl.data.files.pictures import picture_size
 from mmrl.data.files.videos import VideoFacts, probe_video
 from mmrl.data.readers import Cell, Row, read_json
 from mmrl.data.validate import FILE_ROW, SPAN_SLACK, Report, check_answer, check_new_id
+from mmrl.runtime.near import near
 
 WHEN = "{question}\nWhen does this happen? Answer in seconds, as in <answer>12.5 to 17.0</answer>."
 CHOOSE = "{question}\nAnswer with the letters of all right options, as in <answer>A,C</answer>."
@@ -105,7 +106,7 @@ def read_videos(
     file, report = Path(path), Report(str(path))
     folder = file.parent if videos is None else Path(videos)
     if not folder.is_dir():
-        raise FileNotFoundError(f"the folder of videos {folder} does not exist: set `videos`")
+        raise FileNotFoundError(f"the folder of videos {folder} does not exist{near(folder)}: set `videos`")
     found, prompts, ids = VideoFolder(folder, anywhere), list[Prompt](), set[str]()
     for row in rows(file, report):
         report.num_rows += 1

@@ -8,6 +8,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from mmrl.runtime.near import near
+
 SWITCHES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 ANSWER_S = 8.0
 """Seconds that the hub has for its first answer."""
@@ -36,7 +38,7 @@ def check_hub(source: str) -> None:
         return
     if trouble := hub_trouble():
         raise FileNotFoundError(
-            f"{source!r} is no folder here, and {trouble}: check name and network, "
+            f"{source!r} is no folder here{near(source)}, and {trouble}: check name and network, "
             "or set HF_HUB_OFFLINE=1 to use what was downloaded before"
         )
 

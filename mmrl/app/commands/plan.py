@@ -107,6 +107,8 @@ def show_plan(resolved: Resolved, made: Plan, size: int | None, calibrate: int, 
     print_geometry(made)
     print_calls(made)
     print_memory(made, on_card=size is not None)
+    if made.note:
+        console.print(f"note: {made.note}", style="yellow", markup=False)
     trouble = None if size is None else advice(made.memory, size, made.is_text)
     if trouble is not None:
         console.print(f"DOES NOT FIT: {trouble}", style="bold red", markup=False)
@@ -127,6 +129,7 @@ def tell_plan(resolved: Resolved, made: Plan, size: int | None, calibrate: int, 
     facts = {
         "algorithm": config.algorithm.label,
         "model": config.policy.model,
+        "note": made.note or None,
         "steps": config.steps,
         "prompts_per_step": config.prompts_per_step,
         "group_size": config.algorithm.algorithm.group_size,

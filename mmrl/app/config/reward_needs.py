@@ -1,7 +1,7 @@
 """The needs of shipped rewards, of prompts and of groups: the one table that runs are checked by and that the docs show."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from mmrl.answers.spans.attempts import true_spans
 from mmrl.app.config.needed_rewards import rewards_in
 from mmrl.app.config.reward_models import is_shipped
 from mmrl.app.plugins import foreign_rewards as adapters
+from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Prompt
 from mmrl.data.validate import check_answer
 from mmrl.serving.reward_client import is_url
@@ -145,6 +146,16 @@ def needs_of(use: str, args: Mapping[str, object], function: Any) -> Iterator[tu
         if isinstance(value, Mapping):
             for inner, own in rewards_in(value):
                 yield from needs_of(inner, own, getattr(function, key, None))
+
+
+def reads_boxes(use: str, args: Mapping[str, object]) -> bool:
+    """Does a reward, or one inside it, read boxes in the way that the model writes them (a field `space` that is "auto")?"""
+    if any(reads_boxes(*one) for value in args.values() for one in rewards_in(value)):
+        return True
+    style, plug_in = adapters.split(use)
+    function = None if is_url(use) or style else load(plug_in, "rewards")
+    usual = {f.name: f.default for f in fields(function)} if is_dataclass(function) else {}
+    return args.get("space", usual.get("space")) == "auto"
 
 
 def refuse_missing_package(name: str, need: Need) -> None:

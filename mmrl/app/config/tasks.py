@@ -16,6 +16,7 @@ from mmrl.data.layouts.guess import guess
 from mmrl.data.readers import TRAIN
 from mmrl.policies.text.prompt.templates import tags_of
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.near import near
 
 TEXT: Values = {"kind": "text", "answer_format": "direct"}
 DRAWN: Values = {"kind": "flow", "height": 512, "width": 512}
@@ -194,7 +195,7 @@ def data_source(data: str, task: str, option: str = "--data") -> tuple[str, str 
     known = [listed.name for listed in listing("datasets")]
     if data in known:
         return data, None
-    raise FileNotFoundError(f"{option} {data} is no file, and of the data sets {did_you_mean(data, known)}")
+    raise FileNotFoundError(f"{option} {data} is no file{near(data)}, and of the data sets {did_you_mean(data, known)}")
 
 
 def clips_layout(file: Path) -> str | None:

@@ -12,6 +12,7 @@ from mmrl.policies.flow.adapters import WEIGHTS
 from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.loading import load_index
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.single_file import pipeline_of
 
 Form = Literal["diffusers", "peft", "kohya"]
 LOAD = re.compile(r'^pipeline\.load_lora_weights\("(THIS_FOLDER\S*?)".*\)$')
@@ -26,8 +27,8 @@ def check_form(form: Form, policy: object, is_adapter: bool) -> None:
         raise ValueError(f"--form {form} is about adapters, and this export is a whole model: leave --form out")
     if not isinstance(policy, FlowPolicyConfig):
         raise ValueError(f"--form {form} is about image generators; adapters of text models are peft's anyway: leave --form out")
-    own = own_family(policy)
-    if form == "kohya" and family_of(load_index(policy.model, own), policy.model, own).networks != ("unet",):
+    own, described = own_family(policy), pipeline_of(policy)
+    if form == "kohya" and family_of(load_index(described.model, own), described.model, own).networks != ("unet",):
         raise ValueError(
             f"--form kohya writes the names of Stable Diffusion's UNet, which {policy.model!r} has not: leave --form out, for "
             "ComfyUI and others read the adapters of newer models in the form diffusers"

@@ -14,9 +14,10 @@ from mmrl.app.fit.remedies import refusal
 from mmrl.app.fit.sizes import Sizes, larger_sizes, least_sizes, size_choices, smaller_sizes
 from mmrl.app.planning.choices import Choice, Facts, area_of, usual_choices, with_choices
 from mmrl.app.planning.device import Device
+from mmrl.app.planning.known import with_settings
 from mmrl.app.planning.memory import size_text
 from mmrl.app.planning.reward_memory import reward_memory
-from mmrl.app.run.build import with_local_model
+from mmrl.app.run.beforehand import refuse_unknown_space
 from mmrl.core.types import Prompt
 
 
@@ -37,6 +38,7 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
 
     Raises the errors of `draw_up`, and ValueError if nothing fits: with the changes that help most.
     """
+    refuse_unknown_space(with_settings(resolved.config))
     prompts = sorted(prompts_of(resolved), key=area_of, reverse=True)
     facts = facts_of(resolved, prompts)
     usual = usual_choices(resolved, facts)
@@ -67,7 +69,7 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
 
 def facts_of(resolved: Resolved, prompts: Sequence[Prompt]) -> Facts:
     """The facts that the model's config and the prompts tell."""
-    return Facts.of(with_local_model(resolved.config).policy, prompts)
+    return Facts.of(with_settings(resolved.config).policy, prompts)
 
 
 def free_sizes(resolved: Resolved, sizes: Sizes) -> Sizes:

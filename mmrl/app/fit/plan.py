@@ -7,9 +7,11 @@ from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun
+from mmrl.app.planning.known import note_of, with_settings
 from mmrl.app.planning.memory import Memory, estimate, has_card
 from mmrl.app.planning.reward_memory import RewardMemory, add_rewards, reward_memory
-from mmrl.app.run.build import check_ranks, first_prompts, load_prompts, with_local_model
+from mmrl.app.run.beforehand import refuse_unknown_space
+from mmrl.app.run.build import check_ranks, first_prompts, load_prompts
 from mmrl.app.run.context import refuse_idle_methods
 from mmrl.core.types import Prompt
 
@@ -29,6 +31,8 @@ class Plan:
     readings: Sequence[str]
     """The readings before the first update."""
     rewards: RewardMemory = field(default_factory=RewardMemory)
+    note: str = ""
+    """A sentence about a model that is not on this machine; empty for one that is."""
     heaviest: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """Width and height of pictures -> samples, in a step of the largest prompts, which the memory is for; empty where prompts
     are alike."""
@@ -44,6 +48,7 @@ def draw_up(resolved: Resolved, processes: int = 1, on_card: bool | None = None)
     `on_card`: does the run have a card, where rewards hold their models too (None: as this machine)? Raises FileNotFoundError
     without a plug-in, data file or the model's config, and ValueError for what `mmrl train` would refuse.
     """
+    refuse_unknown_space(with_settings(resolved.config))
     check_geometry(resolved, processes)
     on_card = has_card() if on_card is None else on_card
     return Estimates(processes, prompts_of(resolved), reward_memory(resolved, on_card)).of(resolved)
@@ -71,7 +76,7 @@ class Estimates:
 
     def of(self, resolved: Resolved) -> Plan:
         """The plan of these settings; errors as in `draw_up`."""
-        config = with_local_model(resolved.config)
+        config = with_settings(resolved.config)
         kind = modality_of(config.policy)
         kind.check_prompts(config.policy, self.prompts)
         algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label, self.prompts)
@@ -85,4 +90,5 @@ class Estimates:
         most = counted.calls(worst=True) if algorithm.planner.max_rounds > 1 else None
         readings = [f"{reading.quantity} of {reading.model}" for reading in algorithm.frozen_reads if reading.model != "rollout"]
         shown = replace(config, policy=replace(config.policy, model=resolved.config.policy.model))
-        return Plan(shown, self.processes, len(few), usual, most, memory, readings, self.rewards, heaviest)
+        note = note_of(resolved.config)
+        return Plan(shown, self.processes, len(few), usual, most, memory, readings, self.rewards, note, heaviest)

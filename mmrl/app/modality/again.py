@@ -36,18 +36,19 @@ def write_again(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKin
         f"{words} `{FACTS}` says what stands around a question.{clips}",
         "",
         "```python",
-        *writing_code(policy, evaluation),
+        *writing_code(policy, evaluation, kind),
         "```",
     ]
 
 
-def writing_code(policy: TextPolicy, evaluation: EvaluationTable) -> Iterator[str]:
+def writing_code(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKind) -> Iterator[str]:
     """Load, write the chat, generate."""
     seeing = "image" in policy.family.sees
     model, other = ("ImageTextToText", "Processor") if seeing else ("CausalLM", "Tokenizer")
     reader = other.lower()
     yield from ("import json", "", f"from transformers import AutoModelFor{model}, Auto{other}", "")
-    yield f'model = AutoModelFor{model}.from_pretrained("THIS_FOLDER", dtype="{dtype_to_load(policy)}")'
+    options = f', variant="{policy.config.variant}"' if kind == "adapter" and policy.config.variant else ""
+    yield f'model = AutoModelFor{model}.from_pretrained("THIS_FOLDER", dtype="{dtype_to_load(policy)}"{options})'
     yield f'{reader} = Auto{other}.from_pretrained("THIS_FOLDER")'
     yield from (READ_FACTS, "", 'text = template["prefix"] + "QUESTION" + template["suffix"]')
     yield f"chat = [{', '.join(turns(policy))}]"

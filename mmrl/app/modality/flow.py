@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.base import AlsoTable, EvaluationTable, ExportKind, Loading
 from mmrl.app.modality.flow_checks import (
@@ -27,7 +29,7 @@ from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.flow.layout import lay_out
 from mmrl.flow.plan import RolloutPlan, evaluation_plan
-from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.settings import SINGLE, FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size, own_size
 from mmrl.training.evaluate import Variant
 
@@ -182,9 +184,13 @@ class FlowModality:
         absent = [name for name, part in pipeline.components.items() if part is None]
         further = list(policy.family.trained)[1:]
         given = [f"{name}=None" for name in absent if name not in pipeline._optional_components]
-        words = ", ".join([f'"{base if adapter else "THIS_FOLDER"}"', *given, *options])
+        variant = [f'variant="{policy.config.variant}"'] if adapter and policy.config.variant else []
+        words = ", ".join([f'"{base if adapter else "THIS_FOLDER"}"', *given, *variant, *options])
+        loading = [f"pipeline = DiffusionPipeline.from_pretrained({words})"]
+        if adapter and policy.config.model.endswith(SINGLE):
+            loading = file_code(policy, base, given, options)
         return (
-            f"pipeline = DiffusionPipeline.from_pretrained({words})",
+            *loading,
             *(['pipeline.load_lora_weights("THIS_FOLDER")'] if adapter else []),
             *(f'pipeline.load_lora_weights("THIS_FOLDER/{name}", load_into_{name}=True)' for name in further if adapter),
         )
@@ -210,12 +216,37 @@ def sketch_of_model(policy: FlowPolicyConfig) -> "tuple[type[FlowFamily], FlowFa
     """The family of a model by its config files, and what these tell of it; errors as in `load_index` and `sketch_of`."""
     from mmrl.policies.flow.families.known import family_of, own_family
     from mmrl.policies.flow.loading import load_index
+    from mmrl.policies.flow.single_file import pipeline_of
     from mmrl.policies.flow.write.sketch import sketch_of
+    from mmrl.policies.shared.variants import refuse_variant, variants_in
 
-    own = own_family(policy)
-    index = load_index(policy.model, own)
-    kind = family_of(index, policy.model, own)
-    return kind, sketch_of(kind, index, policy)
+    own, described = own_family(policy), pipeline_of(policy)
+    index = load_index(described.model, own)
+    if described is policy:
+        folder = Path(policy.model).expanduser()
+        variants = {name: variants_in(folder / name) for name, part in index.items() if isinstance(part, list)}
+        refuse_variant(variants, policy.variant, f"policy.model {policy.model!r}")
+    kind = family_of(index, described.model, own)
+    return kind, sketch_of(kind, index, described)
+
+
+def file_code(policy: "FlowPolicy", file: str, given: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Python that loads the pipeline of a single file: text encoders inside only a pipeline's own loader finds there."""
+    from mmrl.policies.flow.single_file import SingleFile, pipeline_of
+
+    base = pipeline_of(policy.config).model
+    config = f'config="{Path(base).name if Path(base).expanduser().is_dir() else base}"'
+    parts = {name: type(part) for name, part in policy.pipeline.components.items() if isinstance(part, nn.Module)}
+    inside = SingleFile(policy.config).parts(parts, policy.family.networks)
+    if any(not hasattr(parts[name], "from_single_file") for name in inside):
+        words = ", ".join([f'"{file}"', config, *given, *options])
+        return ["import diffusers", f"pipeline = diffusers.{type(policy.pipeline).__name__}.from_single_file({words})"]
+    lines = ["import diffusers"]
+    for name in inside:
+        words = ", ".join([f'"{file}"', config, f'subfolder="{name}"', *options])
+        lines.append(f"{name} = diffusers.{parts[name].__name__}.from_single_file({words})")
+    words = ", ".join([config.removeprefix("config="), *(f"{name}={name}" for name in inside), *given, *options])
+    return [*lines, f"pipeline = DiffusionPipeline.from_pretrained({words})"]
 
 
 def families_by_size(family: "FlowFamily", prompts: Sequence[Prompt]) -> "dict[Size, FlowFamily]":

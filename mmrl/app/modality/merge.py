@@ -20,16 +20,18 @@ TRANSFORMER = "diffusion_pytorch_model"
 """How diffusers names the files of a network."""
 
 
-def merge_adapter(folder: Path, base: str, trust_remote_code: bool = False, most: int = SHARD) -> None:
+def merge_adapter(
+    folder: Path, base: str, trust_remote_code: bool = False, most: int = SHARD, variant: str | None = None
+) -> None:
     """Replace peft's adapter in `folder` by the model with the adapter added, in files of at most `most` bytes.
 
     Sums are taken in float32 and stored as the base model's weights are. One file's weights and the adapter are in memory at
     a time, unless the model has code of its own, no .safetensors files, or an adapter that is no plain product of matrices.
     """
-    stored = None if trust_remote_code else find_weights(partial(file_of, base), "model")
+    stored = None if trust_remote_code else find_weights(partial(file_of, base), "model", variant)
     deltas = None if stored is None else text_deltas(folder, base, stored)
     if stored is None or deltas is None:
-        merge_in_memory(folder, base, trust_remote_code)
+        merge_in_memory(folder, base, trust_remote_code, variant)
         return
     write_weights(stored.sizes(), partial(add, deltas, stored), folder, "model", most)
     drop_adapter(folder)
@@ -38,7 +40,7 @@ def merge_adapter(folder: Path, base: str, trust_remote_code: bool = False, most
             shutil.copyfile(found, folder / name)
 
 
-def merge_in_memory(folder: Path, base: str, trust_remote_code: bool = False) -> None:
+def merge_in_memory(folder: Path, base: str, trust_remote_code: bool = False, variant: str | None = None) -> None:
     """Merge like `merge_adapter`, with the whole model in memory, in float32."""
     from transformers import AutoConfig
 
@@ -47,7 +49,8 @@ def merge_in_memory(folder: Path, base: str, trust_remote_code: bool = False) ->
 
     config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
     stored = config.dtype or torch.float32
-    model = load_weights(base, config, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    options = {"trust_remote_code": trust_remote_code, **({} if variant is None else {"variant": variant})}
+    model = load_weights(base, config, dtype=torch.float32, **options)
     merged: Any = load_adapter(model, LoraSettings(adapter=str(folder))).merge_and_unload()
     drop_adapter(folder)
     merged.to(stored).save_pretrained(folder)
@@ -148,12 +151,16 @@ def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD) -> Non
     """Replace diffusers' adapter in `folder` by the pipeline with the adapter added, in files of at most `most` bytes.
 
     The sum is taken in float32 and written in the policy's dtype; the other parts of the pipeline are copied. One file's
-    weights and the adapter are in memory at a time, unless the pipeline trains two networks, or the one has no
-    .safetensors files, or the adapter is no plain product of matrices.
+    weights and the adapter are in memory at a time, unless the pipeline trains two networks, comes from one file or in a
+    variant, its network has no .safetensors files, or the adapter is no plain product of matrices.
     """
     from mmrl.policies.flow.families.known import family_of, own_family
     from mmrl.policies.flow.loading import load_index, pipeline_folder
+    from mmrl.policies.flow.single_file import is_single
 
+    if is_single(policy) or policy.variant is not None:
+        merge_pipeline_in_memory(folder, policy)
+        return
     own = own_family(policy)
     index = load_index(policy.model, own)
     names = [name for name in family_of(index, policy.model, own).networks if index.get(name, [None, None]) != [None, None]]

@@ -139,11 +139,12 @@ class TextModality:
     def snippet(self, policy: "TextPolicy", base: str, adapter: bool) -> Sequence[str]:
         """Transformers loads both alike."""
         seeing = "image" in policy.family.sees
+        variant = f', variant="{policy.config.variant}"' if adapter and policy.config.variant else ""
         model, other = ("ImageTextToText", "Processor") if seeing else ("CausalLM", "Tokenizer")
         return (
             f"from transformers import AutoModelFor{model}, Auto{other}",
             "",
-            f'model = AutoModelFor{model}.from_pretrained("THIS_FOLDER")',
+            f'model = AutoModelFor{model}.from_pretrained("THIS_FOLDER"{variant})',
             f'{other.lower()} = Auto{other}.from_pretrained("THIS_FOLDER")',
         )
 
@@ -158,4 +159,4 @@ class TextModality:
         return write_again(policy, evaluation, kind)
 
     def merge(self, folder: Path, policy: TextPolicyConfig) -> None:
-        merge_adapter(folder, policy.model, policy.trust_remote_code)
+        merge_adapter(folder, policy.model, policy.trust_remote_code, variant=policy.variant)

@@ -44,19 +44,20 @@ class StoredWeights:
         return found
 
 
-def find_weights(resolve: Callable[[str], Path | None], stem: str) -> StoredWeights | None:
+def find_weights(resolve: Callable[[str], Path | None], stem: str, variant: str | None = None) -> StoredWeights | None:
     """The weights of a checkpoint whose files are named `stem`; None where it has no .safetensors files.
 
-    `resolve` says where one of the checkpoint's files lies on this machine.
+    `resolve` says where one of the checkpoint's files lies on this machine, `variant` is a word in their names, such as fp16.
     """
     from safetensors import safe_open
 
-    index = resolve(stem + INDEX)
+    word = "" if variant is None else f".{variant}"
+    index = resolve(f"{stem}{INDEX.removesuffix('.json')}{word}.json")
     if index is not None:
         names: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
         paths = {file: resolve(file) for file in set(names.values())}
         return StoredWeights({name: path for name, file in names.items() if (path := paths[file]) is not None})
-    single = resolve(f"{stem}.safetensors")
+    single = resolve(f"{stem}{word}.safetensors")
     if single is None:
         return None
     with safe_open(single, framework="pt") as file:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mmrl.app.plugins.resolve import Listed, folders, listing
 from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.runtime.near import near
 
 KINDS = ("rewards", "datasets", "algorithms", "configs")
 FIELDS = ("Modality", "Needs", "Range", "Source", "Licence")
@@ -58,7 +59,9 @@ def find_config(name: str) -> Path:
     known = {listed.name: listed.file for listed in configs()}
     if name in known:
         return known[name]
-    raise FileNotFoundError(f"no config {name!r}: it is not a file, and of the shipped ones {did_you_mean(name, known)}")
+    raise FileNotFoundError(
+        f"no config {name!r}: it is not a file{near(name)}, and of the shipped ones {did_you_mean(name, known)}"
+    )
 
 
 def configs() -> list[Listed]:

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from mmrl.app.config.reward_needs import Need, needs_of, refuse_missing_package
+from mmrl.app.config.reward_needs import Need, needs_of, reads_boxes, refuse_missing_package
 from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, TrackerConfig, UnweightedReward
 from mmrl.app.modality.registry import modality_of
 from mmrl.core.samples import UnavailableError
@@ -153,6 +153,27 @@ def not_ready(function: object) -> Iterator[str]:
             check()
         except (OSError, ValueError, ModuleNotFoundError, UnavailableError) as error:
             yield str(error)
+
+
+def refuse_unknown_space(config: RunConfig) -> None:
+    """Raise ValueError where a reward reads boxes and nothing says how the model writes them; no weights are loaded for it.
+
+    The model's config is read, so that it raises the errors of a model that is not there, too.
+    """
+    modality = modality_of(config.policy)
+    for reward in (*config.reward, *config.evaluation.reward):
+        if reads_boxes(reward.use, reward.args):
+            modality.refuse_box_reward(reward.label)
+            if modality.box_space(config.policy) is None:
+                raise ValueError(unknown_space(reward.label))
+
+
+def unknown_space(reward: str) -> str:
+    """The question that a user has to answer where the makers of a model do not say how it writes boxes."""
+    return (
+        f"reward {reward!r} reads boxes, but it is not known how this model writes them: set policy.box_space to pixel, resized, "
+        "norm1000 or norm1 (pixels of the file, pixels of the picture as the model sees it, 0 to 1000, 0 to 1)"
+    )
 
 
 def warn_of_idle_settings(config: RunConfig) -> None:

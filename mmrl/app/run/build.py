@@ -19,7 +19,7 @@ from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, U
 from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
-from mmrl.app.run.beforehand import evaluation_scorer, look_at_scoring, warn_of_idle_settings
+from mmrl.app.run.beforehand import evaluation_scorer, look_at_scoring, refuse_unknown_space, unknown_space, warn_of_idle_settings
 from mmrl.app.run.folder import SEEN, RunDir
 from mmrl.app.run.hushed import hushed_saving
 from mmrl.app.run.services import AccelerateTrackers
@@ -85,6 +85,7 @@ def build(
     look_before(config, ranks)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
+        refuse_unknown_space(with_local_model(config))
         with waiting("loading rewards"):
             loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
         train_prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
@@ -198,10 +199,7 @@ def named_reward(
         raise ValueError(other_samples(name, wanted, modality.name, output))
     if declared == "auto":
         if space is None:
-            raise ValueError(
-                f"reward {name!r} reads boxes, but it is not known how this model writes them: "
-                "set policy.box_space to pixel, resized, norm1000 or norm1"
-            )
+            raise ValueError(unknown_space(name))
         function = replace(function, space=space)
     elif declared is not None and space is not None and declared != space:
         raise ValueError(

@@ -17,6 +17,7 @@ from typing import Any
 from mmrl import __version__
 from mmrl.app.files import replace_text
 from mmrl.runtime.disk import room_for
+from mmrl.runtime.near import near
 from mmrl.runtime.secrets import hide_in_json
 
 PACKAGES = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "numpy", "pillow")
@@ -67,7 +68,8 @@ class RunDir:
         run = cls(Path(path))
         if not run.path.is_dir():
             raise FileNotFoundError(
-                f"{run.path} is not a folder: give the output folder of a run (it holds config.toml and metrics.jsonl)"
+                f"{run.path} is not a folder{near(run.path)}: give the output folder of a run (it holds config.toml and "
+                "metrics.jsonl)"
             )
         if not run.exists():
             raise FileNotFoundError(f"{run.path} holds neither config.toml nor metrics.jsonl: give the output folder of a run")

@@ -16,6 +16,8 @@ HELD: dict[KeyPath, str] = {
     ("optimizer", "kind"): "the optimizer's memory",
     ("policy", "kind"): "weights",
     ("policy", "model"): "weights",
+    ("policy", "variant"): "weights",
+    ("policy", "base"): "weights",
     ("policy", "lora"): "adapters",
     ("policy", "freeze"): "the weights that train",
     ("sampler", "kind"): "the sampler's place",

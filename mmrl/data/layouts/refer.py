@@ -12,6 +12,7 @@ from mmrl.data.layouts.base import Look
 from mmrl.data.layouts.coco import Record, by_id, corners, find_record, naming_layout, numbered, picture_of
 from mmrl.data.readers import Row, read_json
 from mmrl.data.validate import Report
+from mmrl.runtime.near import near
 
 REFS, INSTANCES = "refs", "instances.json"
 
@@ -52,7 +53,7 @@ def find_refs(source: Path) -> Path:
     if source.is_file():
         return source
     if not source.is_dir():
-        raise FileNotFoundError(f"{source} does not exist: check the path")
+        raise FileNotFoundError(f"{source} does not exist{near(source)}: check the path")
     found = sorted(file for file in source.glob(f"{REFS}*") if is_refs(file.name))
     if len(found) != 1:
         names = ", ".join(file.name for file in found) or "none"

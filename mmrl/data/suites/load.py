@@ -7,6 +7,7 @@ from mmrl.core.samples import Prompt
 from mmrl.data.suites.suite import Suite
 from mmrl.data.suites.table import SUITES
 from mmrl.data.validate import Report
+from mmrl.runtime.near import near
 
 NAMED = 3
 """Missing files that an error names."""
@@ -37,7 +38,9 @@ def load_suite(
     named = [folder / file.name for file in suite.files if file.is_media]
     shown = Path(media).expanduser() if media is not None else named[0] if len(named) == 1 else folder
     if not shown.is_dir():
-        raise FileNotFoundError(f"{shown} is no folder: set evaluation.data.media to the pictures or clips of suite {suite.name}")
+        raise FileNotFoundError(
+            f"{shown} is no folder{near(shown)}: set evaluation.data.media to the pictures or clips of suite {suite.name}"
+        )
     report = Report(str(folder))
     prompts = list(suite.read(folder, shown, report))
     if not report.ok:

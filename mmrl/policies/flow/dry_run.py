@@ -24,6 +24,7 @@ from mmrl.policies.flow.loading import add_trainable, load_index
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.single_file import pipeline_of
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import NoisyLatents, SigmaTable
 from mmrl.policies.flow.write.generate import LocalGenerator, Sampled
@@ -40,7 +41,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
 
     Raises what `load` raises, and FileNotFoundError for a part without a config.
     """
-    own = own or own_family(config)
+    own, config = own or own_family(config), pipeline_of(config)
     index = load_index(config.model, own)
     kind = family_of(index, config.model, own)
     sketch_of(kind, index, config)
@@ -80,7 +81,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
 
 def size_of_generator(config: FlowPolicyConfig) -> tuple[int, int]:
     """Numbers of the networks that train, and pixels of a token along one side, from configs alone; raises as `load_meta`."""
-    own = own_family(config)
+    own, config = own_family(config), pipeline_of(config)
     index = load_index(config.model, own)
     kind = family_of(index, config.model, own)
     present = [name for name in kind.networks if index.get(name, [None, None]) != [None, None]]
@@ -117,6 +118,7 @@ def part_of(model: str, index: Index, name: str) -> Any:
 
 def encoders_of(config: FlowPolicyConfig, family: type[FlowFamily]) -> dict[str, int]:
     """Text encoder -> bytes of its weights, as `loading.load` keeps them."""
+    config = pipeline_of(config)
     index = load_index(config.model, family)
     each = 2 if config.dtype == "bfloat16" else 4
     found: dict[str, int] = {}

@@ -13,10 +13,13 @@ from mmrl.policies.flow.adapters import add_adapter
 from mmrl.policies.flow.families.base import FlowFamily, Index, Pipeline, networks_of
 from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.single_file import SingleFile, is_single, pipeline_of
 from mmrl.policies.flow.write.sketch import make_family, sketch_of
 from mmrl.policies.shared.chat_templates import refuse_endless
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, switch_casts
+from mmrl.policies.shared.variants import refuse_variant, variants_in
 from mmrl.policies.shared.weights import whole
+from mmrl.runtime.near import near
 from mmrl.runtime.offline import check_hub, offline_note
 from mmrl.runtime.pretrained import REMEDY, load_whole, readable
 
@@ -35,10 +38,13 @@ def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowF
     """
     check_attention_backend(config.attention_backend)
     own = own or own_family(config)
-    index = load_index(config.model, own)
-    kind = family_of(index, config.model, own)
-    sketch_of(kind, index, config)
+    described = pipeline_of(config)
+    index = load_index(described.model, own)
+    kind = family_of(index, described.model, own)
+    sketch_of(kind, index, described)
     pipeline = load_pipeline(config, index, kind.networks)
+    if is_single(config):
+        SingleFile(config).refuse_other_prediction(pipeline.scheduler.config)
     for part in parts_of(pipeline):
         part.requires_grad_(False)
         part.eval()
@@ -63,20 +69,41 @@ def load_pipeline(config: FlowPolicyConfig, index: Index, trained: Sequence[str]
     vae = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
     dtypes = {"vae": vae, **dict.fromkeys(trained, torch.float32 if config.lora is None else half)}
     kind = getattr(import_module("diffusers"), index["_class_name"])
-    folder = pipeline_folder(config.model, index)
     place = f"policy.model {config.model!r}"
-    networks: dict[str, nn.Module] = {}
-    with readable(place, folder):
+    with readable(place, config.model):
         parts = {name: part for name, part in index.items() if isinstance(part, list) and name not in absent}
         classes = {name: getattr(import_module(library), word) for name, (library, word) in parts.items()}
-    for name in [name for name, part in classes.items() if issubclass(part, nn.Module)]:
-        dtype = {"dtype" if parts[name][0] == "transformers" else "torch_dtype": dtypes.get(name, half)}
-        networks[name] = load_whole(classes[name].from_pretrained, str(folder / name), f"{place} ({name})", **dtype)
+    wanted = {name: (part, dtypes.get(name, half)) for name, part in classes.items() if issubclass(part, nn.Module)}
+    networks: dict[str, nn.Module] = {}
+    if is_single(config):
+        file = SingleFile(config)
+        inside = file.parts({name: part for name, (part, _) in wanted.items()}, trained)
+        folder = file.folder(wanted.keys() - inside)
+        networks = {name: file.load(name, *wanted.pop(name), folder) for name in inside}
+        place = f"the pipeline {file.base!r} of {place}"
+    else:
+        folder = pipeline_folder(config.model, index, config.variant)
+    networks |= load_parts(folder, wanted, config.variant, place)
     with readable(place, folder):
         pipeline = kind.from_pretrained(folder, **networks, **absent)
     for name, part in pipeline.components.items():
         refuse_endless(getattr(part, "chat_template", None), f"{place} ({name})")
     return pipeline
+
+
+def load_parts(
+    folder: Path, wanted: Mapping[str, tuple[Any, torch.dtype]], variant: str | None, place: str
+) -> dict[str, nn.Module]:
+    """The networks of a pipeline's folder, by name, in their types; those without files of the variant from their plain ones."""
+    variants = {name: variants_in(folder / name) for name in wanted}
+    refuse_variant(variants, variant, place)
+    networks: dict[str, nn.Module] = {}
+    for name, (part, dtype) in wanted.items():
+        # transformers has its own word for the type
+        options: dict[str, object] = {"torch_dtype" if hasattr(part, "load_config") else "dtype": dtype}
+        options |= {"variant": variant} if variant in variants[name] else {}
+        networks[name] = load_whole(part.from_pretrained, str(folder / name), f"{place} ({name})", **options)
+    return networks
 
 
 def check_attention_backend(name: str | None) -> None:
@@ -108,17 +135,20 @@ def absent_parts(index: Index) -> dict[str, None]:
     return {name: None for name, part in index.items() if isinstance(part, list) and part == [None, None]}
 
 
-def pipeline_folder(model: str, index: Index) -> Path:
-    """Where the files of a pipeline lie on this machine; a hub model is downloaded first."""
+def pipeline_folder(model: str, index: Index, variant: str | None = None) -> Path:
+    """Where the files of a pipeline lie on this machine; a hub model is downloaded first, its weights in a variant."""
     folder = Path(model).expanduser()
     kind = getattr(import_module("diffusers"), index["_class_name"])
-    return folder if folder.is_dir() else Path(kind.download(model, **absent_parts(index)))
+    if folder.is_dir():
+        return folder
+    with readable(f"policy.model {model!r}", model):
+        return Path(kind.download(model, variant=variant, **absent_parts(index)))
 
 
 def load_index(model: str, own: type[FlowFamily] | None = None) -> Index:
     """The parts that the pipeline is made of, after checking that it can be trained here, by mmrl's family or a user's `own`."""
     if model.startswith((".", "/", "~")) and not Path(model).expanduser().is_dir():
-        raise FileNotFoundError(f"policy.model: there is no folder {model!r}: check the path")
+        raise FileNotFoundError(f"policy.model: there is no folder {model!r}{near(model)}: check the path")
     check_hub(model)
     place = f"policy.model {model!r}"
     try:
@@ -126,7 +156,7 @@ def load_index(model: str, own: type[FlowFamily] | None = None) -> Index:
             index: Index = dict(import_module("diffusers").DiffusionPipeline.load_config(model))
     except OSError as error:
         raise FileNotFoundError(
-            f"{place} is neither a folder with a pipeline nor one the Hugging Face hub gave us: "
+            f"{place} is neither a folder with a pipeline{near(model)} nor one the Hugging Face hub gave us: "
             f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
         ) from None
     family = family_of(index, model, own)

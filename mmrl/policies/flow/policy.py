@@ -30,6 +30,7 @@ from mmrl.policies.flow.read.forward import noisy_latents, velocities_of
 from mmrl.policies.flow.read.packing import cut_actions, cut_rows, cut_sizes
 from mmrl.policies.flow.rounding import FlowRounding
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.single_file import SingleFile, is_single
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join
 from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
@@ -73,6 +74,7 @@ class FlowPolicy(PolicyHooks):
         disk = parts.embeddings(config, self.family)
         self.encoder = Encoder(self.family, config.cached_prompts, config.rest_text_encoders, disk)
         self.ranks = Ranks()
+        self.file = SingleFile(config).fingerprint() if is_single(config) else ""
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self._followed = False
         self.forward, self.decoder = parts.forward(self), parts.decoder(self)
@@ -183,9 +185,13 @@ class FlowPolicy(PolicyHooks):
         return join([trace for trace in traces if isinstance(trace, FlowTrace)])
 
     def state_dict(self) -> State:
-        return self.weights.state_dict(keep=self.ranks.is_main)
+        return {**self.weights.state_dict(keep=self.ranks.is_main), **({"file": self.file} if self.file else {})}
 
     def load_state_dict(self, state: State) -> None:
+        if self.file != state.get("file", ""):
+            raise ValueError(
+                f"policy.model {self.config.model!r} is another file than the one that the run was trained with: put that back"
+            )
         self.weights.load_state_dict(state)
         self._followed = False
 

@@ -8,6 +8,8 @@ from mmrl.core.ranges import Count, CountOrNone, Factor, Large, Positive, Range,
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.tf32 import check_tf32
 
+SINGLE = ".safetensors"
+"""The end of the name of a file that holds a whole generator, or its transformer."""
 OWN_FAMILIES: dict[str, object] = {}
 """policy.family -> the class of a user's file, once the config that names it was read."""
 
@@ -17,7 +19,7 @@ class FlowPolicyConfig:
     """A flow-matching pipeline of diffusers, how it is trained and what it draws."""
 
     model: str
-    """A folder, or a name on the Hugging Face hub."""
+    """A folder, a name on the Hugging Face hub, or one .safetensors file in its makers' layout (see `base`)."""
     height: Annotated[int, Range(1, 2**14, why="a picture and its activations are in memory")] = 512
     """Height of the images in pixels, in training and evaluation, for prompts without the columns width and height."""
     width: Annotated[int, Range(1, 2**14, why="a picture and its activations are in memory")] = 512
@@ -81,6 +83,12 @@ class FlowPolicyConfig:
     """Your own class for pipelines that mmrl does not know, such as "./mine.py:Mine"; None: mmrl's for the pipeline."""
     tf32: bool = False
     """Matrix products of float32 in TF32 on NVIDIA GPUs: faster, with about 3 digits; only for dtype = float32."""
+    base: str | None = None
+    """With one .safetensors file: folder or hub name of the pipeline that it belongs to, whose configs are read, and the weights
+    that the file lacks; None: the one that diffusers knows for such a file, if it was downloaded before."""
+    variant: str | None = None
+    """Weights with this word in their files' names (diffusers' `variant`), such as fp16; parts without such files take the plain
+    ones. None: the plain ones."""
 
     @property
     def rows_per_decode(self) -> int:
@@ -89,4 +97,17 @@ class FlowPolicyConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        check_file(self.model, self.base, self.variant)
         check_tf32(self.tf32, self.dtype)
+
+
+def check_file(model: str, base: str | None, variant: str | None) -> None:
+    """Raise ValueError for a model in one file of another kind, and for settings that go with another kind of model."""
+    if model.endswith((".ckpt", ".pt", ".pth", ".bin")):
+        raise ValueError(f"policy.model {model!r} is a pickle, which may run code when it is read: save it as {SINGLE}")
+    if model.endswith(".gguf"):
+        raise ValueError(f"policy.model {model!r} holds quantised weights, which do not train here: take a {SINGLE} file")
+    if base is not None and not model.endswith(SINGLE):
+        raise ValueError(f"policy.base is {base!r}, which goes with one {SINGLE} file, not with {model!r}: leave it out")
+    if variant is not None and model.endswith(SINGLE):
+        raise ValueError(f"policy.variant is {variant!r}, and policy.model {model!r} is one file, which has none: leave it out")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast, runtime_checkable
 
 from mmrl.core.ranges import BelowOne, Count, Range, check_ranges
+from mmrl.runtime.near import near
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -158,7 +159,7 @@ def warn_of_idle_settings(lora: LoraSettings, config: object) -> None:
 def check_adapter_folder(folder: str) -> None:
     """Raise FileNotFoundError unless there is a folder to load an adapter from."""
     if not Path(folder).expanduser().is_dir():
-        raise FileNotFoundError(f"policy.lora.adapter: there is no folder {folder!r}: check the path")
+        raise FileNotFoundError(f"policy.lora.adapter: there is no folder {folder!r}{near(folder)}: check the path")
 
 
 def refuse_dropout(folder: str, config: object) -> None:

@@ -13,13 +13,15 @@ import torch
 from torch import nn
 
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, load_adapter, lora_config, switch_casts
+from mmrl.policies.shared.variants import refuse_variant, variants_in
 from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.families import Family, family_of, is_text_only
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.text_only import TextOnly, TextProcessor
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.runtime.offline import check_hub, offline_note
+from mmrl.runtime.near import near
+from mmrl.runtime.offline import check_hub, is_offline, offline_note
 from mmrl.runtime.pretrained import load_whole, readable, refuse_absurd_sizes
 
 log = logging.getLogger("mmrl")
@@ -58,6 +60,8 @@ def load(config: TextPolicyConfig) -> Loaded:
     half = config.dtype == "bfloat16" and config.lora is not None
     if config.attn_implementation:
         remote["attn_implementation"] = config.attn_implementation
+    if config.variant is not None:
+        remote["variant"] = config.variant
     model: Any = load_weights(config.model, model_config, dtype=torch.bfloat16 if half else torch.float32, **remote)
     switch_off_dropout(model)
     if isinstance(family, Generic | TextOnly):
@@ -106,6 +110,11 @@ def load_weights(model: str, model_config: object, **settings: object) -> nn.Mod
 
 def refuse_no_model(folder: Path, name: str) -> None:
     """Raise FileNotFoundError for a path that leads nowhere, or to a folder without a model's config.json."""
+    if name.endswith((".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt")):
+        raise ValueError(
+            f"policy.model {name!r} is one file, which generators alone come in (policy.kind = 'flow'): give the folder of a "
+            "model that writes, with config.json, weights and tokenizer"
+        )
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(
@@ -113,7 +122,18 @@ def refuse_no_model(folder: Path, name: str) -> None:
                 "with its weights and processor"
             )
     elif name.startswith((".", "/", "~")):
-        raise FileNotFoundError(f"policy.model: there is no folder {name!r}: check the path")
+        raise FileNotFoundError(f"policy.model: there is no folder {name!r}{near(name)}: check the path")
+
+
+def weights_folder(model: str) -> Path:
+    """The folder of a model's files; of one on the hub, the folder of what was downloaded so far."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "config.json") if is_offline() else None
+    return Path(found).parent if isinstance(found, str) else folder
 
 
 def load_config(config: TextPolicyConfig) -> Any:
@@ -134,9 +154,10 @@ def load_config(config: TextPolicyConfig) -> Any:
             found = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
     except OSError as error:
         raise FileNotFoundError(
-            f"policy.model {name!r} is neither a folder with a model nor one the Hugging Face hub gave us: "
+            f"policy.model {name!r} is neither a folder with a model{near(name)} nor one the Hugging Face hub gave us: "
             f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
         ) from None
+    refuse_variant({"": variants_in(weights_folder(name))}, config.variant, place)
     remote = "AutoModelForImageTextToText" in (getattr(found, "auto_map", None) or {})
     if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote and not is_text_only(found):
         raise ValueError(

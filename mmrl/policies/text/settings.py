@@ -85,12 +85,19 @@ class TextPolicyConfig:
 
     engine: EngineConfig | None = None
     """Who writes completions; None: the policy's own network."""
+    variant: str | None = None
+    """Weights with this word in their files' names (transformers' `variant`), such as fp16; None: the plain ones."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.engine is not None and self.engine.sync == "lora" and self.lora is None:
             raise ValueError(
                 'policy.engine.sync is "lora", and all weights train, for there is no [policy.lora]: set it to "auto" or "file"'
+            )
+        if self.engine is not None and self.variant is not None:
+            raise ValueError(
+                f"policy.variant is {self.variant!r}, and [policy.engine] reads the plain weights of a model: save those of the "
+                "variant to a folder of their own, and name that"
             )
         if self.prefix == "packed" and self.attn_implementation not in (None, "sdpa"):
             raise ValueError(

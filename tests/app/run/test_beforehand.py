@@ -2,9 +2,13 @@
 
 import pytest
 
+from mmrl.app.commands.check import check
 from mmrl.app.config.run import load
+from mmrl.app.fit.fit import fit_to
+from mmrl.app.fit.plan import draw_up
 from mmrl.app.modality.flow_checks import warn_of_guidance
 from mmrl.app.modality.idle_columns import warn_of_columns
+from mmrl.app.planning.device import target_device
 from mmrl.app.plugins.resolve import load as rewards_load
 from mmrl.app.run.beforehand import idle_settings, look_at_scoring
 from mmrl.app.run.build import build
@@ -14,6 +18,44 @@ from mmrl.policies.shared.lora import LoraSettings, warn_of_idle_settings
 from mmrl.training.evaluate import EvaluationSettings, Evaluator, Variant
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 from tests.support.fakes import FakeTextPolicy
+
+
+class CountedError(Exception):
+    """Raised where something is counted or loaded."""
+
+
+def refuse_to_count(*args: object, **settings: object) -> None:
+    raise CountedError
+
+
+@pytest.mark.parametrize("command", ["plan", "plan of a task", "check", "train"])
+@pytest.mark.parametrize("reward", ["iou", "pairwise"])
+def test_how_boxes_are_written_is_asked_before_anything_is_counted(
+    command: str, reward: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Gemma's makers do not say; the reward may lie inside another one."""
+    for place in ("mmrl.app.run.build.load_rewards", "mmrl.app.fit.plan.prompts_of", "mmrl.app.fit.fit.prompts_of"):
+        monkeypatch.setattr(place, refuse_to_count)
+    inside = 'reward=[{use = "pairwise_win_rate", scorer = {use = "iou"}}]'
+    words = ["policy.model=tiny:gemma3", *([inside] if reward == "pairwise" else [])]
+
+    def look(*more: str) -> None:
+        resolved = load("tiny/image", [*words, *more])
+        match command:
+            case "plan":
+                draw_up(resolved)
+            case "plan of a task":
+                fit_to(resolved, target_device("24GB"))
+            case "check":
+                assert not check("tiny/image", [*words, *more])
+                raise ValueError(" ".join(capsys.readouterr().out.split()))
+            case _:
+                build(resolved)
+
+    with pytest.raises(ValueError, match=r"set policy\.box_space to pixel, resized, norm1000 or norm1 \(pixels of the file, "):
+        look()
+    with pytest.raises(CountedError):
+        look("policy.box_space=norm1000")
 
 
 def ones(group):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.single_file import SingleFile, is_single
 from mmrl.runtime.cache import bound, cache_folder, note_new, note_use
 
 log = logging.getLogger("mmrl")
@@ -115,6 +116,8 @@ def open_cache(config: FlowPolicyConfig, family: FlowFamily) -> EmbeddingCache |
     read = [part for part in sorted(folder.iterdir()) if part.name.startswith(names)]
     facts = [
         type(family).__name__,
+        f"variant {config.variant}",
+        *([f"file {SingleFile(config).fingerprint()}"] if is_single(config) else []),
         f"{family.prompt_tokens} tokens",
         *(
             [f"pictures of {family.source_size}, {family.settings.source_fit}, {family.pipeline.vae.dtype}"]

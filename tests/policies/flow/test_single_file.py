@@ -1,0 +1,203 @@
+"""Generators from one .safetensors file in its makers' layout: the weights are those of the folder, and mistakes are named."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from mmrl.policies.flow.dry_run import load_meta
+from mmrl.policies.flow.loading import load
+from mmrl.policies.flow.policy import FlowPolicy
+from mmrl.policies.flow.prompt.embedding_cache import open_cache
+from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.single_file import SURE, SingleFile, pipeline_of
+from mmrl.policies.shared.lora import LoraSettings
+from tests.support import original_layout
+
+LORA: dict[str, Any] = {"dtype": "bfloat16", "lora": LoraSettings(rank=2)}
+HUB_NAME = "stable-diffusion-v1-5/stable-diffusion-v1-5"
+
+
+def settings(model: Path | str, base: Path | str | None = None, **more: Any) -> FlowPolicyConfig:
+    return FlowPolicyConfig(str(model), height=16, width=16, base=None if base is None else str(base), **more)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
+
+
+@pytest.fixture(scope="module")
+def sd15(root: Path) -> tuple[Any, Path, Path]:
+    return original_layout.make("sd15", root)
+
+
+def parts(pipeline: Any) -> dict[str, dict[str, Tensor]]:
+    return {name: dict(part.named_parameters()) for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
+
+
+@pytest.mark.parametrize("family", original_layout.LAYOUTS)
+def test_all_weights_and_their_types_are_those_of_the_folder(family: str, root: Path):
+    _, base, file = original_layout.make(family, root)
+    own, other = (parts(load(config).pipeline) for config in (settings(file, base, **LORA), settings(base, **LORA)))
+    assert own.keys() == other.keys() and own["vae"]
+    for name, weights in own.items():
+        assert weights.keys() == other[name].keys()
+        for key, weight in weights.items():
+            assert weight.dtype == other[name][key].dtype, key
+            assert "lora" in key or torch.equal(weight, other[name][key]), key
+
+
+def test_what_is_in_the_file_is_not_asked_of_the_pipeline(sd15: tuple[Any, Path, Path], tmp_path: Path):
+    """A base of configs alone is enough for a whole file, and for a plan."""
+    pipeline, base, file = sd15
+    configs = shutil.copytree(base, tmp_path / "configs", ignore=shutil.ignore_patterns("*.safetensors"))
+    weights = parts(load(settings(file, configs)).pipeline)["unet"]
+    assert all(torch.equal(weight, weights[name]) for name, weight in pipeline.unet.named_parameters())
+    meta = load_meta(settings(file, configs))
+    assert sum(x.numel() for x in meta.network.parameters()) == sum(x.numel() for x in weights.values())
+
+
+def test_the_pipeline_that_diffusers_knows_is_taken_from_the_hubs_cache(
+    sd15: tuple[Any, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    _, base, file = sd15
+    known = save(tmp_path, {**load_file(file), SURE: torch.zeros(1)})
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    wanted = f"goes with the configs of {HUB_NAME}, which are not on this machine: get them with `hf download {HUB_NAME} "
+    with pytest.raises(FileNotFoundError, match=wanted):
+        pipeline_of(settings(known))
+    stored = tmp_path / "hub" / f"models--{HUB_NAME.replace('/', '--')}"
+    shutil.copytree(base, stored / "snapshots" / "abc")
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("abc")
+    assert pipeline_of(settings(known)).model == HUB_NAME
+    assert parts(load(settings(known)).pipeline)["unet"]
+
+
+def save(folder: Path, weights: Mapping[str, Tensor], name: str = "other.safetensors") -> Path:
+    save_file({key: weight.contiguous() for key, weight in weights.items()}, folder / name)
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({"mystery": (1,)}, "is no checkpoint that diffusers recognises: set policy.base to the folder or hub name of the pipe"),
+        (
+            {"txt_in.individual_token_refiner.blocks.0.adaLN_modulation.1.bias": (1,)},
+            "is of the kind that diffusers calls 'hunyuan-video', which does not train here from one file: take one of Stable",
+        ),
+        ({"a.weight": (2, 2), "a.scale_weight": (1,)}, r"holds quantised weights \(a.scale_weight\), which do not train here"),
+    ],
+    ids=["unknown", "another family", "quantised"],
+)
+def test_a_file_that_cannot_train_says_why(weights: dict[str, tuple[int, ...]], words: str, tmp_path: Path):
+    file = save(tmp_path, {name: torch.zeros(shape) for name, shape in weights.items()})
+    with pytest.raises(ValueError, match=words):
+        pipeline_of(settings(file))
+
+
+def test_paths_that_lead_nowhere(sd15: tuple[Any, Path, Path], tmp_path: Path):
+    _, base, file = sd15
+    with pytest.raises(FileNotFoundError, match=r"there is no file '.*sd16.safetensors' \(near: .*sd15.safetensors.*\): check"):
+        pipeline_of(settings(file.with_name("sd16.safetensors"), base))
+    with pytest.raises(FileNotFoundError, match=r"policy.base: there is no folder '.*sd155' \(near: .*sd15"):
+        pipeline_of(settings(file, base.with_name("sd155")))
+    with pytest.raises(ValueError, match=r"policy.base: the folder .* has no model_index.json: give that of a pipeline"):
+        pipeline_of(settings(file, tmp_path))
+    with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE is set"):
+        load(settings(file, "nobody/nothing"))
+    cut = tmp_path / "cut.safetensors"
+    cut.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"its file .*cut.safetensors is cut short or broken"):
+        load(settings(cut, base))
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "words"),
+    [
+        ("a.ckpt", {}, "is a pickle, which may run code when it is read: save it as .safetensors"),
+        ("a.gguf", {}, "holds quantised weights, which do not train here"),
+        (
+            "tiny:sd3",
+            {"base": "b"},
+            "policy.base is 'b', which goes with one .safetensors file, not with 'tiny:sd3': leave it out",
+        ),
+        ("a.safetensors", {"variant": "fp16"}, "is one file, which has none: leave it out"),
+    ],
+)
+def test_settings_that_do_not_go_together(model: str, more: dict[str, Any], words: str):
+    with pytest.raises(ValueError, match=words):
+        settings(model, **more)
+
+
+def test_a_file_without_all_weights_and_one_for_another_pipeline(sd15: tuple[Any, Path, Path], root: Path, tmp_path: Path):
+    _, base, file = sd15
+    weights = load_file(file)
+    few = {name: x for name, x in weights.items() if not name.startswith("model.diffusion_model.middle")}
+    with pytest.raises(
+        ValueError, match=r"\(unet\) lacks weights of the UNet2DConditionModel that .*sd15 describes: take a whole file"
+    ):
+        load(settings(save(tmp_path, few), base))
+    with pytest.raises(ValueError, match=r"\(unet\) holds NaN or infinity in 1 tensors \(conv_in.bias"):
+        broken = {**weights, "model.diffusion_model.input_blocks.0.0.bias": torch.full((8,), float("nan"))}
+        load(settings(save(tmp_path, broken), base))
+    with pytest.raises(ValueError, match="predicts v, and the scheduler of its pipeline says 'epsilon'"):
+        load(settings(save(tmp_path, {**weights, "v_pred": torch.zeros(1)}), base))
+    _, other, _ = original_layout.make("sdxl", root)
+    with pytest.raises(ValueError, match=r"policy.model .*other.safetensors'"):
+        load(settings(save(tmp_path, weights), other))
+
+
+def test_a_pipeline_of_two_networks_is_a_folder(root: Path, tmp_path: Path):
+    _, base, file = original_layout.make("wan", root)
+    two = shutil.copytree(base, tmp_path / "two")
+    shutil.copytree(base / "transformer", two / "transformer_2")
+    index = json.loads((two / "model_index.json").read_text())
+    index |= {"transformer_2": index["transformer"], "boundary_ratio": 0.5}
+    (two / "model_index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="has the networks transformer and transformer_2: give the folder of the pipeline"):
+        load(settings(file, two))
+
+
+def test_a_base_that_lacks_what_the_file_lacks(root: Path, tmp_path: Path):
+    _, base, file = original_layout.make("flux", root)
+    configs = shutil.copytree(base, tmp_path / "configs", ignore=shutil.ignore_patterns("*.safetensors"))
+    with pytest.raises(OSError, match="text_encoder"):
+        load(settings(file, configs))
+
+
+def test_another_file_of_the_same_name_is_not_resumed_on(sd15: tuple[Any, Path, Path], tmp_path: Path):
+    _, base, file = sd15
+    own = tmp_path / "own.safetensors"
+    shutil.copyfile(file, own)
+    policy = FlowPolicy(settings(own, base, **LORA))
+    state = policy.state_dict()
+    FlowPolicy(settings(file, base, **LORA)).load_state_dict(state)
+    weights = load_file(own)
+    name = "first_stage_model.decoder.conv_out.bias"
+    save(tmp_path, {**weights, name: weights[name] + 1}, own.name)
+    with pytest.raises(ValueError, match=r"own.safetensors' is another file than the one that the run was trained with"):
+        FlowPolicy(settings(own, base, **LORA)).load_state_dict(state)
+    with pytest.raises(ValueError, match="another file"):
+        FlowPolicy(settings(base, **LORA)).load_state_dict(state)
+
+
+def test_embeddings_are_kept_by_file(sd15: tuple[Any, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Text encoders inside another file write other embeddings."""
+    _, base, file = sd15
+    monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "cache"))
+    other = save(tmp_path, {name: 2 * x if "cond_stage" in name else x for name, x in load_file(file).items()})
+    asked = [settings(one, base, embeddings="disk") for one in (file, file, other)]
+    first, again, changed = (open_cache(config, load(config)) for config in asked)
+    assert first is not None and again is not None and changed is not None
+    assert first.folder == again.folder != changed.folder
+    assert SingleFile(asked[0]).fingerprint() != SingleFile(asked[2]).fingerprint()
