@@ -258,7 +258,7 @@ CHECKS: dict[str, tuple[tuple[str, ...], Make]] = {
     "a path with a null byte": (("rows.jsonl:2",), rows(GOOD | {"image": "cat\0.png"})),
     "a path of 100,000 letters": (("rows.jsonl:2",), rows(GOOD | {"image": "a" * 100_000})),
     "half a surrogate": (("rows.jsonl:2",), rows('{"image": "\\ud800.png", "question": "q", "box": [1, 1, 5, 5]}')),
-    "bytes that are no text": (("rows.jsonl:1", "not JSON"), raw("rows.jsonl", b"\xff\xfe\x00\x01\n")),
+    "bytes that are no text": (("rows.jsonl", "UTF-16"), raw("rows.jsonl", b"\xff\xfe\x00\x01\n")),
     "an empty file": (("holds no rows",), raw("rows.jsonl", b"")),
     "blank lines only": (("holds no rows",), raw("rows.jsonl", b"\n" * 1000)),
     "parquet that is none": (("rows.parquet",), raw("rows.parquet", b"PAR1" + b"\0" * 50 + b"PAR1")),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import Qwen2_5_VLForConditionalGeneration
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.engine.facts import ask_facts
@@ -26,6 +27,8 @@ from tests.support.text_policies import logprobs, mixed
 
 PROMPT = WirePrompt([1, 9, 2], expanded=[1, 9, 9, 2], name="p")
 LIMITS = Limits(frozenset({9}), vocabulary=20, most=4)
+NEEDED = Qwen2_5_VLForConditionalGeneration
+"""Imported before the threads that attack: transformers fails where two ask for a class at once."""
 PATIENT_S = 40.0
 """The deadline of calls that are answered at once: on a busy machine they must be sent, too."""
 CLOSE = 1e-4

@@ -11,7 +11,7 @@ NOWHERE = "policy.model=nowhere"
 
 def refuse(words: tuple[str, ...], verb: str, settings: tuple[str, ...], folder: Path) -> str:
     """The run is refused in one sentence that holds these words, before its model is looked for."""
-    outcome = expect_sentence(run_mmrl([verb, "tiny/image", *settings, NOWHERE], folder), *words, "set algorithm.minibatches")
+    outcome = expect_sentence(run_mmrl([verb, "tiny/image", *settings, NOWHERE], folder), *words, "algorithm.minibatches")
     if list(folder.glob("runs/*")):
         raise BrokenError("it left a run folder")
     return outcome
@@ -44,8 +44,8 @@ MANY = "algorithm.minibatches=1000000000000"
 ONE = "algorithm.minibatches=1"
 ATTACKS = [
     Attack("config", "a minibatch too many", partial(refuse, ("17", "16 rollouts"), "plan", ("algorithm.minibatches=17",))),
-    Attack("config", "a trillion minibatches", partial(refuse, ("1000000000000", "16 rollouts"), "plan", (MANY,))),
-    Attack("config", "a trillion minibatches in a run", partial(refuse, ("1000000000000", "16 rollouts"), "train", (MANY,))),
+    Attack("config", "a trillion minibatches", partial(refuse, ("1000000000000", "1 to 1048576"), "plan", (MANY,))),
+    Attack("config", "a trillion minibatches in a run", partial(refuse, ("1000000000000", "1 to 1048576"), "train", (MANY,))),
     Attack(
         "config",
         "more minibatches than whole groups",

@@ -48,8 +48,8 @@ def draw_up(resolved: Resolved, processes: int = 1, on_card: bool | None = None)
     `on_card`: does the run have a card, where rewards hold their models too (None: as this machine)? Raises FileNotFoundError
     without a plug-in, data file or the model's config, and ValueError for what `mmrl train` would refuse.
     """
-    refuse_unknown_space(with_settings(resolved.config))
     check_geometry(resolved, processes)
+    refuse_unknown_space(with_settings(resolved.config))
     on_card = has_card() if on_card is None else on_card
     return Estimates(processes, prompts_of(resolved), reward_memory(resolved, on_card)).of(resolved)
 

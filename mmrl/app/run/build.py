@@ -85,7 +85,6 @@ def build(
     look_before(config, ranks)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
-        refuse_unknown_space(with_local_model(config))
         with waiting("loading rewards"):
             loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
         train_prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
@@ -141,6 +140,8 @@ def look_before(config: RunConfig, ranks: Ranks) -> None:
     warn_of_idle_settings(config)
     if ranks.is_main:
         modality_of(config.policy).look_around(config.policy)
+    with ranks.main_first():
+        refuse_unknown_space(with_local_model(config))
 
 
 def check_ranks(config: RunConfig, processes: int) -> None:
