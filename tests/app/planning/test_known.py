@@ -1,4 +1,4 @@
-"""Plans of published models without a network: their settings come with mmrl, and count to the published number of weights."""
+"""Plans of published models without a network: their settings come with mmrl, and their real classes have the stated number of weights."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def config_of(name: str, *words: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("name", READ)
-def test_the_weights_of_the_real_class_are_as_many_as_were_published(name: str):
+def test_the_real_class_has_the_stated_number_of_weights(name: str):
     policy = with_settings(config_of(name)).policy
     if isinstance(policy, TextPolicyConfig):
         count = sum(weight.numel() for weight in meta_model(policy)[0].parameters())
