@@ -97,6 +97,11 @@ class Suite:
         """How many prompts were published."""
         return sum(self.sizes.values())
 
+    @property
+    def counts_points(self) -> bool:
+        """Whether a figure is of points and not of prompts."""
+        return not all(isinstance(key, str) for key in self.figures.values())
+
 
 def answer_text(sample: Sample) -> str:
     """The answer of a sample: its `<answer>` block if it has one, else its text without its thought."""

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mmrl.app.lab.evaluation.command import EvalArguments, run_evaluation
-from mmrl.app.lab.evaluation.suites import of_points, suite_numbers
+from mmrl.app.lab.evaluation.suites import of_points, suite_figures, suite_numbers
 from mmrl.app.report.rows import Row
 from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import Line
@@ -183,6 +184,15 @@ def test_prompts_with_more_points_count_more_and_are_drawn_whole():
     one = of_points(["Attribute"], [Row(line, None) for line in lines])
     assert one.mean == pytest.approx(11 / 20) and (one.low, one.num_prompts) == (0, 10) and one.high > 0.75
     assert of_points(["Style"], [Row(line, None) for line in lines]).num_prompts == 0
+
+
+def test_a_sample_counts_its_kinds_of_points_equally_where_two_models_are_compared():
+    points = ["Attribute - Color", "Attribute - Size", "Style"]
+    row = Row(row_of(0, {"suite_judge/attribute": 0.5, "suite_judge/style": 1.0}, {"points": points}, 1.0), None)
+    kinds = {figure.name: figure.value(row) for figure in suite_figures(find_suite("unigenbench"))}
+    assert kinds["Attribute"] == 0.5 and kinds["Style"] == 1.0
+    assert kinds["Overall"] == 0.75, "of the kinds that were asked"
+    assert math.isnan(kinds["Grammar"])
     assert kinds_of("Style") == ("Style",) and part_of("Action - Hand (Character/Anthropomorphic)").isidentifier()
 
 

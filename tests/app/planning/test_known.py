@@ -1,4 +1,4 @@
-"""Plans of published models without a network: their settings come with mmrl, and their real classes have the stated number of weights."""
+"""Plans of published models without a network: their settings come with mmrl, and the real classes are as large as stated."""
 
 import json
 import shutil

@@ -97,8 +97,7 @@ def compare(a: Path | str, b: Path | str) -> Comparison:
     also = [compare_way(sides, way) for way in sides[0].also if way in sides[1].also]
     training = [{name: column(side.train, name) for name in metric_names(side.train)} for side in sides]
     notices = [f"{name}: {notice}" for name, side in zip(names, sides, strict=True) for notice in side.notices]
-    if suite is not None and suite.macro:
-        counted = " and ".join(suite.macro)
+    if suite is not None and (counted := " and ".join(suite.macro) or ("point" if suite.counts_points else "")):
         notices.append(f"Suite {suite.name}: every prompt counts equally here; in the published figures every {counted} does.")
     with_curves = all(side.run is not None for side in sides)
     return Comparison(

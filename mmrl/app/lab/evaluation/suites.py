@@ -182,7 +182,18 @@ def leaves(columns: Sequence[str], key: str, rows: Sequence[Row], weight: float 
 
 def suite_figures(suite: Suite) -> list[Figure]:
     """The suite's figures of a sample, by the names that it gives them."""
-    return [Figure(name, "reward", partial(value_of, key=key), unread_by(key)) for name, key in suite.figures.items()]
+    return [
+        Figure(name, "reward", partial(value_of, key=key), unread_by(key))
+        if isinstance(key, str)
+        else Figure(name, "reward", partial(value_of_points, key), unread_by(OF_JUDGE))
+        for name, key in suite.figures.items()
+    ]
+
+
+def value_of_points(kinds: Sequence[str], row: Row) -> float:
+    """The mean over kinds of the share of a sample's points that are right; NaN where none was judged."""
+    sums = np.array([point_sums(kind, [row]) for kind in kinds])
+    return float(mean_share(sums[None])[0]) if sums[:, 1].any() else math.nan
 
 
 def prompt_means(key: str, rows: Sequence[Row]) -> list[float]:
