@@ -42,6 +42,8 @@ class Family:
     """May the clips of one prompt have different numbers of frames?"""
     frame_multiple: int = 1
     """Frames that the model merges into one; clips have a multiple of it."""
+    looks_both_ways: bool = False
+    """Do the tokens of a picture see each other in both directions, or is that unknown?"""
     vision: tuple[str, ...] = ("vision_tower", "vision_model", "visual")
     """Where the weights of policy.freeze = ["vision"] lie: prefixes inside `model.model`."""
     projector: tuple[str, ...] = ("multi_modal_projector", "connector")
