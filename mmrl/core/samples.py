@@ -253,6 +253,8 @@ class Turn:
     """None: the world had no answer, or was not asked. After the last turn it is only logged."""
     media_sizes: tuple[MediaSize, ...] = ()
     """One per picture of the observation."""
+    shown: tuple[MediaSize, ...] = ()
+    """One per picture that the policy had seen before it wrote: those of its prompt, then those of earlier observations."""
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,6 @@ class Family:
     """May the clips of one prompt have different numbers of frames?"""
     frame_multiple: int = 1
     """Frames that the model merges into one; clips have a multiple of it."""
-    looks_both_ways: bool = False
-    """Do the tokens of a picture see each other in both directions, or is that unknown?"""
     vision: tuple[str, ...] = ("vision_tower", "vision_model", "visual")
     """Where the weights of policy.freeze = ["vision"] lie: prefixes inside `model.model`."""
     projector: tuple[str, ...] = ("multi_modal_projector", "connector")
@@ -54,6 +52,8 @@ class Family:
     """How the model was taught to write boxes: pixel, resized, norm1000 or norm1; None when its makers do not say."""
     type_name: str = "mm_token_type_ids"
     """Under which name the model's forward takes the token types (0 text, 1 image, 2 video), if the processor makes them."""
+    looks_both_ways: bool = False
+    """Do the tokens of a picture see each other in both directions, or is that unknown?"""
 
     @property
     def image_token_id(self) -> int:

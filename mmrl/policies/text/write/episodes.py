@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
 from mmrl.core.episodes import Worlds
-from mmrl.core.samples import Ended, MediaSize, Observation, Turn, segments_of
+from mmrl.core.samples import Ended, MediaSize, Observation, Turn, UnavailableError, segments_of
 from mmrl.core.types import Request
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.host import TextHost
@@ -63,7 +63,8 @@ class Episode:
         if not completions.noted:
             row.noted_from = len(row.tokens)
         said = own[:-1] if own[-1] in host.eos_token_ids else own
-        row.turns = (*row.turns, Turn(host.decode([said])[0], (start, start + length)))
+        shown = (*self.prompt.sizes, *(size for turn in row.turns for size in turn.media_sizes))
+        row.turns = (*row.turns, Turn(host.decode([said])[0], (start, start + length), shown=shown))
         row.stopped = bool(completions.stopped[i]) and length == written
         if not row.stopped:
             row.ended = "length"
@@ -158,7 +159,7 @@ class Player:
             else:
                 self.show(episode, observation)
         except BaseException as error:
-            if is_from_outside(error) or not isinstance(error, Exception):
+            if is_from_outside(error) or not isinstance(error, Exception) or isinstance(error, UnavailableError):
                 raise
             log.warning("prompt %r: its world broke after turn %d: %s", row.request.prompt.id, len(row.turns), describe(error))
             episode.hear(Observation(describe(error), facts={"broken": 1.0}), ended="error")

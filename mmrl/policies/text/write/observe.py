@@ -62,6 +62,10 @@ def pictures_of(observation: Observation) -> list[Any]:
 def between(encoder: Encoder, observation: Observation, stop: str | None) -> str:
     """The text of an observation with all that the template writes around it; ValueError for one that it cannot write."""
     refuse_special(encoder, observation.text)
+    if observation.role == "tool" and "tool" not in str(encoder.processor.chat_template):
+        raise ValueError(
+            "an observation's role is 'tool', which the model's chat template does not know: leave it out, for 'user'"
+        )
     shown = messages(Prompt(NAME, observation.text, observation.media), QUESTION)[-1]
     before = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in (("user", "?"), ("assistant", MARK))]
     _, mark, text = encoder.write([*before, shown | {"role": observation.role}]).rpartition(MARK)
