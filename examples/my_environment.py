@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from PIL import Image
+
 from mmrl import Observation, Prompt, Turn
 
 CORNERS = {"top left": (0, 0), "top right": (1, 0), "bottom left": (0, 1), "bottom right": (1, 1)}
@@ -16,3 +18,8 @@ def corner(prompt: Prompt, turns: Sequence[Turn], seed: int) -> Observation | No
     width, height = picture.width // 2, picture.height // 2
     quarter = picture.crop((right * width, low * height, (right + 1) * width, (low + 1) * height))
     return Observation(f"The {named} corner, enlarged:", (quarter.resize(picture.size),), facts={"looks": 1.0})
+
+
+if __name__ == "__main__":
+    asked = Prompt("1", "Which digit is in the picture?", (Image.new("RGB", (64, 64), "navy"),))
+    print(corner(asked, [Turn("Show me the top left.", (0, 6))], 0))
