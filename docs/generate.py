@@ -19,6 +19,7 @@ from mmrl.app.config.reward_needs import needs_table
 from mmrl.app.config.run import (
     CheckpointConfig,
     DataConfig,
+    EnvironmentConfig,
     EvaluationConfig,
     RewardConfig,
     RunConfig,
@@ -35,6 +36,7 @@ from mmrl.app.lab.recipes.facts import recipes
 from mmrl.app.lab.recipes.pages import card, figures_of, number
 from mmrl.app.plugins.cards import Card, PartCard, cards, not_now, part_cards
 from mmrl.app.plugins.catalog import catalog, details, preset_documents
+from mmrl.core.episodes import Limits
 from mmrl.data.convert import convert
 from mmrl.data.suites.table import SUITES
 from mmrl.data.video_rows import ANSWER, CHOOSE, WHEN
@@ -52,6 +54,7 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.calls import Calling, Transform
 from mmrl.training.settings import AlarmSettings
 from mmrl.training.watch.health import HealthSettings
+from mmrl.training.worlds.runner import WorldCalling
 
 FOLDER = Path(__file__).parent / "reference"
 IN_A_CONFIG = 'In a config `[[reward]] use = "NAME"`; other keys are below. What prompts need is looked at before a model loads:'
@@ -74,7 +77,10 @@ TABLES: dict[str, tuple[str, type]] = {
     "[reward.server]": ("The model that judges ask, behind an OpenAI-compatible server.", Endpoint),
     "[sampler]": ("Which prompts come next. Other keys belong to the sampler.", SamplerConfig),
     "[evaluation]": ("`[evaluation.data]` is like `[data]`, `[[evaluation.reward]]` like `[[reward]]`.", EvaluationConfig),
-    "[[evaluation.also]]": ("Generators: other settings for sampling the same prompts.", VariantConfig),
+    "[[evaluation.also]]": ("Other ways to answer the same prompts.", VariantConfig),
+    "[environment]": ("An environment that answers the policy's turns, and how its worlds are called.", EnvironmentConfig),
+    "[environment.limits]": ("How far an episode may go.", Limits),
+    "[environment.call]": ("How worlds are called.", WorldCalling),
     "[checkpoint]": ("Which checkpoints are kept.", CheckpointConfig),
     "[trackers]": ("Where metrics go in addition to the run's own files.", TrackerConfig),
     "[cluster]": ("What runs where with `mmrl launch` ([many GPUs and machines](../how_to/scale_out.md)).", ClusterConfig),

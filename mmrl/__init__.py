@@ -12,6 +12,8 @@ _HOMES = {
     "Group": "mmrl.core.samples",
     "Scored": "mmrl.core.samples",
     "Video": "mmrl.core.samples",
+    "Observation": "mmrl.core.samples",
+    "Turn": "mmrl.core.samples",
     "Scores": "mmrl.core.types",
     "Examples": "mmrl.core.types",
     "Callback": "mmrl.core.protocols",

@@ -13,9 +13,11 @@ from mmrl.app.api.load import load_reward as load_reward
 from mmrl.app.api.run import Run as Run
 from mmrl.core.protocols import Callback as Callback
 from mmrl.core.samples import Group as Group
+from mmrl.core.samples import Observation as Observation
 from mmrl.core.samples import Prompt as Prompt
 from mmrl.core.samples import Sample as Sample
 from mmrl.core.samples import Scored as Scored
+from mmrl.core.samples import Turn as Turn
 from mmrl.core.samples import Video as Video
 from mmrl.core.types import Examples as Examples
 from mmrl.core.types import Scores as Scores

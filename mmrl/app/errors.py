@@ -52,7 +52,7 @@ BUGS = (
 )
 """Exceptions of exactly these classes, outside of plug-ins, are bugs of mmrl and not mistakes of its user."""
 PACKAGE = Path(__file__).resolve().parents[1]
-SHIPPED = (PACKAGE / "_shipped", PACKAGE.parent / "rewards", PACKAGE.parent / "datasets")
+SHIPPED = (PACKAGE / "_shipped", PACKAGE.parent / "rewards", PACKAGE.parent / "datasets", PACKAGE.parent / "environments")
 WHERE = "--traceback shows where"
 
 

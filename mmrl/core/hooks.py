@@ -173,11 +173,29 @@ class PolicyHooks:
         """Place -> what is wrong with the prompt there (a missing picture, a clip that cannot be decoded)."""
         return {}
 
+    def drain_metrics(self) -> Mapping[str, float]:
+        """The cost of sampling since the last call, besides its own time, for the log."""
+        return {}
+
     def end_step(self, rebase: bool = False) -> None:
         """A step's updates are over: `previous`, if it is kept, becomes the weights with which this step began.
 
         Args:
             rebase: `ref`, if it is kept, becomes the weights of now.
+        """
+
+
+class EnvironmentHooks:
+    """An environment."""
+
+    repeats: bool = True
+    """Does the same seed open a world that answers the same turns in the same way?"""
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Look at the first prompts of a run, before a model is loaded.
+
+        Raises:
+            ValueError: worlds cannot be opened for them; names the prompt and the remedy.
         """
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import Accelerator, State
-from mmrl.core.types import Group, Prompt, Rollouts, Scores
+from mmrl.core.types import Group, Prompt, Rollouts, Scores, Turn
 from mmrl.runtime.spans import in_span
 
 T = TypeVar("T")
@@ -258,8 +258,14 @@ def _shard_like(weight: Any, x: object) -> object:
 def without_media(group: Group) -> Group:
     """The same group without pictures, light enough to send."""
     prompt = Prompt(group.prompt.id, group.prompt.text, (), group.prompt.answer, group.prompt.columns)
-    samples = tuple(replace(sample, image=None, video=None) for sample in group.samples)
+    samples = tuple(replace(sample, image=None, video=None, turns=blind(sample.turns)) for sample in group.samples)
     return Group(group.id, prompt, samples, notes=group.notes, seen=group.seen)
+
+
+def blind(turns: Sequence[Turn]) -> tuple[Turn, ...]:
+    """The same turns without the pictures of observations."""
+    seen = [(turn, turn.observation) for turn in turns]
+    return tuple(turn if one is None else replace(turn, observation=replace(one, media=())) for turn, one in seen)
 
 
 def _widen(x: Tensor, length: int) -> Tensor:

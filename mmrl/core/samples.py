@@ -24,6 +24,11 @@ Value = Any
 """Whatever a data set and its rewards agree on: a text, a number, a `Box`, a list of these."""
 
 
+Ended = Literal["stop", "length", "turns", "room", "done", "error"]
+"""Why an episode ended. stop: the last turn asked the world for nothing; length: a token limit cut it; turns: it asked for more,
+and had no turn left; room: the observation exceeds a limit; done: the world ended it; error: the world broke."""
+
+
 class Status(IntEnum):
     """How a reward answered for one sample."""
 
@@ -218,6 +223,41 @@ def last_turn(segments: Sequence[Segment]) -> int:
 
 
 @dataclass(frozen=True)
+class Observation:
+    """A world's answer to a turn: `Observation("Here it is: <image>", (crop,))`."""
+
+    text: str = ""
+    """May hold one `<image>` marker per picture; without markers the pictures come first."""
+    media: tuple[Media, ...] = ()
+    """Pictures."""
+    role: Literal["user", "tool"] = "user"
+    """Who speaks, as the chat template has it."""
+    reward: float | None = None
+    """For the turn that it answers."""
+    done: bool = False
+    """True: the episode is over, and text and media are only logged."""
+    key: str = ""
+    """A name for the state that the next turn starts from; empty: a digest of text and pictures."""
+    facts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Numbers for the log, such as `{"tool": 1.0, "error": 1.0}`: `environment/<name>` is the mean over samples of their sums."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One part of an episode: a text that the policy wrote in one go, and the world's answer."""
+
+    text: str
+    span: tuple[int, int]
+    """Its tokens among those of the sample, the stop token that was sampled included."""
+    observation: Observation | None = None
+    """None: the world had no answer, or was not asked. After the last turn it is only logged."""
+    media_sizes: tuple[MediaSize, ...] = ()
+    """One per picture of the observation."""
+    shown: tuple[MediaSize, ...] = ()
+    """One per picture that the policy had seen before it wrote: those of its prompt, then those of earlier observations."""
+
+
+@dataclass(frozen=True)
 class Sample:
     """One output of the policy, as a reward sees it."""
 
@@ -244,6 +284,10 @@ class Sample:
     """Places in it, as numbers of its tokens, and the mean reward of what the policy went on with from there."""
     earlier: str = ""
     """The text in front of its last turn: earlier turns, and what the environment answered."""
+    turns: tuple[Turn, ...] = ()
+    """Of an episode: its turns, with the world's answers."""
+    ended: Ended | None = None
+    """Of an episode: why it ended."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "segments", complete(self.segments, self.token_ids))

@@ -15,6 +15,7 @@ from torch import Tensor
 from mmrl.core.samples import ClipTime as ClipTime
 from mmrl.core.samples import Group as Group
 from mmrl.core.samples import MediaSize as MediaSize
+from mmrl.core.samples import Observation as Observation
 from mmrl.core.samples import Prompt as Prompt
 from mmrl.core.samples import Role as Role
 from mmrl.core.samples import Sample as Sample
@@ -23,6 +24,7 @@ from mmrl.core.samples import Seen as Seen
 from mmrl.core.samples import Segment as Segment
 from mmrl.core.samples import Status as Status
 from mmrl.core.samples import StoredRow as StoredRow
+from mmrl.core.samples import Turn as Turn
 from mmrl.core.samples import Video as Video
 
 Scope = Literal["action", "rollout", "group", "batch"]
@@ -88,6 +90,8 @@ class Request:
     one of negative id."""
     tempering: Tempering = Tempering()
     """At which temperature to sample."""
+    turns: int | None = None
+    """The most turns of an episode, where the run has an environment; 1: it is not asked. None: as its limits say."""
 
     @property
     def shown_prompt(self) -> Prompt:

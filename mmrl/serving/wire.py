@@ -19,7 +19,20 @@ from PIL import Image
 
 from mmrl.answers.boxes.box import Box
 from mmrl.answers.spans.interval import Interval
-from mmrl.core.samples import ClipTime, Group, MediaSize, Prompt, Sample, Scored, Segment, Status, kind_of, sources
+from mmrl.core.samples import (
+    ClipTime,
+    Group,
+    MediaSize,
+    Observation,
+    Prompt,
+    Sample,
+    Scored,
+    Segment,
+    Status,
+    Turn,
+    kind_of,
+    sources,
+)
 
 Json = Any
 """A value of a message, on its way from JSON to what it describes; a wrong shape raises, and the reader says so."""
@@ -27,7 +40,8 @@ Array = np.ndarray
 PROTOCOL = 1
 """Both sides must speak the same one."""
 HEADER_KEY = "mmrl"
-HERE = {"Group": Group, "Prompt": Prompt, "Sample": Sample, "Segment": Segment, "Box": Box, "Interval": Interval}
+KNOWN = (Group, Prompt, Sample, Segment, Turn, Observation, Box, Interval)
+HERE: dict[str, type] = {known.__name__: known for known in KNOWN}
 """The others are the dataclasses of media."""
 PLAIN_MODES = ("L", "RGB", "RGBA")
 MOST_HEADER_BYTES = 2**26
@@ -179,7 +193,7 @@ def _fields(value: Any, arrays: dict[str, Array], place: str) -> dict[str, objec
         if not f.init:
             continue
         item, where = getattr(value, f.name), f"{place}.{f.name}"
-        if isinstance(value, Prompt) and f.name == "media":
+        if isinstance(value, Prompt | Observation) and f.name == "media":
             encoded[f.name] = {"$tuple": [_medium(m, arrays, where) for m in item]}
         elif f.name == name_files:
             files = [_file(name, arrays) for name in ([item] if isinstance(item, str) else item)]

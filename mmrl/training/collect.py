@@ -66,7 +66,7 @@ class Collector:
         """This rank's rows of the groups that the planner kept."""
         times: dict[str, float] = {}
         # what an evaluation measured since the last step is not this step's
-        self.rewards.drain_metrics()
+        self.drain_metrics()
         rollouts: Rollouts | None = None
         tables: dict[int, GroupScores] = {}
         owned: set[int] = set()
@@ -95,7 +95,11 @@ class Collector:
         scores = self.rewards.scores(rollouts, tables)
         rollouts = with_seen(rollouts, scores, gone, self.stored)
         scores = self.with_probes(scores, rollouts, probed)
-        return Collected(rollouts, scores, tables, rounds, discarded, times | self.rewards.drain_metrics())
+        return Collected(rollouts, scores, tables, rounds, discarded, times | self.drain_metrics())
+
+    def drain_metrics(self) -> dict[str, float]:
+        """The cost of rewards and worlds since the last call."""
+        return {**self.rewards.drain_metrics(), **with_hooks(self.policy, PolicyHooks).drain_metrics()}
 
     def state_dict(self) -> State:
         """The prompts to come, what was skipped of them, and what the planner remembers."""

@@ -55,6 +55,8 @@ class Variant:
     """Its metrics are eval/<name>/..."""
     sampling: object = None
     weights: Weights = "live"
+    turns: int | None = None
+    """The most turns of an episode, as `Request.turns`."""
 
 
 Answered = list[tuple[Group, GroupScores]]
@@ -88,29 +90,29 @@ class Evaluator:
         eval/diversity, of several sources eval/source/<source>/..., of the columns in `by` eval/by/<column>/<value>/..., the same
         of every variant as eval/<variant>/...; then groups and scores of all ranks.
         """
-        metrics, examples = self.answer(self.sampling, self.settings.weights)
+        metrics, examples = self.answer(Variant("", self.sampling, self.settings.weights))
         also: dict[str, Examples] = {}
         for variant in self.variants:
-            found, also[variant.name] = self.answer(variant.sampling, variant.weights)
+            found, also[variant.name] = self.answer(variant)
             metrics |= {name.replace("eval/", f"eval/{variant.name}/", 1): value for name, value in found.items()}
         return metrics, replace(examples, also=also)
 
-    def answer(self, sampling: object, weights: Weights) -> tuple[dict[str, float], Examples]:
+    def answer(self, way: Variant) -> tuple[dict[str, float], Examples]:
         """Metrics, groups and scores of one way to answer, the same on all ranks."""
-        mine = [pair for chunk in self.chunks(sampling, weights) for pair in chunk]
+        mine = [pair for chunk in self.chunks(way) for pair in chunk]
         pairs = [pair for part in self.ranks.gather(mine) for pair in part]
         pairs.sort(key=lambda pair: pair[0].id)
         examples = self.examples(pairs)
         return self.metrics(examples.groups, [table for _, table in pairs], examples.scores), examples
 
-    def chunks(self, sampling: object, weights: Weights, start: int = 0) -> Iterator[Answered]:
+    def chunks(self, way: Variant, start: int = 0) -> Iterator[Answered]:
         """This rank's answers, chunk by chunk of `batch_size` prompts on every rank, from prompt `start` on.
 
         A run that continues after a chunk, on the same number of ranks, samples the same prompts together.
         """
         numbered = range(start, len(self.prompts))[self.ranks.rank :: self.ranks.world]
-        requests = [self.request(i, weights) for i in numbered]
-        for rollouts in rollouts_of(self.policy, requests, sampling, self.settings.batch_size, self.ranks):
+        requests = [self.request(i, way) for i in numbered]
+        for rollouts in rollouts_of(self.policy, requests, way.sampling, self.settings.batch_size, self.ranks):
             yield list(zip(rollouts.groups, self.rewards.score(rollouts.groups), strict=True))
 
     def examples(self, pairs: Answered) -> Examples:
@@ -120,9 +122,9 @@ class Evaluator:
         parts = [parts for table in tables for parts in table.parts]
         return Examples([group for group, _ in pairs], Scores(names, values, status, self.rewards.weights), parts)
 
-    def request(self, i: int, weights: Weights) -> Request:
+    def request(self, i: int, way: Variant) -> Request:
         """For prompt i; its seed depends on no other prompt, so it can be answered again alone."""
-        return request_for(self.settings, self.prompts[i], i, weights)
+        return replace(request_for(self.settings, self.prompts[i], i, way.weights), turns=way.turns)
 
     def metrics(self, groups: Sequence[Group], tables: Sequence[GroupScores], scores: Scores) -> dict[str, float]:
         found = [parts for table in tables for parts in table.parts]

@@ -96,11 +96,34 @@ def rollout_metrics(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
     return {
         **entropy(rollouts, ranks),
         **variety(rollouts, ranks),
+        **turn_metrics(rollouts, ranks),
         "rollout/length": actions / rows,
         "rollout/length_max": float(longest),
         "rollout/truncated": truncated / rows,
         "rollout/actions": actions,
     }
+
+
+def turn_metrics(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:
+    """rollout/turns, pictures, observed_tokens and ended_<why>, and environment/<fact>; nothing where there are no episodes."""
+    mine = [turn_figures(sample) for _, sample in rollouts.samples() if sample.turns]
+    found = [figures for part in ranks.gather(mine) for figures in part]
+    names = sorted({name for figures in found for name in figures})
+    return {name: sum(figures.get(name, 0.0) for figures in found) / len(found) for name in names}
+
+
+def turn_figures(sample: Sample) -> dict[str, float]:
+    """The same of one episode."""
+    found = {
+        "rollout/turns": float(len(sample.turns)),
+        "rollout/pictures": float(sum(len(turn.media_sizes) for turn in sample.turns)),
+        "rollout/observed_tokens": float(sum(len(one) for one in sample.segments if one.who == "environment")),
+        f"rollout/ended_{sample.ended}": 1.0,
+    }
+    for observation in (turn.observation for turn in sample.turns if turn.observation is not None):
+        for name, value in observation.facts.items():
+            found[f"environment/{name}"] = found.get(f"environment/{name}", 0.0) + float(value)
+    return found
 
 
 def entropy(rollouts: Rollouts, ranks: Ranks) -> dict[str, float]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted(file for room in ("mmrl", "rewards", "datasets") for file in (ROOT / room).rglob("*.py"))
+FILES = sorted(file for room in ("mmrl", "rewards", "datasets", "environments") for file in (ROOT / room).rglob("*.py"))
 MOST = {"file": 400, "function": 60, "class": 250, "arguments": 8}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

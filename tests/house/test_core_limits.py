@@ -9,8 +9,7 @@ import pytest
 from mmrl.core.types import Request
 
 CORE = sorted((Path(__file__).parents[2] / "mmrl" / "core").rglob("*.py"))
-LIMITS = {"lines": 1700, "files": 15, "protocols": 25, "fields of Request": 10}
-"""Episodes of several turns may raise them once, to 1,950 lines, 28 protocols and 11 fields."""
+LIMITS = {"lines": 1950, "files": 15, "protocols": 28, "fields of Request": 11}
 
 
 def is_protocol(node: ast.AST) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-TOP = ("mmrl", "tests", "rewards", "datasets", "examples", "benchmarks", "configs", "docs")
+TOP = ("mmrl", "tests", "rewards", "datasets", "environments", "examples", "benchmarks", "configs", "docs")
 ROOMS = tuple(sorted(folder.name for folder in (ROOT / "mmrl").iterdir() if folder.is_dir() and folder.name[0] not in "._"))
 PATH = re.compile(rf"(?<![\w/.:-])(?:{'|'.join(TOP + ROOMS)})/(?:[\w-]+/)*(?:[\w-]+\.(?:py|md|toml|json|svg)\b(?:::\w+)?)?")
 """From the root or from mmrl/ on: `tests/house/test_wheel.py`, `policies/video/`, `data/files/paths.py::path_below`."""

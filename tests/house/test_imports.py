@@ -55,7 +55,7 @@ def test_nobody_imports_plug_ins(folder: str):
     assert {file: names for file, names in guilty.items() if names} == {}
 
 
-@pytest.mark.parametrize("folder", ["rewards", "datasets"])
+@pytest.mark.parametrize("folder", ["rewards", "datasets", "environments"])
 def test_plug_ins_use_public_rooms_only(folder: str):
     allowed = {"mmrl", "mmrl.core", "mmrl.runtime", "mmrl.answers", "mmrl.data", "mmrl.serving"}
     for file in (ROOT / folder).glob("*.py"):

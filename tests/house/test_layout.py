@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("folder", ["rewards", "datasets", "tests/plugins"])
+@pytest.mark.parametrize("folder", ["rewards", "datasets", "environments", "tests/plugins"])
 def test_plug_in_folders_are_no_packages(folder: str):
     assert not (ROOT / folder / "__init__.py").exists()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("mmrl", "rewards", "datasets", "benchmarks", "examples")
+FOLDERS = ("mmrl", "rewards", "datasets", "environments", "benchmarks", "examples")
 FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
 OWN_PROCESSES = {"mmrl/runtime/workers.py", "mmrl/policies/video/worker.py", "mmrl/policies/video/workers.py"}
 """Unpickle what a process they started, or that started them, wrote into a pipe."""

@@ -63,7 +63,7 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["rewards", "datasets", "configs"])
+@pytest.mark.parametrize("kind", ["rewards", "datasets", "environments", "configs"])
 def test_everything_shipped_is_inside(wheel: Path, kind: str):
     suffix = ".toml" if kind == "configs" else ".py"
     here = {str(file.relative_to(ROOT)) for file in (ROOT / kind).rglob(f"*{suffix}")}

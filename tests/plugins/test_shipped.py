@@ -15,7 +15,7 @@ from mmrl.app.plugins.resolve import load
 
 ROOT = Path(__file__).resolve().parents[2]
 REWARDS, DATASETS = sorted(ROOT.glob("rewards/*.py")), sorted(ROOT.glob("datasets/*.py"))
-FILES = REWARDS + DATASETS
+FILES = REWARDS + DATASETS + sorted(ROOT.glob("environments/*.py"))
 MAY_IMPORT = {"mmrl", "mmrl.core", "mmrl.runtime", "mmrl.answers", "mmrl.data", "mmrl.serving"}
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import save
 
-from mmrl import Box, Group, Prompt, Sample, Scored
+from mmrl import Box, Group, Observation, Prompt, Sample, Scored, Turn
 from mmrl.core.samples import ClipTime, MediaSize, Status, Video, segments_of
 from mmrl.serving import wire
 
@@ -203,3 +203,17 @@ def test_a_header_as_long_as_a_pickle_begins_is_read(length: int, tmp_path: Path
         pytest.fail("no header was that long")
     assert body[:2] == bytes([0x80, length >> 8])
     assert wire.unpack_group(body, tmp_path).prompt.text == "x" * extra
+
+
+def test_turns_travel_with_what_was_shown_between_them(tmp_path: Path):
+    picture(7).save(tmp_path / "seen.png")
+    seen = Observation("look", (picture(5), str(tmp_path / "seen.png")), reward=0.5, facts={"tool": 1.0}, key="k")
+    turns = (Turn("zoom", (0, 1), seen, (MediaSize(5, 4, 28, 28),)), Turn("7", (2, 3)))
+    sample = Sample("7", (1, 2, 3), segments=SEGMENTS, turns=turns, ended="stop")
+    back = round_trip(Group(0, Prompt("p"), (sample,)), tmp_path).samples[0]
+    assert back.ended == "stop" and back.turns[1] == turns[1] and back.turns[0].media_sizes == turns[0].media_sizes
+    shown = back.turns[0].observation
+    assert shown is not None and (shown.text, shown.reward, shown.facts, shown.key) == ("look", 0.5, {"tool": 1.0}, "k")
+    assert shown.media[0].tobytes() == picture(5).tobytes()
+    with Image.open(shown.media[1]) as opened:
+        assert opened.convert("RGB").tobytes() == picture(7).tobytes()

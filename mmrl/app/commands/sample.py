@@ -20,6 +20,7 @@ from mmrl.core.types import Group, Request, Sample
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.collect import Collector
 from mmrl.training.determinism import deterministic
+from mmrl.training.evaluate import Variant
 
 Split = Literal["train", "eval"]
 
@@ -175,7 +176,7 @@ def held_out(job: Job, prompt: str, run: RunDir) -> list[Drawn]:
     places = [i for i, one in enumerate(prompts) if one.id == prompt]
     if not places:
         raise ValueError(f"no held-out prompt is called {prompt!r}: {did_you_mean(prompt, [one.id for one in prompts])}")
-    requests = [job.evaluator.request(i, job.evaluator.settings.weights) for i in places]
+    requests = [job.evaluator.request(i, Variant("", weights=job.evaluator.settings.weights)) for i in places]
     groups = job.policy.rollout(requests, job.evaluator.sampling).groups
     return [Drawn(group, request) for group, request in zip(groups, requests, strict=True)]
 
@@ -199,7 +200,7 @@ def sample_verdicts(
         if index is not None and i != index:
             continue
         line = noted.get((drawn.group.id, i))
-        text = [f"    {part}" for part in (sample.transcript or "").splitlines()]
+        text = [f"    {part}" for part in dialogue(sample)]
         shown = sample.image if sample.video is None else strip_of(sample.video)
         if isinstance(shown, Image.Image) and out is not None:
             text.append(f"    {save_picture(out, f'group-{drawn.group.id}-sample-{i}', shown)}")
@@ -209,6 +210,19 @@ def sample_verdicts(
             text.append(f"    recorded: {', '.join(f'{name} {value_text(value)}' for name, value in line['scores'].items())}")
         tokens = f", {len(sample.token_ids)} tokens" if sample.token_ids is not None else ""
         yield f"sample {i} ({sample.role}{tokens})", text, verdict(sample, line, run)
+
+
+def dialogue(sample: Sample) -> Iterator[str]:
+    """The lines of what was written; of episodes, with what was answered and how many pictures that showed."""
+    if not sample.turns:
+        yield from (sample.transcript or "").splitlines()
+    for number, turn in enumerate(sample.turns, start=1):
+        yield from f"turn {number}: {turn.text}".splitlines()
+        if turn.observation is not None and number < len(sample.turns):
+            seen = "".join(f" [{size.width} x {size.height}]" for size in turn.media_sizes)
+            yield from f"{turn.observation.role}: {turn.observation.text}{seen}".splitlines()
+    if sample.ended is not None:
+        yield f"ended: {sample.ended}"
 
 
 def value_text(value: float | None) -> str:

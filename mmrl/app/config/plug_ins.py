@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mmrl.app.config.data import DataConfig, MixedData
 from mmrl.app.config.needed_rewards import rewards_in
-from mmrl.app.config.run import Resolved, SamplerConfig, UnweightedReward
+from mmrl.app.config.run import EnvironmentConfig, Resolved, RunConfig, SamplerConfig, UnweightedReward
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
@@ -19,15 +19,21 @@ from mmrl.app.plugins.guard import guarded
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.toml.reader import check_keys, check_slip, plain, read, refuse_missing, settings, typed_value
 from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.core.episodes import Environment, Worlds
+from mmrl.core.hooks import EnvironmentHooks, with_hooks
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.ranges import hints_of
 from mmrl.core.sources import Sources, StreamedSources
 from mmrl.core.types import Prompt
 from mmrl.data.sources import Marking, join_sources, mark_all
 from mmrl.serving.reward_client import RemoteReward, is_url
+from mmrl.training.worlds.functions import Answering
+from mmrl.training.worlds.runner import WorldRunner
 
 SERVED = ("deadline_s", "token_env")
 """Keys of a reward behind HTTP."""
+NUM_TOLD = 3
+"""Arguments of an environment's function that the run gives: prompt, turns and seed."""
 SEQUENCES, STREAMS, MIXED = "Shuffled", "Streamed", "Mixture"
 """The samplers of configs that name none."""
 Prompts = Sequence[Prompt] | Iterable[Prompt]
@@ -45,6 +51,7 @@ class PlugIns:
     held_out: Callable[[], Prompts] | None
     sampler: Callable[[Prompts, int], PromptSampler]
     """From prompts and the run's seed."""
+    environment: Callable[[], Environment] | None = None
 
 
 def read_plug_ins(resolved: Resolved) -> PlugIns:
@@ -61,6 +68,7 @@ def read_plug_ins(resolved: Resolved) -> PlugIns:
         data=read_data(config.data, ("data",), table),
         held_out=None if held_out is None else read_data(held_out, ("evaluation", "data"), table),
         sampler=read_sampler(config.sampler, table, config.data),
+        environment=None if config.environment is None else read_environment(config.environment, table),
     )
 
 
@@ -193,6 +201,47 @@ def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Pro
         typed_value(hint, read(hint, value, at, table), at, table)
     args = {written[key].name: value for key, value in data.args.items()}
     return safe(partial(load, **args), f"{table.at(path)}: {data.use}")
+
+
+def read_environment(config: EnvironmentConfig, table: Table) -> Callable[[], Environment]:
+    """The environment of a config, a function of (prompt, turns, seed) as one; errors as in `read_plug_ins`."""
+    path: KeyPath = ("environment",)
+    plug_in = plugins.load(config.use, "environments")
+    is_class = inspect.isclass(plug_in)
+    beside, skip = [f.name for f in fields(config) if f.name != "args"], 0 if is_class else NUM_TOLD
+    values = settings(plug_in, config.args, path, table, skip=skip, beside=beside)
+    if is_class:
+        refuse_missing(plug_in, values, path, table)
+
+    def make() -> Environment:
+        made = instance(plug_in, values, path, table) if is_class else Answering(partial(plug_in, **values))
+        if not isinstance(made, Environment):
+            raise ValueError(
+                f"{table.at(path)}: {config.use} has no open(prompt, seed): give it one that returns a world with step(turn) and "
+                "close(), or write a function of (prompt, turns, seed)"
+            )
+        return made
+
+    return safe(make, f"{table.at(path)}: {config.use}")
+
+
+def worlds_of(config: RunConfig, plug_ins: PlugIns, prompts: Sequence[Prompt], space: str | None) -> Worlds | None:
+    """The worlds that answer the policy's turns; ValueError where they cannot be made, or not for these prompts.
+
+    `space` is how the policy writes boxes, for an environment whose own field `space` is auto.
+    """
+    if config.environment is None or plug_ins.environment is None:
+        return None
+    environment = plug_ins.environment()
+    if is_dataclass(environment) and getattr(environment, "space", None) == "auto":
+        if space is None:
+            raise ValueError(
+                f"environment {config.environment.use!r} reads boxes, but it is not known how this model writes them: set "
+                "policy.box_space to pixel, resized, norm1000 or norm1"
+            )
+        environment = replace(environment, space=space)
+    with_hooks(environment, EnvironmentHooks).check_prompts(prompts)
+    return WorldRunner(environment, config.environment.limits, config.environment.call, config.environment.wave)
 
 
 def read_sampler(config: SamplerConfig, table: Table, data: DataConfig | None = None) -> Callable[[Prompts, int], PromptSampler]:

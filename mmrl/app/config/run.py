@@ -6,7 +6,7 @@ Unknown keys, wrong types and impossible values are errors that name where the v
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tomli_w
 from pydantic import InstanceOf
@@ -25,13 +25,15 @@ from mmrl.app.plugins.resolve import load as load_plug_in
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.reader import NONE, RESERVED, check_keys, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
-from mmrl.core.ranges import CountOrNone, Factor, LargeOrNone, Number, Positive, Share, check_ranges
+from mmrl.core.episodes import Limits
+from mmrl.core.ranges import CountOrNone, Factor, LargeOrNone, Number, Positive, PositiveShare, Range, Share, check_ranges
 from mmrl.flow.plan import NumSteps
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.rewards.calls import Calling, Transform
 from mmrl.training.settings import TrainSettings
+from mmrl.training.worlds.runner import WorldCalling
 
 
 @dataclass(frozen=True)
@@ -84,17 +86,38 @@ class RewardConfig(UnweightedReward):
 
 
 @dataclass(frozen=True)
+class EnvironmentConfig:
+    """The plug-in that answers the policy's turns, how far an episode may go, and how worlds are called."""
+
+    use: str
+    """A name, or a file of your own: ./my_environment.py or ./my_environment.py:Name."""
+    limits: Limits = field(default_factory=Limits)
+    """How far an episode may go: see `[environment.limits]`."""
+    call: WorldCalling = field(default_factory=WorldCalling)
+    """How worlds are called: see `[environment.call]`."""
+    wave: PositiveShare = 1.0
+    """The share of the episodes under way that must be answered before their next turns are written together. Below 1, slow
+    worlds hold up less, and the last bits of log-probabilities depend on who answers first."""
+    args: Mapping[str, object] = field(default_factory=dict)
+    """All other keys of the table."""
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True)
 class VariantConfig:
-    """Flow only: one more way to draw the held-out prompts; its figures are eval/<name>/..."""
+    """One more way to answer the held-out prompts; its figures are eval/<name>/..."""
 
     name: str
     """Its metrics are eval/<name>/...; a name without a slash."""
     num_steps: NumSteps | None = None
-    """None: as evaluation.num_steps."""
+    """Flow only; None: as evaluation.num_steps."""
     guidance: Factor | None = None
-    """None: as evaluation.guidance."""
+    """Flow only; None: as evaluation.guidance."""
     weights: Weights | None = None
     """None: as evaluation.weights."""
+    turns: Annotated[int, Range(1, 256)] | None = None
+    """Text only: the most turns of an episode; 1: the model answers at once. None: as environment.limits.turns."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -117,7 +140,7 @@ class EvaluationConfig(EvaluationSettings):
     guidance: Factor | None = None
     """Flow only: 1 = none; None = policy.guidance."""
     also: tuple[VariantConfig, ...] = ()
-    """Flow only: further ways to draw the same prompts, such as without guidance."""
+    """Further ways to answer the same prompts, such as without guidance, or in one turn."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -171,6 +194,8 @@ class RunConfig(TrainSettings):
     data: DataConfig
     reward: tuple[RewardConfig, ...]
     sampler: SamplerConfig = SamplerConfig()
+    environment: EnvironmentConfig | None = None
+    """None: a completion is one turn."""
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: TrackerConfig = TrackerConfig()

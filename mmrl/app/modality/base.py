@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.episodes import Limits, Worlds
 from mmrl.core.protocols import Policy, View
 from mmrl.core.types import Prompt
 from mmrl.policies.text.settings import Sampling
@@ -46,6 +47,8 @@ class AlsoTable(Protocol):
     def guidance(self) -> float | None: ...
     @property
     def weights(self) -> Weights | None: ...
+    @property
+    def turns(self) -> int | None: ...
 
 
 @runtime_checkable
@@ -141,10 +144,19 @@ class Modality(Protocol[Settings, Model]):
         ...
 
     def build(
-        self, policy: Settings, shadows: frozenset[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]
-    ) -> Model: ...
+        self,
+        policy: Settings,
+        shadows: frozenset[str],
+        ema_decay: Callable[[int], float] | None,
+        views: Mapping[str, View],
+        worlds: Worlds | None = None,
+    ) -> Model:
+        """The policy, and the worlds that answer its turns; ValueError where its samples have none."""
+        ...
 
-    def build_dry_run(self, policy: Settings, shadows: frozenset[str], views: Mapping[str, View]) -> "DryRun":
+    def build_dry_run(
+        self, policy: Settings, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None
+    ) -> "DryRun":
         """A policy without weights that counts what it is asked; completions have max_new_tokens."""
         ...
 

@@ -25,6 +25,7 @@ from mmrl.app.modality.flow_checks import (
 )
 from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.merge import merge_lora
+from mmrl.core.episodes import Limits, Worlds
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.flow.layout import lay_out
@@ -56,7 +57,7 @@ class FlowModality:
 
     name: str = "flow"
     settings: type[FlowPolicyConfig] = FlowPolicyConfig
-    evaluation_keys: tuple[str, ...] = ("num_steps", "guidance", "also")
+    evaluation_keys: tuple[str, ...] = ("num_steps", "guidance")
     output: str = "image"
     index_file: str = "model_index.json"
     loading: Loading = LOADING
@@ -71,6 +72,8 @@ class FlowModality:
         return evaluation_plan(evaluation.num_steps or EVALUATION_STEPS, guidance=evaluation.guidance)
 
     def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
+        if turned := [one.name for one in evaluation.also if one.turns is not None]:
+            raise ValueError(f"evaluation.also {turned[0]!r} sets turns, and pictures are drawn in one go: leave it out")
         return [Variant(one.name, plan_of(one, evaluation), one.weights or evaluation.weights) for one in evaluation.also]
 
     def check_prompts(self, policy: FlowPolicyConfig, prompts: Sequence[Prompt]) -> None:
@@ -139,16 +142,21 @@ class FlowModality:
         shadows: frozenset[str],
         ema_decay: Callable[[int], float] | None,
         views: Mapping[str, View],
+        worlds: Worlds | None = None,
     ) -> "FlowPolicy":
         from diffusers.utils import logging
 
         from mmrl.policies.flow.policy import FlowPolicy
 
+        if worlds is not None:
+            raise ValueError("policy.kind is 'flow', whose pictures are drawn in one go: remove [environment]")
         if not sys.stderr.isatty():
             logging.disable_progress_bar()
         return FlowPolicy(policy, shadows) if ema_decay is None else FlowPolicy(policy, shadows, ema_decay)
 
-    def build_dry_run(self, policy: FlowPolicyConfig, shadows: frozenset[str], views: Mapping[str, View]) -> "DryRun":
+    def build_dry_run(
+        self, policy: FlowPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None
+    ) -> "DryRun":
         from mmrl.policies.flow.dry_run import FlowDryRun
 
         return FlowDryRun(policy, shadows)

@@ -9,6 +9,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading
 from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.merge import merge_adapter
+from mmrl.core.episodes import Limits, Worlds
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
@@ -60,7 +61,13 @@ class TextModality:
         return evaluation.sampling
 
     def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
-        return ()
+        """Fewer turns of episodes, or other weights."""
+        for one in evaluation.also:
+            if one.num_steps is not None or one.guidance is not None:
+                raise ValueError(
+                    f"evaluation.also {one.name!r} sets num_steps or guidance, which image generators have: take turns or weights"
+                )
+        return [Variant(one.name, evaluation.sampling, one.weights or evaluation.weights, one.turns) for one in evaluation.also]
 
     def check_prompts(self, policy: TextPolicyConfig, prompts: Sequence[Prompt]) -> None:
         """A template that asks for boxes needs a model known to write some; pictures are looked at where they are read."""
@@ -72,7 +79,8 @@ class TextModality:
     def check_plans(
         self, policy: TextPolicyConfig, algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
     ) -> None:
-        """Tokens are written one after the other."""
+        """Tokens are written one after the other; further ways to evaluate are looked at."""
+        self.variants(evaluation)
 
     def warn_after_load(
         self, policy: "TextPolicy", algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
@@ -102,17 +110,25 @@ class TextModality:
         shadows: frozenset[str],
         ema_decay: Callable[[int], float] | None,
         views: Mapping[str, View],
+        worlds: Worlds | None = None,
     ) -> "TextPolicy":
         from mmrl.engine.generator import text_parts
         from mmrl.policies.shared.weights import USUAL_DECAY
-        from mmrl.policies.text.policy import TextPolicy
+        from mmrl.policies.text.families import family_of
+        from mmrl.policies.text.loading import load_config
+        from mmrl.policies.text.policy import TextPolicy, packs_episodes
 
-        return TextPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, views, text_parts(policy))
+        if worlds is not None:
+            packs_episodes(family_of(load_config(policy)), policy, worlds)
+        parts = replace(text_parts(policy), worlds=worlds)
+        return TextPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, views, parts)
 
-    def build_dry_run(self, policy: TextPolicyConfig, shadows: frozenset[str], views: Mapping[str, View]) -> "DryRun":
+    def build_dry_run(
+        self, policy: TextPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None
+    ) -> "DryRun":
         from mmrl.policies.text.dry_run import TextDryRun
 
-        return TextDryRun(policy, shadows, views)
+        return TextDryRun(policy, shadows, views, limits)
 
     def box_space(self, policy: TextPolicyConfig) -> str | None:
         if policy.box_space != "auto":

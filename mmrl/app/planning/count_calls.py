@@ -92,7 +92,9 @@ class CountedRun:
     def __post_init__(self) -> None:
         shadows = self.algorithm.shadows | self.config.evaluation.all_weights - {"live"}
         modality = modality_of(self.config.policy)
-        self.dry_run = modality.build_dry_run(self.config.policy, shadows, self.algorithm.views)
+        environment = self.config.environment
+        limits = None if environment is None else environment.limits
+        self.dry_run = modality.build_dry_run(self.config.policy, shadows, self.algorithm.views, limits)
         self.policy = self.dry_run.policy
 
     def calls(self, worst: bool = False, prompts: Sequence[Prompt] | None = None) -> Calls:

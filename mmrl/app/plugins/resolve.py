@@ -27,6 +27,7 @@ PlugIn = Callable[..., Any]
 SINGULAR = {
     "rewards": "reward",
     "datasets": "data set",
+    "environments": "environment",
     "algorithms": "part of an algorithm",
     "configs": "config",
     "families": "family",

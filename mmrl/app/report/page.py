@@ -73,6 +73,8 @@ class Picture:
     kind: str
     truth: list[Rectangle] = field(default_factory=list)
     predicted: list[Rectangle] = field(default_factory=list)
+    looked: list[Rectangle] = field(default_factory=list)
+    """What earlier turns pointed at."""
     film: "Film | None" = None
     """The drawing under the strip of a clip."""
     clip: str = ""
@@ -192,8 +194,19 @@ class Example:
         file = run.samples_file(row.line["split"], row.line["step"])
         self.samples = quote(file.relative_to(run.path).as_posix()) if address is inline_assets else ""
         """Where a report links to all of a text that is cut."""
+        self.turns = [Said(run, turn, address) for turn in row.line.get("turns", ())]
         self.answer = row.line["answer"] if not row.truth and row.spans is None else None
         self.scores = [(name, value, row.line["status"][name]) for name, value in row.line["scores"].items()]
+
+
+class Said:
+    """A turn of an episode, and the answer to it."""
+
+    def __init__(self, run: RunDir, turn: Line, address: Callable[[Path], str]) -> None:
+        seen = turn["observation"]
+        self.text, self.answered, self.reward = turn["text"], seen is not None, turn["reward"]
+        self.role, self.answer = (seen["role"], seen["text"]) if seen else ("", "")
+        self.pictures = [picture_of(run, media, None, address) for media in seen["media"]] if seen else []
 
 
 class Pair:
@@ -239,8 +252,9 @@ def picture_of(run: RunDir, media: Line, row: Row | None, address: Callable[[Pat
     if row is None or size is None or media["kind"] != "picture":
         clip = address(run.samples / media["clip"]) if media.get("clip") else ""
         return Picture(source, media["width"], media["height"], media["kind"], clip=clip)
-    truth, predicted = ([rectangle(box, size.width, size.height) for box in boxes] for boxes in (row.truth, row.predicted))
-    return Picture(source, media["width"], media["height"], media["kind"], truth, predicted)
+    every = row.truth, row.predicted, row.looked
+    truth, predicted, looked = ([rectangle(box, size.width, size.height) for box in boxes] for boxes in every)
+    return Picture(source, media["width"], media["height"], media["kind"], truth, predicted, looked)
 
 
 def film(spans: Spans) -> Film:

@@ -64,6 +64,15 @@ class Row:
             return []
         return [box.to("pixel", size) for box in dict.fromkeys(parse_boxes(self.text, self.space))]
 
+    @cached_property
+    def looked(self) -> list[Box]:
+        """The boxes that earlier turns of an episode write, in pixels of the file."""
+        size = self.size
+        if size is None or self.space not in SPACES:
+            return []
+        texts = [turn["text"] for turn in self.line.get("turns", ())][:-1]
+        return [box.to("pixel", size) for text in texts for box in dict.fromkeys(parse_boxes(text, self.space))]
+
     @property
     def spans(self) -> "Spans | None":
         """The true spans and those of the completion; None where the answer is no span."""

@@ -9,9 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 from mmrl.app.config.reward_needs import Need, needs_of, reads_boxes, refuse_missing_package
 from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, TrackerConfig, UnweightedReward
 from mmrl.app.modality.registry import modality_of
+from mmrl.core.ranks import Ranks
 from mmrl.core.samples import UnavailableError
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Prompt
+from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.scorers.sizes import HoldsModels
 
@@ -45,6 +47,44 @@ def overlap_sentence(trained: Sequence[Prompt], held_out: Sequence[Prompt]) -> s
     named = ", ".join(repr(prompt.id) for prompt in shared[:3])
     remedy = "take another split, or mmrl data split"
     return f"{len(shared)} of {len(held_out)} prompts are trained on, too ({named}): {remedy}" if shared else ""
+
+
+def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse settings that do not go together, and warn of those that change nothing."""
+    check_environment(config, ranks)
+    warn_of_idle_settings(config)
+
+
+def check_environment(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse what samples of several turns cannot have; ValueError with the remedy."""
+    environment, policy, algorithm = config.environment, config.policy, config.algorithm
+    if environment is None:
+        if turned := [one.name for one in config.evaluation.also if one.turns is not None]:
+            raise ValueError(f"evaluation.also {turned[0]!r} sets turns, and the run has no environment: write [environment] use")
+        return
+    if not isinstance(policy, TextPolicyConfig):
+        raise ValueError(f"policy.kind is {modality_of(policy).name!r}, whose samples have no turns: remove [environment]")
+    room, longest = environment.limits.tokens, policy.sampling.max_new_tokens
+    if policy.engine is not None:
+        raise ValueError("policy.engine is set, and engines write samples of one turn: leave it or [environment] out")
+    if algorithm.algorithm.views:
+        raise ValueError(
+            f"algorithm {algorithm.label} shows prompts under views, and worlds answer plain samples: take another algorithm"
+        )
+    if ranks.is_sharded:
+        raise ValueError(
+            "the weights are sharded, and all processes would have to write equally many turns: run [environment] on one GPU, or "
+            "on processes that each hold all weights"
+        )
+    if room < 2 * longest:
+        raise ValueError(
+            f"environment.limits.tokens is {room}, and two turns of policy.sampling.max_new_tokens = {longest} need "
+            f"{2 * longest}: raise the one or lower the other"
+        )
+    if environment.wave < 1 and config.deterministic:
+        raise ValueError(
+            f"environment.wave is {environment.wave:g}, and deterministic = true needs 1: slow worlds are waited for"
+        )
 
 
 def look_at_scoring(

@@ -14,18 +14,19 @@ from typing import Any
 import torch
 
 from mmrl import __version__
-from mmrl.app.config.plug_ins import PlugIns, Prompts, read_data, read_plug_ins, with_kind
+from mmrl.app.config.plug_ins import PlugIns, Prompts, read_data, read_plug_ins, with_kind, worlds_of
 from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, UnweightedReward, as_table
 from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
-from mmrl.app.run.beforehand import evaluation_scorer, look_at_scoring, refuse_unknown_space, unknown_space, warn_of_idle_settings
+from mmrl.app.run.beforehand import evaluation_scorer, look_at_scoring, look_at_settings, refuse_unknown_space, unknown_space
 from mmrl.app.run.folder import SEEN, RunDir
 from mmrl.app.run.hushed import hushed_saving
 from mmrl.app.run.services import AccelerateTrackers
 from mmrl.app.run.step_spans import StepSpans
 from mmrl.app.run.trackers import JsonlTracker, Progress
 from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks, with_hooks
 from mmrl.core.protocols import Callback, Policy, PromptSampler, View
 from mmrl.core.ranks import Ranks
@@ -102,18 +103,16 @@ def build(
         space = modality.box_space(config.policy)
     rewards, watched = reward_runners(config, loaded, loaded_more, space)
     look_at_scoring(config, loaded, loaded_more, firsts, held_out)
+    worlds = worlds_of(config, plug_ins, firsts, space)
     torch.manual_seed(config.seed)
     shadows = algorithm.shadows | config.evaluation.all_weights - {"live"}
     with ranks.main_first(to_fetch), waiting(f"loading model {resolved.config.policy.model}"):
-        policy = build_policy(config.policy, shadows, algorithm.ema_decay, algorithm.views)
+        policy = build_policy(config.policy, shadows, algorithm.ema_decay, algorithm.views, worlds)
     algorithm.check(policy)
     modality.warn_after_load(policy, algorithm, config.evaluation, looked_at)
     if accelerator is not None:
         policy.prepare(accelerator)
-    evaluator = None
-    if held_out is not None:
-        sampling, variants = modality.eval_sampling(config.evaluation), modality.variants(config.evaluation)
-        evaluator = Evaluator(policy, held_out, watched, config.evaluation, sampling, ranks, variants)
+    evaluator = evaluator_of(config, policy, held_out, watched, ranks)
     config = replace(
         resolved.config,
         policy=modality.with_box_space(resolved.config.policy, space),
@@ -127,6 +126,17 @@ def build(
     return Job(config, policy, trainer, evaluator, firsts[0] if firsts else None)
 
 
+def evaluator_of(
+    config: RunConfig, policy: Policy, held_out: Sequence[Prompt] | None, rewards: RewardRunner, ranks: Ranks
+) -> Evaluator | None:
+    """Who scores held-out prompts; None where there are none."""
+    if held_out is None:
+        return None
+    modality, settings = modality_of(config.policy), config.evaluation
+    sampling, variants = modality.eval_sampling(settings), modality.variants(settings)
+    return Evaluator(policy, held_out, rewards, settings, sampling, ranks, variants)
+
+
 def sampler_over(prompts: Prompts, plug_ins: PlugIns, config: RunConfig) -> PromptSampler:
     """Who draws the prompts; ValueError for prompts that the sampler or a part of the algorithm cannot work with."""
     config.algorithm.algorithm.check_prompts(first_prompts(prompts))
@@ -137,7 +147,7 @@ def look_before(config: RunConfig, ranks: Ranks) -> None:
     """Refuse, or warn of, what the config alone and the servers that it names tell."""
     check_ranks(config, ranks.world)
     config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
-    warn_of_idle_settings(config)
+    look_at_settings(config, ranks)
     if ranks.is_main:
         modality_of(config.policy).look_around(config.policy)
     with ranks.main_first():
@@ -298,8 +308,9 @@ def build_policy(
     shadows: frozenset[str],
     ema_decay: Callable[[int], float] | None = None,
     views: Mapping[str, View] = MappingProxyType({}),
+    worlds: Worlds | None = None,
 ) -> Policy:
-    return modality_of(config).build(config, shadows, ema_decay, views)
+    return modality_of(config).build(config, shadows, ema_decay, views, worlds)
 
 
 def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:

@@ -7,6 +7,9 @@ label] in pixels of the file), box_space (how the completion's boxes are written
 where the answer is none), columns, digest (of the completion's tokens or the picture's pixels: what `mmrl sample` compares),
 media ({kind, file, width, height} per picture or video), media_sizes ([width, height, seen_width, seen_height]), image and
 video (what was generated, as in media, or null; a video also has clip, its .mp4 file beside the strip).
+
+A line of an episode also holds ended and turns: {text, span, reward, facts, observation} with an observation's role, text, media
+and key, null where the world said nothing. Its digest is of tokens and observed pictures.
 """
 
 import dataclasses
@@ -29,9 +32,10 @@ from mmrl.answers.spans.timelines import read_timeline
 from mmrl.app.files import replace_bytes
 from mmrl.app.run.folder import Line
 from mmrl.core.samples import IMAGE, VIDEO, kind_of
-from mmrl.core.types import Examples, MediaSize, Prompt, Sample, Status, Video
+from mmrl.core.types import Examples, MediaSize, Observation, Prompt, Sample, Status, Video
 from mmrl.data.files.mp4 import write_once
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
+from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.sampling import Budget, FrameRule
 
@@ -81,33 +85,59 @@ def sample_lines(
         }
         for index, sample in enumerate(group.samples):
             total = totals[row]
-            yield shared | {
-                "sample": index,
-                "completion": sample.text,
-                "earlier": sample.earlier,
-                "segments": [[one.who, one.start, one.stop] for one in sample.segments],
-                "total": total if math.isfinite(total) else None,
-                "scores": {
-                    n: v if s == Status.OK else None for n, v, s in zip(scores.names, values[row], status[row], strict=True)
-                },
-                "status": {name: Status(s).name.lower() for name, s in zip(scores.names, status[row], strict=True)},
-                "parts": as_json(parts[row]) if parts else {},
-                "truncated": sample.truncated,
-                "digest": digest(sample),
-                "role": sample.role,
-                "answer_boxes": answer_boxes(prompt.answer, sample, shared["media"]),
-                "spans": answer_spans(prompt, sample),
-                "media_sizes": [list(size) for size in sample.media_sizes],
-                "image": None if sample.image is None else store(place, sample.image, None if whole else MOST_DRAWN),
-                "video": None if sample.video is None else store_clip(place, sample),
-            }
+            yield (
+                shared
+                | {
+                    "sample": index,
+                    "completion": sample.text,
+                    "earlier": sample.earlier,
+                    "segments": [[one.who, one.start, one.stop] for one in sample.segments],
+                    "total": total if math.isfinite(total) else None,
+                    "scores": {
+                        n: v if s == Status.OK else None for n, v, s in zip(scores.names, values[row], status[row], strict=True)
+                    },
+                    "status": {name: Status(s).name.lower() for name, s in zip(scores.names, status[row], strict=True)},
+                    "parts": as_json(parts[row]) if parts else {},
+                    "truncated": sample.truncated,
+                    "digest": digest(sample),
+                    "role": sample.role,
+                    "answer_boxes": answer_boxes(prompt.answer, sample, shared["media"]),
+                    "spans": answer_spans(prompt, sample),
+                    "media_sizes": [list(size) for size in sample.media_sizes],
+                    "image": None if sample.image is None else store(place, sample.image, None if whole else MOST_DRAWN),
+                    "video": None if sample.video is None else store_clip(place, sample),
+                }
+                | turn_lines(place, sample)
+            )
             row += 1
 
 
+def turn_lines(place: MediaFolder, sample: Sample) -> Line:
+    """The turns of an episode, and why it ended; nothing for a completion without turns."""
+    if not sample.turns:
+        return {}
+    pairs = [(turn, turn.observation or Observation()) for turn in sample.turns]
+    turns = [
+        {
+            "text": turn.text,
+            "span": list(turn.span),
+            "reward": seen.reward,
+            "facts": as_json(seen.facts),
+            "observation": None
+            if turn.observation is None
+            else {"role": seen.role, "text": seen.text, "media": [store(place, one) for one in seen.media], "key": seen.key},
+        }
+        for turn, seen in pairs
+    ]
+    return {"ended": sample.ended, "turns": turns}
+
+
 def digest(sample: Sample) -> str | None:
-    """Equal where two samples have the same tokens, or the same picture or clip pixel for pixel; None for what has neither."""
+    """Equal where two samples have the same tokens (of episodes, and saw the same pictures), or the same picture or clip pixel
+    for pixel; None for what has neither."""
     if sample.token_ids is not None:
-        data = repr(tuple(sample.token_ids)).encode()
+        shown = [digest_of_picture(one) for turn in sample.turns if turn.observation for one in turn.observation.media]
+        data = repr((tuple(sample.token_ids), *shown) if shown else tuple(sample.token_ids)).encode()
     elif isinstance(sample.image, Image.Image):
         data = repr((sample.image.mode, sample.image.size)).encode() + sample.image.tobytes()
     elif isinstance(sample.video, np.ndarray):

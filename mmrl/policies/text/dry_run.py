@@ -5,6 +5,7 @@ Prompts are read by the model's own processor, completions have a length that is
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmrl.core.episodes import Limits
 from mmrl.core.protocols import View
-from mmrl.core.types import Prompt
+from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of, tensors_in
@@ -33,6 +35,8 @@ from mmrl.policies.text.write.generate import Completions, Generation, LocalGene
 
 DOUBT = {"logprobs": -1.0, "entropy": 1.0}
 """Tokens are so unlikely that methods which look for doubt find it everywhere, and ask for the most."""
+WRAP = 32
+"""Tokens that a chat template may write around an observation."""
 JOINED = "flash_meta"
 """A name with flash means to towers that cut pictures into windows: one call, given where windows begin."""
 
@@ -95,6 +99,8 @@ class DryGenerator:
     log: CallLog
     largest: Generation | None = None
     exact: bool = True
+    ends_turns: bool = False
+    """Do completions count as finished, so that worlds answer them?"""
 
     def follow(self, weights: Weights, version: int) -> None:
         """There are no weights."""
@@ -114,8 +120,38 @@ class DryGenerator:
                 self.largest = work
         letters = torch.tensor([ord("a") + sample % 26 for _, sample in seeds], dtype=torch.long)
         ids = letters[:, None].repeat(1, length)
-        stopped = torch.full((n,), length < sampling.max_new_tokens)
+        stopped = torch.full((n,), self.ends_turns or length < sampling.max_new_tokens)
         return Completions(ids, torch.full((n, length), DOUBT["logprobs"]), torch.full((n,), length), stopped)
+
+
+@dataclass
+class DryWorlds:
+    """Worlds that answer every turn with as much text as fills an episode up to its limits by the last turn."""
+
+    limits: Limits
+    filler: str
+    wave: float = 1.0
+
+    def open(self, prompt: Prompt, seed: int) -> int:
+        return 0
+
+    def step(self, number: int, turn: Turn) -> Future[Observation | None]:
+        future = Future[Observation | None]()
+        future.set_result(Observation(self.filler))
+        return future
+
+    def close(self, number: int) -> None:
+        """Nothing is open."""
+
+    def drain_metrics(self) -> Mapping[str, float]:
+        return {}
+
+
+def dry_worlds(config: TextPolicyConfig, limits: Limits) -> DryWorlds:
+    """The worlds of a dry run: pictures are counted as the tokens they may take, not as passes of the vision part."""
+    room = (limits.tokens - limits.turns * config.sampling.max_new_tokens) // max(1, limits.turns - 1) - WRAP
+    # a letter is one token at most of these, and texts are limited too
+    return DryWorlds(limits, "".join(chr(ord("a") + (i * i) % 26) for i in range(max(0, min(room, limits.text)))))
 
 
 @dataclass
@@ -142,17 +178,20 @@ class TextDryRun:
         config: TextPolicyConfig,
         shadows: Iterable[str] = (),
         views: Mapping[str, View] | None = None,
+        limits: Limits | None = None,
     ) -> None:
+        """`limits`: of the run's episodes; None: it has no environment."""
+        worlds = None if limits is None else dry_worlds(config, limits)
         self.length = config.sampling.max_new_tokens
         self.log, still, self.cache_bytes = CallLog(), StillWeights(), 0
 
         def generator(host: TextHost) -> DryGenerator:
-            return DryGenerator(LocalGenerator(host), self.length, self.log)
+            return DryGenerator(LocalGenerator(host), self.length, self.log, ends_turns=worlds is not None)
 
         def evaluator(host: TextHost) -> DryEvaluator:
             return DryEvaluator(host.net, self.log, still)
 
-        parts = TextParts(load_meta, generator, evaluator, still.keeper(), no_audit)
+        parts = TextParts(load_meta, generator, evaluator, still.keeper(), no_audit, worlds=worlds)
         self.policy = TextPolicy(config, shadows, views=views, parts=parts)
 
     @property

@@ -6,6 +6,7 @@ from functools import partial
 
 from torch import nn
 
+from mmrl.core.episodes import Worlds
 from mmrl.core.protocols import Diagnostics
 from mmrl.core.types import Rollouts
 from mmrl.policies.shared.weights import Decay, Rest, Weights
@@ -44,3 +45,5 @@ class TextParts:
     """Keeps the trainable weights of (module, shadows, ema_decay, sharded, rest)."""
     audit: Callable[[TextHost, Rollouts], None] = audit_rollouts
     diagnostics: Callable[[TextHost], Diagnostics] = TextDiagnostics
+    worlds: Worlds | None = None
+    """Answer the turns of its episodes; None: a completion is one turn."""

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import Diagnostics, State, View
 from mmrl.core.ranks import Ranks
@@ -17,6 +18,7 @@ from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Tr
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.sharding import reshard, wrap_module
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
+from mmrl.policies.text.families import Family
 from mmrl.policies.text.loading import banned_tokens, writer_of
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packed.row import pack, worth_packing
@@ -30,6 +32,7 @@ from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
 from mmrl.policies.text.vision.cache import cache_of
+from mmrl.policies.text.write.episodes import Player, check_episodes
 from mmrl.policies.text.write.generate import HotSampling, rest, wake
 from mmrl.policies.text.write.prefix import append, fill_given
 from mmrl.policies.text.write.rollout import (
@@ -82,7 +85,7 @@ class TextPolicy(PolicyHooks):
         loaded = parts.load(config)
         self.processor, self.family, self.adapter = loaded.processor, loaded.family, loaded.adapter
         self.tokenizer = loaded.processor.tokenizer
-        self.eos_token_ids, self.packs = loaded.eos_token_ids, loaded.packs
+        self.eos_token_ids, self.packs = loaded.eos_token_ids, loaded.packs and packs_episodes(self.family, config, parts.worlds)
         self.banned = banned_tokens(loaded)
         self.media_token_ids = self.family.media_token_ids(self.tokenizer)
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
@@ -133,6 +136,9 @@ class TextPolicy(PolicyHooks):
         self.weights.follow()
         self._followed = False
 
+    def drain_metrics(self) -> Mapping[str, float]:
+        return {} if self.parts.worlds is None else self.parts.worlds.drain_metrics()
+
     def end_step(self, rebase: bool = False) -> None:
         self.weights.end_step(rebase)
 
@@ -149,6 +155,8 @@ class TextPolicy(PolicyHooks):
         sampling = check_sampling(sampling, self.config.sampling)
         check_requests(requests, self.shadows | {"policy"}, self._known_views)
         requests = [show_as_trained(request, self.views) for request in requests]
+        if self.parts.worlds is not None:
+            check_episodes(requests)
         rows, prompts = rows_of(requests, self.encode)
         self.prefetch([request.shown_prompt for request in requests])
         wake(self.generator)
@@ -161,13 +169,15 @@ class TextPolicy(PolicyHooks):
                 fill_given(row, self)
         versions = [self.weights.num_updates]
         for model in sorted(self.shadows | {"policy"}):
-            own = [row for row in drawn if row.request.model == model]
+            own, played = by_turns([row for row in drawn if row.request.model == model], self.parts.worlds)
             # Clips are decoded while earlier rows are written, and a prompt's length is known once all its clips are decoded.
             chunks = split_rows(own, self.config.rollout_rows, None if self.prefetches else prompts)
             chunks += [[]] * (self.ranks.forwards(len(chunks)) - len(chunks))
-            if chunks:
+            if chunks or played:
                 with self.weights.swapped_in(model):
                     versions += [self._write(chunk, prompts, sampling) for chunk in chunks]
+                    if played and self.parts.worlds is not None:
+                        versions += Player(self, self.generator, self.parts.worlds, sampling).play(played, prompts)
         texts = texts_of(rows, self.decode, self.eos_token_ids)
         rollouts = assemble(rows, texts, prompts, self.family, self.media_token_ids, sampling.temperature)
         assert isinstance(rollouts.trace, TextTrace)
@@ -307,6 +317,30 @@ def begin(prompt: Encoded, view: str, begun: tuple[int, ...], policy: TextPolicy
     """The prompt under a view, with the beginning of a completion behind it."""
     shown = show(prompt, view, policy)
     return append(shown, begun) if begun else shown
+
+
+def by_turns(rows: Sequence[Row], worlds: Worlds | None) -> tuple[list[Row], list[Row]]:
+    """The rows that are one turn, and those that a world answers."""
+    alone = [worlds is None or row.request.turns == 1 or row.request.role == "note" for row in rows]
+    both = list(zip(rows, alone, strict=True))
+    return [row for row, is_alone in both if is_alone], [row for row, is_alone in both if not is_alone]
+
+
+def packs_episodes(family: Family, config: TextPolicyConfig, worlds: Worlds | None) -> bool:
+    """May rows be read packed as far as pictures within them go? Masks of a packed row that show pictures in both directions know
+    of those of prompts alone.
+
+    Raises:
+        ValueError: the config asks for what may not be.
+    """
+    if worlds is None or not family.looks_both_ways:
+        return True
+    if config.prefix == "packed":
+        raise ValueError(
+            f"policy.prefix is 'packed', and {family.config.model_type} cannot read the pictures of [environment] so: "
+            "set policy.prefix = 'auto' or 'repeated'"
+        )
+    return False
 
 
 def show(prompt: Encoded, view: str, policy: TextPolicy) -> Encoded:

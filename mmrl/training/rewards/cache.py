@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mmrl.core.protocols import State
-from mmrl.core.samples import Group, Prompt, Scored, kind_of
+from mmrl.core.samples import Group, Observation, Prompt, Scored, kind_of
 
 Digest = bytes
 RawAnswer = Any
@@ -169,6 +169,9 @@ def parts_of(thing: object) -> tuple[str, bytes, Sequence[object]]:
         return name, str(thing).encode(), ()
     if isinstance(thing, Prompt):
         return name, b"", (thing.id, thing.text, thing.answer, thing.columns, *map(content_of, thing.media))
+    if isinstance(thing, Observation):
+        facts = thing.text, thing.role, thing.reward, thing.done, thing.key, thing.facts
+        return name, b"", (*facts, *map(content_of, thing.media))
     if is_dataclass(thing) and not isinstance(thing, type):
         name_files = kind_of(thing).files
         files = getattr(thing, name_files) if name_files else ()

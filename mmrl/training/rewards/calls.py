@@ -1,24 +1,22 @@
 """How a reward is called: where, on how many groups at a time, with which timeout and retries; and on which device it waits."""
 
 import asyncio
-import contextlib
 import inspect
 import queue
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Annotated, Any, Literal
 
 import torch
 
 from mmrl.core.ranges import CountOrNone, NonNegative, Number, Range, check_ranges
 from mmrl.core.samples import Group, RewardUnavailableError
-from mmrl.runtime.blame import is_from_outside
+from mmrl.runtime.calls import Threads, first_of, is_coroutine, result_of, settle, wait_within, within
 from mmrl.runtime.loops import contain, loop
 from mmrl.runtime.process_state import process_state, refuse_change
 from mmrl.runtime.workers import WorkerProcess
@@ -134,7 +132,7 @@ class RewardCaller:
             settle(future, lambda: self._answer_alone(groups) if is_alone else self._answer(groups))
             return future
         if self._threads is None:
-            self._threads = Threads(self.workers, self.name)
+            self._threads = Threads(self.workers, f"reward-{self.name}")
         return self._threads.submit(lambda: self._answer(groups))
 
     def is_inline(self, beside: bool) -> bool:
@@ -279,96 +277,8 @@ class RewardCaller:
             raise ValueError(f"{start} answers differently each time, or for a whole step at once: set cache = 0")
 
 
-class Threads:
-    """Daemon threads that work off a queue: one that hangs does not keep the program from ending."""
-
-    def __init__(self, count: int, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Future[RawAnswer], Callable[[], RawAnswer]]] = queue.SimpleQueue()
-        # CUDA's current device belongs to the thread: a new one would start on the first
-        device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-        for i in range(count):
-            threading.Thread(target=self._work, args=(device,), name=f"reward-{name}-{i}", daemon=True).start()
-
-    def submit(self, job: Callable[[], RawAnswer]) -> Future[RawAnswer]:
-        future: Future[RawAnswer] = Future()
-        self._jobs.put((future, job))
-        return future
-
-    def _work(self, device: int | None) -> None:
-        if device is not None:
-            torch.cuda.set_device(device)
-        while True:
-            settle(*self._jobs.get())
-
-
 JITTER = random.Random()
 """Pauses draw from a generator of their own."""
-
-
-def settle(future: Future[RawAnswer], job: Callable[[], RawAnswer]) -> None:
-    """Put the job's answer into the future, or whatever it raised."""
-    try:
-        future.set_result(job())
-    except BaseException as error:
-        if is_from_outside(error):
-            raise
-        future.set_exception(error)
-
-
-def outcome_of(future: Future[RawAnswer]) -> RawAnswer:
-    """The answer, or what was raised instead."""
-    try:
-        error = future.exception()
-    except CancelledError as cancelled:
-        return cancelled
-    return future.result() if error is None else error
-
-
-def result_of(future: Future[RawAnswer], timeout_s: float | None = None) -> RawAnswer:
-    """The answer; `Future.result` would take an exception that is false for none."""
-    error = future.exception(timeout_s)
-    if error is not None:
-        raise error
-    return future.result()
-
-
-def first_of(answer: RawAnswer, count: int) -> RawAnswer:
-    """The first values of an iterator, one more than `count` at most; anything else as it is."""
-    return list(islice(answer, count + 1)) if isinstance(answer, Iterator) else answer
-
-
-def within(timeout_s: float, job: Callable[[], RawAnswer]) -> RawAnswer:
-    """The job's answer; TimeoutError when it takes longer, in which case its thread is abandoned."""
-    future: Future[RawAnswer] = Future()
-    device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-
-    def run() -> None:
-        with torch.no_grad(), torch.cuda.device(device) if device is not None else contextlib.nullcontext():
-            settle(future, job)
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        return result_of(future, timeout_s)
-    except TimeoutError:
-        if future.done():
-            raise
-        raise TimeoutError(f"no answer within {timeout_s} s") from None
-
-
-async def wait_within(answer: Awaitable[RawAnswer], timeout_s: float | None) -> RawAnswer:
-    """The answer; TimeoutError when it takes longer, even if the coroutine refuses to be cancelled."""
-    task = asyncio.ensure_future(contain(answer))
-    await asyncio.wait({task}, timeout=timeout_s)
-    if task.done():
-        return task.result()
-    task.cancel()
-    task.add_done_callback(lambda late: late.cancelled() or late.exception())
-    raise TimeoutError(f"no answer within {timeout_s} s")
-
-
-def is_coroutine(function: object) -> bool:
-    call = getattr(function, "__call__", None)  # noqa: B004 - a callable object's method is asked, not whether it is callable
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def move(function: Any, device: str) -> None:

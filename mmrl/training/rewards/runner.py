@@ -16,10 +16,10 @@ from mmrl.core.ranges import Number, Positive, Share, check_ranges
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
 from mmrl.runtime.blame import describe, is_from_outside, shown
+from mmrl.runtime.calls import NoListError, count_of, number, outcome_of, values_of
 from mmrl.runtime.process_state import ProcessChangedError, ProcessState, change_text, keep_random_state, process_state
 from mmrl.training.rewards.cache import RawAnswer
-from mmrl.training.rewards.calls import Calling, Meter, RewardCaller, Transform, is_same, no_call, nothing, outcome_of
-from mmrl.training.rewards.values import NoListError, count_of, number, values_of
+from mmrl.training.rewards.calls import Calling, Meter, RewardCaller, Transform, is_same, no_call, nothing
 
 log = logging.getLogger("mmrl.rewards")
 LARGEST = torch.finfo(torch.float32).max
@@ -340,9 +340,12 @@ def read_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer
             f"{group.prompt.id!r}: return one float or None per sample, in order"
         )
     values, status, parts = zip(*(_one(reward, group, answer) for answer in answers), strict=True)
-    error = None
-    if Status.FAILED in status:
-        error = f"answered NaN (prompt {group.prompt.id!r})"
+    error = f"answered NaN (prompt {group.prompt.id!r})" if Status.FAILED in status else None
+    if broken := [i for i, sample in enumerate(group.samples) if sample.ended == "error"]:
+        values = tuple(math.nan if i in broken else value for i, value in enumerate(values))
+        status = tuple(Status.FAILED if i in broken else s for i, s in enumerate(status))
+        said = group.samples[broken[0]].turns[-1].observation
+        error = f"the world of a sample of prompt {group.prompt.id!r} broke: {said.text if said else ''}"
     if reward.weight != 0 and Status.NA in status and Status.OK in status:
         status = tuple(Status.FAILED if s == Status.NA else s for s in status)
         error = f"answered None for some samples of prompt {group.prompt.id!r} only; None must hold for the whole group"

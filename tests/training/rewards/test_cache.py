@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from mmrl.core.types import Group, Prompt, Sample, Scored, Status, Video
+from mmrl.core.types import Group, Observation, Prompt, Sample, Scored, Status, Turn, Video
 from mmrl.training.rewards.cache import NotCacheableError, digest
 from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
@@ -158,3 +159,14 @@ def test_values_of_different_types_and_lengths_differ():
     things += [np.ones(2, dtype=np.float32), torch.ones(2), torch.ones(2, dtype=torch.bfloat16), RED, BLUE]
     assert len({digest(thing) for thing in things}) == len(things)
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+
+
+def test_what_was_seen_between_turns_is_part_of_the_key(tmp_path: Path):
+    RED.save(tmp_path / "seen.png")
+
+    def key(media: object) -> bytes:
+        return digest(Sample("a", turns=(Turn("look", (0, 1), Observation("here", (media,))),)))
+
+    keys = [key(RED), key(BLUE), key(str(tmp_path / "seen.png"))]
+    BLUE.resize((5, 5)).save(tmp_path / "seen.png")
+    assert len({*keys, key(str(tmp_path / "seen.png"))}) == 4

@@ -17,8 +17,9 @@ import torch
 
 from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
+from mmrl.runtime.calls import settle
 from mmrl.runtime.workers import WorkerError, WorkerProcess
-from mmrl.training.rewards.calls import Calling, settle
+from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner, Transform
 
 NOW = {"pause_s": 0.0}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.core.types import Group, Prompt, Sample, Scored, Status
+from mmrl.core.types import Group, Observation, Prompt, Sample, Scored, Status, Turn
 from mmrl.runtime.process_state import keep_random_state
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 
@@ -228,3 +228,14 @@ def test_a_reward_that_exits_fails_and_nobody_waits_for_it(timeout_s: float | No
 
     with pytest.raises(RewardError, match="SystemExit: 3"):
         run(leaves, timeout_s=timeout_s)
+
+
+def test_a_sample_whose_world_broke_has_no_score():
+    said = Turn("look", (0, 1), Observation("OSError: the simulator is gone"))
+    broken = Sample(text="9", turns=(said,), ended="error")
+    mixed = Group(0, Prompt("p", "?"), (Sample(text="1"), broken, Sample(text="2")))
+    [table] = run(lambda g: [float(s.text) for s in g.samples], [mixed])
+    assert table.status[:, 0].tolist() == [Status.OK, Status.FAILED, Status.OK]
+    assert table.values[0, 0] == 1.0 and math.isnan(table.values[1, 0])
+    with pytest.raises(RewardError, match="the world of a sample of prompt 'p' broke: OSError: the simulator is gone"):
+        run(lambda g: [1.0 for _ in g.samples], [mixed], max_failed=0.1)

@@ -23,7 +23,7 @@ def predict(ready: Ready, place: EvaluationDir, step: int, ranks: Ranks, meter: 
     evaluator = ready.evaluator
     for way in ways(evaluator):
         start = ranks.gather(place.num_done(way.name) if ranks.is_main else 0)[0]
-        for mine in evaluator.chunks(way.sampling, way.weights, start):
+        for mine in evaluator.chunks(way, start):
             pairs = sorted((pair for part in ranks.gather(mine) for pair in part), key=lambda pair: pair[0].id)
             if not ranks.is_main:
                 continue

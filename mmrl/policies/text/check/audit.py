@@ -6,16 +6,19 @@ Positions are counted token by token: slow, and independent of how the model's c
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Segment, turn_ids
 from mmrl.core.types import Rollouts, Sample, Video
+from mmrl.policies.text.check.turns import check_turns
 from mmrl.policies.text.families.qwen_vl import QwenVL
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded, check_media, name_in_file, videos_of
-from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.trace import Inset, TextTrace
+from mmrl.policies.text.write.prefix import append
 from mmrl.policies.text.write.rollout import split_turns
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.input import exists, without_changes
@@ -95,6 +98,22 @@ def audit_rollouts(policy: TextHost, rollouts: Rollouts) -> None:
                 "start"
             )
         check_noted(place, rollouts, trace, row)
+        if sample.turns:
+            insets = trace.insets[row] if trace.insets else ()
+            try:
+                check_turns(policy, sample, insets)
+                check_places(policy, prompt, tokens, insets)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from None
+
+
+def check_places(policy: TextHost, prompt: Encoded, tokens: Sequence[int], insets: Sequence[Inset]) -> None:
+    """Raise ValueError unless every token of an episode stands where the model was taught to expect it."""
+    if prompt.prompt is not None and videos_of(prompt.prompt):
+        return
+    whole = append(prompt, tokens, insets)
+    grids = [one["image_grid_thw"] for one in (prompt.media, *whole.more) if "image_grid_thw" in one]
+    check_positions(policy, replace(whole, media={"image_grid_thw": torch.cat(grids)} if grids else {}))
 
 
 def check_noted(place: str, rollouts: Rollouts, trace: TextTrace, row: int) -> None:

@@ -9,16 +9,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.core.protocols import Hypothesis
+from mmrl.core.samples import turn_ids
 from mmrl.core.types import Rollouts
 from mmrl.policies.shared import hypotheses as shared
 from mmrl.policies.shared.hypotheses import BATCH, ROWS, SHIFT, Suspects
 from mmrl.policies.shared.interventions import holding
+from mmrl.policies.text.check.turns import observe_again
 from mmrl.policies.text.families.qwen_vl import QwenVL, mrope_positions
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.evaluate import Evaluation, evaluation_of
-from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.trace import Inset, TextTrace
+from mmrl.policies.text.write.observe import inset_of
 from mmrl.runtime.tensors import pad_actions, stack_ragged
 
 TRIES = 8
@@ -57,6 +60,7 @@ class TextDiagnostics:
         )
         yield from of_rows(suspect, again)
         yield from of_prompts(suspect, again)
+        yield from of_observations(suspect, again)
         yield from of_reading(suspect, again)
 
 
@@ -148,11 +152,21 @@ def of_rows(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
     known = {sample.token_ids for group in again.rollouts.groups for sample in group.samples}
     tokens = ROWS if known.issuperset(written) else SHIFT
     yield suspect(tokens, "with the tokens that rewards saw and the mask of their length", partial(read_samples, again))
-    proper = torch.arange(again.mask.shape[1]) < trace.lengths[:, None]
+    proper = own_tokens(again)
     yield from suspect.of_columns(partial(again, mask=proper), proper)
     prompts = [trace.prompts[i] for i in trace.prompt_index.tolist()]
     if any(own.prompt_id != group.prompt.id for own, (group, _) in zip(prompts, samples, strict=True)):
         yield suspect(ROWS, "with the prompts of the rows' groups", partial(read_own_prompts, again))
+
+
+def own_tokens(again: Again) -> Bool[Tensor, "n t"]:
+    """Where completions have tokens; of episodes, those that the policy wrote."""
+    proper = torch.arange(again.mask.shape[1]) < again.trace.lengths[:, None]
+    for row, (_, sample) in zip(proper, again.rollouts.samples(), strict=True):
+        if sample.turns:
+            ids = turn_ids(sample.segments)
+            row[: len(ids)] &= torch.tensor(ids) >= 0
+    return proper
 
 
 def read_samples(again: Again) -> Float[Tensor, "n t"]:
@@ -160,7 +174,7 @@ def read_samples(again: Again) -> Float[Tensor, "n t"]:
     samples = [sample for _, sample in again.rollouts.samples()]
     tokens = stack_ragged([torch.tensor(sample.token_ids or (), dtype=torch.long) for sample in samples])
     lengths = torch.tensor([len(sample.token_ids or ()) for sample in samples])
-    proper = torch.arange(again.mask.shape[1]) < lengths[:, None]
+    proper = own_tokens(again)
     values = again(replace(again.trace, tokens=tokens, lengths=lengths), proper)
     return values.masked_fill(~proper, torch.nan)
 
@@ -197,6 +211,38 @@ def of_prompts(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
     rules += [partial(with_time_scaled, again.policy, factor) for factor in (0.0, 0.5, 2.0)]
     change = "with positions on one axis, or with time scaled"
     yield suspect.nearest(POSITIONS, change, list(map(again.with_prompts, rules)))
+
+
+def of_observations(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
+    """Reasons in what was shown between turns: pictures and their positions."""
+    if not again.trace.insets:
+        return
+    insets = again.trace.insets
+    every = [one for row in insets for one in row]
+
+    def with_each(change: Callable[[Inset], Inset]) -> Callable[[], Tensor]:
+        return lambda: again(replace(again.trace, insets=tuple(tuple(map(change, row)) for row in insets)))
+
+    def fresh() -> Tensor:
+        seen = (observe_again(again.policy, sample) for _, sample in again.rollouts.samples())
+        found = ((inset_of(observed, start) for start, observed in row) for row in seen)
+        return again(replace(again.trace, insets=tuple(tuple(one for one in row if one is not None) for row in found)))
+
+    yield suspect(PIXELS, "with the pictures between turns encoded afresh", fresh)
+    swaps = [with_each(partial(with_pictures_of, every, offset)) for offset in range(TRIES)]
+    yield suspect.nearest(PIXELS, "with the pictures of other turns", swaps)
+    flat = with_each(lambda one: replace(one, positions=torch.arange(one.positions.shape[1]).expand_as(one.positions)))
+    yield suspect(POSITIONS, "with the pictures between turns on one axis", flat)
+
+
+def with_pictures_of(every: list[Inset], offset: int, one: Inset) -> Inset:
+    """The pictures of the `offset`-th other observation whose tensors have the same shapes; its own if there is none."""
+
+    def shapes(inset: Inset) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(x.shape) for name, x in inset.media.items()}
+
+    others = [other for other in every if other is not one and shapes(other) == shapes(one)]
+    return replace(one, media=others[offset % len(others)].media) if others else one
 
 
 def with_media_of(everyone: tuple[Encoded, ...], offset: int, prompt: Encoded) -> Encoded:

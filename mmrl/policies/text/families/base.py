@@ -52,6 +52,8 @@ class Family:
     """How the model was taught to write boxes: pixel, resized, norm1000 or norm1; None when its makers do not say."""
     type_name: str = "mm_token_type_ids"
     """Under which name the model's forward takes the token types (0 text, 1 image, 2 video), if the processor makes them."""
+    looks_both_ways: bool = False
+    """Do the tokens of a picture see each other in both directions, or is that unknown?"""
 
     @property
     def image_token_id(self) -> int:

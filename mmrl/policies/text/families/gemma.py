@@ -12,7 +12,7 @@ class Gemma3(Family):
     sees: tuple[str, ...] = ("image", "video")
     frames_are_pictures: bool = True
     clips_differ: bool = True
-
+    looks_both_ways: bool = True
     vision: tuple[str, ...] = ("vision_tower",)
     projector: tuple[str, ...] = ("multi_modal_projector",)
     language: tuple[str, ...] = ("language_model",)

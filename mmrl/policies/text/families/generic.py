@@ -20,6 +20,7 @@ class Generic(Family):
     """
 
     media_keys: frozenset[str] = frozenset({"pixel_values", "image_grid_thw", "image_sizes"})
+    looks_both_ways: bool = True
 
     def entries(self, media: Media, kind: str = "image") -> None:
         return None

@@ -46,6 +46,8 @@ class Encoded:
     """View -> the prompt as that view shows it, for the views asked for so far."""
     begun: tuple[int, ...] = ()
     """Its last tokens are these, the beginning of a completion that is to be continued."""
+    more: tuple[Media, ...] = ()
+    """Media within these tokens, in order."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -277,7 +279,8 @@ class PromptBatch:
     positions: Int[Tensor, "a u p"]
     type_ids: Int[Tensor, "u p"] | None
     media: tuple[Media, ...]
-    """One per prompt, empty where it has no picture; on the CPU, as they were encoded."""
+    """One per prompt, empty where it has no picture; on the CPU, as they were encoded. Those within the beginning of a completion
+    follow their prompt's."""
 
     @property
     def next_positions(self) -> Int[Tensor, "a u 1"]:
@@ -301,7 +304,7 @@ def collate_prompts(prompts: Sequence[Encoded], pad_token_id: int, device: torch
         attention=torch.stack([pad_left(torch.ones_like(prompt.token_ids)) for prompt in prompts]).to(device),
         positions=torch.stack([pad_left(prompt.positions) for prompt in prompts], dim=1).to(device),
         type_ids=types,
-        media=tuple(prompt.media for prompt in prompts),
+        media=tuple(media for prompt in prompts for media in (prompt.media, *prompt.more)),
     )
 
 

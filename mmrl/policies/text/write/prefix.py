@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from mmrl.core.samples import segments_of
 from mmrl.core.types import Prefix, StoredRow
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.answer_tokens import reaching
+from mmrl.policies.text.trace import Inset, offsets_of, types_of
 from mmrl.policies.text.write.rollout import Row, tokens_of
 
 
@@ -42,16 +42,19 @@ def tokens_to_force(prefix: Prefix, tokenizer: Any, banned: frozenset[int], prom
     return tokens
 
 
-def append(prompt: Encoded, begun: Sequence[int]) -> Encoded:
+def append(prompt: Encoded, begun: Sequence[int], insets: Sequence[Inset] = ()) -> Encoded:
     """The prompt with the beginning of a completion behind it, at the positions where training reads it."""
-    steps = torch.arange(1, len(begun) + 1)
-    types = None if prompt.type_ids is None else nn.functional.pad(prompt.type_ids, (0, len(begun)))
+    offsets = offsets_of((tuple(insets),), (len(prompt.positions), 1, len(begun)))[:, 0]
+    types = prompt.type_ids
+    if types is not None:
+        types = torch.cat([types, types_of((tuple(insets),), (1, len(begun)))[0].to(types)])
     return replace(
         prompt,
         token_ids=torch.cat([prompt.token_ids, torch.tensor(list(begun))]),
-        positions=torch.cat([prompt.positions, prompt.positions[:, -1:] + steps], dim=1),
+        positions=torch.cat([prompt.positions, prompt.positions[:, -1:] + 1 + offsets], dim=1),
         type_ids=types,
         begun=tuple(begun),
+        more=tuple(one.media for one in insets),
         views={},
     )
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.samples import Segment, last_turn, segments_of, turn_ids
+from mmrl.core.samples import Ended, Segment, Turn, last_turn, segments_of, turn_ids
 from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample, StoredRow, Tempering
 from mmrl.policies.shared.weights import check_reading
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
-from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.trace import Inset, TextTrace
 from mmrl.policies.text.write.generate import Completions
 from mmrl.runtime.tensors import stack_ragged
 
@@ -44,6 +44,12 @@ class Row:
     noted_from: int = 0
     """The first token of which a sampler noted the log-probability."""
     stopped: bool = True
+    insets: tuple[Inset, ...] = ()
+    """Of an episode: the pictures of its observations."""
+    turns: tuple[Turn, ...] = ()
+    """Of an episode: its turns, with the world's answers."""
+    ended: Ended | None = None
+    """Of an episode: why it ended."""
 
     def write(self, completions: Completions, i: int, longest: int) -> None:
         """Take over a completion: at most `longest` tokens in all, but at least one after the given ones."""
@@ -237,6 +243,8 @@ def groups_of(rows: Sequence[Row], texts: Sequence[tuple[str, str]], prompts: Pr
             segments=row.segments,
             temperature=request.tempering.temperature,
             earlier=earlier,
+            turns=row.turns,
+            ended=row.ended,
         )
         is_probe = request.role == "probe"
         sample_ids.append(-1 if is_probe else len(mine))
@@ -283,6 +291,7 @@ def assemble(
         noted_from=integer_tensor(row.noted_from if row.is_recorded else len(row.tokens) for row in kept),
         family=family,
         media_token_ids=media_token_ids,
+        insets=tuple(row.insets for row in kept) if any(row.insets for row in kept) else (),
     )
     return Rollouts(
         groups=groups,

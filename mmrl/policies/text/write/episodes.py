@@ -1,0 +1,228 @@
+"""Episodes of several turns, in waves: a turn is written for all rows that are ready, each is handed to its world, and what the
+worlds answer is put behind it.
+
+The row so far is a prompt: every turn is written by the same generator as a completion without turns, so nothing that the model
+wrote is decoded and encoded again. A row depends on (seed, sample, turn) alone, whatever is written beside it.
+"""
+
+import hashlib
+import logging
+import math
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
+
+from mmrl.core.episodes import Worlds
+from mmrl.core.samples import Ended, MediaSize, Observation, Turn, UnavailableError, segments_of
+from mmrl.core.types import Request
+from mmrl.policies.shared.pictures import digest_of_picture
+from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.settings import Sampling
+from mmrl.policies.text.write.generate import Completions, Generator
+from mmrl.policies.text.write.observe import inset_of, observe, pictures_of
+from mmrl.policies.text.write.prefix import append
+from mmrl.policies.text.write.rollout import PromptCache, Row
+from mmrl.runtime.blame import describe, is_from_outside, shown
+
+log = logging.getLogger("mmrl")
+Pending = dict[Future[Observation | None], "Episode"]
+
+
+@dataclass
+class Episode:
+    """A row that is written turn by turn, and the world that answers it."""
+
+    row: Row
+    prompt: Encoded
+    most: int
+    """Turns that it may have."""
+    world: int = -1
+    """The number of its world."""
+
+    @property
+    def shown(self) -> Encoded:
+        """The row so far, as a prompt."""
+        row = self.row
+        return append(self.prompt, row.tokens, row.insets) if row.tokens else self.prompt
+
+    @property
+    def seed(self) -> tuple[int, int]:
+        """The seed of the next turn; the first one's is that of a completion without turns."""
+        seed, turn = self.row.request.seed, len(self.row.turns)
+        return number_of(f"{seed}/turn {turn}") if turn else seed, self.row.index
+
+    def say(self, completions: Completions, i: int, room: int, host: TextHost) -> None:
+        """Take over a turn of at most `room` tokens."""
+        row, start, written = self.row, len(self.row.tokens), int(completions.lengths[i])
+        length = min(written, room)
+        own = completions.tokens[i, :length].tolist()
+        row.tokens += own
+        row.logprobs += completions.logprobs[i, :length].tolist()
+        row.segments = segments_of([*((one.who, len(one)) for one in row.segments), ("policy", length)])
+        if not completions.noted:
+            row.noted_from = len(row.tokens)
+        said = own[:-1] if own[-1] in host.eos_token_ids else own
+        shown = (*self.prompt.sizes, *(size for turn in row.turns for size in turn.media_sizes))
+        row.turns = (*row.turns, Turn(host.decode([said])[0], (start, start + length), shown=shown))
+        row.stopped = bool(completions.stopped[i]) and length == written
+        if not row.stopped:
+            row.ended = "length"
+
+    def hear(self, observation: Observation, sizes: Sequence[MediaSize] = (), ended: Ended | None = None) -> None:
+        """Note the answer to the latest turn."""
+        last = replace(self.row.turns[-1], observation=observation, media_sizes=tuple(sizes))
+        self.row.turns = (*self.row.turns[:-1], last)
+        self.row.ended = ended
+
+    def show(self, observed: Encoded) -> None:
+        """Put the tokens of an observation behind the latest turn."""
+        row, count = self.row, len(observed)
+        inset = inset_of(observed, len(row.tokens))
+        row.insets = row.insets if inset is None else (*row.insets, inset)
+        row.tokens += observed.token_ids.tolist()
+        row.logprobs += [0.0] * count
+        row.segments = segments_of([*((one.who, len(one)) for one in row.segments), ("environment", count)])
+
+
+@dataclass(frozen=True)
+class Player:
+    """Writes episodes with a generator, and asks worlds."""
+
+    host: TextHost
+    generator: Generator
+    worlds: Worlds
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        if self.worlds.limits.tokens < 2 * self.sampling.max_new_tokens:
+            raise ValueError(
+                f"environment.limits.tokens is {self.worlds.limits.tokens}, which two turns of policy.sampling.max_new_tokens = "
+                f"{self.sampling.max_new_tokens} exceed: raise the one or lower the other"
+            )
+
+    def play(self, rows: Sequence[Row], prompts: PromptCache) -> list[int]:
+        """Write the episodes of these rows; returns the versions of the weights that wrote."""
+        episodes = [Episode(row, prompts[row.shown], row.request.turns or self.worlds.limits.turns) for row in rows]
+        ready, pending, versions = episodes, Pending(), list[int]()
+        try:
+            for episode in episodes:
+                request = episode.row.request
+                episode.world = self.worlds.open(request.prompt, number_of(f"{request.seed}/{episode.row.index}"))
+            while ready or pending:
+                for chunk in chunks_of(ready, self.host.config.rollout_rows):
+                    versions.append(self.write(chunk))
+                    pending |= {self.worlds.step(one.world, one.row.turns[-1]): one for one in chunk if one.row.ended is None}
+                ready = self.wait_for(pending)
+        finally:
+            for episode in episodes:
+                if episode.world >= 0:
+                    self.worlds.close(episode.world)
+        return versions
+
+    def write(self, episodes: Sequence[Episode]) -> int:
+        """Write the next turn of each; returns the version of the weights that wrote."""
+        rows = [one.shown for one in episodes]
+        unique = {id(one): one for one in rows}
+        place = {key: i for i, key in enumerate(unique)}
+        index, seeds = [place[id(one)] for one in rows], [one.seed for one in episodes]
+        completions = self.generator.write(list(unique.values()), index, seeds, self.sampling)
+        for i, one in enumerate(episodes):
+            one.say(completions, i, self.worlds.limits.tokens - len(one.row.tokens), self.host)
+        return completions.weights_version
+
+    def wait_for(self, pending: Pending) -> list[Episode]:
+        """The episodes whose next turn can be written, once the share `worlds.wave` of those that wait is answered."""
+        wanted, done = math.ceil(self.worlds.wave * len(pending)), set[Future[Observation | None]]()
+        while len(done) < wanted:
+            done |= wait(pending.keys() - done, return_when=FIRST_COMPLETED).done
+        # in the order of rows: who answers first must not decide what is written together
+        order = [future for future in pending if future in done]
+        episodes = [(pending.pop(future), future) for future in order]
+        for episode, future in episodes:
+            self.take(episode, future)
+        return [episode for episode, _ in episodes if episode.row.ended is None]
+
+    def take(self, episode: Episode, future: Future[Observation | None]) -> None:
+        """Put a world's answer behind the latest turn, or end the episode."""
+        row = episode.row
+        try:
+            observation = future.result()
+            if observation is None:
+                row.ended = "stop"
+                return
+            observation = with_key(check_observation(observation))
+            if observation.done:
+                episode.hear(observation, ended="done")
+            elif len(row.turns) >= episode.most:
+                episode.hear(observation, ended="turns")
+            else:
+                self.show(episode, observation)
+        except BaseException as error:
+            if is_from_outside(error) or not isinstance(error, Exception) or isinstance(error, UnavailableError):
+                raise
+            log.warning("prompt %r: its world broke after turn %d: %s", row.request.prompt.id, len(row.turns), describe(error))
+            episode.hear(Observation(describe(error), facts={"broken": 1.0}), ended="error")
+
+    def show(self, episode: Episode, observation: Observation) -> None:
+        """Put an observation behind the latest turn, with its pictures, or leave out both where it exceeds a limit."""
+        row, limits = episode.row, self.worlds.limits
+        pictures = pictures_of(observation)
+        seen = sum(len(turn.media_sizes) for turn in row.turns) + len(pictures)
+        fits = seen <= limits.pictures and len(observation.text) <= limits.text
+        if fits and all(picture.width * picture.height <= limits.pixels for picture in pictures):
+            last = row.tokens[-1]
+            stop = self.host.tokenizer.convert_ids_to_tokens(last) if last in self.host.eos_token_ids else None
+            observed = observe(self.host.encode, observation, stop)
+            if len(row.tokens) + len(observed) + 1 <= limits.tokens:
+                episode.hear(observation, observed.sizes)
+                episode.show(observed)
+                return
+        episode.hear(replace(observation, media=()), ended="room")
+
+
+def chunks_of(episodes: Sequence[Episode], size: int) -> list[Sequence[Episode]]:
+    """Episodes, `size` at a time; of several chunks those with the longest rows first."""
+    if len(episodes) > size:
+        episodes = sorted(episodes, key=lambda one: -(len(one.prompt) + len(one.row.tokens)))
+    return [episodes[start : start + size] for start in range(0, len(episodes), size)]
+
+
+def check_observation(observation: object) -> Observation:
+    """The observation; TypeError or ValueError where a world answers something else."""
+    if not isinstance(observation, Observation):
+        raise TypeError(f"a world answers mmrl.Observation or None, not {type(observation).__name__}")
+    numbers: dict[str, object] = {"reward": observation.reward or 0.0, **observation.facts}
+    odd = {name: value for name, value in numbers.items() if not (isinstance(value, int | float) and math.isfinite(value))}
+    if odd:
+        raise ValueError(f"rewards and facts of an observation are finite numbers, and it says {shown(odd)}")
+    return observation
+
+
+def with_key(observation: Observation) -> Observation:
+    """The observation with a name for its state: its own, or a digest of text and pictures."""
+    if observation.key:
+        return observation
+    parts = [observation.text, *map(digest_of_picture, observation.media)]
+    return replace(observation, key=hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest())
+
+
+def number_of(words: str) -> int:
+    """A seed of 63 bits."""
+    return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def check_episodes(requests: Sequence[Request]) -> None:
+    """Refuse requests whose completions are no plain samples of their prompt: an environment answers such alone."""
+    for request in requests:
+        odd = [name for name in ("view", "written", "shown", "tempering") if getattr(request, name) != default_of(name)]
+        if odd and not request.is_written:
+            raise ValueError(
+                f"the request for prompt {request.prompt.id!r} sets {odd[0]!r}, which samples of several turns cannot "
+                "have: take an algorithm that samples plain prompts, or leave [environment] out"
+            )
+
+
+def default_of(name: str) -> object:
+    """The value of a request's field where it is not given."""
+    return Request.__dataclass_fields__[name].default

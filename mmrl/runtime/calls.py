@@ -1,0 +1,140 @@
+"""Code of others, called in threads and in an event loop, with time limits; and the values that it answers."""
+
+import asyncio
+import contextlib
+import inspect
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import CancelledError, Future
+from itertools import islice
+from typing import Any
+
+import torch
+
+from mmrl.runtime.blame import describe, is_from_outside
+from mmrl.runtime.loops import contain
+
+Foreign = Any
+"""An object of whatever class."""
+
+
+class Threads:
+    """Daemon threads that work off a queue: one that hangs does not keep the program from ending."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Foreign], Callable[[], Foreign]]] = queue.SimpleQueue()
+        # CUDA's current device belongs to the thread: a new one would start on the first
+        device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+        for i in range(count):
+            threading.Thread(target=self._work, args=(device,), name=f"{name}-{i}", daemon=True).start()
+
+    def submit(self, job: Callable[[], Foreign]) -> Future[Foreign]:
+        future: Future[Foreign] = Future()
+        self._jobs.put((future, job))
+        return future
+
+    def _work(self, device: int | None) -> None:
+        if device is not None:
+            torch.cuda.set_device(device)
+        while True:
+            settle(*self._jobs.get())
+
+
+def settle(future: Future[Foreign], job: Callable[[], Foreign]) -> None:
+    """Put the job's answer into the future, or whatever it raised."""
+    try:
+        future.set_result(job())
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
+        future.set_exception(error)
+
+
+def outcome_of(future: Future[Foreign]) -> Foreign:
+    """The answer, or what was raised instead."""
+    try:
+        error = future.exception()
+    except CancelledError as cancelled:
+        return cancelled
+    return future.result() if error is None else error
+
+
+def result_of(future: Future[Foreign], timeout_s: float | None = None) -> Foreign:
+    """The answer; `Future.result` would take an exception that is false for none."""
+    error = future.exception(timeout_s)
+    if error is not None:
+        raise error
+    return future.result()
+
+
+def first_of(answer: Foreign, count: int) -> Foreign:
+    """The first values of an iterator, one more than `count` at most; anything else as it is."""
+    return list(islice(answer, count + 1)) if isinstance(answer, Iterator) else answer
+
+
+def within(timeout_s: float, job: Callable[[], Foreign]) -> Foreign:
+    """The job's answer; TimeoutError when it takes longer, in which case its thread is abandoned."""
+    future: Future[Foreign] = Future()
+    device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+    def run() -> None:
+        with torch.no_grad(), torch.cuda.device(device) if device is not None else contextlib.nullcontext():
+            settle(future, job)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return result_of(future, timeout_s)
+    except TimeoutError:
+        if future.done():
+            raise
+        raise TimeoutError(f"no answer within {timeout_s} s") from None
+
+
+async def wait_within(answer: Awaitable[Foreign], timeout_s: float | None) -> Foreign:
+    """The answer; TimeoutError when it takes longer, even if the coroutine refuses to be cancelled."""
+    task = asyncio.ensure_future(contain(answer))
+    await asyncio.wait({task}, timeout=timeout_s)
+    if task.done():
+        return task.result()
+    task.cancel()
+    task.add_done_callback(lambda late: late.cancelled() or late.exception())
+    raise TimeoutError(f"no answer within {timeout_s} s")
+
+
+def is_coroutine(function: object) -> bool:
+    call = getattr(function, "__call__", None)  # noqa: B004 - a callable object's method is asked, not whether it is callable
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
+class NoListError(TypeError):
+    """The object is no sequence of values."""
+
+
+def values_of(answer: Foreign, count: int) -> list[Foreign]:
+    """The values in order, at most one more than `count`, because there may be no end.
+
+    Raises:
+        NoListError: it has no order, or is a text, whose letters are not values.
+    """
+    if isinstance(answer, str | bytes | bytearray | Mapping | Set):
+        raise NoListError
+    try:
+        found = iter(answer)
+    except TypeError:
+        raise NoListError from None
+    return list(islice(found, count + 1))
+
+
+def count_of(values: Sequence[object], wanted: int) -> str:
+    return str(len(values)) if len(values) <= wanted else f"more than {wanted}"
+
+
+def number(value: Foreign) -> float:
+    """Raises TypeError for what is no number, whatever its own code raises."""
+    try:
+        return float(value)
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
+        raise TypeError(describe(error)) from error

@@ -1,0 +1,55 @@
+"""The worlds of one environment in one process: opened, stepped and closed by number."""
+
+import inspect
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mmrl.core.episodes import Environment
+from mmrl.core.types import Prompt, Turn
+from mmrl.runtime.calls import Foreign
+from mmrl.runtime.loops import wait_for
+
+Verb = Literal["open", "step", "close"]
+
+
+class LostWorldError(RuntimeError):
+    """The process that held the world died."""
+
+
+@dataclass
+class WorldHost:
+    """Call it with a verb, the number of a world, and what the verb takes."""
+
+    environment: Environment
+    worlds: dict[int, Foreign] = field(default_factory=dict[int, Foreign])
+
+    def __call__(self, verb: Verb, number: int, *arguments: Prompt | Turn | int) -> Foreign:
+        """The world's answer, or something to await; LostWorldError for a number that is not open."""
+        if verb == "open":
+            return self.environment.open(*arguments)  # type: ignore[arg-type]
+        if number not in self.worlds:
+            raise LostWorldError("its process died with it, and was started again")
+        if verb == "step":
+            return self.worlds[number].step(*arguments)
+        return self.worlds.pop(number).close()
+
+    def keep(self, number: int, world: object) -> None:
+        """Note the world that was opened."""
+        if not callable(getattr(world, "step", None)) or not callable(getattr(world, "close", None)):
+            raise TypeError(f"the environment opened {type(world).__name__}, which has no step(turn) and close()")
+        self.worlds[number] = world
+
+
+@dataclass
+class RemoteHost(WorldHost):
+    """The same in a process of its own, where awaitables are waited for, and worlds stay."""
+
+    def __call__(self, verb: Verb, number: int, *arguments: Prompt | Turn | int) -> Foreign:
+        answer = super().__call__(verb, number, *arguments)
+        if inspect.isawaitable(answer):
+            waiting: Awaitable[Foreign] = answer
+            answer = wait_for(waiting)
+        if verb == "open":
+            return self.keep(number, answer)
+        return answer

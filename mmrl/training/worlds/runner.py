@@ -1,0 +1,199 @@
+"""Calling the worlds of a run's episodes: where they live, how many at a time, with which time limit, and how often again."""
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import numpy as np
+
+from mmrl.core.episodes import Environment, Limits
+from mmrl.core.hooks import EnvironmentHooks, with_hooks
+from mmrl.core.ranges import PositiveShare, Range, check_ranges
+from mmrl.core.samples import UnavailableError
+from mmrl.core.types import Observation, Prompt, Turn
+from mmrl.runtime.blame import describe
+from mmrl.runtime.calls import Foreign, Threads, is_coroutine, result_of, settle, wait_within, within
+from mmrl.runtime.loops import loop
+from mmrl.runtime.process_state import ProcessState, keep_random_state, process_state
+from mmrl.runtime.workers import WorkerProcess
+from mmrl.training.worlds.host import LostWorldError, RemoteHost, Verb, WorldHost
+
+log = logging.getLogger("mmrl.worlds")
+THREADS, PROCESSES, COROUTINES = 8, 2, 64
+"""Worlds that answer at the same time, where the config says nothing."""
+NEVER_AGAIN = (UnavailableError, ImportError, NotImplementedError)
+"""Exceptions that a retry cannot fix."""
+
+
+@dataclass(frozen=True)
+class WorldCalling:
+    """How worlds are called. `call = { where = "process", workers = 4, retries = 2 }` in `[environment]`."""
+
+    where: Literal["thread", "inline", "process"] = "thread"
+    """thread: in other threads, which are abandoned when they hang. inline: in the run's own thread, without a time limit, for
+    worlds that answer at once. process: in separate processes, for worlds that need the processor or signals, or may hang; the
+    environment must be picklable. `async def` always runs in a separate event loop."""
+    workers: Annotated[int, Range(0, 256)] = 0
+    """Worlds that answer at the same time; 0: 8 threads, 2 processes, or 64 of an `async def`."""
+    retries: Annotated[int, Range(0, 1000)] = 0
+    """Number of further attempts after an exception or a timeout: a new world is opened with the same seed, and asked the same
+    turns."""
+
+    __post_init__ = check_ranges
+
+
+@dataclass
+class Session:
+    """One world, wherever it lives."""
+
+    number: int
+    prompt: Prompt
+    seed: int
+    turns: list[Turn] = field(default_factory=list[Turn])
+    is_open: bool = False
+
+
+class WorldRunner:
+    """The worlds of an environment, as a policy uses them."""
+
+    def __init__(
+        self, environment: Environment, limits: Limits, calling: WorldCalling = WorldCalling(), wave: PositiveShare = 1.0
+    ) -> None:
+        self.environment, self.limits, self.calling, self.wave = environment, limits, calling, wave
+        self.repeats = with_hooks(environment, EnvironmentHooks).repeats
+        if calling.retries and not self.repeats:
+            raise ValueError(
+                "environment.call.retries opens a world again and asks it the same turns, and this environment says that it does "
+                "not repeat: set retries = 0"
+            )
+        self.is_async = is_coroutine(environment.open)
+        usual = COROUTINES if self.is_async else PROCESSES if calling.where == "process" else THREADS
+        self.workers = calling.workers or usual
+        self.host, self.processes = WorldHost(environment), list[WorkerProcess]()
+        if calling.where == "process":
+            self.processes = [WorkerProcess(RemoteHost(environment)) for _ in range(self.workers)]
+        self._threads: Threads | None = None
+        self._sessions: dict[int, Session] = {}
+        self._next, self._seconds, self._retried = 0, list[float](), 0
+        self._before: ProcessState | None = None
+        self._stack, self._lock = ExitStack(), threading.Lock()
+
+    def open(self, prompt: Prompt, seed: int) -> int:
+        """The number of a new world, which is opened when it is first asked."""
+        if not self._sessions:
+            # what worlds do to random numbers and settings of the process must not reach the run
+            self._stack.enter_context(keep_random_state())
+            self._before = process_state()
+        self._next += 1
+        self._sessions[self._next] = Session(self._next, prompt, seed)
+        return self._next
+
+    def step(self, number: int, turn: Turn) -> Future[Observation | None]:
+        session = self._sessions[number]
+        session.turns.append(turn)
+        return self._submit(lambda: self._answer(session))
+
+    def close(self, number: int) -> None:
+        session = self._sessions.pop(number)
+        if session.is_open:
+            self._submit(lambda: self._close(session))
+        if not self._sessions and self._before is not None:
+            changed = self._before.restore()
+            if changed:
+                log.warning("the environment changed settings of the whole process, which were restored: %s", changed)
+            self._before = None
+            self._stack.close()
+
+    def drain_metrics(self) -> Mapping[str, float]:
+        """time/environment/p50_s and p95_s of one answer, and environment/retried."""
+        with self._lock:
+            seconds, retried, self._seconds, self._retried = self._seconds, self._retried, [], 0
+        if not seconds:
+            return {}
+        half, most = np.percentile(seconds, [50, 95])
+        found = {"time/environment/p50_s": float(half), "time/environment/p95_s": float(most)}
+        return found | ({"environment/retried": float(retried)} if self.calling.retries else {})
+
+    def end(self) -> None:
+        """End the processes."""
+        for process in self.processes:
+            process.close()
+
+    def _submit(self, job: Foreign) -> Future[Foreign]:
+        if self.calling.where == "inline":
+            future = Future[Foreign]()
+            settle(future, job)
+            return future
+        if self._threads is None:
+            self._threads = Threads(self.workers, "world")
+        return self._threads.submit(job)
+
+    def _answer(self, session: Session) -> Observation | None:
+        """The answer to the latest turn, in a new world where the one before broke."""
+        start, lost = time.perf_counter(), False
+        attempt = 0
+        while True:
+            try:
+                return self._ask(session)
+            except LostWorldError:
+                # another world took its process along
+                if lost or not self.repeats:
+                    raise
+                lost = True
+            except NEVER_AGAIN:
+                raise
+            except Exception:
+                if attempt == self.calling.retries:
+                    raise
+                attempt += 1
+                with self._lock:
+                    self._retried += 1
+            finally:
+                with self._lock:
+                    self._seconds.append(time.perf_counter() - start)
+            self._close(session)
+
+    def _ask(self, session: Session) -> Observation | None:
+        asked = session.turns[-1:] if session.is_open else session.turns
+        if not session.is_open:
+            world = self._call(session, "open", session.prompt, session.seed)
+            if not self.processes:
+                self.host.keep(session.number, world)
+            session.is_open = True
+        answer: Observation | None = None
+        for turn in asked:
+            answer = self._call(session, "step", turn)
+        return answer
+
+    def _close(self, session: Session) -> None:
+        """Close a world; one that cannot be is only logged, since nothing depends on it."""
+        if not session.is_open:
+            return
+        session.is_open = False
+        try:
+            self._call(session, "close")
+        except LostWorldError:
+            """It is closed."""
+        except Exception as error:  # noqa: BLE001 - a world's own code may raise anything
+            log.warning("prompt %r: its world could not be closed: %s", session.prompt.id, describe(error))
+
+    def _call(self, session: Session, verb: Verb, *arguments: Prompt | Turn | int) -> Foreign:
+        """One call of a world, within the time limit."""
+        limit = self.limits.timeout_s
+        if self.processes:
+            return self.processes[session.number % self.workers](verb, session.number, *arguments, timeout_s=limit)
+
+        def ask() -> Foreign:
+            return self.host(verb, session.number, *arguments)
+
+        answer = ask() if self.calling.where == "inline" else within(limit, ask)
+        if not inspect.isawaitable(answer):
+            return answer
+        return result_of(asyncio.run_coroutine_threadsafe(wait_within(answer, limit), loop("world-loop")))

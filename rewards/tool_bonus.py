@@ -1,0 +1,47 @@
+"""A bonus for a right answer that was found by looking: an episode in which a tool was used and whose answer is right.
+
+    r = 1 if correct > least and some turn used a tool, else 0
+
+Tools are counted in what the environment states about turns, never in text, where a model could write anything. Alone it says
+nothing about right answers: weigh it beside their reward, such as 0.8 for accuracy and 1.2 for this one.
+
+Modality: text
+Needs: an [environment] whose observations state the fact `tool`; the reward that says what is right, correct.use
+Range: {0, 1}
+Source: the tool reward of DeepEyes (arXiv:2505.14362), 1.2 [acc > 0.5 and a crop]
+Licence: own code Apache-2.0
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mmrl import Group, Sample, Scored
+from mmrl.core.ranges import Number, check_ranges
+
+
+@dataclass(frozen=True)
+class ToolBonus:
+    """1 for right answers that were found by looking. ValueError without the reward that says what is right."""
+
+    correct: Callable[..., Any] | None = None
+    """The reward that says what is right: correct.use = "choice"."""
+    least: Number = 0.5
+    """An answer is right whose reward is above this."""
+    fact: str = "tool"
+    """The fact of an observation that says that a tool was used."""
+
+    __post_init__ = check_ranges
+
+    def __call__(self, group: Group) -> list[float | None]:
+        if self.correct is None:
+            raise ValueError(
+                'tool_bonus needs the reward that says what is right: set correct.use, such as correct.use = "choice"'
+            )
+        answers = [one.value if isinstance(one, Scored) else one for one in self.correct(group)]
+        pairs = zip(answers, group.samples, strict=True)
+        return [None if value is None else float(value > self.least and self._looked(sample)) for value, sample in pairs]
+
+    def _looked(self, sample: Sample) -> bool:
+        seen = [turn.observation for turn in sample.turns if turn.observation is not None]
+        return any(one.facts.get(self.fact, 0.0) > 0 for one in seen)

@@ -1,0 +1,213 @@
+"""A run with an environment: trained, drawn again, resumed and reported; what samples of several turns cannot have is refused."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.app.commands import train as jobs
+from mmrl.app.commands.sample import resample
+from mmrl.app.config import run as configs
+from mmrl.app.report.page import write_report
+from mmrl.app.run.build import build
+from mmrl.app.run.folder import Line, RunDir, read_lines
+from mmrl.runtime.blame import PLUGIN
+from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.metric_names import metric_of
+
+ENVIRONMENT = '''
+"""Shows a part of the picture again, and says what it thinks of each turn."""
+from dataclasses import dataclass, field
+from mmrl import Observation
+
+
+@dataclass(frozen=True)
+class Part:
+    share: float = 0.5
+
+    def open(self, prompt, seed):
+        return _World(self, prompt.media[0], seed)
+
+
+@dataclass
+class _World:
+    part: Part
+    picture: object
+    seed: int
+    said: list = field(default_factory=list)
+
+    def step(self, turn):
+        self.said.append(turn.text)
+        size = [int(side * self.part.share) for side in self.picture.size]
+        crop = self.picture.crop((0, 0, *size))
+        return Observation(f"Look {len(self.said)}:", (crop,), reward=self.seed % 7 / 7, facts={"looks": 1.0})
+
+    def close(self):
+        self.said.clear()
+
+
+def answer(prompt, turns, seed):
+    return Observation("And?") if len(turns) == 1 else None
+'''
+REWARD = "def letters(group):\n    return [len(set(sample.text + sample.earlier)) / 100 for sample in group.samples]\n"
+STOPS = [chr(code) for code in range(33, 127) if chr(code) not in "\"'\\"]
+"""So many texts end a turn that a random model is rarely cut."""
+COMMON = [
+    *("steps=3", "evaluate_every=3", "evaluation.num_prompts=2", "save_every=1", "checkpoint.keep=0", "samples_every=1"),
+    *("prompts_per_step=2", "algorithm.group_size=2", "optimizer.lr=1e-2", "deterministic=true"),
+    *('reward=[{use = "./reward.py"}]', "policy.sampling.max_new_tokens=40", f"policy.sampling.stop={STOPS}".replace("'", '"')),
+    *("environment.use=./world.py:Part", "environment.limits.turns=3", 'evaluation.also=[{name = "alone", turns = 1}]'),
+]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("desk")
+    (folder / "world.py").write_text(ENVIRONMENT)
+    (folder / "reward.py").write_text(REWARD)
+    return folder
+
+
+@pytest.fixture
+def here(desk: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MMRL_CACHE", str(desk / "cache"))
+    monkeypatch.chdir(desk)
+    return desk
+
+
+@pytest.fixture
+def run(here: Path) -> RunDir:
+    """Trained when it is first asked for."""
+    if not (here / "run").exists():
+        jobs.run_training(configs.load("tiny/image", [*COMMON, "output=run"]))
+    return RunDir(here / "run")
+
+
+def lines(run: RunDir, step: int, split: str = "train") -> list[Line]:
+    return read_lines(run.samples_file(split, step)).lines
+
+
+def test_samples_and_metrics_tell_the_turns(run: RunDir):
+    found = lines(run, 2)
+    assert len(found) == 4 and any(len(line["turns"]) == 3 for line in found)
+    line = next(line for line in found if len(line["turns"]) == 3)
+    first = line["turns"][0]
+    assert line["ended"] in ("turns", "length") and first["observation"]["text"] == "Look 1:"
+    assert first["facts"] == {"looks": 1.0} and 0 <= first["reward"] < 1
+    [shown] = first["observation"]["media"]
+    assert (run.samples / shown["file"]).is_file()
+    own = [piece[1:] for piece in line["segments"] if piece[0] == "policy"]
+    assert own == [turn["span"] for turn in line["turns"]]
+    metrics = next(line for line in run.read_metrics().lines if "rollout/turns" in line)
+    names = ("rollout/turns", "rollout/pictures", "rollout/observed_tokens", "environment/looks", "time/environment/p50_s")
+    assert all(name in metrics and metric_of(name) is not None for name in names)
+    ends = [value for name, value in metrics.items() if name.startswith("rollout/ended_")]
+    assert sum(ends) == pytest.approx(1.0)
+    evaluated = next(line for line in run.read_metrics().lines if "eval/alone/total" in line)
+    assert evaluated["eval/alone/completion_length"] <= evaluated["eval/completion_length"]
+    assert all(line.get("turns") for line in lines(run, 3, "eval")), "held-out prompts are played too"
+
+
+@pytest.mark.parametrize(("split", "step"), [("train", 1), ("train", 3), ("eval", 3)])
+def test_an_episode_is_drawn_again(run: RunDir, split: Any, step: int):
+    line = lines(run, step, split)[-1]
+    found = resample(run.path, step, line["prompt"], split)
+    assert {verdict.is_same for verdict in found.verdicts} == {True}
+    assert "turn 1: " in found.text and "ended: " in found.text
+
+
+def test_other_pictures_are_another_sample(run: RunDir, here: Path):
+    line = next(line for line in lines(run, 1) if len(line["turns"]) > 1)
+    world = here / "world.py"
+    world.write_text(ENVIRONMENT.replace("(0, 0, *size)", "(*size, *self.picture.size)"))
+    try:
+        forget_plug_ins()
+        found = resample(run.path, 1, line["prompt"], index=line["sample"])
+        assert found.differs
+    finally:
+        world.write_text(ENVIRONMENT)
+        forget_plug_ins()
+
+
+def forget_plug_ins() -> None:
+    """Let files be read again."""
+    for name in [name for name in sys.modules if name.startswith(f"{PLUGIN}environments")]:
+        del sys.modules[name]
+
+
+def test_a_resumed_run_plays_the_same_episodes(run: RunDir, here: Path):
+    again = RunDir(Path(shutil.copytree(run.path, here / "again")))
+    for step in (2, 3):
+        shutil.rmtree(again.checkpoints / f"step-{step}")
+    jobs.run_training(configs.load(str(again.config_file)), resume=again.path)
+    assert [line["digest"] for line in lines(again, 3)] == [line["digest"] for line in lines(run, 3)]
+    first, second = (Checkpoints(one.checkpoints).load(3)["policy"]["weights"] for one in (run, again))
+    assert first.keys() == second.keys() and all(torch.equal(x, second[name]) for name, x in first.items())
+
+
+def test_a_report_shows_the_dialogue(run: RunDir):
+    page = write_report(run.path).read_text()
+    assert "Look 1:" in page and 'class="answered"' in page and page.count("shown after turn") > 0
+
+
+def test_a_function_is_an_environment_too(here: Path):
+    overrides = ["environment.use=./world.py:answer", "steps=1", "evaluate_every=0", "evaluation.num_prompts=0"]
+    job = build(configs.load("tiny/image", [*COMMON, *overrides]))
+    metrics = job.trainer.step()
+    assert 1 <= metrics["rollout/turns"] <= 2 and metrics["rollout/pictures"] == 0
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "no such file": (["environment.use=./gone.py"], "no file .*gone.py for the environment"),
+    "no such setting": (["environment.zoom=2"], r"environment\.zoom"),
+    "a value out of range": (["environment.limits.turns=0"], r"environment\.limits\.turns"),
+    "tokens": (["environment.limits.tokens=60"], r"limits.tokens is 60, and two turns of .*max_new_tokens = 40 need 80"),
+    "waves": (["environment.wave=0.5"], r"environment.wave is 0.5, and deterministic = true needs 1"),
+    "retries": (["environment.use=./odd.py:Once", "environment.call.retries=2"], "this environment says that it does not repeat"),
+    "no open": (["environment.use=./odd.py:Closed"], r"odd.py:Closed has no open\(prompt, seed\)"),
+    "views": (["algorithm.preset=papo"], "shows prompts under views, and worlds answer plain samples"),
+    "its own check": (["environment.use=./odd.py:Picky"], "no prompt pleases it"),
+}
+ODD = """
+class Once:
+    repeats = False
+    def open(self, prompt, seed): ...
+
+class Closed:
+    def close(self): ...
+
+class Picky:
+    def open(self, prompt, seed): ...
+    def check_prompts(self, prompts):
+        raise ValueError("no prompt pleases it")
+"""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(here: Path, name: str, monkeypatch: pytest.MonkeyPatch):
+    (here / "odd.py").write_text(ODD)
+    monkeypatch.setattr("mmrl.policies.text.policy.TextPolicy", loads_nothing)
+    overrides, error = REFUSED[name]
+    with pytest.raises((ValueError, FileNotFoundError), match=error):
+        build(configs.load("tiny/image", [*COMMON, *overrides]))
+
+
+def loads_nothing(*_: object, **__: object) -> None:
+    raise AssertionError("a model is loaded")
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "error"),
+    [
+        ("tiny/flow", ["environment.use=./world.py:Part"], "policy.kind is 'flow', whose samples have no turns"),
+        ("tiny/flow", ['evaluation.also=[{name = "x", turns = 1}]'], "sets turns, and"),
+        ("tiny/image", ['evaluation.also=[{name = "x", turns = 1}]'], "sets turns, and the run has no environment"),
+        ("tiny/image", ['evaluation.also=[{name = "x", guidance = 2.0}]'], "sets num_steps or guidance, which image generators"),
+    ],
+)
+def test_turns_without_a_world_or_for_pictures_are_refused(here: Path, config: str, overrides: list[str], error: str):
+    with pytest.raises(ValueError, match=error):
+        build(configs.load(config, overrides))

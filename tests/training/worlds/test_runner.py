@@ -1,0 +1,180 @@
+"""Worlds are called in threads, processes or the event loop, within a time limit; a broken one is opened again with its turns."""
+
+import asyncio
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from mmrl.core.episodes import Environment, Limits
+from mmrl.core.types import Observation, Prompt, Turn
+from mmrl.training.worlds.functions import environment_of
+from mmrl.training.worlds.runner import WorldCalling, WorldRunner
+
+LIMITS = Limits(timeout_s=60.0)
+PROMPT = Prompt("p")
+Answer = Callable[["Counting", Turn], Observation | None]
+
+
+def turn(text: str) -> Turn:
+    return Turn(text, (0, 1))
+
+
+@dataclass
+class Counting:
+    """Counts its turns, and notes when it is closed."""
+
+    environment: "Counters"
+    seed: int
+    said: list[str] = field(default_factory=list[str])
+
+    def step(self, turn: Turn, /) -> Observation | None:
+        self.said.append(turn.text)
+        if turn.text in self.environment.faults:
+            self.environment.faults[turn.text]()
+        return None if turn.text == "nothing" else Observation(f"{self.seed}: {', '.join(self.said)}")
+
+    def close(self) -> None:
+        self.environment.closed.append(self.seed)
+
+
+@dataclass
+class Counters:
+    faults: dict[str, Callable[[], object]] = field(default_factory=dict[str, Callable[[], object]])
+    closed: list[int] = field(default_factory=list[int])
+    repeats: bool = True
+
+    def open(self, prompt: Prompt, seed: int, /) -> Counting:
+        return Counting(self, seed)
+
+    def check_prompts(self, prompts: Any) -> None:
+        """Any will do."""
+
+
+def text_of(runner: WorldRunner, number: int, said: str) -> str:
+    answer = runner.step(number, turn(said)).result(timeout=120)
+    assert answer is not None
+    return answer.text
+
+
+@pytest.mark.parametrize("where", ["thread", "inline"])
+def test_each_world_has_its_own_turns(where: Any):
+    environment = Counters()
+    runner = WorldRunner(environment, LIMITS, WorldCalling(where=where))
+    first, second = runner.open(PROMPT, 5), runner.open(PROMPT, 6)
+    said = [text_of(runner, one, said) for said in ("a", "b") for one in (first, second)]
+    assert said == ["5: a", "6: a", "5: a, b", "6: a, b"]
+    assert runner.step(first, turn("nothing")).result(timeout=60) is None
+    runner.close(first)
+    runner.close(second)
+    metrics = runner.drain_metrics()
+    assert metrics.keys() == {"time/environment/p50_s", "time/environment/p95_s"} and not runner.drain_metrics()
+    if where == "inline":
+        assert environment.closed == [5, 6]
+
+
+def test_a_world_that_hangs_or_raises_is_an_error():
+    gate = threading.Event()
+
+    def leave() -> None:
+        raise OSError("gone")
+
+    runner = WorldRunner(Counters({"hang": gate.wait, "raise": leave}), Limits(timeout_s=0.2))
+    with pytest.raises(TimeoutError, match="no answer within"):
+        runner.step(runner.open(PROMPT, 1), turn("hang")).result(timeout=60)
+    with pytest.raises(OSError, match="gone"):
+        runner.step(runner.open(PROMPT, 2), turn("raise")).result(timeout=60)
+    gate.set()
+
+
+def test_a_broken_world_is_opened_again_and_asked_the_same_turns():
+    failures = iter([True, False])
+
+    def fail_once() -> None:
+        if next(failures):
+            raise OSError("once")
+
+    environment = Counters({"b": fail_once})
+    runner = WorldRunner(environment, LIMITS, WorldCalling(where="inline", retries=1))
+    number = runner.open(PROMPT, 3)
+    assert [text_of(runner, number, said) for said in ("a", "b")] == ["3: a", "3: a, b"]
+    assert runner.drain_metrics()["environment/retried"] == 1 and environment.closed == [3]
+    with pytest.raises(ValueError, match=r"this environment says that it does not repeat: set retries = 0"):
+        WorldRunner(Counters(repeats=False), LIMITS, WorldCalling(retries=1))
+
+
+def test_worlds_do_not_move_the_random_numbers_of_a_run(caplog: pytest.LogCaptureFixture):
+    def disturb() -> None:
+        random.seed(0)
+        torch.manual_seed(0)
+        torch.set_default_dtype(torch.float64)
+
+    runner = WorldRunner(Counters({"x": disturb}), LIMITS, WorldCalling(where="inline"))
+    before = torch.get_rng_state(), random.getstate()
+    number = runner.open(PROMPT, 1)
+    text_of(runner, number, "x")
+    with caplog.at_level(logging.WARNING):
+        runner.close(number)
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+    assert torch.get_default_dtype() == torch.float32 and "changed settings of the whole process" in caplog.text
+
+
+@dataclass
+class Later:
+    async def open(self, prompt: Prompt, seed: int, /) -> "LaterWorld":
+        await asyncio.sleep(0)
+        return LaterWorld()
+
+
+@dataclass
+class LaterWorld:
+    async def step(self, turn: Turn, /) -> Observation:
+        await asyncio.sleep(0)
+        return Observation(f"later: {turn.text}")
+
+    async def close(self) -> None:
+        raise OSError("cannot")
+
+
+def test_async_worlds_are_awaited_and_one_that_cannot_be_closed_is_only_logged(caplog: pytest.LogCaptureFixture):
+    runner = WorldRunner(cast(Environment, Later()), LIMITS, WorldCalling(where="inline"))
+    number = runner.open(PROMPT, 1)
+    assert runner.workers == 64 and text_of(runner, number, "hm") == "later: hm"
+    with caplog.at_level(logging.WARNING):
+        runner.close(number)
+    assert "its world could not be closed: OSError: cannot" in caplog.text
+
+
+def answer(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Observation | None:
+    if turns[-1].text == "die":
+        os._exit(3)
+    return Observation(f"{prompt.id} {len(turns)} {seed}", facts={"folder": float(len(Path.cwd().parts))})
+
+
+def test_a_process_that_dies_takes_no_other_world_along():
+    runner = WorldRunner(environment_of(answer), LIMITS, WorldCalling(where="process", workers=1))
+    first, second = runner.open(PROMPT, 5), runner.open(PROMPT, 6)
+    assert [text_of(runner, one, "a") for one in (first, second)] == ["p 1 5", "p 1 6"]
+    with pytest.raises(RuntimeError, match="its process died with exit code 3"):
+        runner.step(first, turn("die")).result(timeout=120)
+    assert text_of(runner, second, "b") == "p 2 6", "it was opened again, and asked its first turn"
+    runner.close(first)
+    runner.close(second)
+    runner.end()
+
+
+def test_a_world_without_its_calls_is_refused():
+    class Odd:
+        def open(self, prompt: Prompt, seed: int, /) -> Any:
+            return 5
+
+    runner = WorldRunner(Odd(), LIMITS, WorldCalling(where="inline"))
+    with pytest.raises(TypeError, match="the environment opened int, which has no"):
+        runner.step(runner.open(PROMPT, 1), turn("a")).result(timeout=60)
