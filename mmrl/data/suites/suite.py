@@ -99,7 +99,7 @@ class Suite:
 
     @property
     def counts_points(self) -> bool:
-        """Whether a figure is of points and not of prompts."""
+        """True where a figure is of points instead of prompts."""
         return not all(isinstance(key, str) for key in self.figures.values())
 
 
