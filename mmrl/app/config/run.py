@@ -278,13 +278,13 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
         return read_run(table, name)
     except UnknownKeyError as error:
         said = next((path for path in table.origins if path[: len(error.path)] == error.path), error.path)
-        meant = elsewhere(said, known_keys(table))
+        meant = elsewhere(said, keys_of_run(table))
         if meant is None:
             raise
         raise ValueError(f"{error}; did you mean {meant!r}?") from None
 
 
-def known_keys(table: Table) -> list[KeyPath]:
+def keys_of_run(table: Table) -> list[KeyPath]:
     """The paths of the keys of a run, without those of lists and of parts."""
     policy = table.values.get("policy")
     kind = str(policy.get("kind", "text")) if isinstance(policy, Mapping) else "text"
