@@ -27,8 +27,18 @@ from mmrl.app.toml.did_you_mean import did_you_mean, elsewhere
 from mmrl.app.toml.reader import NONE, RESERVED, UnknownKeyError, check_keys, keys_below, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
 from mmrl.core.episodes import Limits
-from mmrl.core.ranges import CountOrNone, Factor, LargeOrNone, Number, Positive, PositiveShare, Range, Share, check_ranges
-from mmrl.core.ranges import hints_of
+from mmrl.core.ranges import (
+    CountOrNone,
+    Factor,
+    LargeOrNone,
+    Number,
+    Positive,
+    PositiveShare,
+    Range,
+    Share,
+    check_ranges,
+    hints_of,
+)
 from mmrl.flow.plan import NumSteps
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
