@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import tomli_w
 from pydantic import InstanceOf
 
-from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.data import DataConfig, MixedData, check_sources, read_data_tables
 from mmrl.app.config.engine_defaults import add_engine_defaults
+from mmrl.app.config.meant import with_meant_key
 from mmrl.app.config.needed_rewards import check_needed_rewards
 from mmrl.app.config.slots import SLOTS
 from mmrl.app.files import replace_text
@@ -23,22 +23,11 @@ from mmrl.app.modality.registry import MODALITIES, POLICIES, PolicyConfig, modal
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.plugins.resolve import default_name
 from mmrl.app.plugins.resolve import load as load_plug_in
-from mmrl.app.toml.did_you_mean import did_you_mean, elsewhere
-from mmrl.app.toml.reader import NONE, RESERVED, UnknownKeyError, check_keys, keys_below, make
+from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.app.toml.reader import NONE, RESERVED, UnknownKeyError, check_keys, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
 from mmrl.core.episodes import Limits
-from mmrl.core.ranges import (
-    CountOrNone,
-    Factor,
-    LargeOrNone,
-    Number,
-    Positive,
-    PositiveShare,
-    Range,
-    Share,
-    check_ranges,
-    hints_of,
-)
+from mmrl.core.ranges import CountOrNone, Factor, LargeOrNone, Number, Positive, PositiveShare, Range, Share, check_ranges
 from mmrl.flow.plan import NumSteps
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
@@ -287,20 +276,7 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
     try:
         return read_run(table, name)
     except UnknownKeyError as error:
-        said = next((path for path in table.origins if path[: len(error.path)] == error.path), error.path)
-        meant = elsewhere(said, keys_of_run(table))
-        if meant is None:
-            raise
-        raise ValueError(f"{error}; did you mean {meant!r}?") from None
-
-
-def keys_of_run(table: Table) -> list[KeyPath]:
-    """The paths of the keys of a run, without those of lists and of parts."""
-    policy = table.values.get("policy")
-    kind = str(policy.get("kind", "text")) if isinstance(policy, Mapping) else "text"
-    types = hints_of(RunConfig) | {"policy": POLICIES.get(kind, TextPolicyConfig)}
-    found = [key for name, hint in types.items() for key in ((name,), *keys_below(hint, (name,)))]
-    return [*found, *(("algorithm", f.name) for f in fields(Algorithm))]
+        raise with_meant_key(error, table, RunConfig) from None
 
 
 def read_run(table: Table, name: str) -> Resolved:
