@@ -54,7 +54,7 @@ console = Terminal()
 
 @dataclass(frozen=True)
 class FileWords:
-    """What a command line says of a file of outputs or prompts."""
+    """A file of outputs or prompts, as a command line describes it."""
 
     layout: str | None = None
     """The name of its layout; None: guessed."""

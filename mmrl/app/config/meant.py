@@ -12,13 +12,13 @@ from mmrl.core.ranges import hints_of
 from mmrl.policies.text.settings import TextPolicyConfig
 
 
-def with_meant_key(error: UnknownKeyError, table: Table, run: type) -> ValueError:
+def with_key(error: UnknownKeyError, table: Table, run: type) -> ValueError:
     """The error, which names the key that is meant where there is one."""
-    meant = meant_key(error.path, table, run)
+    meant = likely_key(error.path, table, run)
     return error if meant is None else ValueError(f"{error}; did you mean {meant!r}?")
 
 
-def meant_key(path: KeyPath, table: Table, run: type) -> str | None:
+def likely_key(path: KeyPath, table: Table, run: type) -> str | None:
     """The key, with dots, of a config of the class `run` that an unknown path of its table may mean; None without one."""
     said = next((found for found in table.origins if found[: len(path)] == path), path)
     policy = table.values.get("policy")

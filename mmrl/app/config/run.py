@@ -15,7 +15,7 @@ from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.data import DataConfig, MixedData, check_sources, read_data_tables
 from mmrl.app.config.engine_defaults import add_engine_defaults
-from mmrl.app.config.meant import with_meant_key
+from mmrl.app.config.meant import with_key
 from mmrl.app.config.needed_rewards import check_needed_rewards
 from mmrl.app.config.slots import SLOTS
 from mmrl.app.files import replace_text
@@ -276,7 +276,7 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
     try:
         return read_run(table, name)
     except UnknownKeyError as error:
-        raise with_meant_key(error, table, RunConfig) from None
+        raise with_key(error, table, RunConfig) from None
 
 
 def read_run(table: Table, name: str) -> Resolved:
