@@ -214,6 +214,8 @@ def _check_place(box: Box, size: MediaSize) -> None:
     try:
         check_inside(box, size)
     except ValueError as error:
+        if box.space != "pixel" and min(box.corners) >= 0 and box.x2 <= size.width and box.y2 <= size.height:
+            raise ValueError(f"{error}; where boxes are pixels of the picture, give space = pixel") from None
         if box.space != "pixel" or min(box.corners) < 0 or max(box.corners) > 1000:
             raise
         raise ValueError(f"{error}; where boxes are thousandths of the picture, give space = norm1000") from None

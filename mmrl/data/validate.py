@@ -30,7 +30,10 @@ _TOKENS = re.compile(
 """Special tokens as models spell them: `<|image_pad|>`, `<|im_end|>`, `<start_of_image>`."""
 _HALF = re.compile("[\ud800-\udfff]")
 _LOST = re.compile(r"picture .* does not exist")
-ELSEWHERE = "none of the pictures is there: their paths start at the file's folder unless image_root = FOLDER says otherwise"
+ELSEWHERE = (
+    "none of the pictures is there: their paths start at the file's folder unless --image-root FOLDER (in a config "
+    "image_root = FOLDER) says otherwise"
+)
 _LONGEST = 600
 """Characters of a problem that are kept; rows may hold whole pictures."""
 Measured = tuple[Sequence[tuple[int, int]], Sequence[float]]

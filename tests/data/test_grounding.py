@@ -75,7 +75,7 @@ def test_splits_by_column_and_by_file(picture, jsonl, tmp_path, load_jsonl):
     path = jsonl(row | {"split": "train"}, row | {"split": "test"}, row | {"split": "train"}, name="train.jsonl")
     assert [prompt.id for prompt in load_jsonl(path, split="train")] == ["train-1", "train-3"]
     assert len(load_jsonl(tmp_path, split="train")) == 3
-    with pytest.raises(ValueError, match="give `split`"):
+    with pytest.raises(ValueError, match="give split=NAME"):
         load_jsonl(tmp_path)
     with pytest.raises(ValueError, match="holds no rows"):
         load_jsonl(path, split="val")

@@ -53,6 +53,14 @@ class TaskOptions:
 
 
 @dataclass(frozen=True)
+class FileOptions:
+    """The options of a file of prompts or outputs."""
+
+    layout: LayoutName = None
+    image_root: ImageRoot = None
+
+
+@dataclass(frozen=True)
 class PlanOptions(TaskOptions):
     """The same, of a plan."""
 
@@ -80,7 +88,7 @@ def with_task(function: Callable[..., None]) -> Callable[..., None]:
     """Replace the command's first argument, an object of options, by an option per field, after the argument behind it."""
     signature = inspect.signature(function)
     first, following, *rest = signature.parameters.values()
-    cls: type[TaskOptions | EvalOptions] = first.annotation
+    cls: type[TaskOptions | EvalOptions | FileOptions] = first.annotation
     hints = get_type_hints(cls, include_extras=True)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     own = [inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in fields(cls)]
@@ -90,7 +98,8 @@ def with_task(function: Callable[..., None]) -> Callable[..., None]:
         options = cls(**{f.name: given.pop(f.name) for f in fields(cls) if f.name in given})
         function(options, *args, **given)
 
-    parameters = [following, *own, *rest]
+    # Python wants those without a default first
+    parameters = sorted([following, *own, *rest], key=lambda one: one.default is not one.empty)
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] - typer reads it
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command

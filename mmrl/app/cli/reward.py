@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import LayoutName
+from mmrl.app.cli.arguments import FileOptions, with_task
 from mmrl.app.commands.help import InOrder
 
 reward = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
@@ -17,7 +17,9 @@ Settings = Annotated[
 
 
 @reward.command("test")
+@with_task
 def reward_test(
+    file: FileOptions,
     target: Annotated[
         str, Argument(metavar="CONFIG|REWARD", help="A config with its rewards, or a reward's name, file or address.")
     ],
@@ -31,28 +33,28 @@ def reward_test(
     template: Annotated[str | None, Option(help="How it writes answers: direct, think or json (default: the config's).")] = None,
     prompts: Annotated[int, Option(help="Number of prompts to test on.")] = 32,
     served: Annotated[bool, Option(help="Also compare with the same reward on a server.")] = False,
-    layout: LayoutName = None,
 ) -> None:
     """Score right answers, wrong ones, nonsense and empty ones; exit code 2 if the right ones do not win or a fault shows."""
-    from mmrl.app.commands.reward import test
+    from mmrl.app.commands.reward import FileWords, test
 
-    if not test(target, settings or [], data, space, template, prompts, served, layout):
+    if not test(target, settings or [], data, space, template, prompts, served, FileWords(file.layout, file.image_root)):
         raise typer.Exit(2)
 
 
 @reward.command("score")
+@with_task
 def reward_score(
+    file: FileOptions,
     target: Annotated[str, Argument(metavar="REWARD", help="A reward's name, file or address.")],
     data: Annotated[str, Argument(metavar="DATA", help="A folder of pictures with prompts, or a JSONL file with outputs.")],
     settings: Settings = None,
     html: Annotated[Path | None, Option(metavar="FILE", help="Write a gallery, best first.")] = None,
     out: Annotated[Path | None, Option(metavar="FILE", help="Write the scores as JSONL.")] = None,
-    layout: LayoutName = None,
 ) -> None:
     """Score existing pictures or completions, to see what a reward prefers before you train on it."""
-    from mmrl.app.commands.reward import score
+    from mmrl.app.commands.reward import FileWords, score
 
-    score(target, settings or [], data, html, out, layout)
+    score(target, settings or [], data, html, out, FileWords(file.layout, file.image_root))
 
 
 @reward.command("serve")

@@ -53,6 +53,16 @@ console = Terminal()
 
 
 @dataclass(frozen=True)
+class FileWords:
+    """A file of outputs or prompts, as a command line describes it."""
+
+    layout: str | None = None
+    """The name of its layout; None: guessed."""
+    image_root: Path | None = None
+    """The folder in which its paths of pictures and clips start; None: the file's."""
+
+
+@dataclass(frozen=True)
 class Tried:
     """A reward of a command line or config, loaded."""
 
@@ -76,7 +86,7 @@ def test(
     template: str | None = None,
     num_prompts: int = 32,
     served: bool = False,
-    layout: str | None = None,
+    file: FileWords = FileWords(),
 ) -> bool:
     """Print what the probes show; True if no fault was found.
 
@@ -85,7 +95,7 @@ def test(
     check_choice("--space", space, SPACES)
     check_choice("--template", template, get_args(Template))
     style = probes.Style(cast(Space, space or "norm1000"), cast(Template | None, template))
-    read = None if data is None else partial(data_of, data, layout)
+    read = None if data is None else partial(data_of, data, file)
     rewards, prompts, tasks, style = inputs_of_test(target, settings, read, style, space is not None)
     if tasks and any(task.draws for task in tasks):
         made = [probes.image_groups(tasks[:num_prompts], style.seed)] * len(rewards)
@@ -187,12 +197,13 @@ def in_space(function: Any, space: Space) -> PlugIn:
     return replace(function, space=space)
 
 
-def data_of(data: str, layout: str | None = None) -> Shown:
+def data_of(data: str, file: FileWords = FileWords()) -> Shown:
     """Prompts of a data set by name, or the rows of a file or folder, of the layout that somebody says or that is guessed."""
     if Path(data).exists() and not data.endswith(".py"):
-        return [], read_tasks(Path(data), layout, MOST_PROMPTS, print_plain)
-    if layout is not None:
-        raise ValueError(f"--as {layout} names a file's layout, and {data} is a data set or no file: leave --as out")
+        return [], read_tasks(Path(data), file.layout, MOST_PROMPTS, print_plain, file.image_root)
+    for option, said in (("--as", file.layout), ("--image-root", file.image_root)):
+        if said is not None:
+            raise ValueError(f"{option} {said} is about a file, and {data} is a data set or no file: leave {option} out")
     table = Table.of({"data": {"use": data}}, "command line")
     return list(islice(load_data(DataConfig(data), ("data",), table), MOST_PROMPTS)), []
 
@@ -207,13 +218,13 @@ def score(
     data: str,
     html: Path | None = None,
     out: Path | None = None,
-    layout: str | None = None,
+    file: FileWords = FileWords(),
 ) -> None:
     """Score finished outputs: a table on the terminal, and a page and a JSONL file where asked for.
 
     Raises ValueError: rows without outputs, a reward that breaks its contract, or one that scored none of them.
     """
-    tasks = [task for task in read_tasks(Path(data), layout, say=print_plain) if task.samples]
+    tasks = [task for task in read_tasks(Path(data), file.layout, say=print_plain, image_root=file.image_root) if task.samples]
     if not tasks:
         raise ValueError(f"{data} has no outputs to score: give rows a `completion`, an `image` or a `video`")
     tried = one_reward(target, settings, "norm1000")

@@ -79,7 +79,10 @@ class TrainArguments:
             words.append(f"output={str(self.output)!r}")
         if self.task is not None:
             if name is not None:
-                raise ValueError(f"give a config ({name}) or --task {self.task}, not both; settings are written key=value")
+                raise ValueError(
+                    f"give a config ({name}) or --task {self.task}, not both: a model is named as in "
+                    f"--model {name}, and settings are written key=value"
+                )
             return one_line(self.task, self.model, self.data, self.rewards, words, self.held_out, self.image_root)
         for option, given in (("--model", self.model), ("--data", self.data), ("--reward", self.rewards)):
             if given:

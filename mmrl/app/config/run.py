@@ -15,6 +15,7 @@ from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.data import DataConfig, MixedData, check_sources, read_data_tables
 from mmrl.app.config.engine_defaults import add_engine_defaults
+from mmrl.app.config.meant import with_key
 from mmrl.app.config.needed_rewards import check_needed_rewards
 from mmrl.app.config.slots import SLOTS
 from mmrl.app.files import replace_text
@@ -23,7 +24,7 @@ from mmrl.app.plugins.catalog import find_config
 from mmrl.app.plugins.resolve import default_name
 from mmrl.app.plugins.resolve import load as load_plug_in
 from mmrl.app.toml.did_you_mean import did_you_mean
-from mmrl.app.toml.reader import NONE, RESERVED, check_keys, make
+from mmrl.app.toml.reader import NONE, RESERVED, UnknownKeyError, check_keys, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
 from mmrl.core.episodes import Limits
 from mmrl.core.ranges import CountOrNone, Factor, LargeOrNone, Number, Positive, PositiveShare, Range, Share, check_ranges
@@ -272,6 +273,14 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
     """The run that a table describes once the command line has spoken; else ValueError naming file (or command line) and key."""
     for assignment in overrides:
         table.override(assignment)
+    try:
+        return read_run(table, name)
+    except UnknownKeyError as error:
+        raise with_key(error, table, RunConfig) from None
+
+
+def read_run(table: Table, name: str) -> Resolved:
+    """The run of a table; errors are those of `resolve`."""
     add_engine_defaults(table)
     check_keys(table.values, [f.name for f in fields(RunConfig)], (), table)
     ready: dict[str, object] = {"algorithm": assemble(table)}

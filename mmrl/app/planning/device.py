@@ -46,7 +46,7 @@ def target_device(card: str | None, processes: int = 1) -> Device:
         return Device(size, True, f"a card of {size / GIB:.1f} GiB ({said})")
     share = machine_memory() // processes
     each = "" if processes == 1 else f", {share / GIB:.1f} GiB for each of {processes} processes"
-    return Device(share, False, f"no card, but this machine's memory of {machine_memory() / GIB:.1f} GiB{each}")
+    return Device(share, False, f"this machine's memory of {machine_memory() / GIB:.1f} GiB (no card){each}")
 
 
 def machine_memory() -> int:

@@ -7,13 +7,17 @@ and whatever columns the rewards need. Without answer and completions, images an
 images are what the question is about. Files in other people's layouts (messages, LLaVA, COCO, ..) are read as runs read them.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+from mmrl.app.config.tasks import root_key
 from mmrl.app.plugins import resolve as plugins
+from mmrl.app.toml.reader import check_keys
+from mmrl.app.toml.tables import COMMAND_LINE, Table
 from mmrl.core.types import MediaSize, Prompt, Sample
 from mmrl.data.files.mp4 import read_mp4
 from mmrl.data.files.paths import path_below
@@ -56,22 +60,28 @@ class Task:
 
 
 def read_tasks(
-    source: Path, layout: str | None = None, most: int | None = None, say: Callable[[str], object] = str
+    source: Path,
+    layout: str | None = None,
+    most: int | None = None,
+    say: Callable[[str], object] = str,
+    image_root: Path | None = None,
 ) -> list[Task]:
     """All rows of a file or folder, of which a layout that is not ours is named to `say`, and read for `most` rows only.
+
+    Paths of pictures and clips start at `image_root`; None: at the source's folder.
 
     Raises FileNotFoundError, or ValueError where several layouts fit, or listing the rows that cannot be read.
     """
     found = None if layout is None and _holds_outputs(source) else foreign(source, layout)
     if found is not None:
         say(f"{source}: {found}")
-        return _foreign_tasks(source, found, most)
+        return _foreign_tasks(source, found, most, image_root)
     report = Report(str(source))
     tasks: list[Task] = []
     for row in _folder_rows(source) if source.is_dir() else read_rows(source, report):
         report.num_rows += 1
         with report.collecting(row.place):
-            tasks.append(_task(row, source if source.is_dir() else source.parent))
+            tasks.append(_task(row, image_root or (source if source.is_dir() else source.parent)))
     report.raise_if_bad()
     if not tasks:
         raise ValueError(f"{source} holds no rows to score")
@@ -90,13 +100,16 @@ def _holds_outputs(source: Path) -> bool:
     return asks and not look.has("path") and (look.has_one("completion", "completions") or not look.has_one(*ANSWERS, *BOXES))
 
 
-def _foreign_tasks(source: Path, found: Guess, most: int | None) -> list[Task]:
+def _foreign_tasks(source: Path, found: Guess, most: int | None, image_root: Path | None) -> list[Task]:
     """The prompts of a file as a run would have them, with the completions of its rows, if there are some."""
     if found.data_set not in NAMES:
-        prompts: Iterable[Prompt] = islice(plugins.load(found.data_set, "datasets")(path=str(source)), most)
+        root = {} if image_root is None else {root_key(found.data_set): str(image_root)}
+        reader = plugins.load(found.data_set, "datasets")
+        check_keys(root, [*inspect.signature(reader).parameters], (), Table.of(root, COMMAND_LINE))
+        prompts: Iterable[Prompt] = islice(reader(path=str(source), **root), most)
     else:
         opened = open_foreign(source, found)
-        reader = Layout(opened.root) if found.data_set == GROUNDING else Questions(opened.root)
+        reader = (Layout if found.data_set == GROUNDING else Questions)(image_root or opened.root)
         prompts, report = read_prompts(str(source), lambda report: islice(opened.rows(report), most), reader)
         report.source = f"{source} ({found})"
         report.raise_if_bad()

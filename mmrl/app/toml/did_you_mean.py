@@ -1,6 +1,6 @@
 """Did you mean: the end of every message about an unknown name."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
 
@@ -10,6 +10,17 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     listed = f"known: {', '.join(names)}" if names else "there is none"
     close = nearest(word, names)
     return f"did you mean {close!r}? ({listed})" if close else f"it is not one of these ({listed})"
+
+
+def elsewhere(path: Sequence[str], keys: Iterable[tuple[str, ...]]) -> str | None:
+    """The key that a path which leads to none may mean, with dots: `optimizer.lr` for `lr`, `evaluate_every` for
+    `evaluation.every`; None where no key of another table ends like it."""
+    known = list(keys)
+    same = [key for key in known if key[-1] == path[-1]]
+    shared = {key: sum(one == other for one, other in zip(key, path, strict=False)) for key in same}
+    if same:
+        return ".".join(min(same, key=lambda key: (-shared[key], len(key))))
+    return nearest("_".join(path), (key[0] for key in known if len(key) == 1)) if len(path) > 1 else None
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

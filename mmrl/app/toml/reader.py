@@ -24,6 +24,14 @@ NUMBERS = frozenset({int, float})
 T = TypeVar("T")
 
 
+class UnknownKeyError(ValueError):
+    """Nothing reads this key of a table, and none of the keys beside it is like it."""
+
+    def __init__(self, message: str, path: KeyPath):
+        super().__init__(message)
+        self.path = path
+
+
 def make(
     cls: type[T],
     given: Mapping[str, object],
@@ -99,7 +107,8 @@ def check_keys(given: Collection[str], known: Sequence[str], path: KeyPath, tabl
     if unknown:
         slips = unknown if len(unknown) > 1 else []
         key = min(slips, key=lambda key: min((edits(key, name) for name in known), default=0), default=unknown[0])
-        raise ValueError(f"{table.at((*path, key))} is unknown: {did_you_mean(key, known)}")
+        message = f"{table.at((*path, key))} is unknown: {did_you_mean(key, known)}"
+        raise ValueError(message) if nearest(key, known) else UnknownKeyError(message, (*path, key))
 
 
 def check_slip(given: Collection[str], wanted: str, path: KeyPath, table: Table) -> None:
@@ -190,6 +199,14 @@ def keys_of(location: Sequence[Any], value: Any, missing: bool) -> Iterator[str]
             yield str(key)
     if missing:
         yield str(location[-1])
+
+
+def keys_below(hint: object, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """The paths of all keys that the dataclasses of a type take, tables in tables included, but not those of lists."""
+    if get_origin(hint) is not tuple:
+        for name, below in (pair for cls in dataclasses_in(hint) for pair in hints_of(cls).items()):
+            yield (*path, name)
+            yield from keys_below(below, (*path, name))
 
 
 def keys_of_fields(cls: type, reserved: Sequence[str], skip: int = 0) -> dict[str, str]:

@@ -129,7 +129,7 @@ def open_source(
             _refuse_other_data(look, data_set)
         if not fitting and file.is_dir() and not look.rows:
             raise ValueError(
-                f"{file} is a folder: give `split`, to read <split>.jsonl, or a file (or data of Hugging Face, pictures with "
+                f"{file} is a folder: give split=NAME, to read NAME.jsonl, or a file (or data of Hugging Face, pictures with "
                 "metadata.jsonl, RefCOCO's instances.json and refs)"
             )
     else:

@@ -7,6 +7,7 @@ Pixels count from 1 and both corners belong to the box, so 1 is taken from xmin 
 neighbours list the splits. A file that declares a document type, which entities need, is refused before it is parsed.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 ANNOTATIONS, SUFFIX = "Annotations", ".xml"
 PICTURES = ("JPEGImages", "images")
 SIDES = ("xmin", "ymin", "xmax", "ymax")
+_SAID = re.compile(r"\s+(?:-?1|0)$")
 LONGEST = 2**24
 """Bytes of an XML file."""
 
@@ -99,5 +101,6 @@ def _number(root: "Element", path: str) -> float:
 
 
 def _names_in(file: Path) -> list[str]:
-    """The first words of the lines of a list of pictures; none without a list."""
-    return [line.split()[0] for line in read_text(file).splitlines() if line.strip()] if file.is_file() else []
+    """The names that the lines of a list of pictures may mean: whole, and without the 1, 0 or -1 that ends those of a class."""
+    lines = [line.strip() for line in read_text(file).splitlines() if line.strip()] if file.is_file() else []
+    return [name for line in lines for name in (line, _SAID.sub("", line))]

@@ -230,7 +230,7 @@ def request(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, de
         raise JudgeError(f"{address} {error}") from None
     except ValueError as error:
         raise HopelessError(f"server.url: {error}") from None
-    raise JudgeError(f"{trouble} (gave up after {tried} attempts)")
+    raise JudgeError(f"{trouble} (gave up after {tried} attempt{'s' * (tried != 1)})")
 
 
 def key_of(endpoint: Endpoint) -> str | None:

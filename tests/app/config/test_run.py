@@ -132,6 +132,12 @@ def test_a_saved_config_is_the_same_run(file: Path, preset: str, tmp_path: Path)
     ("word", "message"),
     [
         ("stepz=3", r"command line: stepz is unknown: did you mean 'steps'"),
+        ("train.steps=3", r"command line: train is unknown: .*; did you mean 'steps'\?"),
+        ("evaluation.every=2", r"evaluation\.every is unknown: .*; did you mean 'evaluate_every'\?"),
+        ("lr=1e-5", r"command line: lr is unknown: .*; did you mean 'optimizer\.lr'\?"),
+        ("group_size=4", r"group_size is unknown: .*; did you mean 'algorithm\.group_size'\?"),
+        ("policy.max_new_tokens=8", r"max_new_tokens is unknown: .*; did you mean 'policy\.sampling\.max_new_tokens'\?"),
+        ("policy.nonsense=8", r"policy\.nonsense is unknown: it is not one of these \(known: [a-z_, ]+\)$"),
         ("algorithm.group_sise=4", r"command line: algorithm\.group_sise is unknown: did you mean 'group_size'"),
         ("algorithm.advantage.scal=none", r"algorithm\.advantage\.scal is unknown: did you mean 'scale'"),
         ("algorithm.advantage.scale=all", r"command line: algorithm\.advantage\.scale is 'all': .*'group'"),

@@ -93,8 +93,24 @@ def test_two_layouts_are_refused_unless_one_is_said(tmp_path: Path, names: list[
         read_tasks(tmp_path / "two.jsonl")
     [task] = read_tasks(tmp_path / "two.jsonl", "llava")
     assert task.prompt.text == "There?"
-    with pytest.raises(ValueError, match="--as llava names a file's layout, and shapes is a data set or no file"):
-        tools.test("iou", [], "shapes", layout="llava")
+    with pytest.raises(ValueError, match="--as llava is about a file, and shapes is a data set or no file"):
+        tools.test("iou", [], "shapes", file=tools.FileWords("llava"))
+
+
+def test_pictures_may_lie_in_another_folder(tmp_path: Path, names: list[str]):
+    files = [llava(tmp_path, names), str(tmp_path / "own.jsonl")]
+    (tmp_path / "own.jsonl").write_text(json.dumps({"prompt": "How many?", "image": "0.png", "answer": "2"}))
+    (tmp_path / "photos").mkdir()
+    for name in names:
+        (tmp_path / name).rename(tmp_path / "photos" / name)
+    for file in files:
+        found = read_tasks(Path(file), image_root=tmp_path / "photos")
+        assert all(str(tmp_path / "photos") in str(task.prompt.media[0]) for task in found)
+    with pytest.raises(ValueError, match="--image-root photos is about a file, and shapes is a data set or no file"):
+        tools.test("iou", [], "shapes", file=tools.FileWords(image_root=Path("photos")))
+    (tmp_path / "prompts.txt").write_text("a fox\n")
+    with pytest.raises(ValueError, match="command line: image_root is unknown"):
+        read_tasks(tmp_path / "prompts.txt", image_root=tmp_path)
 
 
 @pytest.mark.parametrize(

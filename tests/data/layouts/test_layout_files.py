@@ -300,7 +300,7 @@ def test_lost_pictures_are_told_where_paths_start_once(tmp_path, a_png):
     lost = "\n".join(json.dumps(row | {"image": f"{i}.png"}) for i in range(3))
     (tmp_path / "rows.jsonl").write_text(lost)
     with pytest.raises(
-        ValueError, match="none of the pictures is there: their paths start at the file's folder unless image_root"
+        ValueError, match="none of the pictures is there: their paths start at the file's folder unless --image-root"
     ):
         load("grounding_jsonl", "datasets")(tmp_path / "rows.jsonl")
     (tmp_path / "rows.jsonl").write_text(f"{lost}\n{json.dumps(row | {'image': 'a.png'})}")

@@ -53,6 +53,14 @@ def test_boxes_by_name_and_splits_by_lists(voc):
     assert read(folder, split="train") == train and read(folder, split="val") == cow
 
 
+def test_names_in_lists_may_hold_blanks(voc):
+    folder = voc(annotation(an_object("cow", 2, 2, 9, 9)))
+    (folder / "Annotations/1.xml").rename(folder / "Annotations/a red 1.xml")
+    for listed in ("a red 1\n", "a red 1  1\n", " a red 1 -1 \n"):
+        (folder / "ImageSets/Main/test.txt").write_text(listed)
+        assert len(read(folder, split="test")) == 1
+
+
 def test_pictures_may_lie_next_to_their_files(tmp_path):
     (tmp_path / "1.xml").write_text(annotation(an_object("cat", 1, 1, 20, 20)))
     Image.new("RGB", (64, 48), "red").save(tmp_path / "1.jpg")

@@ -58,7 +58,10 @@ class EvalArguments:
             return self.of_suite(find_suite(self.suite), name, words)
         if self.task is not None:
             if name is not None:
-                raise ValueError(f"give a run or config ({name}) or --task {self.task}, not both; settings are written key=value")
+                raise ValueError(
+                    f"give a run or config ({name}) or --task {self.task}, not both: a model is named as in "
+                    f"--model {name}, and settings are written key=value"
+                )
             if self.step is not None:
                 raise ValueError(f"--step {self.step} needs a run's folder; --task {self.task} evaluates a model as it is")
             return of_task(self.task, self.model, self.data, self.rewards, words), None
