@@ -42,14 +42,18 @@ class OverFrames:
 
     __post_init__ = check_ranges
 
+    def ready(self) -> None:
+        """Raises ValueError without a picture reward."""
+        if self.picture is None:
+            raise ValueError('over_frames needs a reward of pictures: set picture.use, such as picture = { use = "pick_score" }')
+
     def to(self, device: str) -> None:
         picture: Any = self.picture
         if hasattr(picture, "to"):
             picture.to(device)
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        if self.picture is None:
-            raise ValueError('over_frames needs a reward of pictures: set picture.use, such as picture = { use = "pick_score" }')
+        self.ready()
         count = 1 if self.over == "first" else self.frames
         shown = [frames_of(sample, count, group.prompt.id) for sample in group.samples]
         answers = iter(_ask(self.picture, replace(group, samples=tuple(Sample(image=one) for own in shown for one in own))))

@@ -34,6 +34,8 @@ QUESTION = (
     "End with `Image 1 is better`, `Image 2 is better` or `equally good`."
 )
 
+ONE_OF_TWO = 'pairwise_win_rate needs scorer = { use = "..." } or server = { url = "..." }, one of them'
+
 
 @dataclass(frozen=True)
 class PairwiseWinRate:
@@ -60,13 +62,15 @@ class PairwiseWinRate:
         return self.scorer if callable(self.scorer) else None
 
     def ready(self) -> None:
-        """Raises RewardUnavailableError without the server."""
+        """Raises RewardUnavailableError without the server, ValueError where neither it nor a scorer is set, or both are."""
+        if (self.scorer is None) == (self.server is None):
+            raise ValueError(ONE_OF_TWO)
         if self.server is not None:
             self.server.ready()
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if (self.scorer is None) == (self.server is None):
-            raise ValueError('pairwise_win_rate needs scorer = { use = "..." } or server = { url = "..." }, one of them')
+            raise ValueError(ONE_OF_TWO)
         pairs = schedule(len(group.samples), self.opponents)
         if self.server is not None:
             return list(win_rates(len(group.samples), pairs, _ask_judge(self.server, self.template, group, pairs)))

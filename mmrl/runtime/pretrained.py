@@ -86,7 +86,7 @@ def refuse_other_keys(
         if keys:
             parts.append(f"{len(keys)} {word} ({', '.join(keys[:3])}{', ...' if len(keys) > 3 else ''})")
     if parts:
-        raise ValueError(f"{place} does not hold the weights of a {architecture}: tensors {'; '.join(parts)}: {REMEDY}")
+        raise ValueError(f"{place} does not hold the weights of the class {architecture}: tensors {'; '.join(parts)}: {REMEDY}")
 
 
 def refuse_non_finite(weights: Iterable[tuple[str, Tensor]], place: str) -> None:

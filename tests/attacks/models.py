@@ -181,7 +181,7 @@ def huge_architecture(folder: Path) -> str:
     Image.new("RGB", (32, 32), "red").save(folder / "a.png")
     (folder / "rows.jsonl").write_text(json.dumps({"prompt": "a fox", "image": "a.png"}) + "\n")
     ended = run_mmrl(["reward", "score", "hps_v2", "rows.jsonl", "checkpoint=."], folder, limit_s=45)
-    return expect_sentence(ended, "loading open_clip ViT-H-14", "does not hold the weights of a CLIP")
+    return expect_sentence(ended, "loading open_clip ViT-H-14", "does not hold the weights of the class CLIP")
 
 
 def silent_hub(drip: bool, folder: Path) -> str:

@@ -577,7 +577,7 @@ def test_checkpoints_of_another_architecture_are_refused_with_names(
     small = json.loads((open_clip_folder / "small-vit.json").read_text())
     small["vision_cfg"]["layers"] = 3
     (tmp_path / "deeper.json").write_text(json.dumps(small))
-    with pytest.raises(ValueError, match=r"the weights of a CLIP: tensors 12 missing \(visual\.transformer\.resblocks\.2"):
+    with pytest.raises(ValueError, match=r"weights of the class CLIP: tensors 12 missing \(visual\.transformer\.resblocks\.2"):
         reward("hps_v2", checkpoint=str(open_clip_folder), architecture=str(tmp_path / "deeper.json"))(group("x", IMAGES[0]))
     small["vision_cfg"]["layers"] = 1
     (tmp_path / "shallower.json").write_text(json.dumps(small))
@@ -598,7 +598,7 @@ def test_checkpoints_of_another_architecture_are_refused_with_names(
     cut = shutil.copytree(clip_folder, tmp_path / "cut")
     weights = load_file(cut / "model.safetensors")
     save_file({k: v for k, v in weights.items() if "visual_projection" not in k}, cut / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"the weights of a CLIPModel: tensors 1 missing \(visual_projection\.weight\)"):
+    with pytest.raises(ValueError, match=r"the weights of the class CLIPModel: tensors 1 missing \(visual_projection\.weight\)"):
         reward("clip_score", model=str(cut))(group("x", IMAGES[0]))
 
 
@@ -637,7 +637,7 @@ def test_a_default_architecture_is_compared_before_its_weights_are_drawn(reward,
     monkeypatch.setattr(nn.init, "normal_", lambda weight, *a, **k: (drawn.append(not weight.is_meta), real(weight, *a, **k))[1])
     caplog.set_level("INFO", logger="mmrl.loading")
     monkeypatch.setattr(models.loading, "propagate", True)
-    with pytest.raises(ValueError, match=r"does not hold the weights of a CLIP: .* missing"):
+    with pytest.raises(ValueError, match=r"does not hold the weights of the class CLIP: .* missing"):
         reward("hps_v2", checkpoint=str(open_clip_folder))(group("x", IMAGES[0]))
     assert drawn and not any(drawn)
     assert "loading open_clip ViT-H-14 checkpoint" in caplog.text

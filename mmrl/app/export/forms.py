@@ -30,7 +30,7 @@ def check_form(form: Form, policy: object, is_adapter: bool) -> None:
     own, described = own_family(policy), pipeline_of(policy)
     if form == "kohya" and family_of(load_index(described.model, own), described.model, own).networks != ("unet",):
         raise ValueError(
-            f"--form kohya writes the names of Stable Diffusion's UNet, which {policy.model!r} has not: leave --form out, for "
+            f"--form kohya writes the names of Stable Diffusion's UNet, which {policy.model!r} lacks: leave --form out, for "
             "ComfyUI and others read the adapters of newer models in the form diffusers"
         )
 

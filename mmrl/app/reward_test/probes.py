@@ -46,7 +46,10 @@ def text_groups(prompts: Sequence[Prompt], style: Style) -> tuple[list[str], lis
     """
     answered = [prompt for prompt in prompts if prompt.answer is not None]
     if not answered:
-        raise ValueError("no prompt of the data has an answer, so there is no truth to test the reward with")
+        raise ValueError(
+            "no prompt of the data has an answer, so there is no truth to test the reward with: take data with answers; if the "
+            "reward scores pictures, write `Modality: image` into the docstring at the top of its file"
+        )
     rng = random.Random(style.seed)
     tables = [text_probes(prompt, next_of_source(answered, i), style, rng) for i, prompt in enumerate(answered)]
     names = [name for name in tables[0] if all(name in table for table in tables)]

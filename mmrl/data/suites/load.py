@@ -49,8 +49,9 @@ def load_suite(
     found = Counter(str(prompt.columns[suite.by[0]]) for prompt in prompts)
     for kind, size in {**dict.fromkeys(found, 0), **suite.sizes}.items():
         if found[kind] != size and not any_size:
+            prompts_of = "prompt of" if found[kind] == 1 else "prompts of"
             raise ValueError(
-                f"{folder} has {found[kind]} prompts of {suite.by[0]} {kind!r}, and suite {suite.name} was published with "
+                f"{folder} has {found[kind]} {prompts_of} {suite.by[0]} {kind!r}, and suite {suite.name} was published with "
                 f"{size}: get its published files, or set evaluation.data.any_size=true, whose numbers compare with no paper"
             )
     return prompts

@@ -99,8 +99,8 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("family", "data", "words"),
     [
-        ("flux", "edits", r"5 of 5 prompts hold 1 pictures .* draws from text alone: remove the pictures"),
-        ("kontext", "prompts", r"6 of 6 prompts hold 0 pictures \(the first is '1'\), but policy\.model .* edits prompts with 1"),
+        ("flux", "edits", r"5 of 5 prompts hold 1 picture each .* draws from text alone: remove the pictures"),
+        ("kontext", "prompts", r"6 of 6 prompts hold 0 pictures each \(the first is '1'\), but .* edits prompts with 1"),
         ("qwen_edit", "prompts", r"hold 0 pictures .* edits prompts with 1 to 3: name them in the data's column image or images"),
     ],
 )

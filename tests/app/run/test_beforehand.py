@@ -165,6 +165,7 @@ def test_settings_beside_an_adapter(caplog):
         (['reward=[{use="object_counts"}]'], r"applies to none of the 6 prompts of \[data\], which need the column include"),
         (['reward=[{use="pick_score"}]'], "reward 'pick_score' is not ready: model 'yuvalkirstain/PickScore_v1' is neither"),
         (['reward=[{use="vlm_judge",server={url="http://127.0.0.1:9/v1"}}]'], "cannot be reached.* start the server before"),
+        (['reward=[{use="pairwise_win_rate"}]'], "reward 'pairwise_win_rate' is not ready: .* needs scorer = .* or server = "),
         (['reward=[{use="over_frames",picture={use="ocr"}}]', "policy.frames=5"], "set it to 1, or take a Wan"),
         (
             ["evaluation.also=[{name='few',num_steps=1}]", "policy.model=tiny:qwen_image"],
@@ -172,7 +173,7 @@ def test_settings_beside_an_adapter(caplog):
         ),
         (["algorithm.preset=diffusion_nft"], r"times.count takes 9 .*: set algorithm\.schedule\.times\.count to 4 or less"),
     ],
-    ids=["head", "text", "columns", "weights", "server", "frames", "plan", "times"],
+    ids=["head", "text", "columns", "weights", "server", "scorer", "frames", "plan", "times"],
 )
 def test_what_cannot_run_is_refused_before_weights_load(words, said, monkeypatch):
     monkeypatch.setattr("mmrl.app.run.build.build_policy", pytest.fail)

@@ -45,14 +45,15 @@ def refuse_sources(prompts: Sequence[Prompt], allowed: tuple[int, int], model: s
     if not bad:
         return
     held = [len(prompt.media) for prompt in bad]
-    who = f"prompt {bad[0].id!r} holds {held[0]} {'picture' if held[0] == 1 else 'pictures'}"
+    pictures = f"{' or '.join(map(str, sorted(set(held))))} {'picture' if set(held) == {1} else 'pictures'}"
+    who = f"prompt {bad[0].id!r} holds {pictures}"
     if len(bad) > 1:
-        counts = " or ".join(map(str, sorted(set(held))))
-        who = f"{len(bad)} of {len(prompts)} prompts hold {counts} pictures (the first is {bad[0].id!r})"
+        who = f"{len(bad)} of {len(prompts)} prompts hold {pictures} each (the first is {bad[0].id!r})"
     if not most:
         raise ValueError(
             f"{who}, but {model} draws from text alone: remove the pictures, take a model that edits (FLUX.1-Kontext), or "
             "one that looks at them with policy.kind = 'text'"
         )
     wanted = f"{least}" if least == most else f"{least} to {most}"
-    raise ValueError(f"{who}, but {model} edits prompts with {wanted}: name them in the data's column image or images")
+    remedy = "name them in the data's column image or images (for mmrl draw: --image)"
+    raise ValueError(f"{who}, but {model} edits prompts with {wanted}: {remedy}")
