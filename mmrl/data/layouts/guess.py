@@ -8,6 +8,7 @@ from types import MappingProxyType
 from mmrl.data.layouts.base import ANSWERS, BOX, DataLayout, Look
 from mmrl.data.layouts.files import look_at
 from mmrl.data.layouts.table import LAYOUTS
+from mmrl.data.layouts.voc import SIDES
 
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 
@@ -71,6 +72,11 @@ def choose(look: Look, among: Collection[str] = LAYOUTS) -> DataLayout:
             raise UnknownLayoutError(
                 f"{look.path} has questions, and neither boxes nor answers that are called so ({there}): name that column, as in "
                 "columns.box=NAME or columns.answer=NAME"
+            )
+        if look.has(*SIDES):
+            raise UnknownLayoutError(
+                f"{look.path} holds the sides of boxes in columns of their own ({', '.join(SIDES)}): write one column box with "
+                "[xmin, ymin, xmax, ymax], and a question in every row"
             )
         raise UnknownLayoutError(
             f"{look.path} has none of the layouts that are known ({there}): call its columns by our names, as in "

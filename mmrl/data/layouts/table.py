@@ -19,7 +19,7 @@ from mmrl.data.layouts.refcoco_raw import RAW, SENTENCES, raw_row
 from mmrl.data.layouts.refer import has_refs, refer_rows
 from mmrl.data.layouts.swift import MESSAGES, messages_row
 from mmrl.data.layouts.turns import Conversation
-from mmrl.data.layouts.voc import has_xml, voc_rows
+from mmrl.data.layouts.voc import SIDES, has_xml, voc_rows
 from mmrl.data.layouts.yolo import has_labels, yolo_rows
 
 REST = (*MEDIA, *ANSWERS, "id", "split")
@@ -42,7 +42,7 @@ def is_edit(look: Look) -> bool:
 
 def is_drawn(look: Look) -> bool:
     """Are its texts prompts for pictures to draw? A picture next to a caption is not one that a question is about."""
-    asks = look.has_one("question", "problem", "instruction", *BOX, *COMPLETED)
+    asks = look.has_one("question", "problem", "instruction", *BOX, *SIDES, *COMPLETED)
     captioned = any(map(look.has_text, DRAWN[1:])) and not look.has("prompt")
     return is_text(look, of_spans=False) or (not asks and (captioned or (look.has_text("prompt") and not look.has_one(*MEDIA))))
 
