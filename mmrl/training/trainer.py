@@ -283,7 +283,7 @@ class Trainer:
     def _is_wanted(self) -> bool:
         """Is it time for a checkpoint, or was one asked for? The same on all ranks; to stop waits until before the next step."""
         asked = self.records.requests()
-        if "stop" in asked:
+        if "stop" in asked and not self._is_last():
             self.stop.asked_by = "stop.request"
         return any(self.ranks.gather("checkpoint" in asked or (self.checkpoints is not None and self.checkpoints.is_late())))
 

@@ -73,7 +73,8 @@ def test_a_small_target_weighs_more(share: float, kappa: float):
     ],
 )
 def test_data_of_other_answers_are_refused_before_the_model(preset: str, data: str, said: str, tmp_path: Path):
-    words = [f"algorithm.preset={preset}", "policy.model=/nowhere", f"data={{use='{data}', size=2}}", "evaluation.num_prompts=0"]
+    words = [f"algorithm.preset={preset}", "policy.model=/nowhere", "policy.box_space=norm1000"]
+    words += [f"data={{use='{data}', size=2}}", "evaluation.num_prompts=0"]
     words += ["algorithm.minibatches=1", "algorithm.importance=[]"] if preset == "rlpr" else []
     with pytest.raises(ValueError, match=said):
         build(configs.load("tiny/image", words))

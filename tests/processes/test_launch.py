@@ -187,9 +187,9 @@ def test_the_first_process_of_a_node_downloads_and_the_others_find(rank: int, mo
         building.build(resolved, accelerator=object())
     loading, making = ["load_rewards", "load_rewards", "load_prompts", "load_prompts"], ["tiny_model"]
     if rank == 0:
-        assert ranks.log == [*loading, "wait", *making, "wait"]
+        assert ranks.log == [*making, "wait", *loading, "wait", *making, "wait"]
     else:
-        assert ranks.log == ["wait", *loading, "wait", *making]
+        assert ranks.log == ["wait", *making, "wait", *loading, "wait", *making]
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)

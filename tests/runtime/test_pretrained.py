@@ -32,7 +32,7 @@ def test_a_whole_checkpoint_is_loaded():
 
 def test_tensors_that_do_not_fit_are_named():
     keys = {"missing_keys": {"b", "a"}, "unexpected_keys": ["c"], "mismatched_keys": [("d", (1,), (2,))]}
-    said = r"policy.model 'x' does not .* of a Linear: tensors 2 missing \(a, b\); 1 unexpected \(c\); 1 of another shape \(d\): "
+    said = r"policy.model 'x' .* the class Linear: tensors 2 missing \(a, b\); 1 unexpected \(c\); 1 of another shape \(d\): "
     with pytest.raises(ValueError, match=said):
         load_whole(loader(**keys), "x", "policy.model 'x'")
     for word, key in (("missing", "missing_keys"), ("unexpected", "unexpected_keys"), ("of another shape", "mismatched_keys")):
