@@ -49,8 +49,8 @@ def split(
 ) -> list[Part]:
     """Write `<out_dir>/<part>.jsonl` for every part, all or none; the same call gives the same files.
 
-    Rows in our words stay as they are; those of other people's layouts are written in our words, and pictures that such a file
-    holds itself become files next to the part.
+    Rows in our words stay as they are, but a column `split` says the part; those of other people's layouts are written in our
+    words, and pictures that such a file holds itself become files next to the part.
 
     Pictures, compared by their pixels, are dealt out in an order that only the seed and the pixels decide, until each part
     has its share of the rows; pictures of one row stay together, and rows without any are dealt out by their text. Paths are
@@ -102,11 +102,16 @@ def split_source(
             raise ValueError(f"part {name!r} would be empty: {reader.path} has {len(order)} pictures for {len(parts)} parts")
         file = out_dir / f"{name}.jsonl"
         writer = reader.writer(file)
-        files[file] = [reader.line(row, writer) for row in chosen]
+        files[file] = [in_part(reader.line(row, writer), name) for row in chosen]
         num_pictures = len({key for row in chosen for key in row.keys if row.cells})
         report.append(Part(file, len(chosen), num_pictures, outside_note(writer.outside, out_dir)))
     write_jsonl(files)
     return report
+
+
+def in_part(line: Mapping[str, object], name: str) -> Mapping[str, object]:
+    """The line with the part's name as its split, if it has one: readers of one split leave out rows of another."""
+    return line if line.get("split") is None else {**line, "split": name}
 
 
 @dataclass(frozen=True)

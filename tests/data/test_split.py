@@ -230,3 +230,10 @@ def test_texts_without_pictures_are_dealt_out_by_their_text(jsonl, tmp_path):
     assert (a.num_rows, a.num_pictures, b.num_rows) == (4, 0, 4)
     texts = [{json.loads(line)["question"] for line in part.path.read_text().splitlines()} for part in (a, b)]
     assert not texts[0] & texts[1]
+
+
+def test_a_column_of_splits_says_the_part(picture, jsonl, tmp_path):
+    rows = [{"image": picture(f"{i}.png", colour=(i * 9, 0, 0)), "question": "q", "answer": 1, "split": "old"} for i in range(4)]
+    parts = split(jsonl(*rows[:3], {**rows[3], "split": None}), tmp_path / "out", {"a": 0.5, "b": 0.5})
+    found = [json.loads(line)["split"] for part in parts for line in part.path.read_text().splitlines()]
+    assert sorted(map(str, found)) in (["None", "a", "b", "b"], ["None", "a", "a", "b"])

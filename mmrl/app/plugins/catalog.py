@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from mmrl.app.plugins.resolve import Listed, folders, listing
-from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.app.toml.did_you_mean import did_you_mean, nearest
 from mmrl.runtime.near import near
 
 KINDS = ("rewards", "datasets", "algorithms", "configs")
@@ -59,9 +59,10 @@ def find_config(name: str) -> Path:
     known = {listed.name: listed.file for listed in configs()}
     if name in known:
         return known[name]
-    raise FileNotFoundError(
-        f"no config {name!r}: it is not a file{near(name)}, and of the shipped ones {did_you_mean(name, known)}"
-    )
+    what = "it is a folder" if file.is_dir() else f"there is no such file or folder{near(name)}"
+    close = nearest(name, known)
+    shipped = "none of the shipped ones is called like that" if close is None else f"did you mean the shipped {close!r}?"
+    raise FileNotFoundError(f"no config {name!r}: {what}; {shipped}; `mmrl ls configs` lists them")
 
 
 def configs() -> list[Listed]:

@@ -38,7 +38,7 @@ def draw(
     is_clip = config.policy.frames > 1
     refuse_other_out(out, CLIPS if is_clip else PICTURES, "a clip" if is_clip else "a picture")
     refuse_missing(images)
-    prompt = Prompt("drawn", text, tuple(map(str, images)))
+    prompt = Prompt(text, text, tuple(map(str, images)))
     found = answer(run, config, prompt, step, seed)
     file = out or usual_file(run, prompt, found, ".mp4" if is_clip and is_even(found.sample) else ".png")
     size = write(found.sample, file)
