@@ -16,7 +16,8 @@ class Kept:
     num_too_hard: int
 
     def __str__(self) -> str:
-        return f"{len(self.prompts)} prompts kept, {self.num_too_easy} too easy, {self.num_too_hard} too hard"
+        total = len(self.prompts) + self.num_too_easy + self.num_too_hard
+        return f"{len(self.prompts)} of {total} prompts kept, {self.num_too_easy} too easy, {self.num_too_hard} too hard"
 
 
 def success_share(scores: Sequence[float], success_at: float = 0.5) -> float:

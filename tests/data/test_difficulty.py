@@ -11,7 +11,7 @@ def test_always_and_never_right_leave():
     kept = keep_learnable(PROMPTS, SCORES)
     assert [prompt.id for prompt in kept.prompts] == ["b", "c"]
     assert (kept.num_too_easy, kept.num_too_hard) == (1, 1)
-    assert str(kept) == "2 prompts kept, 1 too easy, 1 too hard"
+    assert str(kept) == "2 of 4 prompts kept, 1 too easy, 1 too hard"
     assert [prompt.id for prompt in keep_learnable(PROMPTS, SCORES, 0.25, 0.25).prompts] == ["b"]
     assert [prompt.id for prompt in keep_learnable(PROMPTS, SCORES, success_at=0.1).prompts] == ["a", "b"]
 

@@ -34,7 +34,7 @@ def keep_by_difficulty(
         success_at: total reward from which a completion counts as right.
         image_root: where the paths of pictures and clips start; None: as the config says.
 
-    Raises ValueError for prompts that a row cannot say, or that a reward did not score.
+    Raises ValueError for prompts that a row cannot say, or that a reward did not score, and where none is kept.
     """
     resolved = load(name, overrides)
     if image_root is not None:
@@ -50,6 +50,12 @@ def keep_by_difficulty(
         for index, prompt in enumerate(track(prompts, "sampling", console=console))
     }
     kept = keep_learnable(prompts, scores, *shares, success_at)
+    if not kept.prompts:
+        best = max((max(found) for found in scores.values()), default=0.0)
+        raise ValueError(
+            f"no prompt is left for {out} ({kept}): the best total reward was {best:.3g}, and {success_at:g} counts as right; "
+            "set --success-at, --low or --high"
+        )
     writer = LineWriter(out, out.parent, files=(*MEDIA, *EDITED))
     write_jsonl({out: [writer.line(columns_of(prompt)) for prompt in kept.prompts]})
     return kept

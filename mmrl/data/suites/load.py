@@ -65,7 +65,7 @@ def find_folder(suite: Suite, path: str | Path | None) -> Path:
     if folder is not None and all(file.is_media for file in missing):
         return folder
     files = ", ".join([*map(str, missing[:NAMED]), *([f".. ({len(missing)} in all)"] if len(missing) > NAMED else [])])
-    where = "" if folder is None else f" in {folder}"
+    where = "" if folder is None else f" in {folder}" if folder.is_dir() else f": there is no folder {folder}{near(folder)}"
     raise FileNotFoundError(
         f"suite {suite.name} lacks files{where}, and nothing is downloaded: get {files} and name their folder with --data"
     )

@@ -38,7 +38,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_keeps_what_is_right_sometimes(config: Path):
     kept = keep_by_difficulty(str(config), Path("kept/easy.jsonl"), [], 4, (0.1, 0.9), 0.5)
-    assert str(kept) == "1 prompts kept, 1 too easy, 1 too hard"
+    assert str(kept) == "1 of 3 prompts kept, 1 too easy, 1 too hard"
     [row] = map(json.loads, Path("kept/easy.jsonl").read_text().splitlines())
     assert row == {
         "id": "2",
@@ -48,6 +48,15 @@ def test_keeps_what_is_right_sometimes(config: Path):
         "space": "pixel",
         "note": "blue",
     }
+
+
+def test_a_file_without_prompts_is_not_written(config: Path):
+    said = (
+        r"no prompt is left for none.jsonl \(0 of 3 .*\): the best total reward was 1, and 1\.5 counts as right; set --success-at"
+    )
+    with pytest.raises(ValueError, match=said):
+        keep_by_difficulty(str(config), Path("none.jsonl"), [], 4, (0.1, 0.9), 1.5)
+    assert not Path("none.jsonl").exists()
 
 
 ODD = {

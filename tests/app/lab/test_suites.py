@@ -293,6 +293,8 @@ def test_missing_files_are_named_with_their_source(tmp_path: Path):
         match=r"lacks files, and nothing is downloaded: get screenspot_mobile_v2.json \(https:.*, \.\. \(4 in all\)",
     ):
         run_evaluation(EvalArguments(["tiny:qwen3_vl"], suite="screenspot_v2"))
+    with pytest.raises(FileNotFoundError, match=r"lacks files: there is no folder .*refcocoo, and nothing"):
+        run_evaluation(EvalArguments(["tiny:qwen3_vl"], suite="refcoco", data=str(tmp_path / "refcocoo")))
     draw_refcoco(tmp_path / "refcoco")
     (tmp_path / "refcoco" / "instances.json").unlink()
     with pytest.raises(
