@@ -56,6 +56,8 @@ ORIGIN = Reading("origin", "old")
 """A number of the latent that a step began at: the same for actions of a group that left the same latent."""
 STD = Reading("std", "old")
 """S of the density: the deviation of every step that the plan trains, for every row alike; 0 at steps it never trains."""
+PULL = Reading("pull", "old")
+"""|d log p / d velocity| for a noise of 1 of every step that the plan trains, for every row alike; 0 at the others."""
 DT = Reading("dt", "old")
 """sigma - sigma of the next step, > 0."""
 SIGMA = Reading("sigma", "old")

@@ -3,13 +3,13 @@
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.flow.plan import RolloutPlan
+from mmrl.flow.plan import RolloutPlan, StepPlan
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,9 @@ def _one(plan: RolloutPlan, count: int, seed: int) -> Layout:
             f"set group_size = {size * max(1, round(count / size))}{fewer}"
         )
     noisy = torch.tensor([step.stochastic for step in plan.steps])
+    if plan.noisy_at is not None:
+        noisy = torch.arange(plan.num_steps) == _noisy_step(plan, seed)
+        plan = replace(plan, steps=tuple(step if draws else StepPlan() for step, draws in zip(plan.steps, noisy, strict=True)))
     state_ids = {"chains": _chains, "tree": _tree, "branches": _branches}[plan.shape](plan, count)
     stochastic = noisy.expand(count, -1)
     if plan.shape == "branches":
@@ -82,6 +85,14 @@ def _one(plan: RolloutPlan, count: int, seed: int) -> Layout:
     if plan.trained_per_row is not None:
         trained = trained & _subsets(trained, plan.trained_per_row, seed)
     return Layout(state_ids, stochastic, trained)
+
+
+def _noisy_step(plan: RolloutPlan, seed: int) -> int:
+    """The one noisy step of the request with this seed."""
+    if isinstance(plan.noisy_at, int):
+        return plan.noisy_at
+    pool = [i for i, step in enumerate(plan.steps) if step.stochastic]
+    return pool[int(torch.randint(len(pool), (1,), generator=generator_of(seed, "noisy step")))]
 
 
 def _chains(plan: RolloutPlan, count: int) -> Int[Tensor, "n t1"]:

@@ -70,6 +70,9 @@ class RolloutPlan:
     """From this step on the rest of the grid is divided evenly (MixGRPO-Flash: fewer steps after the window)."""
     trained_per_row: int | None = None
     """Every sample trains this many of the trained steps, chosen at random (DanceGRPO)."""
+    noisy_at: int | Literal["group"] | None = None
+    """Only one of the noisy steps draws noise and trains, the others are Euler steps: this one, or one that every group draws by
+    its seed (Flash-GRPO). None: all of them."""
     forward: TimeSampler | None = None
     """Train on noised copies of the finished samples, at these times, instead of on the steps."""
     truncated_timesteps: bool = False
@@ -81,6 +84,8 @@ class RolloutPlan:
         last = self.steps[-1].dynamics
         if self.steps[-1].trained and isinstance(last, Stochastic) and not last.draws_at_end:
             raise ValueError(f"the last {name_of(last)} step draws no noise, so it cannot train: set schedule.last = 'ode'")
+        if self.noisy_at is not None and self.shape != "chains":
+            raise ValueError(f"noisy_at chooses a step of whole chains, and this plan makes a {self.shape}: leave it out")
         if self.forward is not None and any(step.trained for step in self.steps):
             raise ValueError("a forward plan trains on noised samples, not on steps: use ode, dpm2 or sa steps")
         if self.guidance is not None and (self.forward is not None or any(step.trained for step in self.steps)):
@@ -111,6 +116,17 @@ class RolloutPlan:
         for i, step in enumerate(self.steps):
             if step.trained and isinstance(step.dynamics, Stochastic):
                 values[i] = step.dynamics.deviation(sigmas, torch.tensor([i]))[0] * step.density_scale
+        return values
+
+    def pulls(self, sigmas: Float[Tensor, " t1"]) -> Float[Tensor, " t"]:
+        """|d log p / d velocity| of every step that trains for a noise of 1, 0 at the others: the reading `pull`."""
+        values = torch.zeros(self.num_steps)
+        for i, step in enumerate(self.steps):
+            if step.trained and isinstance(step.dynamics, Stochastic):
+                # A mean is linear in latent and velocity, so that of a velocity of 1 at latent 0 is its slope.
+                unit = step.dynamics.transition(torch.zeros(1), torch.ones(1), sigmas, torch.tensor([i]))
+                drawn, density = unit.std * step.noise_scale, unit.std * step.density_scale
+                values[i] = (unit.mean.abs() * drawn * (1 / density**2 if unit.normalized else 2))[0]
         return values
 
 

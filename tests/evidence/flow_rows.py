@@ -74,13 +74,15 @@ LONG = replace(
     rates=(1e-3, 3e-3, 1e-2),
 )
 EVERY_STEP = replace(PLAIN, schedule=replace(cast(Full, PLAIN.schedule), num_steps=25))
+DIVERGENCE = replace(small("flow_dppo"), epochs=4)
+"""Eight updates on every batch."""
 ROWS = [
     Row("flow_grpo", FLOW, uncompared(FLOW), "rewards compared with nothing", POINTS, short=True),
     *(
         Row(name, small(name), PLAIN, "flow_grpo without KL", POINTS)
         for name in (
             *("flow_grpo_fast", "cps", "mix_grpo", "mix_grpo_flash", "temp_flow_grpo", "dance_grpo", "branch_grpo"),
-            *("branch_mix_grpo", "diffusion_nft", "awm"),
+            *("branch_mix_grpo", "diffusion_nft", "awm", "flash_grpo"),
         )
     ),
     *(
@@ -94,6 +96,7 @@ ROWS = [
     Row("cps", small("cps"), PLAIN, "flow_grpo without KL, whose steps leave noise", CIRCLE),
     Row("grpo_guard", small("grpo_guard"), replace(small("grpo_guard"), objective=PLAIN.objective, importance=()),
         "plain ratios, even steps", POINTS),
+    Row("flow_dppo", DIVERGENCE, replace(DIVERGENCE, objective=PLAIN.objective), "a clip of ratios, tuned to the task", POINTS),
     Row("ddpo", ALONE, replace(ALONE, advantage=ReinforcePlusPlus()), "the mean of the step for a baseline", UNEVEN),
 ]  # fmt: skip
 ELSEWHERE = {"pref_grpo": "its idea is the reward: tests/plugins/test_judge_rewards.py"}

@@ -4,7 +4,7 @@ import torch
 from mmrl.flow.dynamics import DanceSDE
 from mmrl.flow.layout import SeededNoise, lay_out, leaves
 from mmrl.flow.plan import RolloutPlan, StepPlan
-from mmrl.flow.schedules import Branching, Full, Tree, Window
+from mmrl.flow.schedules import Branching, Full, OneStep, Tree, Window
 
 
 def test_a_tree_by_hand():
@@ -21,6 +21,20 @@ def test_branches_by_hand():
     assert layout.state_ids.tolist() == [[0, 0, 0, 0], [0, 1, 1, 1], [0, 2, 2, 2], [0, 2, 3, 3]]
     assert layout.stochastic.int().tolist() == [[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0]]
     assert torch.equal(layout.trained, layout.stochastic)
+
+
+def test_every_group_is_noisy_at_one_step_of_its_own():
+    plan = OneStep(8, low=1, high=7, initial_noise="group", share_prefix=True).at(3)
+    seeds = list(range(40))
+    layout = lay_out(plan, [3] * 40, seeds)
+    steps = layout.stochastic.int().argmax(1).reshape(40, 3)
+    assert torch.equal(layout.stochastic, layout.trained) and layout.stochastic.sum(1).eq(1).all()
+    assert (steps == steps[:, :1]).all() and set(steps[:, 0].tolist()) == set(range(1, 7))
+    assert torch.equal(lay_out(plan, [2], [7]).stochastic[0], layout.stochastic[21]), "by the seed alone"
+    shared = [len(layout.state_ids[:3, column].unique()) for column in range(9)]
+    assert shared == [1] * (int(steps[0, 0]) + 1) + [3] * (8 - int(steps[0, 0]))
+    whole = lay_out(OneStep(8, low=1, high=7, per="step").at(3), [2] * 40, seeds).stochastic
+    assert (whole == whole[:1]).all()
 
 
 def test_requests_share_nothing_with_each_other():

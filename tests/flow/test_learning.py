@@ -7,7 +7,8 @@ import pytest
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
-from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
+from mmrl.algorithms.objectives.flow import DivergenceMask
+from mmrl.flow.schedules import Branching, Forward, Full, OneStep, RandomSubset, Tree, Window
 from mmrl.training.trainer import Trainer
 from tests.support.flow_fakes import FakeFlowPolicy
 from tests.support.presets import FLOW as PRESETS
@@ -17,11 +18,18 @@ CLIP = 2e-2
 """Latents of two elements need a wide clip: the log-ratio spreads as 1 / sqrt(elements)."""
 
 
+def widened(term: Any) -> Any:
+    """The term with a range for latents of two elements."""
+    if isinstance(term, DivergenceMask):
+        return replace(term, threshold=1e-3)
+    return replace(term, low=CLIP, high=CLIP) if hasattr(term, "low") else term
+
+
 def small(name: str) -> Algorithm:
     """The preset with the steps, groups and clip ranges of latents of two elements, and at most four updates per step."""
     algorithm = PRESETS[name]
     terms: list[tuple[float, Any]] = list(algorithm.objective)
-    objective = tuple((coef, replace(term, low=CLIP, high=CLIP) if hasattr(term, "low") else term) for coef, term in terms)
+    objective = tuple((coef, widened(term)) for coef, term in terms)
     steps: dict[str, Any] = {"num_steps": 6, "spacing": None}
     match algorithm.schedule:
         case Full(trained_per_row=int()):
@@ -30,6 +38,10 @@ def small(name: str) -> Algorithm:
             steps["split_steps"] = (0, 1, 3)
         case Branching():
             steps |= {"at_steps": (0, 2), "branches": 4}
+        case OneStep():
+            steps |= {"high": 4}
+        case RandomSubset():
+            steps |= {"candidates": (0, 1, 2, 3, 4)}
         case Window():
             steps |= {"size": 3, "dwell": 5, "high": 5}
         case Forward(times=times):

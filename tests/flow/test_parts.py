@@ -13,10 +13,13 @@ from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
 from mmrl.algorithms.planners.flow import SampleFrom
 from mmrl.algorithms.presets import PRESETS
-from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
-from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, ORIGIN, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
+from mmrl.algorithms.weights.noise import EqualGradient, InverseStep, NoiseLevel
+from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, ORIGIN, PULL, SAMPLED_MEAN, SIGMA, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Counts, Prompt
+from mmrl.flow.dynamics import dynamics_of
+from mmrl.flow.integrate import gaussian_of
 from mmrl.flow.layout import lay_out
+from mmrl.flow.plan import RolloutPlan, StepPlan
 from mmrl.flow.schedules import Branching, Full, Tree
 from mmrl.flow.sigmas import StaticShift
 from tests.support.flow_fakes import FakeFlowPolicy
@@ -226,6 +229,24 @@ def test_the_forms_of_kl_differ_by_known_factors():
 def test_inverse_step():
     batch = make_batch(torch.ones(1, 2), torch.ones(1), {DT: torch.tensor([[0.1, 0.25]])})
     torch.testing.assert_close(InverseStep()(batch, Counts(1, 1, 1)), torch.tensor([[10.0, 4.0]]))
+
+
+@pytest.mark.parametrize("kind", ["flow_sde", "dance_sde", "wan", "cps", "ddim"])
+def test_the_gradients_of_all_steps_are_equally_large_once_weighed(kind):
+    """|d log p / d v| = pull |noise| / elements at every step, so a weight of 1 / pull makes it |noise| / elements."""
+    sigmas = StaticShift(3.0).sigmas(StaticShift(3.0).grid(8)).double()
+    steps = [StepPlan(dynamics_of(kind, 0.6), trained=True)] * 7
+    pulls, noise = RolloutPlan((*steps, StepPlan())).pulls(sigmas).double(), torch.randn(1, 30, dtype=torch.float64)
+    for i, step in enumerate(steps):
+        x, v = torch.randn(2, 1, 30, dtype=torch.float64)
+        gaussian = gaussian_of(step, x, v, sigmas, i)
+        v.requires_grad_()
+        (gradient,) = torch.autograd.grad(gaussian_of(step, x, v, sigmas, i).log_density(gaussian.draw(noise)).sum(), v)
+        torch.testing.assert_close(gradient.abs(), pulls[i] * noise.abs() / 30, rtol=1e-5, atol=1e-9)
+    weight = EqualGradient()(make_batch(torch.ones(1, 8), torch.ones(1), {PULL: pulls[None]}), Counts(1, 1, 1))[0]
+    torch.testing.assert_close((weight * pulls)[:7], (weight * pulls)[:1].expand(7))
+    torch.testing.assert_close(weight[:7].mean(), torch.ones((), dtype=torch.float64))
+    assert weight[7] == 0
 
 
 def forward_gradient(term, advantages, seed=0):

@@ -7,11 +7,12 @@ import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.tree import TreeNorm
-from mmrl.algorithms.objectives.flow import FlowKL
+from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.aggregate import TokenMean
-from mmrl.flow.schedules import Branching, Full, Tree, Window
+from mmrl.algorithms.weights.noise import EqualGradient
+from mmrl.flow.schedules import Branching, Full, OneStep, Tree, Window
 from tests.flow.test_learning import small
 from tests.support.trainers import make_trainer
 
@@ -35,6 +36,31 @@ def trained(algorithm, steps=2, **numbers):
 
 def test_mix_grpo_with_a_full_window_is_flow_grpo():
     assert torch.equal(trained(replace(BASE, schedule=Window(6, 5))), trained(BASE))
+
+
+@pytest.mark.parametrize(("threshold", "updates", "same"), [(1e9, 4, True), (1e-12, 1, True), (1e-12, 4, False)])
+def test_a_divergence_that_stops_nothing_is_no_clip(threshold, updates, same):
+    """Without a bound nothing stops; at the first update nothing can."""
+    plain = replace(BASE, objective=((1.0, Clip(0.9, 1e9)),), minibatches=1, epochs=updates)
+    found = trained(replace(plain, objective=((1.0, DivergenceMask(threshold)),)))
+    assert torch.allclose(found, trained(plain), atol=1e-7) == same
+
+
+@pytest.mark.parametrize("changes", [{}, {"initial_noise": "group", "share_prefix": True}])
+@pytest.mark.parametrize("per", ["group", "step"])
+def test_flash_grpo_with_a_pool_of_one_step_is_a_window_of_it(per, changes):
+    """To the last bit: its weight is then 1."""
+    one = OneStep(6, low=2, high=3, per=per, dynamics="flow_sde", level=0.7, **changes)
+    window = Window(6, 1, low=2, stride=0, **changes)
+    assert torch.equal(
+        trained(replace(BASE, schedule=one, importance=(EqualGradient(),))), trained(replace(BASE, schedule=window))
+    )
+
+
+def test_sharing_the_prefix_of_one_step_changes_nothing():
+    one = OneStep(6, high=5, initial_noise="group")
+    alone, shared = trained(replace(BASE, schedule=one)), trained(replace(BASE, schedule=replace(one, share_prefix=True)))
+    torch.testing.assert_close(alone, shared, atol=1e-6, rtol=1e-6)
 
 
 def test_branch_grpo_split_once_at_the_start_is_grpo_with_shared_initial_noise():

@@ -2,7 +2,7 @@ import pytest
 
 from mmrl.flow.dynamics import CPS, DPM2, ODE, FlowSDE, name_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
-from mmrl.flow.schedules import Branching, Forward, Full, RandomSubset, Tree, Window
+from mmrl.flow.schedules import Branching, Forward, Full, OneStep, RandomSubset, Tree, Window
 from mmrl.flow.times import TimeSampler
 from tests.support.flow_costs import forwards
 
@@ -84,6 +84,15 @@ def test_guidance_of_its_own_is_for_plans_that_train_nothing():
         RolloutPlan((StepPlan(CPS(0.5), trained=True), StepPlan()), guidance=2.0)
     with pytest.raises(ValueError, match=r"set policy\.guidance"):
         RolloutPlan((StepPlan(),), forward=TimeSampler(), guidance=1.0)
+
+
+def test_one_step_refuses_a_pool_that_is_empty_and_a_cap_that_nothing_reads():
+    with pytest.raises(ValueError, match="no step from low = 4 up to high = 4 of 6"):
+        OneStep(6, low=4, high=4)
+    with pytest.raises(ValueError, match=r"only flow_sde has.*'wan'"):
+        OneStep(6, high=4, cap=0.45)
+    with pytest.raises(ValueError, match="whole chains"):
+        RolloutPlan((StepPlan(CPS(0.5), trained=True, branch=2), StepPlan()), shape="tree", noisy_at=0)
 
 
 def test_random_subset_is_the_same_everywhere_and_leaves_the_rest_deterministic():

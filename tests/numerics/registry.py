@@ -1,6 +1,6 @@
 """Vectors computed by the official code of methods, and the registry of what checks them.
 
-A file is {meta, vectors: {key: {kind, origin, params, inputs, outputs, note}}}; NaN and infinities are strings.
+A file is {meta, vectors: {key: {kind, origin, params, inputs, outputs, note, tolerance}}}; NaN and infinities are strings.
 A module check_*.py registers one function per key:
 
     @check("verl_kl_penalty")
@@ -28,6 +28,8 @@ class Vector:
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
     note: str = ""
+    tolerance: float = 1e-9
+    """Absolute and relative, as the file gives it."""
 
 
 Check = Callable[[Vector], None]
@@ -53,7 +55,11 @@ def read(file: Path) -> dict[str, Vector]:
         if "same_as" in vector["inputs"]:
             vector["inputs"] = vectors[vector["inputs"]["same_as"]]["inputs"]
     return {
-        key: Vector(*(decoded(vector.get(name, {})) for name in ("params", "inputs", "outputs")), note=vector.get("note", ""))
+        key: Vector(
+            *(decoded(vector.get(name, {})) for name in ("params", "inputs", "outputs")),
+            note=vector.get("note", ""),
+            tolerance=vector.get("tolerance", 1e-9),
+        )
         for key, vector in vectors.items()
     }
 

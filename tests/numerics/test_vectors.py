@@ -10,7 +10,7 @@ for module in sorted(Path(__file__).parent.glob("check_*.py")):
 
 
 KEYS = (Path(__file__).parent / "keys.txt").read_text(encoding="utf-8").splitlines()
-"""Every key of the three files of reference vectors, a line each."""
+"""Every key of the files of reference vectors, a line each."""
 WITHOUT_A_CHECK: set[str] = set()
 """What nothing checks yet; the list only ever gets shorter."""
 

@@ -19,7 +19,7 @@ from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import LinearShift
 from mmrl.runtime.tensors import pad_actions
 
-OFFERS = frozenset({"logprobs", "mean", "velocity", "sampled_mean", "std", "dt", "sigma", "origin", "target_velocity"})
+OFFERS = frozenset({"logprobs", "mean", "velocity", "sampled_mean", "std", "pull", "dt", "sigma", "origin", "target_velocity"})
 TARGETS = ((1.0, 1.0), (-1.0, 1.0), (0.0, -1.0))
 
 
@@ -91,6 +91,7 @@ class FakeFlowPolicy:
             "origin": found.layout.state_ids[:, :-1].float(),
             "dt": (sigmas[:-1] - sigmas[1:]).expand(n, -1),
             "std": plan.deviations(sigmas).expand(n, -1),
+            "pull": plan.pulls(sigmas).expand(n, -1),
             "c": c[:, None].expand(-1, plan.num_steps, -1),
         }
         return FlowTrace(plan, sigmas, torch.arange(plan.num_steps), tensors)

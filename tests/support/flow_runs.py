@@ -11,6 +11,8 @@ SMALL = {
     "flow_grpo_fast": ["group_size=4", "schedule.num_steps=6", "schedule.size=2", "schedule.high=4"],
     "cps": ["group_size=4", "schedule.num_steps=4"],
     "grpo_guard": ["group_size=4", "schedule.num_steps=4"],
+    "flow_dppo": ["group_size=4", "schedule.num_steps=4", "schedule.candidates=[0, 1, 2]", "schedule.count=2"],
+    "flash_grpo": ["group_size=4", "schedule.num_steps=4", "schedule.high=3"],
     "mix_grpo": ["group_size=4", "schedule.num_steps=6", "schedule.size=2"],
     "mix_grpo_flash": ["group_size=4", "schedule.num_steps=8", "schedule.size=2"],
     "temp_flow_grpo": ["group_size=8", "schedule.num_steps=4", "schedule.branches=2", "schedule.at_steps=[0, 1]"],

@@ -12,6 +12,7 @@ from mmrl.algorithms.advantages.statistics import (
     by_group,
     divisor,
     is_rounding,
+    largest_deviation,
     lengths,
     less_mean,
     moments,
@@ -31,8 +32,9 @@ class GroupNorm:
     DanceGRPO: eps=1e-8. Flow-Factory: ddof=0, eps=1e-6, eps_mode="max".
     """
 
-    scale: Literal["group", "batch", "none"] = "group"
-    """Divide by the deviation of the group, or of all rows of the step, or not at all."""
+    scale: Literal["group", "batch", "max_group", "none"] = "group"
+    """Divide by the deviation of the group, of all rows of the step, of the step's most spread group (LongCat-Video,
+    arXiv:2510.22200), or not at all."""
     ddof: Annotated[int, Range(0, 1)] = 1
     """1 = unbiased deviation, as all text code has it; 0 = population, as papers and flow code have it."""
     eps: NonNegative = 1e-4
@@ -56,6 +58,8 @@ class GroupNorm:
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
         over_all = moments(totals[keep], self.ddof)[1]
+        if self.scale == "max_group":
+            over_all = largest_deviation(rollouts, keep, totals, self.ddof)
         values = by_group(rollouts, keep, totals, lambda r: self._normalize(r, over_all))
         if self.clip is not None:
             values = values.clamp(-self.clip, self.clip)

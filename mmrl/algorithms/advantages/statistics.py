@@ -65,6 +65,12 @@ def moments(x: Float[Tensor, " n"], ddof: int, weights: Float[Tensor, " n"] | No
     return mean, ((w * (x - mean) ** 2).sum() / (total - ddof)).sqrt()
 
 
+def largest_deviation(rollouts: Rollouts, keep: Bool[Tensor, " n"], x: Float[Tensor, " n"], ddof: int) -> Tensor:
+    """The deviation of the group with the largest one, among the kept rows."""
+    own = by_group(rollouts, keep, x, lambda r: moments(r, ddof)[1].expand_as(r))
+    return own.max() if len(own) else own.sum()
+
+
 def is_rounding(x: Float[Tensor, " n"], deviation: Tensor, below: float) -> bool:
     """True if the deviation of x is below `below` times max(1, the largest |x|): the values differ only by rounding."""
     return bool(deviation < below * max(1.0, float(x.abs().max())))

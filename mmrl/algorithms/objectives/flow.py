@@ -1,4 +1,4 @@
-"""Terms for denoising transitions: what keeps the policy's steps near those of another model."""
+"""Terms for denoising transitions: what keeps the policy's steps near those of another model, or of the sampler."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import Penalty, ProportionalToAdvantage, actions_only, ratio_metrics
-from mmrl.core.ranges import NonNegative, check_ranges
+from mmrl.algorithms.objectives.terms import Penalty, ProportionalToAdvantage, actions_only, log_ratio, ratio_metrics
+from mmrl.core.ranges import NonNegative, Positive, check_ranges
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, SAMPLED_MEAN, STD, VELOCITY
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
 from mmrl.runtime.tensors import masked_mean
@@ -96,3 +96,33 @@ class RatioNorm(ProportionalToAdvantage):
         plain, clipped = -advantages * ratio, -advantages * ratio.clamp(1 - self.low, 1 + self.high)
         values = torch.maximum(plain, clipped)
         return values, {"policy/clip_frac": (clipped > plain).to(values.dtype), **ratio_metrics(difference)}
+
+
+@dataclass(frozen=True)
+class DivergenceMask(ProportionalToAdvantage):
+    """-A ratio, and 0 where a step is far from the sampler's and would go farther (Flow-DPPO, arXiv:2606.11025).
+
+    Far: mean (mu - mu_old)^2 / (2 S^2) >= threshold; farther: ratio > 1 with A > 0, or ratio < 1 with A < 0. The divergence is a
+    mean over a latent's elements, as in the code (UniRL 1a7b501); the paper's sum has a threshold of as many times more.
+    """
+
+    threshold: Positive = 1e-5
+    """In nats per element, or with `divide` off in squared latents."""
+    divide: bool = True
+    """False: mean (mu - mu_old)^2 / 2, whatever the noise of the step."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (LOGPROBS, OLD_LOGPROBS, MEAN, SAMPLED_MEAN, STD)
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
+        mask, advantages = batch.rollouts.action_mask, batch.advantages
+        half = mean_square(readings[MEAN], readings[SAMPLED_MEAN], mask).detach() / 2
+        divergence = half / torch.where(mask, readings[STD] ** 2, 1.0).clamp(min=1e-20)
+        difference = log_ratio(readings, mask)
+        leaving = ((difference > 0) & (advantages > 0)) | ((difference < 0) & (advantages < 0))
+        stopped = leaving & ((divergence if self.divide else half) >= self.threshold)
+        metrics = {"policy/clip_frac": stopped.to(half), **ratio_metrics(difference), "policy/kl_old": divergence}
+        return torch.where(stopped, 0.0, -advantages * difference.exp()), metrics

@@ -13,13 +13,13 @@ from mmrl.algorithms.advantages.remembered import PromptHistory
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
-from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
+from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL, RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.flow import SampleFrom
 from mmrl.algorithms.weights.aggregate import TokenMean
-from mmrl.algorithms.weights.noise import InverseStep, NoiseLevel
-from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
+from mmrl.algorithms.weights.noise import EqualGradient, InverseStep, NoiseLevel
+from mmrl.flow.schedules import Branching, Forward, Full, OneStep, RandomSubset, Tree, Window
 from mmrl.flow.sigmas import LinearShift
 from mmrl.flow.times import TimeSampler
 
@@ -77,6 +77,39 @@ GRPO-Guard: Mitigating Implicit Over-Optimization in Flow Matching via Regulated
 No KL; float32 throughout. 2 updates per step; with one all ratios are 1 and only the weights per step act. The bias is taken
 per sample; the official code averages it over a micro-batch by accident (objective.0.bias = "batch"). Flow-Factory's port does
 not divide by the step size (importance = []). Nothing is left out.
+"""
+
+flow_dppo = replace(
+    flow_grpo,
+    objective=((1.0, DivergenceMask(threshold=1e-5)),),
+    advantage=GroupNorm(scale="batch", ddof=0, eps=1e-4, clip=5.0),
+    schedule=RandomSubset(num_steps=10, candidates=(0, 1, 2, 3, 4), count=3, dynamics="flow_sde", level=0.7),
+    group_size=16,
+)
+"""No clip: a step stops training where it is too far from the sampler's, in KL divergence, and would go farther.
+
+Flow-DPPO, arXiv:2606.11025.
+No KL, three noisy steps of the first half, guidance 1. 2 updates per step; with one nothing is ever masked, and a run is refused.
+The divergence is a mean over elements, as in the code (UniRL; Flow-Factory's threshold is 1e-6), where the paper sums them: a
+threshold of one is that of the other times the number of elements. Latents of a few hundred elements take 1e-4 to 1e-3.
+objective.0.divide = false leaves the noise of the step out of it. Nothing is left out.
+"""
+
+flash_grpo = replace(
+    flow_grpo,
+    objective=((1.0, Clip(low=1e-3, high=1e-3)),),
+    advantage=GroupNorm(scale="batch", ddof=0, eps=1e-4, clip=5.0),
+    importance=(EqualGradient(),),
+    schedule=OneStep(num_steps=20, high=10, dynamics="wan"),
+)
+"""Every prompt has one noisy step of its own, which trains; a weight makes the gradients of all steps equally large.
+
+Flash-GRPO, arXiv:2605.15980.
+No KL. The step is drawn for every prompt, which the paper says and its sampler does not; weights are computed, where the code has
+ten constants of one table, and their mean is over the steps that may be drawn (importance.0.normalize = "batch": over the batch,
+as in the authors' script). 2 updates per step and groups of 24 are ours; with one the clip never acts. LongCat-Video's variant
+(arXiv:2510.22200): schedule.initial_noise = "group" with share_prefix, dynamics = "flow_sde" with cap = 0.45, advantage.scale =
+"max_group", and FlowKL(form = "velocity_mse"). Left out: its two first epochs, which do not train.
 """
 
 mix_grpo = replace(

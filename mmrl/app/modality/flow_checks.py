@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.hooks import TermHooks, with_hooks
-from mmrl.core.readings import DT, MEAN, SAMPLED_MEAN, STD, TARGET_VELOCITY
+from mmrl.core.readings import DT, MEAN, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.core.types import ClipRange, Prompt
 from mmrl.data.files.pictures import picture_size
 from mmrl.data.validate import FILE_ROW
@@ -19,7 +19,7 @@ from mmrl.policies.flow.read.evaluate import OF_LATENTS
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Size, own_size, size_text
 
-OF_NOISE = {"logprobs", *(reading.quantity for reading in (MEAN, SAMPLED_MEAN, STD, DT))}
+OF_NOISE = {"logprobs", *(reading.quantity for reading in (MEAN, SAMPLED_MEAN, STD, PULL, DT))}
 """Quantities that only noisy steps have."""
 USUAL_ELEMENTS = 65536
 """Of a latent of 512 x 512 pixels, which published clip ranges are for."""

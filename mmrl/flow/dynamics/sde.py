@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.ranges import NonNegative, check_ranges
+from mmrl.core.ranges import NonNegative, Positive, check_ranges
 from mmrl.flow.dynamics.base import Gaussian, at_least_float32
 from mmrl.flow.path import like_batch
 
@@ -51,6 +51,8 @@ class FlowSDE(EulerMaruyama):
 
     level: NonNegative
     """The factor in s: 0 = no noise."""
+    cap: Positive | None = None
+    """The deviation S of a step is at most this, and s with it (LongCat-Video, arXiv:2510.22200: 0.45)."""
 
     __post_init__ = check_ranges
 
@@ -61,7 +63,8 @@ class FlowSDE(EulerMaruyama):
     def diffusion(self, sigmas: Float[Tensor, " t1"], index: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         sigma = sigmas[index]
         regular = torch.where(sigma > ALMOST_NOISE, torch.minimum(sigma, sigmas[1]), sigma)
-        return self.level * (sigma / (1 - regular)).sqrt()
+        s = self.level * (sigma / (1 - regular)).sqrt()
+        return s if self.cap is None else torch.minimum(s, self.cap / (sigma - sigmas[index + 1]).sqrt())
 
 
 @dataclass(frozen=True)

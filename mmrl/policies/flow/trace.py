@@ -77,6 +77,10 @@ class SigmaTable:
     def deviations(self) -> Float[Tensor, " t"]:
         return self.plan.deviations(self.sigmas)
 
+    @cached_property
+    def pulls(self) -> Float[Tensor, " t"]:
+        return self.plan.pulls(self.sigmas)
+
 
 @dataclass(frozen=True)
 class FlowTrace:

@@ -76,6 +76,13 @@ def test_a_method_of_which_nothing_is_left_is_refused(words: Sequence[str], told
             refused(resolved)
 
 
+def test_a_divergence_mask_at_one_update_is_refused():
+    words = ['algorithm={preset = "flow_dppo", group_size = 4, minibatches = 1}', "policy.model=nowhere"]
+    for refused in (run_job, draw_up):
+        with pytest.raises(ValueError, match=rf"{LATER}.*DivergenceMask is plain.*2 minibatches.*flow_dppo"):
+            refused(configs.load("tiny/flow", words))
+
+
 @pytest.mark.parametrize(
     "words",
     [

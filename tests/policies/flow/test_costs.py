@@ -15,7 +15,7 @@ from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group
-from mmrl.flow.schedules import Branching, Forward, Full, Tree, Window
+from mmrl.flow.schedules import Branching, Forward, Full, OneStep, RandomSubset, Tree, Window
 from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.training.optim import OptimizerSettings
@@ -26,7 +26,17 @@ from tests.support.flow_costs import forwards
 from tests.support.flow_policies import make, prompts
 from tests.support.presets import FLOW as PRESETS
 
-PLAIN = {"flow_grpo": 1, "flow_grpo_fast": 0, "cps": 0, "grpo_guard": 0, "mix_grpo": 0, "mix_grpo_flash": 0, "temp_flow_grpo": 1}
+PLAIN = {
+    "flow_grpo": 1,
+    "flow_grpo_fast": 0,
+    "cps": 0,
+    "grpo_guard": 0,
+    "flow_dppo": 0,
+    "flash_grpo": 0,
+    "mix_grpo": 0,
+    "mix_grpo_flash": 0,
+    "temp_flow_grpo": 1,
+}
 NO_KL = dict.fromkeys(("dance_grpo", "branch_grpo", "branch_mix_grpo", "ddpo", "pref_grpo"), 0)
 FROZEN = PLAIN | NO_KL | {"diffusion_nft": 2, "awm": 2}
 """Other weights that read every trained transition: the reference, the old policy of DiffusionNFT, the average of AWM."""
@@ -36,6 +46,8 @@ SMALL: dict[str, tuple[Any, int, int, int]] = {
     "flow_grpo_fast": (Window(5, 2, "cps", 0.8, move="random", high=4), 4, 4 * 5, 4 * 2),
     "cps": (Full(5, "cps", 0.8), 4, 4 * 5, 4 * 4),
     "grpo_guard": (Full(5), 4, 4 * 5, 4 * 4),
+    "flow_dppo": (RandomSubset(5, (0, 1, 2), 2), 4, 4 * 5, 4 * 2),
+    "flash_grpo": (OneStep(5, high=4), 4, 4 * 5, 4),
     "mix_grpo": (Window(5, 2, dwell=1, initial_noise="group"), 4, 4 * 5, 4 * 2),
     # last = 2 at the second step: last + 1 + n - 1 with n = int((10 - 2) 0.4) = 3
     "mix_grpo_flash": (Window(10, 2, dwell=1, flash=0.4), 4, 4 * (2 + 1 + 3 - 1), 4 * 2),
@@ -107,6 +119,8 @@ DEFAULTS = {
     "flow_grpo_fast": (10, 3),
     "cps": (10, 9),
     "grpo_guard": (10, 9),
+    "flow_dppo": (10, 3),
+    "flash_grpo": (20, 1),
     "mix_grpo": (25, 4),
     # last = 3: 3 + 1 + int(22 * 0.4) - 1
     "mix_grpo_flash": (11, 4),

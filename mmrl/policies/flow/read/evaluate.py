@@ -13,10 +13,10 @@ from mmrl.runtime.tensors import to_device
 
 FROM_VELOCITY = frozenset({"velocity", "logprobs", "mean"})
 """Need the network."""
-QUANTITIES = FROM_VELOCITY | {"sampled_mean", "std", "dt", "sigma", "origin", "target_velocity"}
+QUANTITIES = FROM_VELOCITY | {"sampled_mean", "std", "pull", "dt", "sigma", "origin", "target_velocity"}
 OF_LATENTS = frozenset({"velocity", "mean", "sampled_mean", "target_velocity"})
 """Have the shape of latents."""
-OF_DENSITIES = frozenset({"logprobs", "mean", "sampled_mean", "std", "dt"})
+OF_DENSITIES = frozenset({"logprobs", "mean", "sampled_mean", "std", "pull", "dt"})
 """Exist at noisy steps only."""
 
 
@@ -38,12 +38,14 @@ def check_quantity(trace: FlowTrace, quantity: str) -> None:
 
 
 def of_the_schedule(trace: FlowTrace, quantity: str) -> Float[Tensor, "n t"]:
-    """std, dt, sigma or origin of every action; 0 where a row has none."""
+    """std, pull, dt, sigma or origin of every action; 0 where a row has none."""
     if quantity in ("sigma", "origin"):
         return trace.sigma if quantity == "sigma" else trace.before.float()
     out = torch.zeros(trace.steps.shape)
     for i, sigma_table in enumerate(trace.sigma_tables):
-        values = sigma_table.deviations if quantity == "std" else sigma_table.sigmas[:-1] - sigma_table.sigmas[1:]
+        values = sigma_table.sigmas[:-1] - sigma_table.sigmas[1:]
+        if quantity != "dt":
+            values = sigma_table.deviations if quantity == "std" else sigma_table.pulls
         own = (trace.course_index == i)[:, None] & (trace.steps >= 0)
         out[own] = values[trace.steps[own]]
     return out

@@ -1,0 +1,126 @@
+"""Terms, weights and schedules of flow methods that credit one step, a divergence or a whole group, against their code."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.objectives.flow import DivergenceMask
+from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.weights.noise import EqualGradient
+from mmrl.core.readings import LOGPROBS, MEAN, OLD_LOGPROBS, PULL, SAMPLED_MEAN, STD
+from mmrl.core.types import Batch, Counts, Reading
+from mmrl.flow.dynamics import FlowSDE, Wan
+from mmrl.flow.plan import RolloutPlan, StepPlan, steps_where
+from tests.numerics.check_flow import checks, each
+from tests.numerics.check_flow_parts import credited
+from tests.numerics.registry import Vector, close, tensor
+from tests.support.rows import make_batch
+
+
+def batch_of(advantages: Tensor) -> Batch:
+    """Rows of as many actions as the advantages (n, t) have."""
+    plain = make_batch(torch.ones_like(advantages), torch.zeros(len(advantages)), {})
+    return Batch(plain.rollouts, advantages, plain.share, plain.importance)
+
+
+@checks(*each("flow_dppo.loss.", "mixed", "tight", "loose", "plain_mse"))
+def divergence_mask(vector: Vector) -> None:
+    inputs, out, tolerance = vector.inputs, vector.outputs, vector.tolerance
+    means = {MEAN: tensor(inputs["mean_new"]).requires_grad_(), SAMPLED_MEAN: tensor(inputs["mean_old"])}
+    advantages, std = tensor(inputs["advantages"]), tensor(inputs["std"]).expand(len(inputs["advantages"]), -1, 1, 1, 1)
+    gap = tensor(inputs["x_next"])
+    readings: dict[Reading, Tensor] = {
+        **means,
+        STD: std[:, :, 0, 0, 0],
+        LOGPROBS: -((gap - means[MEAN]) ** 2 / (2 * std**2)).flatten(2).mean(2),
+        OLD_LOGPROBS: -((gap - means[SAMPLED_MEAN]) ** 2 / (2 * std**2)).flatten(2).mean(2),
+    }
+    close(readings[LOGPROBS] - readings[OLD_LOGPROBS], out["log_ratio"], tolerance)
+    term = DivergenceMask(vector.params["threshold"], vector.params["divide_by_deviation"])
+    values, infos = term(readings, batch_of(advantages))
+    close(values, out["loss_per_action"], tolerance)
+    close(values.mean(), out["loss"], tolerance)
+    close(infos["policy/clip_frac"].mean(), out["masked"], tolerance)
+    divergence = infos["policy/kl_old"] if term.divide else infos["policy/kl_old"] * readings[STD] ** 2
+    close(divergence, out["kl"], tolerance)
+    values.mean().backward()
+    assert means[MEAN].grad is not None
+    close(means[MEAN].grad, out["grad_mean_new"], tolerance)
+
+
+@dataclass(frozen=True)
+class LevelledWan(Wan):
+    """UniRL's: Wan's coefficient times a level."""
+
+    level: float = 1.0
+
+    def diffusion(self, sigmas: Tensor, index: Tensor) -> Tensor:
+        return self.level * super().diffusion(sigmas, index)
+
+
+def pulls_of(sigmas: Tensor, steps: list[int], level: float = 1.0) -> Tensor:
+    noisy = StepPlan(LevelledWan(level), trained=True)
+    return RolloutPlan(steps_where(len(sigmas) - 1, steps, noisy)).pulls(sigmas).double()
+
+
+@checks(*each("flash_grpo.rectification.", "unipc_older_T20", "linear_T20", "linear_T10_level07"))
+def rectification(vector: Vector) -> None:
+    sigmas, steps, out = tensor(vector.inputs["sigmas"]), vector.params["steps"], vector.outputs
+    pulls = pulls_of(sigmas, steps, vector.params["eta"])
+    close(1 / pulls[steps], out["rectification"], 1e-5)
+    frozen = {PULL: pulls[None]}
+    row = batch_of(torch.ones(1, len(pulls), dtype=torch.float64))
+    weight = EqualGradient()(Batch(row.rollouts, row.advantages, row.share, row.importance, frozen), Counts(1, 1, 1))
+    close(weight[0, steps], out["normalized_over_pool"], 1e-5)
+    assert not weight[0, [i for i in range(len(pulls)) if i not in steps]].any()
+    if "mean" not in out:
+        return
+    gaussian = Wan().transition(tensor(vector.inputs["x"]), tensor(vector.inputs["v"]), sigmas, torch.tensor(steps))
+    close(gaussian.mean, out["mean"], vector.tolerance)
+    close(Wan().diffusion(sigmas, torch.tensor(steps)), out["std_dev_t"], vector.tolerance)
+    close(gaussian.log_density(tensor(vector.inputs["x_next"])), out["log_prob"], vector.tolerance)
+
+
+@checks("flash_grpo.loss.a", "flash_grpo.loss.b")
+def one_step_loss(vector: Vector) -> None:
+    p, inputs, out = vector.params, vector.inputs, vector.outputs
+    steps, rows = inputs["steps"], torch.arange(len(inputs["steps"]))
+    most = p["adv_clip"]
+    mask = torch.zeros(len(rows), len(inputs["sigmas"]) - 1, dtype=torch.bool)
+    mask[rows, torch.tensor(steps)] = True
+    placed = {name: torch.zeros(mask.shape, dtype=torch.float64) for name in ("log_prob", "old_log_prob", "advantages")}
+    for name, values in placed.items():
+        values[mask] = tensor(inputs[name])
+    pull = pulls_of(tensor(inputs["sigmas"]), p["pool"]).expand(mask.shape)
+    counts = Counts(len(rows), len(rows), 1, {PULL: pull[mask]})
+    ways: tuple[Literal["batch", "pool"], ...] = ("batch", "pool")
+    for way in ways:
+        plain = make_batch(mask, placed["advantages"].clamp(-most, most), {PULL: pull})
+        weight = EqualGradient(way)(plain, counts)
+        live = placed["log_prob"].clone().requires_grad_()
+        values, _ = Clip(p["clip"], p["clip"])({LOGPROBS: live, OLD_LOGPROBS: placed["old_log_prob"]}, plain)
+        loss = (weight * values)[mask].mean()
+        (gradient,) = torch.autograd.grad(loss, live)
+        close(weight[mask], out[f"weights_{way}_mean_1"], 1e-6)
+        close(loss, out[f"loss_{way}"], 1e-6)
+        close(gradient[mask], out[f"grad_{way}"], 1e-6)
+
+
+@checks("longcat.formulas.a", "longcat.formulas.b")
+def most_spread_group(vector: Vector) -> None:
+    p, inputs, out = vector.params, vector.inputs, vector.outputs
+    rewards = tensor(inputs["rewards"])
+    ids = [group for group, row in enumerate(inputs["rewards"]) for _ in row]
+    found = credited(GroupNorm("max_group", ddof=0, eps=0.0, zero_below=0.0), rewards.flatten()[:, None], ids)
+    close(found, rewards.new_tensor(out["advantage_max_deviation"]).flatten(), vector.tolerance)
+    for i, (sigma, length) in enumerate(zip(inputs["sigma"], inputs["step"], strict=True)):
+        sigmas, at = tensor([sigma, sigma - length]), torch.zeros(1, dtype=torch.long)
+        free, capped = FlowSDE(p["a"]), FlowSDE(p["a"], p["cap"])
+        close(capped.deviation(sigmas, at)[0], out["deviation"][i], vector.tolerance)
+        close(capped.diffusion(sigmas, at)[0], out["drift_s"][i], vector.tolerance)
+        pull = RolloutPlan((StepPlan(free, trained=True),)).pulls(sigmas)
+        close(1 / pull[0], out["rectification"][i], 1e-5)
+        close(1.5 / pull[0], out["policy_weight"][i], 1e-5)
