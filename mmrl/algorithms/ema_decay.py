@@ -7,22 +7,25 @@ from mmrl.core.ranges import BelowOne, Large, LargeOrNone, NonNegative, Share, c
 
 @dataclass(frozen=True)
 class RampDecay:
-    """d = min(slope (s - flat), most) after `flat` steps, 0 before: the old policy of DiffusionNFT, the EMA adapter of AWM.
+    """d = min(first + slope (s - flat), most) after `flat` steps, `first` before: the old policy of DiffusionNFT and of AWM.
 
-    DiffusionNFT's type 0 is slope=0, type 1 the default, type 2 flat=75, slope=0.0075, most=0.999; AWM has most=0.3.
+    DiffusionNFT's type 0 is slope=0, type 1 the default, type 2 flat=75, slope=0.0075, most=0.999; AWM has most=0.3,
+    CRD first=0.25, slope=0.005, most=0.999.
     """
 
     flat: LargeOrNone = 0
-    """Updates before the rise, with d = 0."""
+    """Updates before the rise, with d = `first`."""
     slope: NonNegative = 0.001
     """Rise of d at every update."""
     most: BelowOne = 0.5
     """Largest d, the share of the averaged weights that is kept at an update."""
+    first: BelowOne = 0.0
+    """d of the first updates."""
 
     __post_init__ = check_ranges
 
     def __call__(self, step: int) -> float:
-        return min(self.slope * max(0, step - self.flat), self.most)
+        return min(self.first + self.slope * max(0, step - self.flat), self.most)
 
 
 @dataclass(frozen=True)

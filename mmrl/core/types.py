@@ -117,6 +117,8 @@ class Reading(NamedTuple):
     view: str = "plain"
     temperature: float | None = None
     """What logits are divided by; None: as when the row was sampled."""
+    guidance: float | None = None
+    """Of image generators: the scale that velocities are guided with; None: the policy's."""
 
 
 class ClipRange(NamedTuple):

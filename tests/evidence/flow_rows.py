@@ -74,6 +74,13 @@ LONG = replace(
     rates=(1e-3, 3e-3, 1e-2),
 )
 EVERY_STEP = replace(PLAIN, schedule=replace(cast(Full, PLAIN.schedule), num_steps=25))
+FEW, NOISY_FEW = (replace(one, schedule=replace(cast(Full, one.schedule), num_steps=4)) for one in (small("few_step"), PLAIN))
+FEW_CIRCLE = replace(
+    CIRCLE,
+    name="four_steps",
+    claim="a taught model of points on a circle, four steps; the reward wants one side, and every bit of noise costs",
+    num_steps=4,
+)
 DIVERGENCE = replace(small("flow_dppo"), epochs=4)
 """Eight updates on every batch."""
 ROWS = [
@@ -82,7 +89,7 @@ ROWS = [
         Row(name, small(name), PLAIN, "flow_grpo without KL", POINTS)
         for name in (
             *("flow_grpo_fast", "cps", "mix_grpo", "mix_grpo_flash", "temp_flow_grpo", "dance_grpo", "branch_grpo"),
-            *("branch_mix_grpo", "diffusion_nft", "awm", "flash_grpo"),
+            *("branch_mix_grpo", "diffusion_nft", "awm", "flash_grpo", "crd", "dgpo"),
         )
     ),
     *(
@@ -94,6 +101,7 @@ ROWS = [
     ),
     Row("branch_grpo", long("branch_grpo"), long("dance_grpo"), "dance_grpo: chains that share nothing", LONG),
     Row("cps", small("cps"), PLAIN, "flow_grpo without KL, whose steps leave noise", CIRCLE),
+    Row("few_step", FEW, NOISY_FEW, "flow_grpo without KL, whose steps leave noise", FEW_CIRCLE),
     Row("grpo_guard", small("grpo_guard"), replace(small("grpo_guard"), objective=PLAIN.objective, importance=()),
         "plain ratios, even steps", POINTS),
     Row("flow_dppo", DIVERGENCE, replace(DIVERGENCE, objective=PLAIN.objective), "a clip of ratios, tuned to the task", POINTS),

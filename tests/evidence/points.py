@@ -55,11 +55,12 @@ class CountedFlow(flow_fakes.FakeFlowPolicy):
         return super().velocity(model, x, t, c)
 
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Tensor) -> dict[Reading, Tensor]:
-        """Counts each model once, at the masked steps, as policies of real networks read them."""
+        """Counts each model once, guided ones twice, at the masked steps, as policies of real networks read them."""
         assert isinstance(trace, flow_fakes.FlowTrace)
         wanted = list(readings)
-        for model in {one.model for one in wanted if one.quantity not in trace.tensors}:
-            self.cost += int(mask.sum()) * (BACKWARD if model == "policy" and torch.is_grad_enabled() else 1)
+        for model, guidance in {(one.model, one.guidance) for one in wanted if one.quantity not in trace.tensors}:
+            passes = 1 if guidance is None else 2
+            self.cost += passes * int(mask.sum()) * (BACKWARD if model == "policy" and torch.is_grad_enabled() else 1)
         with self._uncounted():
             return super().read(trace, wanted, mask)
 

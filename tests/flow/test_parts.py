@@ -11,6 +11,7 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.objectives.flow import FlowKL, RatioNorm
 from mmrl.algorithms.objectives.forward import AdvantageMatching, NegativeAware
+from mmrl.algorithms.objectives.groups_of_errors import CenteredReward, GroupPreference
 from mmrl.algorithms.planners.flow import SampleFrom
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.noise import EqualGradient, InverseStep, NoiseLevel
@@ -247,6 +248,42 @@ def test_the_gradients_of_all_steps_are_equally_large_once_weighed(kind):
     torch.testing.assert_close((weight * pulls)[:7], (weight * pulls)[:1].expand(7))
     torch.testing.assert_close(weight[:7].mean(), torch.ones((), dtype=torch.float64))
     assert weight[7] == 0
+
+
+def test_a_centred_reward_is_matching_with_centred_goodness_where_it_starts():
+    generator = torch.Generator().manual_seed(3)
+    v, target = (torch.randn(6, 2, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    advantages, ids = torch.tensor([2.0, -1.0, 0.5, 3.0, 3.0, 3.0], dtype=torch.float64), [4, 4, 4, 7, 7, 7]
+    batch = make_batch(torch.ones(6, 2), advantages, {}, ids)
+
+    def gradient(batch, live):
+        live = live.clone().requires_grad_()
+        readings = {VELOCITY: live, VELOCITY._replace(model="ema"): v, TARGET_VELOCITY: target}
+        return torch.autograd.grad(CenteredReward(beta=0.7)(readings, batch)[0].sum(), live)[0]
+
+    gap = v - target
+    centred = advantages / 10 - torch.tensor([0.05] * 3 + [0.3] * 3, dtype=torch.float64)
+    expected = 10 * centred[:, None, None] * 2 * gap / 5 / gap.abs().mean(2, keepdim=True)
+    torch.testing.assert_close(gradient(batch, v), expected)
+    assert gradient(batch, v)[3:].abs().max() < 1e-12, "equal rewards teach nothing at the start"
+    moved = v + 0.1 * torch.randn(6, 2, 5, generator=generator, dtype=torch.float64)
+    raised = make_batch(torch.ones(6, 2), advantages + 0.7 * torch.tensor([1.0] * 3 + [-2.0] * 3), {}, ids)
+    torch.testing.assert_close(gradient(raised, moved), gradient(batch, moved))
+    assert gradient(batch, moved)[3:].any(), "what spreads the implicit rewards of equal samples is pushed back"
+
+
+@pytest.mark.parametrize(("beta", "moved"), [(50.0, 0.0), (1e-9, 0.3)])
+def test_a_group_preference_is_half_of_matching_at_its_reference_and_without_a_brake(beta, moved):
+    generator = torch.Generator().manual_seed(5)
+    v, target, way = (torch.randn(6, 2, 5, generator=generator, dtype=torch.float64) for _ in range(3))
+    advantages = torch.tensor([1.5, -0.5, -1.0, 0.25, 0.25, -0.5], dtype=torch.float64)
+    batch = make_batch(torch.ones(6, 2), advantages, {}, [4, 4, 4, 7, 7, 7])
+    gradients = []
+    for term in (GroupPreference(beta, clip=None), AdvantageMatching("uniform")):
+        live = (v + moved * way).requires_grad_()
+        readings = {VELOCITY: live, VELOCITY._replace(model="ref"): v, TARGET_VELOCITY: target, SIGMA: torch.rand(6, 2)}
+        gradients.append(torch.autograd.grad(term(readings, batch)[0].sum(), live)[0])
+    torch.testing.assert_close(gradients[0], gradients[1] / 2)
 
 
 def forward_gradient(term, advantages, seed=0):

@@ -81,7 +81,9 @@ def test_branches_of_several_trunks_are_a_larger_group():
     assert not torch.equal(trained(replace(four, schedule=one)), trained(replace(four, schedule=one, group_size=6)))
 
 
-@pytest.mark.parametrize("name", ["flow_grpo", "branch_grpo", "temp_flow_grpo", "grpo_guard", "diffusion_nft", "dance_grpo"])
+@pytest.mark.parametrize(
+    "name", ["flow_grpo", "branch_grpo", "temp_flow_grpo", "grpo_guard", "diffusion_nft", "dance_grpo", "crd", "dgpo"]
+)
 @pytest.mark.parametrize("micro_batch", [1, 7, 50])
 def test_updates_do_not_depend_on_the_cut(name, micro_batch):
     algorithm = replace(small(name), minibatches=1)

@@ -7,16 +7,19 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.objectives.flow import DivergenceMask
+from mmrl.algorithms.ema_decay import RampDecay
+from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL
+from mmrl.algorithms.objectives.groups_of_errors import CenteredReward, GroupPreference
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.weights.noise import EqualGradient
-from mmrl.core.readings import LOGPROBS, MEAN, OLD_LOGPROBS, PULL, SAMPLED_MEAN, STD
+from mmrl.core.readings import LOGPROBS, MEAN, OLD_LOGPROBS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Counts, Reading
-from mmrl.flow.dynamics import FlowSDE, Wan
+from mmrl.flow.dynamics import CPS, FlowSDE, Wan
+from mmrl.flow.path import velocity_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, steps_where
 from tests.numerics.check_flow import checks, each
-from tests.numerics.check_flow_parts import credited
-from tests.numerics.registry import Vector, close, tensor
+from tests.numerics.check_flow_parts import column, credited
+from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.rows import make_batch
 
 
@@ -124,3 +127,71 @@ def most_spread_group(vector: Vector) -> None:
         pull = RolloutPlan((StepPlan(free, trained=True),)).pulls(sigmas)
         close(1 / pull[0], out["rectification"][i], 1e-5)
         close(1.5 / pull[0], out["policy_weight"][i], 1e-5)
+
+
+@checks("crd.loss.uniform", "crd.loss.plain_error")
+def centred_reward(vector: Vector) -> None:
+    p, out, tolerance = vector.params, vector.outputs, vector.tolerance
+    live = column(vector, "v").requires_grad_()
+    readings = {
+        VELOCITY: live,
+        VELOCITY._replace(model="ema"): column(vector, "v_old"),
+        VELOCITY._replace(model="ref"): column(vector, "v_ref"),
+        TARGET_VELOCITY: column(vector, "target"),
+    }
+    batch = batch_of(tensor(vector.inputs["advantages"])[:, None])
+    term = CenteredReward(p["beta"], float(p["adv_clip"]), p["normalized_errors"])
+    values, infos = term(readings, batch)
+    close(infos["policy/goodness"][:, 0], out["goodness"], tolerance)
+    close(values.mean() * p["beta"] / p["adv_clip"], out["raw_loss"], tolerance)
+    close(values.mean(), out["policy_loss"], tolerance)
+    kl, _ = FlowKL("velocity_mse", bad_share=1e-4 / p["kl"])(readings, batch)
+    close(p["kl"] * kl.mean(), out["kl_loss"], tolerance)
+    loss = values.mean() + p["kl"] * kl.mean()
+    close(loss, out["loss"], tolerance)
+    loss.backward()
+    assert live.grad is not None
+    close(live.grad[:, 0], out["grad_v"], tolerance)
+
+
+@check("crd.decay")
+def slow_copies(vector: Vector) -> None:
+    for name, word in vector.params.items():
+        flat, first, slope, most = word.split("-")
+        decay = RampDecay(int(flat), float(slope), float(most), float(first))
+        close([decay(step) for step in vector.inputs["steps"]], vector.outputs[name], vector.tolerance)
+
+
+@checks("few_step.renoise.a", "few_step.renoise.b")
+def renewed_noise(vector: Vector) -> None:
+    """CPS at level 1, from any latent that predicts this data."""
+    data, noise = tensor(vector.inputs["data"]), tensor(vector.inputs["noise"])
+    for i, sigma_next in enumerate(vector.inputs["sigma_next"]):
+        sigma = (1 + sigma_next) / 2
+        x = 1.7 * noise[i : i + 1] - data[i : i + 1]
+        gaussian = CPS(1.0).transition(x, (x - data[i : i + 1]) / sigma, tensor([sigma, sigma_next]), torch.zeros(1).long())
+        close(gaussian.draw(noise[i : i + 1])[0], vector.outputs["x_next"][i], vector.tolerance)
+
+
+@checks(*each("dgpo.", "loss.plain", "loss.clip", "loss.clip_wide", "pairs_are_dpo"))
+def group_preference(vector: Vector) -> None:
+    p, out, tolerance = vector.params, vector.outputs, vector.tolerance
+    live = column(vector, "v").requires_grad_()
+    readings = {
+        VELOCITY: live,
+        VELOCITY._replace(model="ref"): column(vector, "v_ref"),
+        VELOCITY._replace(model="ema"): column(vector, "v_old"),
+        TARGET_VELOCITY: velocity_of(column(vector, "x0"), column(vector, "noise")),
+    }
+    advantages, ids = tensor(vector.inputs["advantages"]), [int(i) for i in vector.inputs["groups"]]
+    batch = make_batch(torch.ones(len(ids), 1), advantages, {}, ids)
+    values, infos = GroupPreference(p["beta"], p["clip"] if p["clip_errors"] else None)(readings, batch)
+    firsts = [ids.index(i) for i in sorted(set(ids))]
+    close(infos["policy/disorder"][firsts, 0], out["group_weight"], tolerance)
+    close(values[firsts, 0], torch.nn.functional.softplus(tensor(out["group_sum"])) / p["beta"], tolerance)
+    (gradient,) = torch.autograd.grad(values.mean(), live)
+    close(gradient[:, 0], out["grad_v"], tolerance)
+    _, infos = GroupPreference(p["beta"], p["clip"])(readings, batch)
+    close(infos["policy/clip_frac"][:, 0], tensor(out["clipped"]), tolerance)
+    if "dpo_grad_v" in out:
+        close(gradient[:, 0] * p["beta"], out["dpo_grad_v"], tolerance)

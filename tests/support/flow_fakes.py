@@ -13,7 +13,7 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Group, Prompt, Reading, Request, Rollouts, Sample, Scope, Trace
 from mmrl.flow.integrate import Trajectory, gaussian_of, integrate
 from mmrl.flow.layout import SeededNoise, generator_of, lay_out
-from mmrl.flow.path import add_noise, velocity_of
+from mmrl.flow.path import add_noise, velocity_of, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import LinearShift
@@ -98,7 +98,8 @@ class FakeFlowPolicy:
 
     def _noised(self, plan: RolloutPlan, sigmas: Tensor, data: Tensor, c: Tensor, keys: list[tuple[int, int]]) -> FlowTrace:
         assert plan.forward is not None
-        generators = [generator_of(group, sample, "forward") for group, sample in keys]
+        shared = plan.forward.shared
+        generators = [generator_of(group, 0 if shared else sample, "forward") for group, sample in keys]
         t = torch.stack([plan.forward.draw(sigmas, generator) for generator in generators])
         noise = torch.stack([torch.randn(t.shape[1], 2, generator=generator) for generator in generators])
         data = data[:, None].expand_as(noise)
@@ -113,7 +114,11 @@ class FakeFlowPolicy:
             if reading.quantity in trace.tensors:
                 out[reading] = trace.tensors[reading.quantity]
                 continue
-            v = self.velocity(reading.model, trace.tensors["x"], trace.tensors["sigma"], trace.tensors["c"])
+            x, t, c = (trace.tensors[name] for name in ("x", "sigma", "c"))
+            v = self.velocity(reading.model, x, t, c)
+            if reading.guidance is not None:  # its own is 1
+                without = self.velocity(reading.model, x, t, torch.zeros_like(c))
+                v = velocity_with_guidance(v, without, reading.guidance)
             out[reading] = v if reading.quantity == "velocity" else self._transitions(reading.quantity, trace, v)
         return out
 

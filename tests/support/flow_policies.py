@@ -10,7 +10,7 @@ from torch import Tensor
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts
 from mmrl.flow.plan import RolloutPlan
-from mmrl.flow.schedules import Branching, Full, RandomSubset, Tree, Window
+from mmrl.flow.schedules import Branching, Full, OneStep, RandomSubset, Tree, Window
 from mmrl.flow.sigmas import LinearShift
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
@@ -33,6 +33,7 @@ PLANS: dict[str, RolloutPlan] = {
     "mixed_tree": Tree(num_steps=5, split_steps=(0, 2), window=(1, 1), nominal_density=True, last="ode").at(0),
     "subset": RandomSubset(num_steps=5, candidates=(0, 1, 3), count=2).at(0),
     "random_window": Window(num_steps=5, size=2, dynamics="cps", level=0.8, move="random").at(3),
+    "one_step": OneStep(num_steps=5, high=4, initial_noise="group", share_prefix=True).at(0),
     "wan": Full(num_steps=4, dynamics="wan", last="noisy", spacing=LinearShift(5.0)).at(0),
 }
 """All take groups of 4."""

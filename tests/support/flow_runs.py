@@ -10,6 +10,7 @@ SMALL = {
     "flow_grpo": ["group_size=4", "schedule.num_steps=4"],
     "flow_grpo_fast": ["group_size=4", "schedule.num_steps=6", "schedule.size=2", "schedule.high=4"],
     "cps": ["group_size=4", "schedule.num_steps=4"],
+    "few_step": ["group_size=4", "schedule.num_steps=4"],
     "grpo_guard": ["group_size=4", "schedule.num_steps=4"],
     "flow_dppo": ["group_size=4", "schedule.num_steps=4", "schedule.candidates=[0, 1, 2]", "schedule.count=2"],
     "flash_grpo": ["group_size=4", "schedule.num_steps=4", "schedule.high=3"],
@@ -22,6 +23,8 @@ SMALL = {
     "ddpo": ["group_size=4", "schedule.num_steps=4", "advantage.size=4", "advantage.least=4"],
     "pref_grpo": ["group_size=4", "schedule.num_steps=4", "schedule.trained_per_row=2", "needs_rewards=[]"],
     "diffusion_nft": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],
+    "crd": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],
+    "dgpo": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],
     "awm": ["group_size=4", "schedule.num_steps=6", "schedule.times.count=2"],
 }
 """Overrides under `algorithm` that make a preset cheap."""

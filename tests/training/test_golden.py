@@ -122,6 +122,7 @@ def makers() -> dict[str, Callable[[], Any]]:
 
     def of_flow(name: str) -> Any:
         algorithm, policy = prepared(small(name)), FakeFlowPolicy()
+        algorithm = replace(algorithm, minibatches=min(algorithm.minibatches, algorithm.units(3)))
         if (decay := algorithm.ema_decay) is not None:
             policy.ema_decay = lambda updates: decay(50 * updates)  # the presets' averages follow over hundreds of updates
         return make_trainer(algorithm, policy=policy, lr=1e-2, steps=STEPS)

@@ -44,6 +44,8 @@ EXEMPT = {
     "grpo_care": "what is its own is the bonus",
     "urpa": "what is its own is the reward",
     "diffusion_nft": "no ratio",
+    "crd": "no ratio",
+    "dgpo": "its paper takes one update",
     "awm": "its paper takes one update, and its ratio is that of the policy with itself",
     "hart": "no ratio: no clip is printed in its paper",
     "aepo": "no ratio: its paper has none",

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import Penalty, ProportionalToAdvantage, actions_only, log_ratio, ratio_metrics
-from mmrl.core.ranges import NonNegative, Positive, check_ranges
+from mmrl.core.ranges import NonNegative, Positive, Share, check_ranges
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, SAMPLED_MEAN, STD, VELOCITY
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
 from mmrl.runtime.tensors import masked_mean
@@ -33,16 +33,24 @@ class FlowKL(Penalty):
     element."""
     model: Literal["ref", "ema", "old"] = "ref"
     """The weights to stay near."""
+    guidance: NonNegative | None = None
+    """The guidance that these are read with, while the policy has its own: training without guidance takes the model's usual
+    one here (DGPO, CRD: 4.5). None: the policy's."""
+    bad_share: Share = 1.0
+    """What the term counts at a sample as bad as can be, of what it counts at a good one: c + (1 - c) g, with g = A / 10 + 1/2 in
+    [0, 1] (CRD: 1e-3)."""
+
+    __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
         quantity = VELOCITY if self.form == "velocity_mse" else MEAN
-        both = (quantity, quantity._replace(model=self.model))
+        both = (quantity, quantity._replace(model=self.model, guidance=self.guidance))
         return both + {"true": (STD,), "no_dt": (STD, DT)}.get(self.form, ())
 
     @property
     def at_first_update(self) -> str | None:
-        return "0" if self.model == "old" else None
+        return "0" if self.model == "old" and self.guidance is None else None
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask = batch.rollouts.action_mask
@@ -53,7 +61,11 @@ class FlowKL(Penalty):
             if self.form == "no_dt":
                 variance = variance / torch.where(mask, readings[DT], 1.0)
             kl = kl / (2 * variance)
-        return kl, {"policy/kl" if self.model == "ref" else f"policy/kl_{self.model}": kl.detach()}
+        infos = {"policy/kl" if self.model == "ref" else f"policy/kl_{self.model}": kl.detach()}
+        if self.bad_share < 1:
+            good = (batch.advantages / 10 + 0.5).clamp(0, 1).to(kl)
+            kl = kl * (self.bad_share + (1 - self.bad_share) * good)
+        return kl, infos
 
 
 @dataclass(frozen=True)

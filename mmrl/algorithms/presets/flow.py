@@ -66,6 +66,20 @@ The log-probability is the authors': -(x' - mean)^2 without the variance, which 
 step; with one the clip never acts. Nothing is left out.
 """
 
+few_step = replace(
+    flow_grpo,
+    objective=((1.0, Clip(low=1e-5, high=1e-5)),),
+    schedule=Full(num_steps=4, dynamics="cps", level=1.0),
+)
+"""Flow-GRPO for models distilled to a few steps, which draw with all noise anew at every step: a step that has a density.
+
+The sampler is that of consistency models: predict the data, noise it again. It is coefficients-preserving sampling
+(arXiv:2509.05952) at level 1, so Flow-GRPO (arXiv:2505.05470) trains on the model's own path, without guidance.
+No KL. 2 updates per step; with one the clip never acts. FLUX.1-schnell and FLUX.2-klein draw in 4 steps, Z-Image-Turbo in 8
+(schedule.num_steps). Other kinds of noise stay visible at so few steps: Flow-SDE is refused where a model is known to be
+distilled. Nothing is left out.
+"""
+
 grpo_guard = replace(
     flow_grpo,
     objective=((1.0, RatioNorm(low=2e-6, high=2e-6)),),

@@ -51,6 +51,12 @@ def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None
             f"algorithm {label} trains on noised copies of its samples, but its schedule {schedule} makes none: "
             'set algorithm.schedule.kind = "Forward"'
         )
+    compared = [type(term).__name__ for _, term in algorithm.objective if term.scope == "group" and TARGET_VELOCITY in term.reads]
+    if compared and plan.forward is not None and not plan.forward.shared:
+        raise ValueError(
+            f"algorithm {label}: {compared[0]} compares the errors of a prompt's samples, which are noised at different times: "
+            "set algorithm.schedule.times.shared = true"
+        )
     if not noisy and plan.forward is None:
         raise ValueError(f"the schedule {schedule} of algorithm {label} trains no step at training step 0: give it noisy steps")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -147,20 +147,21 @@ class FlowPolicy(PolicyHooks):
         quantity, model or view that this policy does not have, or that means nothing on this schedule.
         """
         assert isinstance(trace, FlowTrace)
-        wanted: dict[str, list[Reading]] = {}
+        wanted: dict[tuple[str, float | None], list[Reading]] = {}
         for reading in readings:
             also_old = {"old"} if reading.quantity in QUANTITIES - FROM_VELOCITY else set[str]()
             check_reading(reading, "flow", self.offers, self.shadows | {"policy"} | also_old, {"plain"})
             check_quantity(trace, reading.quantity)
-            wanted.setdefault(reading.model, []).append(reading)
+            wanted.setdefault((reading.model, reading.guidance), []).append(reading)
         out: dict[Reading, Tensor] = {}
 
-        def velocities(actions: Sequence[Actions]) -> Sequence[Tensor]:
-            return velocities_of(self, self.forward, [noisy_latents(trace, *own) for own in actions], trace.conditions)
+        def velocities(actions: Sequence[Actions], guidance: float | None) -> Sequence[Tensor]:
+            return velocities_of(self, self.forward, [noisy_latents(trace, *own) for own in actions], trace.conditions, guidance)
 
-        for model, asked in wanted.items():
+        for (model, guidance), asked in wanted.items():
             with self.weights.swapped_in("policy" if model == "old" else model):
-                values = read_trace(trace, [reading.quantity for reading in asked], mask, velocities)
+                quantities = [reading.quantity for reading in asked]
+                values = read_trace(trace, quantities, mask, partial(velocities, guidance=guidance))
             out |= {reading: values[reading.quantity] for reading in asked}
         return out
 

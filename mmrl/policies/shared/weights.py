@@ -233,6 +233,8 @@ class Weights:
 
 def check_reading(reading: Reading, kind: str, offers: Set[str], models: Set[str], views: Set[str]) -> None:
     """Raise ValueError for a reading that a policy of this kind cannot evaluate."""
+    if reading.guidance is not None and kind != "flow":
+        raise ValueError(f"{reading.quantity} is read with guidance {reading.guidance:g}, which a {kind} policy does not have")
     for what, name, known in (
         ("quantity", reading.quantity, offers),
         ("model", reading.model, models),

@@ -49,6 +49,8 @@ def with_algorithm(make: Make, preset: str, *words: str) -> Resolved:
         ),
         ("grpo_guard", ["schedule.kind=Forward"], r"reads dt, logprobs, mean, sampled_mean, std"),
         ("diffusion_nft", ["schedule.kind=Full"], r"noised copies of its samples, but its schedule Full makes none: .*Forward"),
+        ("crd", ["schedule.times.shared=false"], r"CenteredReward compares .* different times: set .*times.shared = true"),
+        ("dgpo", ["schedule.times.shared=false"], r"GroupPreference compares .* different times"),
         ("flow_grpo_fast", ["schedule.low=7", "schedule.high=9"], "3 steps do not fit between low = 7 and high = 9"),
         (
             "branch_grpo",

@@ -1,5 +1,6 @@
 """The newer families of generators, from a config: they train, are planned without weights, and leave files that load."""
 
+import json
 import logging
 import math
 from pathlib import Path
@@ -15,7 +16,7 @@ from mmrl.app.config.run import Resolved
 from mmrl.app.export.export import export
 from mmrl.app.plugins.resolve import load
 from mmrl.app.run.build import build
-from tests.support.flow_runs import LATE_FAMILIES, Make, of_family, with_preset
+from tests.support.flow_runs import FAMILIES, LATE_FAMILIES, Make, of_family, with_preset
 
 PRESETS = ("flow_grpo", "mix_grpo", "branch_grpo", "diffusion_nft")
 TABLE = ["algorithm.schedule.spacing.kind=DiffusionTable"]
@@ -71,8 +72,29 @@ def test_guidance_for_a_model_that_was_made_without_is_said(make: Make, caplog: 
 
     folder = build_tiny("z_image", tmp_path / "Z-Image-Turbo")
     with caplog.at_level(logging.WARNING):
-        build(late(make, "flow_grpo", "z_image", f"policy.model={folder}"))
+        build(late(make, "few_step", "z_image", f"policy.model={folder}"))
     assert "was made to be drawn without guidance" in caplog.text
+
+
+@pytest.mark.parametrize("family", ["z_image", "flux2_klein", "flux"])
+def test_noise_that_stays_is_refused_of_a_distilled_model(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, family: str
+):
+    """Turbo and schnell are known by their names, klein by its index."""
+    from mmrl.app.run import build as building
+    from mmrl.tiny.flow.pipelines import build as build_tiny
+
+    folder = build_tiny(family, tmp_path / "of-turbo-and-schnell")
+    for file, facts in (("model_index.json", {"is_distilled": True}), ("transformer/config.json", {"guidance_embeds": False})):
+        if family in ("flux2_klein", "flux"):
+            (folder / file).write_text(json.dumps({**json.loads((folder / file).read_text()), **facts}))
+    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("the model was loaded"))
+    tokens = (FAMILIES | LATE_FAMILIES)[family]
+    words = [f"policy.model={folder}", "policy.guidance=1.0", f"policy.max_prompt_tokens={tokens}"]
+    with pytest.raises(ValueError, match=r'dynamics is .flow_sde.*distilled to few steps.*preset = "few_step"'):
+        build(with_preset(make, "flow_grpo", *words))
+    with pytest.raises(pytest.fail.Exception, match="the model was loaded"):
+        build(with_preset(make, "few_step", *words))
 
 
 def test_a_family_of_ones_own_trains_is_planned_and_is_exported(make: Make, tmp_path: Path):

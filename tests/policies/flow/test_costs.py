@@ -26,25 +26,20 @@ from tests.support.flow_costs import forwards
 from tests.support.flow_policies import make, prompts
 from tests.support.presets import FLOW as PRESETS
 
-PLAIN = {
-    "flow_grpo": 1,
-    "flow_grpo_fast": 0,
-    "cps": 0,
-    "grpo_guard": 0,
-    "flow_dppo": 0,
-    "flash_grpo": 0,
-    "mix_grpo": 0,
-    "mix_grpo_flash": 0,
-    "temp_flow_grpo": 1,
-}
-NO_KL = dict.fromkeys(("dance_grpo", "branch_grpo", "branch_mix_grpo", "ddpo", "pref_grpo"), 0)
-FROZEN = PLAIN | NO_KL | {"diffusion_nft": 2, "awm": 2}
+PLAIN = {"flow_grpo": 1, "flow_grpo_fast": 0, "cps": 0, "grpo_guard": 0, "mix_grpo": 0, "mix_grpo_flash": 0, "temp_flow_grpo": 1}
+NO_KL = dict.fromkeys(
+    ("dance_grpo", "branch_grpo", "branch_mix_grpo", "ddpo", "pref_grpo", "flow_dppo", "flash_grpo", "few_step"), 0
+)
+FROZEN = PLAIN | NO_KL | {"diffusion_nft": 2, "awm": 2, "crd": 2, "dgpo": 3}
 """Other weights that read every trained transition: the reference, the old policy of DiffusionNFT, the average of AWM."""
+GUIDED = {"crd": 1, "dgpo": 1}
+"""Of these, those with two passes whatever the policy has."""
 SMALL: dict[str, tuple[Any, int, int, int]] = {
     # schedule, images of a group, forwards of its rollout, transitions that train; T = 5 and 4 images unless told
     "flow_grpo": (Full(5), 4, 4 * 5, 4 * 4),
     "flow_grpo_fast": (Window(5, 2, "cps", 0.8, move="random", high=4), 4, 4 * 5, 4 * 2),
     "cps": (Full(5, "cps", 0.8), 4, 4 * 5, 4 * 4),
+    "few_step": (Full(5, "cps", 1.0), 4, 4 * 5, 4 * 4),
     "grpo_guard": (Full(5), 4, 4 * 5, 4 * 4),
     "flow_dppo": (RandomSubset(5, (0, 1, 2), 2), 4, 4 * 5, 4 * 2),
     "flash_grpo": (OneStep(5, high=4), 4, 4 * 5, 4),
@@ -61,6 +56,8 @@ SMALL: dict[str, tuple[Any, int, int, int]] = {
     "ddpo": (Full(5, "ddim", 1.0), 4, 4 * 5, 4 * 4),
     "pref_grpo": (Full(5, trained_per_row=3), 4, 4 * 5, 4 * 3),
     "diffusion_nft": (Forward(5, times=TimeSampler("rollout", count=3)), 4, 4 * 5, 4 * 3),
+    "crd": (Forward(5, "ode", times=TimeSampler("uniform", count=3, shared=True)), 4, 4 * 5, 4 * 3),
+    "dgpo": (Forward(5, times=TimeSampler("discrete", count=3, shared=True)), 4, 4 * 5, 4 * 3),
     "awm": (Forward(5, "sa", 0.4, times=TimeSampler("discrete_wo_init", count=2)), 4, 4 * 5, 4 * 2),
 }
 
@@ -108,7 +105,9 @@ def test_a_step_costs_what_the_formulas_say(tiny, name, guidance):
     passes, groups = int(guidance), 2
     found = counted_step(policy, algorithm)
     each = passes * groups
-    assert found == {"rollout": each * rollout, "update": each * trained, "frozen": each * trained * FROZEN[name]}
+    guided = GUIDED.get(name, 0)
+    frozen = groups * trained * (passes * (FROZEN[name] - guided) + 2 * guided)
+    assert found == {"rollout": each * rollout, "update": each * trained, "frozen": frozen}
     told = forwards(schedule.at(1), images, guided=guidance > 1, frozen_models=FROZEN[name])
     assert (told.rollout, told.update, told.frozen) == (passes * rollout, passes * trained, passes * trained * FROZEN[name])
 
@@ -118,6 +117,7 @@ DEFAULTS = {
     "flow_grpo": (10, 9),
     "flow_grpo_fast": (10, 3),
     "cps": (10, 9),
+    "few_step": (4, 3),
     "grpo_guard": (10, 9),
     "flow_dppo": (10, 3),
     "flash_grpo": (20, 1),
@@ -132,6 +132,8 @@ DEFAULTS = {
     "ddpo": (50, 49),
     "pref_grpo": (25, 14),
     "diffusion_nft": (10, 9),
+    "crd": (10, 20),
+    "dgpo": (10, 4),
     "awm": (14, 6),
 }
 

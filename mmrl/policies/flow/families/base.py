@@ -11,6 +11,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.core.types import Prompt
+from mmrl.flow.dynamics import name_of
+from mmrl.flow.dynamics.sde import EulerMaruyama
 from mmrl.flow.path import nearest_multiple, no_longer_than, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
@@ -170,8 +172,19 @@ class FlowFamily(FamilyFacts):
             return spacing_of({**config, "_class_name": type(scheduler).__name__})
         return LinearShift(config["shift"], listed="float64")
 
+    @property
+    def is_distilled(self) -> bool:
+        """Was it distilled, as far as is known, to draw in a few steps?"""
+        return False
+
     def check_plan(self, plan: RolloutPlan) -> None:
-        """Raise ValueError for a plan along which this model cannot draw."""
+        """Raise ValueError for a plan along which this model cannot draw, or leaves noise in what it draws."""
+        noisy = [step.dynamics for step in plan.steps if step.trained and isinstance(step.dynamics, EulerMaruyama)]
+        if noisy and self.is_distilled:
+            raise ValueError(
+                f"schedule.dynamics is {name_of(noisy[0])!r}, but {self.settings.model} was distilled to few steps, at which its "
+                'noise stays in the picture: set algorithm.preset = "few_step", or schedule.dynamics = "cps" with level = 1'
+            )
 
     def sigmas(self, plan: RolloutPlan) -> Float[Tensor, " t1"]:
         """The sigmas of a plan's steps. Raises ValueError where the model cannot draw along it, or its spacing has no answer."""

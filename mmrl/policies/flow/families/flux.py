@@ -27,6 +27,11 @@ class Flux(FlowFamily):
         return self.usual_guidance if self.embeds_guidance else 1.0
 
     @property
+    def is_distilled(self) -> bool:
+        """By its name: a model without that input need not be schnell."""
+        return not self.embeds_guidance and "schnell" in str(self.pipeline.config._name_or_path).lower()
+
+    @property
     def embeds_guidance(self) -> bool:
         return self.config.guidance_embeds
 

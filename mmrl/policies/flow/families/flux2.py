@@ -153,7 +153,11 @@ class Flux2Klein(Flux2):
 
     @property
     def default_guidance(self) -> float:
-        return 1.0 if self.pipeline.config.is_distilled else self.usual_guidance
+        return 1.0 if self.is_distilled else self.usual_guidance
+
+    @property
+    def is_distilled(self) -> bool:
+        return bool(self.pipeline.config.is_distilled)
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         """With the chat template around the prompt."""

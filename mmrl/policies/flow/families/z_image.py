@@ -32,7 +32,11 @@ class ZImage(FlowFamily):
 
     @property
     def default_guidance(self) -> float:
-        return 1.0 if "turbo" in str(self.pipeline.config._name_or_path).lower() else self.usual_guidance
+        return 1.0 if self.is_distilled else self.usual_guidance
+
+    @property
+    def is_distilled(self) -> bool:
+        return "turbo" in str(self.pipeline.config._name_or_path).lower()
 
     def pipeline_call(self, guidance: float) -> PipelineCall | None:
         """The pipeline adds guidance_scale times the difference to the conditional velocity."""

@@ -309,6 +309,18 @@ def test_noised_copies_of_finished_samples(tiny, family):
     torch.testing.assert_close(ema, policy_velocity_before(policy, trace, rollouts), atol=1e-6, rtol=0)
 
 
+def test_a_reading_may_have_a_guidance_of_its_own(tiny):
+    plain, guided = (make(tiny("sd3"), ["ref"], guidance=scale) for scale in (1.0, 2.5))
+    rollouts = plain.rollout(requests(count=2), NFT)
+    for model in ("policy", "ref"):
+        reading = VELOCITY._replace(model=model)
+        asked = reading._replace(guidance=2.5)
+        found = plain.read(rollouts.trace, [asked, reading], rollouts.action_mask)
+        own = guided.read(rollouts.trace, [reading], rollouts.action_mask)[reading]
+        torch.testing.assert_close(found[asked], own, atol=1e-6, rtol=0)
+        assert (found[asked] - found[reading]).abs().max() > 1e-3
+
+
 def policy_velocity_before(policy: FlowPolicy, trace: FlowTrace, rollouts: Rollouts) -> Tensor:
     """Under the weights the policy was made with: `stir` moved the live ones afterwards."""
     shadow = policy.weights.shadows["ema"]

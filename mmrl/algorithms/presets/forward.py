@@ -1,0 +1,47 @@
+"""Algorithms that noise finished samples again and compare those of a prompt with each other, as deltas of DiffusionNFT."""
+
+from dataclasses import replace
+
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.ema_decay import RampDecay
+from mmrl.algorithms.objectives.flow import FlowKL
+from mmrl.algorithms.objectives.groups_of_errors import CenteredReward, GroupPreference
+from mmrl.algorithms.presets.flow import diffusion_nft
+from mmrl.flow.schedules import Forward
+from mmrl.flow.times import TimeSampler
+
+crd = replace(
+    diffusion_nft,
+    objective=(
+        (1.0, CenteredReward(beta=1.0)),
+        (0.1, FlowKL(form="velocity_mse", guidance=4.5, bad_share=1e-3)),
+    ),
+    schedule=Forward(num_steps=10, solver="ode", times=TimeSampler("uniform", count=20, reach=0.99, shared=True)),
+    ema_decay=RampDecay(first=0.25, slope=0.005, most=0.999),
+    minibatches=2,
+)
+"""What the change of its error says a sample is worth, centred in the group, is fitted to what its reward says.
+
+CRD, Diffusion Reinforcement Learning via Centered Reward Distillation, arXiv:2603.14128, in Flow-Factory's port.
+Samples and policy are without guidance (policy.guidance = 1), the reference that holds them has 4.5. Two updates per step. The
+centre is that of a prompt at one time, where the port takes whatever a micro-batch holds at unlike times; that times are uniform
+is ours. One averaged copy is both the old policy and the sampler, which has a decay of its own there (0 up to update 75, then
+0.0075 more each). Left out: the hard, softmax and bce variants, of which the first never looks at bad samples.
+"""
+
+dgpo = replace(
+    diffusion_nft,
+    objective=((1.0, GroupPreference(beta=100.0, clip=1e-2)), (0.02, FlowKL(form="velocity_mse", guidance=4.5))),
+    advantage=GroupNorm(ddof=0, eps=1e-4),
+    schedule=Forward(num_steps=10, solver="dpm2", times=TimeSampler("discrete", count=4, reach=0.7, shared=True)),
+    ema_decay=RampDecay(most=0.3),
+    group_size=16,
+)
+"""The samples of a prompt are preferred by their advantages, all at once: DPO of a whole group, with samples of any solver.
+
+DGPO, Reinforcing Diffusion Models by Direct Group Preference Optimization, arXiv:2510.08425.
+One update per step; it has no ratio of densities. beta is the brake: 10 for PickScore, with 0.001 of KL; groups of 24 are better.
+Samples and policy are without guidance (policy.guidance = 1) and the reference of the KL has 4.5, the code's second mode.
+The averaged copy samples from the start, where the code lets it after 200 to 500 updates. objective.0.ref = "ema" is TDM-R1's
+dynamic reference (beta 2000, clip 1e-5). Left out: the first mode, whose rollouts are guided while training is not.
+"""
