@@ -87,6 +87,8 @@ def integrate(
     before: Before | None = None
     for i, step in enumerate(plan.steps):
         v = velocity(x, i, layout.owners(i)).to(x)
+        if i == plan.base_from:
+            before = None  # predicted by other weights
         children = layout.owners(i + 1)
         parents = to_device(layout.places(i)[children], x.device)
         x, v = x[parents], v[parents]

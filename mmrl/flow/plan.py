@@ -79,6 +79,9 @@ class RolloutPlan:
     """Feed the network int(1000 sigma), as DanceGRPO's relatives do; the step itself uses the exact sigma."""
     guidance: float | None = None
     """Guidance scale of this rollout, where nothing trains; None: the policy's."""
+    base_from: int | None = None
+    """From this step on the reference's weights draw, where nothing trains, so that hacked detail stays out (MixGRPO's hybrid
+    sampling, arXiv:2507.21802). None: never."""
 
     def __post_init__(self) -> None:
         last = self.steps[-1].dynamics
@@ -88,7 +91,13 @@ class RolloutPlan:
             raise ValueError(f"noisy_at chooses a step of whole chains, and this plan makes a {self.shape}: leave it out")
         if self.forward is not None and any(step.trained for step in self.steps):
             raise ValueError("a forward plan trains on noised samples, not on steps: use ode, dpm2 or sa steps")
-        if self.guidance is not None and (self.forward is not None or any(step.trained for step in self.steps)):
+        trains = self.forward is not None or any(step.trained for step in self.steps)
+        if self.base_from is not None and trains:
+            raise ValueError(
+                f"a plan that trains finishes with the weights from before training from step {self.base_from} on, and ratios "
+                "would not start at 1: mix weights in evaluations only (evaluation.base_from)"
+            )
+        if self.guidance is not None and trains:
             raise ValueError(
                 f"a plan that trains has guidance {self.guidance} of its own, but training evaluates its steps again with the "
                 "policy's, and ratios would not start at 1: set policy.guidance instead"
@@ -137,9 +146,12 @@ class Schedule(Protocol):
     def at(self, step: int) -> RolloutPlan: ...
 
 
-def evaluation_plan(num_steps: int, spacing: Spacing | None = None, guidance: float | None = None) -> RolloutPlan:
-    """Deterministic Euler steps that train nothing: how a model is judged."""
-    return RolloutPlan(tuple(StepPlan() for _ in range(num_steps)), spacing, guidance=guidance)
+def evaluation_plan(
+    num_steps: int, spacing: Spacing | None = None, guidance: float | None = None, base_from: float | None = None
+) -> RolloutPlan:
+    """Deterministic Euler steps that train nothing: how a model is judged. `base_from` is a share of the steps, at least one."""
+    switch = None if base_from is None else max(1, round(base_from * num_steps))
+    return RolloutPlan(tuple(StepPlan() for _ in range(num_steps)), spacing, guidance=guidance, base_from=switch)
 
 
 def steps_where(num_steps: int, noisy: Sequence[int], step: StepPlan) -> tuple[StepPlan, ...]:

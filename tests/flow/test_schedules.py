@@ -82,6 +82,9 @@ def test_guidance_of_its_own_is_for_plans_that_train_nothing():
     assert evaluation_plan(3, guidance=1.0).guidance == 1.0
     with pytest.raises(ValueError, match=r"guidance 2\.0 of its own, .*set policy\.guidance"):
         RolloutPlan((StepPlan(CPS(0.5), trained=True), StepPlan()), guidance=2.0)
+    with pytest.raises(ValueError, match=r"from step 1 on, .*evaluation\.base_from"):
+        RolloutPlan((StepPlan(CPS(0.5), trained=True), StepPlan()), base_from=1)
+    assert [evaluation_plan(50, base_from=share).base_from for share in (0.6, 0.001, 1.0)] == [30, 1, 50]
     with pytest.raises(ValueError, match=r"set policy\.guidance"):
         RolloutPlan((StepPlan(),), forward=TimeSampler(), guidance=1.0)
 

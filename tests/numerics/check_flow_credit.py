@@ -15,8 +15,10 @@ from mmrl.algorithms.weights.noise import EqualGradient
 from mmrl.core.readings import LOGPROBS, MEAN, OLD_LOGPROBS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Counts, Reading
 from mmrl.flow.dynamics import CPS, FlowSDE, Wan
+from mmrl.flow.integrate import integrate
+from mmrl.flow.layout import lay_out
 from mmrl.flow.path import velocity_of
-from mmrl.flow.plan import RolloutPlan, StepPlan, steps_where
+from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan, steps_where
 from tests.numerics.check_flow import checks, each
 from tests.numerics.check_flow_parts import column, credited
 from tests.numerics.registry import Vector, check, close, tensor
@@ -195,3 +197,17 @@ def group_preference(vector: Vector) -> None:
     close(infos["policy/clip_frac"][:, 0], tensor(out["clipped"]), tolerance)
     if "dpo_grad_v" in out:
         close(gradient[:, 0] * p["beta"], out["dpo_grad_v"], tolerance)
+
+
+@checks("mixed_weights.rollout.a", "mixed_weights.rollout.b")
+def mixed_weights(vector: Vector) -> None:
+    p, sigmas, x1 = vector.params, tensor(vector.inputs["sigmas"]), tensor(vector.inputs["x1"])
+    tuned, base = tensor(vector.inputs["a"]), tensor(vector.inputs["b"])
+    plan = evaluation_plan(p["T"], base_from=p["tuned_steps"] / p["T"])
+    assert plan.base_from == p["tuned_steps"]
+
+    def velocity(x: Tensor, step: int, rows: Tensor) -> Tensor:
+        return 0.4 * x + sigmas[step] * (tuned if step < p["tuned_steps"] else base)
+
+    found = integrate(plan, sigmas, lay_out(plan, [len(x1)], [0]), velocity, lambda column, rows: x1[rows])
+    close(torch.stack(found.states), vector.outputs["states"], vector.tolerance)

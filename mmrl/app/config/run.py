@@ -115,6 +115,8 @@ class VariantConfig:
     """Flow only; None: as evaluation.num_steps."""
     guidance: Factor | None = None
     """Flow only; None: as evaluation.guidance."""
+    base_from: PositiveShare | None = None
+    """Flow only: the weights from before training finish after this share of the steps; None: as evaluation.base_from."""
     weights: Weights | None = None
     """None: as evaluation.weights."""
     turns: Annotated[int, Range(1, 256)] | None = None
@@ -140,6 +142,9 @@ class EvaluationConfig(EvaluationSettings):
     """Flow only: deterministic denoising steps of a picture; 28 unless given."""
     guidance: Factor | None = None
     """Flow only: 1 = none; None = policy.guidance."""
+    base_from: PositiveShare | None = None
+    """Flow only: the weights from before training finish pictures after this share of the steps, so that hacked detail shows
+    (MixGRPO: 0.6); None: never."""
     also: tuple[VariantConfig, ...] = ()
     """Further ways to answer the same prompts, such as without guidance, or in one turn."""
 
@@ -152,7 +157,8 @@ class EvaluationConfig(EvaluationSettings):
     @property
     def all_weights(self) -> frozenset[str]:
         """The weights that any way to answer needs."""
-        return frozenset({self.weights, *(one.weights or self.weights for one in self.also)})
+        mixed = any(one.base_from is not None for one in (self, *self.also))
+        return frozenset({self.weights, *(one.weights or self.weights for one in self.also), *(["ref"] if mixed else [])})
 
 
 @dataclass(frozen=True)

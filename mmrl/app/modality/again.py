@@ -92,6 +92,11 @@ def draw_again(
             "An evaluation takes steps that this pipeline's arguments cannot express, so that its own pictures differ; "
             "`mmrl eval` draws the run's again."
         ]
+    if plan.base_from is not None and kind != "adapter":
+        return [
+            f"Held-out pictures were finished with the weights from before training, from step {plan.base_from} on, and this "
+            "folder holds the trained ones alone: `mmrl eval` draws them again, and so do the lines of an exported adapter."
+        ]
     reasons = list(reasons_to_differ(policy, evaluation, plan, kind))
     if reasons:
         words = f"These lines draw a held-out picture of that size again up to rounding, since {'; '.join(reasons)}."
@@ -99,11 +104,19 @@ def draw_again(
         words = "These lines draw a held-out picture of that size again, pixel for pixel (same versions, same kind of device)."
     phrase = f"`{FACTS}` has the steps, and says how the noise is drawn."
     sized = "A prompt with a size of its own (columns `width` and `height`) takes other steps: `mmrl eval` draws it again."
-    return [f"{words} {phrase} {sized}", "", "```python", *drawing_code(loading), "```"]
+    return [f"{words} {phrase} {sized}", "", "```python", *drawing_code(loading, plan.base_from), "```"]
 
 
-def drawing_code(loading: Sequence[str]) -> list[str]:
-    """Load, seed the noise, draw."""
+def drawing_code(loading: Sequence[str], base_from: int | None) -> list[str]:
+    """Load, seed the noise, draw; from a step on without the adapter."""
+    switch = [
+        "def finish_with_base(pipeline, step, time, given):",
+        f"    if step + 1 == {base_from}:",
+        "        pipeline.disable_lora()",
+        "    return given",
+        "",
+    ]
+    call = "" if base_from is None else ", callback_on_step_end=finish_with_base"
     return [
         "import hashlib",
         "import json",
@@ -119,7 +132,8 @@ def drawing_code(loading: Sequence[str]) -> list[str]:
         f"""name = f"{{template['seed'] * {SEED_STEP} + place}}/{{sample}}/0".encode()""",
         'seed = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1',
         'noise = torch.Generator("cpu").manual_seed(seed)',
-        'picture = pipeline(prompt=prompt, generator=noise, **template["pipeline_call"]).images[0]',
+        *([] if base_from is None else ["", "", *switch]),
+        f'picture = pipeline(prompt=prompt, generator=noise, **template["pipeline_call"]{call}).images[0]',
     ]
 
 

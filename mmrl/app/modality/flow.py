@@ -57,7 +57,7 @@ class FlowModality:
 
     name: str = "flow"
     settings: type[FlowPolicyConfig] = FlowPolicyConfig
-    evaluation_keys: tuple[str, ...] = ("num_steps", "guidance")
+    evaluation_keys: tuple[str, ...] = ("num_steps", "guidance", "base_from")
     output: str = "image"
     index_file: str = "model_index.json"
     loading: Loading = LOADING
@@ -69,7 +69,8 @@ class FlowModality:
         return {"num_steps": EVALUATION_STEPS}
 
     def eval_sampling(self, evaluation: EvaluationTable) -> RolloutPlan:
-        return evaluation_plan(evaluation.num_steps or EVALUATION_STEPS, guidance=evaluation.guidance)
+        steps = evaluation.num_steps or EVALUATION_STEPS
+        return evaluation_plan(steps, guidance=evaluation.guidance, base_from=evaluation.base_from)
 
     def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
         if turned := [one.name for one in evaluation.also if one.turns is not None]:
@@ -266,4 +267,6 @@ def families_by_size(family: "FlowFamily", prompts: Sequence[Prompt]) -> "dict[S
 def plan_of(one: AlsoTable, evaluation: EvaluationTable) -> RolloutPlan:
     """The steps of one more way to draw the held-out prompts; what it leaves out is as in [evaluation]."""
     guidance = evaluation.guidance if one.guidance is None else one.guidance
-    return evaluation_plan(one.num_steps or evaluation.num_steps or EVALUATION_STEPS, guidance=guidance)
+    base_from = evaluation.base_from if one.base_from is None else one.base_from
+    steps = one.num_steps or evaluation.num_steps or EVALUATION_STEPS
+    return evaluation_plan(steps, guidance=guidance, base_from=base_from)

@@ -86,6 +86,7 @@ def flow_template(policy: FlowPolicy, evaluation: EvaluationTable, plan: Rollout
         "dtype": config.dtype,
         "num_steps": plan.num_steps,
         "guidance": guidance_of(policy, plan),
+        **({} if plan.base_from is None else {"base_from_step": plan.base_from}),
         "seed": evaluation.seed,
         "noise": NOISE,
         "pipeline_call": pipeline_call(policy, plan),

@@ -63,9 +63,10 @@ class TextModality:
     def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
         """Fewer turns of episodes, or other weights."""
         for one in evaluation.also:
-            if one.num_steps is not None or one.guidance is not None:
+            if any(value is not None for value in (one.num_steps, one.guidance, one.base_from)):
                 raise ValueError(
-                    f"evaluation.also {one.name!r} sets num_steps or guidance, which image generators have: take turns or weights"
+                    f"evaluation.also {one.name!r} sets num_steps, guidance or base_from, which image "
+                    "generators have: take turns or weights"
                 )
         return [Variant(one.name, evaluation.sampling, one.weights or evaluation.weights, one.turns) for one in evaluation.also]
 

@@ -18,7 +18,7 @@ from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.scorers.sizes import HoldsModels
 
 log = logging.getLogger("mmrl")
-FOR_SEEN = ("batch_size", "seed", "weights", "sampling", "num_steps", "guidance")
+FOR_SEEN = ("batch_size", "seed", "weights", "sampling", "num_steps", "guidance", "base_from")
 """Keys of [evaluation] by which a run without held-out prompts answers those that it has seen."""
 
 

@@ -115,6 +115,11 @@ class FlowPolicy(PolicyHooks):
         """
         plan = check_plan(sampling)
         self._check(requests)
+        if plan.base_from is not None and "ref" not in self.shadows:
+            raise ValueError(
+                "the plan's base_from finishes with the reference's weights, which this policy keeps none of: make it "
+                'with shadows = ["ref"]'
+            )
         self.net.uploads.clear()
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)

@@ -159,12 +159,15 @@ def test_language_models_are_written_with_alike_and_stop_alike(model: str, tmp_p
     assert any(not line["truncated"] for line in lines), "a stop ended an answer"
 
 
-@pytest.mark.parametrize("model", sorted(PAINTERS))
-def test_diffusers_draws_what_the_run_drew_to_the_last_pixel(model: str, tmp_path: Path) -> None:
-    run = run_of(FLOW.format(model=model, policy=PAINTERS[model]).replace("num_samples = 2", "num_samples = 1"), tmp_path)
+@pytest.mark.parametrize(("model", "more"), [("flux", ""), ("sd3", ""), ("flux", "base_from = 0.4")])
+def test_diffusers_draws_what_the_run_drew_to_the_last_pixel(model: str, more: str, tmp_path: Path) -> None:
+    """Also where the base finishes what the adapter began."""
+    config = FLOW.format(model=model, policy=PAINTERS[model]).replace("num_samples = 2", "num_samples = 1")
+    run = run_of(config.replace("guidance = 3.0", f"guidance = 3.0\n{more}"), tmp_path)
     folder = export(run.path, tmp_path / "out")
     card = (folder / "README.md").read_text()
     assert run.prompt_file.read_text().startswith("prompt template none: nothing is put around a prompt\n")
+    assert ("disable_lora" in card) == bool(more)
     assert "again, pixel for pixel" in card and "- prompt template none: nothing is put around a prompt\n" in card
     assert "- evaluated with: 5 Euler steps, guidance 3, 16 x 16 pixels, 1 sample of a prompt, seed 1234, live weights" in card
     base = str(tiny_model(f"tiny:{model}", MODALITIES["flow"]))

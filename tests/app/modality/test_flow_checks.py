@@ -50,6 +50,7 @@ def with_algorithm(make: Make, preset: str, *words: str) -> Resolved:
         ("grpo_guard", ["schedule.kind=Forward"], r"reads dt, logprobs, mean, sampled_mean, std"),
         ("diffusion_nft", ["schedule.kind=Full"], r"noised copies of its samples, but its schedule Full makes none: .*Forward"),
         ("crd", ["schedule.times.shared=false"], r"CenteredReward compares .* different times: set .*times.shared = true"),
+        ("dgpo", ["minibatches=40"], r"minibatches is 40, .* groups, which the objective needs whole"),
         ("dgpo", ["schedule.times.shared=false"], r"GroupPreference compares .* different times"),
         ("flow_grpo_fast", ["schedule.low=7", "schedule.high=9"], "3 steps do not fit between low = 7 and high = 9"),
         (
@@ -236,6 +237,14 @@ def test_a_run_without_an_average_has_none_to_export(make: Make, tmp_path: Path)
         export(run.path, tmp_path / "out", weights="ema")
     with pytest.raises(ValueError, match="kept no weights called 'ema'"):
         evaluate(str(run.path), ["evaluation.weights=ema"])
+    mixed = evaluate(str(run.path), ["evaluation.base_from=0.5"])
+    assert set(mixed) == set(evaluate(str(run.path))), "the model as it was loaded finishes"
+
+
+def test_a_folder_of_whole_weights_says_that_the_base_finished_its_pictures(make: Make, tmp_path: Path):
+    run = run_training(make("steps=1", "output=run", "evaluation.base_from=0.5", "evaluation.num_steps=4"))
+    card = (export(run.path, tmp_path / "out") / "README.md").read_text()
+    assert "finished with the weights from before training, from step 2 on" in card
 
 
 def with_run(resolved: Resolved) -> Resolved:

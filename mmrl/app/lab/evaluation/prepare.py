@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Never
 
 import torch
 
@@ -12,7 +13,7 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.app.run.beforehand import what_is_missing
 from mmrl.app.run.build import build_policy, held_out_prompts, load_rewards, reward_runners, with_local_model
 from mmrl.app.run.folder import RunDir
-from mmrl.core.protocols import Accelerator, State
+from mmrl.core.protocols import Accelerator, Policy, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Prompt
@@ -106,15 +107,21 @@ def prepare(asked: Asked, ranks: Ranks, accelerator: Accelerator | None = None) 
     if accelerator is not None:
         policy.prepare(accelerator)
     if asked.run is not None and asked.state is not None:
-        policy.load_state_dict(wanted_part(asked.state["policy"], policy.shadows, asked.run))
+        policy.load_state_dict(wanted_part(asked.state["policy"], policy, asked.run))
     settings = replace(config.evaluation, num_prompts=len(asked.prompts))
     sampling, variants = modality.eval_sampling(settings), modality.variants(settings)
     return Ready(Evaluator(policy, asked.prompts, rewards, settings, sampling, ranks, variants), space)
 
 
-def wanted_part(state: State, shadows: frozenset[str], run: RunDir) -> State:
-    """A policy's state without the averages and references that this evaluation has no use for; ValueError if one is missing."""
-    missing = sorted(shadows - set(state["shadows"]))
+def wanted_part(state: State, policy: Policy[Never], run: RunDir) -> State:
+    """A run's state without the averages and references that this evaluation has no use for; ValueError if one is missing.
+
+    A reference that the run did not keep is the model as it was loaded.
+    """
+    kept = state["shadows"]
+    if "ref" in policy.shadows - set(kept):
+        kept = {**kept, "ref": policy.state_dict()["shadows"]["ref"]}
+    missing = sorted(policy.shadows - set(kept))
     if missing:
         raise ValueError(f"{run.path} kept no weights called {missing[0]!r}: evaluate with evaluation.weights = 'live'")
-    return state | {"shadows": {name: state["shadows"][name] for name in shadows}}
+    return state | {"shadows": {name: kept[name] for name in policy.shadows}}

@@ -65,11 +65,11 @@ def answer(run: RunDir, config: RunConfig, prompt: Prompt, step: int | None = No
         begin_random_state(config.seed)
         torch.manual_seed(config.seed)
         with waiting(f"loading model {config.policy.model}"):
-            policy = build_policy(local, frozenset({evaluation.weights} - {"live"}))
+            policy = build_policy(local, frozenset(evaluation.all_weights - {"live"}))
         if accelerator is not None:
             policy.prepare(accelerator)
         if state is not None:
-            policy.load_state_dict(wanted_part(state["policy"], policy.shadows, run))
+            policy.load_state_dict(wanted_part(state["policy"], policy, run))
         request = Request(prompt, 1, 0, model=MODELS[evaluation.weights], seed=number)
         with waiting("answering"):
             sample = policy.rollout([request], modality.eval_sampling(evaluation)).groups[0].samples[0]

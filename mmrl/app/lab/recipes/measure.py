@@ -105,7 +105,7 @@ def measure_run(recipe: Recipe, planned: Sequence[Planned], run: RunDir | None, 
         policy.prepare(accelerator)
         if run is not None:
             state = Checkpoints(run.checkpoints).load()
-            policy.load_state_dict(wanted_part(state["policy"], policy.shadows, run))
+            policy.load_state_dict(wanted_part(state["policy"], policy, run))
         found: list[Measured] = []
         everyone: list[Answered] = []
         for one in planned:

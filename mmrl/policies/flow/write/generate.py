@@ -1,6 +1,7 @@
 """Sampling images: noise is integrated along a plan, under the weights as they are."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -60,7 +61,11 @@ class LocalGenerator:
         prompts = torch.arange(len(requests)).repeat_interleave(torch.tensor(counts))
         first, last = float(sigma_table.sigmas[0]), float(sigma_table.sigmas[-1])
 
+        base = ExitStack()
+
         def velocity(x: Tensor, step: int, rows: Int[Tensor, " m"]) -> Tensor:
+            if step == plan.base_from:
+                base.enter_context(host.weights.swapped_in("ref"))
             asked = NoisyLatents(x, sigma_table.timesteps[step].expand(len(x)), prompts[rows], sigma_table.size)
             v = host.velocities(asked, conditions, plan.guidance)
             refuse_nan(late, v, step, plan.num_steps, [requests[i].prompt for i in prompts[rows].tolist()])
@@ -70,7 +75,8 @@ class LocalGenerator:
             drawn = family.pack(noise(column, rows))
             return to_device(family.start(drawn, first) if column == 0 else drawn, device)
 
-        trajectory = integrate(plan, sigma_table.sigmas, layout, velocity, packed, keep=send_home)
+        with base:
+            trajectory = integrate(plan, sigma_table.sigmas, layout, velocity, packed, keep=send_home)
         # From here on the device has done all its work, and what was sent to the host has arrived.
         trajectory = replace(trajectory, logprobs=trajectory.logprobs.cpu())
         late.look()
