@@ -70,6 +70,12 @@ def test_branch_grpo_split_once_at_the_start_is_grpo_with_shared_initial_noise()
     torch.testing.assert_close(branched, trained(replace(BASE, schedule=Full(6, initial_noise="group"))), atol=1e-6, rtol=1e-6)
 
 
+def test_unigrpo_without_its_brake_and_with_weights_of_steps_is_grpo_guard():
+    guard, own = small("grpo_guard"), small("unigrpo")
+    same = replace(own, objective=own.objective[:1], importance=guard.importance, schedule=guard.schedule)
+    assert torch.equal(trained(same), trained(guard))
+
+
 def test_sharing_the_prefix_of_a_window_changes_nothing():
     window = Window(6, 2, low=2, stride=0, initial_noise="group")
     alone, shared = trained(replace(BASE, schedule=window)), trained(replace(BASE, schedule=replace(window, share_prefix=True)))

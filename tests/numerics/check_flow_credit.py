@@ -8,11 +8,11 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.ema_decay import RampDecay
-from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL
+from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL, RatioNorm
 from mmrl.algorithms.objectives.groups_of_errors import CenteredReward, GroupPreference
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.weights.noise import EqualGradient
-from mmrl.core.readings import LOGPROBS, MEAN, OLD_LOGPROBS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY, VELOCITY
+from mmrl.algorithms.weights.noise import EqualGradient, InverseStep
+from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Counts, Reading
 from mmrl.flow.dynamics import CPS, FlowSDE, Wan
 from mmrl.flow.integrate import integrate
@@ -211,3 +211,29 @@ def mixed_weights(vector: Vector) -> None:
 
     found = integrate(plan, sigmas, lay_out(plan, [len(x1)], [0]), velocity, lambda column, rows: x1[rows])
     close(torch.stack(found.states), vector.outputs["states"], vector.tolerance)
+
+
+@checks("unigrpo.flow.a", "unigrpo.flow.b")
+def normalized_ratios_near_the_reference(vector: Vector) -> None:
+    """The official weights per step have mean 1."""
+    p, inputs, out, tolerance = vector.params, vector.inputs, vector.outputs, vector.tolerance
+    n, steps, sigmas = len(inputs["advantages"]), inputs["steps"], tensor(inputs["sigmas"])
+    new, old = tensor(inputs["mean_new"]).requires_grad_(), tensor(inputs["mean_old"])
+    std = tensor(inputs["std"]).expand(n, -1)
+    scale, x_next = std[:, :, None, None, None], tensor(inputs["x_next"])
+    readings = {MEAN: new, SAMPLED_MEAN: old, STD: std}
+    for reading, mean in ((LOGPROBS, new), (OLD_LOGPROBS, old)):
+        readings[reading] = -((x_next - mean) ** 2 / (2 * scale**2)).flatten(2).mean(2)
+    batch = batch_of(tensor(inputs["advantages"])[:, None].expand(-1, len(steps)))
+    values, infos = RatioNorm(p["clip"], p["clip"])(readings, batch)
+    close(infos["policy/ratio"].log(), out["log_ratio_scaled"], tolerance)
+    if p["inverse_step_mean_1"]:
+        dt = (sigmas[:-1] - sigmas[1:])[steps].expand(n, -1)
+        weight = InverseStep()(make_batch(torch.ones_like(dt), torch.zeros(n), {DT: dt}), Counts(1, 1, 1))
+        values = values * weight / weight.mean()
+    close(values.mean(), out["policy_loss"], tolerance)
+    (gradient,) = torch.autograd.grad(values.mean(), new)
+    close(gradient, out["grad_mean_new"], tolerance)
+    velocities = {VELOCITY: column(vector, "v"), VELOCITY._replace(model="ref"): column(vector, "v_ref")}
+    kl, _ = FlowKL("velocity_mse")(velocities, batch_of(torch.zeros(len(inputs["v"]), 1, dtype=torch.float64)))
+    close(kl.mean(), out["velocity_mse"], tolerance)

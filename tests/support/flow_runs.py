@@ -20,6 +20,7 @@ SMALL = {
     "dance_grpo": ["group_size=4", "schedule.num_steps=5", "schedule.trained_per_row=2"],
     "branch_grpo": ["group_size=4", "schedule.num_steps=5", "schedule.split_steps=[0, 2]"],
     "branch_mix_grpo": ["group_size=4", "schedule.num_steps=6", "schedule.split_steps=[0, 2]", "schedule.window=[1, 2]"],
+    "unigrpo": ["group_size=4", "schedule.num_steps=6", "schedule.size=2", "schedule.high=4"],
     "ddpo": ["group_size=4", "schedule.num_steps=4", "advantage.size=4", "advantage.least=4"],
     "pref_grpo": ["group_size=4", "schedule.num_steps=4", "schedule.trained_per_row=2", "needs_rewards=[]"],
     "diffusion_nft": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],

@@ -248,6 +248,21 @@ must come back: one with fewer than 16 rewards is compared with the whole step. 
 shuffles steps within a sample, which changes nothing where all of them enter one update. Nothing is left out.
 """
 
+unigrpo = replace(
+    grpo_guard,
+    objective=((1.0, RatioNorm(low=1e-6, high=1e-6)), (1.5e-5, FlowKL(form="velocity_mse"))),
+    importance=(),
+    schedule=Window(num_steps=25, size=3, level=0.8, move="random", low=0, high=8),
+    group_size=8,
+)
+"""Normalized ratios in a short window of early steps, held near the reference's velocities instead of its densities.
+
+UniGRPO, the part that draws: Unified Policy Optimization for Reasoning-Driven Visual Generation, arXiv:2603.23500.
+2 updates per step; with one all ratios are 1. Samples and training are without guidance (policy.guidance = 1). How far the window
+may move is ours (schedule.high). The code can weigh steps by their length, which is off by default (importance InverseStep). Left
+out: the part that writes, which needs a model of both.
+"""
+
 pref_grpo = replace(
     grpo_guard,
     objective=((1.0, RatioNorm(low=1e-4, high=1e-4)),),

@@ -39,7 +39,7 @@ def cost_words(algorithm: Algorithm) -> Iterator[str]:
         yield f"{algorithm.updates} updates per step{passes}"
     if algorithm.planner.max_rounds > 1:
         yield f"up to {algorithm.planner.max_rounds} rounds of samples"
-    read = {(reading.model, reading.view) for reading in algorithm.frozen_reads if reading != OLD_LOGPROBS}
+    read = {(reading.model, reading.view, reading.guidance) for reading in algorithm.frozen_reads if reading != OLD_LOGPROBS}
     if read:
         yield f"{len(read)} more {'pass' if len(read) == 1 else 'passes'} without gradient"
     if algorithm.shadows:

@@ -73,7 +73,9 @@ def test_guidance_for_a_model_that_was_made_without_is_said(make: Make, caplog: 
     folder = build_tiny("z_image", tmp_path / "Z-Image-Turbo")
     with caplog.at_level(logging.WARNING):
         build(late(make, "few_step", "z_image", f"policy.model={folder}"))
-    assert "was made to be drawn without guidance" in caplog.text
+        assert "was made to be drawn without guidance" in caplog.text and "reads weights" not in caplog.text
+        build(late(make, "dgpo", "z_image", f"policy.model={folder}"))
+    assert "the objective reads weights with guidance 4.5" in caplog.text
 
 
 @pytest.mark.parametrize("family", ["z_image", "flux2_klein", "flux"])

@@ -30,7 +30,7 @@ PLAIN = {"flow_grpo": 1, "flow_grpo_fast": 0, "cps": 0, "grpo_guard": 0, "mix_gr
 NO_KL = dict.fromkeys(
     ("dance_grpo", "branch_grpo", "branch_mix_grpo", "ddpo", "pref_grpo", "flow_dppo", "flash_grpo", "few_step"), 0
 )
-FROZEN = PLAIN | NO_KL | {"diffusion_nft": 2, "awm": 2, "crd": 2, "dgpo": 3}
+FROZEN = PLAIN | NO_KL | {"unigrpo": 1, "diffusion_nft": 2, "awm": 2, "crd": 2, "dgpo": 3}
 """Other weights that read every trained transition: the reference, the old policy of DiffusionNFT, the average of AWM."""
 GUIDED = {"crd": 1, "dgpo": 1}
 """Of these, those with two passes whatever the policy has."""
@@ -53,6 +53,7 @@ SMALL: dict[str, tuple[Any, int, int, int]] = {
     "branch_grpo": (Tree(5, (0, 2)), 4, 13, 16),
     # the same tree, of which steps 0, 2 and (the window at the second step) 3 are noisy
     "branch_mix_grpo": (Tree(5, (0, 2), window=(2, 1), window_every=1, last="ode"), 4, 13, 2 + 4 + 4),
+    "unigrpo": (Window(5, 2, move="random", high=4), 4, 4 * 5, 4 * 2),
     "ddpo": (Full(5, "ddim", 1.0), 4, 4 * 5, 4 * 4),
     "pref_grpo": (Full(5, trained_per_row=3), 4, 4 * 5, 4 * 3),
     "diffusion_nft": (Forward(5, times=TimeSampler("rollout", count=3)), 4, 4 * 5, 4 * 3),
@@ -129,6 +130,7 @@ DEFAULTS = {
     "branch_grpo": (203 / 16, 218 / 16),
     # splits 2 + 4 + 8 + 16, and steps 1 and 2 of the window
     "branch_mix_grpo": (203 / 16, 34 / 16),
+    "unigrpo": (25, 3),
     "ddpo": (50, 49),
     "pref_grpo": (25, 14),
     "diffusion_nft": (10, 9),
