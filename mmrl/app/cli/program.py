@@ -238,11 +238,14 @@ def add_demo(name: str, summary: str) -> None:
     def command(
         output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
         seed: Annotated[int, Option(help="Seed of pretraining, data and training.")] = 0,
+        short: Annotated[bool, Option("--short", help="A few steps of each part: that it runs, not that it learns.")] = False,
         overrides: Overrides = None,
     ) -> None:
-        from mmrl.app.commands.demo import run
+        from mmrl.app.commands.demo import run, twin_of
 
-        run(name, output, seed, overrides or [])
+        trained = run(name, output, seed, overrides or [], short).path
+        if DEMOS[name].twin:
+            compare(trained, twin_of(trained), trained / "twin.html")
 
     demo.command(name, help=summary)(command)
 
