@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 import torch
 
+from mmrl.core.episodes import Limits
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Observation, Request, Rollouts, Sample, Turn
 from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.trace import Inset
 from tests.support.text_policies import FP32_BOUND, picture, prompts, text_trace
-from tests.support.worlds import Inline, player
+from tests.support.worlds import LIMITS, Inline, looking, player
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,49 @@ def test_what_does_not_fit_is_found(played: tuple[TextPolicy, Rollouts], name: s
     break_it, error = FAULTS[name]
     with pytest.raises(ValueError, match=f"prompt 'one', sample 0 of group 0: .*{error}"):
         audit_rollouts(policy, break_it(rollouts))
+
+
+def audited(folder: str, answer: Any, repeats: bool = True, limits: Limits = LIMITS) -> Inline:
+    """Plays two episodes of up to three turns, and lets the policy audit them."""
+    worlds = Inline(answer, limits, repeats=repeats)
+    policy = player(folder, worlds)
+    policy.audit(policy.rollout([Request(prompts()[0], 2, 0, seed=3, turns=3)]))
+    assert sorted(worlds.closed) == list(range(len(worlds.opened)))
+    return worlds
+
+
+def now_and_then(what: Callable[[int], Observation | None]) -> Callable[..., Observation | None]:
+    """A world that counts how often it was asked since it was made, whatever the seed."""
+    calls = count()
+    return lambda prompt, turns, seed: what(next(calls))
+
+
+MOODS: dict[str, tuple[Callable[[int], Observation | None], str]] = {
+    "text": (lambda i: Observation("one" if i < 6 else "two"), "answers 'two' with 0 pictures, and the episode was shown 'one'"),
+    "picture": (lambda i: Observation("see", (picture(i // 6, 64, 64),), key="same"), "answers 'see' with 1 pictures"),
+    "reward": (lambda i: Observation("on", reward=float(i // 6)), "answers 'on'"),
+    "fact": (lambda i: Observation("on", facts={"looks": float(i // 6)}), "answers 'on'"),
+    "end": (lambda i: Observation("on") if i < 6 else None, "answers nothing, and the episode was shown 'on'"),
+    "fault": (lambda i: Observation("on") if i < 6 else None.text, r"broke: AttributeError"),  # type: ignore[attr-defined]
+}
+
+
+@pytest.mark.parametrize("name", MOODS)
+def test_a_world_that_answers_differently_for_the_same_seed_is_found(tiny: Any, name: str):
+    what, error = MOODS[name]
+    with pytest.raises(ValueError, match=f"prompt 'one', turn 1: its world, opened again with the same seed, .*{error}"):
+        audited(tiny("qwen3_vl"), now_and_then(what))
+    assert len(audited(tiny("qwen3_vl"), now_and_then(what), repeats=False).opened) == 2, "it was not asked again"
+
+
+def test_worlds_that_repeat_pass_and_broken_ones_are_left_out(tiny: Any):
+    worlds = audited(tiny("qwen3_vl"), looking)
+    assert worlds.opened[:2] == worlds.opened[2:]
+    assert [len(turns) for turns in worlds.turns[:2]] == [len(turns) for turns in worlds.turns[2:]]
+    assert all(turn.observation is None for turns in worlds.turns for turn in turns)
+    assert len(audited(tiny("qwen3_vl"), lambda prompt, turns, seed: turns[99]).opened) == 2
+    crowded = Limits(pictures=0)
+    assert len(audited(tiny("qwen3_vl"), lambda *_: Observation("see", (picture(1, 64, 64),)), limits=crowded).opened) == 4
 
 
 def swap(rollouts: Rollouts) -> Rollouts:
