@@ -204,7 +204,7 @@ class TextPolicy(PolicyHooks):
                 values = look(names, rows, mask, evaluate, self.tokenizer, self.decode) if names & LOOKS else {}
                 values |= evaluate(rows, mask, tuple(sorted(names & QUANTITIES)))
             if ANSWERS in names:
-                values[ANSWERS] = answer_mask(trace, self.decode, mask.shape[1])
+                values[ANSWERS] = answer_mask(trace, self.decode, mask)
             out |= {reading: values[reading.quantity] for reading in asked}
         return out
 

@@ -58,7 +58,7 @@ class WarmStart(Imitation):
     demonstrations: int = 48
     """Batches of demonstrations, with the skills in between."""
     demonstrations_lr: float = 2e-3
-    looks: float = 0.4
+    looks: float = 0.33
     """Share of the demonstrations that look closer."""
     aimed: float = 0.6
     """Share of those that look at the digit; the others look anywhere."""
@@ -68,7 +68,7 @@ class WarmStart(Imitation):
     """Share of the right answers of those that saw the digit."""
     least_skill: float = 0.85
     """Share of held-out pictures that both skills must get right."""
-    least_looks: float = 0.3
+    least_looks: float = 0.25
     """Least chance that the model looks closer, and 0.5 that it then looks at the digit."""
     least_hits: float = 0.5
 

@@ -179,6 +179,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "retries": (["environment.use=./odd.py:Once", "environment.call.retries=2"], "this environment says that it does not repeat"),
     "no open": (["environment.use=./odd.py:Closed"], r"odd.py:Closed has no open\(prompt, seed\)"),
     "views": (["algorithm.preset=papo"], "shows prompts under views, and worlds answer plain samples"),
+    "hints": (["algorithm.planner.kind=HintLadder"], "planner HintLadder shows prompts with hints"),
     "its own check": (["environment.use=./odd.py:Picky"], "no prompt pleases it"),
 }
 ODD = """

@@ -9,11 +9,16 @@ import pytest
 import torch
 
 from mmrl.core.episodes import Limits
-from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Observation, Request, Rollouts, Sample, Turn
 from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.read.answer_tokens import answer_mask
+from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import Inset
+from mmrl.policies.text.write.episodes import Episode
+from mmrl.policies.text.write.prefix import append
 from tests.support.text_policies import FP32_BOUND, picture, prompts, text_trace
 from tests.support.worlds import LIMITS, Inline, looking, player
 
@@ -137,3 +142,60 @@ def test_the_reason_for_other_numbers_is_named(played: tuple[TextPolicy, Rollout
     with torch.no_grad():
         values = found.read()
     assert float((values - noted)[rollouts.action_mask].abs().max()) <= FP32_BOUND
+
+
+def test_observations_that_train_are_named(played: tuple[TextPolicy, Rollouts]):
+    policy, rollouts = played
+    lengths = text_trace(rollouts.trace).lengths
+    broken = replace(rollouts, action_mask=torch.arange(rollouts.action_mask.shape[1]) < lengths[:, None])
+    assert not torch.equal(broken.action_mask, rollouts.action_mask)
+    found = {one.change: one for one in policy.diagnostics.hypotheses(broken)}
+    read = found["with no token that an environment wrote, and none behind a completion's end"].read
+    plain = found["with nothing changed"].read
+    assert read is not None and plain is not None
+    with torch.no_grad():
+        gaps = [float((one() - rollouts.recorded[ROLLOUT_LOGPROBS])[broken.action_mask].abs().max()) for one in (read, plain)]
+    assert gaps[0] <= FP32_BOUND < gaps[1]
+
+
+def tokenized_again(policy: TextPolicy, episode: Episode) -> Encoded:
+    """The row so far as a sampler sees it that is given texts."""
+    tokens = list[int]()
+    for segment in episode.row.segments:
+        piece = episode.row.tokens[segment.start : segment.stop]
+        if segment.who == "policy":
+            stop = piece[-1] in policy.eos_token_ids
+            text = policy.decode([piece[: len(piece) - stop]])[0]
+            piece = [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], *piece[len(piece) - stop :]]
+        tokens += piece
+    return append(episode.prompt, tokens) if tokens else episode.prompt
+
+
+def test_turns_that_the_sampler_tokenized_again_are_named(tiny: Any, monkeypatch: pytest.MonkeyPatch):
+    policy = player(tiny("qwen3_vl"), Inline(lambda *_: Observation("Go on.")))
+    monkeypatch.setattr(Episode, "shown", property(lambda episode: tokenized_again(policy, episode)))
+    rollouts = policy.rollout([Request(prompts()[0], 4, 0, seed=3, turns=3)])
+    [read] = [one.read for one in policy.diagnostics.hypotheses(rollouts) if one.cause == "turns tokenized again"]
+    assert read is not None
+    with torch.no_grad():
+        values, plain = read(), policy.read(rollouts.trace, [LOGPROBS], rollouts.action_mask)[LOGPROBS]
+    noted = rollouts.recorded[ROLLOUT_LOGPROBS]
+    assert float((values - noted)[rollouts.action_mask].abs().max()) <= FP32_BOUND
+    assert float((plain - noted)[rollouts.action_mask].abs().max()) > 100 * FP32_BOUND
+
+
+def test_an_answer_that_an_observation_quotes_is_none(tiny: Any):
+    policy = player(
+        tiny("qwen3_vl"), Inline(lambda *_: Observation("So <answer>7</answer>?")), sampling=Sampling(max_new_tokens=12)
+    )
+    rollouts = policy.rollout([Request(prompts()[0], 2, 0, seed=3, turns=2)])
+    trace = text_trace(rollouts.trace)
+    said = policy.tokenizer("<answer>4")["input_ids"]
+    marks = answer_mask(trace, policy.decode, rollouts.action_mask)
+    assert not bool(marks[~rollouts.action_mask].any())
+    _, sample = next(iter(rollouts.samples()))
+    start, stop = sample.turns[-1].span
+    tokens = trace.tokens.clone()
+    tokens[0, start : start + len(said)] = torch.tensor(said)
+    marks = answer_mask(replace(trace, tokens=tokens), policy.decode, rollouts.action_mask)
+    assert bool(marks[0, stop - 1]) and not bool(marks[0, :start].any())
