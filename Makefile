@@ -44,6 +44,7 @@ lint: $(STAMP)
 evidence: $(STAMP)
 	$(PYTEST) -m "evidence and not gpu and not engine"
 	$(BIN)/python benchmarks/demo_evidence.py grounding
+	$(BIN)/python benchmarks/demo_evidence.py look-twice --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py video --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2i --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2i-text --no-cache

@@ -53,6 +53,11 @@ EVIDENCE = {
         512,
         longer_imitation,
     ),
+    "look-twice": Evidence(
+        {"right": "eval/number", "right at once": "eval/alone/number"},
+        ("evaluation.data.seed={series}", "evaluation.data.size={size}", "evaluation.num_prompts={size}"),
+        256,
+    ),
     "video": Evidence(
         {
             "temporal IoU": "eval/by_type/span",

@@ -63,6 +63,11 @@ class Worlds(Protocol):
         """The share of the episodes under way whose answers must be there before their next turns are written together."""
         ...
 
+    @property
+    def repeats(self) -> bool:
+        """Does the same seed open a world that answers the same turns in the same way?"""
+        ...
+
     def open(self, prompt: Prompt, seed: int) -> int:
         """The number of a new world."""
         ...

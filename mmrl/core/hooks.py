@@ -88,6 +88,8 @@ class PlannerHooks(PartHooks):
 
     heats_tokens: bool = False
     """Are tokens drawn at individual temperatures (`Tempering.rule`), which servers do not support?"""
+    samples_plainly: bool = True
+    """Are all its samples of the plain prompt, from their first token on, at the run's temperature? Worlds answer only such."""
 
     @property
     def reads(self) -> tuple[Reading, ...]:

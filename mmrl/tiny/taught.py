@@ -1,53 +1,69 @@
 """Small models that are taught a task on this machine, by kind of policy and name: `tiny:grounding`, `tiny:shapes`."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
 from mmrl.tiny.flow import clip_generator, editor, generator
 from mmrl.tiny.keep import Progress
-from mmrl.tiny.text import clips, grounding
+from mmrl.tiny.text import clips, grounding, look_twice
 
-Teach = Callable[[int, Progress | None], Path]
-"""(seed, progress) -> the folder of the model, taught once and then kept in the cache."""
+Teach = Callable[[int, Progress | None, bool], Path]
+"""(seed, progress, short) -> the folder of the model, taught once and then kept in the cache; short: a few steps long."""
+FEW: Mapping[str, Any] = {"pool": 128, "batch_size": 16, "vae_steps": 20, "steps": 20, "layers": 2, "heads": 2}
+FEW_CLIPS: Mapping[str, Any] = {**FEW, "vae_pool": 64, "halvings": 2, "latents": 8, "layers": 1, "feed_forward": 64}
 
 
-def boxes(seed: int = 0, progress: Progress | None = None) -> Path:
+def boxes(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
     """A Qwen3-VL that draws boxes round digits as hurried annotators do."""
-    return grounding.warm_start(grounding.WarmStart(seed=seed), progress=progress)
+    settings = grounding.WarmStart(seed=seed)
+    return grounding.warm_start(replace(settings, steps=80, batch_size=8) if short else settings, progress=progress)
 
 
-def shapes(seed: int = 0, progress: Progress | None = None) -> Path:
+def shapes(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
     """A Stable Diffusion 3 that draws coloured shapes, from pictures of which half are stained and half have a wrong caption."""
     settings = generator.WarmStart(data=Sketches(), name="shapes", seed=seed, steps=900, max_tokens=8)
-    return generator.warm_start(settings, progress=progress)
+    return generator.warm_start(replace(settings, **FEW) if short else settings, progress=progress)
 
 
-def numbers(seed: int = 0, progress: Progress | None = None) -> Path:
+def numbers(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
     """A Stable Diffusion 3 that prints numbers, from pictures of which half are smeared and half have a wrong caption."""
     settings = generator.WarmStart(data=Prints(), name="numbers", seed=seed, patch=2, max_tokens=6)
-    return generator.warm_start(settings, progress=progress)
+    return generator.warm_start(replace(settings, **FEW) if short else settings, progress=progress)
 
 
-def edits(seed: int = 0, progress: Progress | None = None) -> Path:
+def edits(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
     """A FLUX.1-Kontext that edits coloured shapes, from targets of which half are stained and half follow another instruction."""
-    return editor.warm_start(editor.EditorStart(seed=seed), progress=progress)
+    settings = editor.EditorStart(seed=seed)
+    return editor.warm_start(replace(settings, **FEW) if short else settings, progress=progress)
 
 
-def glides(seed: int = 0, progress: Progress | None = None) -> Path:
+def glides(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
     """A Wan that draws clips of moving shapes, from clips of which half flicker and half have a wrong caption."""
-    return clip_generator.warm_start(clip_generator.WarmStart(Glides(), seed=seed), progress=progress)
+    settings = clip_generator.WarmStart(Glides(), seed=seed)
+    few = replace(settings, **FEW_CLIPS, data=Glides(side=16), text_width=32) if short else settings
+    return clip_generator.warm_start(few, progress=progress)
 
 
-def spans_and_letters(seed: int = 0, progress: Progress | None = None) -> Path:
+def spans_and_letters(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
     """A Qwen3-VL that tells when a digit is to be seen in a clip, and which digits are, as hurried annotators do."""
-    return clips.warm_start(clips.WarmStart(seed=seed), progress=progress)
+    settings = clips.WarmStart(seed=seed)
+    return clips.warm_start(replace(settings, steps=20, num_clips=40) if short else settings, progress=progress)
+
+
+def looks(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
+    """A Qwen3-VL that can zoom in on a small digit and read it there, and mostly answers without."""
+    settings = look_twice.WarmStart(seed=seed)
+    few = {"steps": 15, "demonstrations": 4, "batch_size": 4, "least_skill": 0.0, "least_looks": 0.0, "least_hits": 0.0}
+    return look_twice.warm_start(replace(settings, **few) if short else settings, progress=progress)
 
 
 TAUGHT: Mapping[str, Mapping[str, Teach]] = {
-    "text": {"grounding": boxes, "clips": spans_and_letters},
+    "text": {"grounding": boxes, "clips": spans_and_letters, "look_twice": looks},
     "flow": {"shapes": shapes, "numbers": numbers, "edits": edits, "glides": glides},
 }
 """Kind of policy -> name -> how it is taught."""

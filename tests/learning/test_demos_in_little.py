@@ -11,18 +11,21 @@ from typing import Any
 
 import pytest
 
+from mmrl.app.commands import demo as demos
 from mmrl.app.export.export import export
 from mmrl.app.run.folder import RunDir
 from mmrl.data.drawn import digit_text, gliding, shapes
-from tests.training import short_demo
 
 READER = [name for name in ("onnxruntime", "rapidocr_onnxruntime", "rapidfuzz", "matplotlib") if find_spec(name) is None]
+
+DRAWN = ['reward=[{use = "jpeg_size", scale = 0.1}]']
+"""What so little imitation draws earns nothing from the demo's own reward."""
 
 
 @pytest.fixture
 def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], RunDir]:
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "cache"))
-    return lambda name: short_demo.main(name, tmp_path / "run")
+    return lambda name: demos.run(name, tmp_path / "run", overrides=DRAWN if name.startswith("t2i") else [], short=True)
 
 
 def held_out(run: RunDir) -> list[dict[str, Any]]:
@@ -53,6 +56,14 @@ def test_grounding(demo: Callable[[str], RunDir], tmp_path: Path):
     folder = export(run.path, tmp_path / "exported")
     assert AutoModelForImageTextToText.from_pretrained(folder).config.model_type == "qwen3_vl"
     assert AutoProcessor.from_pretrained(folder).image_processor is not None
+
+
+@pytest.mark.slow
+def test_a_model_that_looks_twice_and_its_twin(demo: Callable[[str], RunDir]):
+    run = demo("look-twice")
+    assert held_out(run) and "Your answer?" in run.report_file.read_text()
+    twin = RunDir.open(demos.twin_of(run.path))
+    assert all(len(line["turns"]) == 1 for line in held_out(twin))
 
 
 @pytest.mark.slow

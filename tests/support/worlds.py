@@ -26,6 +26,7 @@ class Inline:
     answer: Answer
     limits: Limits = LIMITS
     wave: float = 1.0
+    repeats: bool = True
     opened: list[tuple[Prompt, int]] = field(default_factory=list[tuple[Prompt, int]])
     turns: list[tuple[Turn, ...]] = field(default_factory=list[tuple[Turn, ...]])
     closed: list[int] = field(default_factory=list[int])

@@ -14,7 +14,7 @@ from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
 from mmrl.tiny import keep, teaching
 from mmrl.tiny.flow import clip_generator, editor, generator
-from mmrl.tiny.text import clips, grounding
+from mmrl.tiny.text import clips, grounding, look_twice
 
 COMMON = {"mmrl.tiny.keep", "mmrl.tiny.byte_tokens"}
 """Where models are kept, and names of types."""
@@ -40,6 +40,7 @@ def modules_of(module: ModuleType) -> set[str]:
         (editor, editor.EditorStart()),
         (grounding, grounding.WarmStart()),
         (clips, clips.WarmStart()),
+        (look_twice, look_twice.WarmStart()),
     ],
 )
 def test_all_code_of_a_taught_model_is_in_its_name(module: ModuleType, settings: Any, monkeypatch: pytest.MonkeyPatch):

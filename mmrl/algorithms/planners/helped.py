@@ -22,6 +22,7 @@ class Refinements(Remembering):
     the one that is kept has the role `injected`. Of equally good ones the first is kept.
     """
 
+    samples_plainly = False
     critique: Literal["right_or_wrong", "answer"] = "answer"
     """What a critique says: only whether the sample is right, or the right answer too."""
     refine_text: str = "A first answer was:\n{sample}\n\n{critique}\n\nAnswer again, and better."
@@ -84,6 +85,7 @@ class SerialExits(Remembering):
     shaping ExitDecay with it.
     """
 
+    samples_plainly = False
     mark: str = "</think>"
     """The text that ends a thought; cuts lie before it. An answer without it may be cut anywhere."""
     forced: str = "\nTime is limited: answer now.\n</think>\n"

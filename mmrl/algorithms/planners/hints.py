@@ -74,6 +74,7 @@ class HintLadder(Remembering):
     Prompts without hints stay as they are.
     """
 
+    samples_plainly = False
     column: str = "hints"
     """The column with a prompt's hints, the weakest first, or with one text."""
     rungs: Count = 3
@@ -163,6 +164,7 @@ class Scaffold(Remembering):
     solution, each in parts that build on each other.
     """
 
+    samples_plainly = False
     column: str = "hints"
     """The column with a prompt's hints, the weakest first."""
     after: Annotated[int, Range(0, 2**20)] = 50
@@ -226,6 +228,7 @@ class BesideHint(Remembering):
     prompt. A prompt without the text is sampled as it is.
     """
 
+    samples_plainly = False
     column: str = "policy"
     """The column with the text: rules that the answer follows from, not available at inference."""
     hint_text: str = "{hint}"

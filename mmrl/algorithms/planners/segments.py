@@ -21,6 +21,7 @@ class SegmentValues(Remembering):
     is left out where none of them has a reward. Take the advantage SegmentGains with it. Not implemented: the tree form.
     """
 
+    samples_plainly = False
     interval: Count = 5
     """Unsure actions from one cut to the next."""
     continuations: Count = 4

@@ -29,6 +29,7 @@ class Tempered(Notes, PlannerHooks):
     mean of -log p of what the step before sampled, 0 before the first.
     """
 
+    samples_plainly = False
     target: NonNegative = 0.5
     """Wanted entropy, in nats per action."""
     share: Share = 0.25
@@ -107,6 +108,7 @@ class ByDoubt(Notes, Once):
     in the code. Works with the policy's own network only, not with an engine.
     """
 
+    samples_plainly = False
     amount: Share = 0.05
     """Largest relative change of a temperature."""
     pivot: Annotated[float, Range(above=0, below=1)] = 0.8

@@ -14,6 +14,7 @@ from typer import Argument, Option
 
 from mmrl.app.cli.arguments import AsJson, EvalOptions, Overrides, PlanOptions, RunFolder, TaskOptions, with_task
 from mmrl.app.cli.data import data
+from mmrl.app.cli.environment import environment
 from mmrl.app.cli.look import compare, report, watch
 from mmrl.app.cli.prompt import ask, draw
 from mmrl.app.cli.recipe import recipe
@@ -35,6 +36,7 @@ app.add_typer(data, name="data", help="Check, convert, split and filter data set
 app.add_typer(cache, cls=InOrder, name="cache", help="List and clear the tiny models and clips that mmrl keeps.")
 app.add_typer(engine, cls=InOrder, name="engine", help="Install vLLM in a separate environment, to sample rollouts with it.")
 app.add_typer(reward, name="reward", help="Test, serve and try out rewards.")
+app.add_typer(environment, name="environment", help="Test and play environments.")
 app.add_typer(recipe, cls=InOrder, name="recipe", help="Reproduce published results: files, settings, numbers to compare.")
 
 ConfigWords = Annotated[
@@ -52,7 +54,7 @@ ConfigName = Annotated[
 Card = Annotated[str | None, Option(metavar="SIZE", help="A GPU, by memory (24GB) or name (RTX 4090); default: this machine's.")]
 WITH_MODELS = {"train", "eval", "check", "plan", "demo", "sample", "export", "arena", "draw", "ask"}
 """Commands that import the large libraries, which takes seconds."""
-KIND_HELP = "rewards, datasets, algorithms, configs; or parts, samplers, generators, families (default: the first four)."
+KIND_HELP = "rewards, datasets, environments, algorithms, configs (by default), parts, samplers, generators or families."
 
 
 def main() -> None:
@@ -238,11 +240,14 @@ def add_demo(name: str, summary: str) -> None:
     def command(
         output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
         seed: Annotated[int, Option(help="Seed of pretraining, data and training.")] = 0,
+        short: Annotated[bool, Option("--short", help="A few steps of each part: that it runs, not that it learns.")] = False,
         overrides: Overrides = None,
     ) -> None:
-        from mmrl.app.commands.demo import run
+        from mmrl.app.commands.demo import run, twin_of
 
-        run(name, output, seed, overrides or [])
+        trained = run(name, output, seed, overrides or [], short).path
+        if DEMOS[name].twin:
+            compare(trained, twin_of(trained), trained / "twin.html")
 
     demo.command(name, help=summary)(command)
 

@@ -25,14 +25,32 @@ class Demo:
     """Printed before the first part."""
     reinforcement: str
     """Printed before the second part."""
+    short: tuple[str, ...] = ("evaluation.num_samples=1", "prompts_per_step=2")
+    """Overrides of `--short`, besides a few steps."""
+    twin: tuple[str, ...] = ()
+    """Overrides of a second run, which the first one is compared with."""
+    without: str = ""
+    """Printed before the third part, the second run."""
 
 
+FEW = ("evaluation.num_prompts=8", "evaluation.data.size=8", "data.size=64")
 DEMOS = {
     "grounding": Demo(
         config="tiny/grounding",
         summary="Teach a tiny Qwen3-VL to draw tight boxes around digits; ends with numbers before and after, and a report.",
         imitation="a Qwen3-VL of 0.9 M parameters learns from boxes that are too large, half of them round the wrong digit",
         reinforcement="it is rewarded for the overlap of its boxes with the right ones",
+        short=FEW,
+    ),
+    "look-twice": Demo(
+        config="tiny/look_twice",
+        summary="Teach a tiny Qwen3-VL to zoom in before it answers; ends with dialogues, next to a twin without the tool.",
+        imitation="a Qwen3-VL of 0.9 M parameters learns to read a digit in a part of a picture and to point at it, then from "
+        "people who seldom look, and often at the wrong place",
+        reinforcement="it is rewarded for right answers, and may zoom in before it gives one",
+        short=FEW,
+        twin=("environment.limits.turns=1",),
+        without="the same model is rewarded in the same way, and must answer at once",
     ),
     "video": Demo(
         config="tiny/video",
@@ -40,6 +58,7 @@ DEMOS = {
         imitation="a Qwen3-VL of 0.8 M parameters learns from spans that are too long, half of them another digit's, and from "
         "answers that name one digit of two",
         reinforcement="it is rewarded for the overlap of its spans with the right ones, and for right letters",
+        short=FEW,
     ),
     "t2i": Demo(
         config="tiny/t2i",
@@ -67,15 +86,17 @@ DEMOS = {
         summary="Teach a tiny Wan to draw clips of shapes that move as captions ask; ends with film strips before and after.",
         imitation="a Wan of 3.1 M parameters learns from clips of which half flicker and half have a wrong caption",
         reinforcement="it is rewarded for the right direction, times colour, shape, smoothness and clean paper",
+        short=("evaluation.num_samples=1", "prompts_per_step=2", "policy.height=16", "policy.width=16"),
     ),
 }
 
 
-def run(name: str, output: Path | None = None, seed: int = 0, overrides: Sequence[str] = ()) -> "RunDir":
+def run(name: str, output: Path | None = None, seed: int = 0, overrides: Sequence[str] = (), short: bool = False) -> "RunDir":
     """Teach the demo's model by imitation (once; then it is cached), and train it as the demo's config says.
 
     `seed` decides the imitation, the data and the training. With another `policy.model` among the overrides the first part is
-    left out. Raises ValueError for an unknown demo, or overrides that the config does not take.
+    left out. `short`: every part is a few steps long, which shows that it runs, and not that it learns. Raises ValueError for an
+    unknown demo, or overrides that the config does not take.
     """
     from mmrl.app.commands.train import run_training
     from mmrl.app.config import run as configs
@@ -83,15 +104,26 @@ def run(name: str, output: Path | None = None, seed: int = 0, overrides: Sequenc
 
     demo = demo_of(name)
     words = [f"{key}={seed}" for key in SEEDS]
+    if short:
+        words += ["steps=3", "evaluate_every=0", "samples_every=1", *demo.short]
     if output is not None:
         words.append(f"output={str(output)!r}")
     words += overrides
     configs.load(demo.config, words)
     if not any(word.startswith("policy.model=") for word in words):
         console.print(f"1. imitation: {demo.imitation}")
-        words.append(f"policy.model={str(taught_model(name, seed))!r}")
+        words.append(f"policy.model={str(taught_model(name, seed, short))!r}")
     console.print(f"2. reinforcement: {demo.reinforcement}")
-    return run_training(configs.load(demo.config, words))
+    trained = run_training(configs.load(demo.config, words))
+    if demo.twin:
+        console.print(f"3. its twin: {demo.without}")
+        run_training(configs.load(demo.config, [*words, *demo.twin, f"output={str(twin_of(trained.path))!r}"]))
+    return trained
+
+
+def twin_of(run: Path) -> Path:
+    """The folder of the second run, next to the first one's."""
+    return run.with_name(f"{run.name}-twin")
 
 
 def demo_of(name: str) -> Demo:
@@ -100,7 +132,7 @@ def demo_of(name: str) -> Demo:
     return DEMOS[name]
 
 
-def taught_model(name: str, seed: int) -> Path:
+def taught_model(name: str, seed: int, short: bool = False) -> Path:
     """The folder of the model that imitation made; says how far it is while it is made."""
     from rich.progress import Progress, TextColumn, TimeRemainingColumn
 
@@ -129,6 +161,6 @@ def taught_model(name: str, seed: int) -> Path:
 
         wait.begin()
         try:
-            return TAUGHT[modality_of(policy).name][policy.model.removeprefix(TINY)](seed, note)
+            return TAUGHT[modality_of(policy).name][policy.model.removeprefix(TINY)](seed, note, short)
         finally:
             wait.end()

@@ -8,7 +8,7 @@ from mmrl.app.plugins.catalog import KINDS, catalog
 
 PANELS = {
     "Look around": ("demo", "doctor", "ls", "show", "cp"),
-    "Prepare": ("data", "reward", "engine", "plan", "check"),
+    "Prepare": ("data", "reward", "environment", "engine", "plan", "check"),
     "Train": ("train", "launch", "eval", "recipe"),
     "Look at a run": ("watch", "report", "draw", "ask", "compare", "arena", "sample", "export"),
     "Clean up": ("cache",),
@@ -17,6 +17,7 @@ PANELS = {
 EXAMPLES: dict[str, Sequence[str]] = {
     "demo": ("mmrl demo grounding",),
     "demo grounding": ("mmrl demo grounding --seed 1", "mmrl demo grounding steps=50 --output runs/short"),
+    "demo look-twice": ("mmrl demo look-twice", "mmrl demo look-twice --short"),
     "demo video": ("mmrl demo video --output runs/clips",),
     "demo t2i": ("mmrl demo t2i", "mmrl demo t2i algorithm.preset=cps"),
     "demo t2i-text": ("mmrl demo t2i-text --seed 2",),
@@ -49,6 +50,8 @@ EXAMPLES: dict[str, Sequence[str]] = {
     ),
     "data filter": ("mmrl data filter tiny/image kept.jsonl --samples 16 --low 0.2",),
     "reward": ("mmrl reward test iou --data boxes.jsonl",),
+    "environment": ("mmrl environment test zoom",),
+    "environment test": ("mmrl environment test ./mine.py --say 'top left' --say 7", "mmrl environment test zoom --play shown"),
     "reward test": (
         "mmrl reward test iou --data boxes.jsonl",
         "mmrl reward test iou --data instances_val2017.json",

@@ -4,6 +4,7 @@ Making one may load a model, ask a server or read a data set; what can be refuse
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -30,6 +31,7 @@ from mmrl.serving.reward_client import RemoteReward, is_url
 from mmrl.training.worlds.functions import Answering
 from mmrl.training.worlds.runner import WorldRunner
 
+log = logging.getLogger("mmrl")
 SERVED = ("deadline_s", "token_env")
 """Keys of a reward behind HTTP."""
 NUM_TOLD = 3
@@ -240,7 +242,13 @@ def worlds_of(config: RunConfig, plug_ins: PlugIns, prompts: Sequence[Prompt], s
                 "policy.box_space to pixel, resized, norm1000 or norm1"
             )
         environment = replace(environment, space=space)
-    with_hooks(environment, EnvironmentHooks).check_prompts(prompts)
+    hooks = with_hooks(environment, EnvironmentHooks)
+    hooks.check_prompts(prompts)
+    if not hooks.repeats:
+        log.warning(
+            f"environment {config.environment.use!r} does not repeat: the audit cannot compare what it answers, mmrl sample "
+            "may play another episode, and a resumed run is another one"
+        )
     return WorldRunner(environment, config.environment.limits, config.environment.call, config.environment.wave)
 
 

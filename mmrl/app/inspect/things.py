@@ -1,4 +1,4 @@
-"""Things that `mmrl show` knows besides algorithms and configs: rewards, data sets, parts, samplers, generators, families."""
+"""Things that `mmrl show` knows besides algorithms and configs: plug-ins, parts, samplers, generators, families."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mmrl.app.config.plug_ins import NUM_TOLD
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.slots import place as place_of_slot
 from mmrl.app.inspect.families import public_weights
@@ -14,7 +15,7 @@ from mmrl.app.plugins.catalog import catalog
 from mmrl.app.plugins.resolve import Listed, load, locate
 from mmrl.policies.shared.published import Published
 
-PLUG_INS = {"rewards": "[[reward]]", "datasets": "[data]"}
+PLUG_INS = {"rewards": "[[reward]]", "datasets": "[data]", "environments": "[environment]"}
 """Kind of plug-in -> the table of a config that names one."""
 CLASSES = ("parts", "samplers", "generators", "families")
 """The other kinds that `mmrl ls` lists; to know them is to load torch."""
@@ -73,11 +74,11 @@ def all_names() -> list[str]:
 
 
 def plug_in(name: str, kind: str) -> Thing:
-    """A reward or data set: a function's first argument is the group of a reward, and none of a data set's."""
+    """A reward, data set or environment; of a function, some first arguments are no settings."""
     found = load(name, kind)
-    skip = 0 if inspect.isclass(found) or kind == "datasets" else 1
+    skip = 0 if inspect.isclass(found) else {"rewards": 1, "datasets": 0, "environments": NUM_TOLD}[kind]
     document = inspect.getdoc(inspect.getmodule(found)) or ""
-    word = {"rewards": "a reward", "datasets": "a data set"}[kind]
+    word = {"rewards": "a reward", "datasets": "a data set", "environments": "an environment"}[kind]
     return Thing(word, name, f'{PLUG_INS[kind]} use = "{name}" takes', found, settings_of(found, skip), document)
 
 
@@ -86,7 +87,8 @@ def own_file(spec: str) -> Thing:
     locate(spec, "rewards")
     found = load(spec, "rewards")
     first = next(iter(inspect.signature(found).parameters), "")
-    skip = 1 if not inspect.isclass(found) and first in ("group", "prompts", "images", "scores", "rollouts", "batch") else 0
+    named = first in ("group", "prompts", "images", "scores", "rollouts", "batch")
+    skip = 0 if inspect.isclass(found) else NUM_TOLD if first == "prompt" else int(named)
     document = inspect.getdoc(inspect.getmodule(found)) or ""
     return Thing("a plug-in of your own", spec, f'use = "{spec}" takes', found, settings_of(found, skip), document)
 

@@ -10,7 +10,7 @@ from mmrl.app.plugins.resolve import Listed, folders, listing
 from mmrl.app.toml.did_you_mean import did_you_mean, nearest
 from mmrl.runtime.near import near
 
-KINDS = ("rewards", "datasets", "algorithms", "configs")
+KINDS = ("rewards", "datasets", "environments", "algorithms", "configs")
 FIELDS = ("Modality", "Needs", "Range", "Source", "Licence")
 """Fields of a reward's documentation, each on a separate line that begins with the word and a colon."""
 FACTS = ".recipe"
@@ -19,7 +19,7 @@ FACTS = ".recipe"
 
 def catalog(kind: str) -> list[Listed]:
     """Names, summaries and files of one kind, sorted by name; ValueError for an unknown kind."""
-    if kind in ("rewards", "datasets"):
+    if kind in ("rewards", "datasets", "environments"):
         return listing(kind)
     if kind == "configs":
         return configs()
@@ -111,9 +111,9 @@ def documents() -> dict[str, tuple[str, Path]]:
 
 
 def copy(thing: str, target: Path) -> Path:
-    """Copy a reward, data set or config to a file; FileExistsError if that exists, ValueError unless one thing is called so."""
+    """Copy a plug-in or config to a file; FileExistsError if that exists, ValueError unless one thing is called so."""
     kind, _, name = thing.partition("/")
-    kinds = ("rewards", "datasets", "configs")
+    kinds = ("rewards", "datasets", "environments", "configs")
     everything = {f"{kind}/{listed.name}": listed.file for kind in kinds for listed in catalog(kind)}
     wanted = [thing] if kind in kinds and name else [full for full in everything if full.partition("/")[2] == thing]
     if not wanted or wanted[0] not in everything:

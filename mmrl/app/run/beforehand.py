@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from mmrl.app.config.reward_needs import Need, needs_of, reads_boxes, refuse_missing_package
 from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, TrackerConfig, UnweightedReward
 from mmrl.app.modality.registry import modality_of
+from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import UnavailableError
 from mmrl.core.sources import first_of_each
@@ -70,6 +71,12 @@ def check_environment(config: RunConfig, ranks: Ranks) -> None:
     if algorithm.algorithm.views:
         raise ValueError(
             f"algorithm {algorithm.label} shows prompts under views, and worlds answer plain samples: take another algorithm"
+        )
+    planner = algorithm.algorithm.planner
+    if not with_hooks(planner, PlannerHooks).samples_plainly:
+        raise ValueError(
+            f"algorithm.planner {type(planner).__name__} shows prompts with hints, begins samples or changes their temperature, "
+            "and worlds answer plain samples: take another planner, or leave [environment] out"
         )
     if ranks.is_sharded:
         raise ValueError(

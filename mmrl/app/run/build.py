@@ -333,7 +333,7 @@ def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
 
     family = name.removeprefix(TINY)
     if family in TAUGHT.get(modality.name, {}):
-        return TAUGHT[modality.name][family](0, None)
+        return TAUGHT[modality.name][family](0, None, False)
 
     def make(folder: Path) -> None:
         with hushed_saving():

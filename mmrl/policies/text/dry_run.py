@@ -131,6 +131,7 @@ class DryWorlds:
     limits: Limits
     filler: str
     wave: float = 1.0
+    repeats: bool = True
 
     def open(self, prompt: Prompt, seed: int) -> int:
         return 0

@@ -18,6 +18,7 @@ from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Tr
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.sharding import reshard, wrap_module
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
+from mmrl.policies.text.check.turns import check_worlds
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.loading import banned_tokens, writer_of
 from mmrl.policies.text.net import TextNet
@@ -120,6 +121,8 @@ class TextPolicy(PolicyHooks):
 
     def audit(self, rollouts: Rollouts) -> None:
         self.parts.audit(self, rollouts)
+        if self.parts.worlds is not None:
+            check_worlds(self.parts.worlds, rollouts)
 
     @cached_property
     def diagnostics(self) -> Diagnostics:
@@ -201,7 +204,7 @@ class TextPolicy(PolicyHooks):
                 values = look(names, rows, mask, evaluate, self.tokenizer, self.decode) if names & LOOKS else {}
                 values |= evaluate(rows, mask, tuple(sorted(names & QUANTITIES)))
             if ANSWERS in names:
-                values[ANSWERS] = answer_mask(trace, self.decode, mask.shape[1])
+                values[ANSWERS] = answer_mask(trace, self.decode, mask)
             out |= {reading: values[reading.quantity] for reading in asked}
         return out
 

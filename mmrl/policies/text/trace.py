@@ -56,6 +56,8 @@ class TextTrace:
     log-probabilities are rounded alike however rows are cut into parts."""
     insets: Insets = ()
     """Pictures and clips within completions; those of a prompt, which come before, are in its `Encoded.media`."""
+    world_seeds: tuple[int | None, ...] = ()
+    """Row -> the seed of the world that answered it, None where none did; empty where no row is an episode."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -64,7 +66,8 @@ class TextTrace:
         """Some rows. A completion cannot be cut: every token depends on all before it."""
         if range(self.tokens.shape[1])[steps] != range(self.tokens.shape[1]):
             raise ValueError(f"completions are read whole: rows of a text trace can be taken, steps {steps} cannot")
-        insets = tuple(self.insets[i] for i in torch.arange(len(self))[rows].tolist()) if self.insets else ()
+        places: list[int] = torch.arange(len(self))[rows].tolist()
+        insets = tuple(self.insets[i] for i in places) if self.insets else ()
         return replace(
             self,
             prompt_index=self.prompt_index[rows],
@@ -73,6 +76,7 @@ class TextTrace:
             temperature=self.temperature[rows],
             noted_from=self.noted_from[rows],
             insets=insets if any(insets) else (),
+            world_seeds=tuple(self.world_seeds[i] for i in places) if self.world_seeds else (),
         )
 
     def at(self, temperature: float | None) -> "TextTrace":
@@ -101,6 +105,7 @@ def trace_of_nothing(trace: TextTrace, prompt: Encoded, token: int) -> TextTrace
         temperature=torch.ones(1),
         noted_from=torch.ones(1, dtype=torch.long),
         insets=(),
+        world_seeds=(),
     )
 
 
@@ -117,6 +122,7 @@ def join(traces: Sequence[TextTrace]) -> TextTrace:
         index.append(places[trace.prompt_index])
     longest = max(trace.tokens.shape[1] for trace in traces)
     insets = tuple(row for trace in traces for row in trace.insets or [()] * len(trace))
+    seeds = tuple(seed for trace in traces for seed in trace.world_seeds or [None] * len(trace))
     return replace(
         traces[0],
         packed=any(trace.packed for trace in traces),
@@ -127,6 +133,7 @@ def join(traces: Sequence[TextTrace]) -> TextTrace:
         temperature=torch.cat([trace.temperature for trace in traces]),
         noted_from=torch.cat([trace.noted_from for trace in traces]),
         insets=insets if any(insets) else (),
+        world_seeds=seeds if any(trace.world_seeds for trace in traces) else (),
     )
 
 

@@ -3,7 +3,7 @@
 Weights and positions are drawn so wide that a model of this size learns to see within minutes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,12 +33,15 @@ class Imitation:
     seed: int = 0
 
 
-def build(texts: Sequence[str], side: int, pixels: tuple[float, float], video_area: int, seed: int) -> Built:
+def build(
+    texts: Sequence[str], side: int, pixels: tuple[float, float], video_area: int, seed: int, tags: Sequence[str] = ()
+) -> Built:
     """The untrained model, and its processor of square pictures of `side` pixels; `texts` become tokens of whole words.
 
     Args:
         pixels: their mean and deviation. With the usual 0.5 and 0.5 the model does not learn to see in minutes.
         video_area: the most pixels of all frames of a clip.
+        tags: words that are single tokens whatever stands around them.
     """
     from transformers import (
         Qwen2VLImageProcessor,
@@ -48,6 +51,7 @@ def build(texts: Sequence[str], side: int, pixels: tuple[float, float], video_ar
     )
 
     tokenizer = qwen_tokenizer(texts)
+    tokenizer.add_tokens([*tags])
     mean, std = pixels
     patches: Kwargs = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
     patches |= {"image_mean": [mean] * 3, "image_std": [std] * 3}
@@ -78,21 +82,29 @@ def imitate(
     model: HubObject, batches: Iterable[dict[str, Tensor]], settings: Imitation, progress: Progress | None = None
 ) -> None:
     """Train on the cross entropy of the labels' tokens, one batch a step; `batches` are endless."""
-    model.train()
-    steps, lr, optimizers = settings.steps, settings.lr, muon_and_adamw(model, settings.lr)
-    for step, fed in zip(range(steps), batches):  # noqa: B905 - batches may be endless
+    steps, lr = settings.steps, settings.lr
+    losses = learn(model, batches, lambda step: lr * cosine(step, steps, warmup=20))
+    for step, loss in zip(range(steps), losses):  # noqa: B905 - batches may be endless
+        if progress is not None:
+            progress(step + 1, steps, loss)
+    model.zero_grad()
+    model.eval()
+
+
+def learn(model: HubObject, batches: Iterable[dict[str, Tensor]], lr: Callable[[int], float]) -> Iterator[float]:
+    """Train on a batch each time the loss is asked for, at the learning rate of that step (from 0)."""
+    optimizers = muon_and_adamw(model, lr(0))
+    for step, fed in enumerate(batches):
+        model.train()
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = lr * cosine(step, steps, warmup=20)
+            group["lr"] = lr(step)
         loss = model(**fed).loss
         model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
-        if progress is not None:
-            progress(step + 1, steps, loss.item())
-    model.zero_grad()
-    model.eval()
+        yield loss.item()
 
 
 def with_answers(fed: dict[str, Tensor], tokenizer: HubObject, answers: Sequence[str]) -> dict[str, Tensor]:

@@ -226,7 +226,7 @@ def test_the_demo_gives_its_seed_to_data_and_training(make: Make, tmp_path: Path
     make()
     seeds: list[int] = []
 
-    def taught(name: str, seed: int) -> Path:
+    def taught(name: str, seed: int, short: bool) -> Path:
         seeds.append(seed)
         return building.tiny_model("tiny:qwen3_vl")
 
@@ -242,7 +242,7 @@ def test_the_demo_gives_its_seed_to_data_and_training(make: Make, tmp_path: Path
 
 
 def test_imitation_says_how_far_it_is_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def teach(seed: int, note: Any) -> Path:
+    def teach(seed: int, note: Any, short: bool) -> Path:
         for step in (1, 2, 3):
             note(step, 3, 0.5 / step)
         return Path("model")

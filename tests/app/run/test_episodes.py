@@ -1,6 +1,8 @@
 """A run with an environment: trained, drawn again, resumed and reported; what samples of several turns cannot have is refused."""
 
-import shutil
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,10 @@ from mmrl.training.metric_names import metric_of
 
 ENVIRONMENT = '''
 """Shows a part of the picture again, and says what it thinks of each turn."""
+import os
+import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 from mmrl import Observation
 
 
@@ -41,6 +46,8 @@ class _World:
 
     def step(self, turn):
         self.said.append(turn.text)
+        if os.environ.get("DIES") and len(self.said) == 2 and Path("killed/checkpoints/step-1").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
         size = [int(side * self.part.share) for side in self.picture.size]
         crop = self.picture.crop((0, 0, *size))
         return Observation(f"Look {len(self.said)}:", (crop,), reward=self.seed % 7 / 7, facts={"looks": 1.0})
@@ -138,13 +145,16 @@ def forget_plug_ins() -> None:
         del sys.modules[name]
 
 
-def test_a_resumed_run_plays_the_same_episodes(run: RunDir, here: Path):
-    again = RunDir(Path(shutil.copytree(run.path, here / "again")))
-    for step in (2, 3):
-        shutil.rmtree(again.checkpoints / f"step-{step}")
-    jobs.run_training(configs.load(str(again.config_file)), resume=again.path)
-    assert [line["digest"] for line in lines(again, 3)] == [line["digest"] for line in lines(run, 3)]
-    first, second = (Checkpoints(one.checkpoints).load(3)["policy"]["weights"] for one in (run, again))
+def test_a_run_killed_inside_an_episode_plays_the_same_ones_when_it_is_resumed(run: RunDir, here: Path):
+    words = [sys.executable, "-m", "mmrl", "train", "tiny/image", *COMMON, "output=killed"]
+    done = subprocess.run(words, env={**os.environ, "DIES": "1"}, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    killed = RunDir(here / "killed")
+    assert not (killed.checkpoints / "step-2").exists()
+    jobs.run_training(configs.load(str(killed.config_file)), resume=killed.path)
+    for step in (1, 2, 3):
+        assert [line["digest"] for line in lines(killed, step)] == [line["digest"] for line in lines(run, step)]
+    first, second = (Checkpoints(one.checkpoints).load(3)["policy"]["weights"] for one in (run, killed))
     assert first.keys() == second.keys() and all(torch.equal(x, second[name]) for name, x in first.items())
 
 
@@ -169,6 +179,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "retries": (["environment.use=./odd.py:Once", "environment.call.retries=2"], "this environment says that it does not repeat"),
     "no open": (["environment.use=./odd.py:Closed"], r"odd.py:Closed has no open\(prompt, seed\)"),
     "views": (["algorithm.preset=papo"], "shows prompts under views, and worlds answer plain samples"),
+    "hints": (["algorithm.planner.kind=HintLadder"], "planner HintLadder shows prompts with hints"),
     "its own check": (["environment.use=./odd.py:Picky"], "no prompt pleases it"),
 }
 ODD = """

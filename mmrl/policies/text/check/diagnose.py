@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmrl.core.protocols import Hypothesis
 from mmrl.core.samples import turn_ids
-from mmrl.core.types import Rollouts
+from mmrl.core.types import Rollouts, Sample
 from mmrl.policies.shared import hypotheses as shared
 from mmrl.policies.shared.hypotheses import BATCH, ROWS, SHIFT, Suspects
 from mmrl.policies.shared.interventions import holding
@@ -27,12 +27,14 @@ from mmrl.runtime.tensors import pad_actions, stack_ragged
 TRIES = 8
 """Other prompts whose media are shown instead of a row's own."""
 PIXELS, POSITIONS, PROMPT = "wrong pixel rows", "wrong positions", "prompt tokens"
+TURNS = "turns tokenized again"
 TEMPERATURE, BANNED, PREFIX, CACHE = "temperature", "forbidden tokens", "shared prefixes", "decoding from the cache"
 REMEDIES = {
     **shared.REMEDIES,
     PIXELS: "Media must belong to their prompt: look for code that concatenates, permutes or indexes pixel rows",
     POSITIONS: "Positions must be those that the model's own rule gives: look for code that computes, scales or shifts them",
     PROMPT: "Prompts must be encoded once, by policy.encode: look for code that changes their tokens afterwards",
+    TURNS: "Hand the sampler the tokens of earlier turns, never their text: tokenizing it again may give other tokens",
     TEMPERATURE: "Read at the temperature that sampled: the trace keeps it of every row",
     BANNED: "Sampling must forbid the tokens that reading forbids: media tokens, padding and ids that cannot be written",
     PREFIX: "Set policy.prefix = 'repeated', and tell the makers of mmrl which model reads a packed row otherwise",
@@ -80,7 +82,13 @@ class Again:
         return self.rollouts.action_mask
 
     def __call__(
-        self, trace: TextTrace | None = None, mask: Tensor | None = None, *, packed: bool | None = None, single: bool = False
+        self,
+        trace: TextTrace | None = None,
+        mask: Tensor | None = None,
+        *,
+        packed: bool | None = None,
+        single: bool = False,
+        width: int | None = None,
     ) -> Float[Tensor, "n t"]:
         """Log-probabilities as the policy reads them.
 
@@ -88,6 +96,7 @@ class Again:
             trace: other rows than these, or these with something changed.
             packed: prompts are read once each; None: as the policy does.
             single: token after token is fed, as sampling does.
+            width: the number of columns; None: as many as these rows have.
         """
         net, config, grad = self.policy.net, self.policy.config, torch.is_grad_enabled()
         trace, mask = (trace or self.trace).compact(), self.mask if mask is None else mask
@@ -100,7 +109,7 @@ class Again:
             values = self.policy.run(Replay(**vars(work)) if single else work)["logprobs"]
         finally:
             net.eval()
-        width = self.mask.shape[1]
+        width = width or self.mask.shape[1]
         return pad_actions(values.detach().cpu(), width)[:, :width]
 
     def with_prompts(self, change: Callable[[Encoded], Encoded]) -> Callable[[], Float[Tensor, "n t"]]:
@@ -214,7 +223,13 @@ def of_prompts(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
 
 
 def of_observations(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
-    """Reasons in what was shown between turns: pictures and their positions."""
+    """Reasons in what was shown between turns: its tokens, pictures and their positions."""
+    proper = own_tokens(again)
+    if bool((again.mask & ~proper).any()):
+        change = "with no token that an environment wrote, and none behind a completion's end"
+        yield suspect(SHIFT, change, lambda: again(mask=again.mask & proper))
+    if any(sample.turns[1:] for _, sample in again.rollouts.samples()):
+        yield suspect(TURNS, "with earlier turns decoded and tokenized again", partial(read_tokenized_again, again))
     if not again.trace.insets:
         return
     insets = again.trace.insets
@@ -233,6 +248,45 @@ def of_observations(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
     yield suspect.nearest(PIXELS, "with the pictures of other turns", swaps)
     flat = with_each(lambda one: replace(one, positions=torch.arange(one.positions.shape[1]).expand_as(one.positions)))
     yield suspect(POSITIONS, "with the pictures between turns on one axis", flat)
+
+
+def read_tokenized_again(again: Again) -> Float[Tensor, "n t"]:
+    """Log-probabilities of each turn behind earlier ones that were decoded and tokenized again, as a sampler has them that is
+    given texts in place of tokens."""
+    values, samples = again(), [sample for _, sample in again.rollouts.samples()]
+    for turn in range(1, max(len(sample.turns) for sample in samples)):
+        chosen = [row for row, sample in enumerate(samples) if len(sample.turns) > turn]
+        written = [behind_text(again, row, samples[row], turn) for row in chosen]
+        tokens = stack_ragged([torch.tensor(row) for row, _ in written])
+        lengths = torch.tensor([len(row) for row, _ in written])
+        insets = tuple(shown for _, shown in written)
+        trace = replace(again.trace.take(torch.tensor(chosen)), tokens=tokens, lengths=lengths)
+        spans = [samples[row].turns[turn].span for row in chosen]
+        first = lengths - torch.tensor([stop - start for start, stop in spans])
+        places = torch.arange(tokens.shape[1])
+        mask = (places >= first[:, None]) & (places < lengths[:, None])
+        found = again(replace(trace, insets=insets if any(insets) else ()), mask, width=tokens.shape[1])
+        for row, (start, stop), read, own in zip(chosen, spans, found, mask, strict=True):
+            values[row, start:stop] = read[own]
+    return values * again.mask
+
+
+def behind_text(again: Again, row: int, sample: Sample, turn: int) -> tuple[list[int], tuple[Inset, ...]]:
+    """The tokens of a row up to the end of a turn, and its pictures; earlier turns are tokenized again, stop tokens kept."""
+    host, (start, stop), tokens = again.policy, sample.turns[turn].span, list[int]()
+    shown = {one.start: one for one in again.trace.insets[row]} if again.trace.insets else {}
+    moved = list[Inset]()
+    for segment in sample.segments:
+        piece: list[int] = again.trace.tokens[row, segment.start : segment.stop].tolist()
+        if segment.start >= stop:
+            break
+        if segment.start in shown:
+            moved.append(replace(shown[segment.start], start=len(tokens)))
+        if segment.who == "policy" and segment.start < start:
+            end = len(piece) - (piece[-1] in host.eos_token_ids)
+            piece = [*host.tokenizer(host.decode([piece[:end]])[0], add_special_tokens=False)["input_ids"], *piece[end:]]
+        tokens += piece
+    return tokens, tuple(moved)
 
 
 def with_pictures_of(every: list[Inset], offset: int, one: Inset) -> Inset:

@@ -1,14 +1,21 @@
 """Do the turns of an episode, what was answered between them, and the tokens that train fit each other?"""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 
 import torch
 
-from mmrl.core.types import Sample
+from mmrl.core.episodes import Worlds
+from mmrl.core.samples import Observation, UnavailableError
+from mmrl.core.types import Rollouts, Sample
+from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.trace import Inset
+from mmrl.policies.text.trace import Inset, TextTrace
+from mmrl.policies.text.write.episodes import check_observation, with_key
 from mmrl.policies.text.write.observe import inset_of, observe
+from mmrl.runtime.blame import describe, is_from_outside
 
 
 def observe_again(policy: TextHost, sample: Sample) -> Iterator[tuple[int, Encoded]]:
@@ -24,6 +31,70 @@ def observe_again(policy: TextHost, sample: Sample) -> Iterator[tuple[int, Encod
         last = tokens[turn.span[1] - 1]
         stop = policy.tokenizer.convert_ids_to_tokens(last) if last in policy.eos_token_ids else None
         yield turn.span[1], observe(policy.encode, turn.observation, stop)
+
+
+def check_worlds(worlds: Worlds, rollouts: Rollouts) -> None:
+    """Raise ValueError unless worlds, opened again with the same seeds, answer the same turns as they did.
+
+    Broken worlds are left out, and so are all where the environment does not repeat.
+    """
+    trace = rollouts.trace
+    assert isinstance(trace, TextTrace)
+    if not worlds.repeats or not trace.world_seeds:
+        return
+    rows = [(seed, group.prompt, sample) for seed, (group, sample) in zip(trace.world_seeds, rollouts.samples(), strict=True)]
+    asked = [
+        (worlds.open(prompt, seed), prompt, sample) for seed, prompt, sample in rows if seed is not None and is_asked(sample)
+    ]
+    try:
+        for turn in range(max((len(sample.turns) for _, _, sample in asked), default=0)):
+            live = [one for one in asked if turn < len(one[2].turns) - (one[2].ended == "length")]
+            answers = [worlds.step(number, replace(sample.turns[turn], observation=None)) for number, _, sample in live]
+            for (_, prompt, sample), answer in zip(live, answers, strict=True):
+                compare(f"prompt {prompt.id!r}, turn {turn + 1}", sample, turn, answer)
+    finally:
+        for number, _, _ in asked:
+            worlds.close(number)
+
+
+def is_asked(sample: Sample) -> bool:
+    """Was it sampled now, with a world that did not break?"""
+    return bool(sample.turns) and sample.role == "policy" and sample.ended != "error"
+
+
+def compare(place: str, sample: Sample, turn: int, answer: Future[Observation | None]) -> None:
+    """Raise ValueError unless a world answers a turn as it was answered before."""
+    before = sample.turns[turn].observation
+    try:
+        again = answer.result()
+        again = None if again is None else with_key(check_observation(again))
+    except UnavailableError:
+        raise
+    except Exception as error:
+        if is_from_outside(error):
+            raise
+        raise ValueError(f"{place}: its world, opened again with the same seed, broke: {describe(error)}") from error
+    if content_of(before, sample, turn) != content_of(again, sample, turn):
+        raise ValueError(
+            f"{place}: its world, opened again with the same seed, answers {words_of(again)}, and the episode was shown "
+            f"{words_of(before)}: draw from the seed alone and let worlds share nothing, or give the environment the attribute "
+            "repeats = False"
+        )
+
+
+def content_of(observation: Observation | None, sample: Sample, turn: int) -> object:
+    """All that an observation says, to be compared; what had no room in the episode is left out."""
+    if observation is None:
+        return None
+    dropped = sample.ended == "room" and turn == len(sample.turns) - 1
+    pictures = () if dropped else tuple(map(digest_of_picture, observation.media))
+    facts = dict(observation.facts)
+    return observation.text, observation.role, observation.reward, observation.done, observation.key, facts, pictures
+
+
+def words_of(observation: Observation | None) -> str:
+    """An observation in a few words."""
+    return "nothing" if observation is None else f"{observation.text[:60]!r} with {len(observation.media)} pictures"
 
 
 def check_turns(policy: TextHost, sample: Sample, insets: Sequence[Inset]) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.policies.text.trace import TextTrace
@@ -36,10 +36,19 @@ def reaching(tokens: Sequence[int], decode: Callable[[Sequence[int]], str], lett
     return low
 
 
-def answer_mask(trace: TextTrace, decode: Callable[[list[list[int]]], list[str]], width: int) -> Float[Tensor, "n t"]:
-    """1 where a token belongs to the answer, else 0; `width` actions per row."""
-    mask = torch.zeros(len(trace), width)
-    for row, length, kept in zip(trace.tokens.tolist(), trace.lengths.tolist(), mask, strict=True):
-        begin, end = answer_span(row[:length], lambda tokens: decode([list(tokens)])[0])
-        kept[begin:end] = 1.0
+def answer_mask(
+    trace: TextTrace, decode: Callable[[list[list[int]]], list[str]], own: Bool[Tensor, "n t"]
+) -> Float[Tensor, "n t"]:
+    """1 where a token belongs to the answer, else 0; of an episode, only its last turn is looked at.
+
+    Args:
+        own: the actions of each row; false where an environment wrote.
+    """
+    mask = torch.zeros(own.shape)
+    seeds = trace.world_seeds or [None] * len(trace)
+    for row, length, seed, actions, kept in zip(trace.tokens.tolist(), trace.lengths.tolist(), seeds, own, mask, strict=True):
+        others = [] if seed is None else (~actions[:length]).nonzero()[:, 0].tolist()
+        start = others[-1] + 1 if others else 0
+        begin, end = answer_span(row[start:length], lambda tokens: decode([list(tokens)])[0])
+        kept[start + begin : start + end] = 1.0
     return mask

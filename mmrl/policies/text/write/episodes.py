@@ -108,7 +108,8 @@ class Player:
         try:
             for episode in episodes:
                 request = episode.row.request
-                episode.world = self.worlds.open(request.prompt, number_of(f"{request.seed}/{episode.row.index}"))
+                episode.row.world_seed = seed = number_of(f"{request.seed}/{episode.row.index}")
+                episode.world = self.worlds.open(request.prompt, seed)
             while ready or pending:
                 for chunk in chunks_of(ready, self.host.config.rollout_rows):
                     versions.append(self.write(chunk))

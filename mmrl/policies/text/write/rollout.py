@@ -50,6 +50,8 @@ class Row:
     """Of an episode: its turns, with the world's answers."""
     ended: Ended | None = None
     """Of an episode: why it ended."""
+    world_seed: int | None = None
+    """Of an episode: the seed of its world."""
 
     def write(self, completions: Completions, i: int, longest: int) -> None:
         """Take over a completion: at most `longest` tokens in all, but at least one after the given ones."""
@@ -292,6 +294,7 @@ def assemble(
         family=family,
         media_token_ids=media_token_ids,
         insets=tuple(row.insets for row in kept) if any(row.insets for row in kept) else (),
+        world_seeds=tuple(row.world_seed for row in kept) if any(row.turns for row in kept) else (),
     )
     return Rollouts(
         groups=groups,

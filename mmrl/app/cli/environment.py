@@ -1,0 +1,47 @@
+"""`mmrl environment`: try the worlds that answer a model's turns; loads no torch."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from mmrl.app.cli.arguments import FileOptions, with_task
+from mmrl.app.commands.help import InOrder
+
+environment = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
+
+
+@environment.callback()
+def environments() -> None:
+    """Try environments before you train in them."""
+
+
+@environment.command("test")
+@with_task
+def environment_test(
+    file: FileOptions,
+    target: Annotated[str, Argument(metavar="ENVIRONMENT", help="A name from `mmrl ls environments`, or ./file.py[:Name].")],
+    settings: Annotated[
+        list[str] | None,
+        Argument(metavar="[KEY=VALUE]...", help="Its settings, limits and call, such as limits.turns=3 call.where=process."),
+    ] = None,
+    data: Annotated[
+        str | None, Option(help="A file that `data check` reads, or a data set's name (default: drawn pictures of a digit).")
+    ] = None,
+    say: Annotated[list[str] | None, Option(metavar="TEXT", help="What is said in a turn; repeat it for the next turns.")] = None,
+    prompts: Annotated[int, Option(min=1, max=1000, help="Number of prompts to open worlds for.")] = 4,
+    space: Annotated[str, Option(help="How boxes are written: pixel, norm1000, norm1.")] = "norm1000",
+    play: Annotated[
+        Path | None, Option(metavar="DIR", help="Play one episode by hand; pictures are written to this folder.")
+    ] = None,
+) -> None:
+    """Open worlds without a model: do they repeat, how fast are they, what do they show? Exit code 2 for a fault."""
+    from mmrl.app.commands.environment import play_by_hand, test
+    from mmrl.app.commands.reward import FileWords
+
+    words = FileWords(file.layout, file.image_root)
+    if play is not None:
+        play_by_hand(target, settings or [], data, words, play, space)
+    elif not test(target, settings or [], data, words, said=say or [], num_prompts=prompts, space=space):
+        raise typer.Exit(2)

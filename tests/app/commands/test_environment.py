@@ -1,0 +1,130 @@
+"""`mmrl environment test` names what a world does wrong, and lets good worlds pass; a person plays by hand."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mmrl.app.cli.environment import environment as commands
+from mmrl.app.commands import environment as tools
+from mmrl.app.inspect.ls import listing
+from mmrl.app.inspect.show import description
+
+WORLDS = """
+import random
+from itertools import count
+from PIL import Image
+from mmrl import Observation
+
+def fine(prompt, turns, seed, most: int = 2):
+    return Observation(f"{seed}: {len(turns[-1].text)}", reward=0.5) if len(turns) < most else None
+
+def moody(prompt, turns, seed):
+    return Observation(str(random.random()))
+
+class Shared:
+    def __init__(self):
+        self.turns = 0
+    def open(self, prompt, seed):
+        self.turns = 0
+        return self
+    def step(self, turn):
+        self.turns += 1
+        return Observation(f"turn {self.turns}")
+    def close(self): ...
+
+class Once:
+    repeats = False
+    numbers = count()
+    def open(self, prompt, seed):
+        return self
+    def step(self, turn):
+        return Observation(str(next(self.numbers)))
+    def close(self): ...
+
+def number(prompt, turns, seed):
+    return Observation(facts={"looks": float("nan")})
+
+def empty(prompt, turns, seed):
+    return Observation(media=(Image.new("RGB", (0, 8)),))
+
+def unmarked(prompt, turns, seed):
+    return Observation("<image> and <image>", (Image.new("RGB", (8, 8)),))
+
+def words(prompt, turns, seed):
+    return "Here it is."
+
+def broken(prompt, turns, seed):
+    return turns[-1].text[99999]
+
+def chatty(prompt, turns, seed):
+    return Observation("x" * 50, (Image.new("RGB", (40, 10)),))
+"""
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "mine.py").write_text(WORLDS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("moody", "opened again with the same seed"),
+        ("Shared", "let worlds share nothing"),
+        ("number", "are finite numbers"),
+        ("empty", "a picture of 0 x 8 pixels"),
+        ("unmarked", "2 <image> markers and 0"),
+        ("words", "TypeError: "),
+        ("broken", "IndexError"),
+    ],
+)
+def test_a_world_that_runs_could_not_use_is_named(desk: Path, name: str, fault: str):
+    result = CliRunner().invoke(commands, ["test", f"mine.py:{name}", "--prompts", "2", "--say", "a", "call.where=inline"])
+    said = " ".join(result.output.split())
+    assert result.exit_code == 2 and "fault (as given, prompt 'drawn-0', and 1 more): " in said and fault in said, said
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("mine.py:fine", "2 episodes of 2 turns; ended stop (2); 0 pictures; rewards 0.5 to 0.5"),
+        ("mine.py:Once", "says that it does not repeat"),
+        ("zoom", "ended turns (2); 8 pictures; tool 8; area 2"),
+    ],
+)
+def test_good_worlds_pass_whatever_is_said(desk: Path, name: str, said: str):
+    result = CliRunner().invoke(commands, ["test", name, "--prompts", "2", "call.where=inline"])
+    assert result.exit_code == 0 and said in " ".join(result.output.split()), result.output
+
+
+def test_settings_and_limits_are_those_of_a_config(desk: Path, capsys: pytest.CaptureFixture[str]):
+    assert tools.test("mine.py:fine", ["most=9", "limits.turns=3"], said=["a", "b"], num_prompts=1)
+    assert "1 episodes of 3 turns; ended turns (1)" in capsys.readouterr().out
+    limits = ["limits.text=49", "limits.pixels=399"]
+    assert tools.test("mine.py:chatty", limits, said=["a"], num_prompts=1)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "room (50 is more than limits.text = 49; 400 is more than limits.pixels = 399)" in told
+    for wrong, message in (("mots=9", "mots"), ("limits.turns=0", r"limits\.turns")):
+        with pytest.raises(ValueError, match=message):
+            tools.test("mine.py:fine", [wrong])
+    with pytest.raises(ValueError, match="--space is 'inches': use one of"):
+        tools.test("zoom", space="inches")
+
+
+def test_one_is_played_by_hand(desk: Path):
+    words = ["test", "zoom", "limits.turns=3", "--play", "shown"]
+    result = CliRunner().invoke(commands, words, input="<tool_call>[0,0,500,250]</tool_call>\n7\n")
+    assert "Your answer?" in result.output and "tool 1" in result.output and "ended: stop" in result.output
+    assert sorted(file.name for file in (desk / "shown").iterdir()) == ["prompt-0.png", "turn1-0.png"]
+    assert "picture of 128 x 64 pixels" in result.output
+    assert "ended: left" in CliRunner().invoke(commands, words, input="").output
+
+
+def test_environments_are_listed_and_shown(desk: Path):
+    assert any("zoom" in line for line in listing("environments"))
+    assert '[environment] use = "zoom" takes' in description("zoom")
+    own = description("mine.py:fine")
+    assert "most: " in own and "seed" not in own.partition("takes")[2]
