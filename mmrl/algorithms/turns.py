@@ -61,6 +61,12 @@ def observations_of(sample: Sample) -> list[Observation | None]:
     return [turn.observation for turn in sample.turns]
 
 
+def uses(rollouts: Rollouts, fact: str = "tool") -> Bool[Tensor, " n"]:
+    """True for rows of which some observation states the fact: `tool`, where a tool was used."""
+    answers = [observations_of(sample) for _, sample in rollouts.samples()]
+    return torch.tensor([any(one and one.facts.get(fact, 0.0) > 0 for one in row) for row in answers], dtype=torch.bool)
+
+
 @dataclass(frozen=True)
 class TurnTable:
     """The turns of all rows that have a total, group by group as `Turns`, and the way back to actions."""

@@ -9,6 +9,7 @@ import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.segments import HGPO, GiGPO, TurnReturns
+from mmrl.algorithms.shaping.turns import SeldomTools, WhereToolsHelp
 from mmrl.algorithms.turns import turn_numbers
 from mmrl.algorithms.weights.aggregate import SequenceMean, TurnMean
 from mmrl.core.types import Batch, Counts, Rollouts, Sample, Scores
@@ -228,3 +229,37 @@ def test_turn_mean_of_one_turn_is_the_sequence_mean():
     found = rollouts(torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]))
     batch, counts = batch_of(found), counts_of(found)
     torch.testing.assert_close(TurnMean()(batch, counts), SequenceMean()(batch, counts))
+
+
+def used_by(*used: bool, rewards: list[float]) -> tuple[Scores, Rollouts]:
+    """One group, whose answers earned these, and of which some used a tool."""
+    found = rollouts_of([episode(Said(1, key="x", used=one), Said(1), answered=False) for one in used])
+    return scores_of(found, 0.0, answer=rewards), found
+
+
+@pytest.mark.parametrize(
+    ("used", "rewards", "bonus"),
+    [
+        ((True, True, False, False), [1.0, 1.0, 0.0, 1.0], [1.0, 1.0, 0.0, 0.0]),
+        ((True, True, False, False), [0.0, 1.0, 1.0, 1.0], [-1.0, -1.0, 0.0, 0.0]),
+        ((True, True, False, False), [0.5, 0.6, 0.5, 0.5], [0.0] * 4),
+        ((True, True, True, True), [0.0, 1.0, 0.0, 1.0], [0.0] * 4),
+        ((False, False, False, False), [0.0, 1.0, 0.0, 1.0], [0.0] * 4),
+        ((True, True, False, False), [float("nan"), 1.0, 0.0, 1.0], [0.0, 1.0, 0.0, 0.0]),
+    ],
+)
+def test_tools_are_rewarded_where_they_help(used: tuple[bool, ...], rewards: list[float], bonus: list[float]):
+    made, found = used_by(*used, rewards=rewards)
+    shaped = WhereToolsHelp(weight=0.3)(made, found, {})
+    assert shaped.names[-1] == "tools_help" and shaped.values[:, -1].tolist() == bonus
+    expected = made.total() + 0.3 * torch.tensor(bonus, dtype=torch.float64)
+    torch.testing.assert_close(shaped.total(), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(("used", "bonus"), [((True, False, False, False), 0.5), ((True,) * 4, 0.0), ((False,) * 4, 0.0)])
+def test_tools_are_rewarded_while_they_are_seldom(used: tuple[bool, ...], bonus: float):
+    made, found = used_by(*used, rewards=[0.0] * 4)
+    shaped = SeldomTools(wanted=0.75)(made, found, {})
+    assert shaped.values[:, -1].tolist() == [bonus if one else 0.0 for one in used]
+    with pytest.raises(ValueError, match="a reward is named 'seldom_tools' already"):
+        SeldomTools()(shaped, found, {})
