@@ -87,7 +87,7 @@ TABLES: dict[str, tuple[str, type]] = {
     "[health]": ("Bounds beyond which a run gets a warning.", HealthSettings),
     "[health.alarm]": ("When a run is suspected of reward hacking.", AlarmSettings),
 }  # fmt: skip
-ALGORITHM_KEYS = ("group_size", "epochs", "minibatches", "old", "needs_rewards")
+ALGORITHM_KEYS = ("group_size", "epochs", "minibatches", "old", "needs_rewards", "needs_turns")
 INNER = (
     *("optimizer", "health", "args", "sampling", "lora", "video", "data", "reward", "also", "call", "alarm", "config"),
     *("algorithm", "policy", "sampler", "evaluation", "checkpoint", "trackers", "transform"),

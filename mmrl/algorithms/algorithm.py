@@ -64,6 +64,8 @@ class Algorithm:
     they are the update's own reading, whatever is set here, unless an engine samples and its record is wanted."""
     needs_rewards: tuple[str, ...] = ()
     """Rewards that the method is made of, by the names of their files: a run without one of them is refused."""
+    needs_turns: bool = False
+    """Is the method made of samples of several turns, so that a run without [environment] is refused?"""
 
     __post_init__ = check_ranges
 

@@ -1,72 +1,98 @@
-"""Formulas of turns and of preference pairs, which nothing runs yet, against the code or formula of their papers."""
+"""Credit by turn, and formulas of turns and pairs that nothing runs yet, against the code or formula of their papers."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.advantages.segments import HGPO, GiGPO
+from mmrl.algorithms.turns import Turns, TurnTable
+from mmrl.algorithms.weights.aggregate import SequenceMean, TurnMean
+from mmrl.core.samples import segments_of, turn_ids
+from mmrl.core.types import Batch, Counts, Rollouts, Sample
 from tests.numerics.formulas.pairs import denoising_preference_loss, preference_loss, summed_logprobs
-from tests.numerics.formulas.turns import (
-    Turns,
-    branches,
-    history_advantages,
-    kept_length,
-    normalized_entropy,
-    returns_of,
-    step_group_advantages,
-    turn_index,
-    turn_mean_shares,
-)
+from tests.numerics.formulas.turns import branches, kept_length, normalized_entropy, turn_index
 from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.episodes import Said, episode, per_turn, rollouts_of, scores_of
+
+REWARDS = (0, 0, 1, 0, 0, 0, 0, 0, 1)
+"""Of the turns of both vectors: hgpo_advantages has the returns and totals that follow from them alone."""
 
 
-def numbered(names: list[str]) -> Tensor:
-    """Names as numbers, the same for the same name."""
-    return torch.tensor([sorted(set(names)).index(name) for name in names])
+def episodes(inputs: Any) -> Rollouts:
+    """The vector's turns as one group of episodes, all of which begin with the same observation, the prompt."""
+    names, seen = inputs["trajectory"], inputs["observation"]
+    samples: list[Sample] = []
+    for one in dict.fromkeys(names):
+        rows = [i for i, name in enumerate(names) if name == one]
+        assert seen[rows[0]] == "s0"
+        keys = [*(seen[i] for i in rows[1:]), "end"]
+        samples.append(episode(*(Said(2, float(REWARDS[i]), key) for i, key in zip(rows, keys, strict=True))))
+    return rollouts_of(samples)
+
+
+def check_turns(inputs: Any, gamma: float) -> None:
+    """The returns and totals that the parts make of these episodes are the vector's."""
+    found, seen = episodes(inputs), list[Turns]()
+    made = scores_of(found)
+
+    def look(turns: Turns) -> Tensor:
+        seen.append(turns)
+        return turns.returns
+
+    TurnTable(made, found, ~made.total().isnan(), gamma).deal(look)
+    close(seen[0].returns, inputs["returns"], what="returns")
+    close(seen[0].totals, inputs["episode_totals"], what="totals")
+
+
+def advantages(part: GiGPO | HGPO, inputs: Any) -> list[float]:
+    """One value per turn, trajectory after trajectory."""
+    found = episodes(inputs)
+    return [value for row in per_turn(part(scores_of(found), found).values, found) for value in row]
 
 
 @check("gigpo_advantages")
 def gigpo_advantages(vector: Vector) -> None:
     inputs, params = vector.inputs, vector.params
-    trajectory, observation, group = (numbered(inputs[name]) for name in ("trajectory", "observation", "group"))
-    returns = returns_of(tensor(inputs["step_rewards"]), trajectory, params["gamma"])
-    close(returns, inputs["returns"], what="returns")
-    for one in group.unique():
-        rows = group == one
-        turns = Turns(tensor(inputs["episode_totals"])[rows], returns[rows], trajectory[rows], observation[rows])
-        for name, expected in vector.outputs["cases"].items():
-            found = step_group_advantages(turns, params["step_advantage_w"], deviation=name == "mean_std_norm", eps=params["eps"])
-            close(found, tensor(expected)[rows], 1e-6, name)
+    assert tuple(inputs["step_rewards"]) == REWARDS
+    check_turns(inputs, params["gamma"])
+    for name, expected in vector.outputs["cases"].items():
+        part = GiGPO(
+            gamma=params["gamma"], weight=params["step_advantage_w"], eps=params["eps"], deviation=name == "mean_std_norm"
+        )
+        close(advantages(part, inputs), expected, 1e-6, name)
 
 
 @check("hgpo_advantages")
 def hgpo_advantages(vector: Vector) -> None:
-    inputs = vector.inputs
+    check_turns(vector.inputs, 0.95)
     for case in vector.outputs["cases"]:
-        found = history_advantages(
-            Turns(
-                tensor(inputs["episode_totals"]),
-                tensor(inputs["returns"]),
-                numbered(inputs["trajectory"]),
-                numbered(inputs["observation"]),
-            ),
-            case["history"],
-            case["alpha"],
-            case["base_group"],
+        part = HGPO(
+            history=case["history"],
+            power=case["alpha"],
+            base=case["base_group"],
             deviation=case["mode"] == "mean_std_norm",
             eps=vector.params["eps"],
         )
-        close(found, case["advantages"], 1e-6, str(case["history"]))
+        close(advantages(part, vector.inputs), case["advantages"], 1e-6, str(case["history"]))
 
 
 @check("multi_turn_layout")
 def multi_turn_layout(vector: Vector) -> None:
     segments = [(who, int(length)) for who, length in vector.inputs["segments"]]
     outputs, turns = vector.outputs, turn_index(segments)
-    assert turns.tolist() == outputs["turn_index"]
-    assert (turns >= 0).long().tolist() == outputs["action_mask"]
-    assert int((turns >= 0).sum()) == outputs["trainable"]
+    own = segments_of(("policy" if who == "assistant" else "environment", length) for who, length in segments[1:])
+    assert turns.tolist() == turn_ids(own) == outputs["turn_index"]
+    found = rollouts_of([Sample(token_ids=tuple(range(own[-1].stop)), segments=own)])
+    assert found.action_mask[0].long().tolist() == outputs["action_mask"]
+    assert int(found.action_mask.sum()) == outputs["trainable"]
     assert [kept_length(segments, budget) for budget in vector.inputs["budgets"]] == outputs["kept_length"]
-    close(turn_mean_shares(turns), outputs["turn_mean_share"], 1e-6, "turn mean")
-    close(1 / int((turns >= 0).sum()), outputs["sequence_mean_share"], what="sequence mean")
+    zero = torch.zeros(found.action_mask.shape, dtype=torch.float64)
+    batch, counts = Batch(found, zero, zero, zero), Counts(1, outputs["trainable"], 1)
+    share = TurnMean()(batch, counts)[0]
+    for k, expected in enumerate(outputs["turn_mean_share"]):
+        close(share[turns == k], [expected] * int((turns == k).sum()), 1e-6, "turn mean")
+    close(float(SequenceMean()(batch, counts).max()), outputs["sequence_mean_share"], 1e-6, "sequence mean")
 
 
 @check("arpo_branching")

@@ -27,7 +27,11 @@ ALIKE = 1e-2
 """Of the way that the weights went: presets that differ by nothing but their eps are 1e-4 to 1e-3 apart."""
 SAME = {frozenset({"gspo", "gspo_token"}): "the same gradient as long as the actions of a rollout have one advantage"}
 """Pairs that are equal by what they are, and why."""
-ELSEWHERE = {"gui_g1": "it weighs true boxes", "rlpr": "it reads how likely a written answer is"}
+ELSEWHERE = {
+    "gui_g1": "it weighs true boxes",
+    "rlpr": "it reads how likely a written answer is",
+    **dict.fromkeys(("openthinkimg", "vr_thinker", "geometry_zero"), "it looks at turns"),
+}
 """Presets that this task cannot ask for what makes them: each has a task of its own in tests/evidence."""
 TASK = [replace(clip, columns={**clip.columns, **COLUMNS}) for clip in CLIPS]
 """Clips with hints and solutions: what any of the other presets looks at."""

@@ -49,6 +49,11 @@ EXEMPT = {
     "awm": "its paper takes one update, and its ratio is that of the policy with itself",
     "hart": "no ratio: no clip is printed in its paper",
     "aepo": "no ratio: its paper has none",
+    "deepeyes": "one update as in its script: what is its own is the reward",
+    "thyme": "what is its own are the rewards",
+    "openthinkimg": "what is its own is the reward",
+    "vr_thinker": "what is its own is the bonus, see tests/algorithms/test_turns.py",
+    "geometry_zero": "what is its own is the bonus, see tests/algorithms/test_turns.py",
     "gui_g1": "its paper takes one update: what is its own is the weight, see tests/algorithms/test_more_methods.py",
 }
 """Presets whose objective need not act as itself, and why."""

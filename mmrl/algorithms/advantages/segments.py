@@ -1,14 +1,20 @@
-"""Advantages of the segments of an answer: how much the value of its beginning rises over each of them."""
+"""Advantages of the parts of an answer: of segments, how much the value of its beginning rises over each; of turns, what followed
+each of them, compared with what followed turns that began alike."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import totals_and_keep
+from mmrl.algorithms.advantages.statistics import standardize, totals_and_keep
 from mmrl.algorithms.segments import SURE, probabilities_of, segment_advantages
-from mmrl.core.ranges import Share, check_ranges
+from mmrl.algorithms.turns import Turns, TurnTable, past_observations
+from mmrl.core.ranges import Count, NonNegative, Number, Share, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.runtime.tensors import within
 
 
 @dataclass(frozen=True)
@@ -48,3 +54,119 @@ class SegmentGains:
                 "continuations that they are made of"
             )
         return Credit(values.to(scores.values.dtype), keep, trains)
+
+
+@dataclass(frozen=True)
+class ByTurn:
+    """The base of advantages of turns: rewards of a sample's turns add up to its total, and every action has its turn's."""
+
+    gamma: Share = 1.0
+    """How much less a reward counts for every turn that it comes later."""
+    eps: NonNegative = 1e-6
+    """Added to a deviation, in units of the reward."""
+    reward: str = "environment"
+    """The reward that adds up what observations state. With the rest of the total it comes at the last turn where it has
+    another name."""
+
+    __post_init__ = check_ranges
+    min_group_size = 2
+
+    def credit(self, scores: Scores, rollouts: Rollouts, f: Callable[[Turns], Tensor]) -> Credit:
+        """f of every group's turns, as credit of their actions."""
+        keep = totals_and_keep(scores)[1]
+        table = TurnTable(scores, rollouts, keep, self.gamma, self.reward)
+        return Credit(table.deal(f).to(scores.values.dtype), keep)
+
+
+@dataclass(frozen=True)
+class TurnReturns(ByTurn):
+    """A = (R - mean) / (deviation + eps) among the group's turns of that number, R = sum_k gamma^k r of this and later turns.
+
+    Ours: GRPO (arXiv:2402.03300) with the return of a turn in place of the total, so that of samples with one turn it is GRPO. A
+    sample that alone has so many turns gets 0 for the last ones.
+    """
+
+    eps: NonNegative = 1e-4
+    """Added to the deviation, in units of the reward."""
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        def values(turns: Turns) -> Tensor:
+            return within(turns.number, turns.returns, lambda x: standardize(x, ddof=1, eps=self.eps))
+
+        return self.credit(scores, rollouts, values)
+
+
+@dataclass(frozen=True)
+class GiGPO(ByTurn):
+    """A = A_episode + weight A_step: totals among samples, returns among turns that began from the same state (arXiv:2505.10978).
+
+    The first turn begins from the prompt, a later one from the key of the observation before it. A turn alone in its state gets 0
+    from A_step, a sample alone in its group keeps its total. As in its code, turns of one sample count for one another.
+    """
+
+    gamma: Share = 0.95
+    """How much less a reward counts for every turn that it comes later."""
+    weight: Number = 1.0
+    """Of A_step."""
+    deviation: bool = False
+    """Divide both by the unbiased deviation + eps."""
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        return self.credit(scores, rollouts, self.values)
+
+    def values(self, turns: Turns) -> Float[Tensor, " m"]:
+        """The advantages of one group's turns."""
+        each = {int(one): total for one, total in zip(turns.trajectory, turns.totals, strict=True)}
+        totals = torch.stack(list(each.values()))
+        mean, spread = (totals.mean(), totals.std()) if len(totals) > 1 else (totals.new_zeros(()), totals.new_ones(()))
+        episode = (turns.totals - mean) / (spread + self.eps) if self.deviation else turns.totals - mean
+        return episode + self.weight * within(turns.observation, turns.returns, self._centre)
+
+    def _centre(self, x: Tensor) -> Tensor:
+        if len(x) == 1:
+            return torch.zeros_like(x)
+        return (x - x.mean()) / (x.std() + self.eps) if self.deviation else x - x.mean()
+
+
+@dataclass(frozen=True)
+class HGPO(ByTurn):
+    """A = sum_k w_k a_k / sum_k w_k, a_k among turns whose last k states agree, w_k = (k + 1)^power (HGPO, arXiv:2602.22817).
+
+    k = 1 to history + 1, as far as an episode has that many turns; k = 1 is GiGPO's A_step. a_k divides by the biased deviation +
+    eps, and a turn alone takes no part in it. A turn that nothing is like gets 0.
+    """
+
+    gamma: Share = 0.95
+    """How much less a reward counts for every turn that it comes later."""
+    history: Count = 2
+    """How many states before a turn's own are looked at."""
+    power: Number = 1.0
+    """How much more an agreement counts that reaches further back."""
+    base: bool = False
+    """Adds k = 0, with weight 1: the total among the group's turns, by the unbiased deviation."""
+    deviation: bool = True
+    """False: only means are taken off."""
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        return self.credit(scores, rollouts, self.values)
+
+    def values(self, turns: Turns) -> Float[Tensor, " m"]:
+        """The advantages of one group's turns."""
+        totals, returns = turns.totals, turns.returns
+        top, bottom = torch.zeros_like(returns), torch.zeros_like(returns)
+        if self.base:
+            scale = totals.std() + self.eps if self.deviation and len(totals) > 1 else 1.0
+            top, bottom = (totals - totals.mean()) / scale, torch.ones_like(totals)
+        pasts = past_observations(turns, self.history + 1)
+        for k in range(1, self.history + 2):
+            alike: dict[tuple[int, ...], list[int]] = {}
+            for row, past in enumerate(pasts):
+                if len(past) >= k:
+                    alike.setdefault(past[-k:], []).append(row)
+            for rows in alike.values():
+                if len(rows) > 1:
+                    values = returns[rows]
+                    scale = values.std(correction=0) + self.eps if self.deviation else 1.0
+                    top[rows] += (k + 1) ** self.power * (values - values.mean()) / scale
+                    bottom[rows] += (k + 1) ** self.power
+        return torch.where(bottom > 0, top / bottom.clamp(min=1e-12), 0.0)

@@ -131,5 +131,6 @@ hart = replace(grpo, objective=((1.0, Reinforce()), (0.04, LooserWhereGood())), 
 
 Annotation-Free Visual Reasoning for High-Resolution Large Multimodal Models via Reinforcement Learning (HART, AP-GRPO),
 arXiv:2602.23615. The gain is the paper's 0.6; the KL's coefficient 0.04 is ours. No clip is printed in the paper: one update per
-step. Not implemented: the turn that asks for a crop, the stage of supervised training.
+step. Its turn that asks for a crop is `[environment] use = "zoom"` with `limits.turns = 2`. Not implemented: taking the whole
+picture away while the crop is looked at, the stage of supervised training.
 """

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.algorithms.turns import turn_numbers
 from mmrl.core.ranges import Count, check_ranges
 from mmrl.core.types import Batch, Counts, Reading, Scope
 
@@ -86,6 +87,23 @@ class GroupSum(PlainWeight):
     def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
         mask = actions(batch)
         return mask / mask.sum(1, keepdim=True).clamp(min=1) / max(counts.groups, 1)
+
+
+@dataclass(frozen=True)
+class TurnMean(PlainWeight):
+    """share = 1 / (N k_n len_nk): every rollout counts the same, every turn in it the same, every action of a turn the same.
+
+    k_n is the number of turns of a rollout that have actions that train. Ours; with one turn it is SequenceMean.
+    """
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        mask, numbers = actions(batch), turn_numbers(batch.rollouts)
+        share, present = mask * 0, mask.sum(1, keepdim=True) * 0
+        for k in range(int(numbers.max()) + 1 if numbers.numel() else 0):
+            turn = mask * (numbers == k)
+            length = turn.sum(1, keepdim=True)
+            share, present = share + turn / length.clamp(min=1), present + (length > 0)
+        return share / present.clamp(min=1) / max(counts.rollouts, 1)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ def needs(algorithm: Algorithm) -> str:
 def need_words(algorithm: Algorithm) -> Iterator[str]:
     if algorithm.needs_rewards:
         yield f"the reward {', '.join(algorithm.needs_rewards)}"
+    if algorithm.needs_turns:
+        yield "samples of several turns, [environment]"
     if algorithm.views:
         yield f"prompts that can be shown {', '.join(sorted(algorithm.views))}"
     least = with_hooks(algorithm.advantage, AdvantageHooks).min_group_size

@@ -58,26 +58,15 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
 
 def check_environment(config: RunConfig, ranks: Ranks) -> None:
     """Refuse what samples of several turns cannot have; ValueError with the remedy."""
-    environment, policy, algorithm = config.environment, config.policy, config.algorithm
+    environment, policy = config.environment, config.policy
     if environment is None:
-        if turned := [one.name for one in config.evaluation.also if one.turns is not None]:
-            raise ValueError(f"evaluation.also {turned[0]!r} sets turns, and the run has no environment: write [environment] use")
-        return
+        return refuse_missing_environment(config)
     if not isinstance(policy, TextPolicyConfig):
         raise ValueError(f"policy.kind is {modality_of(policy).name!r}, whose samples have no turns: remove [environment]")
     room, longest = environment.limits.tokens, policy.sampling.max_new_tokens
     if policy.engine is not None:
         raise ValueError("policy.engine is set, and engines write samples of one turn: leave it or [environment] out")
-    if algorithm.algorithm.views:
-        raise ValueError(
-            f"algorithm {algorithm.label} shows prompts under views, and worlds answer plain samples: take another algorithm"
-        )
-    planner = algorithm.algorithm.planner
-    if not with_hooks(planner, PlannerHooks).samples_plainly:
-        raise ValueError(
-            f"algorithm.planner {type(planner).__name__} shows prompts with hints, begins samples or changes their temperature, "
-            "and worlds answer plain samples: take another planner, or leave [environment] out"
-        )
+    refuse_views_and_replays(config)
     if ranks.is_sharded:
         raise ValueError(
             "the weights are sharded, and all processes would have to write equally many turns: run [environment] on one GPU, or "
@@ -91,6 +80,38 @@ def check_environment(config: RunConfig, ranks: Ranks) -> None:
     if environment.wave < 1 and config.deterministic:
         raise ValueError(
             f"environment.wave is {environment.wave:g}, and deterministic = true needs 1: slow worlds are waited for"
+        )
+
+
+def refuse_missing_environment(config: RunConfig) -> None:
+    """Raise ValueError where a run without an environment asks for samples of several turns."""
+    algorithm = config.algorithm
+    if turned := [one.name for one in config.evaluation.also if one.turns is not None]:
+        raise ValueError(f"evaluation.also {turned[0]!r} sets turns, and the run has no environment: write [environment] use")
+    if algorithm.algorithm.needs_turns:
+        raise ValueError(
+            f"algorithm.preset is {algorithm.preset!r}, a method of samples of several turns, and the run has no environment: "
+            'write [environment] with use = "zoom" or one of yours, or set algorithm.needs_turns = false'
+        )
+
+
+def refuse_views_and_replays(config: RunConfig) -> None:
+    """Raise ValueError for a method whose samples are no plain ones of this step: worlds answer such alone."""
+    algorithm = config.algorithm
+    if algorithm.algorithm.views:
+        raise ValueError(
+            f"algorithm {algorithm.label} shows prompts under views, and worlds answer plain samples: take another algorithm"
+        )
+    if algorithm.algorithm.replays:
+        raise ValueError(
+            f"algorithm {algorithm.label} trains rows of earlier steps again, of which what the world showed is not kept: take "
+            "another algorithm.planner, or leave [environment] out"
+        )
+    planner = algorithm.algorithm.planner
+    if not with_hooks(planner, PlannerHooks).samples_plainly:
+        raise ValueError(
+            f"algorithm.planner {type(planner).__name__} shows prompts with hints, begins samples or changes their temperature, "
+            "and worlds answer plain samples: take another planner, or leave [environment] out"
         )
 
 

@@ -11,7 +11,15 @@ from mmrl.app.config.needed_rewards import names_in
 from mmrl.app.plugins.resolve import load
 from mmrl.app.toml.tables import Table
 
-NEEDED = {"urpa": "pseudo_span", "pref_grpo": "pairwise_win_rate", "mm_upt": "majority_vote"}
+NEEDED = {
+    "urpa": "pseudo_span",
+    "pref_grpo": "pairwise_win_rate",
+    "mm_upt": "majority_vote",
+    "deepeyes": "tool_bonus",
+    "openthinkimg": "turn_format",
+}
+SEVERAL = {"thyme": ("turn_format", "consistency")}
+"""Methods that are made of more than one reward."""
 
 
 def run(preset: str, reward: str, more: str = "") -> configs.Resolved:
@@ -25,8 +33,8 @@ def run(preset: str, reward: str, more: str = "") -> configs.Resolved:
 def test_every_need_is_a_shipped_reward():
     assert {name: one.needs_rewards for name, one in presets().items() if one.needs_rewards} == {
         name: (reward,) for name, reward in NEEDED.items()
-    }
-    for reward in NEEDED.values():
+    } | SEVERAL
+    for reward in (*NEEDED.values(), *SEVERAL["thyme"]):
         load(reward, "rewards")
 
 
@@ -38,6 +46,12 @@ def test_a_method_without_its_reward_is_refused(preset: str, needed: str, other:
     with pytest.raises(ValueError, match=message):
         run(preset, written)
     assert run(preset, written, "needs_rewards = []").config.algorithm.algorithm.needs_rewards == ()
+
+
+@pytest.mark.parametrize(("there", "missing"), [SEVERAL["thyme"], SEVERAL["thyme"][::-1]])
+def test_all_of_several_rewards_are_needed(there: str, missing: str):
+    with pytest.raises(ValueError, match=rf"trains on the reward '{missing}'"):
+        run("thyme", f'[[reward]]\nuse = "{there}"')
 
 
 @pytest.mark.parametrize(("preset", "needed"), NEEDED.items())

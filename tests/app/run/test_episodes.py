@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmrl.algorithms.presets import PRESETS
 from mmrl.app.commands import train as jobs
 from mmrl.app.commands.sample import resample
 from mmrl.app.config import run as configs
@@ -180,6 +181,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "no open": (["environment.use=./odd.py:Closed"], r"odd.py:Closed has no open\(prompt, seed\)"),
     "views": (["algorithm.preset=papo"], "shows prompts under views, and worlds answer plain samples"),
     "hints": (["algorithm.planner.kind=HintLadder"], "planner HintLadder shows prompts with hints"),
+    "rows of earlier steps": (
+        ["algorithm.preset=arpo_gui"],
+        "arpo_gui trains rows of earlier steps again, of which what the world",
+    ),
     "its own check": (["environment.use=./odd.py:Picky"], "no prompt pleases it"),
 }
 ODD = """
@@ -217,6 +222,15 @@ def loads_nothing(*_: object, **__: object) -> None:
         ("tiny/flow", ['evaluation.also=[{name = "x", turns = 1}]'], "sets turns, and"),
         ("tiny/image", ['evaluation.also=[{name = "x", turns = 1}]'], "sets turns, and the run has no environment"),
         ("tiny/image", ['evaluation.also=[{name = "x", guidance = 2.0}]'], "sets num_steps or guidance, which image generators"),
+        *(
+            (
+                "tiny/image",
+                [f"algorithm.preset={name}", "algorithm.needs_rewards=[]"],
+                f"is '{name}', a method of samples of several",
+            )
+            for name, preset in PRESETS.items()
+            if preset.needs_turns
+        ),
     ],
 )
 def test_turns_without_a_world_or_for_pictures_are_refused(here: Path, config: str, overrides: list[str], error: str):

@@ -1,17 +1,11 @@
-"""Formulas for answers of several turns: which tokens are the policy's own, and credit by what was seen before each turn.
-
-Nothing samples such answers yet; the formulas stand here with their checks.
-"""
+"""Formulas for answers of several turns that no part has: where a budget cuts one, and where ARPO branches."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
-
-from mmrl.runtime.tensors import within
 
 Segment = tuple[str, int]
 """Who wrote (user, assistant, tool), and how many tokens."""
@@ -53,106 +47,6 @@ def ends_with_turn(segments: Sequence[Segment], length: int) -> int:
     turns = turn_index(segments)[:length]
     own = (turns >= 0).nonzero()
     return int(own[-1]) + 1 if len(own) else 0
-
-
-def turn_mean_shares(turns: Int[Tensor, " t"]) -> Float[Tensor, " k"]:
-    """The share of a token of each of k turns where every turn counts the same, and every token of a turn."""
-    lengths = torch.bincount(turns[turns >= 0])
-    return 1 / (len(lengths) * lengths)
-
-
-def returns_of(rewards: Float[Tensor, " n"], trajectory: Int[Tensor, " n"], gamma: float) -> Float[Tensor, " n"]:
-    """R_t = sum_k gamma^(k - t) r_k over the later turns of the same trajectory; rows are in order of time."""
-    out = torch.zeros_like(rewards)
-    for one in sorted(set(map(int, trajectory))):
-        rows, ahead = (trajectory == one).nonzero()[:, 0], 0.0
-        for row in map(int, rows.flip(0)):
-            ahead = float(rewards[row]) + gamma * ahead
-            out[row] = ahead
-    return out
-
-
-@dataclass(frozen=True)
-class Turns:
-    """The turns of one prompt's trajectories, in order of time within each."""
-
-    totals: Float[Tensor, " n"]
-    """Total reward of the turn's trajectory."""
-    returns: Float[Tensor, " n"]
-    """Discounted reward from the turn on."""
-    trajectory: Int[Tensor, " n"]
-    observation: Int[Tensor, " n"]
-    """Equal where the policy had seen the same before the turn."""
-
-
-def step_group_advantages(
-    turns: Turns,
-    weight: float = 1.0,
-    deviation: bool = False,
-    eps: float = 1e-6,
-) -> Float[Tensor, " n"]:
-    """A = A_episode + weight A_step of the turns of one prompt (GiGPO, arXiv:2505.10978).
-
-    A_episode compares the trajectory's total reward with those of the other trajectories, each counted once; A_step compares the
-    return with those of turns that began with the same observation. `deviation` divides both by the unbiased deviation + eps. A
-    lone turn of its observation gets 0 from A_step; a lone trajectory keeps its total.
-    """
-    totals, trajectory = turns.totals, turns.trajectory
-    first = torch.stack([(trajectory == one).nonzero()[0, 0] for one in sorted(set(map(int, trajectory)))])
-    each = totals[first]
-    mean, spread = (each.mean(), each.std()) if len(each) > 1 else (each.new_zeros(()), each.new_ones(()))
-    episode = (totals - mean) / (spread + eps) if deviation else totals - mean
-
-    def centre(values: Tensor) -> Tensor:
-        if len(values) == 1:
-            return torch.zeros_like(values)
-        return (values - values.mean()) / (values.std() + eps) if deviation else values - values.mean()
-
-    return episode + weight * within(turns.observation, turns.returns, centre)
-
-
-def history_advantages(
-    turns: Turns,
-    history: int,
-    power: float = 1.0,
-    base: bool = False,
-    deviation: bool = True,
-    eps: float = 1e-6,
-) -> Float[Tensor, " n"]:
-    """A = sum_k w_k a_k / sum_k w_k, a_k among turns whose last k observations agree, w_k = (k + 1)^power (HGPO).
-
-    From a recipe beside verl-agent; its paper's id was not found. k = 1 ... history + 1, as far as a trajectory has that many
-    turns. a_k divides by the biased deviation + eps; clusters of one turn are left out. `base` adds k = 0, the episode's total
-    among all turns, by the unbiased deviation. A turn with no cluster at all gets 0.
-    """
-    totals, returns = turns.totals, turns.returns
-    pasts = past_observations(turns.trajectory, turns.observation, history + 1)
-    top, bottom = torch.zeros_like(returns), torch.zeros_like(returns)
-    if base:
-        scale = totals.std() + eps if deviation else totals.new_ones(())
-        top, bottom = (totals - totals.mean()) / scale, torch.ones_like(totals)
-    for k in range(1, history + 2):
-        clusters: dict[tuple[int, ...], list[int]] = {}
-        for row, past in enumerate(pasts):
-            if len(past) >= k:
-                clusters.setdefault(past[-k:], []).append(row)
-        for rows in clusters.values():
-            if len(rows) > 1:
-                values = returns[rows]
-                scale = values.std(correction=0) + eps if deviation else 1.0
-                top[rows] += (k + 1) ** power * (values - values.mean()) / scale
-                bottom[rows] += (k + 1) ** power
-    return torch.where(bottom > 0, top / bottom.clamp(min=1e-12), 0.0)
-
-
-def past_observations(trajectory: Int[Tensor, " n"], observation: Int[Tensor, " n"], most: int) -> list[tuple[int, ...]]:
-    """The last observations of every turn's trajectory, its own last, at most so many."""
-    seen: dict[int, tuple[int, ...]] = {}
-    out: list[tuple[int, ...]] = []
-    for one, now in zip(map(int, trajectory), map(int, observation), strict=True):
-        seen[one] = (*seen.get(one, ()), now)[-most:]
-        out.append(seen[one])
-    return out
 
 
 def branches(draw: float, first_entropy: float, entropy: float, weight: float = 0.2, chance: float = 0.5) -> bool:

@@ -1,0 +1,89 @@
+"""Samples of several turns: credit for each, and rewards for looking before answering."""
+
+from dataclasses import replace
+
+from mmrl.algorithms.advantages.segments import HGPO, GiGPO
+from mmrl.algorithms.objectives.penalties import ReferenceKL
+from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.presets.baselines import CLIPPED, grpo
+from mmrl.algorithms.shaping.turns import SeldomTools, WhereToolsHelp
+from mmrl.algorithms.weights.aggregate import TokenMean
+
+gigpo = replace(
+    CLIPPED,
+    objective=((1.0, Clip(low=0.2, high=0.2)), (0.01, ReferenceKL(estimator="k3"))),
+    advantage=GiGPO(),
+    aggregation=TokenMean(),
+    needs_turns=True,
+)
+"""Turns compared with turns that began from the same state, on top of episodes compared with episodes.
+
+Group-in-Group Policy Optimization for LLM Agent Training (GiGPO), arXiv:2505.10978.
+Discount 0.95 and weight 1 as in its scripts, means alone as in its code. The KL's coefficient 0.01 and 4 updates per step are
+ours; with one the clip never acts. Not implemented: states that are alike without being equal.
+"""
+
+hgpo = replace(gigpo, advantage=HGPO())
+"""Turns compared with those that began from the same state, the more so the more of the way there was the same.
+
+Hierarchy-of-Groups Policy Optimization for Long-Horizon Agentic Tasks (HGPO), arXiv:2602.22817.
+Two earlier states, weights k + 1, without the episode's own advantage. As in gigpo the KL's coefficient 0.01 and 4 updates per
+step are ours; with one the clip never acts. Nothing else is left out.
+"""
+
+deepeyes = replace(
+    grpo, objective=((1.0, Clip()),), aggregation=TokenMean(), group_size=16, needs_rewards=("tool_bonus",), needs_turns=True
+)
+"""Looking closer is rewarded where the answer is right; no demonstrations.
+
+DeepEyes: Incentivizing "Thinking with Images" via Reinforcement Learning, arXiv:2505.14362.
+Its reward is 0.8 of one for right answers, 0.2 of `turn_format` with whole = true, and 1.2 of `tool_bonus`; `zoom` is its tool.
+No KL; one update per step. Not implemented: its system prompt (write it in your data), crops of a first picture alone.
+"""
+
+thyme = replace(
+    grpo,
+    objective=((1.0, Clip(low=0.2, high=0.2)), (0.01, ReferenceKL(estimator="k3"))),
+    group_size=4,
+    needs_rewards=("turn_format", "consistency"),
+    needs_turns=True,
+)
+"""The model writes code that changes its picture; form and consistency are rewarded besides the answer.
+
+Thyme: Think Beyond Images, arXiv:2508.11630.
+Its reward is 1 for a right answer, 1 of `turn_format` with form = "code" and whole = true (0.5 for or against), and 0.1 of
+`consistency`. One update per step. Not implemented: code written at temperature 0 (GRPO-ATS), the stages of supervised training.
+"""
+
+openthinkimg = replace(grpo, needs_rewards=("turn_format",), needs_turns=True)
+"""Tools are called as JSON, turn by turn, and the form of the calls is rewarded besides the answer.
+
+OpenThinkIMG: Learning to Think with Images via Visual Tool Reinforcement Learning (V-ToolRL), arXiv:2505.08617.
+`turn_format` with form = "json" is its reward of form. The KL's coefficient 0.04 and the group of 8 are grpo's. One update per
+step. Not implemented: tools over HTTP beside those of the environments, the stage of supervised training.
+"""
+
+vr_thinker = replace(grpo, shaping=(SeldomTools(),), needs_turns=True)
+"""As long as few of a group look, those that look get more.
+
+VR-Thinker: Boosting Video Reward Models through Thinking-with-Image Reasoning, arXiv:2510.10518.
+From summaries: the share from which looking brings nothing more, 0.5, and the weight 1 are ours. One update per step. Not
+implemented: frames that leave the context after some turns, rewards of interim answers, the stages before reinforcement.
+"""
+
+mobile_agent_v3 = replace(CLIPPED, aggregation=TokenMean(), needs_turns=True)
+"""One advantage for all turns of a trajectory, from its outcome; every token of the step counts the same.
+
+Mobile-Agent-v3: Fundamental Agents for GUI Automation (Trajectory-aware Relative Policy Optimization), arXiv:2508.15144.
+From summaries. No KL. 4 updates per step are ours; with one the clip never acts. Not implemented: the buffer of successes that
+stands in for groups that failed.
+"""
+
+geometry_zero = replace(grpo, shaping=(WhereToolsHelp(),), needs_turns=True)
+"""A tool is rewarded where those of the group that used it did better, and punished where they did worse.
+
+GeometryZero: Improving Geometry Solving for LLM with Group Contrastive Policy Optimization, arXiv:2506.07160.
+From summaries: the weight 0.5 and the least difference 0.1 are ours, and the two sides of a group are those that the policy
+chose. One update per step. Not implemented: halves of a group that are asked for with and without the tool, its reward for long
+answers.
+"""

@@ -1,0 +1,77 @@
+"""Bonuses for the use of tools that depend on the group: where they help, or are seldom used."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.advantages.statistics import by_group, totals_and_keep
+from mmrl.algorithms.shaping.combine import substitute
+from mmrl.algorithms.turns import uses
+from mmrl.core.ranges import NonNegative, Share, check_ranges
+from mmrl.core.types import Reading, Rollouts, Scores, Status
+
+
+@dataclass(frozen=True)
+class WhereToolsHelp:
+    """Adds a reward `tools_help` to samples that used a tool: the sign of mean(r that did) - mean(r that did not) beyond `least`.
+
+    The contrast of GeometryZero's GCPO, arXiv:2506.07160, from summaries. There the two halves of a group are asked for; here
+    they are those that the policy chose, and a group without one of them gets 0.
+    """
+
+    weight: NonNegative = 0.5
+    """Weight of the reward in the total; ours."""
+    least: NonNegative = 0.1
+    """Differences up to this, in units of the total reward, say nothing; ours."""
+    fact: str = "tool"
+    """The fact of an observation that says that a tool was used."""
+
+    __post_init__ = check_ranges
+    reads = ()
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        """Raises ValueError when a reward has its name already."""
+        totals, keep = totals_and_keep(scores)
+        used = uses(rollouts, self.fact).to(totals)
+        found = by_group(rollouts, keep, torch.stack([totals, used], dim=1), self._contrast)[:, 0]
+        return with_bonus(scores, "tools_help", found, self.weight)
+
+    def _contrast(self, rows: Tensor) -> Tensor:
+        totals, used = rows[:, 0], rows[:, 1] > 0
+        if used.all() or not used.any():
+            return torch.zeros_like(rows)
+        lead = totals[used].mean() - totals[~used].mean()
+        return torch.where(used, lead.sign() * (lead.abs() > self.least), 0.0)[:, None].expand_as(rows)
+
+
+@dataclass(frozen=True)
+class SeldomTools:
+    """Adds a reward `seldom_tools` to samples that used a tool: max(wanted - share of the group that did, 0) (VR-Thinker).
+
+    The reward for exploration of arXiv:2510.10518, from summaries.
+    """
+
+    weight: NonNegative = 1.0
+    """Weight of the reward in the total; ours."""
+    wanted: Share = 0.5
+    """The share of a group from which using tools brings nothing more; ours."""
+    fact: str = "tool"
+    """The fact of an observation that says that a tool was used."""
+
+    __post_init__ = check_ranges
+    reads = ()
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        """Raises ValueError when a reward has its name already."""
+        totals, keep = totals_and_keep(scores)
+        used = uses(rollouts, self.fact).to(totals)
+        found = by_group(rollouts, keep, used, lambda group: group * (self.wanted - group.mean()).clamp(min=0))
+        return with_bonus(scores, "seldom_tools", found, self.weight)
+
+
+def with_bonus(scores: Scores, name: str, values: Tensor, weight: float) -> Scores:
+    """The scores with one more reward that applies to every row."""
+    status = torch.full_like(scores.status[:, 0], Status.OK)
+    return substitute(scores, (), name, values.to(scores.values), status, scores.weights.new_tensor(weight))

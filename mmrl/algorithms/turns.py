@@ -1,0 +1,122 @@
+"""The turns of a step's episodes: which action belongs to which, what each earned, and which state it began from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mmrl.core.samples import Observation, Sample, turn_ids
+from mmrl.core.types import Rollouts, Scores, Status
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The turns of one group's samples, in order of time within each."""
+
+    totals: Float[Tensor, " m"]
+    """Total reward of the turn's sample."""
+    returns: Float[Tensor, " m"]
+    """Discounted reward from the turn on."""
+    trajectory: Int[Tensor, " m"]
+    """A number of the turn's sample."""
+    observation: Int[Tensor, " m"]
+    """Equal where the policy had been shown the same directly before the turn."""
+    number: Int[Tensor, " m"]
+    """The turn's own, from 0."""
+
+
+def turn_numbers(rollouts: Rollouts) -> Int[Tensor, "n t"]:
+    """The turn of every action, from 0, and -1 where there is none. Without segments a sample has one turn."""
+    found = torch.zeros_like(rollouts.action_mask, dtype=torch.long)
+    for row, (_, sample) in zip(found, rollouts.samples(), strict=True):
+        ids = turn_ids(sample.segments)[: len(row)]
+        row[: len(ids)] = torch.tensor(ids, dtype=torch.long).clamp(min=0)
+    return torch.where(rollouts.action_mask, found, -1)
+
+
+def returns_of(rewards: Float[Tensor, " m"], trajectory: Int[Tensor, " m"], gamma: float) -> Float[Tensor, " m"]:
+    """R_t = sum_k gamma^(k - t) r_k over the later turns of the same trajectory; rows are in order of time."""
+    found, ahead = torch.zeros_like(rewards), dict[int, float]()
+    for i in reversed(range(len(rewards))):
+        one = int(trajectory[i])
+        ahead[one] = float(rewards[i]) + gamma * ahead.get(one, 0.0)
+        found[i] = ahead[one]
+    return found
+
+
+def past_observations(turns: Turns, most: int) -> list[tuple[int, ...]]:
+    """The observations before every turn and before the turns in front of it, its own last, at most so many."""
+    seen: dict[int, tuple[int, ...]] = {}
+    found: list[tuple[int, ...]] = []
+    for one, shown in zip(map(int, turns.trajectory), map(int, turns.observation), strict=True):
+        seen[one] = (*seen.get(one, ()), shown)[-most:]
+        found.append(seen[one])
+    return found
+
+
+def observations_of(sample: Sample) -> list[Observation | None]:
+    """The world's answer to each turn; an episode of an earlier step no longer has them."""
+    return [turn.observation for turn in sample.turns]
+
+
+def uses(rollouts: Rollouts, fact: str = "tool") -> Bool[Tensor, " n"]:
+    """True for rows of which some observation states the fact: `tool`, where a tool was used."""
+    answers = [observations_of(sample) for _, sample in rollouts.samples()]
+    return torch.tensor([any(one and one.facts.get(fact, 0.0) > 0 for one in row) for row in answers], dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class TurnTable:
+    """The turns of all rows that have a total, group by group as `Turns`, and the way back to actions."""
+
+    scores: Scores
+    rollouts: Rollouts
+    keep: Bool[Tensor, " n"]
+    gamma: float = 1.0
+    reward: str = "environment"
+    """The reward that adds up what observations state."""
+
+    def deal(self, f: Callable[[Turns], Tensor]) -> Float[Tensor, "n t"]:
+        """f of every group's turns, given to their actions; 0 where there is none and in rows that are not kept."""
+        numbers = turn_numbers(self.rollouts)
+        count = [max(1, int(row.max()) + 1) if len(row) else 1 for row in numbers]
+        values = torch.zeros(len(numbers), max(count, default=1), dtype=torch.float64, device=numbers.device)
+        pairs, totals = list(self.rollouts.samples()), self.scores.total().double()
+        for group_id in dict.fromkeys(map(int, self.rollouts.group_ids[self.keep])):
+            rows = list(map(int, ((self.rollouts.group_ids == group_id) & self.keep).nonzero()[:, 0]))
+            turns = self._turns([(i, pairs[i][1], count[i]) for i in rows], totals)
+            values[turns.trajectory, turns.number] = f(turns).to(values)
+        found = values.gather(1, numbers.clamp(min=0))
+        return torch.where((numbers >= 0) & self.keep[:, None], found, 0.0)
+
+    def _turns(self, rows: list[tuple[int, Sample, int]], totals: Tensor) -> Turns:
+        """The turns of one group: its rows, each with its sample and how many turns it has."""
+        names: dict[object, int] = {}
+        places = [(i, k) for i, _, count in rows for k in range(count)]
+        seen = [names.setdefault(name, len(names)) for i, sample, count in rows for name in states(sample, i, count)]
+        rewards = [reward for i, sample, count in rows for reward in self._rewards(i, sample, count, float(totals[i]))]
+        trajectory, number = torch.tensor(places, dtype=torch.long).view(-1, 2).unbind(1)
+        returns = returns_of(totals.new_tensor(rewards), trajectory, self.gamma)
+        return Turns(totals[trajectory], returns, trajectory, torch.tensor(seen, dtype=torch.long), number)
+
+    def _rewards(self, row: int, sample: Sample, count: int, total: float) -> list[float]:
+        """Rewards of a sample's turns, which add up to its total: what no observation states is the last turn's."""
+        stated = [self._weight(row) * ((one and one.reward) or 0.0) for one in observations_of(sample)[:count]]
+        stated += [0.0] * (count - len(stated))
+        stated[-1] += total - sum(stated)
+        return stated
+
+    def _weight(self, row: int) -> float:
+        """The weight of the reward that adds up what observations state; 0 where it is missing, or says nothing of the row."""
+        if self.reward not in self.scores.names:
+            return 0.0
+        column = self.scores.names.index(self.reward)
+        return float(self.scores.weights[column]) * (int(self.scores.status[row, column]) == Status.OK)
+
+
+def states(sample: Sample, row: int, count: int) -> list[object]:
+    """A name for what each turn began from: the prompt, then the keys of observations; what is not known is like nothing else."""
+    keys = [one.key if one else "" for one in observations_of(sample)[: count - 1]]
+    return ["", *(key or (row, k) for k, key in enumerate(keys)), *((row, k) for k in range(len(keys), count - 1))]

@@ -1,0 +1,48 @@
+"""Methods of several turns: each against the same with one turn, or with the credit or bonus of plain GRPO."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.segments import GiGPO
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.shaping.turns import with_bonus
+from mmrl.algorithms.turns import uses
+from mmrl.algorithms.weights.aggregate import SequenceMean
+from mmrl.core.types import Reading, Rollouts, Scores
+from tests.evidence import turn_tasks as tasks
+from tests.evidence.task import Row
+
+
+@dataclass(frozen=True)
+class Always:
+    """Half a reward for every sample that used a tool, whether it helped or not."""
+
+    reads: tuple[Reading, ...] = ()
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        return with_bonus(scores, "used", uses(rollouts), 0.5)
+
+
+def against_one_turn(name: str, task: tasks.PlayTask) -> Row:
+    """The method on its world, and the same without one."""
+    return Row(name, PRESETS[name], replace(PRESETS[name], planner=tasks.Alone()), "one turn, without the world", task)
+
+
+ROWS = [
+    Row("gigpo", PRESETS["gigpo"], replace(PRESETS["gigpo"], advantage=GroupNorm(scale="none")),
+        "episodes compared with episodes alone", tasks.ROOMS),
+    Row("hgpo", PRESETS["hgpo"], replace(PRESETS["hgpo"], advantage=GiGPO(deviation=True)), "advantages of gigpo", tasks.PATHS),
+    against_one_turn("deepeyes", tasks.LOOK),
+    against_one_turn("thyme", tasks.CODE),
+    against_one_turn("openthinkimg", tasks.FORMS),
+    against_one_turn("hart", tasks.CROP),
+    Row("vr_thinker", PRESETS["vr_thinker"], replace(PRESETS["vr_thinker"], shaping=()), "no bonus for looking", tasks.SELDOM),
+    Row("mobile_agent_v3", PRESETS["mobile_agent_v3"], replace(PRESETS["mobile_agent_v3"], aggregation=SequenceMean()),
+        "every trajectory counts the same, however long", tasks.SCREENS),
+    Row("geometry_zero", PRESETS["geometry_zero"], replace(PRESETS["geometry_zero"], shaping=(Always(),)),
+        "a bonus wherever the tool is used", tasks.HELPS),
+]  # fmt: skip
+"""Presets of turns."""
