@@ -24,6 +24,10 @@ class Weighed(Protocol):
 
 def check_needed_rewards(assembly: Assembly, rewards: Sequence[Weighed], table: Table) -> None:
     """Raise ValueError for a method without the rewards, of a weight above 0, that it is made of."""
+    if not rewards and not assembly.algorithm.unscored:
+        raise ValueError(
+            f"{table.at(('reward',))} is missing: say what is to be rewarded by [[reward]] with use = ..., or --reward"
+        )
     trained = {name for reward in rewards if reward.weight > 0 for name in names_in(reward.use, reward.args)}
     for needed in assembly.algorithm.needs_rewards:
         if needed not in trained:
