@@ -70,6 +70,8 @@ METRICS = (
     Metric("policy/entropy", "nats per action", "Entropy of the next action's distribution, where a term asks for it."),
     Metric("policy/log_ratio", "nats", "Standardized log-ratio of rollouts that a regression fits (Reg-GRPO)."),
     Metric("policy/imitation", "nats per action", "How unlikely the policy finds what it is taught: mean of -log p."),
+    Metric("policy/margin", "nats", "DPO: beta times how much the chosen gained on the rejected since the reference."),
+    Metric("policy/preferred", "share of pairs", "DPO: pairs whose chosen completion gained more than the rejected one."),
     Metric("policy/perception", "nats per action", "How much hiding the pictures changes what is said (PAPO)."),
     Metric("policy/surprise", "nats per action", "Entropy terms of PAPO's two readings."),
     Metric("policy/score", "nats per action", "DisCO, DRPO: mean log-probability (or ratio) of a rollout."),

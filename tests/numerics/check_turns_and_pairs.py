@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from tests.numerics.formulas.pairs import denoising_preference_loss, preference_loss, summed_logprobs
+from mmrl.algorithms.objectives.preference import Preference
+from tests.numerics.formulas.pairs import denoising_preference_loss, summed_logprobs
 from tests.numerics.formulas.turns import (
     Turns,
     branches,
@@ -89,10 +90,10 @@ def dpo_autoregressive(vector: Vector) -> None:
     close(total, outputs["sum_logps"], what="sums")
     close(mean, outputs["mean_logps"], what="means")
     sides = [tensor(inputs[name]) for name in ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")]
+    margin = sides[0] - sides[1] - (sides[2] - sides[3])
     for case in outputs["cases"]:
-        loss, margin = preference_loss(*sides, beta=case["beta"])
-        close(loss, case["loss"], what=f"loss {case['beta']}")
-        close(margin, case["margin"], what=f"margin {case['beta']}")
+        close(Preference(case["beta"]).of_margin(margin), case["loss"], what=f"loss {case['beta']}")
+        close(case["beta"] * margin, case["margin"], what=f"margin {case['beta']}")
 
 
 @check("dpo_denoising")

@@ -58,3 +58,19 @@ class Demonstrated(AdvantageHooks):
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         return Credit(torch.ones(rollouts.action_mask.shape), torch.ones(len(rollouts), dtype=torch.bool))
+
+
+@dataclass(frozen=True)
+class Preferred(AdvantageHooks):
+    """A = +1 for the first row of every group, which is preferred, and -1 for the second.
+
+    A row without its partner is left out.
+    """
+
+    unscored = True
+    min_group_size = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        values = torch.where(rollouts.sample_ids == 0, 1.0, -1.0)
+        partners = (rollouts.group_ids[:, None] == rollouts.group_ids).sum(1)
+        return Credit(values[:, None].expand(rollouts.action_mask.shape), partners == 2)

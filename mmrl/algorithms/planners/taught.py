@@ -4,7 +4,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from mmrl.algorithms.planners.base import Once, one_request_each
 from mmrl.algorithms.planners.video import answer_text
@@ -30,6 +30,7 @@ def text_at(prompt: Prompt, column: str) -> str:
             found = answer_text(prompt)
         except ValueError:
             found = prompt.answer
+    found = message_text(found)
     if isinstance(found, str) and found.strip():
         return found
     known = ", ".join(sorted(prompt.columns)) or "none"
@@ -38,6 +39,18 @@ def text_at(prompt: Prompt, column: str) -> str:
         f"prompt {prompt.id!r} {what} in the column {named!r}, where a stage that teaches finds the completion (its columns: "
         f"{known}): write texts there as the model should, or name another one with column"
     )
+
+
+def message_text(found: Any) -> object:
+    """The text of the last of several messages, whose parts are joined; anything else as it is."""
+    messages = cast(list[Any], found) if isinstance(found, list) else []
+    if not messages or not isinstance(messages[-1], dict):
+        return cast(object, found)
+    content: Any = cast(dict[str, Any], messages[-1]).get("content")
+    if not isinstance(content, list):
+        return content
+    parts = [cast(dict[str, object], one).get("text") for one in cast(list[Any], content) if isinstance(one, dict)]
+    return "".join(part for part in parts if isinstance(part, str))
 
 
 def without_thought(text: str, keeps: float, chance: float) -> str:
@@ -76,3 +89,45 @@ class Taught(Once):
     def _text(self, request: Request) -> str:
         chance = random.Random(f"{request.seed}/thought").random()
         return without_thought(text_at(request.prompt, self.column), 1 - self.thought_dropout, chance)
+
+
+def pair_of(prompt: Prompt, chosen: str, rejected: str) -> tuple[str, str]:
+    """The completions of a pair, the preferred one first.
+
+    Raises:
+        ValueError: one of them is missing or no text, or both are the same.
+    """
+    texts = text_at(prompt, chosen), text_at(prompt, rejected)
+    if texts[0] == texts[1]:
+        raise ValueError(
+            f"prompt {prompt.id!r} has the same text in the columns {chosen!r} and {rejected!r}, and such a pair teaches "
+            "nothing: remove it from the data"
+        )
+    return texts
+
+
+@dataclass(frozen=True)
+class Pairs(Once):
+    """Two rows per prompt: the completion that the data prefers, and the one that it does not.
+
+    Take the advantage Preferred and the term Preference with it.
+    """
+
+    chosen: str = "chosen"
+    """The column with the preferred completion: a text, or a list of messages that ends with one."""
+    rejected: str = "rejected"
+    """The column with the other one."""
+
+    __post_init__ = check_ranges
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for a prompt without a pair, or with two equal completions."""
+        for prompt in prompts:
+            pair_of(prompt, self.chosen, self.rejected)
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        return [
+            replace(request, role="injected", written=text)
+            for request in one_request_each(prompts, 1, first_id, seed)
+            for text in pair_of(request.prompt, self.chosen, self.rejected)
+        ]

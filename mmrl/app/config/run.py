@@ -298,7 +298,8 @@ def read_run(table: Table, name: str) -> Resolved:
     check_sources(config.data, rewards, table)
     if config.stage:
         return Resolved(with_all_steps(config, table), table, name)
-    check_needed_rewards(config.algorithm, config.reward, table)
+    evaluated = config.evaluation.data is not None and not config.evaluation.reward
+    check_needed_rewards(config.algorithm, config.reward, table, evaluated and config.algorithm.algorithm.unscored)
     return Resolved(config, table, name)
 
 

@@ -20,6 +20,7 @@ from mmrl.training.measure import PHASES
 KEY_FIGURES = (
     ("reward", "reward/total"),
     ("imitation", "policy/imitation"),
+    ("preferred", "policy/preferred"),
     ("no spread", "reward/no_spread"),
     ("kl", "policy/kl"),
     ("length", "rollout/length"),

@@ -1,6 +1,7 @@
 """`mmrl train` on a chain of stages: its steps, its reference, its kills, and what other commands say of it."""
 
 import json
+import math
 import os
 import signal
 from collections.abc import Mapping
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from mmrl.app.commands import check, plan
-from mmrl.app.commands.train import TrainArguments, run_job, run_training
+from mmrl.app.commands.train import TrainArguments, run_job, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.run.build import on_the_terminal
@@ -110,3 +112,40 @@ def test_check_and_plan_look_at_every_stage(tmp_path: Path, capfd: pytest.Captur
     assert plan.plan(TrainArguments(["tiny/cold_start", *WORDS]), card="24GB")
     assert "stage 2 of 2, rl" in capfd.readouterr().out
     assert on_the_terminal(configs.load("tiny/cold_start").config)
+
+
+def test_pairs_of_a_file_are_preferred_from_where_the_stage_before_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (64, 64), "red").save("a.png")
+    row = {
+        "prompt": "Which colour?",
+        "images": ["a.png"],
+        "chosen": "red",
+        "rejected": [{"role": "assistant", "content": "blue"}],
+    }
+    Path("pairs.jsonl").write_text("".join(json.dumps({**row, "id": str(i)}) + "\n" for i in range(4)))
+    data = 'data={use="qa_jsonl", path="pairs.jsonl"}'
+    dpo = 'stage.1={kind="dpo", steps=3, beta=0.5, optimizer={lr=0.01}, ' + data + "}"
+    more = ['stage.0.column="chosen"', f"stage.0.{data}", dpo]
+    run = run_training(resolved(tmp_path / "run", *more))
+    steps = [line for line in lines(run) if "loss" in line]
+    assert [line["loss"] for line in steps[2:3]] == [pytest.approx(math.log(2), abs=1e-5)]
+    assert steps[2]["policy/margin"] == pytest.approx(0, abs=1e-4) and steps[-1]["policy/margin"] > 0.05
+    assert steps[-1]["policy/preferred"] == 1 and steps[-1]["loss"] < math.log(2)
+    Path("pairs.jsonl").write_text(json.dumps({**row, "rejected": "red"}))
+    with pytest.raises(ValueError, match="stage 2 of 2, dpo: prompt 'pairs-1' has the same text in the columns 'chosen' and"):
+        run_training(resolved(tmp_path / "other", "policy.model=/nowhere", *more))
+
+
+def test_llavas_answers_are_taught_whole_by_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    said = "<think>It is red.</think><answer>red</answer>"
+    turns = [{"from": "human", "value": "<image>\nWhich colour?"}, {"from": "gpt", "value": said}]
+    Image.new("RGB", (64, 64), "red").save("a.png")
+    Path("llava.json").write_text(json.dumps([{"id": str(i), "image": "a.png", "conversations": turns} for i in range(8)]))
+    words = ["steps=4", "optimizer.lr=0.01", "save_minutes=0", "samples_every=1", f"output={str(tmp_path / 'run')!r}"]
+    run = train(TrainArguments(words, task="sft", model="tiny:qwen3_vl", data="llava.json"))
+    unlikely = [line["policy/imitation"] for line in lines(run) if "loss" in line]
+    assert unlikely[-1] < 0.8 * unlikely[0] and [line["loss"] for line in lines(run) if "loss" in line] == pytest.approx(unlikely)
+    written = [json.loads(line) for line in run.samples_file("train", 1).read_text().splitlines()]
+    assert {line["completion"] for line in written} == {said} and written[0]["answer"] == "red"

@@ -92,6 +92,6 @@ def test_steps_belong_to_the_stages():
 
 
 def test_a_chain_that_only_teaches_needs_no_reward():
-    assert stages_of(chain(SFT, reward=[]))[0].resolved.config.reward == ()
+    assert stages_of(chain(SFT, reward=[], evaluation={}))[0].resolved.config.reward == ()
     with pytest.raises(ValueError, match=r"reward is missing: say what is to be rewarded by \[\[reward\]\]"):
         resolve(Table.of({**configs.load("tiny/image").table.values, "reward": []}, "a.toml"))
