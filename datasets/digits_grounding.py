@@ -6,11 +6,13 @@ Licence: the digits are from the UCI repository, CC BY 4.0; the drawing is own c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from mmrl import Box, Prompt
+from mmrl.answers.boxes.parsing import format_box
 from mmrl.core.ranges import Count, Range, Seed
+from mmrl.core.samples import MediaSize
 from mmrl.data.drawn.scenes import PlacedDigit, SceneStyle, draw_scene
 
 __all__ = ["load"]
@@ -23,6 +25,7 @@ def load(
     asked: Sequence[Annotated[int, Range(0, 9)]] = (7,),
     num_distractors: Annotated[int, Range(0, 64)] = 1,
     background: Literal["noise", "photo"] = "noise",
+    written: bool = False,
 ) -> Sequence[Prompt]:
     """Prompts whose answer is a tuple of one pixel box; column `distractors` holds the boxes of the other digits.
 
@@ -33,11 +36,14 @@ def load(
         asked: the digits that are asked for; a picture may show two of them.
         num_distractors: how many other digits a picture shows.
         background: noise or photo.
+        written: True: a column `completion` holds the answer as a model is to write it, in thousandths of the picture.
 
     Raises:
         ValueError: no such split, or digits that cannot be asked for.
     """
-    prompts = _Scenes(split, size, seed, SceneStyle(asked=tuple(asked), num_distractors=num_distractors, background=background))
+    prompts = _Scenes(
+        split, size, seed, SceneStyle(asked=tuple(asked), num_distractors=num_distractors, background=background), written
+    )
     if size:
         prompts[0]
     return prompts
@@ -49,6 +55,7 @@ class _Scenes(Sequence[Prompt]):
     size: int
     seed: int
     style: SceneStyle
+    written: bool = False
 
     def __len__(self) -> int:
         return self.size
@@ -67,8 +74,13 @@ class _Scenes(Sequence[Prompt]):
             text=scene.question,
             media=(scene.image,),
             answer=(_box(scene.asked),),
-            columns={"distractors": tuple(map(_box, scene.distractors)), "digit": scene.asked.digit},
+            columns={"distractors": tuple(map(_box, scene.distractors)), "digit": scene.asked.digit}
+            | ({"completion": self._written(_box(scene.asked))} if self.written else {}),
         )
+
+    def _written(self, box: Box) -> str:
+        size = MediaSize(*[self.style.side] * 4)
+        return f"[{format_box(replace(box.to('norm1000', size), label=None))}]"
 
 
 def _box(placed: PlacedDigit) -> Box:

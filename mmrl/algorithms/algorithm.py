@@ -164,6 +164,11 @@ class Algorithm:
         silent = all(term.credited and with_hooks(term, TermHooks).silent_without_advantage for _, term in self.objective)
         return silent and self.scope in ("action", "rollout")
 
+    @property
+    def unscored(self) -> bool:
+        """Does the method train without rewards?"""
+        return with_hooks(self.advantage, AdvantageHooks).unscored
+
     def rebases_after(self, step: int) -> bool:
         """Does a term want the policy at the end of this training step as its reference? Steps count from 1."""
         return any(with_hooks(term, TermHooks).rebase_after == step for _, term in self.objective)

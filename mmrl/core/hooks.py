@@ -74,6 +74,8 @@ class AdvantageHooks(PartHooks):
     """Readings of actions that it finds in `rollouts.recorded`, under weights that do not move."""
     min_group_size: int = 1
     """The fewest samples per prompt that have an advantage."""
+    unscored: bool = False
+    """Does it look at no reward, so that none is asked?"""
 
 
 class WeightHooks(PartHooks):
@@ -178,6 +180,13 @@ class PolicyHooks:
     def drain_metrics(self) -> Mapping[str, float]:
         """The cost of sampling since the last call, besides its own time, for the log."""
         return {}
+
+    def begin_stage(self, shadows: Iterable[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]) -> None:
+        """Another stage of a chain begins: what is kept beside the live weights, and how prompts are shown, is what it needs.
+
+        Every shadow starts again from the weights as they are.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot begin another stage")
 
     def end_step(self, rebase: bool = False) -> None:
         """A step's updates are over: `previous`, if it is kept, becomes the weights with which this step began.

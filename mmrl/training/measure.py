@@ -56,7 +56,7 @@ def reward_metrics(scores: Scores, rollouts: Rollouts, tables: Mapping[int, Grou
     totals = [float(x) for part in ranks.gather(total) for x in part]
     spreads = [x for part in ranks.gather(spreads) for x in part]
     metrics["reward/total"] = mean(totals)
-    if unscored := sum(not math.isfinite(x) for x in totals):
+    if scores.names and (unscored := sum(not math.isfinite(x) for x in totals)):
         metrics["rollout/unscored"] = unscored / len(totals)
     flat = [spread == 0 for spread in spreads if math.isfinite(spread)]
     metrics["reward/no_spread"] = sum(flat) / len(flat) if flat else math.nan

@@ -1,5 +1,6 @@
 """The settings of a training run that belong to no part: how long, how often, and when it warns."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -7,6 +8,28 @@ from mmrl.core.ranges import Count, CountOrNone, Large, LargeOrNone, NonNegative
 from mmrl.training.optim import OptimizerSettings
 
 USUAL_POSITIONS = 16384
+StageKind = Literal["sft", "dpo", "rl"]
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """One stage of a chain: what it is, how long it lasts, and how it differs from the run's own tables."""
+
+    kind: StageKind
+    """sft: completions of the data are taught. dpo: pairs of the data, of which one is preferred. Neither asks a reward. rl: the
+    run's own [algorithm]."""
+    steps: Large
+    """Training steps of this stage; those of a chain are numbered through."""
+    name: str = ""
+    """In what is printed and reported; empty: the kind."""
+    args: Mapping[str, object] = field(default_factory=dict[str, object])
+    """All other keys of the table: tables and keys of a run that are others here, and settings of the kind, such as `column`."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def label(self) -> str:
+        return self.name or self.kind
 
 
 @dataclass(frozen=True)

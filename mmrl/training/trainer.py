@@ -53,13 +53,17 @@ class Records:
     """The file that remembers how large micro-batches fit this device; None: every run finds out anew."""
     requests: Callable[[], Collection[str]] = tuple
     """Requests to the run since the last step, on the main process: `stop` or `checkpoint`."""
+    begin: int = 0
+    """The steps of the stages before: the trainer's own are numbered after them."""
+    stage: int = 0
+    """Which stage of a chain it is, from 1 on; 0: the run is no chain."""
     seen: Callable[[int], None] = lambda step: None
     """Called on every process where held-out prompts would be scored, in a run that has none; may change nothing of the run."""
 
 
 @final
 class Trainer:
-    """Samples, scores, credits and updates until `settings.steps` steps are done."""
+    """Samples, scores, credits and updates until `settings.steps` steps are done, numbered after those of earlier stages."""
 
     def __init__(
         self,
@@ -91,12 +95,12 @@ class Trainer:
         check_rest(settings.optimizer.rest, self.ranks)
         self.sizes = MicroBatches(policy, algorithm, settings.micro_batch, self.ranks, records.sizes)
         self.figures = UpdateFigures()
-        self.health, self.index = Health(settings.max_unparsed, settings.health), 0
+        self.health, self.index = Health(settings.max_unparsed, settings.health), records.begin
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
         self.reader = ReferenceReads(policy, algorithm, settings, self.ranks, self.sizes)
         self.audit = Audit(policy, settings, self.ranks)
         self.stop, self.is_stopped = Stop(), False
-        self.evaluated = -1
+        self.evaluated = records.begin or -1
         """The step after which held-out prompts were last scored."""
         self._latest: dict[str, float] = {}
         self._examples: Examples | None = None
@@ -110,9 +114,10 @@ class Trainer:
         """Train to the last step, evaluating and saving on the way; asked to stop, save and return with `is_stopped`."""
         try:
             self._evaluate_if_due()
-            while self.index < self.settings.steps and not self.health.stop:
+            while not self._is_last():
                 profile.reach(self.index + 1)
-                self._tell(self.step())
+                self._latest = self.step()
+                self.callbacks.after_step(self.index, self._latest, self._examples)
                 wanted = self._is_wanted()
                 self._evaluate_if_due()
                 if wanted or self._is_last() or self._due(self.settings.save_every):
@@ -146,14 +151,14 @@ class Trainer:
             refuse_nothing_to_train(self.index + 1, self.ranks, trained, scores)
             with stopwatch(times, "update"):
                 updates = [self.update(batch) for batch in self.batches(trained, credit, frozen)]
-                with_hooks(self.policy, PolicyHooks).end_step(rebase=self.algorithm.rebases_after(self.index + 1))
+                with_hooks(self.policy, PolicyHooks).end_step(rebase=self.algorithm.rebases_after(self.own_steps + 1))
         self.index += 1
         measured = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
-        self.algorithm.adapt(self.index, measured)
+        self.algorithm.adapt(self.own_steps, measured)
         fresh, own = rows_of_now(rollouts, scores)
         metrics = {**reward_metrics(own, fresh, collected.tables, self.ranks), **rollout_metrics(fresh, self.ranks)}
         metrics |= {**measured, "rollout/rounds": float(collected.rounds), "rollout/discarded": float(collected.num_discarded)}
-        metrics |= self.figures.drain(self.ranks)
+        metrics |= self.figures.drain(self.ranks) | ({"run/stage": float(self.records.stage)} if self.records.stage else {})
         metrics |= {"data/skipped": float(len(self.collector.skipped))} if self.settings.max_skipped else {}
         metrics |= {**with_shares(times | collected.times, self.ranks), "policy/lr": self.optimizer.param_groups[0]["lr"]}
         self._note(collected, scores, metrics)
@@ -215,7 +220,7 @@ class Trainer:
         everyone, mine = self.ranks.all_rows(replace(rollouts, recorded={**rollouts.recorded, **read}))
         everywhere = self.ranks.all_scores(scores)
         credit = self.algorithm.advantage(everywhere, everyone)
-        with_hooks(self.collector.planner, PlannerHooks).watch(self.index + 1, everyone, everywhere, credit)
+        with_hooks(self.collector.planner, PlannerHooks).watch(self.own_steps + 1, everyone, everywhere, credit)
         own = mine, slice(rollouts.action_mask.shape[1])
         return Credit(
             credit.values[own].to(scores.values.dtype), credit.keep[mine], None if credit.actions is None else credit.actions[own]
@@ -275,7 +280,7 @@ class Trainer:
 
     def _evaluate_if_due(self) -> None:
         every = self.settings.samples_every if self.evaluator is None else self.settings.evaluate_every
-        due = self.index == 0 or self._is_last() or self._due(every)
+        due = self.own_steps == 0 or self._is_last() or self._due(every)
         if due and self.evaluated != self.index:
             self.evaluate()
             self.evaluated = self.index
@@ -287,24 +292,25 @@ class Trainer:
             self.stop.asked_by = "stop.request"
         return any(self.ranks.gather("checkpoint" in asked or (self.checkpoints is not None and self.checkpoints.is_late())))
 
-    def _tell(self, metrics: Mapping[str, float]) -> None:
-        self._latest = {**metrics}
-        self.callbacks.after_step(self.index, metrics, self._examples)
-
     def _is_last(self) -> bool:
-        return self.index >= self.settings.steps or self.health.stop
+        return self.own_steps >= self.settings.steps or self.health.stop
+
+    @property
+    def own_steps(self) -> int:
+        """The steps that were taken since this stage began."""
+        return self.index - self.records.begin
 
     def sampling(self, step: int) -> object:
         """How training samples at this step, counted from 1; None if it is the same at every step."""
         schedule = self.algorithm.schedule
-        return None if schedule is None else schedule.at(step - 1)
+        return None if schedule is None else schedule.at(step - self.records.begin - 1)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.index % every == 0
 
     def _note(self, collected: Collected, scores: Scores, metrics: dict[str, float]) -> None:
         self.health.after_step(self.index, metrics)
-        shown = self.index == 1 or self._due(self.settings.samples_every)
+        shown = self.own_steps == 1 or self._due(self.settings.samples_every)
         self._examples = examples_of(collected, scores) if shown else None
 
 

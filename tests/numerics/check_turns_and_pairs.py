@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.segments import HGPO, GiGPO
+from mmrl.algorithms.objectives.preference import Preference
 from mmrl.algorithms.turns import Turns, TurnTable
 from mmrl.algorithms.weights.aggregate import SequenceMean, TurnMean
 from mmrl.core.samples import segments_of, turn_ids
 from mmrl.core.types import Batch, Counts, Rollouts, Sample
-from tests.numerics.formulas.pairs import denoising_preference_loss, preference_loss, summed_logprobs
+from tests.numerics.formulas.pairs import denoising_preference_loss, summed_logprobs
 from tests.numerics.formulas.turns import branches, kept_length, normalized_entropy, turn_index
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.episodes import Said, episode, per_turn, rollouts_of, scores_of
@@ -115,10 +116,10 @@ def dpo_autoregressive(vector: Vector) -> None:
     close(total, outputs["sum_logps"], what="sums")
     close(mean, outputs["mean_logps"], what="means")
     sides = [tensor(inputs[name]) for name in ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")]
+    margin = sides[0] - sides[1] - (sides[2] - sides[3])
     for case in outputs["cases"]:
-        loss, margin = preference_loss(*sides, beta=case["beta"])
-        close(loss, case["loss"], what=f"loss {case['beta']}")
-        close(margin, case["margin"], what=f"margin {case['beta']}")
+        close(Preference(case["beta"]).of_margin(margin), case["loss"], what=f"loss {case['beta']}")
+        close(case["beta"] * margin, case["margin"], what=f"margin {case['beta']}")
 
 
 @check("dpo_denoising")

@@ -1,4 +1,4 @@
-"""Credit for an expert's answer, used only while the policy's own are rarely right."""
+"""Credit for answers of others: an expert's, while the policy's own are rarely right, and demonstrations."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, standardize, to_credit, totals_and_keep
+from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.ranges import Count, NonNegative, Number, Range, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
 
@@ -47,3 +48,29 @@ class ExpertWhereFew:
         if int((own >= self.success_at).sum()) < self.enough:
             values[given] = self.weight * len(own)
         return torch.stack([values, rows[:, 1]], dim=1)
+
+
+@dataclass(frozen=True)
+class Demonstrated(AdvantageHooks):
+    """A = 1 at every action of every row, whatever the rewards say: rows without any are kept too."""
+
+    unscored = True
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        return Credit(torch.ones(rollouts.action_mask.shape), torch.ones(len(rollouts), dtype=torch.bool))
+
+
+@dataclass(frozen=True)
+class Preferred(AdvantageHooks):
+    """A = +1 for the first row of every group, which is preferred, and -1 for the second.
+
+    A row without its partner is left out.
+    """
+
+    unscored = True
+    min_group_size = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        values = torch.where(rollouts.sample_ids == 0, 1.0, -1.0)
+        partners = (rollouts.group_ids[:, None] == rollouts.group_ids).sum(1)
+        return Credit(values[:, None].expand(rollouts.action_mask.shape), partners == 2)

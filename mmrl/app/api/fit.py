@@ -17,6 +17,7 @@ from mmrl.app.api.notebook import NotebookProgress, in_notebook
 from mmrl.app.api.run import Run
 from mmrl.app.commands.train import run_job
 from mmrl.app.config.run import Resolved, RunConfig, resolve
+from mmrl.app.config.stages import stages_of
 from mmrl.app.plugins.python_objects import offer
 from mmrl.app.run.build import build, on_the_terminal
 from mmrl.app.run.folder import RunDir
@@ -92,6 +93,6 @@ def fit(
 
 def policy_of(resolved: Resolved, run: RunDir) -> Policy:
     """The policy of a run that was finished before, with its newest weights."""
-    policy = build(resolved).policy
+    policy = build(stages_of(resolved)[-1].resolved).policy
     policy.load_state_dict(Checkpoints(run.checkpoints).load()["policy"])
     return policy

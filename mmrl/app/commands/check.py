@@ -16,6 +16,7 @@ from mmrl.algorithms.planners.base import Once
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved
+from mmrl.app.config.stages import Stage, stages_of
 from mmrl.app.errors import Terminal, printable
 from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
@@ -83,7 +84,23 @@ def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> 
         return look_at_run(RunDir.open(name))
     resolved, size, found = configs.load(name, overrides), room(card), Findings()
     given = sum(origin != "default" and not origin.startswith("preset") for _, _, origin in resolved.rows())
-    found.add("config", f"{resolved.config.algorithm.label}; {given} values given, the rest are defaults (mmrl show {name})")
+    label = ", then ".join(one.label for one in resolved.config.stage) or resolved.config.algorithm.label
+    found.add("config", f"{label}; {given} values given, the rest are defaults (mmrl show {name})")
+    for stage in stages_of(resolved):
+        if found.fine:
+            look_at_stage(stage, size, found)
+    if found.fine and resolved.config.reward:
+        with found.look("reward test"):
+            test_rewards(name, overrides, resolved, found)
+    found.show()
+    return found.fine
+
+
+def look_at_stage(stage: Stage, size: int | None, found: Findings) -> None:
+    """Data, plan, model and rewards of a run, or of one stage of a chain."""
+    resolved = stage.resolved
+    if stage.place:
+        found.add(stage.place, f"{resolved.config.algorithm.label}, {resolved.config.steps} steps")
     with found.look("data"):
         look_at_data(resolved, found)
     if found.fine:
@@ -92,11 +109,6 @@ def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> 
     if found.fine:
         with found.look("model and rewards"), distributed_run() as (accelerator, _):
             look_at_job(build(resolved, accelerator=accelerator), resolved, found)
-    if found.fine:
-        with found.look("reward test"):
-            test_rewards(name, overrides, resolved, found)
-    found.show()
-    return found.fine
 
 
 def look_at_run(run: RunDir) -> bool:
@@ -166,8 +178,9 @@ def nearest_folder(path: Path) -> Path:
 def look_at_job(job: Job, resolved: Resolved, found: Findings) -> None:
     """One rollout of a few prompts, scored and evaluated again."""
     trainer = job.trainer
-    found.add("model and rewards", f"loaded {resolved.config.policy.model} and {', '.join(trainer.collector.rewards.names)}")
-    algorithm = replace(trainer.algorithm, planner=Once())
+    names = ", ".join(trainer.collector.rewards.names)
+    found.add("model and rewards", f"loaded {resolved.config.policy.model} and {names or 'no reward, for none is asked'}")
+    algorithm = trainer.algorithm if trainer.algorithm.unscored else replace(trainer.algorithm, planner=Once())
     settings = replace(trainer.settings, prompts_per_step=min(FEW, trainer.settings.prompts_per_step))
     collector = Collector(job.policy, trainer.sampler, trainer.collector.rewards, algorithm, settings, trainer.ranks)
     collected = collector.collect(trainer.sampling(1))

@@ -12,6 +12,7 @@ from rich.table import Table as Grid
 from mmrl.app.as_json import json_text
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import Resolved, RunConfig
+from mmrl.app.config.stages import stages_of
 from mmrl.app.errors import Terminal, waiting
 from mmrl.app.files import replace_text
 from mmrl.app.fit.fit import Fit, fit_lines, fit_to
@@ -75,9 +76,13 @@ def plan(
     if given.task is None:
         if save is not None:
             raise ValueError(f"--save {save} goes with --task: a config is there already, copy it with mmrl cp")
-        resolved, size = given.resolve(), room(card)
-        made = draw_up(resolved, processes, on_card=size is not None)
-        return (tell_plan if as_json else show_plan)(resolved, made, size, calibrate, price)
+        resolved, size, fits = given.resolve(), room(card), True
+        for stage in stages_of(resolved):
+            if stage.place and not as_json:
+                console.print(stage.place, style="bold", markup=False)
+            made = draw_up(stage.resolved, processes, on_card=size is not None)
+            fits &= (tell_plan if as_json else show_plan)(stage.resolved, made, size, calibrate, price)
+        return fits
     if save is not None and save.exists():
         raise FileExistsError(f"--save {save} exists already: choose another name, or remove it")
     device = target_device(card, processes)

@@ -4,12 +4,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
 from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved
+from mmrl.app.config.stages import stage_at, stages_of
 from mmrl.app.modality.prompt_view import prompt_view
 from mmrl.app.run.build import Job, build
 from mmrl.app.run.context import distributed_run
@@ -85,9 +87,7 @@ def resample(
     before = step - 1 if split == "train" else step
     check_step(run, step, split, resolved.config.steps)
     with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, _):
-        job = build(resolved, accelerator=accelerator)
-        if before:
-            job.trainer.load_state_dict(Checkpoints(run.checkpoints).load(before))
+        job = job_at(resolved, run, accelerator, before, split == "train")
         noted = {(line["group"], line["sample"]): line for line in noted_lines(run, split, step) if line["prompt"] == prompt}
         if split == "eval":
             drawn = held_out(job, prompt, run)
@@ -108,6 +108,18 @@ def resample(
     if any(verdict.is_same is False for verdict in verdicts):
         lines += advice(run, whole)
     return Resampled(lines, verdicts)
+
+
+def job_at(resolved: Resolved, run: RunDir, accelerator: Any, step: int, goes_on: bool) -> Job:
+    """The run as it was after a step; where it `goes_on` and a stage ended there, as the next one begins."""
+    stages = stages_of(resolved)
+    at = stage_at(stages, step)
+    job = build(stages[at].resolved, accelerator=accelerator, stage=stages[at])
+    if step:
+        job.trainer.load_state_dict(Checkpoints(run.checkpoints).load(step))
+    if goes_on and step == stages[at].end and at + 1 < len(stages):
+        job = build(stages[at + 1].resolved, accelerator=accelerator, stage=stages[at + 1], after=job)
+    return job
 
 
 def check_step(run: RunDir, step: int, split: Split, steps: int) -> None:

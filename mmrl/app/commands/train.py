@@ -13,7 +13,9 @@ from pathlib import Path
 from rich.table import Table as Grid
 
 from mmrl.app.config import run as configs
+from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig, as_table
+from mmrl.app.config.stages import Stage, stage_at, stages_of
 from mmrl.app.config.tasks import one_line
 from mmrl.app.errors import printable, waiting
 from mmrl.app.files import replace_text
@@ -23,7 +25,7 @@ from mmrl.app.report.data import all_changes
 from mmrl.app.report.data import load as load_run
 from mmrl.app.report.figures import Change
 from mmrl.app.report.words import percent
-from mmrl.app.run.build import Job, build, on_the_terminal
+from mmrl.app.run.build import Job, build, first_prompts, load_prompts, on_the_terminal
 from mmrl.app.run.claim import claimed_folder
 from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, refuse_idle_methods, updates
 from mmrl.app.run.folder import RunDir, early_warnings
@@ -150,8 +152,9 @@ def run_job(
     """
     with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks), early_warnings() as early:
         check_same(ranks, resolved)
+        stages = stages_of(resolved)
         if resume is None:
-            refuse_idle_methods(resolved.config.algorithm)
+            refuse_idle_methods(*(one.resolved.config.algorithm for one in stages))
             wanted, may_be_another = wanted_folder(resolved), not resolved.config.output
         else:
             run = RunDir.open(resume)
@@ -168,28 +171,61 @@ def run_job(
             run = RunDir(path)
             # what a run that is over was asked for
             run.take_requests()
+            at = 0 if resume is None or len(stages) == 1 else stage_at(stages, newest_step(run, ranks))
+
+            def begin(stage: Stage, after: Job | None = None) -> Job:
+                return build(stage.resolved, run, accelerator, watchers, stage, after)
+
             with leave_in_order():
-                job = build(resolved, run, accelerator, watchers)
+                look_ahead(stages[at + 1 :])
+                job = begin(stages[at])
             trace = Profile(steps, run.path / "profile", ranks.rank if ranks.world > 1 else None)
             if resume is not None:
-                changes = changed_settings(saved_config(run), job.config)
-                step = continue_from(job, run, ranks)
-                if ranks.is_main and step is not None:
-                    tell_changes(run, step, changes)
+                changes = changed_settings(saved_config(run), whole_config(resolved, job))
+                tell_changes(run, continue_from(job, run, ranks), changes, ranks)
             elif ranks.is_main:
                 RunDir.create(run.path)
                 write_choices(run, resolved)
             if ranks.is_main:
-                configs.save(replace(job.config, output=str(run.path)), run.config_file)
-                console.print(f"{resolved.config.algorithm.label}, {resolved.config.policy.model} -> {run.path}", highlight=False)
-                console.print(f"config: {run.config_file}", highlight=False, markup=False)
-                console.print(updates(resolved.config.algorithm.algorithm), highlight=False)
-                show_first_prompt(job, run)
+                configs.save(replace(whole_config(resolved, job), output=str(run.path)), run.config_file)
+                introduce(job, resolved, run)
             with room_for(run.path, f"continue it with {how_to_go_on(job.config, run)}"):
-                fit(job, run, ranks, trace, early)
+                job = fit_all(job, stages[at:], begin, run, ranks, trace, early)
         if ranks.is_main and not job.trainer.is_stopped:
             announce(run)
     return run, job
+
+
+def whole_config(resolved: Resolved, job: Job) -> RunConfig:
+    """The settings of the whole run, with what the model decided; a job knows its own stage."""
+    return replace(resolved.config, policy=job.config.policy) if resolved.config.stage else job.config
+
+
+def look_ahead(stages: Sequence[Stage]) -> None:
+    """Refuse, before any model is loaded, prompts that a later stage cannot train on; errors as in `build`."""
+    for stage in stages:
+        config, plug_ins = stage.resolved.config, read_plug_ins(stage.resolved)
+        config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
+        prompts = first_prompts(load_prompts(plug_ins.data, f"{stage.place}: [data] {config.data.use}"))
+        try:
+            config.algorithm.algorithm.check_prompts(prompts)
+        except ValueError as error:
+            raise ValueError(f"{stage.place}: {error}") from error
+
+
+def newest_step(run: RunDir, ranks: Ranks) -> int | None:
+    """The step of the newest whole checkpoint, the same on all processes."""
+    return ranks.gather(Checkpoints(run.checkpoints).recover() if ranks.is_main else None)[0]
+
+
+def introduce(job: Job, resolved: Resolved, run: RunDir) -> None:
+    """Print what is trained and where, how often, and the first prompt."""
+    chain = [one.label for one in resolved.config.stage]
+    label = ", then ".join(chain) if chain else resolved.config.algorithm.label
+    console.print(f"{label}, {resolved.config.policy.model} -> {run.path}", highlight=False)
+    console.print(f"config: {run.config_file}", highlight=False, markup=False)
+    console.print(updates(job.config.algorithm.algorithm), highlight=False)
+    show_first_prompt(job, run)
 
 
 def show_first_prompt(job: Job, run: RunDir) -> None:
@@ -220,8 +256,10 @@ def wanted_folder(resolved: Resolved) -> Path:
     return run.path
 
 
-def tell_changes(run: RunDir, step: int, changes: Sequence[ChangedSetting]) -> None:
-    """List the settings that are others from here on, on the terminal and in the run's files."""
+def tell_changes(run: RunDir, step: int | None, changes: Sequence[ChangedSetting], ranks: Ranks) -> None:
+    """List the settings that are others from here on, on the terminal and in the run's files; None: the run begins again."""
+    if step is None or not ranks.is_main:
+        return
     if changes:
         lines = "\n".join(f"  {change}" for change in changes)
         console.print(f"changed from step {step + 1} on:\n{lines}", highlight=False, markup=False)
@@ -235,8 +273,7 @@ def continue_from(job: Job, run: RunDir, ranks: Ranks) -> int | None:
 
     A run that was killed before its first checkpoint starts again.
     """
-    checkpoints = Checkpoints(run.checkpoints)
-    step = ranks.gather(checkpoints.recover() if ranks.is_main else None)[0]
+    checkpoints, step = Checkpoints(run.checkpoints), newest_step(run, ranks)
     if step is not None:
         job.trainer.load_state_dict(checkpoints.load_whole(step))
     if ranks.is_main:
@@ -246,26 +283,44 @@ def continue_from(job: Job, run: RunDir, ranks: Ranks) -> int | None:
     return step
 
 
-def fit(job: Job, run: RunDir, ranks: Ranks, profile: Profile, early: MemoryHandler | None = None) -> None:
-    """Train; whatever happens, callbacks are closed. SIGTERM and Ctrl-C save and say how to go on.
+def fit_all(
+    job: Job,
+    stages: Sequence[Stage],
+    begin: Callable[[Stage, Job], Job],
+    run: RunDir,
+    ranks: Ranks,
+    trace: Profile,
+    early: MemoryHandler | None = None,
+) -> Job:
+    """Train the stages one after the other, the first of them with this job, which the others begin after; returns the last job.
 
-    `early` holds the warnings since the run began.
+    Whatever happens, callbacks are closed. `early` holds the warnings since the run began.
     """
     try:
-        with listen(job.trainer.stop):
-            if ranks.is_main:
-                with run.record_warnings(lambda: job.trainer.index, early):
-                    warn_of_idle_terms(job)
-                    job.trainer.fit(profile)
-            else:
-                job.trainer.fit(profile)
+        for stage in stages:
+            job = job if stage is stages[0] else begin(stage, job)
+            fit(job, run, ranks, trace, early if stage is stages[0] else None)
+            if job.trainer.is_stopped or job.trainer.health.stop:
+                break
     finally:
         job.trainer.callbacks.close()
         if ranks.is_main:
-            report_profile(profile)
+            report_profile(trace)
     if job.trainer.is_stopped and ranks.is_main:
         text = f"stopped by {job.trainer.stop.asked_by} and saved after step {job.trainer.index}; go on with"
         console.print(f"{text}\n{how_to_go_on(job.config, run)}", highlight=False, markup=False)
+    return job
+
+
+def fit(job: Job, run: RunDir, ranks: Ranks, trace: Profile, early: MemoryHandler | None = None) -> None:
+    """Train one stage. SIGTERM and Ctrl-C save."""
+    with listen(job.trainer.stop):
+        if ranks.is_main:
+            with run.record_warnings(lambda: job.trainer.index, early):
+                warn_of_idle_terms(job)
+                job.trainer.fit(trace)
+        else:
+            job.trainer.fit(trace)
 
 
 def num_done(run: Path) -> int:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, get_type_hints
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.kinds import KINDS
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind, kinds
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.guard import guarded
@@ -62,8 +63,8 @@ def assemble(table: Table) -> Assembly:
 
 
 def preset(name: object, where: str = "algorithm.preset") -> Algorithm:
-    """The preset of this name; ValueError if there is none."""
-    known = presets()
+    """The preset, or the kind of stage, of this name; ValueError if there is none."""
+    known = {**presets(), **KINDS}
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"{where} is {name!r}: {did_you_mean(str(name), known)}")
     return known[name]

@@ -1,10 +1,12 @@
-"""Settings that the user left open, chosen after a config was read."""
+"""Settings that are chosen after a config was read: what the user left open, and what a look at a run does without."""
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.toml.tables import COMMAND_LINE, Table
+from mmrl.policies.text.settings import TextPolicyConfig
 
 
 def is_free(resolved: Resolved, key: str) -> bool:
@@ -18,3 +20,11 @@ def with_values(resolved: Resolved, values: Mapping[str, object], origin: str) -
     for key, value in values.items():
         table.set(tuple(key.split(".")), value, origin)
     return resolve(table, (), resolved.name)
+
+
+def without_engine(resolved: Resolved) -> Resolved:
+    """The run with its own network as writer: no server has to be there for a look at what was trained."""
+    config = resolved.config
+    if not isinstance(config.policy, TextPolicyConfig):
+        return resolved
+    return replace(resolved, config=replace(config, policy=replace(config.policy, engine=None)))

@@ -22,8 +22,17 @@ class Weighed(Protocol):
     def args(self) -> Mapping[str, object]: ...
 
 
-def check_needed_rewards(assembly: Assembly, rewards: Sequence[Weighed], table: Table) -> None:
-    """Raise ValueError for a method without the rewards, of a weight above 0, that it is made of."""
+def check_needed_rewards(assembly: Assembly, rewards: Sequence[Weighed], table: Table, evaluated: bool = False) -> None:
+    """Raise ValueError for a method without the rewards, of a weight above 0, that it is made of or `evaluated` by."""
+    if not rewards and evaluated:
+        raise ValueError(
+            f"{table.at(('evaluation', 'data'))} has prompts to evaluate on, and no reward says how good an answer is: add "
+            "[[reward]] with use = ..., which a stage that teaches does not train on, or leave them out"
+        )
+    if not rewards and not assembly.algorithm.unscored:
+        raise ValueError(
+            f"{table.at(('reward',))} is missing: say what is to be rewarded by [[reward]] with use = ..., or --reward"
+        )
     trained = {name for reward in rewards if reward.weight > 0 for name in names_in(reward.use, reward.args)}
     for needed in assembly.algorithm.needs_rewards:
         if needed not in trained:

@@ -1,7 +1,7 @@
 """The needs of shipped rewards, of prompts and of groups: the one table that runs are checked by and that the docs show."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -162,3 +162,28 @@ def refuse_missing_package(name: str, need: Need) -> None:
     """Raise ModuleNotFoundError where a reward's package is not installed."""
     if need.package and find_spec(need.package) is None:
         raise ModuleNotFoundError(f'reward {name!r} needs the package {need.package}: pip install "mmrl[rewards]"')
+
+
+def other_samples(name: str, wanted: Sequence[str], kind: str, output: str) -> str:
+    """The error of a reward that is for samples of another kind."""
+    fact = f"reward {name!r} scores {' or '.join(wanted)}, but policy.kind is {kind!r}, whose samples are {output}"
+    if output == "video" and "image" in wanted:
+        return f'{fact} (policy.frames is above 1): score frames with use = "over_frames" and picture.use = "{name}"'
+    if output == "image" and "video" in wanted:
+        return f"{fact} (policy.frames is 1): take a reward of pictures, or let a model for clips draw policy.frames = 5 or more"
+    return f"{fact}: take a reward for those (the files of `mmrl ls rewards` say under Modality what they score)"
+
+
+def with_inside(function: object, change: Callable[[Any], object]) -> object:
+    """A reward whose rewards inside are changed."""
+    if not is_dataclass(function) or isinstance(function, type):
+        return function
+    inside = {f.name: getattr(function, f.name) for f in fields(function) if f.init}
+    held = {name: value for name, value in inside.items() if is_dataclass(value) and callable(value)}
+    changed = {name: change(value) for name, value in held.items()}
+    return replace(function, **changed) if any(changed[name] is not held[name] for name in held) else function
+
+
+def declared_space(function: object) -> str | None:
+    """The `space` of a reward that has one."""
+    return getattr(function, "space", None) if is_dataclass(function) else None

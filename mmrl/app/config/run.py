@@ -30,10 +30,10 @@ from mmrl.core.episodes import Limits
 from mmrl.core.ranges import CountOrNone, Factor, LargeOrNone, Number, Positive, PositiveShare, Range, Share, check_ranges
 from mmrl.flow.plan import NumSteps
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
-from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.policies.text.settings import Sampling
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.rewards.calls import Calling, Transform
-from mmrl.training.settings import TrainSettings
+from mmrl.training.settings import StageSettings, TrainSettings
 from mmrl.training.worlds.runner import WorldCalling
 
 
@@ -199,7 +199,7 @@ class RunConfig(TrainSettings):
     algorithm: InstanceOf[Assembly]
     policy: PolicyConfig
     data: DataConfig
-    reward: tuple[RewardConfig, ...]
+    reward: tuple[RewardConfig, ...] = ()
     sampler: SamplerConfig = SamplerConfig()
     environment: EnvironmentConfig | None = None
     """None: a completion is one turn."""
@@ -208,6 +208,8 @@ class RunConfig(TrainSettings):
     trackers: TrackerConfig = TrackerConfig()
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     """Who runs where when `mmrl launch` starts the run."""
+    stage: tuple[StageSettings, ...] = ()
+    """The stages of a chain, one after the other on the same weights; empty: the run is one stage."""
     output: str = ""
     """The run's folder; empty: the next free one of runs/<name of the config>."""
 
@@ -300,16 +302,18 @@ def read_run(table: Table, name: str) -> Resolved:
     config = make(RunConfig, table.values, (), table, ready=ready if data is None else ready | {"data": data})
     rewards = [(("reward", str(i)), one.label, one.sources, one.weight) for i, one in enumerate(config.reward)]
     check_sources(config.data, rewards, table)
-    check_needed_rewards(config.algorithm, config.reward, table)
+    if config.stage:
+        return Resolved(with_all_steps(config, table), table, name)
+    evaluated = config.evaluation.data is not None and not config.evaluation.reward
+    check_needed_rewards(config.algorithm, config.reward, table, evaluated and config.algorithm.algorithm.unscored)
     return Resolved(config, table, name)
 
 
-def without_engine(resolved: Resolved) -> Resolved:
-    """The run with its own network as writer: no server has to be there for a look at what was trained."""
-    config = resolved.config
-    if not isinstance(config.policy, TextPolicyConfig):
-        return resolved
-    return replace(resolved, config=replace(config, policy=replace(config.policy, engine=None)))
+def with_all_steps(config: RunConfig, table: Table) -> RunConfig:
+    """A chain with the steps of all its stages; ValueError where its table has steps of its own."""
+    if "steps" in table.values:
+        raise ValueError(f"{table.at(('steps',))} is of a run without stages: give every [[stage]] its own steps")
+    return replace(config, steps=sum(one.steps for one in config.stage))
 
 
 def read_policy(given: Mapping[str, object], table: Table) -> PolicyConfig:
@@ -346,6 +350,8 @@ def as_table(config: RunConfig) -> Values:
     table: Values = {}
     for f in fields(config):
         value = getattr(config, f.name)
+        if (config.stage and f.name == "steps") or (f.name == "stage" and not value):
+            continue
         if f.name == "algorithm":
             table[f.name] = algorithm_table(value)
         elif f.name == "policy":

@@ -5,6 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mmrl.algorithms.kinds import KINDS
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.plugins.resolve import listing, locate
@@ -34,6 +35,11 @@ TASKS: dict[str, Values] = {
     "qa": {
         "algorithm": {"preset": "grpo"},
         "policy": TEXT | {"answer_format": "think", "sampling": {"max_new_tokens": 512}},
+        "data": {"use": "qa_jsonl"},
+    },
+    "sft": {
+        "algorithm": {"preset": "sft"},
+        "policy": TEXT | {"answer_format": "none"},
         "data": {"use": "qa_jsonl"},
     },
     "t2i": {
@@ -73,6 +79,7 @@ EXAMPLES = {
     "grounding": EXAMPLE.format(task="grounding", model=SEES, data="boxes.jsonl", reward="iou --reward format=0.1"),
     "video": EXAMPLE.format(task="video", model=SEES, data="clips.jsonl", reward="by_type --reward format=0.1"),
     "qa": EXAMPLE.format(task="qa", model=SEES, data="questions.jsonl", reward="by_type --reward format=0.1"),
+    "sft": EXAMPLE.format(task="sft", model=SEES, data="llava.json", reward="").removesuffix(" --reward "),
     "t2i": EXAMPLE.format(task="t2i", model=DRAWS, data="prompts.txt", reward="pick_score --reward clip_score=0"),
     "t2v": EXAMPLE.format(task="t2v", model=MOVES, data="prompts.txt", reward="video_judge --reward smooth_motion=0.5"),
     "edit": EXAMPLE.format(task="edit", model=EDITS, data="edits.jsonl", reward="vlm_judge --reward keeps_rest=0.5"),
@@ -98,7 +105,8 @@ class TaskWords:
         """Raise ValueError for an unknown task, or where something that a run needs is missing."""
         if self.task not in TASKS:
             raise ValueError(f"--task is {self.task!r}: {did_you_mean(self.task, TASKS)}")
-        for option, given in (("--model", self.model), ("--data", self.data), ("--reward", self.rewards)):
+        scored = TASKS[self.task]["algorithm"]["preset"] not in KINDS
+        for option, given in (("--model", self.model), ("--data", self.data), *([("--reward", self.rewards)] if scored else [])):
             if not given:
                 raise ValueError(f"--task {self.task} needs {option}, for example {EXAMPLES[self.task]}")
 
@@ -143,14 +151,14 @@ def put_templates(table: Table, policy: PolicyConfig, by: str) -> None:
 def put_data(table: Table, words: TaskWords, own_held_out: bool = False) -> None:
     """Write [data], and [evaluation.data] where held-out prompts are given or lie next to those to train on.
 
-    With `own_held_out` an override names held-out prompts, so none are looked for.
+    With `own_held_out` an override names held-out prompts, so none are looked for, nor are they where no reward scores them.
     """
     by, data, held_out = f"task {words.task}", str(words.data), ("evaluation", "data")
     put_source(table, ("data",), words)
     if words.held_out is not None:
         put_source(table, held_out, replace(words, data=words.held_out), "--held-out")
         return
-    if own_held_out:
+    if own_held_out or not words.rewards:
         return
     folder = Path(data).expanduser()
     splits = splits_of(folder) if table.values["data"]["use"] in SPLITTING and folder.is_dir() else []

@@ -141,8 +141,9 @@ def real_choices(resolved: Resolved, facts: Facts, rank: int, lr: float) -> Iter
 
 
 def text_choices(resolved: Resolved, policy: TextPolicyConfig, facts: Facts) -> Iterator[Choice]:
-    yield from real_choices(resolved, facts, rank=64, lr=1e-5)
-    if policy.engine is None:
+    unscored = resolved.config.algorithm.algorithm.unscored
+    yield from real_choices(resolved, facts, rank=64, lr=1e-4 if unscored else 1e-5)
+    if policy.engine is None and not unscored:
         yield Choice("algorithm.old", "reread", "in bfloat16 the training forward decides what old log-probabilities are")
     if facts.limits_pixels and facts.area > MOST_PIXELS:
         why = f"the largest picture has {facts.area / 1e6:.1f} million pixels; shown with 1.0, a picture is 1,280 tokens at most"

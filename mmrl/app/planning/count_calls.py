@@ -114,14 +114,13 @@ class CountedRun:
             metrics = trainer.step()
         trained = round(metrics["rollout/actions"] / metrics["rollout/length"])
         log, rounds = self.dry_run.log, int(metrics["rollout/rounds"])
-        return Calls(log.counts, rounds, rewards[0].scored, trained, self.algorithm.updates, log.drawn)
+        return Calls(log.counts, rounds, rewards[0].scored if rewards else 0, trained, self.algorithm.updates, log.drawn)
 
     def trainer(self, worst: bool, prompts: Sequence[Prompt] | None = None) -> tuple[Trainer, list[StandIn]]:
         """A trainer of one process's share of the prompts, and what stands for its rewards."""
-        stand_ins = [StandIn() for _ in self.config.reward]
-        rewards = [
-            NamedReward(one.label, stand_in, one.weight) for one, stand_in in zip(self.config.reward, stand_ins, strict=True)
-        ]
+        asked = () if self.algorithm.unscored else self.config.reward
+        stand_ins = [StandIn() for _ in asked]
+        rewards = [NamedReward(one.label, stand_in, one.weight) for one, stand_in in zip(asked, stand_ins, strict=True)]
         size = counted_size(self.config)
         settings = replace(self.config, micro_batch=size, prompts_per_step=self.config.prompts_per_step // self.processes)
         sampler = Shuffled(self.prompts if prompts is None else prompts, self.config.seed)
@@ -133,7 +132,7 @@ class CountedRun:
         algorithm = replace(
             self.algorithm, minibatches=minibatches, planner=cast(Planner, Stubborn(planner)) if worst else planner
         )
-        trainer = Trainer(self.policy, algorithm, sampler, RewardRunner(rewards), settings)
+        trainer = Trainer(self.policy, algorithm, sampler, RewardRunner(rewards, algorithm.unscored), settings)
         for stand_in in stand_ins:
             # the trainer's own copy
             stand_in.planner = trainer.collector.planner if isinstance(trainer.collector.planner, Stubborn) else None

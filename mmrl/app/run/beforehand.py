@@ -135,7 +135,7 @@ def look_at_scoring(
     for reward, function in (*zip(config.reward, loaded, strict=True), *zip(evaluation.reward, loaded_more, strict=True)):
         weighed = isinstance(reward, RewardConfig)
         found = list[str]()
-        if weighed:
+        if weighed and not config.algorithm.algorithm.unscored:
             found += look_at_reward(reward, function, trained, "[data]", group_size, output)
         if asked:
             instead = evaluation_scorer(function)

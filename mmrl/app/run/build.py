@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,8 +14,11 @@ from typing import Any
 import torch
 
 from mmrl import __version__
+from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.plug_ins import PlugIns, Prompts, read_data, read_plug_ins, with_kind, worlds_of
+from mmrl.app.config.reward_needs import declared_space, other_samples, with_inside
 from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, UnweightedReward, as_table
+from mmrl.app.config.stages import Stage
 from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
 from mmrl.app.plugins.resolve import PlugIn, modalities
@@ -72,11 +75,13 @@ def build(
     run: RunDir | None = None,
     accelerator: Any = None,
     watchers: Callable[[RunConfig], Sequence[Callback]] = on_the_terminal,
+    stage: Stage | None = None,
+    after: Job | None = None,
 ) -> Job:
     """Rewards, then data, then the model, then the trainer: what is cheap to refuse is refused first.
 
     Without `run` nothing is kept, and without `accelerator` it stays on the CPU in one process; `watchers` are made on the main
-    process of a run that keeps something.
+    process of a run that keeps something. A `stage` goes on with the policy of the job `after` which it comes, if there is one.
     Raises FileNotFoundError without a plug-in, data file or model folder, and ValueError where names, settings, data or model do
     not fit together.
     """
@@ -86,8 +91,7 @@ def build(
     look_before(config, ranks)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
-        with waiting("loading rewards"):
-            loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
+        loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
         train_prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
         held_out = held_out_prompts(config, plug_ins.held_out)
     sampler = sampler_over(train_prompts, plug_ins, config)
@@ -105,12 +109,14 @@ def build(
     look_at_scoring(config, loaded, loaded_more, firsts, held_out)
     worlds = worlds_of(config, plug_ins, firsts, space)
     torch.manual_seed(config.seed)
-    shadows = algorithm.shadows | config.evaluation.all_weights - {"live"}
-    with ranks.main_first(to_fetch), waiting(f"loading model {resolved.config.policy.model}"):
-        policy = build_policy(config.policy, shadows, algorithm.ema_decay, algorithm.views, worlds)
+    if after is None:
+        with ranks.main_first(to_fetch), waiting(f"loading model {resolved.config.policy.model}"):
+            policy = build_policy(config.policy, shadows_of(config, algorithm), algorithm.ema_decay, algorithm.views, worlds)
+    else:
+        policy = stage_policy(after.policy, config, algorithm)
     algorithm.check(policy)
     modality.warn_after_load(policy, algorithm, config.evaluation, looked_at)
-    if accelerator is not None:
+    if accelerator is not None and after is None:
         policy.prepare(accelerator)
     evaluator = evaluator_of(config, policy, held_out, watched, ranks)
     config = replace(
@@ -118,12 +124,21 @@ def build(
         policy=modality.with_box_space(resolved.config.policy, space),
         sampler=with_kind(resolved.config.sampler, sampler),
     )
-    records = build_records(config, run, space, ranks, watchers)
-    seen = prompts_to_show(config, policy, train_prompts, ranks, run, space)
-    trainer = Trainer(
-        policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=replace(records, seen=seen)
-    )
+    records = build_records(config, run, space, ranks, watchers) if after is None else after.trainer.records
+    records = replace(in_stage(records, stage), seen=prompts_to_show(config, policy, train_prompts, ranks, run, space))
+    trainer = Trainer(policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=records)
     return Job(config, policy, trainer, evaluator, firsts[0] if firsts else None)
+
+
+def shadows_of(config: RunConfig, algorithm: Algorithm) -> frozenset[str]:
+    """The weights that a run keeps beside the live ones."""
+    return algorithm.shadows | config.evaluation.all_weights - {"live"}
+
+
+def stage_policy(policy: Policy, config: RunConfig, algorithm: Algorithm) -> Policy:
+    """The policy of the stage before, with what the next one keeps beside its weights."""
+    with_hooks(policy, PolicyHooks).begin_stage(shadows_of(config, algorithm), algorithm.ema_decay, algorithm.views)
+    return policy
 
 
 def evaluator_of(
@@ -164,7 +179,8 @@ def check_ranks(config: RunConfig, processes: int) -> None:
 
 def load_rewards(makes: Sequence[Callable[[], PlugIn]]) -> list[PlugIn]:
     """The rewards, which may load models or ask servers."""
-    return [make() for make in makes]
+    with waiting("loading rewards"):
+        return [make() for make in makes]
 
 
 def reward_runners(
@@ -176,16 +192,18 @@ def reward_runners(
     """
     modality = modality_of(config.policy)
     output = modality.output_of(config.policy)
-    rewards = RewardRunner([named_reward(*pair, space, modality, output) for pair in zip(config.reward, loaded, strict=True)])
+    unscored = config.algorithm.algorithm.unscored
+    trained = [named_reward(*pair, space, modality, output) for pair in zip(config.reward, loaded, strict=True)]
+    rewards = RewardRunner(trained, unscored)
     more = [named_reward(*pair, space, modality, output) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
     instead = [evaluation_scorer(function) for function in loaded]
     if not more and not any(instead):
-        return rewards, rewards
+        return RewardRunner([], unscored) if unscored else rewards, rewards
     own = [
         one if scorer is None else named_reward(reward, scorer, space, modality, output)
         for one, reward, scorer in zip(rewards.rewards, config.reward, instead, strict=True)
     ]
-    return rewards, RewardRunner([*own, *more])
+    return RewardRunner([], unscored) if unscored else rewards, RewardRunner([*own, *more], unscored)
 
 
 def named_reward(
@@ -220,31 +238,6 @@ def named_reward(
     weight = reward.weight if isinstance(reward, RewardConfig) else 0.0
     how = reward.timeout_s, reward.max_failed, reward.call, reward.transform, reward.sources
     return NamedReward(name, function, weight, *how)
-
-
-def other_samples(name: str, wanted: Sequence[str], kind: str, output: str) -> str:
-    """The error of a reward that is for samples of another kind."""
-    fact = f"reward {name!r} scores {' or '.join(wanted)}, but policy.kind is {kind!r}, whose samples are {output}"
-    if output == "video" and "image" in wanted:
-        return f'{fact} (policy.frames is above 1): score frames with use = "over_frames" and picture.use = "{name}"'
-    if output == "image" and "video" in wanted:
-        return f"{fact} (policy.frames is 1): take a reward of pictures, or let a model for clips draw policy.frames = 5 or more"
-    return f"{fact}: take a reward for those (the files of `mmrl ls rewards` say under Modality what they score)"
-
-
-def with_inside(function: object, change: Callable[[Any], object]) -> object:
-    """A reward whose rewards inside are changed."""
-    if not is_dataclass(function) or isinstance(function, type):
-        return function
-    inside = {f.name: getattr(function, f.name) for f in fields(function) if f.init}
-    held = {name: value for name, value in inside.items() if is_dataclass(value) and callable(value)}
-    changed = {name: change(value) for name, value in held.items()}
-    return replace(function, **changed) if any(changed[name] is not held[name] for name in held) else function
-
-
-def declared_space(function: object) -> str | None:
-    """The `space` of a reward that has one."""
-    return getattr(function, "space", None) if is_dataclass(function) else None
 
 
 def held_out_prompts(config: RunConfig, load: Callable[[], Prompts] | None) -> Sequence[Prompt] | None:
@@ -340,6 +333,16 @@ def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
             modality.build_tiny(family, folder)
 
     return keep(cache_folder() / f"random-{__version__}" / family, "", modality.index_file, make)
+
+
+def in_stage(records: Records, stage: Stage | None) -> Records:
+    """The records of a run as a stage of it writes them."""
+    if stage is None or not stage.place:
+        return records
+    for one in records.callbacks:
+        if isinstance(one, Progress):
+            one.enter(stage.place, stage.begin, stage.end - stage.begin)
+    return replace(records, begin=stage.begin, stage=stage.number)
 
 
 def build_records(

@@ -67,15 +67,16 @@ def unmeant(made: Assembly) -> list[Term]:
     return list({type(term): term for term in made.algorithm.idle_terms if type(term) not in meant}.values())
 
 
-def refuse_idle_methods(made: Assembly) -> None:
+def refuse_idle_methods(*algorithms: Assembly) -> None:
     """Raise ValueError for an objective whose own term is nothing but plain policy gradient, because a step takes one update.
 
     `idle_terms` warns of the usual clip of single actions: the other parts of a method with it act all the same. Rows of earlier
     steps have a ratio at the first update.
     """
-    own = [term for term in unmeant(made) if not (isinstance(term, Clip) and term.level == "action")]
-    if own and not made.algorithm.replays:
-        raise ValueError(idle_terms(made))
+    for made in algorithms:
+        own = [term for term in unmeant(made) if not (isinstance(term, Clip) and term.level == "action")]
+        if own and not made.algorithm.replays:
+            raise ValueError(idle_terms(made))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from mmrl.training.checkpoints.save import Checkpoints
 
 ABSENT = "(not set)"
 HELD: dict[KeyPath, str] = {
+    ("stage",): "the place in the chain",
     ("optimizer", "kind"): "the optimizer's memory",
     ("policy", "kind"): "weights",
     ("policy", "model"): "weights",
@@ -109,6 +110,8 @@ def is_finished(resolved: Resolved, run: RunDir) -> str:
             f"leave steps out to go on to {wanted}" if wanted > step else f"resume it with steps={2 * step} or so to train on"
         )
         return f"steps is {resolved.config.steps}, and {run.path} has taken {step} already, so there is nothing to do: {to_end}"
+    if resolved.config.stage:
+        return f"{run.path} is finished, with step {step} of its last stage as its last"
     return f"{run.path} is finished, with step {step} as its last; to train on, resume it with steps={2 * max(step, 1)} or so"
 
 

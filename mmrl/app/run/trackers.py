@@ -17,7 +17,14 @@ from mmrl.app.run.sample_files import sample_lines
 from mmrl.core.types import Examples
 from mmrl.training.measure import PHASES
 
-KEY_FIGURES = (("reward", "reward/total"), ("no spread", "reward/no_spread"), ("kl", "policy/kl"), ("length", "rollout/length"))
+KEY_FIGURES = (
+    ("reward", "reward/total"),
+    ("imitation", "policy/imitation"),
+    ("preferred", "policy/preferred"),
+    ("no spread", "reward/no_spread"),
+    ("kl", "policy/kl"),
+    ("length", "rollout/length"),
+)
 """What the terminal shows of a step, in this order, where the run has it."""
 
 
@@ -85,8 +92,9 @@ class Progress:
         self.lines = Lines(self.console, every_s, clock)
         self.first: dict[str, float] = {}
         self.started: tuple[int, float] | None = None
+        self.place, self.begin = "", 0
         self.bar = Bar(
-            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[place]}step {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=None),
             TaskProgressColumn(),
             TextColumn("{task.description}", markup=False),
@@ -94,17 +102,24 @@ class Progress:
             console=self.console,
             transient=True,
         )
-        self.task = self.bar.add_task("", total=num_steps)
+        self.task = self.bar.add_task("", total=num_steps, place="")
         if self.console.is_terminal:
             self.bar.start()
 
+    def enter(self, place: str, begin: int, num_steps: int) -> None:
+        """Count the steps of a stage, such as `stage 2 of 3, rl`, which come after `begin` others; empty: no stage."""
+        self.place, self.begin, self.num_steps, self.started = place, begin, num_steps, None
+        self.bar.update(self.task, total=num_steps, completed=0, place=f"{place}: " if place else "")
+
     def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
         """Move the bar."""
+        step -= self.begin
         now = self.clock()
         self.started = self.started or (step, now - metrics.get("time/step_s", 0.0))
         text = printable("  ".join(filter(None, (figures(metrics, self.prompts_per_step), time_line(metrics)))))
         self.bar.update(self.task, completed=step, description=text)
-        self.lines.say(f"step {step}/{self.num_steps}  {text}  {self._time_left(step, now)}", step == self.num_steps)
+        counted = f"{self.place}: step {step} of {self.num_steps}" if self.place else f"step {step}/{self.num_steps}"
+        self.lines.say(f"{counted}  {text}  {self._time_left(step, now)}", step == self.num_steps)
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
         """Write the figures above the bar, compared with the first, without rewards' parts; a line for each way to answer."""

@@ -80,7 +80,11 @@ def say_turns(row: Row, turns: Sequence[Turn], used: tuple[str, ...]) -> Iterato
         answer = spoken[1].text
     pictures, clips = _media(row, PICTURES, asked[0].pictures), _media(row, CLIPS, asked[0].clips)
     said = {"question": asked[0].text.strip(), "system": system, "image": pictures or None, "video": clips or None}
-    yield row_like(row, (*used, *MEDIA, *ANSWERS), {**said, **(say_answer(answer, bool(pictures)))})
+    true = say_answer(answer, bool(pictures))
+    whole = spoken[1].text if len(spoken) > 1 else None
+    if isinstance(whole, str) and whole.strip() and whole != true.get("answer"):
+        said["completion"] = whole.strip()
+    yield row_like(row, (*used, *MEDIA, *ANSWERS), {**said, **true})
 
 
 def each_question(row: Row, column: str) -> Iterator[Row]:

@@ -1,6 +1,6 @@
 """An image generator as a policy: integrates noise to images along a plan, and evaluates its noisy steps again exactly."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.core.hooks import PolicyHooks
-from mmrl.core.protocols import Diagnostics, State
+from mmrl.core.protocols import Diagnostics, State, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
@@ -105,6 +105,12 @@ class FlowPolicy(PolicyHooks):
     def advance(self) -> None:
         self.weights.follow()
         self._followed = False
+
+    def begin_stage(self, shadows: Iterable[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]) -> None:
+        self.ema_decay = USUAL_DECAY if ema_decay is None else ema_decay
+        updates = self.weights.num_updates
+        self.weights = self.parts.weights(self.net, shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)
+        self.weights.num_updates, self._followed = updates, False
 
     @torch.no_grad()
     def rollout(self, requests: Sequence[Request], sampling: RolloutPlan | None = None) -> Rollouts:

@@ -95,9 +95,8 @@ class TextPolicy(PolicyHooks):
         self.module: nn.Module = self.net
         videos = VideoInput(config.video, self.family.frame_rule(self.processor, config.video))
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
-        self.ranks = Ranks()
+        self.ranks, self._followed = Ranks(), False
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
-        self._followed = False
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
         if not shows_attention(loaded.model):
             self.offers = self.offers - RHYTHM
@@ -141,6 +140,12 @@ class TextPolicy(PolicyHooks):
 
     def drain_metrics(self) -> Mapping[str, float]:
         return {} if self.parts.worlds is None else self.parts.worlds.drain_metrics()
+
+    def begin_stage(self, shadows: Iterable[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]) -> None:
+        self.ema_decay, self.views = USUAL_DECAY if ema_decay is None else ema_decay, dict(views)
+        updates = self.weights.num_updates
+        self.weights = self.parts.weights(self.net, shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)
+        self.weights.num_updates, self._followed = updates, False
 
     def end_step(self, rebase: bool = False) -> None:
         self.weights.end_step(rebase)

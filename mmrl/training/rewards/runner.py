@@ -81,10 +81,10 @@ class GroupScores:
 
 
 class RewardRunner:
-    """Scores groups with a list of rewards."""
+    """Scores groups with a list of rewards, which may be empty only where `unscored`: nothing is trained on them."""
 
-    def __init__(self, rewards: Sequence[NamedReward]) -> None:
-        if not rewards:
+    def __init__(self, rewards: Sequence[NamedReward], unscored: bool = False) -> None:
+        if not rewards and not unscored:
             raise ValueError("no reward is configured: add a [[reward]] to the config or --reward NAME")
         names = [reward.name for reward in rewards]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -96,7 +96,7 @@ class RewardRunner:
                     f"a reward is named {name!r}, which metrics could not tell from their own names: give it another `name`, "
                     f"without / and @, and none of {', '.join(sorted(OWN_METRICS))}"
                 )
-        if all(reward.weight == 0 for reward in rewards):
+        if rewards and all(reward.weight == 0 for reward in rewards):
             raise ValueError(f"all rewards ({', '.join(names)}) have weight 0: nothing would be trained")
         self.rewards = tuple(rewards)
         self.names = tuple(names)
@@ -149,8 +149,7 @@ class RewardRunner:
                 found |= {f"time/reward/{name}/p50_s": float(half), f"time/reward/{name}/p95_s": float(most)}
             if caller.calling.retries:
                 found[f"reward/{name}/retried"] = float(meter.retried)
-            if meter.asked:
-                found[f"reward/{name}/cached"] = meter.found / meter.asked
+            found |= {f"reward/{name}/cached": meter.found / meter.asked} if meter.asked else {}
         for caller in self.callers:
             caller.meter = Meter()
         return found
@@ -237,8 +236,9 @@ class Scoring:
         tables = []
         for i, group in enumerate(self.groups):
             answers = [column[i] for column in columns]
-            values = torch.tensor([answer.values for answer in answers], dtype=torch.float32).T
-            status = torch.tensor([[int(s) for s in answer.status] for answer in answers], dtype=torch.long).T
+            shape = len(answers), len(group.samples)
+            values = torch.tensor([answer.values for answer in answers], dtype=torch.float32).reshape(shape).T
+            status = torch.tensor([[int(s) for s in answer.status] for answer in answers], dtype=torch.long).reshape(shape).T
             parts: list[dict[str, float]] = [{} for _ in group.samples]
             for name, answer in zip(self.runner.names, answers, strict=True):
                 for merged, own in zip(parts, answer.parts, strict=True):

@@ -93,7 +93,9 @@ def test_every_task_has_an_example_that_resolves(task: str, folder: Path):
     (data,), (model,) = given["data"], given["model"]
     Path(data).write_text("")
     config = one_line(task, model, data, given["reward"], []).config
-    assert config.policy.model == model and len(config.reward) == 2
+    assert config.policy.model == model and len(config.reward) == (0 if task == "sft" else 2)
+    if task == "sft":
+        return
     with pytest.raises(ValueError, match=f"--task {task} needs --reward, for example mmrl train --task {task} "):
         one_line(task, model, data, [], [])
 
@@ -126,3 +128,12 @@ def test_a_folder_of_pictures_goes_where_the_data_set_wants_it(folder: Path):
         assert config.evaluation.data is not None
         assert config.data.args[key] == config.evaluation.data.args[key] == str(folder)
         assert config.data.use == {"train.txt": "charades_sta", "spans.jsonl": "qa_jsonl"}.get(file, "grounding_jsonl")
+
+
+def test_teaching_asks_for_no_reward_and_takes_one_to_evaluate_by(folder: Path):
+    config = one_line("sft", "m", "parts/train.jsonl", [], []).config
+    assert config.algorithm.algorithm.unscored and config.reward == () and config.evaluation.data is None
+    scored = one_line("sft", "m", "parts/train.jsonl", ["by_type"], []).config
+    assert scored.evaluation.data is not None and [reward.use for reward in scored.reward] == ["by_type"]
+    with pytest.raises(ValueError, match=r"evaluation.data has prompts to evaluate on, and no reward says how good an answer is"):
+        one_line("sft", "m", "parts/train.jsonl", [], [], "parts/val.jsonl")

@@ -1,7 +1,4 @@
-"""Formulas of preference pairs (DPO), for stages that train on pairs.
-
-Nothing runs them yet; they stand here with their checks.
-"""
+"""Formulas of preference pairs of pictures (DPO by denoising), and sums of log-probabilities, which nothing runs yet."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,21 +12,6 @@ def summed_logprobs(
     chosen = logits.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     total = torch.where(mask, chosen, 0.0).sum(1)
     return total, total / mask.sum(1).clamp(min=1)
-
-
-def preference_loss(
-    chosen: Float[Tensor, " n"],
-    rejected: Float[Tensor, " n"],
-    chosen_reference: Float[Tensor, " n"],
-    rejected_reference: Float[Tensor, " n"],
-    beta: float,
-) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """-log sigmoid(beta margin) and beta margin of summed log-probabilities (DPO, arXiv:2305.18290).
-
-    margin = (chosen - rejected) - (their reference's chosen - rejected).
-    """
-    margin = beta * ((chosen - rejected) - (chosen_reference - rejected_reference))
-    return -torch.nn.functional.logsigmoid(margin), margin
 
 
 def denoising_preference_loss(

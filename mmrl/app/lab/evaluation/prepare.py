@@ -6,8 +6,9 @@ from typing import Never
 
 import torch
 
+from mmrl.app.config.chosen import without_engine
 from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
-from mmrl.app.config.run import Resolved, RunConfig, without_engine
+from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.run.beforehand import what_is_missing

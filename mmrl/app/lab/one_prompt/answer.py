@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from mmrl.app.config import run as configs
-from mmrl.app.config.run import RunConfig, without_engine
+from mmrl.app.config.chosen import without_engine
+from mmrl.app.config.run import RunConfig
 from mmrl.app.errors import waiting
 from mmrl.app.lab.evaluation.prepare import wanted_part
 from mmrl.app.modality.registry import modality_of

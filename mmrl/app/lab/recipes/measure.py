@@ -11,6 +11,7 @@ import numpy as np
 from rich.table import Table as Grid
 
 from mmrl.app.config import run as configs
+from mmrl.app.config.chosen import without_engine
 from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import Terminal
@@ -85,7 +86,7 @@ def plan_measures(recipe: Recipe, resolved: Resolved) -> list[Planned]:
         table.set(("evaluation", "reward"), [dict(measure.reward)], origin)
         table.set(("evaluation", "num_samples"), measure.samples, origin)
         table.set(("evaluation", "num_prompts"), ALL, origin)
-        own = configs.without_engine(configs.resolve(table, [], resolved.name))
+        own = without_engine(configs.resolve(table, [], resolved.name))
         plug_ins = read_plug_ins(own)
         prompts = held_out_prompts(own.config, plug_ins.held_out)
         if not prompts:

@@ -1,0 +1,133 @@
+"""Rows that are taught: nothing is sampled, a prompt's completions come from the data."""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from mmrl.algorithms.planners.base import Once, one_request_each
+from mmrl.algorithms.planners.video import answer_text
+from mmrl.core.ranges import Share, check_ranges
+from mmrl.core.types import Prompt, Request
+
+COMPLETION = "completion"
+"""The column in which data sets keep an answer exactly as it was written."""
+THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+NO_THOUGHT = "<think>\n\n</think>"
+
+
+def text_at(prompt: Prompt, column: str) -> str:
+    """The completion that a prompt teaches: a column's text; without a name the column `completion`, else the answer.
+
+    Raises:
+        ValueError: there is none, or it is no text.
+    """
+    named = column or COMPLETION
+    found = prompt.columns.get(named)
+    if found is None and not column and prompt.answer is not None:
+        try:
+            found = answer_text(prompt)
+        except ValueError:
+            found = prompt.answer
+    found = message_text(found)
+    if isinstance(found, str) and found.strip():
+        return found
+    known = ", ".join(sorted(prompt.columns)) or "none"
+    what = f"has {str(cast(object, found))[:80]!r}" if found is not None else "has nothing"
+    raise ValueError(
+        f"prompt {prompt.id!r} {what} in the column {named!r}, where a stage that teaches finds the completion (its columns: "
+        f"{known}): write texts there as the model should, or name another one with column"
+    )
+
+
+def message_text(found: Any) -> object:
+    """The text of the last of several messages, whose parts are joined; anything else as it is."""
+    messages = cast(list[Any], found) if isinstance(found, list) else []
+    if not messages or not isinstance(messages[-1], dict):
+        return cast(object, found)
+    content: Any = cast(dict[str, Any], messages[-1]).get("content")
+    if not isinstance(content, list):
+        return content
+    parts = [cast(dict[str, object], one).get("text") for one in cast(list[Any], content) if isinstance(one, dict)]
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def without_thought(text: str, keeps: float, chance: float) -> str:
+    """The text, its thought emptied where the draw `chance` from [0, 1) is not below the share that keeps it."""
+    return text if chance < keeps else THOUGHT.sub(NO_THOUGHT, text, count=1)
+
+
+@dataclass(frozen=True)
+class Taught(Once):
+    """One row per prompt: the completion that the data has, of which every token trains.
+
+    Take the advantage Demonstrated and the term Imitation with it. Of a share of the rows the thought between <think> and
+    </think> is left empty, which teaches when not to think (thought dropout of TON, arXiv:2505.16854).
+    """
+
+    column: str = ""
+    """The column with the completion, as the model should write it. Empty: `completion` where there is one, else the answer."""
+    thought_dropout: Share = 0.0
+    """The share of rows whose thought is left empty, drawn anew at every visit of a prompt; 0.5 in TON."""
+
+    __post_init__ = check_ranges
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for a prompt without a completion, and for thoughts to be dropped where there are none."""
+        texts = [text_at(prompt, self.column) for prompt in prompts]
+        if self.thought_dropout and texts and not any(map(THOUGHT.search, texts)):
+            raise ValueError(
+                f"thought_dropout is {self.thought_dropout:g}, and none of the {len(texts)} completions that were looked at has "
+                "a thought between <think> and </think>: write the thoughts so, or leave thought_dropout out"
+            )
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        requests = one_request_each(prompts, 1, first_id, seed)
+        return [replace(request, role="injected", written=self._text(request)) for request in requests]
+
+    def _text(self, request: Request) -> str:
+        chance = random.Random(f"{request.seed}/thought").random()
+        return without_thought(text_at(request.prompt, self.column), 1 - self.thought_dropout, chance)
+
+
+def pair_of(prompt: Prompt, chosen: str, rejected: str) -> tuple[str, str]:
+    """The completions of a pair, the preferred one first.
+
+    Raises:
+        ValueError: one of them is missing or no text, or both are the same.
+    """
+    texts = text_at(prompt, chosen), text_at(prompt, rejected)
+    if texts[0] == texts[1]:
+        raise ValueError(
+            f"prompt {prompt.id!r} has the same text in the columns {chosen!r} and {rejected!r}, and such a pair teaches "
+            "nothing: remove it from the data"
+        )
+    return texts
+
+
+@dataclass(frozen=True)
+class Pairs(Once):
+    """Two rows per prompt: the completion that the data prefers, and the one that it does not.
+
+    Take the advantage Preferred and the term Preference with it.
+    """
+
+    chosen: str = "chosen"
+    """The column with the preferred completion: a text, or a list of messages that ends with one."""
+    rejected: str = "rejected"
+    """The column with the other one."""
+
+    __post_init__ = check_ranges
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for a prompt without a pair, or with two equal completions."""
+        for prompt in prompts:
+            pair_of(prompt, self.chosen, self.rejected)
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        return [
+            replace(request, role="injected", written=text)
+            for request in one_request_each(prompts, 1, first_id, seed)
+            for text in pair_of(request.prompt, self.chosen, self.rejected)
+        ]

@@ -1,0 +1,112 @@
+"""Rows that are taught: whose text, which thoughts, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmrl.algorithms.advantages.experts import Demonstrated, Preferred
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.kinds import KINDS
+from mmrl.algorithms.objectives.preference import Preference
+from mmrl.algorithms.planners.taught import Pairs, Taught
+from mmrl.core.readings import LOGPROBS, REF_LOGPROBS
+from mmrl.core.types import Prompt, Request
+from tests.support.rows import loss_and_gradient, make_batch, rollouts, scores, weighed
+
+PROMPT = Prompt("p", "which?", answer="(3,4)", columns={"completion": "<think>Left.</think>(3,4)", "number": 7})
+
+
+def asked(planner: Taught, *prompts: Prompt, seed: int = 0) -> list[Request]:
+    return list(planner.first(prompts, 8, 0, seed))
+
+
+def test_one_row_per_prompt_with_the_text_of_its_column():
+    requests = asked(Taught(), PROMPT, replace(PROMPT, id="q", columns={}), replace(PROMPT, id="r", answer=12, columns={}))
+    assert [request.written for request in requests] == ["<think>Left.</think>(3,4)", "(3,4)", "12"]
+    assert {(request.count, request.role) for request in requests} == {(1, "injected")}
+
+
+def test_thoughts_are_dropped_by_seed_and_share_and_the_answer_stays():
+    prompts = [replace(PROMPT, id=str(i)) for i in range(400)]
+    texts = [request.written for request in asked(Taught(thought_dropout=0.25), *prompts)]
+    assert set(texts) == {"<think>Left.</think>(3,4)", "<think>\n\n</think>(3,4)"}
+    assert 70 < texts.count("<think>\n\n</think>(3,4)") < 130
+    assert texts == [request.written for request in asked(Taught(thought_dropout=0.25), *prompts)]
+    assert texts != [request.written for request in asked(Taught(thought_dropout=0.25), *prompts, seed=1)]
+    assert {request.written for request in asked(Taught(thought_dropout=1.0), *prompts)} == {"<think>\n\n</think>(3,4)"}
+
+
+@pytest.mark.parametrize(
+    ("planner", "prompt", "message"),
+    [
+        (Taught("trace"), PROMPT, r"prompt 'p' has nothing in the column 'trace', where .* \(its columns: completion, number\)"),
+        (Taught("number"), PROMPT, "prompt 'p' has '7' in the column 'number'"),
+        (Taught(), replace(PROMPT, answer=None, columns={}), r"has nothing in the column 'completion', .* \(its columns: none\)"),
+        (Taught(), replace(PROMPT, answer=object(), columns={}), "has '<object .* in the column 'completion'"),
+        (Taught(thought_dropout=0.5), replace(PROMPT, columns={}), "none of the 1 completions that were looked at has a thought"),
+    ],
+)
+def test_refused(planner: Taught, prompt: Prompt, message: str):
+    with pytest.raises(ValueError, match=message):
+        planner.check_prompts([prompt])
+    Taught().check_prompts([PROMPT])
+
+
+def test_rows_without_a_reward_are_kept():
+    rows = rollouts(torch.tensor([[1, 1, 1], [1, 1, 0]]), [0, 1])
+    credit = Demonstrated()(scores(torch.tensor([[float("nan")], [1.0]])), rows)
+    assert bool(credit.keep.all()) and torch.equal(credit.values, torch.ones(2, 3))
+    assert KINDS["sft"].unscored
+
+
+PAIR = Prompt("p", "which?", columns={"chosen": "left", "rejected": [{"role": "assistant", "content": [{"text": "right"}]}]})
+
+
+def test_a_pair_is_two_rows_of_one_group_the_preferred_one_first():
+    requests = list(Pairs().first([PAIR, replace(PAIR, id="q")], 8, 4, 0))
+    assert [(one.group_id, one.written) for one in requests] == [(4, "left"), (4, "right"), (5, "left"), (5, "right")]
+    credit = Preferred()(scores(torch.zeros(3, 0)), rollouts(torch.ones(3, 2), [0, 0, 1]))
+    assert credit.values[:, 0].tolist()[:2] == [1, -1] and credit.keep.tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"chosen": "a"}, r"prompt 'p' has nothing in the column 'rejected', where .* \(its columns: chosen\)"),
+        (
+            {"chosen": "a", "rejected": "a"},
+            "the same text in the columns 'chosen' and 'rejected', and such a pair teaches nothing",
+        ),
+        ({"chosen": [], "rejected": "a"}, r"has '\[\]' in the column 'chosen'"),
+    ],
+)
+def test_pairs_that_teach_nothing_are_refused(columns: dict[str, object], message: str):
+    with pytest.raises(ValueError, match=message):
+        Pairs().check_prompts([replace(PAIR, columns=columns)])
+
+
+def loss_of(term: Preference, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of one pair of two tokens and one."""
+    algorithm = Algorithm(((1.0, term),), aggregation=KINDS["dpo"].aggregation)
+    mask, ref = torch.tensor([[1, 1], [1, 0]]), torch.tensor([[-0.5, -1.0], [-2.0, 9.0]])
+    batch = weighed(algorithm, make_batch(mask, torch.tensor([1.0, -1.0]), {REF_LOGPROBS: ref}))
+    return loss_and_gradient(algorithm, batch, {LOGPROBS: live})
+
+
+def test_smoothing_is_the_mixture_of_a_pair_and_itself_turned_over():
+    live = torch.tensor([[-0.2, -0.9], [-2.5, 3.0]])
+    margin = (-1.1 + 1.5) - (-2.5 + 2.0)
+    (plain, of_plain), (mixed, of_mixed) = loss_of(Preference(0.5), live), loss_of(Preference(0.5, smoothing=0.1), live)
+    assert plain.item() == pytest.approx(-torch.tensor(0.5 * margin).sigmoid().log().item())
+    turned = -torch.tensor(-0.5 * margin).sigmoid().log().item()
+    assert mixed.item() == pytest.approx(0.9 * plain.item() + 0.1 * turned)
+    assert of_plain[0, 0] < of_mixed[0, 0] < 0 < of_mixed[1, 0] < of_plain[1, 0] and of_mixed[1, 1] == 0
+    assert loss_of(Preference(0.5, smoothing=0.5), torch.tensor([[-0.5, -1.0], [-2.0, 9.0]]))[1].abs().max() == 0
+    with pytest.raises(ValueError, match="loss is 'ipo'"):
+        Preference(loss="ipo", smoothing=0.1)
+
+
+def test_the_likelihood_of_the_chosen_is_its_mean_over_tokens():
+    live = torch.tensor([[-0.2, -0.9], [-2.5, 3.0]])
+    assert (loss_of(Preference(sft=0.4), live)[0] - loss_of(Preference(), live)[0]).item() == pytest.approx(0.4 * 0.55)

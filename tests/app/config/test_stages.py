@@ -1,0 +1,97 @@
+"""A chain of stages: what each of them is made of, and what is refused before anything is loaded."""
+
+from typing import Any
+
+import pytest
+
+from mmrl.algorithms.advantages.experts import Demonstrated
+from mmrl.algorithms.planners.taught import Taught
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved, as_table, resolve
+from mmrl.app.config.stages import Stage, stage_at, stages_of
+from mmrl.app.run.resume import changed_settings
+from mmrl.app.toml.tables import Table
+
+
+def chain(*stages: dict[str, Any], **more: Any) -> Resolved:
+    values = {key: value for key, value in configs.load("tiny/cold_start").table.values.items() if key != "stage"}
+    return resolve(Table.of({**values, **more, "stage": list(stages)}, "a.toml"))
+
+
+SFT = {"kind": "sft", "steps": 3}
+RL = {"kind": "rl", "steps": 5}
+
+
+def test_a_stage_is_the_run_with_what_it_says_over_it():
+    first, second, third = stages_of(
+        chain(
+            {**SFT, "name": "cold", "column": "digit", "thought_dropout": 0.5, "optimizer": {"lr": 0.25}, "prompts_per_step": 2},
+            {**RL, "preset": "dapo", "data": {"use": "digits_grounding", "size": 4}},
+            {**RL, "algorithm": {"group_size": 2}},
+        )
+    )
+    assert [(one.begin, one.end, one.place) for one in (first, second, third)] == [
+        (0, 3, "stage 1 of 3, cold"),
+        (3, 8, "stage 2 of 3, rl"),
+        (8, 13, "stage 3 of 3, rl"),
+    ]
+    taught = first.resolved.config
+    assert taught.algorithm.algorithm.planner == Taught("digit", 0.5) and taught.algorithm.algorithm.advantage == Demonstrated()
+    assert (taught.optimizer.lr, taught.prompts_per_step, taught.steps) == (0.25, 2, 3)
+    assert second.resolved.config.algorithm.preset == "dapo" and second.resolved.config.optimizer.lr == 1e-3
+    assert dict(second.resolved.config.data.args) == {"size": 4}
+    assert third.resolved.config.algorithm.preset == "grpo" and third.resolved.config.algorithm.algorithm.group_size == 2
+    assert len({one.resolved.config.seed for one in (first, second, third)}) == 3
+    assert first.resolved.config.seed == chain(SFT).config.seed
+
+
+def test_a_run_without_stages_is_one_and_writes_none():
+    resolved = configs.load("tiny/image")
+    (stage,) = stages_of(resolved)
+    assert stage == Stage(1, 1, "", 0, resolved) and stage.place == ""
+    assert "stage" not in as_table(resolved.config)
+
+
+def test_what_is_written_down_reads_back_as_the_same_stages():
+    resolved = configs.load("tiny/cold_start")
+    assert resolved.config.steps == 5
+    again = resolve(Table.of(as_table(resolved.config), "run"))
+    assert again.config == resolved.config and changed_settings(resolved.config, again.config) == []
+    for before, after in zip(stages_of(resolved), stages_of(again), strict=True):
+        assert before.resolved.config == after.resolved.config
+
+
+def test_a_checkpoint_at_a_border_is_of_the_stage_that_ended():
+    stages = stages_of(chain(SFT, RL))
+    assert [stage_at(stages, step) for step in (None, 0, 1, 3, 4, 8)] == [0, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([{"steps": 2}], "stage.0.kind is missing"),
+        ([{"kind": "sft"}], "stage.0.steps is missing"),
+        ([{**SFT, "kind": "stf"}], "stage.0.kind is 'stf'"),
+        ([{**SFT, "steps": 0}], "stage.0.steps is 0"),
+        ([{**SFT, "policy": {"model": "x"}}], "stage.0.policy is the same for all stages of a chain"),
+        ([{**RL, "column": "x"}], "stage.0.column is unknown in a stage of the kind 'rl'"),
+        ([{**SFT, "colum": "x"}], "stage.0.colum is unknown in a stage of the kind 'sft'"),
+        ([{**SFT, "optimizer": {"rl": 1.0}}], "a.toml, stage 1: optimizer.rl is unknown"),
+        ([SFT, {**RL, "reward": []}], "stage 2: reward is missing"),
+        ([{**SFT, "algorithm": "dapo"}], r"write \[stage.algorithm\]"),
+    ],
+)
+def test_refused(stages: list[dict[str, Any]], message: str):
+    with pytest.raises(ValueError, match=message):
+        stages_of(chain(*stages))
+
+
+def test_steps_belong_to_the_stages():
+    with pytest.raises(ValueError, match=r"a.toml: steps is of a run without stages: give every \[\[stage\]\] its own"):
+        chain(SFT, steps=7)
+
+
+def test_a_chain_that_only_teaches_needs_no_reward():
+    assert stages_of(chain(SFT, reward=[], evaluation={}))[0].resolved.config.reward == ()
+    with pytest.raises(ValueError, match=r"reward is missing: say what is to be rewarded by \[\[reward\]\]"):
+        resolve(Table.of({**configs.load("tiny/image").table.values, "reward": []}, "a.toml"))
