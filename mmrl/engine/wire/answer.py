@@ -113,10 +113,6 @@ def read_choice(choice: Mapping[str, Any], prompt: WirePrompt, expected: Expecte
             f"{url} answered {len(tokens)} tokens and {len(logprobs)} log-probabilities for prompt {prompt.name!r}, and at "
             f"most {most} of each were asked for: {OTHER_VERSION}"
         )
-    if [entry["token_id"] for entry in noted] != tokens:
-        raise EngineMismatchError(
-            f"{url} answered a completion of prompt {prompt.name!r} with log-probabilities of other tokens: {OTHER_VERSION}"
-        )
     is_full = 0 < expected.longest <= len(prompt.expanded) + len(tokens)
     if reason == "length" and len(tokens) < most and not is_full:
         raise EngineMismatchError(
@@ -124,6 +120,10 @@ def read_choice(choice: Mapping[str, Any], prompt: WirePrompt, expected: Expecte
             f"that is too long: {OTHER_VERSION}"
         )
     check_tokens(tokens, expected.limits, prompt, url)
+    if [entry["token_id"] for entry in noted] != tokens:
+        raise EngineMismatchError(
+            f"{url} answered a completion of prompt {prompt.name!r} with log-probabilities of other tokens: {OTHER_VERSION}"
+        )
     wrong = [x for x in logprobs if type(x) not in (int, float) or not NO_NUMBER < x <= 1e-3]
     if wrong:
         raise EngineMismatchError(
