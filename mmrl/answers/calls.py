@@ -23,6 +23,7 @@ PYTHON = "python"
 """The tool that a block of code calls, with the argument `code`."""
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 _BRACKET = re.compile(r"\"(?:[^\"\\]|\\.)*+(?:\"|\\?\Z)|[\[{]|[\]}]", re.DOTALL)
+_MARK = re.compile(r"<(?=[|/_A-Za-z])|\[(?=/?[A-Z_]+\])")
 _FENCE = re.compile(r"```(?:python|py)\b[ \t]*+\n?")
 
 
@@ -75,6 +76,11 @@ def without_thoughts(text: str) -> str:
     *closed, rest = text.split("</think>")
     kept = [before for before, opened, _ in (part.partition("<think>") for part in closed) if opened]
     return "".join([*kept, rest.partition("<think>")[0]])
+
+
+def harmless(text: str) -> str:
+    """The text with a blank in whatever a chat template could take for a mark, or for the place of a picture."""
+    return _MARK.sub(lambda found: f"{found[0]} ", text)
 
 
 def _from_tags(text: str, plain: tuple[str, str] | None) -> Call | None:

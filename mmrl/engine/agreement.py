@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mmrl.engine.wire.answer import EngineMismatchError, Expected, Limits, read_answer
 from mmrl.engine.wire.client import EngineClient
 from mmrl.engine.wire.request import Ask, WirePrompt, sampling_params
-from mmrl.engine.wire_prompts import wire_prompt
+from mmrl.engine.wire_prompts import wire_prompts
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.generate import LocalGenerator
@@ -36,7 +36,7 @@ class Probe:
         asked = host.stand_in()
         own = LocalGenerator(host).write([asked], [0], [(0, 0)], FIRST_TOKEN).logprobs[0, 0]
         params = sampling_params(FIRST_TOKEN, host.banned, host.eos_token_ids)
-        return cls(wire_prompt(host, asked), params, limits_of(host, FIRST_TOKEN), float(own))
+        return cls(wire_prompts(host, [asked])[0], params, limits_of(host, FIRST_TOKEN), float(own))
 
     def ask(self, client: EngineClient, model: str, version: str, dtype: str) -> None:
         """Let a server answer.

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mmrl.core.episodes import Limits
 from mmrl.engine.venv import TRIED, VERSION
 from mmrl.engine.wire.client import EngineClient, EngineRefusedError
 from mmrl.runtime.fetch import words
@@ -42,6 +43,8 @@ class Facts:
     """Frames of a clip beyond which it drops the rest; -1 = none."""
     tokens: tuple[int, ...] = ()
     """The ids of `PROBE`."""
+    most_pictures: int | None = None
+    """Pictures of one prompt; None: it says no bound."""
     settings: tuple[tuple[str, object], ...] = ()
     """Options that differ from what mmrl needs: name and actual value."""
 
@@ -94,8 +97,16 @@ def read_facts(version: str, served: Json, config: Json, weights: str, tokens: S
         clip_fps=fps,
         clip_frames=int(clips.get("num_frames", Facts.clip_frames)),
         tokens=tuple(map(int, tokens)),
+        most_pictures=most_pictures(model),
         settings=tuple(odd_settings(model)),
     )
+
+
+def most_pictures(model: Mapping[str, Any]) -> int | None:
+    """The bound on the pictures of a prompt, a number or an entry `count`; None where the server names none."""
+    limit = (dig(model, "multimodal_config", "limit_per_prompt") or {}).get("image")
+    limit = limit.get("count") if isinstance(limit, Mapping) else limit
+    return None if limit is None else int(limit)
 
 
 def odd_settings(model: Mapping[str, Any]) -> list[tuple[str, object]]:
@@ -124,7 +135,9 @@ class Wanted:
     sync: str
     lora_rank: int = 0
     longest: int = 0
-    """Tokens of the longest completion."""
+    """Tokens of the longest turn."""
+    episodes: Limits | None = None
+    """Of a run with an environment."""
 
 
 def refuse_other(facts: Facts, wanted: Wanted, url: str) -> None:
@@ -152,7 +165,23 @@ def refuse_other(facts: Facts, wanted: Wanted, url: str) -> None:
             f"{place} takes {facts.max_length} tokens of prompt and completion, and policy.sampling.max_new_tokens alone is "
             f"{wanted.longest}: start it with a larger --max-model-len"
         )
+    if wanted.episodes is not None:
+        refuse_short(facts, wanted.episodes, place)
     refuse_other_sync(facts, wanted, place)
+
+
+def refuse_short(facts: Facts, episodes: Limits, place: str) -> None:
+    """Raise ValueError unless the longest episode fits into the server's prompts; those before the first turn are not known."""
+    if facts.max_length and facts.max_length <= episodes.tokens:
+        raise ValueError(
+            f"{place} takes {facts.max_length} tokens in all, and environment.limits.tokens alone is {episodes.tokens}: start it "
+            "with a larger --max-model-len, or lower the limit"
+        )
+    if facts.most_pictures is not None and facts.most_pictures < (episodes.pictures or 0):
+        raise ValueError(
+            f"{place} takes {facts.most_pictures} pictures in a prompt, and environment.limits.pictures is {episodes.pictures}: "
+            f"start it with --limit-mm-per-prompt '{{\"image\": {episodes.pictures} or more}}', or lower the limit"
+        )
 
 
 def refuse_other_sync(facts: Facts, wanted: Wanted, place: str) -> None:

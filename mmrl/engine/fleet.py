@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -122,9 +123,10 @@ class Fleet:
         aborted = failed = 0
         while True:
             member = self._pick(place)
-            expected = Expected(limits, self._version(member), member.facts.max_length)
+            name = uuid.uuid4().hex
+            expected = Expected(limits, self._version(member), member.facts.max_length, name)
             try:
-                body = ask.body(prompt, self._model(member), params)
+                body = ask.body(prompt, self._model(member), params, name)
                 answer = member.client.generate(body, ask.most_bytes(prompt, limits.most))
                 return read_answer(answer, prompt, len(ask.rows), expected, member.client.url)
             except AbortedError as error:

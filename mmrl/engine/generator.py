@@ -14,6 +14,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from mmrl.core.episodes import Limits as EpisodeLimits
+from mmrl.core.episodes import Worlds
 from mmrl.core.samples import EngineUnavailableError
 from mmrl.engine.agreement import Probe, limits_of
 from mmrl.engine.broadcast import BroadcastSync
@@ -25,7 +27,7 @@ from mmrl.engine.sync import AdapterSync, FileSync, Sync, Update, drop_old
 from mmrl.engine.wire.answer import EngineMismatchError, Written
 from mmrl.engine.wire.client import EngineClient, EngineDownError
 from mmrl.engine.wire.request import sampling_params, share_rows
-from mmrl.engine.wire_prompts import untold_clip, wire_prompt
+from mmrl.engine.wire_prompts import untold_clip, wire_prompts
 from mmrl.policies.shared.lora import ADAPTER
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.engine_settings import EngineConfig
@@ -41,10 +43,12 @@ log = logging.getLogger("mmrl")
 T = TypeVar("T")
 
 
-def text_parts(config: TextPolicyConfig) -> TextParts:
+def text_parts(config: TextPolicyConfig, worlds: Worlds | None = None) -> TextParts:
     """The usual parts of a text policy, with vLLM as the generator where the settings name an engine."""
-    engine = config.engine
-    return TextParts() if engine is None else TextParts(generator=lambda host: VllmGenerator(host, engine))
+    engine, limits = config.engine, None if worlds is None else worlds.limits
+    if engine is None:
+        return TextParts(worlds=worlds)
+    return TextParts(generator=lambda host: VllmGenerator(host, engine, limits), worlds=worlds)
 
 
 class VllmGenerator:
@@ -58,8 +62,9 @@ class VllmGenerator:
 
     exact = False
 
-    def __init__(self, host: TextHost, settings: EngineConfig) -> None:
-        self.host, self.settings = host, settings
+    def __init__(self, host: TextHost, settings: EngineConfig, episodes: EpisodeLimits | None = None) -> None:
+        """`episodes`: how far those of a run go that has an environment."""
+        self.host, self.settings, self.episodes = host, settings, episodes
         self.local = LocalGenerator(host)
         self.sync: Sync = sync_of(host, settings)
         self.run = ""
@@ -152,7 +157,7 @@ class VllmGenerator:
         """The completions of these rows by the servers."""
         assert self.fleet is not None
         used = sorted({prompt_index[i] for i in rows})
-        sent = [wire_prompt(self.host, prompts[place]) for place in used]
+        sent = wire_prompts(self.host, [prompts[place] for place in used])
         # Greedy completions are all alike, and vLLM writes one of them per request.
         most = {"most": 1} if sampling.temperature == 0 else {}
         asks = share_rows([used.index(prompt_index[i]) for i in rows], [seeds[i] for i in rows], **most)
@@ -238,6 +243,7 @@ class VllmGenerator:
                 sync=resolve_sync(config, self.settings),
                 lora_rank=self._rank(),
                 longest=config.sampling.max_new_tokens,
+                episodes=self.episodes,
             ),
             url,
         )

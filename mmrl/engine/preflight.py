@@ -2,6 +2,7 @@
 
 from urllib.parse import urlsplit
 
+from mmrl.core.episodes import Limits
 from mmrl.engine.command import engine_dtype, resolve_sync, serve_command
 from mmrl.engine.facts import Wanted, ask_facts, refuse_other
 from mmrl.engine.server import free_port
@@ -12,8 +13,8 @@ LOOK_S = 30.0
 """Seconds that a server may take to say what it is."""
 
 
-def look_at_engine(policy: TextPolicyConfig) -> None:
-    """Check that the servers a policy names can serve it, or that one can be started.
+def look_at_engine(policy: TextPolicyConfig, episodes: Limits | None = None) -> None:
+    """Check that the servers a policy names can serve it, and its episodes of several turns, or that one can be started.
 
     What needs the policy's own files, such as its vocabulary, is compared when the first rows are sampled.
 
@@ -42,5 +43,6 @@ def look_at_engine(policy: TextPolicyConfig) -> None:
         longest = policy.sampling.max_new_tokens
         # a tiny model is made later, and the folder that it is put into has another name
         model = facts.model if policy.model.startswith("tiny:") else policy.model
-        wanted = Wanted(model, engine_dtype(policy, engine), facts.tokens, resolve_sync(policy, engine), rank, longest)
+        sync = resolve_sync(policy, engine)
+        wanted = Wanted(model, engine_dtype(policy, engine), facts.tokens, sync, rank, longest, episodes)
         refuse_other(facts, wanted, url)

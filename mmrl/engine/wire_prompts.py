@@ -19,13 +19,20 @@ CLOSE_S = 0.02
 """Seconds by which a frame may be off from where the server assumes it."""
 
 
-def wire_prompt(host: TextHost, encoded: Encoded) -> WirePrompt:
-    """The prompt with one placeholder per picture or clip, and the media beside it, as the model's processor gets them."""
-    prompt = encoded.prompt
-    assert prompt is not None
-    parts = [part for media in prompt.media for part in media_parts(host, media, prompt)]
-    ids = [*short_ids(host, prompt), *encoded.begun]
-    return WirePrompt(ids, parts, encoded.token_ids.tolist(), prompt.id, len(encoded.begun))
+def wire_prompts(host: TextHost, encoded: Sequence[Encoded]) -> list[WirePrompt]:
+    """Prompts, and rows of several turns, with one placeholder per picture or clip; the media stand beside them, as the model's
+    processor gets them. What rows of one prompt share is made once."""
+    prompts = {id(one.prompt): one.prompt for one in encoded if one.prompt is not None}
+    ids = {key: short_ids(host, prompt) for key, prompt in prompts.items()}
+    parts = {key: [part for media in one.media for part in media_parts(host, media, one)] for key, one in prompts.items()}
+    found: list[WirePrompt] = []
+    for one in encoded:
+        prompt, expanded = prompts[id(one.prompt)], one.token_ids.tolist()
+        # each turn may have all tokens of a completion, and the beginning of one counts among its own
+        behind, begun = (one.begun, len(one.begun)) if one.short_ids is None else (one.short_ids, 0)
+        pictures = [*parts[id(prompt)], *map(picture_part, one.pictures)]
+        found.append(WirePrompt([*ids[id(prompt)], *behind], pictures, expanded, prompt.id, begun))
+    return found
 
 
 def media_parts(host: TextHost, media: object, prompt: Prompt) -> list[dict[str, str]]:

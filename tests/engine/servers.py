@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
+from mmrl.core.episodes import Worlds
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts
 from mmrl.engine.facts import FIRST
@@ -66,10 +67,12 @@ def own_server(**settings: Any) -> EngineConfig:
     return EngineConfig(environment=str(environment()), sync="broadcast", cache_mb=256, max_length=2048, options=both, **settings)
 
 
-def policy_of(folder: str, engine: EngineConfig, lora: LoraSettings | None = None, **settings: Any) -> TextPolicy:
+def policy_of(
+    folder: str, engine: EngineConfig, lora: LoraSettings | None = None, worlds: Worlds | None = None, **settings: Any
+) -> TextPolicy:
     settings.setdefault("sampling", Sampling(max_new_tokens=12))
     config = TextPolicyConfig(folder, engine=engine, lora=lora, video=VideoSettings(fps=FPS), **settings)
-    return TextPolicy(config, parts=text_parts(config))
+    return TextPolicy(config, parts=text_parts(config, worlds))
 
 
 def server_of(policy: TextPolicy) -> VllmGenerator:

@@ -1,4 +1,4 @@
-"""vLLM's own completions, read again by the policy: the same prompts, the same log-probabilities, the same rules."""
+"""vLLM's own completions and turns, read again by the policy: the same prompts, the same log-probabilities, the same rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -6,10 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mmrl.core.episodes import Limits
 from mmrl.core.types import Prompt, Request, Sample
+from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.policy import Sampling, TextPolicy
+from mmrl.policies.text.trace import Inset
 from tests.engine.servers import CLOSE, gap, server_of
 from tests.support.text_policies import hotter, ids_of, picture, text_of, text_trace
+from tests.support.worlds import Inline, looking
 
 pytestmark = pytest.mark.engine
 Join = Callable[..., TextPolicy]
@@ -111,3 +115,29 @@ def test_the_end_of_a_turn_stays_in_the_tokens(join: Join, asked: Sequence[Promp
     assert ended and all(ids[-1] == eos and eos not in ids[:-1] for ids in ended)
     assert all(len(ids_of(sample)) == 12 and eos not in ids_of(sample) for sample in samples if sample.truncated)
     assert gap(policy, rollouts) < CLOSE
+
+
+def test_turns_with_pictures_between_them(join: Join, asked: Sequence[Prompt], monkeypatch: pytest.MonkeyPatch):
+    """Every turn is asked for with the ids and all pictures of the row so far, which the server must read as the policy does."""
+    policy = join(worlds=Inline(looking, Limits(turns=4, tokens=1500)))
+    generator = server_of(policy)
+    write = generator.write
+    monkeypatch.setattr(generator, "_write_locally", None)
+    # what is played must not depend on where a random model stops
+    monkeypatch.setattr(generator, "write", lambda *given: replace(one := write(*given), stopped=torch.ones_like(one.stopped)))
+    requests = [Request(prompt, 3, group_id=i, seed=70 + i) for i, prompt in enumerate(asked[:3])]
+    rollouts = policy.rollout(requests)
+    audit_rollouts(policy, rollouts)
+    trace = text_trace(rollouts.trace)
+    shown = [one for row in trace.insets for one in row]
+    assert len(shown) >= 8 and {len(sample.turns) for group in rollouts.groups for sample in group.samples} == {3, 4}
+    assert gap(policy, rollouts) < CLOSE
+    other = {id(one): other for one, other in zip(shown, reversed(shown), strict=True) if shapes(one) == shapes(other)}
+    swapped = tuple(tuple(replace(one, media=other.get(id(one), one).media) for one in row) for row in trace.insets)
+    assert gap(policy, replace(rollouts, trace=replace(trace, insets=swapped))) > 100 * CLOSE, "another row's picture would show"
+    again = samples_of(policy, requests[::-1])
+    assert sorted(map(ids_of, again)) == sorted(ids_of(sample) for group in rollouts.groups for sample in group.samples)
+
+
+def shapes(one: Inset) -> list[torch.Size]:
+    return [x.shape for x in one.media.values()]

@@ -13,7 +13,7 @@ from mmrl.engine.fleet import Fleet, Member
 from mmrl.engine.sync import FileSync, Update
 from mmrl.engine.wire.client import EngineClient
 from mmrl.engine.wire.request import sampling_params, share_rows
-from mmrl.engine.wire_prompts import wire_prompt
+from mmrl.engine.wire_prompts import wire_prompts
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from tests.support.fake_engines import FakeEngine, engines
@@ -38,7 +38,7 @@ def test_only_the_first_process_takes_a_server_back(tiny: Callable[[str], str], 
     FileSync().save(policy, update)
     encoded = policy.encode(prompts()[0])
     params, asks = sampling_params(SHORT, policy.banned, policy.eos_token_ids), share_rows([0], [(1, 0)])
-    asked = asks, [wire_prompt(policy, encoded)], params, limits_of(policy, SHORT)
+    asked = asks, wire_prompts(policy, [encoded]), params, limits_of(policy, SHORT)
     with engines(folder) as (engine,):
         first, second = (fleet_of(engine, policy, update, rank) for rank in (0, 1))
         engine.order(break_reset=2)

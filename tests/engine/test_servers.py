@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mmrl.core.episodes import Limits
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import EngineUnavailableError, Video
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.engine import generator as generators
 from mmrl.engine.agreement import FAR
-from mmrl.engine.facts import Facts, Wanted, ask_facts, refuse_other
+from mmrl.engine.facts import Facts, Wanted, ask_facts, most_pictures, refuse_other
 from mmrl.engine.generator import VllmGenerator, text_parts
 from mmrl.engine.preflight import look_at_engine
 from mmrl.engine.wire.answer import EngineMismatchError
@@ -217,10 +218,10 @@ def test_answers_that_do_not_fit_are_refused(make, two, fault, words):
 
 
 def test_ids_that_are_expanded_already_are_refused(make, monkeypatch):
-    policy, ask = make(1), generators.wire_prompt
+    policy, ask = make(1), generators.wire_prompts
     asked = [Request(prompts()[0], 1, 0)]
     policy.rollout(asked)
-    monkeypatch.setattr(generators, "wire_prompt", lambda host, one: replace(ask(host, one), token_ids=one.token_ids.tolist()))
+    monkeypatch.setattr(generators, "wire_prompts", lambda *asked: [replace(one, token_ids=one.expanded) for one in ask(*asked)])
     with pytest.raises(EngineMismatchError, match=r"read prompt 'one' as \d+ tokens, the policy as \d+.*min_pixels"):
         policy.rollout(asked)
 
@@ -293,11 +294,18 @@ def test_another_model_type_or_way_is_refused_before_anything_is_loaded(tiny, tw
     ):
         with pytest.raises(ValueError, match=words):
             look_at_engine(config)
+    with pytest.raises(ValueError, match=r"limits\.tokens alone is 9000: start it with a larger --max-model-len"):
+        look_at_engine(TextPolicyConfig(folder, engine=EngineConfig(url=url)), Limits(tokens=9000))
 
 
 def test_another_vocabulary_and_other_options_are_refused(two):
     facts = ask_facts(EngineClient(two[0].url))
-    wanted = Wanted(facts.model, "float32", facts.tokens, "file")
+    wanted = Wanted(facts.model, "float32", facts.tokens, "file", episodes=Limits(tokens=2000, pictures=8))
+    refuse_other(facts, wanted, "http://here")
+    for limit in (7, {"count": 7}):
+        bound = most_pictures({"multimodal_config": {"limit_per_prompt": {"image": limit}}})
+        with pytest.raises(ValueError, match=r"takes 7 pictures in a prompt, and environment.limits.pictures is 8"):
+            refuse_other(replace(facts, most_pictures=bound), wanted, "http://here")
     refuse_other(facts, wanted, "here")
     with pytest.raises(ValueError, match="has other weights than those of 'qwen2_5_vl0', which adapters are added to"):
         refuse_other(

@@ -48,6 +48,14 @@ class Faults:
     """Transfers of weights that a worker gives up after the first tensor."""
     stall: bool = False
     """Transfers of weights stop after the first tensor, until this is False again."""
+    other_prompt: int = 0
+    """Answers that name a prompt of which one token is another."""
+    other_tokens: int = 0
+    """Completions of which one token is another than was drawn."""
+    other_request: int = 0
+    """Requests that get the answer to the one before."""
+    other_text: int = 0
+    """Requests that get the completions of the one before, and are told that they are their own."""
     deaf: int = 0
     """Calls to join the trainer's group that are answered, and not followed."""
 
@@ -70,6 +78,8 @@ class State:
     calls: list[str] = field(default_factory=list[str])
     wrote: list[str] = field(default_factory=list[str])
     """The model of every request that was answered."""
+    last: Json = field(default_factory=dict[str, Any])
+    """The answer to the last of them."""
     waiting: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -111,7 +121,22 @@ def generate(state: State, body: Json) -> Json:
         row["logprobs"] = {"content": [{"token_id": t, "logprob": x} for t, x in zip(row["token_ids"], noted, strict=True)]}
         row["weight_versions"] = [{"version": "somebody-else" if other else state.version, "start": 0, "end": len(noted)}]
         del row["noted"]
-    return {"request_id": body["request_id"], "prompt_token_ids": ids, "choices": rows}
+    return mix_up(state, {"request_id": f"generate-tokens-{body['request_id']}", "prompt_token_ids": ids, "choices": rows})
+
+
+def mix_up(state: State, told: Json) -> Json:
+    """An answer with what is to be wrong in it."""
+    before, state.last = state.last, told
+    if take(state.faults, "other_request"):
+        return before
+    if take(state.faults, "other_text"):
+        return {**told, "choices": before["choices"]}
+    if take(state.faults, "other_prompt"):
+        return {**told, "prompt_token_ids": [*told["prompt_token_ids"][:-1], told["prompt_token_ids"][-1] - 1]}
+    if take(state.faults, "other_tokens"):
+        row = told["choices"][0]
+        return {**told, "choices": [{**row, "token_ids": [row["token_ids"][0] ^ 1, *row["token_ids"][1:]]}, *told["choices"][1:]]}
+    return told
 
 
 def update(state: State, body: Json) -> Json:

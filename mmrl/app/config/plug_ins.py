@@ -18,6 +18,7 @@ from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.guard import guarded
 from mmrl.app.plugins.resolve import PlugIn
+from mmrl.app.plugins.worlds import foreign as foreign_worlds
 from mmrl.app.toml.reader import check_keys, check_slip, plain, read, refuse_missing, settings, typed_value
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.episodes import Environment, Worlds
@@ -133,7 +134,7 @@ def reward_of(
         return lambda: adapters.adapt(style, function, given | values_inside(inside), table.at(path))
     adapters.refuse_foreign(function, use, table.at(path))
     for key, value in given.items():
-        if isinstance(value, Mapping) and is_for_a_reward(function, key):
+        if isinstance(value, Mapping) and takes_function(function, key):
             check_slip(value, "use", (*path, key), table)
     # a function's first argument is the group
     skip = 0 if inspect.isclass(function) else 1
@@ -145,8 +146,8 @@ def reward_of(
     return lambda: partial(function, **values, **values_inside(inside)) if args else function
 
 
-def is_for_a_reward(function: PlugIn, key: str) -> bool:
-    """Is a setting of a reward another reward?"""
+def takes_function(function: PlugIn, key: str) -> bool:
+    """Is a setting of a plug-in a function, such as another reward?"""
     hint = hints_of(function).get(key) if inspect.isclass(function) and is_dataclass(function) else None
     return any(get_origin(part) is Callable for part in (hint, *get_args(hint)))
 
@@ -208,10 +209,16 @@ def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Pro
 def read_environment(config: EnvironmentConfig, table: Table) -> Callable[[], Environment]:
     """The environment of a config, a function of (prompt, turns, seed) as one; errors as in `read_plug_ins`."""
     path: KeyPath = ("environment",)
-    plug_in = plugins.load(config.use, "environments")
-    is_class = inspect.isclass(plug_in)
-    beside, skip = [f.name for f in fields(config) if f.name != "args"], 0 if is_class else NUM_TOLD
-    values = settings(plug_in, config.args, path, table, skip=skip, beside=beside)
+    style, place = foreign_worlds.split(config.use)
+    plug_in: PlugIn = plugins.load(place, "environments") if style is None else style
+    is_class, beside = inspect.isclass(plug_in), [f.name for f in fields(config) if f.name != "args"]
+    skip = 1 if style is not None else 0 if is_class else NUM_TOLD
+    functions = {key: value for key, value in config.args.items() if takes_function(plug_in, key) and ".py" in str(value)}
+    given = {key: value for key, value in config.args.items() if key not in functions}
+    values = settings(plug_in, given, path, table, skip=skip, beside=beside)
+    values |= {key: plugins.load(str(value), "environments") for key, value in functions.items()}
+    if style is not None:
+        values = {"place": place, **values}
     if is_class:
         refuse_missing(plug_in, values, path, table)
 

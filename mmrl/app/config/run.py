@@ -91,7 +91,8 @@ class EnvironmentConfig:
     """The plug-in that answers the policy's turns, how far an episode may go, and how worlds are called."""
 
     use: str
-    """A name, or a file of your own: ./my_environment.py or ./my_environment.py:Name."""
+    """A name, a file of your own (./my_environment.py or ./my_environment.py:Name), or one of another library, as
+    gymnasium:FrozenLake-v1."""
     limits: Limits = field(default_factory=Limits)
     """How far an episode may go: see `[environment.limits]`."""
     call: WorldCalling = field(default_factory=WorldCalling)

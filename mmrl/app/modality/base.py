@@ -140,8 +140,10 @@ class Modality(Protocol[Settings, Model]):
         """The algorithm as this run uses it; ValueError if it is not for this kind of policy or these training prompts."""
         ...
 
-    def look_around(self, policy: Settings) -> None:
+    def look_around(self, policy: Settings, episodes: Limits | None = None) -> None:
         """Look, before anything is loaded, whether what the policy needs besides its model is there.
+
+        `episodes`: how far those of several turns go.
 
         Raises ValueError where a server that samples cannot be started, does not answer, or is none for this policy.
         """

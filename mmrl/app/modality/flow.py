@@ -136,7 +136,7 @@ class FlowModality:
         refuse_comparison_of_sizes(algorithm, {own_size(prompt) or (policy.width, policy.height) for prompt in prompts})
         return algorithm
 
-    def look_around(self, policy: FlowPolicyConfig) -> None:
+    def look_around(self, policy: FlowPolicyConfig, episodes: Limits | None = None) -> None:
         """Pictures are drawn by the policy itself."""
 
     def build(

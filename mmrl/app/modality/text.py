@@ -100,10 +100,10 @@ class TextModality:
         refuse_cut_samples(policy, algorithm.old)
         return algorithm.with_length(policy.sampling.max_new_tokens)
 
-    def look_around(self, policy: TextPolicyConfig) -> None:
+    def look_around(self, policy: TextPolicyConfig, episodes: Limits | None = None) -> None:
         from mmrl.engine.preflight import look_at_engine
 
-        look_at_engine(policy)
+        look_at_engine(policy, episodes)
 
     def build(
         self,
@@ -120,8 +120,14 @@ class TextModality:
         from mmrl.policies.text.policy import TextPolicy, packs_episodes
 
         if worlds is not None:
-            packs_episodes(family_of(load_config(policy)), policy, worlds)
-        parts = replace(text_parts(policy), worlds=worlds)
+            family = family_of(load_config(policy))
+            packs_episodes(family, policy, worlds)
+            if policy.engine is not None and not family.pictures_alone:
+                raise ValueError(
+                    f"{family.config.model_type} reads a lone picture otherwise than several, and an engine reads those of all "
+                    "turns together: leave policy.engine or [environment] out"
+                )
+        parts = text_parts(policy, worlds)
         return TextPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, views, parts)
 
     def build_dry_run(

@@ -64,8 +64,6 @@ def check_environment(config: RunConfig, ranks: Ranks) -> None:
     if not isinstance(policy, TextPolicyConfig):
         raise ValueError(f"policy.kind is {modality_of(policy).name!r}, whose samples have no turns: remove [environment]")
     room, longest = environment.limits.tokens, policy.sampling.max_new_tokens
-    if policy.engine is not None:
-        raise ValueError("policy.engine is set, and engines write samples of one turn: leave it or [environment] out")
     refuse_views_and_replays(config)
     if ranks.is_sharded:
         raise ValueError(

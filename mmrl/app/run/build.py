@@ -164,7 +164,7 @@ def look_before(config: RunConfig, ranks: Ranks) -> None:
     config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
     look_at_settings(config, ranks)
     if ranks.is_main:
-        modality_of(config.policy).look_around(config.policy)
+        modality_of(config.policy).look_around(config.policy, None if config.environment is None else config.environment.limits)
     with ranks.main_first():
         refuse_unknown_space(with_local_model(config))
 

@@ -51,6 +51,8 @@ class Expected:
     """The name of the weights."""
     longest: int = 0
     """Tokens of a prompt and its completion together; 0: no bound."""
+    request: str = ""
+    """The name of the request, which the server puts at the end of its own; empty: not compared."""
 
 
 def read_answer(answer: Mapping[str, Any], prompt: WirePrompt, count: int, expected: Expected, url: str) -> list[Written]:
@@ -61,6 +63,8 @@ def read_answer(answer: Mapping[str, Any], prompt: WirePrompt, count: int, expec
         EngineMismatchError: the prompt, the weights or a token is not what it must be, or the answer is none of vLLM's.
     """
     try:
+        if not str(answer.get("request_id")).endswith(expected.request):
+            raise EngineMismatchError(f"{url} gave prompt {prompt.name!r} the answer to another request: {OTHER_VERSION}")
         compare_prompts(answer.get("prompt_token_ids"), prompt, url)
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         if [choice["index"] for choice in choices] != list(range(count)):
@@ -101,7 +105,8 @@ def read_choice(choice: Mapping[str, Any], prompt: WirePrompt, expected: Expecte
             f"{url} wrote with the weights {found}, and those of the step are {expected.version}: "
             "let no other run update this server, and start one for every run"
         )
-    tokens, logprobs = choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    tokens, noted = choice["token_ids"], choice["logprobs"]["content"]
+    logprobs = [entry["logprob"] for entry in noted]
     most = prompt.room(expected.limits.most)
     if not tokens or len(tokens) != len(logprobs) or len(tokens) > most:
         raise EngineMismatchError(
@@ -115,6 +120,10 @@ def read_choice(choice: Mapping[str, Any], prompt: WirePrompt, expected: Expecte
             f"that is too long: {OTHER_VERSION}"
         )
     check_tokens(tokens, expected.limits, prompt, url)
+    if [entry["token_id"] for entry in noted] != tokens:
+        raise EngineMismatchError(
+            f"{url} answered a completion of prompt {prompt.name!r} with log-probabilities of other tokens: {OTHER_VERSION}"
+        )
     wrong = [x for x in logprobs if type(x) not in (int, float) or not NO_NUMBER < x <= 1e-3]
     if wrong:
         raise EngineMismatchError(

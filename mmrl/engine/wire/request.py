@@ -32,11 +32,11 @@ class Ask:
         """The size of the largest answer that can be right, for completions of at most `most` tokens."""
         return 2**20 + TOKEN_BYTES * (len(prompt.expanded) + len(self.rows) * prompt.room(most))
 
-    def body(self, prompt: "WirePrompt", model: str, sampling: Mapping[str, object]) -> bytes:
-        """The request as JSON."""
+    def body(self, prompt: "WirePrompt", model: str, sampling: Mapping[str, object], name: str = "") -> bytes:
+        """The request as JSON; `name`: its own, by which the answer is known (empty: any)."""
         given = {"n": len(self.rows), "seed": self.seed, **sampling}
         given["max_tokens"] = prompt.room(int(str(sampling["max_tokens"])))
-        body = {"request_id": uuid.uuid4().hex, "model": model, "return_token_ids": True, "sampling_params": given}
+        body = {"request_id": name or uuid.uuid4().hex, "model": model, "return_token_ids": True, "sampling_params": given}
         return json.dumps(body | {"token_ids": list(prompt.token_ids)}).encode()[:-1] + prompt.tail
 
 

@@ -38,6 +38,8 @@ class WorldHost:
         """Note the world that was opened."""
         if not callable(getattr(world, "step", None)) or not callable(getattr(world, "close", None)):
             raise TypeError(f"the environment opened {type(world).__name__}, which has no step(turn) and close()")
+        if any(session_of(held) is session_of(world) for held in self.worlds.values()):
+            raise ValueError("the environment opened a world in which another episode is played: let it open one for each")
         self.worlds[number] = world
 
 
@@ -53,3 +55,8 @@ class RemoteHost(WorldHost):
         if verb == "open":
             return self.keep(number, answer)
         return answer
+
+
+def session_of(world: object) -> object:
+    """The thing that a world plays with, where it names one: of two worlds it must not be the same."""
+    return getattr(world, "session", world)

@@ -1,12 +1,13 @@
 """Calling the worlds of a run's episodes: where they live, how many at a time, with which time limit, and how often again."""
 
 import asyncio
+import atexit
 import inspect
 import logging
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -81,9 +82,11 @@ class WorldRunner:
             self.processes = [WorkerProcess(RemoteHost(environment)) for _ in range(self.workers)]
         self._threads: Threads | None = None
         self._sessions: dict[int, Session] = {}
+        self._closing = list[Future[Foreign]]()
         self._next, self._seconds, self._retried = 0, list[float](), 0
         self._before: ProcessState | None = None
         self._stack, self._lock = ExitStack(), threading.Lock()
+        atexit.register(self.end)
 
     def open(self, prompt: Prompt, seed: int) -> int:
         """The number of a new world, which is opened when it is first asked."""
@@ -103,7 +106,7 @@ class WorldRunner:
     def close(self, number: int) -> None:
         session = self._sessions.pop(number)
         if session.is_open:
-            self._submit(lambda: self._close(session))
+            self._closing = [*(one for one in self._closing if not one.done()), self._submit(lambda: self._close(session))]
         if not self._sessions and self._before is not None:
             changed = self._before.restore()
             if changed:
@@ -122,7 +125,10 @@ class WorldRunner:
         return found | ({"environment/retried": float(retried)} if self.calling.retries else {})
 
     def end(self) -> None:
-        """End the processes."""
+        """Close what is open, each world within its time limit, and end the processes."""
+        for number in list(self._sessions):
+            self.close(number)
+        wait(self._closing, self.limits.timeout_s)
         for process in self.processes:
             process.close()
 

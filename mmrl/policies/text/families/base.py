@@ -32,6 +32,8 @@ class Family:
     own_keys: tuple[tuple[str, frozenset[str]], ...] = ()
     """(kind, those of media_keys that hold media of this kind); all others hold pictures, and frames that are pictures among
     pictures."""
+    pictures_alone: bool = True
+    """Is a picture read the same whatever others stand beside it? An engine reads those of a row of several turns together."""
     sees: tuple[str, ...] = ("image",)
     """The kinds of media it takes; none: text alone."""
     mixes_kinds: bool = True

@@ -19,6 +19,7 @@ class LlavaOnevision(Family):
     """
 
     media_keys: frozenset[str] = frozenset({"pixel_values", "image_sizes", "batch_num_images", "pixel_values_videos"})
+    pictures_alone: bool = False
     own_keys: tuple[tuple[str, frozenset[str]], ...] = (("video", frozenset({"pixel_values_videos"})),)
     sees: tuple[str, ...] = ("image", "video")
     vision: tuple[str, ...] = ("vision_tower",)

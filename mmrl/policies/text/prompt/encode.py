@@ -48,6 +48,10 @@ class Encoded:
     """Its last tokens are these, the beginning of a completion that is to be continued."""
     more: tuple[Media, ...] = ()
     """Media within these tokens, in order."""
+    short_ids: tuple[int, ...] | None = None
+    """Of a row of several turns: `begun` with one placeholder per picture, as an engine is sent it."""
+    pictures: tuple[Any, ...] = ()
+    """Of a row of several turns: the pictures within `begun`, opened."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

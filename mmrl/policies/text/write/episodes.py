@@ -10,7 +10,8 @@ import logging
 import math
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mmrl.core.episodes import Worlds
 from mmrl.core.samples import Ended, MediaSize, Observation, Turn, UnavailableError, segments_of
@@ -39,12 +40,19 @@ class Episode:
     """Turns that it may have."""
     world: int = -1
     """The number of its world."""
+    short_ids: list[int] = field(default_factory=list[int])
+    """The row's tokens with one placeholder per picture."""
+    pictures: list[Any] = field(default_factory=list[Any])
+    """All pictures of its observations."""
 
     @property
     def shown(self) -> Encoded:
         """The row so far, as a prompt."""
         row = self.row
-        return append(self.prompt, row.tokens, row.insets) if row.tokens else self.prompt
+        if not row.tokens:
+            return self.prompt
+        behind = append(self.prompt, row.tokens, row.insets)
+        return replace(behind, short_ids=tuple(self.short_ids), pictures=tuple(self.pictures))
 
     @property
     def seed(self) -> tuple[int, int]:
@@ -58,6 +66,7 @@ class Episode:
         length = min(written, room)
         own = completions.tokens[i, :length].tolist()
         row.tokens += own
+        self.short_ids += own
         row.logprobs += completions.logprobs[i, :length].tolist()
         row.segments = segments_of([*((one.who, len(one)) for one in row.segments), ("policy", length)])
         if not completions.noted:
@@ -81,6 +90,8 @@ class Episode:
         inset = inset_of(observed, len(row.tokens))
         row.insets = row.insets if inset is None else (*row.insets, inset)
         row.tokens += observed.token_ids.tolist()
+        self.short_ids += observed.short_ids or ()
+        self.pictures += observed.pictures
         row.logprobs += [0.0] * count
         row.segments = segments_of([*((one.who, len(one)) for one in row.segments), ("environment", count)])
 

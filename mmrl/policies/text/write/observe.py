@@ -44,7 +44,8 @@ def observe(encoder: Encoder, observation: Observation, stop: str | None) -> Enc
     sizes: list[tuple[int, int]] = [picture.size for picture in pictures]
     seen = encoder.family.seen_sizes(sizes, media)
     shown = tuple(MediaSize(*size, *own) for size, own in zip(sizes, seen, strict=True))
-    return Encoded(NAME, token_ids, positions, types, media, shown)
+    short = encoder.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return Encoded(NAME, token_ids, positions, types, media, shown, short_ids=tuple(short), pictures=tuple(pictures))
 
 
 def pictures_of(observation: Observation) -> list[Any]:

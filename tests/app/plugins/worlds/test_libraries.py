@@ -1,0 +1,153 @@
+"""Environments of other libraries with the real packages, where these are installed; none of them is needed to test mmrl."""
+
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrl.app.plugins.worlds.gymnasium_style import Gymnasium
+from mmrl.app.plugins.worlds.mcp_tools import McpTools
+from mmrl.app.plugins.worlds.openenv import OpenEnv
+from mmrl.app.plugins.worlds.verifiers_turns import VerifiersTurns
+from mmrl.core.episodes import Limits
+from mmrl.core.types import Observation, Prompt, Turn
+from mmrl.training.worlds.runner import WorldRunner
+from tests.support.ports import free_ports
+
+pytestmark = pytest.mark.evidence
+
+
+def play(environment: Any, prompt: Prompt, *texts: str) -> list[Observation | None]:
+    """The answers to these turns, in a world of its own."""
+    runner = WorldRunner(environment, Limits(timeout_s=60.0))
+    number = runner.open(prompt, 3)
+    try:
+        return [runner.step(number, Turn(text, (0, 1))).result(timeout=90) for text in texts]
+    finally:
+        runner.close(number)
+        runner.end()
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+def told(answers: list[Observation | None]) -> list[str]:
+    return [one.text for one in answers if one is not None]
+
+
+def test_frozen_lake_of_gymnasium():
+    pytest.importorskip("gymnasium", reason="the package gymnasium is not installed")
+    lake = Gymnasium("FrozenLake-v1", make={"is_slippery": False}, actions=("left", "down", "right", "up"))
+    prompt = Prompt("lake", "You stand at 0 of a lake of 4 x 4. Go to 15.", columns={"seed": 0})
+    way = ["down", "down", "right", "right", "down", "Right"]
+    answers = play(lake, prompt, "swim", *way)
+    assert told(answers) == ["Error: the actions are left, down, right, up.", "4", "8", "9", "10", "14", "15"]
+    last = answers[-1]
+    assert last is not None and last.done and last.reward == 1.0
+    with pytest.raises(ValueError, match="begins with '0', which the prompt does not say"):
+        lake.check_prompts([Prompt("lake", "Go.")])
+    with pytest.raises(ValueError, match="gymnasium cannot make 'NoLake-v1'"):
+        Gymnasium("NoLake-v1").open(prompt, 0)
+
+
+def test_cart_pole_of_gymnasium():
+    pytest.importorskip("gymnasium", reason="the package gymnasium is not installed")
+    pole = Gymnasium("CartPole-v1")
+    world = pole.session()
+    first = str(world.reset(seed=5)[0].tolist())
+    answers = play(pole, Prompt("pole", f"The state is {first}.", columns={"seed": 5}), "1", "<tool_call>[1]</tool_call>", "2")
+    assert told(answers)[:2] == [str(world.step(1)[0].tolist()) for _ in range(2)]
+    assert told(answers)[2] == "Error: the action is none of Discrete(2)."
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Iterator[str]:
+    """The environment that `openenv init` makes, served on this machine."""
+    pytest.importorskip("openenv", reason="the package openenv-core is not installed")
+    subprocess.run([str(Path(sys.executable).with_name("openenv")), "init", "echo_demo"], cwd=tmp_path, check=True)
+    port = free_ports(1)
+    words = [sys.executable, "-m", "uvicorn", "echo_demo.server.app:app", "--port", str(port)]
+    process = subprocess.Popen(words, cwd=tmp_path)
+    try:
+        for _ in range(120):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+                break
+            except OSError:
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_environment_that_openenv_init_makes(echo: str):
+    world = OpenEnv(echo, shown=("echoed_message", "message_length"), begins=False)
+    answers = play(world, Prompt("echo", "Say something."), "Hello", call("echo", '{"message": "Hi"}'))
+    assert told(answers) == ["echoed_message: Hello\nmessage_length: 5", "echoed_message: Hi\nmessage_length: 2"]
+    rewards = [one.reward for one in answers if one is not None]
+    assert rewards[0] is not None and rewards[0] > 0
+    shown = OpenEnv(echo, shown=("echoed_message",))
+    with pytest.raises(ValueError, match="which the prompt does not say"):
+        play(shown, Prompt("echo", "Say something."), "Hello")
+
+
+def test_the_time_server_of_mcp():
+    pytest.importorskip("mcp_server_time", reason="the packages mcp and mcp-server-time are not installed")
+    server = McpTools(f"{sys.executable} -m mcp_server_time --local-timezone UTC", tools=("convert_time",))
+    convert = '{"source_timezone": "Europe/Berlin", "time": "12:00", "target_timezone": "Asia/Tokyo"}'
+    answers = play(
+        server,
+        Prompt("time", "When it is noon in Berlin, what time is it in Tokyo?"),
+        call("get_current_time", '{"timezone": "UTC"}'),
+        call("convert_time", convert),
+        call("convert_time", convert.replace("12:00", "noon")),
+        "It is 20:00.",
+    )
+    assert answers[0] is not None and answers[0].text == "Error: the tools are convert_time."
+    assert "T19:00" in told(answers)[1] or "T20:00" in told(answers)[1], "by summer time, or not"
+    assert answers[2] is not None and answers[2].text.startswith("Error: ") and answers[2].facts == {"error": 1.0}
+    assert answers[3] is None
+
+
+VERIFIERS = """
+import verifiers as vf
+from datasets import Dataset
+
+def add(a: int, b: int) -> int:
+    "The sum of two numbers."
+    return a + b
+
+def right(completion, answer, **kwargs):
+    return float(answer in completion[-1]["content"])
+
+def load_environment(weight: float = 1.0):
+    rows = Dataset.from_list([{"question": "What is 2 + 3?", "answer": "5"}])
+    return vf.ToolEnv(tools=[add], dataset=rows, rubric=vf.Rubric(funcs=[right], weights=[weight]), max_turns=4)
+"""
+
+
+def test_a_tool_environment_of_verifiers(tmp_path: Path):
+    verifiers = pytest.importorskip("verifiers", reason="the package verifiers is not installed")
+    (tmp_path / "sums.py").write_text(VERIFIERS)
+    sums = VerifiersTurns(f"{tmp_path}/sums.py:load_environment", make={"weight": 2.0})
+    prompt = Prompt("sum", "What is 2 + 3?", answer="5")
+    if not hasattr(verifiers, "MultiTurnEnv"):
+        with pytest.raises(ValueError, match="has no MultiTurnEnv"):
+            sums.check_prompts([prompt])
+        return
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    sums.check_prompts([prompt])
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    answers = play(sums, prompt, call("add", '{"a": 2, "b": 3}'), "<tool_call>{", call("add", '{"a": 2}'), "It is 5.")
+    assert told(answers)[0] == "5" and told(answers)[1].startswith("Error: the call has no end")
+    assert "missing" in told(answers)[2]
+    last = answers[3]
+    assert last is not None and last.done and last.reward == 2.0 and last.facts == {"right": 1.0}
