@@ -26,6 +26,8 @@ from mmrl.runtime.offline import check_hub, is_offline, offline_note
 from mmrl.runtime.pretrained import load_whole, readable, refuse_absurd_sizes, refuse_non_finite
 
 log = logging.getLogger("mmrl")
+EXPERTS = 3
+"""Dimensions of the weights of a layer of experts, which are one tensor."""
 LAYERS = re.compile(r"layers:(\d+)-(\d+)")
 
 
@@ -117,11 +119,13 @@ def load_weights(model: str, model_config: object, **settings: object) -> nn.Mod
 def load_quantized(
     config: TextPolicyConfig, model_config: object, family: Family, dtype: torch.dtype, settings: Mapping[str, object]
 ) -> nn.Module:
-    """The model with the layers that `policy.quantized` names in 4 bits, made from the stored numbers, and the rest in `dtype`."""
+    """The model with the layers of `policy.quantized` in 4 bits, made from the numbers as stored, and the rest in `dtype`."""
     from mmrl.policies.shared.quantized.load import Nf4Settings, cast_rest
 
-    wanted = Nf4Settings(lambda model: quantized_layers(model, family, config.quantized.parts))
-    model = load_weights(config.model, model_config, quantization_config=wanted, dtype="auto", **settings)
+    with torch.device("meta"):
+        code: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
+        names = quantized_layers(model_class(model_config).from_config(model_config, **code), family, config.quantized.parts)
+    model = load_weights(config.model, model_config, quantization_config=Nf4Settings(names), dtype="auto", **settings)
     refuse_non_finite(((f"{name}.weight", layer.offset) for name, layer in nf4_layers(model)), f"policy.model {config.model!r}")
     cast_rest(model, dtype)
     return model
@@ -143,14 +147,13 @@ def quantized_layers(model: Any, family: Family, parts: Collection[str]) -> list
             raise ValueError(f"policy.quantized.parts holds {part!r}, where {model.config.model_type} has no linear layers")
         found += inside
     size = sum(model.get_submodule(name).weight.numel() for name in found)
-    apart = {id(embed.weight) for embed in (head, model.get_input_embeddings()) if embed is not None}
-    apart |= {id(model.get_submodule(name).weight) for name in found}
-    named = [(name, weight) for name, weight in model.named_parameters() if id(weight) not in apart]
+    named = [(name, weight) for name, weight in model.named_parameters() if weight.ndim == EXPERTS]
     other = sum(weight.numel() for name, weight in named if any(belongs(name, family, part) for part in parts))
     if other > size:
+        kind, share = model.config.model_type, other / (other + size)
         raise ValueError(
-            f'policy.weights is "nf4", which reaches linear layers, and {other / (other + size):.0%} of the weights of '
-            f"{model.config.model_type} lie elsewhere (experts that are one tensor): take a dense model, or leave it out"
+            f'policy.weights is "nf4", which reaches linear layers, and {share:.0%} of what {kind} would quantize lies in '
+            "experts that are one tensor: take a dense model, or leave policy.weights out"
         )
     return found
 

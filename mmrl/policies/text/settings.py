@@ -57,8 +57,8 @@ class TextPolicyConfig:
     lora: LoraSettings | None = None
     """None: all weights train."""
     weights: Literal["float", "nf4"] = "float"
-    """nf4: the model's own linear layers rest in 4 bits (arXiv:2305.14314), .52 bytes a weight in place of 2, while adapters train
-    beside them; needs policy.lora."""
+    """nf4: the model's own linear layers rest in 4 bits (arXiv:2305.14314), .52 bytes a weight in place of 2, and adapters
+    train beside them; needs policy.lora."""
     quantized: QuantizedSettings = QuantizedSettings()
     """What rests in 4 bits with weights = "nf4"."""
     freeze: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
 """A linear layer whose weights rest in 4 bits, and are made again for every product: one way for sampling and training."""
 
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -18,6 +19,10 @@ class Nf4Linear(nn.Linear):
 
     `weight` holds the codes, two a byte. Built on torch's meta device it knows every size.
     """
+
+    scales: Tensor
+    units: Tensor
+    offset: Tensor
 
     def __init__(self, like: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -80,8 +85,25 @@ def nf4_layers(model: nn.Module) -> Iterator[tuple[str, Nf4Linear]]:
     return ((name, layer) for name, layer in model.named_modules() if isinstance(layer, Nf4Linear))
 
 
+def count_weights(model: nn.Module) -> int:
+    """Numbers of a model; of layers in 4 bits those that their codes stand for."""
+    spared = sum(layer.size - layer.weight.numel() for _, layer in nf4_layers(model))
+    return sum(weight.numel() for weight in model.parameters()) + spared
+
+
 def put_layers(model: nn.Module, names: list[str]) -> None:
     """Replace linear layers by ones without values, of the same sizes."""
     for name in names:
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, Nf4Linear(model.get_submodule(name)))  # type: ignore[arg-type] - they are linear
+
+
+def digest(model: nn.Module) -> str:
+    """A hash of all codes and scales of a model, by which a run knows its base again."""
+    found = sha256()
+    for name, layer in nf4_layers(model):
+        codes = layer.codes
+        for part in (codes.codes, codes.scales, codes.units, codes.offset):
+            found.update(name.encode())
+            found.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

@@ -38,7 +38,7 @@ def pairs() -> Float[Tensor, "256 2"]:
 def dynamic() -> Float[Tensor, " 256"]:
     """The values of 8-bit codes with an exponent of variable length (arXiv:2110.02861), from -1 to 1, in order.
 
-    Of each power of ten from 1e-6 to 1 there are the middles of as many equal parts of [.1, 1] as its bits leave: 1, 2, 4, ... 64.
+    Each power of ten from 1e-6 to 1 has the middles of as many equal parts of [.1, 1] as bits are left for it: 1, 2, 4, ... 64.
     """
     found = [0.0, 1.0]
     for exponent in range(7):
@@ -87,6 +87,11 @@ def dequantize(found: Codes, size: int, dtype: torch.dtype) -> Float[Tensor, " s
         values = pair[found.codes[start // 2 : -(-end // 2)].int()].flatten()
         out[start:end] = (padded(values, BLOCK) * scale[:, None]).flatten()[: end - start]
     return out
+
+
+def rounded(weight: Float[Tensor, "o i"]) -> Float[Tensor, "o i"]:
+    """What becomes of a matrix in 4 bits, in float32."""
+    return dequantize(quantize(weight), weight.numel(), torch.float32).view_as(weight)
 
 
 def nearest(x: Float[Tensor, "*n"], values: Float[Tensor, " v"]) -> UInt8[Tensor, "*n"]:
