@@ -12,7 +12,7 @@ from mmrl.app.config.run import Resolved
 from mmrl.app.fit.plan import Estimates, Plan, check_geometry, prompts_of
 from mmrl.app.fit.remedies import refusal
 from mmrl.app.fit.sizes import Sizes, larger_sizes, least_sizes, size_choices, smaller_sizes
-from mmrl.app.planning.choices import Choice, Facts, area_of, usual_choices, with_choices
+from mmrl.app.planning.choices import Choice, Facts, area_of, in_4_bits, usual_choices, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.known import with_settings
 from mmrl.app.planning.memory import size_text
@@ -53,6 +53,10 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
     smallest = with_choices(chosen, plain(least))
     check_geometry(smallest, processes)
     made = estimates.of(smallest)
+    if not device.fits(made.memory) and (fewer := in_4_bits(chosen, facts, device, device.need_of(made.memory))) is not None:
+        usual, chosen = [*usual, fewer], with_choices(chosen, [fewer])
+        smallest = with_choices(chosen, plain(least))
+        made = estimates.of(smallest)
     if not device.fits(made.memory):
         raise ValueError(refusal(estimates, smallest, made, device, facts))
     sizes, best, planned = least, smallest, made

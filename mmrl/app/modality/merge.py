@@ -1,7 +1,7 @@
 """Adapters added to the models below them, so that the files need no other; weight by weight where files allow."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mmrl.app.modality.weight_files import SHARD, StoredWeights, find_weights, write_weights
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.shared.quantized.table import rounded
 
 Deltas = Mapping[str, Callable[[], Tensor]]
 """Name of a weight -> what an adapter adds to it, computed when it is asked for."""
@@ -21,19 +22,31 @@ TRANSFORMER = "diffusion_pytorch_model"
 
 
 def merge_adapter(
-    folder: Path, base: str, trust_remote_code: bool = False, most: int = SHARD, variant: str | None = None
+    folder: Path,
+    base: str,
+    trust_remote_code: bool = False,
+    most: int = SHARD,
+    variant: str | None = None,
+    parts: Collection[str] = (),
 ) -> None:
     """Replace peft's adapter in `folder` by the model with the adapter added, in files of at most `most` bytes.
 
     Sums are taken in float32 and stored as the base model's weights are. One file's weights and the adapter are in memory at
     a time, unless the model has code of its own, no .safetensors files, or an adapter that is no plain product of matrices.
+    Linear layers of `parts` are rounded to 4 bits before, as they were when the adapter was trained beside them; ValueError where
+    files do not allow that.
     """
     stored = None if trust_remote_code else find_weights(partial(file_of, base), "model", variant)
     deltas = None if stored is None else text_deltas(folder, base, stored)
-    if stored is None or deltas is None:
+    names = () if not parts or stored is None else rounded_names(base, stored, parts)
+    if stored is None or deltas is None or names is None:
+        if parts:
+            raise ValueError(
+                f"the adapter was trained beside {base} in 4 bits, which its files do not allow to round alike: export it alone"
+            )
         merge_in_memory(folder, base, trust_remote_code, variant)
         return
-    write_weights(stored.sizes(), partial(add, deltas, stored), folder, "model", most)
+    write_weights(stored.sizes(), partial(add, deltas, stored, names=names), folder, "model", most)
     drop_adapter(folder)
     for name in ("config.json", "generation_config.json"):
         if (found := file_of(base, name)) is not None:
@@ -99,6 +112,21 @@ def text_deltas(folder: Path, base: str, stored: StoredWeights) -> Deltas | None
     return None if None in deltas else {name: delta for name, delta in deltas.items() if name is not None}
 
 
+def rounded_names(base: str, stored: StoredWeights, parts: Collection[str]) -> Collection[str] | None:
+    """The stored weights of the linear layers of `parts` that rest in 4 bits; None where transformers does more than rename."""
+    from transformers import AutoConfig
+
+    from mmrl.policies.text.families import family_of
+    from mmrl.policies.text.loading import model_class, quantized_layers
+
+    config = AutoConfig.from_pretrained(base)
+    with torch.device("meta"):
+        model: Any = model_class(config).from_config(config)
+    names = checkpoint_names(model, stored)
+    found = {names.get(f"{name}.weight") for name in quantized_layers(model, family_of(config), parts)}
+    return None if None in found else {name for name in found if name is not None}
+
+
 def checkpoint_names(model: Any, stored: StoredWeights) -> dict[str, str]:
     """Name of a weight in the model -> its name in the files, where transformers only renames it."""
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -140,10 +168,17 @@ def plain_deltas(adapted: nn.Module, saved: Mapping[str, Tensor]) -> Deltas | No
 
 
 @torch.no_grad()
-def add(deltas: Deltas, stored: StoredWeights, name: str, dtype: torch.dtype | None = None) -> Tensor:
-    """A stored weight with what belongs to it added, in `dtype` or as it was; the sum is taken in float32."""
+def add(
+    deltas: Deltas, stored: StoredWeights, name: str, dtype: torch.dtype | None = None, names: Collection[str] = ()
+) -> Tensor:
+    """A stored weight with what belongs to it added, in `dtype` or as it was; the sum is taken in float32.
+
+    Those of `names` are rounded to 4 bits before.
+    """
     weight = stored.read(name)
     kept = weight.dtype if dtype is None or not weight.is_floating_point() else dtype
+    if name in names:
+        weight = rounded(weight)
     return (weight.float() + deltas[name]().float() if name in deltas else weight).to(kept)
 
 

@@ -182,4 +182,5 @@ class TextModality:
         return write_again(policy, evaluation, kind)
 
     def merge(self, folder: Path, policy: TextPolicyConfig) -> None:
-        merge_adapter(folder, policy.model, policy.trust_remote_code, variant=policy.variant)
+        parts = policy.quantized.parts if policy.weights == "nf4" else ()
+        merge_adapter(folder, policy.model, policy.trust_remote_code, variant=policy.variant, parts=parts)

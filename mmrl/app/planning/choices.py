@@ -7,19 +7,24 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from mmrl.app.config.chosen import is_free, with_values
 from mmrl.app.config.run import Resolved, part_table
 from mmrl.app.modality.flow import sketch_of_model
 from mmrl.app.modality.flow_checks import fitting_clip
 from mmrl.app.modality.registry import PolicyConfig
+from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import size_text
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.types import Prompt
 from mmrl.data.files.pictures import picture_size
 from mmrl.policies.flow.dry_run import size_of_generator
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.shared.quantized.layer import count_weights
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.families.base import Family
+from mmrl.policies.text.loading import quantized_layers
 from mmrl.policies.text.settings import TextPolicyConfig
 
 CHOSEN = "fitted to model and card"
@@ -60,6 +65,8 @@ class Facts:
     """The longest side that it draws; None: there is no bound."""
     token_elements: int = 0
     """Numbers of a latent of one token."""
+    linear: int = 0
+    """Numbers of the linear layers that may rest in 4 bits."""
 
     @property
     def is_tiny(self) -> bool:
@@ -75,12 +82,31 @@ class Facts:
         if isinstance(policy, TextPolicyConfig):
             model, family = meta_model(policy)
             limits = type(family).limit_pixels is not Family.limit_pixels
-            return cls(sum(weight.numel() for weight in model.parameters()), area, limits)
+            return cls(count_weights(model), area, limits, linear=linear_weights(model, family))
         weights, side = size_of_generator(policy)
         _, family = sketch_of_model(replace(policy, height=side, width=side))
         if family is None:
             return cls(weights, area, token_side=side)
         return cls(weights, area, False, side, family.grid.most, math.prod(family.latent_shape))
+
+
+def linear_weights(model: nn.Module, family: Family) -> int:
+    """Numbers of the linear layers of the language model; 0 where most of it lies elsewhere."""
+    try:
+        names = quantized_layers(model, family, ("language",))
+    except ValueError:
+        return 0
+    return sum(weight.numel() for name in names for weight in model.get_submodule(name).parameters(recurse=False))
+
+
+def in_4_bits(resolved: Resolved, facts: Facts, device: Device, need: int) -> Choice | None:
+    """Weights in 4 bits for a run that does not fit a card, `need` bytes, where adapters train beside them; None elsewhere."""
+    policy = resolved.config.policy
+    fits = device.is_card and facts.linear and is_free(resolved, "policy.weights")
+    if not fits or not isinstance(policy, TextPolicyConfig) or policy.lora is None or policy.engine is not None:
+        return None
+    why = f"{size_text(need)} would be needed of {size_text(device.usable)} with weights in {policy.dtype}"
+    return Choice("policy.weights", "nf4", why)
 
 
 def area_of(prompt: Prompt) -> int:

@@ -12,6 +12,7 @@ from mmrl.app.config.run import RunConfig
 from mmrl.app.planning.cards import gigabytes_of
 from mmrl.policies.shared.call_log import DryRun
 from mmrl.policies.shared.meta_models import size_of
+from mmrl.policies.shared.quantized.layer import SCALES_OF, count_weights, nf4_layers
 from mmrl.training.optim import OptimizerSettings
 
 GIB = 2**30
@@ -71,6 +72,8 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     trained = [weight for weight in weights if weight.requires_grad]
     size, shadows = size_of(trained), sorted(dry_run.policy.shadows)
     stays = {f"weights in {name_of(dtype)}": size_of(w for w in weights if w.dtype == dtype) for dtype in dtypes(weights)}
+    if scales := size_of(getattr(layer, name) for _, layer in nf4_layers(dry_run.network) for name in SCALES_OF):
+        stays |= {"weights in 4 bits": stays.pop("weights in uint8"), "scales of weights in 4 bits": scales}
     stays |= dry_run.beside()
     stays |= {"gradients": size, f"optimizer ({config.optimizer.kind})": states(config.optimizer) * size}
     beside, is_far = {f"weights kept beside: {name}": size for name in shadows}, config.policy.copies_on == "cpu"
@@ -84,7 +87,7 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     if config.optimizer.kind == "adamw":
         # Its updates of all weights are computed together on a card.
         phases["optimizer step"] = size
-    parameters, taught = (sum(weight.numel() for weight in some) for some in (weights, trained))
+    parameters, taught = count_weights(dry_run.network), sum(weight.numel() for weight in trained)
     memory = Memory(stays, phases, dry_run.parts_of_activations(), parameters, taught)
     host = {LIBRARIES: libraries, **dry_run.host_bytes(), **(beside if is_far else {})}
     shared = 0

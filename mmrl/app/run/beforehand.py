@@ -53,7 +53,17 @@ def overlap_sentence(trained: Sequence[Prompt], held_out: Sequence[Prompt]) -> s
 def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     """Refuse settings that do not go together, and warn of those that change nothing."""
     check_environment(config, ranks)
+    check_quantized(config.policy, ranks)
     warn_of_idle_settings(config)
+
+
+def check_quantized(policy: object, ranks: Ranks) -> None:
+    """Refuse weights in 4 bits where they are spread over processes."""
+    if isinstance(policy, TextPolicyConfig) and policy.weights != "float" and ranks.is_sharded:
+        raise ValueError(
+            f"policy.weights is {policy.weights!r}, and FSDP and ZeRO-3 cut weights that are numbers: start with "
+            "configs/accelerate/ddp.yaml, or leave policy.weights out"
+        )
 
 
 def check_environment(config: RunConfig, ranks: Ranks) -> None:

@@ -19,6 +19,7 @@ from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of, tensors_in
+from mmrl.policies.shared.quantized.layer import put_layers
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import loading
 from mmrl.policies.text.families import Family, family_of
@@ -60,6 +61,8 @@ def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
     with torch.device("meta"):
         model = loading.model_class(model_config).from_config(model_config, **options)
         loading.switch_off_dropout(model)
+        if config.weights == "nf4":
+            put_layers(model, loading.quantized_layers(model, family, config.quantized.parts))
         if config.lora is not None:
             loading.add_adapter(model, family, replace(config.lora, adapter=None))
     loading.freeze(model, family, config.freeze)

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, load_adapter, lora_config, switch_casts
+from mmrl.policies.shared.quantized.layer import nf4_layers
 from mmrl.policies.shared.variants import refuse_variant, variants_in
 from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.families import Family, family_of, is_text_only
@@ -22,9 +23,11 @@ from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.near import near
 from mmrl.runtime.offline import check_hub, is_offline, offline_note
-from mmrl.runtime.pretrained import load_whole, readable, refuse_absurd_sizes
+from mmrl.runtime.pretrained import load_whole, readable, refuse_absurd_sizes, refuse_non_finite
 
 log = logging.getLogger("mmrl")
+EXPERTS = 3
+"""Dimensions of the weights of a layer of experts, which are one tensor."""
 LAYERS = re.compile(r"layers:(\d+)-(\d+)")
 
 
@@ -62,7 +65,12 @@ def load(config: TextPolicyConfig) -> Loaded:
         remote["attn_implementation"] = config.attn_implementation
     if config.variant is not None:
         remote["variant"] = config.variant
-    model: Any = load_weights(config.model, model_config, dtype=torch.bfloat16 if half else torch.float32, **remote)
+    dtype = torch.bfloat16 if half else torch.float32
+    if config.weights == "nf4":
+        refuse_other_codes(model_config, config.model)
+        model: Any = load_quantized(config, model_config, family, dtype, remote)
+    else:
+        model = load_weights(config.model, model_config, dtype=dtype, **remote)
     switch_off_dropout(model)
     if isinstance(family, Generic | TextOnly):
         check_head(model)
@@ -106,6 +114,56 @@ def load_weights(model: str, model_config: object, **settings: object) -> nn.Mod
     """The model with all its weights; ValueError for a checkpoint that is broken or not whole."""
     load = model_class(model_config).from_pretrained
     return load_whole(load, model, f"policy.model {model!r}", ignore_mismatched_sizes=True, **settings)
+
+
+def load_quantized(
+    config: TextPolicyConfig, model_config: object, family: Family, dtype: torch.dtype, settings: Mapping[str, object]
+) -> nn.Module:
+    """The model with the layers of `policy.quantized` in 4 bits, made from the numbers as stored, and the rest in `dtype`."""
+    from mmrl.policies.shared.quantized.load import Nf4Settings, cast_rest
+
+    with torch.device("meta"):
+        code: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
+        names = quantized_layers(model_class(model_config).from_config(model_config, **code), family, config.quantized.parts)
+    model = load_weights(config.model, model_config, quantization_config=Nf4Settings(names), dtype="auto", **settings)
+    refuse_non_finite(((f"{name}.weight", layer.offset) for name, layer in nf4_layers(model)), f"policy.model {config.model!r}")
+    cast_rest(model, dtype)
+    return model
+
+
+def quantized_layers(model: Any, family: Family, parts: Collection[str]) -> list[str]:
+    """The linear layers of these parts, but for the head.
+
+    Raises ValueError for a part without any, and for a model most of whose weights lie in no linear layer.
+    """
+    head, found = model.get_output_embeddings(), list[str]()
+    for part in parts:
+        inside = [
+            name
+            for name, module in model.named_modules()
+            if type(module) is nn.Linear and module is not head and belongs(name, family, part)
+        ]
+        if not inside:
+            raise ValueError(f"policy.quantized.parts holds {part!r}, where {model.config.model_type} has no linear layers")
+        found += inside
+    size = sum(model.get_submodule(name).weight.numel() for name in found)
+    named = [(name, weight) for name, weight in model.named_parameters() if weight.ndim == EXPERTS]
+    other = sum(weight.numel() for name, weight in named if any(belongs(name, family, part) for part in parts))
+    if other > size:
+        kind, share = model.config.model_type, other / (other + size)
+        raise ValueError(
+            f'policy.weights is "nf4", which reaches linear layers, and {share:.0%} of what {kind} would quantize lies in '
+            "experts that are one tensor: take a dense model, or leave policy.weights out"
+        )
+    return found
+
+
+def refuse_other_codes(model_config: Any, name: str) -> None:
+    """Raise ValueError for a checkpoint that is quantized already."""
+    method = getattr(model_config, "quantization_config", None)
+    if method is not None:
+        kind = method.get("quant_method") if isinstance(method, dict) else getattr(method, "quant_method", method)
+        raise ValueError(f'policy.weights is "nf4", and policy.model {name!r} is quantized already, by {kind}: take the original')
 
 
 def refuse_no_model(folder: Path, name: str) -> None:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import Diagnostics, State, View
-from mmrl.core.ranks import Ranks
+from mmrl.core.ranks import OwnState, Ranks
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.quantized.layer import digest
 from mmrl.policies.shared.sharding import reshard, wrap_module
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
 from mmrl.policies.text.check.turns import check_worlds
@@ -113,6 +114,11 @@ class TextPolicy(PolicyHooks):
             kind = self.family.config.model_type
             raise ValueError(f"how {kind} writes boxes is unknown: set policy.box_space to pixel, resized, norm1000 or norm1")
         return space
+
+    @cached_property
+    def _base(self) -> str | None:
+        """A hash of the weights in 4 bits; None without them."""
+        return digest(self.net.model) if self.config.weights == "nf4" else None
 
     @property
     def exact_sampler(self) -> bool:
@@ -221,9 +227,15 @@ class TextPolicy(PolicyHooks):
         return join([trace for trace in traces if isinstance(trace, TextTrace)])
 
     def state_dict(self) -> State:
-        return self.weights.state_dict(keep=self.ranks.is_main)
+        state = self.weights.state_dict(keep=self.ranks.is_main)
+        return state if self._base is None else OwnState(state, base=self._base)
 
     def load_state_dict(self, state: State) -> None:
+        if state.get("base") != self._base:
+            raise ValueError(
+                f"the saved adapter belongs to other weights in 4 bits than those of policy.model {self.config.model!r} "
+                f"(policy.weights = {self.config.weights!r}): name the model and policy.quantized of the saved run"
+            )
         self.weights.load_state_dict(state)
         self._followed = False
 

@@ -35,6 +35,18 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class QuantizedSettings:
+    """Which weights rest in 4 bits with `policy.weights = "nf4"`: linear layers of these parts, never the head or embeddings."""
+
+    parts: tuple[Literal["language", "vision", "projector"], ...] = ("language",)
+    """Parts of the model."""
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError("policy.quantized.parts is empty: name language, vision or projector, or leave policy.weights out")
+
+
+@dataclass(frozen=True)
 class TextPolicyConfig:
     """A vision-language model, how it is trained and how it samples."""
 
@@ -44,6 +56,11 @@ class TextPolicyConfig:
     """bfloat16: full fine-tuning keeps float32 master weights and computes in bfloat16; with LoRA only adapters are float32."""
     lora: LoraSettings | None = None
     """None: all weights train."""
+    weights: Literal["float", "nf4"] = "float"
+    """nf4: the model's own linear layers rest in 4 bits (arXiv:2305.14314), .52 bytes a weight in place of 2, and adapters
+    train beside them; needs policy.lora."""
+    quantized: QuantizedSettings = QuantizedSettings()
+    """What rests in 4 bits with weights = "nf4"."""
     freeze: tuple[str, ...] = ()
     """Parts that do not train: vision, projector, language, or layers:0-3 of the language model (both ends included)."""
     gradient_checkpointing: bool = False
@@ -99,8 +116,26 @@ class TextPolicyConfig:
                 f"policy.variant is {self.variant!r}, and [policy.engine] reads the plain weights of a model: save those of the "
                 "variant to a folder of their own, and name that"
             )
+        refuse_quantized(self)
         if self.prefix == "packed" and self.attn_implementation not in (None, "sdpa"):
             raise ValueError(
                 f"policy.prefix is 'packed', and policy.attn_implementation {self.attn_implementation!r} cannot read them: "
                 "set policy.prefix = 'repeated', or leave policy.attn_implementation out"
             )
+
+
+def refuse_quantized(policy: TextPolicyConfig) -> None:
+    """Raise ValueError for 4 bits with settings that have no use for them."""
+    if policy.weights == "float":
+        if policy.quantized != QuantizedSettings():
+            raise ValueError('policy.quantized acts with policy.weights = "nf4" alone: set that, or remove the table')
+        return
+    if policy.lora is None:
+        raise ValueError(
+            'policy.weights is "nf4", and weights in 4 bits do not train: add [policy.lora], whose adapters train beside them'
+        )
+    if policy.engine is not None:
+        raise ValueError(
+            'policy.weights is "nf4", and the server of [policy.engine] reads the folder\'s own weights, whose answers differ: '
+            "remove one of the two"
+        )

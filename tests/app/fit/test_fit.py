@@ -91,6 +91,17 @@ def test_sizes_grow_with_the_card(small: Fit, wide: Path, boxes: Path):
 
 
 @pytest.mark.slow
+def test_weights_rest_in_4_bits_only_on_a_card_that_is_too_small_for_more(small: Fit, wide: Path, boxes: Path):
+    fit = fitted(wide, boxes, card(4.6))
+    [choice] = [choice for choice in fit.choices if choice.key == "policy.weights"]
+    assert choice.value == "nf4" and re.search(r"[\d.]+ GiB would be needed of [\d.]+ GiB with weights in bfloat16", choice.why)
+    kept, plain = fit.plan.memory.stays, small.plan.memory.stays
+    assert not any(choice.key == "policy.weights" for choice in small.choices) and fit.weights == small.weights
+    saved = plain["weights in bfloat16"] - kept["weights in bfloat16"]
+    assert kept["weights in 4 bits"] + kept["scales of weights in 4 bits"] == pytest.approx(saved * 0.516 / 2, rel=0.01)
+
+
+@pytest.mark.slow
 def test_every_choice_is_told_with_its_reason(small: Fit):
     lines = "\n".join(fit_lines(small))
     assert re.search(r"micro_batch +\d+ +positions in one forward and backward pass: [\d.]+ GiB beside what stays", lines)

@@ -1,0 +1,109 @@
+"""A linear layer whose weights rest in 4 bits, and are made again for every product: one way for sampling and training."""
+
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmrl.policies.shared.quantized.table import BLOCK, SCALES, Codes, dequantize
+
+SCALES_OF = ("scales", "units", "offset")
+"""The buffers beside `weight`."""
+
+
+class Nf4Linear(nn.Linear):
+    """x W^T + b, W of 4-bit codes; it takes gradients for x alone.
+
+    `weight` holds the codes, two a byte. Built on torch's meta device it knows every size.
+    """
+
+    scales: Tensor
+    units: Tensor
+    offset: Tensor
+
+    def __init__(self, like: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = like.in_features, like.out_features
+        device, blocks = like.weight.device, -(-self.size // BLOCK)
+        self.weight = nn.Parameter(torch.empty(-(-self.size // 2), dtype=torch.uint8, device=device), requires_grad=False)
+        self.bias = like.bias
+        sizes = {"scales": (blocks,), "units": (-(-blocks // SCALES),), "offset": ()}
+        for name in SCALES_OF:
+            dtype = torch.uint8 if name == "scales" else torch.float32
+            self.register_buffer(name, torch.empty(sizes[name], dtype=dtype, device=device))
+
+    @property
+    def size(self) -> int:
+        """Numbers of the matrix that the codes stand for."""
+        return self.in_features * self.out_features
+
+    @property
+    def codes(self) -> Codes:
+        return Codes(self.weight, self.scales, self.units, self.offset)
+
+    def whole(self, dtype: torch.dtype) -> Float[Tensor, "o i"]:
+        """The matrix that the codes stand for."""
+        return dequantize(self.codes, self.size, dtype).view(self.out_features, self.in_features)
+
+    def forward(self, input: Float[Tensor, "*b i"]) -> Float[Tensor, "*b o"]:
+        kind = input.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return Product.apply(input.to(dtype), bias, self)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Nf4Linear":
+        """Move to another device; codes and scales keep their types whatever the others are cast to."""
+
+        def move(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype or tensor is self.bias else tensor.to(moved.device)
+
+        return super()._apply(move, recurse)
+
+
+class Product(torch.autograd.Function):
+    """x W^T + b and its gradient for x; W is made in both and kept in neither."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, layer: Nf4Linear) -> Tensor:
+        ctx.layer = layer
+        with torch.autocast(x.device.type, enabled=False):
+            return nn.functional.linear(x, layer.whole(x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        with torch.autocast(gradient.device.type, enabled=False):
+            return gradient @ ctx.layer.whole(gradient.dtype), None, None
+
+
+def nf4_layers(model: nn.Module) -> Iterator[tuple[str, Nf4Linear]]:
+    """The layers of a model that rest in 4 bits, by name."""
+    return ((name, layer) for name, layer in model.named_modules() if isinstance(layer, Nf4Linear))
+
+
+def count_weights(model: nn.Module) -> int:
+    """Numbers of a model; of layers in 4 bits those that their codes stand for."""
+    spared = sum(layer.size - layer.weight.numel() for _, layer in nf4_layers(model))
+    return sum(weight.numel() for weight in model.parameters()) + spared
+
+
+def put_layers(model: nn.Module, names: list[str]) -> None:
+    """Replace linear layers by ones without values, of the same sizes."""
+    for name in names:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, Nf4Linear(model.get_submodule(name)))  # type: ignore[arg-type] - they are linear
+
+
+def digest(model: nn.Module) -> str:
+    """A hash of all codes and scales of a model, by which a run knows its base again."""
+    found = sha256()
+    for name, layer in nf4_layers(model):
+        codes = layer.codes
+        for part in (codes.codes, codes.scales, codes.units, codes.offset):
+            found.update(name.encode())
+            found.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

@@ -1,0 +1,105 @@
+"""4-bit NormalFloat (QLoRA, arXiv:2305.14314) in the format of bitsandbytes: 64 weights share a scale, 256 scales another.
+
+The same weights give the same codes on every machine: no sum depends on the order in which a processor adds.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+BLOCK, SCALES = 64, 256
+"""Weights that share a scale; scales that share the float32 number which they are measured by."""
+CHUNK = 2**24
+"""Weights that are made at a time, so that no second copy of a large matrix exists."""
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+"""The quantiles of a normal distribution that codes 0 to 15 stand for."""
+
+
+@cache
+def nf4() -> Float[Tensor, " 16"]:
+    return torch.tensor(NF4, device="cpu")
+
+
+@cache
+def pairs() -> Float[Tensor, "256 2"]:
+    """The two values that a byte of codes stands for, the first in its higher half."""
+    byte = torch.arange(256, device="cpu")
+    return torch.stack([nf4()[byte >> 4], nf4()[byte & 15]], 1)
+
+
+@cache
+def dynamic() -> Float[Tensor, " 256"]:
+    """The values of 8-bit codes with an exponent of variable length (arXiv:2110.02861), from -1 to 1, in order.
+
+    Each power of ten from 1e-6 to 1 has the middles of as many equal parts of [.1, 1] as bits are left for it: 1, 2, 4, ... 64.
+    """
+    found = [0.0, 1.0]
+    for exponent in range(7):
+        edges = torch.linspace(0.1, 1, 2**exponent + 1, device="cpu")
+        middles = (10.0 ** (exponent - 6) * ((edges[:-1] + edges[1:]) / 2)).tolist()
+        found += [*middles, *(-one for one in middles)]
+    return torch.tensor(sorted(found), device="cpu")
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A matrix of n weights in 4 bits, and its scales: .516 bytes a weight."""
+
+    codes: UInt8[Tensor, " bytes"]
+    """Two weights a byte, the first in its higher half."""
+    scales: UInt8[Tensor, " blocks"]
+    """Codes of `dynamic`, one for a block of weights."""
+    units: Float[Tensor, " units"]
+    """What 256 scales are measured by."""
+    offset: Float[Tensor, ""]
+    """The mean of the scales, which was taken off them."""
+
+
+def quantize(weight: Float[Tensor, "o i"]) -> Codes:
+    """The codes of a matrix, from the numbers as they are stored; NaN or infinity in it make the offset NaN or infinite."""
+    blocks = padded(weight.detach().float().flatten(), BLOCK)
+    largest = blocks.abs().amax(1)
+    codes = nearest(blocks / largest.clamp(min=1e-30)[:, None], nf4()).flatten()[: -(-weight.numel() // 2) * 2]
+    offset = largest.double().mean().float()
+    groups = padded(largest - offset, SCALES)
+    units = groups.abs().amax(1)
+    scales = nearest(groups / units.clamp(min=1e-30)[:, None], dynamic()).flatten()[: len(largest)]
+    return Codes((codes[0::2] << 4) | codes[1::2], scales, units, offset)
+
+
+def dequantize(found: Codes, size: int, dtype: torch.dtype) -> Float[Tensor, " size"]:
+    """The first `size` weights that codes stand for, multiplied in float32."""
+    device = found.codes.device
+    pair, steps = pairs().to(device), dynamic().to(device)
+    out = torch.empty(size, dtype=dtype, device=device)
+    for start in range(0, size, CHUNK):
+        end = min(start + CHUNK, size)
+        first, last = start // BLOCK, -(-end // BLOCK)
+        units = found.units[start // (BLOCK * SCALES) : -(-last // SCALES)].repeat_interleave(SCALES)[: last - first]
+        scale = steps[found.scales[first:last].int()] * units + found.offset
+        values = pair[found.codes[start // 2 : -(-end // 2)].int()].flatten()
+        out[start:end] = (padded(values, BLOCK) * scale[:, None]).flatten()[: end - start]
+    return out
+
+
+def rounded(weight: Float[Tensor, "o i"]) -> Float[Tensor, "o i"]:
+    """What becomes of a matrix in 4 bits, in float32."""
+    return dequantize(quantize(weight), weight.numel(), torch.float32).view_as(weight)
+
+
+def nearest(x: Float[Tensor, "*n"], values: Float[Tensor, " v"]) -> UInt8[Tensor, "*n"]:
+    """Index of the value that is nearest to each number; `values` are in order."""
+    values = values.to(x.device)
+    return torch.bucketize(x, (values[1:] + values[:-1]) / 2).to(torch.uint8)
+
+
+def padded(x: Float[Tensor, " n"], block: int) -> Float[Tensor, "b block"]:
+    """Rows of `block` numbers, the last one filled with 0."""
+    return torch.nn.functional.pad(x, (0, -len(x) % block)).view(-1, block)

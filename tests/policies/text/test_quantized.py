@@ -1,0 +1,161 @@
+"""A model in 4 bits is the model with rounded weights and nothing else: the same numbers from every way of computing."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from mmrl.app.modality.merge import merge_adapter
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.quantized.layer import Nf4Linear, digest, nf4_layers
+from mmrl.policies.text.engine_settings import EngineConfig
+from mmrl.policies.text.families import family_of
+from mmrl.policies.text.loading import load_config, quantized_layers
+from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
+from tests.support.text_policies import FAMILIES, FP32_BOUND, gradients, logprobs, make, mixed, plain_model, relative_difference
+
+LORA = LoraSettings(rank=4, alpha=8)
+
+
+def in_4_bits(folder: str, **settings: Any) -> TextPolicy:
+    return with_adapter(make(folder, weights="nf4", lora=LORA, **settings))
+
+
+def with_adapter(policy: TextPolicy) -> TextPolicy:
+    """The policy with an adapter that adds something, always the same."""
+    numbers = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _, weight in sorted(policy.net.model.named_parameters()):
+            if weight.requires_grad:
+                weight.copy_(0.1 * torch.randn(weight.shape, generator=numbers))
+    return policy
+
+
+def rounded(folder: str, policy: TextPolicy, target: Path) -> str:
+    """A folder of the model with the weights that codes stand for."""
+    model, _ = plain_model(folder)
+    with torch.no_grad():
+        for name, layer in nf4_layers(policy.net.model):
+            plain = name.removeprefix("base_model.model.").removesuffix(".base_layer")
+            model.get_submodule(plain).weight.copy_(layer.whole(torch.float32))
+    shutil.copytree(folder, target)
+    model.save_pretrained(target)
+    return str(target)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reads_writes_and_learns_as_the_rounded_model(tiny, family, tmp_path):
+    policy = in_4_bits(tiny(family))
+    twin = with_adapter(make(rounded(tiny(family), policy, tmp_path / "rounded"), lora=LORA))
+    rollouts = policy.rollout(mixed())
+    torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], logprobs(policy, rollouts).detach(), atol=FP32_BOUND, rtol=0)
+    torch.testing.assert_close(logprobs(policy, rollouts), logprobs(twin, rollouts), atol=1e-6, rtol=0)
+    assert relative_difference(gradients(policy, rollouts), gradients(twin, rollouts)) < 1e-6
+    with torch.no_grad():
+        assert (logprobs(make(tiny(family), lora=LORA), rollouts) - logprobs(twin, rollouts)).abs().max() > 1e-3, "4 bits round"
+
+
+def test_packed_rows_and_checkpointing_change_nothing(tiny):
+    one = in_4_bits(tiny("qwen3_vl"), prefix="packed")
+    other = in_4_bits(tiny("qwen3_vl"), prefix="repeated", gradient_checkpointing=True)
+    rollouts = one.rollout(mixed())
+    torch.testing.assert_close(logprobs(one, rollouts), logprobs(other, rollouts), atol=FP32_BOUND, rtol=0)
+    assert relative_difference(gradients(one, rollouts), gradients(other, rollouts)) < 1e-4
+
+
+def test_codes_come_from_the_stored_numbers_whatever_the_policy_computes_in(tiny):
+    wide, narrow = (in_4_bits(tiny("qwen3_vl"), dtype=dtype) for dtype in ("float32", "bfloat16"))
+    assert digest(wide.net.model) == digest(narrow.net.model)
+    kept = {name: weight.dtype for name, weight in narrow.net.model.named_parameters()}
+    assert kept.pop("model.language_model.embed_tokens.weight") == torch.bfloat16
+    assert {dtype for name, dtype in kept.items() if "lora" in name} == {torch.float32}
+
+
+def test_vision_and_head_stay_as_they_are_unless_vision_is_named(tiny):
+    named = [name for name, _ in nf4_layers(in_4_bits(tiny("qwen2_5_vl")).net.model)]
+    assert named and all(".language_model." in name for name in named)
+    both = in_4_bits(tiny("qwen2_5_vl"), quantized=QuantizedSettings(("language", "vision")))
+    assert {name for name, _ in nf4_layers(both.net.model)} > set(named)
+    assert not isinstance(both.net.model.get_output_embeddings(), Nf4Linear)
+
+
+def test_an_adapter_goes_on_beside_the_same_codes_alone(tiny, tmp_path):
+    policy = in_4_bits(tiny("qwen3_vl"))
+    state = policy.state_dict()
+    in_4_bits(tiny("qwen3_vl")).load_state_dict(state)
+    for other in (
+        in_4_bits(tiny("qwen3_vl"), quantized=QuantizedSettings(("language", "vision"))),
+        make(tiny("qwen3_vl"), lora=LORA),
+    ):
+        with pytest.raises(ValueError, match=r"belongs to other weights in 4 bits than those of policy.model .*qwen3_vl"):
+            other.load_state_dict(state)
+
+
+def test_an_adapter_merged_into_the_rounded_model_answers_as_it_did(tiny, tmp_path):
+    policy = in_4_bits(tiny("qwen3_vl"))
+    rollouts = policy.rollout(mixed())
+    policy.save(tmp_path / "merged")
+    merge_adapter(tmp_path / "merged", tiny("qwen3_vl"), parts=("language",))
+    torch.testing.assert_close(logprobs(policy, rollouts), logprobs(make(str(tmp_path / "merged")), rollouts), atol=1e-5, rtol=0)
+    policy.save(tmp_path / "other")
+    merge_adapter(tmp_path / "other", tiny("qwen3_vl"))
+    assert (logprobs(policy, rollouts) - logprobs(make(str(tmp_path / "other")), rollouts)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, r'"nf4", and weights in 4 bits do not train: add \[policy.lora\]'),
+        ({"weights": "float", "quantized": QuantizedSettings(("vision",))}, r"policy.quantized acts with policy.weights"),
+        (
+            {"lora": LORA, "engine": EngineConfig()},
+            r"\[policy.engine\] reads the folder's own weights",
+        ),
+    ],
+)
+def test_settings_that_have_no_use_for_it(settings: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        TextPolicyConfig("m", **{"weights": "nf4", **settings})
+
+
+def test_models_that_it_does_not_reach_are_refused(tiny, tmp_path):
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny("qwen3_vl"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(ValueError, match=r"is quantized already, by gptq: take the original"):
+        make(str(folder), weights="nf4", lora=LORA)
+    (folder / "config.json").write_text(json.dumps(config))
+    [file] = folder.glob("*.safetensors")
+    weights = load_file(file)
+    name = next(name for name in sorted(weights) if "q_proj" in name)
+    weights[name][0, 0] = torch.nan
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"holds NaN or infinity in 1 tensors \(.*q_proj.weight\)"):
+        make(str(folder), weights="nf4", lora=LORA)
+
+
+def test_experts_that_are_one_tensor_are_refused_before_weights_load(tiny):
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.language_model = nn.ModuleDict({"q_proj": nn.Linear(8, 8)})
+            self.language_model.register_parameter("experts", nn.Parameter(torch.empty(4, 8, 8)))
+            self.config = SimpleNamespace(model_type="many_experts")
+
+        def get_output_embeddings(self) -> None:
+            return None
+
+    family = family_of(load_config(TextPolicyConfig(tiny("qwen3_vl"))))
+    with pytest.raises(ValueError, match=r"80% of what many_experts would quantize lies in experts that are one tensor"):
+        quantized_layers(Experts(), family, ("language",))
+    with pytest.raises(ValueError, match=r"parts holds 'vision', where many_experts has no linear layers"):
+        quantized_layers(Experts(), family, ("vision",))
