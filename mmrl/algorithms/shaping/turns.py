@@ -1,16 +1,16 @@
 """Bonuses for the use of tools that depend on the group: where they help, or are seldom used."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.statistics import by_group, totals_and_keep
 from mmrl.algorithms.shaping.combine import substitute
 from mmrl.algorithms.turns import uses
 from mmrl.core.ranges import NonNegative, Share, check_ranges
 from mmrl.core.types import Reading, Rollouts, Scores, Status
+from mmrl.runtime.tensors import within
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class WhereToolsHelp:
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward has its name already."""
-        totals, keep = totals_and_keep(scores)
+        totals = scores.total().double()
         used = uses(rollouts, self.fact).to(totals)
-        found = by_group(rollouts, keep, torch.stack([totals, used], dim=1), self._contrast)[:, 0]
+        found = among_scored(totals, rollouts, torch.stack([totals, used], dim=1), self._contrast)[:, 0]
         return with_bonus(scores, "tools_help", found, self.weight)
 
     def _contrast(self, rows: Tensor) -> Tensor:
@@ -65,10 +65,17 @@ class SeldomTools:
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward has its name already."""
-        totals, keep = totals_and_keep(scores)
+        totals = scores.total().double()
         used = uses(rollouts, self.fact).to(totals)
-        found = by_group(rollouts, keep, used, lambda group: group * (self.wanted - group.mean()).clamp(min=0))
+        found = among_scored(totals, rollouts, used, lambda group: group * (self.wanted - group.mean()).clamp(min=0))
         return with_bonus(scores, "seldom_tools", found, self.weight)
+
+
+def among_scored(totals: Tensor, rollouts: Rollouts, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply f, which keeps the shape, to the rows of every group that have a total; the others get 0."""
+    keep, out = ~totals.isnan(), torch.zeros_like(x)
+    out[keep] = within(rollouts.group_ids[keep], x[keep], f)
+    return out
 
 
 def with_bonus(scores: Scores, name: str, values: Tensor, weight: float) -> Scores:
