@@ -60,13 +60,12 @@ class Algorithm:
     minibatches: Count = 1
     """Optimizer steps per pass."""
     old: Literal["recorded", "reread"] = "recorded"
-    """Old log-probabilities: those noted by the sampler, or evaluated again before the first update. With one update per step
-    they are the update's own reading, whatever is set here, unless an engine samples and its record is wanted."""
+    """Old log-probabilities: as noted by the sampler, or read again before the first update; with one update per step they are
+    the update's own reading, whatever is set here, unless an engine samples and its record is wanted."""
     needs_rewards: tuple[str, ...] = ()
     """Rewards that the method is made of, by the names of their files: a run without one of them is refused."""
     needs_turns: bool = False
     """Is the method made of samples of several turns, so that a run without [environment] is refused?"""
-
     __post_init__ = check_ranges
 
     @property

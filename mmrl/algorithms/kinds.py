@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from mmrl.algorithms.advantages.experts import Demonstrated, Preferred
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.imitation import Imitation
-from mmrl.algorithms.objectives.preference import Preference
+from mmrl.algorithms.objectives.given import Imitation, Preference
 from mmrl.algorithms.planners.taught import Pairs, Taught
 from mmrl.algorithms.weights.aggregate import SequenceMean, TokenMean
 

@@ -47,7 +47,7 @@ def returns_of(rewards: Float[Tensor, " m"], trajectory: Int[Tensor, " m"], gamm
 
 
 def past_observations(turns: Turns, most: int) -> list[tuple[int, ...]]:
-    """The observations before every turn and before the turns in front of it, its own last, at most so many."""
+    """The observations before every turn and before the turns in front of it, its own last: at most `most` of them."""
     seen: dict[int, tuple[int, ...]] = {}
     found: list[tuple[int, ...]] = []
     for one, shown in zip(map(int, turns.trajectory), map(int, turns.observation), strict=True):

@@ -8,7 +8,7 @@ import torch
 from mmrl.algorithms.advantages.experts import Demonstrated, Preferred
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.kinds import KINDS
-from mmrl.algorithms.objectives.preference import Preference
+from mmrl.algorithms.objectives.given import Preference
 from mmrl.algorithms.planners.taught import Pairs, Taught
 from mmrl.core.readings import LOGPROBS, REF_LOGPROBS
 from mmrl.core.types import Prompt, Request

@@ -4,8 +4,7 @@ import torch
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.kinds import KINDS
-from mmrl.algorithms.objectives.imitation import Imitation
-from mmrl.algorithms.objectives.preference import Preference
+from mmrl.algorithms.objectives.given import Imitation, Preference
 from mmrl.algorithms.planners.taught import without_thought
 from mmrl.core.readings import LOGPROBS, REF_LOGPROBS
 from tests.numerics.registry import Vector, check, close, tensor

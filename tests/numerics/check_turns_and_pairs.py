@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.segments import HGPO, GiGPO
-from mmrl.algorithms.objectives.preference import Preference
+from mmrl.algorithms.objectives.given import Preference
 from mmrl.algorithms.turns import Turns, TurnTable
 from mmrl.algorithms.weights.aggregate import SequenceMean, TurnMean
 from mmrl.core.samples import segments_of, turn_ids

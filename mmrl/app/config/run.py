@@ -91,8 +91,7 @@ class EnvironmentConfig:
     """The plug-in that answers the policy's turns, how far an episode may go, and how worlds are called."""
 
     use: str
-    """A name, a file of your own (./my_environment.py or ./my_environment.py:Name), or one of another library, as
-    gymnasium:FrozenLake-v1."""
+    """A name, a file of your own (./mine.py or ./mine.py:Name), or one of another library, as gymnasium:FrozenLake-v1."""
     limits: Limits = field(default_factory=Limits)
     """How far an episode may go: see `[environment.limits]`."""
     call: WorldCalling = field(default_factory=WorldCalling)
@@ -144,8 +143,7 @@ class EvaluationConfig(EvaluationSettings):
     guidance: Factor | None = None
     """Flow only: 1 = none; None = policy.guidance."""
     base_from: PositiveShare | None = None
-    """Flow only: the weights from before training finish pictures after this share of the steps, so that hacked detail shows
-    (MixGRPO: 0.6); None: never."""
+    """Flow only: the weights from before training finish pictures after this share of the steps (MixGRPO: 0.6); None: never."""
     also: tuple[VariantConfig, ...] = ()
     """Further ways to answer the same prompts, such as without guidance, or in one turn."""
 
@@ -267,15 +265,11 @@ def load(name: str, overrides: Sequence[str] = ()) -> Resolved:
     """A config by path or shipped name, with `key=value` overrides; FileNotFoundError without one, and errors of `resolve`."""
     file = find_config(name)
     table = Table.read(file)
-    if is_of_a_run(file) and any(assignment.startswith("algorithm.preset=") for assignment in overrides):
-        # a run's file spells every part out, and these would stay under the new preset's name
+    is_of_a_run = file.name == "config.toml" and (file.parent / "versions.json").is_file()
+    if is_of_a_run and any(assignment.startswith("algorithm.preset=") for assignment in overrides):
+        # a run's file, which mmrl wrote, spells every part out, and these would stay under the new preset's name
         table.set(("algorithm",), {}, COMMAND_LINE)
     return resolve(table, overrides, file.stem)
-
-
-def is_of_a_run(file: Path) -> bool:
-    """Is it the config.toml of a run's folder, which mmrl wrote itself?"""
-    return file.name == "config.toml" and (file.parent / "versions.json").is_file()
 
 
 def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> Resolved:
@@ -312,8 +306,8 @@ def read_run(table: Table, name: str) -> Resolved:
 
 def with_all_steps(config: RunConfig, table: Table) -> RunConfig:
     """A chain with the steps of all its stages; ValueError where its table has steps of its own."""
-    if "steps" in table.values:
-        raise ValueError(f"{table.at(('steps',))} is of a run without stages: give every [[stage]] its own steps")
+    if (place := table.at(("steps",))) and "steps" in table.values:
+        raise ValueError(f"{place} is of a run without stages: give every [[stage]] its own steps")
     return replace(config, steps=sum(one.steps for one in config.stage))
 
 

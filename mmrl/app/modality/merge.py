@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmrl.app.modality.weight_files import SHARD, StoredWeights, find_weights, write_weights
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.shared.quantized.table import rounded
+from mmrl.policies.shared.quantized.table import round_weight
 
 Deltas = Mapping[str, Callable[[], Tensor]]
 """Name of a weight -> what an adapter adds to it, computed when it is asked for."""
@@ -38,7 +38,7 @@ def merge_adapter(
     """
     stored = None if trust_remote_code else find_weights(partial(file_of, base), "model", variant)
     deltas = None if stored is None else text_deltas(folder, base, stored)
-    names = () if not parts or stored is None else rounded_names(base, stored, parts)
+    names = () if not parts or stored is None else names_to_round(base, stored, parts)
     if stored is None or deltas is None or names is None:
         if parts:
             raise ValueError(
@@ -112,18 +112,18 @@ def text_deltas(folder: Path, base: str, stored: StoredWeights) -> Deltas | None
     return None if None in deltas else {name: delta for name, delta in deltas.items() if name is not None}
 
 
-def rounded_names(base: str, stored: StoredWeights, parts: Collection[str]) -> Collection[str] | None:
+def names_to_round(base: str, stored: StoredWeights, parts: Collection[str]) -> Collection[str] | None:
     """The stored weights of the linear layers of `parts` that rest in 4 bits; None where transformers does more than rename."""
     from transformers import AutoConfig
 
     from mmrl.policies.text.families import family_of
-    from mmrl.policies.text.loading import model_class, quantized_layers
+    from mmrl.policies.text.loading import layers_to_quantize, model_class
 
     config = AutoConfig.from_pretrained(base)
     with torch.device("meta"):
         model: Any = model_class(config).from_config(config)
     names = checkpoint_names(model, stored)
-    found = {names.get(f"{name}.weight") for name in quantized_layers(model, family_of(config), parts)}
+    found = {names.get(f"{name}.weight") for name in layers_to_quantize(model, family_of(config), parts)}
     return None if None in found else {name for name in found if name is not None}
 
 
@@ -178,7 +178,7 @@ def add(
     weight = stored.read(name)
     kept = weight.dtype if dtype is None or not weight.is_floating_point() else dtype
     if name in names:
-        weight = rounded(weight)
+        weight = round_weight(weight)
     return (weight.float() + deltas[name]().float() if name in deltas else weight).to(kept)
 
 

@@ -24,7 +24,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.quantized.layer import count_weights
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.families.base import Family
-from mmrl.policies.text.loading import quantized_layers
+from mmrl.policies.text.loading import layers_to_quantize
 from mmrl.policies.text.settings import TextPolicyConfig
 
 CHOSEN = "fitted to model and card"
@@ -93,7 +93,7 @@ class Facts:
 def linear_weights(model: nn.Module, family: Family) -> int:
     """Numbers of the linear layers of the language model; 0 where most of it lies elsewhere."""
     try:
-        names = quantized_layers(model, family, ("language",))
+        names = layers_to_quantize(model, family, ("language",))
     except ValueError:
         return 0
     return sum(weight.numel() for name in names for weight in model.get_submodule(name).parameters(recurse=False))

@@ -62,7 +62,7 @@ def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
         model = loading.model_class(model_config).from_config(model_config, **options)
         loading.switch_off_dropout(model)
         if config.weights == "nf4":
-            put_layers(model, loading.quantized_layers(model, family, config.quantized.parts))
+            put_layers(model, loading.layers_to_quantize(model, family, config.quantized.parts))
         if config.lora is not None:
             loading.add_adapter(model, family, replace(config.lora, adapter=None))
     loading.freeze(model, family, config.freeze)

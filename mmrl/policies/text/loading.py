@@ -120,18 +120,18 @@ def load_quantized(
     config: TextPolicyConfig, model_config: object, family: Family, dtype: torch.dtype, settings: Mapping[str, object]
 ) -> nn.Module:
     """The model with the layers of `policy.quantized` in 4 bits, made from the numbers as stored, and the rest in `dtype`."""
-    from mmrl.policies.shared.quantized.load import Nf4Settings, cast_rest
+    from mmrl.policies.shared.quantized.load import cast_rest, nf4_settings
 
     with torch.device("meta"):
         code: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
-        names = quantized_layers(model_class(model_config).from_config(model_config, **code), family, config.quantized.parts)
-    model = load_weights(config.model, model_config, quantization_config=Nf4Settings(names), dtype="auto", **settings)
+        names = layers_to_quantize(model_class(model_config).from_config(model_config, **code), family, config.quantized.parts)
+    model = load_weights(config.model, model_config, quantization_config=nf4_settings(names), dtype="auto", **settings)
     refuse_non_finite(((f"{name}.weight", layer.offset) for name, layer in nf4_layers(model)), f"policy.model {config.model!r}")
     cast_rest(model, dtype)
     return model
 
 
-def quantized_layers(model: Any, family: Family, parts: Collection[str]) -> list[str]:
+def layers_to_quantize(model: Any, family: Family, parts: Collection[str]) -> list[str]:
     """The linear layers of these parts, but for the head.
 
     Raises ValueError for a part without any, and for a model most of whose weights lie in no linear layer.

@@ -16,7 +16,7 @@ from mmrl.core.protocols import Diagnostics, State, View
 from mmrl.core.ranks import OwnState, Ranks
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.shared.quantized.layer import digest
+from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import reshard, wrap_module
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
 from mmrl.policies.text.check.turns import check_worlds
@@ -109,16 +109,7 @@ class TextPolicy(PolicyHooks):
     @property
     def box_space(self) -> str:
         """How the model writes boxes: pixel, resized, norm1000 or norm1; ValueError where neither makers nor config say."""
-        space = self.family.box_space if self.config.box_space == "auto" else self.config.box_space
-        if space is None:
-            kind = self.family.config.model_type
-            raise ValueError(f"how {kind} writes boxes is unknown: set policy.box_space to pixel, resized, norm1000 or norm1")
-        return space
-
-    @cached_property
-    def _base(self) -> str | None:
-        """A hash of the weights in 4 bits; None without them."""
-        return digest(self.net.model) if self.config.weights == "nf4" else None
+        return box_space_of(self.config, self.family)
 
     @property
     def exact_sampler(self) -> bool:
@@ -228,14 +219,10 @@ class TextPolicy(PolicyHooks):
 
     def state_dict(self) -> State:
         state = self.weights.state_dict(keep=self.ranks.is_main)
-        return state if self._base is None else OwnState(state, base=self._base)
+        return state if (base := base_of(self.net.model)) is None else OwnState(state, base=base)
 
     def load_state_dict(self, state: State) -> None:
-        if state.get("base") != self._base:
-            raise ValueError(
-                f"the saved adapter belongs to other weights in 4 bits than those of policy.model {self.config.model!r} "
-                f"(policy.weights = {self.config.weights!r}): name the model and policy.quantized of the saved run"
-            )
+        refuse_other_base(state, self.net.model, self.config.model)
         self.weights.load_state_dict(state)
         self._followed = False
 
@@ -331,6 +318,15 @@ def at_temperature(sampling: Sampling, rows: Sequence[Row]) -> Sampling:
     tempering = rows[0].request.tempering
     sampling = sampling if tempering.temperature is None else replace(sampling, temperature=tempering.temperature)
     return sampling if tempering.rule is None else HotSampling(**vars(sampling), rule=tempering.rule)
+
+
+def box_space_of(config: TextPolicyConfig, family: Family) -> str:
+    """How a model writes boxes; ValueError where neither its makers nor the config say."""
+    space = family.box_space if config.box_space == "auto" else config.box_space
+    if space is None:
+        kind = family.config.model_type
+        raise ValueError(f"how {kind} writes boxes is unknown: set policy.box_space to pixel, resized, norm1000 or norm1")
+    return space
 
 
 def begin(prompt: Encoded, view: str, begun: tuple[int, ...], policy: TextPolicy) -> Encoded:

@@ -44,7 +44,7 @@ _TESTED = 64
 _ROUNDS = 3
 _KNOWN = 0.9
 _FULL, _FALL, _LEAST_RATE = 80, 100, 0.15
-"""The skills' learning rate is full for so many steps, and falls over so many more to this share."""
+"""Steps at the skills' full learning rate, steps over which it falls, and the share to which it does."""
 Skill = Literal["read", "point"]
 
 

@@ -17,7 +17,7 @@ from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import Nf4Linear, digest, nf4_layers
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.families import family_of
-from mmrl.policies.text.loading import load_config, quantized_layers
+from mmrl.policies.text.loading import layers_to_quantize, load_config
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
 from tests.support.text_policies import FAMILIES, FP32_BOUND, gradients, logprobs, make, mixed, plain_model, relative_difference
@@ -156,6 +156,6 @@ def test_experts_that_are_one_tensor_are_refused_before_weights_load(tiny):
 
     family = family_of(load_config(TextPolicyConfig(tiny("qwen3_vl"))))
     with pytest.raises(ValueError, match=r"80% of what many_experts would quantize lies in experts that are one tensor"):
-        quantized_layers(Experts(), family, ("language",))
+        layers_to_quantize(Experts(), family, ("language",))
     with pytest.raises(ValueError, match=r"parts holds 'vision', where many_experts has no linear layers"):
-        quantized_layers(Experts(), family, ("vision",))
+        layers_to_quantize(Experts(), family, ("vision",))

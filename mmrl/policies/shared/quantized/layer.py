@@ -1,8 +1,9 @@
 """A linear layer whose weights rest in 4 bits, and are made again for every product: one way for sampling and training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -107,3 +108,22 @@ def digest(model: nn.Module) -> str:
             found.update(name.encode())
             found.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def base_of(model: nn.Module) -> str | None:
+    """The digest of a model's layers in 4 bits, which do not change; None where it has none."""
+    if model not in _BASES:
+        _BASES[model] = digest(model) if next(nf4_layers(model), None) is not None else None
+    return _BASES[model]
+
+
+def refuse_other_base(state: Mapping[str, object], model: nn.Module, name: str) -> None:
+    """Raise ValueError for the state of an adapter that was trained beside other codes than the model's."""
+    if state.get("base") != base_of(model):
+        raise ValueError(
+            f"the saved adapter belongs to other weights in 4 bits than those of policy.model {name!r}: name the model, "
+            "policy.weights and policy.quantized of the saved run"
+        )
+
+
+_BASES: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()

@@ -64,11 +64,11 @@ class Codes:
 
 def quantize(weight: Float[Tensor, "o i"]) -> Codes:
     """The codes of a matrix, from the numbers as they are stored; NaN or infinity in it make the offset NaN or infinite."""
-    blocks = padded(weight.detach().float().flatten(), BLOCK)
+    blocks = in_blocks(weight.detach().float().flatten(), BLOCK)
     largest = blocks.abs().amax(1)
     codes = nearest(blocks / largest.clamp(min=1e-30)[:, None], nf4()).flatten()[: -(-weight.numel() // 2) * 2]
     offset = largest.double().mean().float()
-    groups = padded(largest - offset, SCALES)
+    groups = in_blocks(largest - offset, SCALES)
     units = groups.abs().amax(1)
     scales = nearest(groups / units.clamp(min=1e-30)[:, None], dynamic()).flatten()[: len(largest)]
     return Codes((codes[0::2] << 4) | codes[1::2], scales, units, offset)
@@ -85,12 +85,12 @@ def dequantize(found: Codes, size: int, dtype: torch.dtype) -> Float[Tensor, " s
         units = found.units[start // (BLOCK * SCALES) : -(-last // SCALES)].repeat_interleave(SCALES)[: last - first]
         scale = steps[found.scales[first:last].int()] * units + found.offset
         values = pair[found.codes[start // 2 : -(-end // 2)].int()].flatten()
-        out[start:end] = (padded(values, BLOCK) * scale[:, None]).flatten()[: end - start]
+        out[start:end] = (in_blocks(values, BLOCK) * scale[:, None]).flatten()[: end - start]
     return out
 
 
-def rounded(weight: Float[Tensor, "o i"]) -> Float[Tensor, "o i"]:
-    """What becomes of a matrix in 4 bits, in float32."""
+def round_weight(weight: Float[Tensor, "o i"]) -> Float[Tensor, "o i"]:
+    """Round a matrix to what 4 bits can say, in float32."""
     return dequantize(quantize(weight), weight.numel(), torch.float32).view_as(weight)
 
 
@@ -100,6 +100,6 @@ def nearest(x: Float[Tensor, "*n"], values: Float[Tensor, " v"]) -> UInt8[Tensor
     return torch.bucketize(x, (values[1:] + values[:-1]) / 2).to(torch.uint8)
 
 
-def padded(x: Float[Tensor, " n"], block: int) -> Float[Tensor, "b block"]:
+def in_blocks(x: Float[Tensor, " n"], block: int) -> Float[Tensor, "b block"]:
     """Rows of `block` numbers, the last one filled with 0."""
     return torch.nn.functional.pad(x, (0, -len(x) % block)).view(-1, block)

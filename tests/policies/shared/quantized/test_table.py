@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmrl.policies.shared.quantized import table
-from mmrl.policies.shared.quantized.table import Codes, dequantize, dynamic, nf4, quantize, rounded
+from mmrl.policies.shared.quantized.table import Codes, dequantize, dynamic, nf4, quantize, round_weight
 
 GOLD = json.loads((Path(__file__).parent / "bitsandbytes.json").read_text())
 
@@ -55,15 +55,15 @@ def test_the_nearest_value_is_taken():
     largest = blocks.abs().amax(1).clamp(min=1e-30)
     by_hand = ((blocks / largest[:, None])[..., None] - nf4()).abs().argmin(-1)
     expected = (nf4()[by_hand] * scale[:, None]).view(16, 24)
-    assert torch.equal(rounded(numbers), expected) and not rounded(numbers)[3:5].any()
+    assert torch.equal(round_weight(numbers), expected) and not round_weight(numbers)[3:5].any()
     assert 0.02 < float((expected - numbers).norm() / numbers.norm()) < 0.12
 
 
 def test_chunks_give_the_same_values(monkeypatch: pytest.MonkeyPatch):
     numbers = torch.linspace(-1, 1, 40_000).view(200, 200) ** 3
-    whole = rounded(numbers)
+    whole = round_weight(numbers)
     monkeypatch.setattr(table, "CHUNK", 64 * 256)
-    assert torch.equal(rounded(numbers), whole)
+    assert torch.equal(round_weight(numbers), whole)
     assert torch.equal(dequantize(quantize(numbers), 40_000, torch.bfloat16).view(200, 200), whole.bfloat16())
 
 

@@ -1,4 +1,4 @@
-"""Losses of pairs of completions, of which one is preferred to the other."""
+"""Losses of completions that are given: one to imitate, or a pair of which one is preferred."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +16,27 @@ from mmrl.core.types import Batch, Reading, Scope
 from mmrl.runtime.tensors import masked_mean
 
 Kind = Literal["sigmoid", "sigmoid_norm", "ipo"]
+
+
+@dataclass(frozen=True)
+class Imitation(Surrogate):
+    """-A log p, p the policy's probability of a token; with `dft` -A p log p, the factor p held fixed.
+
+    With the aggregation TokenMean and A = 1 this is supervised fine-tuning: the mean over all taught tokens of the minibatch,
+    however it is cut. DFT (arXiv:2508.05629) takes the weight 1 / p out of its gradient, so that unlikely tokens pull less.
+    """
+
+    dft: bool = False
+    """True: weigh every token by its own probability."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (LOGPROBS,)
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        logprobs = actions_only(readings[LOGPROBS], batch.rollouts.action_mask)
+        weight = logprobs.detach().exp() if self.dft else 1.0
+        return -batch.advantages * weight * logprobs, {"policy/imitation": -logprobs.detach()}
 
 
 @dataclass(frozen=True)
