@@ -1,0 +1,160 @@
+"""Worlds that are drawn on the spot: a player who sees solves them, and one who does not see fails."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmrl import Prompt, Turn
+from mmrl.app.plugins.resolve import load
+from mmrl.core.samples import MediaSize
+from mmrl.data.drawn.mazes import CELL, WALL, draw_maze, make_maze
+from mmrl.data.drawn.screens import draw_screen
+
+COUNT = 40
+"""Episodes of a share."""
+
+
+def play(world: Any, say: Callable[[int], str], most: int) -> tuple[float, list[Any]]:
+    """The rewards of an episode added up, and its observations."""
+    seen = []
+    for number in range(most):
+        seen.append(world.step(Turn(say(number), (0, 1), shown=(MediaSize(256, 192, 256, 192),))))
+        if seen[-1] is None or seen[-1].done:
+            break
+    world.close()
+    return sum(one.reward or 0.0 for one in seen if one is not None), seen
+
+
+def walks(split: str = "train", **settings: Any) -> Iterator[tuple[Prompt, Any]]:
+    environment = load("maze", "environments")(**settings)
+    for prompt in load("mazes", "datasets")(split=split, size=COUNT):
+        yield prompt, environment.open(prompt, 0)
+
+
+def test_who_sees_the_maze_walks_through_it_and_who_does_not_see_gets_lost():
+    blind = []
+    for prompt, world in walks():
+        way = world.maze.way(world.cell)
+        total, seen = play(world, lambda i, way=way: f"I go {way[i]}.", len(way))
+        assert total == 1 and seen[-1].done and len(way) == len(seen) == prompt.columns["difficulty"]
+    for number, (_, world) in enumerate(walks()):
+        moves = np.random.default_rng(number).choice(["up", "down", "left", "right"], 8)
+        blind.append(play(world, lambda i, moves=moves: str(moves[i]), 8)[0])
+    assert np.mean(blind) < 0.4
+
+
+def test_the_disc_the_goal_and_the_walls_are_where_they_are_said_to_be():
+    maze = make_maze(3, 1)
+    pixels = np.asarray(draw_maze(maze, maze.start))
+    middle = {cell: pixels[cell[1] * CELL + CELL // 2, cell[0] * CELL + CELL // 2] for cell in (maze.start, maze.goal)}
+    assert middle[maze.start][0] > 200 > middle[maze.start][1] and middle[maze.goal][1] > 150 > middle[maze.goal][0]
+    for x in range(maze.size - 1):
+        for y in range(maze.size):
+            dark = pixels[y * CELL + CELL // 2, (x + 1) * CELL + WALL // 2].max() < 100
+            assert dark != (maze.after((x, y), "right") == (x + 1, y)) and dark == (maze.after((x + 1, y), "left") == (x + 1, y))
+    assert all(maze.after((x, 0), "up") == (x, 0) for x in range(maze.size))
+
+
+def test_a_step_costs_what_is_said_and_a_turn_that_names_no_step_is_told():
+    _, world = next(walks(cost=0.25))
+    for text in ("let me think", "up or down"):
+        answer = world.step(Turn(text, (0, 1)))
+        assert answer.text.startswith("Error: say one of") and answer.reward == -0.25 and answer.facts == {"error": 1.0}
+    wall = next(move for move in ("up", "down", "left", "right") if world.maze.after(world.cell, move) == world.cell)
+    answer = world.step(Turn(wall.upper(), (0, 1)))
+    assert answer.text == "A wall is in the way." and answer.facts["wall"] == 1 and answer.key == ",".join(map(str, world.cell))
+
+
+def presses(space: str = "pixel", split: str = "train") -> Iterator[tuple[Prompt, Any]]:
+    environment = load("screen", "environments")(space=space)
+    for prompt in load("screens", "datasets")(split=split, size=COUNT):
+        yield prompt, environment.open(prompt, 0)
+
+
+def click(x: float, y: float) -> str:
+    return f'<tool_call>{{"name": "click", "arguments": {{"point": [{x}, {y}]}}}}</tool_call>'
+
+
+@pytest.mark.parametrize("space", ["pixel", "norm1000", "norm1", "resized", "auto"])
+def test_who_sees_the_buttons_presses_them_in_order(space: str):
+    scale = {"norm1000": (1000, 1000), "auto": (1000, 1000), "norm1": (1, 1)}.get(space, (256, 192))
+    for prompt, world in presses(space):
+        wanted = [int(word.strip(",.")) for word in prompt.text.split() if word.strip(",.").isdigit()]
+
+        def say(i: int, world: Any = world, wanted: list[int] = wanted) -> str:
+            x1, y1, x2, y2 = world.screen().buttons[wanted[i]]
+            return click((x1 + x2) / 2 * scale[0] / 256, (y1 + y2) / 2 * scale[1] / 192)
+
+        total, seen = play(world, say, 2)
+        assert total == 1 and [one.key for one in seen] == ["1", "2"] and seen[0].media and not seen[1].media
+
+
+def test_who_does_not_see_the_buttons_or_presses_where_they_were_fails():
+    totals: dict[str, list[float]] = {"blind": [], "stale": []}
+    for number, (_, world) in enumerate(presses()):
+        rng = np.random.default_rng(number)
+        totals["blind"].append(play(world, lambda i, rng=rng: click(*rng.integers([256, 192])), 6)[0])
+    for prompt, world in presses():
+        first = world.screen().buttons
+        wanted = [int(word.strip(",.")) for word in prompt.text.split() if word.strip(",.").isdigit()]
+        totals["stale"].append(play(world, lambda i, b=first, w=wanted: click(b[w[i]][0] + 9, b[w[i]][1] + 9), 2)[0])
+    assert np.mean(totals["blind"]) < 0.15 and np.mean(totals["stale"]) < 0.3
+
+
+def test_a_wrong_button_ends_the_episode_and_a_click_beside_all_is_told():
+    prompt, world = next(presses())
+    assert world.step(Turn("3", (0, 1))).text.startswith("Error: click on a button")
+    assert world.step(Turn(click(-5, -5), (0, 1))).facts == {"missed": 1.0}
+    other = next(n for n in world.screen().buttons if f"Press {n}," not in prompt.text)
+    x1, y1, *_ = world.screen().buttons[other]
+    answer = world.step(Turn(click(x1 + 1, y1 + 1), (0, 1)))
+    assert (answer.text, answer.reward, answer.done) == (f"That was {other}.", 0.0, True)
+
+
+def test_buttons_show_their_numbers_and_never_lie_on_each_other():
+    for index in range(20):
+        drawn = draw_screen(1, index, "train", 8, 0)
+        boxes = list(drawn.buttons.values())
+        apart = [a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1] for a in boxes for b in boxes if a is not b]
+        assert all(apart) and all(drawn.button_at(b[0], b[1]) == n for n, b in drawn.buttons.items())
+        white = {n: (np.asarray(drawn.image.crop(box)) == 255).all(2).sum() for n, box in drawn.buttons.items()}
+        assert len(drawn.buttons) == 8 and min(white.values()) > 60
+
+
+@pytest.mark.parametrize("name", ["mazes", "screens", "small_counts"])
+def test_prompts_are_the_same_for_a_seed_and_others_for_another(name: str):
+    def pictures(**settings: Any) -> list[bytes]:
+        return [prompt.media[0].tobytes() for prompt in load(name, "datasets")(size=3, **settings)]
+
+    assert pictures(seed=1) == pictures(seed=1)
+    assert not {*pictures(seed=1)} & {*pictures(seed=2), *pictures(seed=1, split="held_out")}
+    with pytest.raises(ValueError, match="split 'test' is unknown"):
+        pictures(split="test")
+
+
+def test_dots_are_counted_in_the_part_and_the_overview_says_nothing_of_them():
+    light: dict[int, list[float]] = {}
+    for prompt in load("small_counts", "datasets")(size=200):
+        x1, y1, x2, y2 = map(int, prompt.columns["box"].corners)
+        part = np.asarray(prompt.media[0], np.float32)[y1:y2, x1:x2].mean(2)
+        background = np.median(np.asarray(prompt.media[0]))
+        lit = sum(part[y + 1, x + 1] > background + 25 for y in range(0, 18, 6) for x in range(0, 18, 6))
+        assert lit == prompt.answer
+        overview = np.asarray(prompt.media[0].resize((64, 64), Image.Resampling.BOX), np.float32).mean(2)
+        light.setdefault(int(prompt.answer), []).append(float(overview.sum()))
+    means = [np.mean(values) for values in light.values()]
+    assert sorted(light) == [1, 2, 3, 4, 5] and max(means) - min(means) < 3 * max(np.std(values) for values in light.values())
+
+
+@pytest.mark.parametrize(("name", "said"), [("maze", "shows no maze: take"), ("screen", "shows no screen: take")])
+def test_prompts_of_other_data_are_refused(name: str, said: str):
+    with pytest.raises(ValueError, match=said):
+        load(name, "environments")().check_prompts([Prompt("p", "x")])
+
+
+def test_more_presses_than_buttons_are_refused():
+    with pytest.raises(ValueError, match="presses is 3, and there are 2 buttons"):
+        load("screens", "datasets")(buttons=2, presses=3)
