@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mmrl.app.commands import demo as demos
+from mmrl.app.config import run as configs
 from mmrl.app.export.export import export
 from mmrl.app.run.folder import RunDir
 from mmrl.data.drawn import digit_text, gliding, shapes
@@ -42,7 +43,8 @@ def metrics(run: RunDir) -> list[dict[str, float]]:
 def pipeline_with_adapter(run: RunDir, folder: Path) -> Any:
     from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-    pipeline: Any = DiffusionPipeline.from_pretrained(folder / "run-model", text_encoder_3=None, tokenizer_3=None)
+    model = configs.load(str(run.config_file)).config.policy.model
+    pipeline: Any = DiffusionPipeline.from_pretrained(model, text_encoder_3=None, tokenizer_3=None)
     pipeline.load_lora_weights(str(export(run.path, folder / "exported")))
     return pipeline
 

@@ -23,7 +23,7 @@ crd = replace(
 """What the change of its error says a sample is worth, centred in the group, is fitted to what its reward says.
 
 CRD, Diffusion Reinforcement Learning via Centered Reward Distillation, arXiv:2603.14128, in Flow-Factory's port.
-Samples and policy are without guidance (policy.guidance = 1), the reference that holds them has 4.5. Two updates per step. The
+Samples and policy are without guidance (policy.guidance = 1), the reference that holds them has 4.5. 2 updates per step. The
 centre is that of a prompt at one time, where the port takes whatever a micro-batch holds at unlike times; that times are uniform
 is ours. One averaged copy is both the old policy and the sampler, which has a decay of its own there (0 up to update 75, then
 0.0075 more each). Left out: the hard, softmax and bce variants, of which the first never looks at bad samples.
