@@ -46,13 +46,13 @@ from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.families import FAMILIES
 from mmrl.policies.text.families.qwen_vl import BOX_SPACES
 from mmrl.policies.text.prompt.templates import ANSWER_FORMATS, BOX_WORDS
-from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.policies.text.settings import QuantizedSettings, Sampling, TextPolicyConfig
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.serving.judges.judge import Endpoint
 from mmrl.training.metric_names import METRICS
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.calls import Calling, Transform
-from mmrl.training.settings import AlarmSettings
+from mmrl.training.settings import AlarmSettings, StageSettings
 from mmrl.training.watch.health import HealthSettings
 from mmrl.training.worlds.runner import WorldCalling
 
@@ -68,7 +68,9 @@ TABLES: dict[str, tuple[str, type]] = {
     "[policy.video]": ("How much of a clip the model sees.", VideoSettings),
     "[policy], kind = flow": ("A generator.", FlowPolicyConfig),
     "[policy.engine]": ("Without it the policy samples with its own network ([vLLM](../how_to/engine.md)).", EngineConfig),
+    "[policy.quantized]": ("Acts with `policy.weights = \"nf4\"`.", QuantizedSettings),
     "[policy.lora]": ("Without it all weights that are not frozen train.", LoraSettings),
+    "[[stage]]": ("A stage of a chain, one table each ([how](../how_to/stages.md)).", StageSettings),
     "[data]": ("Other keys belong to the data set: see [Data sets](datasets.md).", DataConfig),
     "[[data]]": ("Several data sets, one table each ([how](../how_to/mixtures.md)).", SourceConfig),
     "[[reward]]": ("One table per reward. Other keys belong to the reward: see [Rewards](rewards.md).", RewardConfig),

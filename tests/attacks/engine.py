@@ -72,7 +72,7 @@ def pause(client: EngineClient) -> object:
 
 def choice(index: object, tokens: list[Any], reason: object = "stop", **other: Any) -> dict[str, Any]:
     """One completion as vLLM answers it."""
-    noted = [{"logprob": -0.5} for _ in tokens]
+    noted = [{"token_id": token, "logprob": -0.5} for token in tokens]
     honest = {"index": index, "token_ids": tokens, "finish_reason": reason, "logprobs": {"content": noted}}
     return honest | {"weight_versions": [{"version": "run-3"}]} | other
 

@@ -3,10 +3,10 @@
 import base64
 import io
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ def test_python_is_off_unless_it_is_named_and_refused_where_there_is_no_lock(mon
         Tools(form="code")
     with pytest.raises(ValueError, match="tools is empty"):
         Tools(tools=())
-    monkeypatch.setattr(sys.modules[Tools.__module__], "missing", lambda: "its kernel has no Landlock")
+    monkeypatch.setitem(unwrap(Tools.__post_init__).__globals__, "missing", lambda: "its kernel has no Landlock")
     with pytest.raises(ValueError, match="names python, and there is no sandbox on this machine: its kernel has no Landlock"):
         Tools(tools=("zoom", "python"))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import resolve
+from mmrl.app.config.stages import stages_of
 from mmrl.app.plugins.catalog import configs as all_configs
 from mmrl.app.toml.tables import KeyPath, Table, dotted_key
 
@@ -79,7 +80,8 @@ def tables() -> Tables:
 def refusal(values: dict[str, Any], overrides: Sequence[str] = ()) -> str | None:
     """Why the config is refused before data are read or models loaded; None if it is not."""
     try:
-        read_plug_ins(resolve(Table.of(values, "a.toml"), overrides))
+        for stage in stages_of(resolve(Table.of(values, "a.toml"), overrides)):
+            read_plug_ins(stage.resolved)
     except ValueError as error:
         return str(error)
     return None

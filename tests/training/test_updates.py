@@ -45,7 +45,7 @@ EXEMPT = {
     "urpa": "what is its own is the reward",
     "diffusion_nft": "no ratio",
     "crd": "no ratio",
-    "dgpo": "its paper takes one update",
+    "dgpo": "no ratio",
     "awm": "its paper takes one update, and its ratio is that of the policy with itself",
     "hart": "no ratio: no clip is printed in its paper",
     "aepo": "no ratio: its paper has none",
@@ -172,7 +172,7 @@ def test_presets_that_need_not_act_have_no_ratio_or_one_update():
     for name in EXEMPT:
         algorithm = PRESETS[name]
         compares = [term for _, term in algorithm.objective if with_hooks(term, TermHooks).at_first_update]
-        assert algorithm.updates == 1, f"{name}: take it out of EXEMPT"
+        assert algorithm.updates == 1 or not compares, f"{name}: take it out of EXEMPT"
         assert bool(compares) != ("no ratio" in EXEMPT[name] or name == "awm"), name
 
 

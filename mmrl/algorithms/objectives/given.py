@@ -51,6 +51,7 @@ class Preference(Surrogate):
     beta: Positive = 0.1
     """How much moving away from the reference costs; of sigmoid_norm, about the usual length times larger."""
     loss: Kind = "sigmoid"
+    """sigmoid: DPO; sigmoid_norm: of mean log-probabilities; ipo: a square around 1 / (2 beta)."""
     smoothing: Annotated[float, Range(0, 0.5)] = 0.0
     """The chance that a pair is the wrong way round (cDPO): that share of the loss is of the pair turned over. Not of ipo."""
     sft: NonNegative = 0.0

@@ -123,7 +123,7 @@ No KL. The step is drawn for every prompt, which the paper says and its sampler 
 ten constants of one table, and their mean is over the steps that may be drawn (importance.0.normalize = "batch": over the batch,
 as in the authors' script). 2 updates per step and groups of 24 are ours; with one the clip never acts. LongCat-Video's variant
 (arXiv:2510.22200): schedule.initial_noise = "group" with share_prefix, dynamics = "flow_sde" with cap = 0.45, advantage.scale =
-"max_group", and FlowKL(form = "velocity_mse"). Left out: its two first epochs, which do not train.
+"max_group", and FlowKL(form = "velocity_mse"). Not implemented: its two first epochs, which do not train.
 """
 
 mix_grpo = replace(
@@ -259,8 +259,8 @@ unigrpo = replace(
 
 UniGRPO, the part that draws: Unified Policy Optimization for Reasoning-Driven Visual Generation, arXiv:2603.23500.
 2 updates per step; with one all ratios are 1. Samples and training are without guidance (policy.guidance = 1). How far the window
-may move is ours (schedule.high). The code can weigh steps by their length, which is off by default (importance InverseStep). Left
-out: the part that writes, which needs a model of both.
+may move is ours (schedule.high). The code can weigh steps by their length, which is off by default (importance InverseStep). Not
+implemented: the part that writes, which needs a model of both.
 """
 
 pref_grpo = replace(

@@ -26,7 +26,7 @@ CRD, Diffusion Reinforcement Learning via Centered Reward Distillation, arXiv:26
 Samples and policy are without guidance (policy.guidance = 1), the reference that holds them has 4.5. 2 updates per step. The
 centre is that of a prompt at one time, where the port takes whatever a micro-batch holds at unlike times; that times are uniform
 is ours. One averaged copy is both the old policy and the sampler, which has a decay of its own there (0 up to update 75, then
-0.0075 more each). Left out: the hard, softmax and bce variants, of which the first never looks at bad samples.
+0.0075 more each). Not implemented: the hard, softmax and bce variants, of which the first never looks at bad samples.
 """
 
 dgpo = replace(
@@ -43,5 +43,5 @@ DGPO, Reinforcing Diffusion Models by Direct Group Preference Optimization, arXi
 One update per step; it has no ratio of densities. beta is the brake: 10 for PickScore, with 0.001 of KL; groups of 24 are better.
 Samples and policy are without guidance (policy.guidance = 1) and the reference of the KL has 4.5, the code's second mode.
 The averaged copy samples from the start, where the code lets it after 200 to 500 updates. objective.0.ref = "ema" is TDM-R1's
-dynamic reference (beta 2000, clip 1e-5). Left out: the first mode, whose rollouts are guided while training is not.
+dynamic reference (beta 2000, clip 1e-5). Not implemented: the first mode, whose rollouts are guided while training is not.
 """

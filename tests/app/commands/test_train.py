@@ -4,6 +4,8 @@ import json
 import math
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from PIL import Image
 
 from mmrl.app.commands import check, plan
-from mmrl.app.commands.train import TrainArguments, run_job, run_training, train
+from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.run.build import on_the_terminal
@@ -22,6 +24,7 @@ from mmrl.core.protocols import Callback
 from mmrl.core.types import Examples
 from mmrl.training.checkpoints.save import Checkpoints
 
+ROOT = Path(__file__).parents[3]
 WORDS = [
     *("stage.0.steps=2", "stage.1.steps=2", "evaluation.num_prompts=2", "evaluate_every=0", "samples_every=0"),
     *("save_every=1", "checkpoint.keep=0", "policy.lora.rank=2", "data.size=8", "prompts_per_step=2"),
@@ -45,15 +48,17 @@ def resolved(folder: Path, *words: str) -> Resolved:
     return configs.load("tiny/cold_start", [*WORDS, 'stage.1.reward=[{use="./letters.py"}]', f"output={str(folder)!r}", *words])
 
 
-def killed(at: Resolved, step: int, resume: Path | None = None) -> None:
-    """Train in a child that is killed after this step."""
-    child = os.fork()
-    if child == 0:
-        try:
-            run_job(at, resume, watchers=lambda config: [Killer(step)])
-        finally:
-            os._exit(1)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+def killed(folder: Path, step: int, resume: bool = False) -> None:
+    """Train in a process that is killed after this step."""
+    program = (
+        "import sys; from pathlib import Path; from tests.app.commands.test_train import Killer, resolved, run_job; "
+        "folder, step, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == 'True'; "
+        "run_job(resolved(folder), folder if resume else None, watchers=lambda config: [Killer(step)])"
+    )
+    words = [sys.executable, "-c", program, str(folder), str(step), str(resume)]
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    done = subprocess.run(words, env=settings, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
 
 
 def lines(run: RunDir) -> list[dict[str, Any]]:
@@ -81,10 +86,10 @@ def test_a_chain_killed_on_both_sides_of_a_border_is_the_chain_that_nobody_distu
     whole = run_training(resolved(tmp_path / "whole"))
     assert "stage 1 of 2, cold start: step 2 of 2" in (said := capfd.readouterr().err)
     assert "stage 2 of 2, rl: step 2 of 2" in said and "cold start, then rl, " in said
-    killed(broken := resolved(tmp_path / "broken"), 2)
+    killed(tmp_path / "broken", 2)
     assert Checkpoints(RunDir(tmp_path / "broken").checkpoints).newest_whole() == 1
-    killed(broken, 3, tmp_path / "broken")
-    again = run_training(broken, tmp_path / "broken")
+    killed(tmp_path / "broken", 3, resume=True)
+    again = run_training(resolved(tmp_path / "broken"), tmp_path / "broken")
     assert lines(again) == lines(whole)
     steps = [line["step"] for line in lines(whole) if "loss" in line]
     assert steps == [1, 2, 3, 4] and [line["run/stage"] for line in lines(whole) if "loss" in line] == [1, 1, 2, 2]

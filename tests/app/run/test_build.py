@@ -201,7 +201,7 @@ def test_one_line_says_what_a_config_would(make: Make, tmp_path: Path):
         (TrainArguments([], resume=Path("nope")), "not a folder"),
         (TrainArguments(["tiny/image"], card="24GB"), "--card goes with --task"),
         (TrainArguments(["tiny/image"], held_out="test.jsonl"), "--held-out goes with --task"),
-        (TrainArguments(["tiny/imag"]), "did you mean 'tiny/image'"),
+        (TrainArguments(["tiny/imag"]), "did you mean the shipped 'tiny/image'"),
     ],
 )
 def test_words_that_describe_no_run(given: TrainArguments, message: str):

@@ -221,7 +221,11 @@ def loads_nothing(*_: object, **__: object) -> None:
         ("tiny/flow", ["environment.use=./world.py:Part"], "policy.kind is 'flow', whose samples have no turns"),
         ("tiny/flow", ['evaluation.also=[{name = "x", turns = 1}]'], "sets turns, and"),
         ("tiny/image", ['evaluation.also=[{name = "x", turns = 1}]'], "sets turns, and the run has no environment"),
-        ("tiny/image", ['evaluation.also=[{name = "x", guidance = 2.0}]'], "sets num_steps or guidance, which image generators"),
+        (
+            "tiny/image",
+            ['evaluation.also=[{name = "x", guidance = 2.0}]'],
+            "guidance or base_from, which image generators",
+        ),
         *(
             (
                 "tiny/image",
