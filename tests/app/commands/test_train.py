@@ -51,7 +51,8 @@ def resolved(folder: Path, *words: str) -> Resolved:
 def killed(folder: Path, step: int, resume: bool = False) -> None:
     """Train in a process that is killed after this step."""
     program = (
-        "import sys; from pathlib import Path; from tests.app.commands.test_train import Killer, resolved, run_job; "
+        "import sys; from pathlib import Path; from mmrl.app.commands.train import run_job; "
+        "from tests.app.commands.test_train import Killer, resolved; "
         "folder, step, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == 'True'; "
         "run_job(resolved(folder), folder if resume else None, watchers=lambda config: [Killer(step)])"
     )
