@@ -83,7 +83,8 @@ def refusal(values: dict[str, Any], overrides: Sequence[str] = ()) -> str | None
         for stage in stages_of(resolve(Table.of(values, "a.toml"), overrides)):
             read_plug_ins(stage.resolved)
     except ValueError as error:
-        return str(error)
+        # what is wrong inside a stage is said as "a.toml, stage 1: optimizer.jr is unknown"
+        return re.sub(r"^a\.toml, stage (\d+): ", lambda found: f"a.toml: stage.{int(found[1]) - 1}.", str(error))
     return None
 
 
