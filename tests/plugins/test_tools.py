@@ -128,7 +128,7 @@ def test_python_is_off_unless_it_is_named_and_refused_where_there_is_no_lock(mon
         Tools(form="code")
     with pytest.raises(ValueError, match="tools is empty"):
         Tools(tools=())
-    monkeypatch.setitem(unwrap(Tools.__post_init__).__globals__, "missing", lambda: "its kernel has no Landlock")
+    monkeypatch.setitem(unwrap(vars(Tools)["__post_init__"]).__globals__, "missing", lambda: "its kernel has no Landlock")
     with pytest.raises(ValueError, match="names python, and there is no sandbox on this machine: its kernel has no Landlock"):
         Tools(tools=("zoom", "python"))
 
