@@ -38,6 +38,8 @@ use = "digits_grounding"
 size = 16
 [[reward]]
 use = "{here}/reward.py:letters"
+[evaluation]
+seen = 0
 [optimizer]
 lr = 1e-2
 """
