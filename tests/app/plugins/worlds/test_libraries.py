@@ -1,5 +1,6 @@
 """Environments of other libraries with the real packages, where these are installed; none of them is needed to test mmrl."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +15,11 @@ import pytest
 from mmrl.app.plugins.worlds.gymnasium_style import Gymnasium
 from mmrl.app.plugins.worlds.mcp_tools import McpTools
 from mmrl.app.plugins.worlds.openenv import OpenEnv
+from mmrl.app.plugins.worlds.trl_style import TrlStyle
 from mmrl.app.plugins.worlds.verifiers_turns import VerifiersTurns
 from mmrl.core.episodes import Limits
 from mmrl.core.types import Observation, Prompt, Turn
+from mmrl.tiny.text import vlms
 from mmrl.training.worlds.runner import WorldRunner
 from tests.support.ports import free_ports
 
@@ -151,3 +154,73 @@ def test_a_tool_environment_of_verifiers(tmp_path: Path):
     assert "missing" in told(answers)[2]
     last = answers[3]
     assert last is not None and last.done and last.reward == 2.0 and last.facts == {"right": 1.0}
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "how_to" / "environments.md"
+
+
+def trl_plays(environment: Any, scripts: list[list[str]], folder: Path) -> tuple[list[list[str]], list[float]]:
+    """What TRL's own trainer answers to these turns of two samples, and its rewards."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    trl: Any = __import__("trl")  # its names are made at run time
+    vlms.build("qwen3_vl", folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+    }
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, **sizes))
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+    class Scripted(trl.GRPOTrainer):
+        turn, spoken, scores = 0, list[list[str]](), list[float]()
+
+        def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> Any:
+            live = [script[self.turn] for script in scripts if len(script) > self.turn]
+            assert len(live) == len(prompt_ids)
+            self.turn += 1
+            return [[*tokenizer.encode(text), end] for text in live], None
+
+        def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, *rest: Any, **__: Any) -> Any:
+            self.spoken += [[part["content"] for part in one if part["role"] == "tool"] for one in completions]
+            rewards = super()._calculate_rewards(inputs, prompts, completions, *rest, **__)
+            self.scores += rewards[:, 0].tolist()
+            return rewards
+
+    rows = [{"prompt": [{"role": "user", "content": "Count to 3."}], "target": 3}] * 2
+    settings = trl.GRPOConfig(
+        output_dir=str(folder / "trl"), per_device_train_batch_size=2, num_generations=2, max_completion_length=2000,
+        use_cpu=True, bf16=False, max_steps=1, report_to=[],
+    )  # fmt: skip
+    trainer = Scripted(
+        model=model, args=settings, train_dataset=Dataset.from_list(rows), processing_class=tokenizer,
+        environment_factory=environment,
+    )  # fmt: skip
+    trainer.train()
+    return trainer.spoken, trainer.scores
+
+
+def test_the_counter_of_the_page_in_trls_own_trainer(tmp_path: Path):
+    pytest.importorskip("trl", reason="the package trl is not installed")
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    place = tmp_path / "counter.py"
+    place.write_text(next(block for block in blocks if "class Counter" in block))
+    space: dict[str, Any] = {}
+    exec(place.read_text(), space)
+    first, zero, third = (call("increment", f'{{"by": {by}}}') for by in (2, 0, 1))
+    scripts = [[first, zero, third, "Done."], [first, call("increment", '{"to": 2}'), "Done."]]
+    spoken, scores = trl_plays(space["Counter"], scripts, tmp_path / "model")
+    prompt = Prompt("count", "Count to 3.", columns={"target": 3})
+    ours = [play(TrlStyle(f"{place}:Counter"), prompt, *script) for script in scripts]
+    for answers, theirs in zip(ours, spoken, strict=True):
+        assert len(told(answers)) == len(theirs) + 1, "the last turn calls nothing"
+        for mine, other in zip(told(answers), theirs, strict=False):
+            assert mine.startswith("Error: ") if other.startswith("{'error'") else mine == other
+    assert "by must be positive" in told(ours[0])[1] and "by must be positive" in spoken[0][1]
+    assert [sum(one.reward or 0.0 for one in answers if one is not None) for answers in ours] == scores == [1.0, 0.0]
