@@ -68,7 +68,7 @@ class WarmStart(Imitation):
     """Share of the right answers of those that saw the digit."""
     least_skill: float = 0.85
     """Share of held-out pictures that both skills must get right."""
-    least_looks: float = 0.25
+    least_looks: float = 0.2
     """Least chance that the model looks closer, and 0.5 that it then looks at the digit."""
     least_hits: float = 0.5
 
