@@ -9,7 +9,7 @@ from PIL import Image
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.kinds import KINDS
-from mmrl.algorithms.objectives.given import OfScores, PairScores, Ratings
+from mmrl.algorithms.objectives.given import PairScores, Ratings
 from mmrl.algorithms.planners.taught import PicturePairs
 from mmrl.core.types import Batch, Prompt, Reading
 from tests.support.rows import loss_and_gradient, make_batch, weighed
@@ -33,7 +33,7 @@ def pairs(*columns: dict[str, object]) -> Batch:
     return replace(batch, rollouts=replace(batch.rollouts, groups=groups))
 
 
-def loss_of(term: OfScores, batch: Batch, of: Reading = LOOKS) -> tuple[float, torch.Tensor]:
+def loss_of(term: PairScores | Ratings, batch: Batch, of: Reading = LOOKS) -> tuple[float, torch.Tensor]:
     algorithm = Algorithm(((1.0, term),), aggregation=KINDS["scores"].aggregation)
     loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), LIVE, of)
     return loss.item(), gradient.sum(1)
@@ -77,7 +77,7 @@ def test_ratings_are_squares():
         (Ratings(), {"rating": True}, "has True in the column 'rating'"),
     ],
 )
-def test_columns_that_say_nothing_are_refused(term: OfScores, columns: dict[str, object], message: str):
+def test_columns_that_say_nothing_are_refused(term: PairScores | Ratings, columns: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         term.check_prompts([Prompt("p", "", columns=columns)])
     PairScores(AXES).check_prompts([Prompt("p", "", columns={"axis": "text", "margin": 2})])

@@ -64,6 +64,16 @@ def test_what_it_prints_is_what_it_keeps(run: RunDir):
     assert min(step["loss"] for step in steps) < 0.69 < steps[0]["loss"] < 0.70
 
 
+@pytest.mark.evidence
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_learns_what_was_preferred(seed: int, tmp_path: Path):
+    train, held_out = write_pairs(tmp_path / "pairs.jsonl", 256, 10 + seed), write_pairs(tmp_path / "other.jsonl", 200, 20 + seed)
+    words = ["--data", train, "--held-out", held_out, "--output", tmp_path / "rm", *USUAL, "steps=80", f"seed={seed}"]
+    print(said_by("train", *words))
+    (kept,) = json.loads((tmp_path / "rm" / "agreement.json").read_text()).values()
+    assert kept["low"] > 0.8
+
+
 def test_wilsons_interval():
     low, high = Agreement(8.0, 10).interval
     assert (low, high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
