@@ -43,6 +43,8 @@ REWARD = Reading("reward", "scores")
 """The row's total reward, NaN where it has none: the trainer's own, as MEAN_REWARD, asked of no policy."""
 MEAN_REWARD = Reading("mean_reward", "scores")
 """Mean total of all samples that the row's group had."""
+SCORE = "score/"
+"""How the quantities of scoring heads begin: `score/overall`."""
 PLACE = Reading("place", "old")
 """Where an action stood before a batch was cut: the trainer's own, asked of no policy."""
 

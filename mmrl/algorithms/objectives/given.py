@@ -1,9 +1,11 @@
-"""Losses of completions that are given: one to imitate, or a pair of which one is preferred."""
+"""Losses of completions that are given: one to imitate, a pair of which one is preferred, or what a head scores them."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -11,8 +13,8 @@ from torch.nn.functional import logsigmoid
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import Surrogate, actions_only
 from mmrl.core.ranges import NonNegative, Positive, Range, check_ranges
-from mmrl.core.readings import LOGPROBS, REF_LOGPROBS
-from mmrl.core.types import Batch, Reading, Scope
+from mmrl.core.readings import LOGPROBS, REF_LOGPROBS, SCORE
+from mmrl.core.types import Batch, Prompt, Reading, Scope
 from mmrl.runtime.tensors import masked_mean
 
 Kind = Literal["sigmoid", "sigmoid_norm", "ipo"]
@@ -89,3 +91,103 @@ class Preference(Surrogate):
             return (margin - 1 / (2 * self.beta)) ** 2
         right, wrong = -logsigmoid(self.beta * margin), -logsigmoid(-self.beta * margin)
         return (1 - self.smoothing) * right + self.smoothing * wrong
+
+
+@dataclass(frozen=True)
+class OfScores(Surrogate):
+    """A loss of the scores that a reward model gives to whole completions (`policy.scores`), on one axis per prompt.
+
+    A prompt's column `axis` says which; without one it is the first. Every action of a row has the row's loss: take the
+    aggregation SequenceMean.
+    """
+
+    axes: tuple[str, ...] = ("overall",)
+    """The axes that are trained, which policy.scores must have."""
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return tuple(Reading(SCORE + axis) for axis in self.axes)
+
+    def axis_of(self, prompt: Prompt) -> str:
+        """The axis that a prompt's rows are about; raises ValueError for one that is not trained."""
+        axis = str(prompt.columns.get("axis", self.axes[0]))
+        if axis not in self.axes:
+            raise ValueError(f"prompt {prompt.id!r} is about the axis {axis!r}, and trained are {', '.join(self.axes)}: set axes")
+        return axis
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for an axis that is not trained."""
+        for prompt in prompts:
+            self.axis_of(prompt)
+
+    def scores(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Float[Tensor, " n"]:
+        """The score of every row on its own axis."""
+        places = by_row(batch, lambda prompt: self.axes.index(self.axis_of(prompt))).long()
+        values = torch.stack([readings[reading][:, 0] for reading in self.reads], dim=1)
+        return values.gather(1, places[:, None].to(values.device))[:, 0]
+
+
+@dataclass(frozen=True)
+class PairScores(OfScores):
+    """-log sigmoid(s - s' - m) + c (s + s')^2, s the score of the preferred completion (Bradley and Terry).
+
+    m is the pair's column `margin`, 0 without one (arXiv:2307.09288), and c keeps scores around 0 (arXiv:2312.09244). Rows of
+    advantage above 0 are preferred: take the advantage Preferred and the planner Pairs or PicturePairs.
+    """
+
+    center: NonNegative = 0.0
+    """c: how much a pair's scores are kept around 0; .01 in arXiv:2312.09244."""
+
+    @property
+    def scope(self) -> Scope:
+        return "group"
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for an axis that is not trained, or a margin that is no number."""
+        super().check_prompts(prompts)
+        for prompt in prompts:
+            number_at(prompt, "margin", 0.0)
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask, ids = batch.rollouts.action_mask, batch.rollouts.group_ids
+        scores = self.scores(readings, batch)
+        sign, same = batch.advantages[:, 0].sign().to(scores), (ids[:, None] == ids).to(scores)
+        gap = same @ (sign * scores)
+        margin = by_row(batch, lambda prompt: number_at(prompt, "margin", 0.0)).to(gap)
+        loss = -logsigmoid(gap - margin) + self.center * (same @ scores) ** 2
+        metrics = {"policy/margin": gap, "policy/preferred": (gap > 0).to(gap)}
+        return loss[:, None].expand(mask.shape), {name: x.detach()[:, None].expand(mask.shape) for name, x in metrics.items()}
+
+
+@dataclass(frozen=True)
+class Ratings(OfScores):
+    """(s - y)^2, y the number that people gave a completion: the prompt's column `rating`. Take the planner Taught."""
+
+    column: str = "rating"
+    """The column with the number."""
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for an axis that is not trained, or a rating that is no number."""
+        super().check_prompts(prompts)
+        for prompt in prompts:
+            number_at(prompt, self.column)
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
+        mask = batch.rollouts.action_mask
+        scores = self.scores(readings, batch)
+        off = scores - by_row(batch, lambda prompt: number_at(prompt, self.column)).to(scores)
+        return (off**2)[:, None].expand(mask.shape), {"policy/error": off.detach().abs()[:, None].expand(mask.shape)}
+
+
+def by_row(batch: Batch, number: Callable[[Prompt], float]) -> Float[Tensor, " n"]:
+    """The number of a prompt, for every row of its group."""
+    prompts = {group.id: group.prompt for group in batch.rollouts.groups}
+    return torch.tensor([number(prompts[int(i)]) for i in batch.rollouts.group_ids], dtype=torch.float)
+
+
+def number_at(prompt: Prompt, column: str, otherwise: float | None = None) -> float:
+    """The number in a prompt's column; raises ValueError where there is none, or it is not finite."""
+    found = prompt.columns.get(column, otherwise)
+    if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found):
+        return float(found)
+    raise ValueError(f"prompt {prompt.id!r} has {found!r} in the column {column!r}, where a finite number is needed")

@@ -9,12 +9,14 @@ from typing import Any, cast
 from mmrl.algorithms.planners.base import Once, one_request_each
 from mmrl.algorithms.planners.video import answer_text
 from mmrl.core.ranges import Share, check_ranges
-from mmrl.core.types import Prompt, Request
+from mmrl.core.samples import Media
+from mmrl.core.types import Prompt, Request, Shown
 
 COMPLETION = "completion"
 """The column in which data sets keep an answer exactly as it was written."""
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 NO_THOUGHT = "<think>\n\n</think>"
+PAIR = 2
 
 
 def text_at(prompt: Prompt, column: str) -> str:
@@ -130,4 +132,42 @@ class Pairs(Once):
             replace(request, role="injected", written=text)
             for request in one_request_each(prompts, 1, first_id, seed)
             for text in pair_of(request.prompt, self.chosen, self.rejected)
+        ]
+
+
+@dataclass(frozen=True)
+class PicturePairs(Once):
+    """Two rows per prompt: each shows one of its two pictures or clips, the one that people preferred first.
+
+    Nothing is written about them. Take the advantage Preferred and the term PairScores with it.
+    """
+
+    preferred: str = "preferred"
+    """The column that says which of the two was preferred, 0 or 1; a prompt without it: the first."""
+
+    __post_init__ = check_ranges
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for a prompt without two pictures, or that prefers none of them."""
+        for prompt in prompts:
+            self.in_order(prompt)
+
+    def in_order(self, prompt: Prompt) -> tuple[Media, Media]:
+        """The media of a prompt, the preferred one first."""
+        if len(prompt.media) != PAIR:
+            raise ValueError(f"prompt {prompt.id!r} has {len(prompt.media)} pictures, where a pair of them is compared")
+        best = prompt.columns.get(self.preferred, 0)
+        if best not in (0, 1):
+            raise ValueError(
+                f"prompt {prompt.id!r} has {best!r} in the column {self.preferred!r}, which says 0 where the first of two "
+                "pictures is preferred and 1 where the second is: leave undecided pairs out"
+            )
+        first, second = prompt.media
+        return (second, first) if best else (first, second)
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        return [
+            replace(request, role="injected", written="", shown=Shown(replace(request.prompt, media=(one,)), trained=True))
+            for request in one_request_each(prompts, 1, first_id, seed)
+            for one in self.in_order(request.prompt)
         ]

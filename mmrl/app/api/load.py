@@ -1,10 +1,12 @@
 """`mmrl.load_data` and `mmrl.load_reward`: shipped plug-ins, and your own, as Python objects."""
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from mmrl.app.config.plug_ins import read_data, reward_of
 from mmrl.app.config.run import DataConfig
+from mmrl.app.reward_test.reward_model import Scorer, scorer_of
 from mmrl.app.run.build import load_prompts
 from mmrl.app.toml.tables import Table
 from mmrl.core.samples import Prompt
@@ -40,3 +42,18 @@ def load_reward(use: str, **settings: object) -> Callable[..., Any]:
     """
     table = Table.of({"reward": {"use": use, **settings}}, "mmrl.load_reward")
     return reward_of(use, settings, ("reward",), table)()
+
+
+def load_reward_model(run: str | Path, step: int | None = None, device: str = "auto") -> Scorer:
+    """The reward model that a run trained: `mmrl.load_reward_model("runs/rm").of_group(group)` gives {axis: score} per sample.
+
+    Args:
+        run: the run's folder.
+        step: its checkpoint; None: the newest.
+        device: auto (the GPU if there is one), cpu, cuda or cuda:1.
+
+    Raises:
+        FileNotFoundError: there is no such run.
+        ValueError: it trained no reward model, or the checkpoint is damaged.
+    """
+    return scorer_of(Path(run).expanduser(), step, device)

@@ -57,6 +57,27 @@ def reward_score(
     score(target, settings or [], data, html, out, FileWords(file.layout, file.image_root))
 
 
+@reward.command("train")
+def reward_train(
+    model: Annotated[str, Option(help="The model that learns to score: a folder, or a name on the hub.")],
+    data: Annotated[str, Option(help="Rows with `chosen` and `rejected`, with two pictures, or with a `rating`.")],
+    settings: Settings = None,
+    task: Annotated[str, Option(help="scores (pairs of texts), picture_scores (pairs of pictures) or ratings.")] = "scores",
+    held_out: Annotated[
+        str | None, Option(help="The like of --data that nothing trains on: it is asked how often it agrees.")
+    ] = None,
+    output: Annotated[Path | None, Option(metavar="DIR", help="The run's folder, which [[reward]] use = then names.")] = None,
+    image_root: Annotated[Path | None, Option(metavar="DIR", help="Where paths of pictures start.")] = None,
+    card: Annotated[str | None, Option(help="Memory of the card to fit to, such as 24GB (default: this machine's).")] = None,
+) -> None:
+    """Train a reward model on what people preferred; a config then uses its folder as a reward."""
+    from mmrl.app.commands.train import TrainArguments
+    from mmrl.app.lab.reward_model import train_reward_model
+
+    words = TrainArguments(settings or [], task, model, data, (), output, held_out=held_out, image_root=image_root, card=card)
+    train_reward_model(words)
+
+
 @reward.command("serve")
 def reward_serve(
     spec: Annotated[Path, Argument(metavar="SPEC", help="A TOML file: host, port, limits and one [[reward]] per reward.")],

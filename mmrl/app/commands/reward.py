@@ -19,6 +19,7 @@ from rich.table import Table as Grid
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.box import SPACES, Space
 from mmrl.app.config import run as configs
+from mmrl.app.config.needed_rewards import read_runs_as_rewards
 from mmrl.app.config.plug_ins import read_reward
 from mmrl.app.config.run import DataConfig, RewardConfig, RunConfig
 from mmrl.app.errors import Terminal, printable
@@ -185,9 +186,11 @@ def space_of(config: RunConfig) -> str | None:
 def one_reward(use: str, settings: Sequence[str], space: Space) -> Tried:
     """A reward by name, path or address, with its settings as `key=value`."""
     table = Table.of({"reward": [{"use": use}]}, "command line", (f"reward.0.{assignment}" for assignment in settings))
-    args = {key: value for key, value in table.values["reward"][0].items() if key != "use"}
-    function = read_reward(RewardConfig(use, args=args), ("reward", "0"), table)()
-    return Tried(plugins.default_name(use), use, in_space(function, space))
+    read_runs_as_rewards(table)
+    args = dict(table.values["reward"][0])
+    reward = RewardConfig(args.pop("use"), args=args)
+    function = read_reward(reward, ("reward", "0"), table)()
+    return Tried(plugins.default_name(use), reward.use, in_space(function, space))
 
 
 def in_space(function: Any, space: Space) -> PlugIn:

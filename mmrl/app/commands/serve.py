@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
@@ -123,13 +123,13 @@ def served_reward(entry: Values, where: str) -> Served:
     """One [[reward]] of a spec."""
     if "use" not in entry:
         raise ValueError(f"{where} has no `use`: write a name from `mmrl ls rewards` or ./file.py")
-    use = entry["use"]
+    use, entry = entry["use"], cast(Values, plugins.with_runs(entry))
     if not isinstance(use, str) or not use:
         raise ValueError(f"{where}.use is {use!r}: write a name from `mmrl ls rewards` or ./file.py")
     name = entry.get("name", plugins.default_name(use))
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise ValueError(f"{where}.name is {name!r}: write letters, digits, _ and -, because it is the end of an address")
-    style, plug_in = adapters.split(use)
+    style, plug_in = adapters.split(entry["use"])
     function = plugins.load(plug_in, "rewards")
     settings = {key: value for key, value in entry.items() if key not in OWN}
     reward = adapters.adapt(style, function, settings, where) if style else instance(function, settings, where)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from mmrl.app.config.algorithm import Assembly
-from mmrl.app.plugins.resolve import default_name
+from mmrl.app.plugins.resolve import default_name, with_runs
 from mmrl.app.toml.did_you_mean import nearest
 from mmrl.app.toml.tables import Table
 
@@ -20,6 +20,15 @@ class Weighed(Protocol):
     def weight(self) -> float: ...
     @property
     def args(self) -> Mapping[str, object]: ...
+
+
+def read_runs_as_rewards(table: Table) -> None:
+    """Let `use = "runs/rm"`, the folder of a run, mean the reward model that was trained there, wherever a reward is named."""
+    for path in (("reward",), ("evaluation", "reward"), ("stage",)):
+        holder = table.values.get(path[0]) if len(path) == 1 else (table.values.get(path[0]) or {}).get(path[1])
+        changed = with_runs(holder)
+        if changed != holder:
+            table.set(path, changed, table.origin(path) or table.at(path))
 
 
 def check_needed_rewards(assembly: Assembly, rewards: Sequence[Weighed], table: Table, evaluated: bool = False) -> None:

@@ -16,7 +16,7 @@ from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.data import DataConfig, MixedData, check_sources, read_data_tables
 from mmrl.app.config.engine_defaults import add_engine_defaults
 from mmrl.app.config.meant import with_key
-from mmrl.app.config.needed_rewards import check_needed_rewards
+from mmrl.app.config.needed_rewards import check_needed_rewards, read_runs_as_rewards
 from mmrl.app.config.slots import SLOTS
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import MODALITIES, POLICIES, PolicyConfig, modality_of
@@ -285,6 +285,7 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
 def read_run(table: Table, name: str) -> Resolved:
     """The run of a table; errors are those of `resolve`."""
     add_engine_defaults(table)
+    read_runs_as_rewards(table)
     check_keys(table.values, [f.name for f in fields(RunConfig)], (), table)
     ready: dict[str, object] = {"algorithm": assemble(table)}
     given = table.values.get("policy", {})

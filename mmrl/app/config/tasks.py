@@ -21,6 +21,8 @@ from mmrl.runtime.near import near
 
 TEXT: Values = {"kind": "text", "answer_format": "direct"}
 DRAWN: Values = {"kind": "flow", "height": 512, "width": 512}
+SCORING = ("scores", "picture_scores", "ratings")
+"""The tasks that make reward models."""
 TASKS: dict[str, Values] = {
     "grounding": {
         "algorithm": {"preset": "grpo"},
@@ -41,6 +43,15 @@ TASKS: dict[str, Values] = {
         "algorithm": {"preset": "sft"},
         "policy": TEXT | {"answer_format": "none"},
         "data": {"use": "qa_jsonl"},
+    },
+    **{
+        kind: {
+            "algorithm": {"preset": kind},
+            "policy": TEXT | {"answer_format": "none", "scores": ["overall"]},
+            "data": {"use": "qa_jsonl"},
+            "evaluation": {"seen": 0},
+        }
+        for kind in SCORING
     },
     "t2i": {
         "algorithm": {"preset": "flow_grpo_fast"},
@@ -80,6 +91,7 @@ EXAMPLES = {
     "video": EXAMPLE.format(task="video", model=SEES, data="clips.jsonl", reward="by_type --reward format=0.1"),
     "qa": EXAMPLE.format(task="qa", model=SEES, data="questions.jsonl", reward="by_type --reward format=0.1"),
     "sft": EXAMPLE.format(task="sft", model=SEES, data="llava.json", reward="").removesuffix(" --reward "),
+    **{kind: f"mmrl reward train --task {kind} --model {SEES} --data pairs.jsonl" for kind in SCORING},
     "t2i": EXAMPLE.format(task="t2i", model=DRAWS, data="prompts.txt", reward="pick_score --reward clip_score=0"),
     "t2v": EXAMPLE.format(task="t2v", model=MOVES, data="prompts.txt", reward="video_judge --reward smooth_motion=0.5"),
     "edit": EXAMPLE.format(task="edit", model=EDITS, data="edits.jsonl", reward="vlm_judge --reward keeps_rest=0.5"),

@@ -9,12 +9,12 @@ import hashlib
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from mmrl.app.plugins.guard import guarded
 from mmrl.app.plugins.packages import refuse_missing_packages, remedy
@@ -103,6 +103,19 @@ def default_name(spec: str) -> str:
     spec = spec.removeprefix("trl:").removeprefix("flow_grpo:")
     place, _, wanted = spec.partition(":") if not _has_drive(spec) else (spec, "", "")
     return wanted or Path(place).stem
+
+
+def with_runs(value: object) -> object:
+    """A table or list of a config in which folders of runs became reward models."""
+    if isinstance(value, list):
+        return [with_runs(one) for one in cast(list[object], value)]
+    if not isinstance(value, Mapping):
+        return value
+    found = {key: with_runs(one) for key, one in cast(Mapping[str, object], value).items()}
+    use = found.get("use")
+    if not isinstance(use, str) or not (Path(use).expanduser() / "config.toml").is_file():
+        return found
+    return found | {"use": "reward_model", "run": use}
 
 
 def folders(kind: str) -> list[Path]:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 from PIL import Image
 
+from mmrl.algorithms.planners.taught import message_text
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.box import Box, Space, extent
 from mmrl.answers.spans.interval import Interval
@@ -24,6 +25,7 @@ PROMPT, BLANK, NOISE = "swapped prompt", "blank", "noise"
 DRAWN, REDRAWN, MORE_NOISE = "drawn picture", "another drawn one", "other noise"
 """Pictures without a prompt that they are known to fit."""
 IN_SPACE = "in space "
+CHOSEN, REJECTED = "chosen", "rejected"
 CHATTER = " To be quite sure, let us look at it once more, and then again from the other side." * 8
 LETTERS = string.ascii_uppercase[:5]
 
@@ -44,7 +46,7 @@ def text_groups(prompts: Sequence[Prompt], style: Style) -> tuple[list[str], lis
 
     Raises ValueError if no prompt has an answer.
     """
-    answered = [prompt for prompt in prompts if prompt.answer is not None]
+    answered = [prompt for prompt in map(with_chosen, prompts) if prompt.answer is not None]
     if not answered:
         raise ValueError(
             "no prompt of the data has an answer, so there is no truth to test the reward with: take data with answers; if the "
@@ -60,6 +62,14 @@ def text_groups(prompts: Sequence[Prompt], style: Style) -> tuple[list[str], lis
     return names, groups
 
 
+def with_chosen(prompt: Prompt) -> Prompt:
+    """The prompt with the preferred one of two completions as its truth; the other stands where another prompt's would."""
+    if prompt.answer is not None or not {CHOSEN, REJECTED} <= set(prompt.columns):
+        return prompt
+    texts = {column: message_text(prompt.columns[column]) for column in (CHOSEN, REJECTED)}
+    return replace(prompt, answer=texts[CHOSEN], columns={**prompt.columns, **texts})
+
+
 def next_of_source(prompts: Sequence[Prompt], place: int) -> Prompt:
     """The prompt after this one that is of the same source, for those of others are answered in other ways."""
     after = [*prompts[place + 1 :], *prompts[: place + 1]]
@@ -73,7 +83,7 @@ def text_probes(prompt: Prompt, other: Prompt, style: Style, rng: random.Random)
     swapped = answer_moved_to(other.answer, size_of(other), size)
     probes = {
         TRUTH: plain(truth),
-        OTHER: plain(answer_text(swapped, style.space, size)),
+        OTHER: plain(answer_text(prompt.columns.get(REJECTED, swapped), style.space, size)),
         RANDOM: plain(answer_text(nonsense(prompt, size, rng), style.space, size)),
         EMPTY: "",
         MALFORMED: truth[: len(truth) // 3].rstrip("0123456789.") if len(truth) > 9 else "?",

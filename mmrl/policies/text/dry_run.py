@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
             put_layers(model, loading.layers_to_quantize(model, family, config.quantized.parts))
         if config.lora is not None:
             loading.add_adapter(model, family, replace(config.lora, adapter=None))
+        loading.add_head(model, config.scores, Path())
     loading.freeze(model, family, config.freeze)
     if config.gradient_checkpointing:
         loading.checkpoint_layers(model)

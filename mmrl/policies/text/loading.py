@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, load_adapter, lora_config, switch_casts
 from mmrl.policies.shared.quantized.layer import nf4_layers
@@ -20,6 +20,7 @@ from mmrl.policies.text.families import Family, family_of, is_text_only
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.text_only import TextOnly, TextProcessor
 from mmrl.policies.text.read.packable import prepare_packing
+from mmrl.policies.text.read.score import add_head, save_head
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.near import near
 from mmrl.runtime.offline import check_hub, is_offline, offline_note
@@ -28,6 +29,7 @@ from mmrl.runtime.pretrained import load_whole, readable, refuse_absurd_sizes, r
 log = logging.getLogger("mmrl")
 EXPERTS = 3
 """Dimensions of the weights of a layer of experts, which are one tensor."""
+HEAD = "score_head."
 LAYERS = re.compile(r"layers:(\d+)-(\d+)")
 
 
@@ -77,6 +79,7 @@ def load(config: TextPolicyConfig) -> Loaded:
     packs = prepare_packing(model, family, config)
     adapter = add_adapter(model, family, config.lora) if config.lora else None
     switch_casts(casting_layers(model.modules()), on=config.dtype == "float32")
+    add_head(model, config.scores, weights_folder(config.model))
     freeze(model, family, config.freeze)
     if config.gradient_checkpointing:
         checkpoint_layers(model)
@@ -348,6 +351,19 @@ def banned_tokens(loaded: Loaded) -> frozenset[int]:
 def writer_of(model: Any, adapter: Any | None) -> Callable[[Path], None]:
     """Gather what a folder of the model holds, or of its adapter alone, and return what writes it. Every process must call it."""
     held = model.state_dict(keep_vars=True)
+    scoring = {name.removeprefix(HEAD): whole(held.pop(name)) for name in list(held) if name.startswith(HEAD)}
+    if scoring:
+        write_model = writer_of_model(model, adapter, held)
+
+        def write(folder: Path) -> None:
+            write_model(folder)
+            save_head(model.score_head.axes, scoring, folder)
+
+        return write
+    return writer_of_model(model, adapter, held)
+
+
+def writer_of_model(model: Any, adapter: Any | None, held: Mapping[str, Tensor]) -> Callable[[Path], None]:
     if adapter is None:
         return partial(model.save_pretrained, state_dict={name: whole(weight) for name, weight in held.items()})
     # A frozen part of an adapter belongs to it too; the model's own weights need no copy.

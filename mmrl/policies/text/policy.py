@@ -14,6 +14,7 @@ from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import Diagnostics, State, View
 from mmrl.core.ranks import OwnState, Ranks
+from mmrl.core.readings import SCORE
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
@@ -99,8 +100,7 @@ class TextPolicy(PolicyHooks):
         self.ranks, self._followed = Ranks(), False
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
-        if not shows_attention(loaded.model):
-            self.offers = self.offers - RHYTHM
+        self.offers = quantities_of(config, loaded.model)
 
     @property
     def shadows(self) -> frozenset[str]:
@@ -204,7 +204,7 @@ class TextPolicy(PolicyHooks):
             with self.weights.swapped_in(model):
                 rows, evaluate = trace.at(temperature), partial(self._evaluate, view=view)
                 values = look(names, rows, mask, evaluate, self.tokenizer, self.decode) if names & LOOKS else {}
-                values |= evaluate(rows, mask, tuple(sorted(names & QUANTITIES)))
+                values |= evaluate(rows, mask, tuple(sorted(names - LOOKS - {ANSWERS})))
             if ANSWERS in names:
                 values[ANSWERS] = answer_mask(trace, self.decode, mask)
             out |= {reading: values[reading.quantity] for reading in asked}
@@ -309,6 +309,11 @@ class TextPolicy(PolicyHooks):
         work = evaluation_of(self.net, trace, shown, mask, quantities, self.config.logit_chunk)
         values = self.evaluator(RhythmEvaluation.of(work) if RHYTHM & set(quantities) else work)
         return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}
+
+
+def quantities_of(config: TextPolicyConfig, model: Any) -> frozenset[str]:
+    """The quantities that a policy reads."""
+    return TextPolicy.offers - (frozenset() if shows_attention(model) else RHYTHM) | {SCORE + axis for axis in config.scores}
 
 
 def at_temperature(sampling: Sampling, rows: Sequence[Row]) -> Sampling:

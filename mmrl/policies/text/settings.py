@@ -65,6 +65,9 @@ class TextPolicyConfig:
     """Parts that do not train: vision, projector, language, or layers:0-3 of the language model (both ends included)."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them."""
+    scores: tuple[str, ...] = ()
+    """What a head on the last token scores, such as overall: the policy is a reward model then, trained by stages of the kinds
+    scores and ratings. Empty: there is none."""
     prefix: Literal["auto", "packed", "repeated"] = "auto"
     """How completions are read: packed behind their prompt in one row, or each with its prompt repeated; auto packs where the
     model can and it saves a tenth of the tokens."""
@@ -117,6 +120,7 @@ class TextPolicyConfig:
                 "variant to a folder of their own, and name that"
             )
         refuse_quantized(self)
+        refuse_scores(self)
         if self.prefix == "packed" and self.attn_implementation not in (None, "sdpa"):
             raise ValueError(
                 f"policy.prefix is 'packed', and policy.attn_implementation {self.attn_implementation!r} cannot read them: "
@@ -139,3 +143,12 @@ def refuse_quantized(policy: TextPolicyConfig) -> None:
             'policy.weights is "nf4", and the server of [policy.engine] reads the folder\'s own weights, whose answers differ: '
             "remove one of the two"
         )
+
+
+def refuse_scores(policy: TextPolicyConfig) -> None:
+    """Raise ValueError for axes that are named twice or not at all, or that a server would not score."""
+    odd = [axis for axis in policy.scores if not axis or "," in axis or policy.scores.count(axis) > 1]
+    if odd:
+        raise ValueError(f"policy.scores holds {odd[0]!r}: name every axis once, without commas")
+    if policy.scores and policy.engine is not None:
+        raise ValueError("policy.scores makes a reward model, which writes nothing: leave [policy.engine] out")

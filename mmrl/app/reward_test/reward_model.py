@@ -1,0 +1,144 @@
+"""Reward models that were trained here: a run's policy with its scoring head, and how often it agrees with people."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from mmrl.algorithms.planners.taught import Pairs, PicturePairs
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import RunConfig
+from mmrl.app.run.build import build_policy, with_local_model
+from mmrl.app.run.folder import RunDir
+from mmrl.app.run.hushed import hushed_saving
+from mmrl.core.readings import SCORE
+from mmrl.core.types import Group, Prompt, Reading, Request, Sample
+from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.process_state import keep_random_state
+from mmrl.serving.scorers.models import HeldModel, hold
+from mmrl.training.checkpoints.save import Checkpoints
+
+Z = 1.959964
+"""Deviations on either side of which a normal variable lies 5 % of the time."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores completions with a run's policy: {axis: s} for each (prompt, completion)."""
+
+    policy: TextPolicy
+    axes: tuple[str, ...]
+    held: HeldModel
+
+    def scores(self, rows: Sequence[tuple[Prompt, str]], batch_size: int) -> list[dict[str, float]]:
+        """In the order of the rows, which are read `batch_size` at a time."""
+        return [found for i in range(0, len(rows), batch_size) for found in self._some(rows[i : i + batch_size])]
+
+    def of_group(self, group: Group, batch_size: int = 16) -> list[dict[str, float]]:
+        """The scores of a group's samples."""
+        return self.scores([row_of(group.prompt, sample) for sample in group.samples], batch_size)
+
+    def _some(self, rows: Sequence[tuple[Prompt, str]]) -> list[dict[str, float]]:
+        requests = [Request(prompt, 1, i, role="injected", written=text) for i, (prompt, text) in enumerate(rows)]
+        with keep_random_state(), self.held.ready():
+            rollouts = self.policy.rollout(requests)
+            readings = [Reading(SCORE + axis) for axis in self.axes]
+            found = self.policy.read(rollouts.trace, readings, rollouts.action_mask)
+        order = rollouts.group_ids.argsort()
+        values = torch.stack([found[reading][:, 0] for reading in readings], dim=1)[order]
+        return [dict(zip(self.axes, row, strict=True)) for row in values.tolist()]
+
+
+def row_of(prompt: Prompt, sample: Sample) -> tuple[Prompt, str]:
+    """The prompt and the completion that a reward model reads: of a picture, the picture with its prompt, and nothing more."""
+    if sample.image is None:
+        return prompt, sample.text or ""
+    return replace(prompt, media=(sample.image,)), ""
+
+
+class ScoringNet(nn.Module):
+    """The network of a policy, held as rewards hold theirs."""
+
+    keep_float32 = ("net.model.score_head",)
+
+    def __init__(self, policy: TextPolicy) -> None:
+        super().__init__()
+        self.policy, self.net = policy, policy.net
+
+
+def axes_of(run: Path) -> tuple[RunConfig, tuple[str, ...]]:
+    """The config of a run that trained a reward model, and the axes that it scores.
+
+    Raises:
+        FileNotFoundError: there is no such run.
+        ValueError: it trained no reward model.
+    """
+    config = configs.load(str(RunDir.open(run).config_file)).config
+    axes = config.policy.scores if isinstance(config.policy, TextPolicyConfig) else ()
+    if not axes:
+        raise ValueError(f"{run} trained no reward model: its policy.scores names no axis; `mmrl reward train` makes one")
+    return config, axes
+
+
+def scorer_of(run: Path, step: int | None = None, device: str = "auto") -> Scorer:
+    """The reward model of a run's checkpoint `step`, or of its newest; loaded once per process.
+
+    Raises:
+        FileNotFoundError, ValueError: as `axes_of`; CheckpointError where the checkpoint is damaged or not there.
+    """
+    config, axes = axes_of(run)
+
+    def build() -> ScoringNet:
+        state: Any = Checkpoints(RunDir.open(run).checkpoints).load(step)["policy"]
+        with keep_random_state(), hushed_saving():
+            policy: Any = build_policy(with_local_model(config).policy, frozenset(state["shadows"]))
+        policy.load_state_dict(state)
+        return ScoringNet(policy)
+
+    held = hold(("reward model", str(run.resolve()), "newest" if step is None else f"step {step}"), build, device)
+    return Scorer(cast(ScoringNet, held.model).policy, axes, held)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How often a reward model prefers what people preferred."""
+
+    right: float
+    """Pairs in the order that people gave them; of equal scores each counts half."""
+    count: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.count
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the share after Wilson."""
+        n, p = self.count, self.share
+        middle, half = p + Z**2 / (2 * n), Z * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n * n))
+        return (middle - half) / (1 + Z**2 / n), (middle + half) / (1 + Z**2 / n)
+
+
+def agreement(scorer: Scorer, prompts: Iterable[Prompt], planner: Pairs | PicturePairs, most: int = 2000) -> dict[str, Agreement]:
+    """By axis, on pairs that nothing trained on, of which the first `most` are looked at; a pair is about its column `axis`.
+
+    Raises:
+        ValueError: a prompt without a pair.
+    """
+    pairs = list(islice(prompts, most))
+    planner.check_prompts(pairs)
+    requests = planner.first(pairs, 2, 0, 0)
+    rows = [(request.shown_prompt, str(request.written)) for request in requests]
+    found = scorer.scores(rows, batch_size=16)
+    right: dict[str, list[float]] = {}
+    for prompt, (best, other) in zip(pairs, zip(found[::2], found[1::2], strict=True), strict=True):
+        axis = str(prompt.columns.get("axis", scorer.axes[0]))
+        gap = best[axis] - other[axis]
+        right.setdefault(axis, []).append(1.0 if gap > 0 else 0.5 if gap == 0 else 0.0)
+    return {axis: Agreement(sum(values), len(values)) for axis, values in right.items()}
