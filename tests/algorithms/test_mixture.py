@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from mmrl.algorithms.samplers.learned import Bandit, Thompson
-from mmrl.algorithms.samplers.mixture import Mixture
+from mmrl.algorithms.samplers.mixture import Balanced, Mixture
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.sources import Sources, StreamedSources, first_of_each
 from mmrl.core.types import Prompt
@@ -131,3 +131,22 @@ def test_learned_samplers_tell_sources_apart():
     assert bandit.chances()["b"] > 0.99
     # ids of equal rows in different sources are different
     assert len(Thompson(lists(None))._places) == 20
+
+
+def test_rare_classes_come_as_often_and_a_resumed_sampler_goes_on():
+    made = [
+        *prompts(9, kind="cat"),
+        *(Prompt(f"d{i}", columns={"kind": "dog"}) for i in range(2)),
+        Prompt("e", columns={"kind": 3}),
+    ]
+    sampler, again = (Balanced(made, 1, column="kind") for _ in range(2))
+    drawn = sampler.draw(12)
+    assert Counter(prompt.columns["kind"] for prompt in drawn) == {"cat": 4, "dog": 4, 3: 4}
+    again.load_state_dict(sampler.state_dict())
+    drawn += (more := sampler.draw(15))
+    assert [one.id for one in again.peek(15)] == [one.id for one in more]
+    assert len({one.id for one in drawn if one.columns["kind"] == "cat"}) == 9
+    with pytest.raises(ValueError, match=r"prompt '0' has no column 'taste', which sampler\.column names as its class"):
+        Balanced(prompts(2), 0, column="taste")
+    with pytest.raises(ValueError, match="the data set is a stream"):
+        Balanced(Stream(), 0, column="kind")

@@ -1,4 +1,4 @@
-"""Several data sets in fixed shares."""
+"""Several data sets in fixed shares, or the classes of one."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -82,6 +82,28 @@ class Mixture:
         for name, sampler in self._samplers.items():
             sampler.load_state_dict(state["parts"][name])
         self.counts = dict(state["counts"])
+
+
+@dataclass
+class Balanced(Mixture):
+    """The next prompt is of the class of which fewest were drawn, a class being a value of a column: rare ones come as often.
+
+    Each class goes on by itself in shuffled epochs, so a prompt of a rare class comes again sooner.
+    """
+
+    column: str = "category"
+    """The column with a prompt's class."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompts, Sequence):
+            raise ValueError('sampler.kind = "Balanced" needs all prompts at once, and the data set is a stream: take "Streamed"')
+        parts: dict[str, list[Prompt]] = {}
+        for prompt in self.prompts:
+            if self.column not in prompt.columns:
+                raise ValueError(f"prompt {prompt.id!r} has no column {self.column!r}, which sampler.column names as its class")
+            parts.setdefault(str(prompt.columns[self.column]), []).append(prompt)
+        self.prompts = Sources(parts, dict.fromkeys(parts, 1 / len(parts)))
+        super().__post_init__()
 
 
 def weights_of(prompts: Sources | StreamedSources) -> dict[str, float]:

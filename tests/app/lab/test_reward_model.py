@@ -69,7 +69,7 @@ def test_what_it_prints_is_what_it_keeps(run: RunDir):
 def test_it_learns_what_was_preferred(seed: int, tmp_path: Path):
     train, held_out = write_pairs(tmp_path / "pairs.jsonl", 256, 10 + seed), write_pairs(tmp_path / "other.jsonl", 200, 20 + seed)
     words = ["--data", train, "--held-out", held_out, "--output", tmp_path / "rm", *USUAL, "steps=80", f"seed={seed}"]
-    print(said_by("train", *words))
+    said_by("train", *words)
     (kept,) = json.loads((tmp_path / "rm" / "agreement.json").read_text()).values()
     assert kept["low"] > 0.8
 
