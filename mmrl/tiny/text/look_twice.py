@@ -69,8 +69,8 @@ class WarmStart(Imitation):
     least_skill: float = 0.85
     """Share of held-out pictures that both skills must get right."""
     least_looks: float = 0.2
-    """Least chance that the model looks closer, and 0.5 that it then looks at the digit."""
-    least_hits: float = 0.5
+    """Least chance that the model looks closer, and that it then looks at the digit."""
+    least_hits: float = 0.4
 
 
 class Lesson(NamedTuple):
