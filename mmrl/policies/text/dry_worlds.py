@@ -8,6 +8,7 @@ from math import isqrt
 from typing import Any
 
 from PIL import Image
+from torch import Tensor
 
 from mmrl.core.episodes import Limits
 from mmrl.core.types import Observation, Prompt, Turn
@@ -16,7 +17,7 @@ from mmrl.policies.text.prompt.encode import Encoded, Encoder
 from mmrl.policies.text.write.observe import observe
 
 STEP = 28
-"""Sides of pictures are a multiple of so many pixels."""
+"""Sides of pictures are a multiple of this, in pixels."""
 LETTERS = "".join(chr(ord("a") + (i * i) % 26) for i in range(26))
 """A text of these has a token per letter at most."""
 
@@ -52,7 +53,7 @@ class DryWorlds:
             while pictures and not (side := self.largest(encoder, pictures, room)):
                 pictures -= 1
             shown = blank(pictures, side)
-            found = seen(encoder, Observation("", shown))
+            found = encode_answer(encoder, Observation("", shown))
             left = max(0, min(room - len(found), limits.text))
             self.answers.append(Observation((LETTERS * (left // 26 + 1))[:left], shown))
             self.pictures, self.side = self.pictures + pictures, max(self.side, side)
@@ -60,9 +61,9 @@ class DryWorlds:
             self.tokens = max(self.tokens, int((found.token_ids == token).sum()) // max(1, pictures))
 
     def largest(self, encoder: Encoder, pictures: int, room: int) -> int:
-        """The side of the largest pictures so many of which fit; 0 where none do."""
+        """The side of the largest pictures, all of which fit; 0 where none do."""
         sides = range(STEP, isqrt(self.limits.pixels) + 1, STEP)
-        fits = bisect(sides, room, key=lambda side: len(seen(encoder, Observation("", blank(pictures, side)))))
+        fits = bisect(sides, room, key=lambda side: len(encode_answer(encoder, Observation("", blank(pictures, side)))))
         return sides[fits - 1] if fits else 0
 
     @property
@@ -94,20 +95,20 @@ class OneReading:
     """A processor that reads every observation once: later ones are tensors of their own that share the first one's memory."""
 
     inner: Any
-    known: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    known: dict[str, dict[str, Tensor]] = field(default_factory=dict[str, dict[str, Tensor]])
 
-    def __call__(self, text: list[str], **options: Any) -> Mapping[str, Any]:
+    def __call__(self, text: list[str], **options: object) -> Mapping[str, Tensor]:
         if options.get("add_special_tokens", True):
             return self.inner(text=text, **options)
         if text[0] not in self.known:
             self.known[text[0]] = dict(self.inner(text=text, **options))
         return {name: x.view_as(x) for name, x in self.known[text[0]].items()}
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
 
-def seen(encoder: Encoder, observation: Observation) -> Encoded:
+def encode_answer(encoder: Encoder, observation: Observation) -> Encoded:
     """The observation behind a turn that did not end with a stop token, which adds the template's."""
     return observe(encoder, observation, None)
 
