@@ -76,9 +76,9 @@ class Algorithm:
 
     @property
     def advantage_reads(self) -> tuple[Reading, ...]:
-        """Readings of actions that the advantage uses, or a planner that watches."""
+        """Readings of actions that the advantage uses, or a planner."""
         planner = with_hooks(self.planner, PlannerHooks)
-        return tuple(dict.fromkeys((*with_hooks(self.advantage, AdvantageHooks).reads, *planner.reads)))
+        return tuple(dict.fromkeys((*with_hooks(self.advantage, AdvantageHooks).reads, *planner.reads, *planner.inspects)))
 
     @property
     def live_reads(self) -> tuple[Reading, ...]:

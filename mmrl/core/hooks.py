@@ -91,7 +91,12 @@ class PlannerHooks(PartHooks):
     heats_tokens: bool = False
     """Are tokens drawn at individual temperatures (`Tempering.rule`), which servers do not support?"""
     samples_plainly: bool = True
-    """Are all its samples of the plain prompt, from their first token on, at the run's temperature? Worlds answer only such."""
+    """Are all its samples of the plain prompt, from their first token on or a `Branch`, at the run's temperature? Worlds answer
+    only such."""
+    branches: bool = False
+    """Do episodes go on from turns of others, so that worlds must repeat?"""
+    inspects: tuple[Reading, ...] = ()
+    """Readings of actions that `inspect` finds in `rollouts.recorded`, under weights that do not move."""
 
     @property
     def reads(self) -> tuple[Reading, ...]:

@@ -48,6 +48,21 @@ class Prefix:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """The first turns of an episode of this step, which another one goes on from. Its world is opened as the earlier one was and
+    given the same turns, so it must repeat."""
+
+    turns: tuple[Turn, ...]
+    """With what was answered to each."""
+    token_ids: tuple[int, ...]
+    """Of these turns and answers: the last are what the world said before the turn that is written anew."""
+    logprobs: tuple[float, ...]
+    """As noted when they were sampled, 0 where they were not: the turns train again."""
+    world: tuple[int, int]
+    """Request.seed and number of the sample for which the world was opened first."""
+
+
+@dataclass(frozen=True)
 class Shown:
     """The prompt that a completion is sampled behind: `Shown(with_hint)`, `Shown(with_hint, trained=True)`."""
 
@@ -83,11 +98,11 @@ class Request:
     """Sample i of this request is drawn from a generator seeded by (seed, i): it can be drawn again alone."""
     shown: Shown = Shown()
     """What is shown while sampling, and whether training reads it too."""
-    written: str | Prefix | StoredRow | None = None
+    written: str | Prefix | Branch | StoredRow | None = None
     """The part of the completion that is given. A text: all of it, for role `injected`; its log-probabilities are evaluated
     before the first update. A prefix: how every completion begins; `max_new_tokens` counts it, and leaves room for one more token
-    at least. A row of an earlier step: all of it, for role `replayed`, one per request; its group may be a known one, or a new
-    one of negative id."""
+    at least. A branch: how every episode begins. A row of an earlier step: all of it, for role `replayed`, one per request; its
+    group may be a known one, or a new one of negative id."""
     tempering: Tempering = Tempering()
     """At which temperature to sample."""
     turns: int | None = None

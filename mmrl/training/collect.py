@@ -18,6 +18,7 @@ from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, 
 from mmrl.runtime.tensors import pad_actions
 from mmrl.training.measure import stopwatch
 from mmrl.training.prompt_source import Drawing
+from mmrl.training.reference_reads import ReferenceReads
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
 from mmrl.training.settings import TrainSettings
 
@@ -48,8 +49,9 @@ class Collector:
         algorithm: Algorithm,
         settings: TrainSettings,
         ranks: Ranks,
+        reader: ReferenceReads,
     ) -> None:
-        self.policy, self.sampler, self.rewards, self.ranks = policy, sampler, rewards, ranks
+        self.policy, self.sampler, self.rewards, self.ranks, self.reader = policy, sampler, rewards, ranks, reader
         self.planner, self.group_size = algorithm.planner, algorithm.group_size
         self.num_prompts, self.seed = settings.prompts_per_step, settings.seed
         self.next_group = 0
@@ -124,7 +126,7 @@ class Collector:
         with self.rewards.scoring(beside=len(parts) > 1) as scoring:
             for part in parts:
                 with stopwatch(times, "rollout"):
-                    fresh = self.policy.rollout(part, sampling)
+                    fresh = self.with_readings(self.policy.rollout(part, sampling))
                 rollouts = fresh if rollouts is None else merge_rollouts(self.policy, rollouts, fresh)
                 touched = {request.group_id for request in part if request.role != "note"}
                 finished = [group for group in rollouts.groups if group.id in touched]
@@ -135,6 +137,11 @@ class Collector:
                 tables = scoring.tables()
         assert rollouts is not None
         return rollouts, again, tables
+
+    def with_readings(self, fresh: Rollouts) -> Rollouts:
+        """The rows with what the planner inspects."""
+        wanted = with_hooks(self.planner, PlannerHooks).inspects
+        return replace(fresh, recorded={**fresh.recorded, **self.reader.read_live(fresh, list(wanted))}) if wanted else fresh
 
     def split_requests(self, requests: Sequence[Request]) -> list[list[Request]]:
         """The requests in `parts` lists of whole groups; equally many on every rank, since ranks sample together."""

@@ -77,6 +77,11 @@ class ReferenceReads:
             return batch
         return replace(batch, frozen={**batch.frozen, OLD_LOGPROBS: live[LOGPROBS].detach()})
 
+    @torch.no_grad()
+    def read_live(self, rollouts: Rollouts, readings: list[Reading]) -> dict[Reading, Tensor]:
+        """Readings of rows that were just sampled, under the weights that sampled them."""
+        return self.sizes.fit(lambda: self.read_rows(rollouts, readings))
+
     def read_rows(self, rollouts: Rollouts, readings: list[Reading]) -> dict[Reading, Tensor]:
         """Evaluate readings for all rows, cut to micro-batches; those that compare the rows of a group, group by group."""
         ones = torch.ones_like(rollouts.action_mask, dtype=torch.float32)

@@ -91,13 +91,13 @@ class Trainer:
             )
         self.evaluator, self.checkpoints, self.records = evaluator, records.checkpoints, records
         self.callbacks = Callbacks(records.callbacks if self.ranks.is_main else (), looks_whole)
-        self.collector = Collector(policy, sampler, rewards, algorithm, settings, self.ranks)
-        check_rest(settings.optimizer.rest, self.ranks)
         self.sizes = MicroBatches(policy, algorithm, settings.micro_batch, self.ranks, records.sizes)
+        self.reader = ReferenceReads(policy, algorithm, settings, self.ranks, self.sizes)
+        self.collector = Collector(policy, sampler, rewards, algorithm, settings, self.ranks, self.reader)
+        check_rest(settings.optimizer.rest, self.ranks)
         self.figures = UpdateFigures()
         self.health, self.index = Health(settings.max_unparsed, settings.health), records.begin
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
-        self.reader = ReferenceReads(policy, algorithm, settings, self.ranks, self.sizes)
         self.audit = Audit(policy, settings, self.ranks)
         self.stop, self.is_stopped = Stop(), False
         self.evaluated = records.begin or -1

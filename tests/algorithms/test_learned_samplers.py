@@ -8,6 +8,7 @@ import pytest
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.samplers.learned import Bandit, Curriculum, Thompson, VarianceAware
 from mmrl.algorithms.samplers.tracked import Prioritized
+from mmrl.app.plugins.resolve import load
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.types import Prompt
 
@@ -98,6 +99,24 @@ def test_a_curriculum_opens_stage_by_stage():
     drawn = run(MAKERS["Curriculum"](), 6)
     first, later = ({int(name) for step in steps for name in step} for steps in (drawn[:3], drawn[3:]))
     assert max(first) <= 0.2 * NUM < max(later)
+
+
+WORLDS: dict[str, tuple[list[dict[str, int]], tuple[float, ...]]] = {
+    "mazes": ([{}], (2.0, 5.0)),
+    "small_counts": ([{}], (2.0, 4.0)),
+    "screens": ([{"presses": presses} for presses in (1, 2, 3)], (1.0, 2.0)),
+}
+"""Data sets of worlds, the settings of each table, and the edges of a curriculum."""
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_curriculum_goes_by_the_difficulty_of_worlds(name: str):
+    settings, edges = WORLDS[name]
+    prompts = [prompt for more in settings for prompt in load(name, "datasets")(size=48, **more)]
+    sampler = Curriculum(prompts, edges=edges, draws_per_stage=4)
+    stages = [[int(prompt.columns["difficulty"]) for _ in range(4) for prompt in sampler.draw(12)] for _ in range(3)]
+    assert max(stages[0]) == edges[0] < max(stages[1]) == edges[1] < max(stages[2])
+    assert max(map(min, stages)) <= edges[0], "what is easy stays"
 
 
 @pytest.mark.parametrize(

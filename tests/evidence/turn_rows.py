@@ -7,6 +7,8 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.segments import GiGPO
+from mmrl.algorithms.planners.base import Once
+from mmrl.algorithms.planners.branches import BranchWhereUnsure
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.shaping.turns import with_bonus
 from mmrl.algorithms.turns import uses
@@ -14,6 +16,7 @@ from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.core.types import Reading, Rollouts, Scores
 from tests.evidence import turn_tasks as tasks
 from tests.evidence.task import Row
+from tests.support.fakes import LETTERS
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ def against_one_turn(name: str, task: tasks.PlayTask) -> Row:
     return Row(name, PRESETS[name], replace(PRESETS[name], planner=tasks.Alone()), "one turn, without the world", task)
 
 
+LETTERS_ARPO = replace(PRESETS["arpo"], planner=BranchWhereUnsure(vocabulary=len(LETTERS)))
+"""For a model of five tokens."""
 ROWS = [
     Row("gigpo", PRESETS["gigpo"], replace(PRESETS["gigpo"], advantage=GroupNorm(scale="none")),
         "episodes compared with episodes alone", tasks.ROOMS),
@@ -40,6 +45,7 @@ ROWS = [
     against_one_turn("openthinkimg", tasks.FORMS),
     against_one_turn("hart", tasks.CROP),
     Row("vr_thinker", PRESETS["vr_thinker"], replace(PRESETS["vr_thinker"], shaping=()), "no bonus for looking", tasks.SELDOM),
+    Row("arpo", LETTERS_ARPO, replace(LETTERS_ARPO, planner=Once()), "whole episodes alone", tasks.CROP),
     Row("mobile_agent_v3", PRESETS["mobile_agent_v3"], replace(PRESETS["mobile_agent_v3"], aggregation=SequenceMean()),
         "every trajectory counts the same, however long", tasks.SCREENS),
     Row("geometry_zero", PRESETS["geometry_zero"], replace(PRESETS["geometry_zero"], shaping=(Always(),)),

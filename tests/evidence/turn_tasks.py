@@ -14,7 +14,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.base import Once
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Ended, Observation, Turn, segments_of
-from mmrl.core.types import Group, Prompt, Request, Rollouts, Sample
+from mmrl.core.types import Branch, Group, Prompt, Request, Rollouts, Sample
 from tests.evidence.task import FRESH, Counted, Score, TextTask, mean
 from tests.evidence.text_tasks import largest, prompts_of
 from tests.support.fakes import LETTERS, Steps, uniform
@@ -50,8 +50,15 @@ class Game:
     ended: Ended | None = None
     tokens: list[int] = field(default_factory=list[int])
 
+    @property
+    def branch(self) -> Branch:
+        """What is given of it."""
+        written = self.request.written
+        return written if isinstance(written, Branch) else Branch((), (), (), (self.request.seed, self.index))
+
     def take(self, drawn: int) -> int:
-        """The letter at the next place: the one drawn, or the world's; the stop behind the end."""
+        """The letter at the next place: the one drawn, a given one, or the world's; the stop behind the end."""
+        drawn = next(iter(self.branch.token_ids[len(self.tokens) :]), drawn)
         if self.ended is not None:
             return STOP
         if self.heard:
@@ -66,7 +73,7 @@ class Game:
 
     def ask(self) -> None:
         turn = Turn(self.said, (len(self.tokens) - self.width, len(self.tokens)))
-        seed = random.Random(f"{self.request.seed}/{self.index}").getrandbits(60)
+        seed = random.Random("{}/{}".format(*self.branch.world)).getrandbits(60)
         heard = self.world(self.request.prompt, (*self.turns, turn), seed)
         self.turns, self.said = (*self.turns, replace(turn, observation=heard)), ""
         if heard is None or heard.done or len(self.turns) >= (self.request.turns or self.most):
@@ -88,12 +95,16 @@ class Playing(Counted):
     world: Answer = silent
     most: int = 2
     width: int = 1
+    shared: int = 0
+    """Turns that were given; so many as an episode has count as one sample less."""
 
     @torch.no_grad()
     def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
         rows = [(request, i) for request in requests for i in range(request.count)]
-        self.sampled += len(rows)
         games = [Game(self.world, request, i, self.most, self.width) for request, i in rows]
+        self.shared += sum(len(game.branch.turns) for game in games)
+        self.sampled += len(rows) - self.shared // self.most
+        self.shared %= self.most
         tokens, draws = torch.full((len(rows), self.length), STOP), uniform(rows, self.length)
         trace = Steps({"tokens": tokens, **self._vectors([request for request, _ in rows])})
         trace.tensors["position"] = torch.eye(self.length).expand(len(rows), -1, -1)

@@ -1,5 +1,6 @@
 """Credit by turn, and formulas of turns and pairs that nothing runs yet, against the code or formula of their papers."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,12 +8,13 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.segments import HGPO, GiGPO
 from mmrl.algorithms.objectives.given import Preference
+from mmrl.algorithms.planners.branches import is_begun_again, turn_entropy
 from mmrl.algorithms.turns import Turns, TurnTable
 from mmrl.algorithms.weights.aggregate import SequenceMean, TurnMean
 from mmrl.core.samples import segments_of, turn_ids
 from mmrl.core.types import Batch, Counts, Rollouts, Sample
 from tests.numerics.formulas.pairs import denoising_preference_loss, summed_logprobs
-from tests.numerics.formulas.turns import branches, kept_length, normalized_entropy, turn_index
+from tests.numerics.formulas.turns import kept_length, turn_index
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.episodes import Said, episode, per_turn, rollouts_of, scores_of
 
@@ -99,9 +101,10 @@ def multi_turn_layout(vector: Vector) -> None:
 @check("arpo_branching")
 def arpo_branching(vector: Vector) -> None:
     inputs, params, outputs = vector.inputs, vector.params, vector.outputs
-    close(normalized_entropy(inputs["top_logprobs"], params["vocab"]), outputs["normalized_entropy"], what="entropy")
+    entropies = [sum(-math.exp(x) * x for x in row) for row in inputs["top_logprobs"]]
+    close(turn_entropy(entropies, params["vocab"]), outputs["normalized_entropy"], what="entropy")
     weight, chance = params["entropy_weight"], params["branch_probability"]
-    found = [branches(draw, before, now, weight, chance) for draw, before, now in inputs["cases"]]
+    found = [is_begun_again(draw, before, now, weight, chance) for draw, before, now in inputs["cases"]]
     assert found == outputs["branches"]
 
 

@@ -30,7 +30,7 @@ SAME = {frozenset({"gspo", "gspo_token"}): "the same gradient as long as the act
 ELSEWHERE = {
     "gui_g1": "it weighs true boxes",
     "rlpr": "it reads how likely a written answer is",
-    **dict.fromkeys(("hgpo", "openthinkimg", "vr_thinker", "geometry_zero"), "it looks at turns"),
+    **dict.fromkeys(("hgpo", "openthinkimg", "vr_thinker", "geometry_zero", "arpo"), "it looks at turns"),
     "mobile_agent_v3": "what is its own are its turns",
 }
 """Presets that this task cannot ask for what makes them: each has a task of its own in tests/evidence."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from mmrl.algorithms.advantages.segments import HGPO, GiGPO
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.planners.branches import BranchWhereUnsure
 from mmrl.algorithms.presets.baselines import CLIPPED, grpo
 from mmrl.algorithms.shaping.turns import SeldomTools, WhereToolsHelp
 from mmrl.algorithms.weights.aggregate import TokenMean
@@ -69,6 +70,23 @@ vr_thinker = replace(grpo, shaping=(SeldomTools(),), needs_turns=True)
 VR-Thinker: Boosting Video Reward Models through Thinking-with-Image Reasoning, arXiv:2510.10518.
 From summaries: the share from which looking brings nothing more, 0.5, and the weight 1 are ours. One update per step. Not
 implemented: frames that leave the context after some turns, rewards of interim answers, the stages before reinforcement.
+"""
+
+arpo = replace(
+    CLIPPED,
+    objective=((1.0, Clip(low=0.2, high=0.2)),),
+    planner=BranchWhereUnsure(),
+    aggregation=TokenMean(),
+    group_size=16,
+    minibatches=8,
+    needs_turns=True,
+)
+"""Half of a group are episodes that begin where another one got unsure after an answer of the world.
+
+Agentic Reinforced Policy Optimization (ARPO), arXiv:2507.19849.
+8 of 16 samples are whole episodes; weight 0.2, chance 0.5, no KL and 8 updates per step as in its scripts; with one the clip
+never acts. Turns that several episodes share train in each of them, which is its soft attribution of advantages. Not
+implemented: the hard attribution, by which they train on the mean.
 """
 
 mobile_agent_v3 = replace(CLIPPED, aggregation=TokenMean(), needs_turns=True)

@@ -182,7 +182,9 @@ def look_at_job(job: Job, resolved: Resolved, found: Findings) -> None:
     found.add("model and rewards", f"loaded {resolved.config.policy.model} and {names or 'no reward, for none is asked'}")
     algorithm = trainer.algorithm if trainer.algorithm.unscored else replace(trainer.algorithm, planner=Once())
     settings = replace(trainer.settings, prompts_per_step=min(FEW, trainer.settings.prompts_per_step))
-    collector = Collector(job.policy, trainer.sampler, trainer.collector.rewards, algorithm, settings, trainer.ranks)
+    collector = Collector(
+        job.policy, trainer.sampler, trainer.collector.rewards, algorithm, settings, trainer.ranks, trainer.reader
+    )
     collected = collector.collect(trainer.sampling(1))
     rollouts = collected.rollouts
     sampled = sum(len(group.samples) for group in rollouts.groups)

@@ -22,7 +22,7 @@ from mmrl.app.plugins.worlds import foreign as foreign_worlds
 from mmrl.app.toml.reader import check_keys, check_slip, plain, read, refuse_missing, settings, typed_value
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.episodes import Environment, Worlds
-from mmrl.core.hooks import EnvironmentHooks, with_hooks
+from mmrl.core.hooks import EnvironmentHooks, PlannerHooks, with_hooks
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.ranges import hints_of
 from mmrl.core.sources import Sources, StreamedSources
@@ -251,6 +251,11 @@ def worlds_of(config: RunConfig, plug_ins: PlugIns, prompts: Sequence[Prompt], s
         environment = replace(environment, space=space)
     hooks = with_hooks(environment, EnvironmentHooks)
     hooks.check_prompts(prompts)
+    if not hooks.repeats and with_hooks(config.algorithm.algorithm.planner, PlannerHooks).branches:
+        raise ValueError(
+            f"environment {config.environment.use!r} does not repeat, and algorithm {config.algorithm.label} goes on from turns "
+            "of earlier episodes, whose worlds are asked again: take worlds that draw from their seed alone, or another algorithm"
+        )
     if not hooks.repeats:
         log.warning(
             f"environment {config.environment.use!r} does not repeat: the audit cannot compare what it answers, mmrl sample "

@@ -33,6 +33,8 @@ class Plan:
     rewards: RewardMemory = field(default_factory=RewardMemory)
     note: str = ""
     """A sentence about a model that is not on this machine; empty for one that is."""
+    episode: str = ""
+    """The longest sample of several turns, in words; empty where samples have one."""
     heaviest: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """Width and height of pictures -> samples, in a step of the largest prompts, which the memory is for; empty where prompts
     are alike."""
@@ -90,5 +92,5 @@ class Estimates:
         most = counted.calls(worst=True) if algorithm.planner.max_rounds > 1 else None
         readings = [f"{reading.quantity} of {reading.model}" for reading in algorithm.frozen_reads if reading.model != "rollout"]
         shown = replace(config, policy=replace(config.policy, model=resolved.config.policy.model))
-        note = note_of(resolved.config)
-        return Plan(shown, self.processes, len(few), usual, most, memory, readings, self.rewards, note, heaviest)
+        note, episode = note_of(resolved.config), counted.dry_run.log.episode
+        return Plan(shown, self.processes, len(few), usual, most, memory, readings, self.rewards, note, episode, heaviest)

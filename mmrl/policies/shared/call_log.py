@@ -45,6 +45,8 @@ class CallLog:
     largest: dict[str, int] = field(default_factory=dict[str, int])
     """Phase -> positions of the largest piece of work."""
     generating: bool = False
+    episode: str = ""
+    """Of samples of several turns: the longest, in words."""
     latents: int = 0
     """For image generators: bytes of the latents that rollouts keep in the memory of the host."""
     decoded: int = 0

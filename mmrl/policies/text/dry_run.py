@@ -5,7 +5,6 @@ Prompts are read by the model's own processor, completions have a length that is
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,21 @@ from torch import Tensor, nn
 
 from mmrl.core.episodes import Limits
 from mmrl.core.protocols import View
-from mmrl.core.types import Observation, Prompt, Turn
+from mmrl.core.types import Prompt
 from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of, tensors_in
 from mmrl.policies.shared.quantized.layer import put_layers
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text import loading
-from mmrl.policies.text.families import Family, family_of
+from mmrl.policies.text.dry_worlds import DryWorlds, OneReading
+from mmrl.policies.text.families import Family, Media, family_of
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.loading import Loaded
 from mmrl.policies.text.net import Cache, TextNet
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
-from mmrl.policies.text.prompt.encode import Encoded, PromptBatch
+from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.evaluate import Evaluation
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
@@ -37,8 +37,6 @@ from mmrl.policies.text.write.generate import Completions, Generation, LocalGene
 
 DOUBT = {"logprobs": -1.0, "entropy": 1.0}
 """Tokens are so unlikely that methods which look for doubt find it everywhere, and ask for the most."""
-WRAP = 32
-"""Tokens that a chat template may write around an observation."""
 JOINED = "flash_meta"
 """A name with flash means to towers that cut pictures into windows: one call, given where windows begin."""
 
@@ -121,43 +119,12 @@ class DryGenerator:
         n, length = len(work.prompt_index), min(self.length, sampling.max_new_tokens)
         positions = work.prompts.token_ids.numel() + n * (length - 1)
         with self.log.rollout():
-            if self.log.note(length, num_passes(self.inner.host.net, work.prompts), n, positions):
+            if self.log.note(length, num_passes(self.inner.host.net, work.prompts.media), n, positions):
                 self.largest = work
         letters = torch.tensor([ord("a") + sample % 26 for _, sample in seeds], dtype=torch.long)
         ids = letters[:, None].repeat(1, length)
         stopped = torch.full((n,), self.ends_turns or length < sampling.max_new_tokens)
         return Completions(ids, torch.full((n, length), DOUBT["logprobs"]), torch.full((n,), length), stopped)
-
-
-@dataclass
-class DryWorlds:
-    """Worlds that answer every turn with as much text as fills an episode up to its limits by the last turn."""
-
-    limits: Limits
-    filler: str
-    wave: float = 1.0
-    repeats: bool = True
-
-    def open(self, prompt: Prompt, seed: int) -> int:
-        return 0
-
-    def step(self, number: int, turn: Turn) -> Future[Observation | None]:
-        future = Future[Observation | None]()
-        future.set_result(Observation(self.filler))
-        return future
-
-    def close(self, number: int) -> None:
-        """Nothing is open."""
-
-    def drain_metrics(self) -> Mapping[str, float]:
-        return {}
-
-
-def dry_worlds(config: TextPolicyConfig, limits: Limits) -> DryWorlds:
-    """The worlds of a dry run: pictures are counted as the tokens they may take, not as passes of the vision part."""
-    room = (limits.tokens - limits.turns * config.sampling.max_new_tokens) // max(1, limits.turns - 1) - WRAP
-    # a letter is one token at most of these, and texts are limited too
-    return DryWorlds(limits, "".join(chr(ord("a") + (i * i) % 26) for i in range(max(0, min(room, limits.text)))))
 
 
 @dataclass
@@ -171,7 +138,7 @@ class DryEvaluator:
     """By phase."""
 
     def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
-        if self.log.note(1, num_passes(self.net, work.prompts), len(work.prompt_index), work.positions_fed):
+        if self.log.note(1, num_passes(self.net, work.media), len(work.prompt_index), work.positions_fed):
             self.largest[self.log.phase] = work
         return {name: torch.full(work.mask.shape, DOUBT.get(name, 0.0)) + self.still.zero() for name in work.quantities}
 
@@ -187,7 +154,7 @@ class TextDryRun:
         limits: Limits | None = None,
     ) -> None:
         """`limits`: of the run's episodes; None: it has no environment."""
-        worlds = None if limits is None else dry_worlds(config, limits)
+        self.worlds = worlds = None if limits is None else DryWorlds(limits)
         self.length = config.sampling.max_new_tokens
         self.log, still, self.cache_bytes = CallLog(), StillWeights(), 0
 
@@ -199,6 +166,10 @@ class TextDryRun:
 
         parts = TextParts(load_meta, generator, evaluator, still.keeper(), no_audit, worlds=worlds)
         self.policy = TextPolicy(config, shadows, views=views, parts=parts)
+        if worlds is not None:
+            worlds.fill(self.policy.encode, self.length)
+            self.policy.encode = replace(self.policy.encode, processor=OneReading(self.policy.processor))
+            self.log.episode = worlds.words
 
     @property
     def network(self) -> nn.Module:
@@ -241,8 +212,10 @@ class TextDryRun:
         return found
 
     def host_bytes(self) -> dict[str, int]:
-        """Nothing to speak of: token ids and log-probabilities."""
-        return {}
+        """Pictures that worlds show, until they are trained on; besides these there are token ids and log-probabilities."""
+        if self.worlds is None or not self.worlds.bytes:
+            return {}
+        return {"pictures of observations": self.worlds.bytes * self.log.counts["rollout"].rows // self.worlds.limits.turns}
 
     def parts_of_activations(self) -> dict[str, int]:
         """The cache at the end of the rollout, which `activations` has grown, and logits that exist at one time -> bytes."""
@@ -258,11 +231,11 @@ class TextDryRun:
         return found
 
 
-def num_passes(net: TextNet, prompts: PromptBatch) -> int:
+def num_passes(net: TextNet, shown: Sequence[Media]) -> int:
     """Passes of the vision tower: one per kind of media, or with features that are kept one per kind and unseen prompt."""
     if net.features is not None:
-        return net.features.pretend(prompts.media)
-    return len({kind for media in prompts.media for kind in net.family.kinds(media)})
+        return net.features.pretend(shown)
+    return len({kind for media in shown for kind in net.family.kinds(media)})
 
 
 def load_processor(config: TextPolicyConfig, family: Family) -> Any:

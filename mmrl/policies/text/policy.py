@@ -15,7 +15,7 @@ from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import Diagnostics, State, View
 from mmrl.core.ranks import OwnState, Ranks
 from mmrl.core.readings import SCORE
-from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
+from mmrl.core.types import Batch, Branch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import reshard, wrap_module
@@ -160,8 +160,8 @@ class TextPolicy(PolicyHooks):
         sampling = check_sampling(sampling, self.config.sampling)
         check_requests(requests, self.shadows | {"policy"}, self._known_views)
         requests = [show_as_trained(request, self.views) for request in requests]
-        if self.parts.worlds is not None:
-            check_episodes(requests)
+        if self.parts.worlds is not None or any(isinstance(request.written, Branch) for request in requests):
+            check_episodes(requests, self.parts.worlds)
         rows, prompts = rows_of(requests, self.encode)
         self.prefetch([request.shown_prompt for request in requests])
         wake(self.generator)

@@ -18,14 +18,16 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import CountedRun
 from mmrl.app.planning.memory import GIB, Memory, advice, room
 from mmrl.app.run.build import build, with_local_model
-from mmrl.core.types import Examples, Prompt, Scores
+from mmrl.core.types import Examples, Prompt, Request, Scores
 from mmrl.policies.shared.call_log import PHASES, CallCount
 from mmrl.policies.shared.meta_models import LiveBytes, size_of
+from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.write.generate import Generation
 from tests.support.flow_runs import Make
 from tests.support.presets import TEXT, VIDEO
-from tests.support.text_policies import picture
+from tests.support.text_policies import picture, text_trace
+from tests.support.worlds import Ending
 
 PRESETS = TEXT | VIDEO
 SMALL = ["prompts_per_step=4", "micro_batch=120", "policy.sampling.max_new_tokens=5", "algorithm.minibatches=2"]
@@ -155,6 +157,26 @@ def test_continuations_are_counted_as_if_every_token_were_doubtful():
     least, most = made.calls(), made.calls(worst=True)
     assert (least.rounds, least.counts["rollout"].rows, least.trained) == (2, 12 * (1 + 3 * 4), 12)
     assert most.counts == least.counts
+
+
+def test_episodes_are_counted_with_their_pictures(cache: Path):
+    """A real model that plays with the worlds of the dry run does the same work; they fill an episode up to its limits."""
+    limits = [f"environment.limits.{name}" for name in ("turns=3", "tokens=230", "pictures=3", "pixels=40000")]
+    made = counted_run("grpo", "environment.use=zoom", *limits)
+    calls, worlds = made.calls(), made.dry_run.worlds  # type: ignore[attr-defined]
+    policy = TextPolicy(made.config.policy, {"ref"}, parts=TextParts(generator=Ending, worlds=worlds))  # type: ignore[arg-type]
+    policy.net.banned[list(policy.eos_token_ids)] = True
+    found, trained = counted(policy, made, worst=False)
+    assert found == calls.counts and calls.trained == trained == 12
+    assert calls.counts["rollout"].rows == 3 * 12 and calls.counts["update"].positions > 12 * 200
+    held = made.dry_run.host_bytes()["pictures of observations"]
+    one = policy.rollout([Request(prompts()[0], 1, 0)])
+    assert held == 12 * size_of(x for inset in text_trace(one.trace).insets[0] for x in inset.media.values()) > 0
+    [sample] = one.groups[0].samples
+    shown = [turn.media_sizes for turn in sample.turns]
+    assert sample.ended == "turns" and 200 < len(sample.token_ids or ()) <= 230 and list(map(len, shown)) == [2, 1, 0]
+    assert worlds.side == max(size.width for sizes in shown for size in sizes)
+    assert f"up to 3 turns, 3 pictures of up to {worlds.side} x {worlds.side} pixels (" in made.dry_run.log.episode
 
 
 MODELS: dict[str, list[str]] = {

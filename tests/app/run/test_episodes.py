@@ -159,6 +159,21 @@ def test_a_run_killed_inside_an_episode_plays_the_same_ones_when_it_is_resumed(r
     assert first.keys() == second.keys() and all(torch.equal(x, second[name]) for name, x in first.items())
 
 
+def test_episodes_branch_in_a_run_and_are_drawn_again(here: Path):
+    """Half of the four samples are whole; whatever another one shares stands in both with its noted log-probabilities."""
+    changes = ["algorithm.preset=arpo", "algorithm.minibatches=1", "algorithm.group_size=4", "algorithm.planner.chance=1"]
+    jobs.run_training(configs.load("tiny/image", [*COMMON, *changes, "steps=2", "evaluate_every=0", "output=branched"]))
+    run, shared = RunDir(here / "branched"), 0
+    for step in (1, 2):
+        for line in (found := lines(run, step)):
+            others = [one for one in found if one["group"] == line["group"] and one["sample"] < min(2, line["sample"])]
+            own = [turn["text"] for turn in line["turns"][:1]]
+            shared += any([turn["text"] for turn in one["turns"][:1]] == own for one in others)
+    assert len(found) == 8 and shared > 0
+    again = resample(run.path, 2, found[0]["prompt"], whole=True)
+    assert len(again.verdicts) == 4 and all(verdict.is_same for verdict in again.verdicts)
+
+
 def test_a_report_shows_the_dialogue(run: RunDir):
     page = write_report(run.path).read_text()
     assert "Look 1:" in page and 'class="answered"' in page and page.count("shown after turn") > 0
@@ -184,6 +199,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "rows of earlier steps": (
         ["algorithm.preset=arpo_gui"],
         "arpo_gui trains rows of earlier steps again, of which what the world",
+    ),
+    "branches": (
+        ["algorithm.preset=arpo", "algorithm.minibatches=1", "environment.use=./odd.py:Once"],
+        "odd.py:Once' does not repeat, and algorithm arpo goes on from turns of earlier episodes",
     ),
     "its own check": (["environment.use=./odd.py:Picky"], "no prompt pleases it"),
 }

@@ -1,6 +1,5 @@
-"""Formulas for answers of several turns that no part has: where a budget cuts one, and where ARPO branches."""
+"""A formula for answers of several turns that no part has: where a budget cuts one."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -47,16 +46,3 @@ def ends_with_turn(segments: Sequence[Segment], length: int) -> int:
     turns = turn_index(segments)[:length]
     own = (turns >= 0).nonzero()
     return int(own[-1]) + 1 if len(own) else 0
-
-
-def branches(draw: float, first_entropy: float, entropy: float, weight: float = 0.2, chance: float = 0.5) -> bool:
-    """clamp(draw - weight (entropy - first_entropy), 0, 1) <= chance: does a rollout branch after a tool (ARPO)?
-
-    arXiv:2507.19849. `draw` is uniform in [0, 1); entropies are normalized, before the first tool and after this one.
-    """
-    return min(1.0, max(0.0, draw - weight * (entropy - first_entropy))) <= chance
-
-
-def normalized_entropy(top_logprobs: Sequence[Sequence[float]], vocabulary: int) -> float:
-    """-sum p ln p over the likeliest tokens of the first tokens after a tool, divided by ln(vocabulary): a sum, not a mean."""
-    return sum(-math.exp(x) * x for row in top_logprobs for x in row) / math.log(vocabulary)

@@ -36,6 +36,16 @@ def reaching(tokens: Sequence[int], decode: Callable[[Sequence[int]], str], lett
     return low
 
 
+def last_turns(trace: TextTrace, own: Bool[Tensor, "n t"]) -> list[int]:
+    """The token at which each row's last turn begins; 0 where no world answers."""
+    seeds = trace.world_seeds or [None] * len(trace)
+    rows = [
+        [] if seed is None else (~actions[:length]).nonzero()[:, 0].tolist()
+        for seed, length, actions in zip(seeds, trace.lengths.tolist(), own, strict=True)
+    ]
+    return [others[-1] + 1 if others else 0 for others in rows]
+
+
 def answer_mask(
     trace: TextTrace, decode: Callable[[list[list[int]]], list[str]], own: Bool[Tensor, "n t"]
 ) -> Float[Tensor, "n t"]:
@@ -45,10 +55,7 @@ def answer_mask(
         own: the actions of each row; false where an environment wrote.
     """
     mask = torch.zeros(own.shape)
-    seeds = trace.world_seeds or [None] * len(trace)
-    for row, length, seed, actions, kept in zip(trace.tokens.tolist(), trace.lengths.tolist(), seeds, own, mask, strict=True):
-        others = [] if seed is None else (~actions[:length]).nonzero()[:, 0].tolist()
-        start = others[-1] + 1 if others else 0
+    for row, length, start, kept in zip(trace.tokens.tolist(), trace.lengths.tolist(), last_turns(trace, own), mask, strict=True):
         begin, end = answer_span(row[start:length], lambda tokens: decode([list(tokens)])[0])
         kept[start + begin : start + end] = 1.0
     return mask

@@ -15,7 +15,7 @@ from typing import Any
 
 from mmrl.core.episodes import Worlds
 from mmrl.core.samples import Ended, MediaSize, Observation, Turn, UnavailableError, segments_of
-from mmrl.core.types import Request
+from mmrl.core.types import Branch, Request
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
@@ -60,23 +60,58 @@ class Episode:
         seed, turn = self.row.request.seed, len(self.row.turns)
         return number_of(f"{seed}/turn {turn}") if turn else seed, self.row.index
 
+    @property
+    def branch(self) -> Branch | None:
+        """The turns of an earlier episode that it begins with, where it has not come to their end."""
+        written = self.row.request.written
+        return written if isinstance(written, Branch) and len(self.row.tokens) < len(written.token_ids) else None
+
     def say(self, completions: Completions, i: int, room: int, host: TextHost) -> None:
         """Take over a turn of at most `room` tokens."""
-        row, start, written = self.row, len(self.row.tokens), int(completions.lengths[i])
+        row, written = self.row, int(completions.lengths[i])
         length = min(written, room)
-        own = completions.tokens[i, :length].tolist()
-        row.tokens += own
-        self.short_ids += own
-        row.logprobs += completions.logprobs[i, :length].tolist()
-        row.segments = segments_of([*((one.who, len(one)) for one in row.segments), ("policy", length)])
+        self.put(completions.tokens[i, :length].tolist(), completions.logprobs[i, :length].tolist(), host)
         if not completions.noted:
             row.noted_from = len(row.tokens)
-        said = own[:-1] if own[-1] in host.eos_token_ids else own
-        shown = (*self.prompt.sizes, *(size for turn in row.turns for size in turn.media_sizes))
-        row.turns = (*row.turns, Turn(host.decode([said])[0], (start, start + length), shown=shown))
         row.stopped = bool(completions.stopped[i]) and length == written
         if not row.stopped:
             row.ended = "length"
+
+    def put(self, own: list[int], logprobs: Sequence[float], host: TextHost) -> None:
+        """Put the tokens of a turn behind the row."""
+        row, start = self.row, len(self.row.tokens)
+        row.tokens += own
+        self.short_ids += own
+        row.logprobs += logprobs
+        row.segments = segments_of([*((one.who, len(one)) for one in row.segments), ("policy", len(own))])
+        said = own[:-1] if own[-1] in host.eos_token_ids else own
+        shown = (*self.prompt.sizes, *(size for turn in row.turns for size in turn.media_sizes))
+        row.turns = (*row.turns, Turn(host.decode([said])[0], (start, start + len(own)), shown=shown))
+
+    def say_again(self, host: TextHost) -> bool:
+        """Take over the next turn of the episode that it branches from; False where it has come to its own."""
+        branch = self.branch
+        if branch is None:
+            return False
+        start, stop = branch.turns[len(self.row.turns)].span
+        self.put(list(branch.token_ids[start:stop]), branch.logprobs[start:stop], host)
+        if any(map(math.isnan, branch.logprobs[start:stop])):
+            self.row.noted_from = stop
+        return True
+
+    def compare(self, branch: Branch) -> None:
+        """Raise ValueError unless the world answered the latest turn as in the episode that this one branches from."""
+        row, number = self.row, len(self.row.turns)
+        before, now = (
+            one and replace(one, media=()) for one in (branch.turns[number - 1].observation, row.turns[-1].observation)
+        )
+        if now == before and row.ended is None and tuple(row.tokens) == branch.token_ids[: len(row.tokens)]:
+            return
+        raise ValueError(
+            f"prompt {row.request.prompt.id!r}: a world that was opened with the seed of another, and given the same turns, "
+            f"answers turn {number} otherwise, so no episode can branch behind it: draw from the seed alone and let worlds share "
+            "nothing, or take an algorithm that does not branch"
+        )
 
     def hear(self, observation: Observation, sizes: Sequence[MediaSize] = (), ended: Ended | None = None) -> None:
         """Note the answer to the latest turn."""
@@ -119,11 +154,14 @@ class Player:
         try:
             for episode in episodes:
                 request = episode.row.request
-                episode.row.world_seed = seed = number_of(f"{request.seed}/{episode.row.index}")
+                seed, index = request.written.world if isinstance(request.written, Branch) else (request.seed, episode.row.index)
+                episode.row.world_seed = seed = number_of(f"{seed}/{index}")
                 episode.world = self.worlds.open(request.prompt, seed)
             while ready or pending:
-                for chunk in chunks_of(ready, self.host.config.rollout_rows):
-                    versions.append(self.write(chunk))
+                known = [one for one in ready if one.branch is not None]
+                unknown = [one for one in ready if one.branch is None]
+                for chunk in [known, *chunks_of(unknown, self.host.config.rollout_rows)]:
+                    versions += self.write(chunk)
                     pending |= {self.worlds.step(one.world, one.row.turns[-1]): one for one in chunk if one.row.ended is None}
                 ready = self.wait_for(pending)
         finally:
@@ -132,8 +170,10 @@ class Player:
                     self.worlds.close(episode.world)
         return versions
 
-    def write(self, episodes: Sequence[Episode]) -> int:
-        """Write the next turn of each; returns the version of the weights that wrote."""
+    def write(self, episodes: Sequence[Episode]) -> list[int]:
+        """Write the next turn of each, or take over those that are given; returns the version of the weights that wrote."""
+        if all(one.say_again(self.host) for one in episodes):
+            return []
         rows = [one.shown for one in episodes]
         unique = {id(one): one for one in rows}
         place = {key: i for i, key in enumerate(unique)}
@@ -141,7 +181,7 @@ class Player:
         completions = self.generator.write(list(unique.values()), index, seeds, self.sampling)
         for i, one in enumerate(episodes):
             one.say(completions, i, self.worlds.limits.tokens - len(one.row.tokens), self.host)
-        return completions.weights_version
+        return [completions.weights_version]
 
     def wait_for(self, pending: Pending) -> list[Episode]:
         """The episodes whose next turn can be written, once the share `worlds.wave` of those that wait is answered."""
@@ -152,7 +192,10 @@ class Player:
         order = [future for future in pending if future in done]
         episodes = [(pending.pop(future), future) for future in order]
         for episode, future in episodes:
+            branch = episode.branch
             self.take(episode, future)
+            if branch is not None and episode.row.ended != "error":
+                episode.compare(branch)
         return [episode for episode, _ in episodes if episode.row.ended is None]
 
     def take(self, episode: Episode, future: Future[Observation | None]) -> None:
@@ -224,11 +267,19 @@ def number_of(words: str) -> int:
     return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def check_episodes(requests: Sequence[Request]) -> None:
-    """Refuse requests whose completions are no plain samples of their prompt: an environment answers such alone."""
+def check_episodes(requests: Sequence[Request], worlds: Worlds | None) -> None:
+    """Refuse branches without a world that repeats, and, where there are worlds, completions that are no plain samples of their
+    prompt or branches."""
     for request in requests:
-        odd = [name for name in ("view", "written", "shown", "tempering") if getattr(request, name) != default_of(name)]
-        if odd and not request.is_written:
+        branches = isinstance(request.written, Branch)
+        if branches and (worlds is None or not worlds.repeats):
+            raise ValueError(
+                f"the request for prompt {request.prompt.id!r} goes on from a turn of another episode, which takes a world that "
+                "repeats: take an algorithm that does not branch, or worlds that answer the same to the same seed"
+            )
+        names = ("view", "shown", "tempering", "written")[: 3 if branches else 4]
+        odd = [name for name in names if getattr(request, name) != default_of(name)]
+        if odd and worlds is not None and not request.is_written:
             raise ValueError(
                 f"the request for prompt {request.prompt.id!r} sets {odd[0]!r}, which samples of several turns cannot "
                 "have: take an algorithm that samples plain prompts, or leave [environment] out"

@@ -67,7 +67,7 @@ def fill_given(row: Row, host: TextHost) -> None:
     elif isinstance(written, str):
         row.tokens = tokens_of(written, prompt_id, host.tokenizer, host.eos_token_ids[0], host.banned)
         row.segments = segments_of([("policy", len(row.tokens))])
-    elif written is not None:
+    elif isinstance(written, Prefix):
         kept = tokens_to_keep(written, host.decode, host.eos_token_ids)
         forced = tokens_to_force(written, host.tokenizer, host.banned, prompt_id)
         row.begun = (*kept, *forced)

@@ -1,7 +1,9 @@
 """Readings that take a forward of their own: attention inside completions, and how likely true answers are behind them."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +11,14 @@ from torch import Tensor
 
 from mmrl.core.readings import ATTENTION_DISTANCE, ATTENTION_INFLUENCE, BASE_PROBABILITY, LOGPROBS, REFERENCE_PROBABILITY
 from mmrl.core.true_answers import answer_text
-from mmrl.core.types import Prompt, Reading, Request, Rollouts
-from mmrl.policies.text.policy import TextPolicy
+from mmrl.core.types import Observation, Prompt, Reading, Request, Rollouts
+from mmrl.policies.text.parts import TextParts
+from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.read.looks.rhythm import RHYTHM, local_and_global, middle_layers
+from mmrl.policies.text.write.generate import Completions, LocalGenerator
+from mmrl.runtime.tensors import stack_ragged
 from tests.support.text_policies import make, picture, text_trace
+from tests.support.worlds import Inline
 
 ANSWERED = [Prompt("a", "what is it?", (picture(0),), answer="cat"), Prompt("b", "how many?", answer=12)]
 TEXTS = (
@@ -136,3 +142,39 @@ def test_no_rows_are_read_without_a_forward(policy: TextPolicy):
     for found in read(policy, nothing, ATTENTION_DISTANCE, REFERENCE_PROBABILITY):
         assert found.shape == nothing.action_mask.shape
     assert replace(nothing, groups=()).groups == ()
+
+
+@dataclass(frozen=True)
+class Saying(LocalGenerator):
+    """Says look, and once it was shown something a text."""
+
+    text: str = ""
+
+    def write(self, prompts: Any, prompt_index: Any, seeds: Any, sampling: Any) -> Completions:
+        said = [self.host.tokenizer(self.text if prompts[i].begun else "look")["input_ids"] for i in prompt_index]
+        tokens = stack_ragged([torch.tensor(row) for row in said])
+        lengths = torch.tensor([len(row) for row in said])
+        return Completions(tokens, torch.zeros(tokens.shape), lengths, torch.ones(len(said), dtype=torch.bool))
+
+
+def test_of_an_episode_the_last_turn_is_rewritten(tiny: Callable[[str], str]):
+    """Behind all that was shown, whatever tags that held; without its thought nothing was shown."""
+
+    def played(text: str) -> tuple[TextPolicy, Rollouts]:
+        worlds = Inline(lambda prompt, turns, seed: Observation("<answer> see", (picture(3),)) if len(turns) == 1 else None)
+        parts = TextParts(generator=partial(Saying, text=text), worlds=worlds)
+        player = TextPolicy(TextPolicyConfig(tiny("qwen3_vl"), sampling=Sampling(max_new_tokens=30)), parts=parts)
+        return player, player.rollout([Request(ANSWERED[0], 1, 0)])
+
+    episodes = [played(text) for text in ("so <answer>dog</answer>", "so <answer>cat", "none")]
+    (behind, bare), (right, _), (never, lonely) = (read(*one, REFERENCE_PROBABILITY, BASE_PROBABILITY) for one in episodes)
+    policy, rollouts = episodes[1]
+    cat = len(policy.tokenizer("cat", add_special_tokens=False)["input_ids"])
+    [logprobs] = read(policy, rollouts, LOGPROBS)
+    length = int(text_trace(rollouts.trace).lengths[0])
+    torch.testing.assert_close(behind[0, 0], logprobs[0, length - cat : length].exp().mean())
+    torch.testing.assert_close(behind[0, 0], right[0, 0])
+    alone = make(tiny("qwen3_vl"))
+    plain = alone.rollout([Request(ANSWERED[0], 1, 0, role="injected", written="<answer>dog")])
+    torch.testing.assert_close(bare[0, 0], read(alone, plain, BASE_PROBABILITY)[0][0, 0])
+    assert float(never[0, 0]) == float(lonely[0, 0]) == -1

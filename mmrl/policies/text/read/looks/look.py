@@ -33,7 +33,7 @@ def look(
     if wanted & RHYTHM:
         found = evaluate(trace, mask, (DISTANCE, INFLUENCE))
     for name in sorted(wanted & REWRITTEN):
-        rows = rewrite(trace, tokenizer, decode, thought=name == REFERENCE)
+        rows = rewrite(trace, tokenizer, decode, name == REFERENCE, mask)
         logprobs = evaluate(rows.trace, rows.mask, ("logprobs",))["logprobs"]
         found[name] = rows.mean_probability(logprobs)[:, None].expand(mask.shape)
     return found

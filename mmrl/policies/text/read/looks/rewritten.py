@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
 from mmrl.core.true_answers import answer_text
-from mmrl.policies.text.read.answer_tokens import OPEN, reaching
+from mmrl.policies.text.read.answer_tokens import OPEN, last_turns, reaching
 from mmrl.policies.text.trace import TextTrace
 
 REFERENCE, BASE = REFERENCE_PROBABILITY.quantity, BASE_PROBABILITY.quantity
@@ -34,17 +34,27 @@ class Rewritten:
         return torch.where(self.found, total / self.mask.sum(1).clamp(min=1), -1.0)
 
 
-def rewrite(trace: TextTrace, tokenizer: Any, decode: Callable[[list[list[int]]], list[str]], thought: bool) -> Rewritten:
+def rewrite(
+    trace: TextTrace, tokenizer: Any, decode: Callable[[list[list[int]]], list[str]], thought: bool, own: Bool[Tensor, "n t"]
+) -> Rewritten:
     """Every completion up to its last `<answer>`, or with no `thought` that tag alone, and then the true answer.
+
+    Of an episode the last turn is looked at; without thought, or without an answer there, what worlds showed is left out.
+
+    Args:
+        own: the actions of each row; false where an environment wrote.
 
     Raises ValueError for a prompt without a true answer that is a text or a number.
     """
     truths = [token_ids(tokenizer, answer_text(one.prompt)) for one in trace.prompts if one.prompt is not None]
     bare, written, found = token_ids(tokenizer, OPEN), list[list[int]](), list[bool]()
-    for row, length in zip(trace.tokens.tolist(), trace.lengths.tolist(), strict=True):
-        before = up_to_answer(row[:length], tokenizer, lambda tokens: decode([list(tokens)])[0])
+    insets, starts = list(trace.insets), last_turns(trace, own)
+    for i, (row, length, start) in enumerate(zip(trace.tokens.tolist(), trace.lengths.tolist(), starts, strict=True)):
+        before = up_to_answer(row[start:length], tokenizer, lambda tokens: decode([list(tokens)])[0])
         found.append(before is not None)
-        written.append(bare if before is None or not thought else before)
+        written.append([*row[:start], *before] if before is not None and thought else bare)
+        if insets and (before is None or not thought):
+            insets[i] = ()
     rows = [truths[prompt] for prompt in trace.prompt_index.tolist()]
     longest = max((len(before) + len(truth) for before, truth in zip(written, rows, strict=True)), default=1)
     tokens, mask = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -52,7 +62,8 @@ def rewrite(trace: TextTrace, tokenizer: Any, decode: Callable[[list[list[int]]]
         tokens[i, : len(before) + len(truth)] = torch.tensor(before + truth)
         mask[i, len(before) : len(before) + len(truth)] = True
     lengths = torch.tensor([len(b) + len(t) for b, t in zip(written, rows, strict=True)], dtype=torch.long)
-    return Rewritten(replace(trace, tokens=tokens, lengths=lengths), mask, torch.tensor(found, dtype=torch.bool))
+    shown = tuple(insets) if any(insets) else ()
+    return Rewritten(replace(trace, tokens=tokens, lengths=lengths, insets=shown), mask, torch.tensor(found, dtype=torch.bool))
 
 
 def up_to_answer(tokens: Sequence[int], tokenizer: Any, decode: Callable[[Sequence[int]], str]) -> list[int] | None:
