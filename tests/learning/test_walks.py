@@ -17,6 +17,7 @@ from mmrl.tiny.teaching import cosine
 from mmrl.tiny.text import student
 
 CELLS, SIDE = 2, 64
+"""Cells and pixels along a side; with 3 cells the imitation takes several times as long."""
 MOST = 4
 """Steps of an episode."""
 MOVES = ("up", "down", "left", "right")
@@ -87,7 +88,7 @@ def lazy_walker(folder: Path, seed: int, skill: int, demonstrations: int) -> Pat
 
 
 def share_that_arrives(folder: Path, seed: int, skill: int, demonstrations: int, steps: int) -> tuple[float, float]:
-    """Before and after training, in held-out mazes."""
+    """Before and after training; there are so few mazes of this size that the run meets them all."""
     model = lazy_walker(folder / "model", seed, skill, demonstrations)
     words = [*WORDS, f"policy.model={str(model)!r}", f"output={str(folder / 'run')!r}"]
     words += [f"seed={seed}", f"data.seed={seed}", f"steps={steps}", f"evaluate_every={steps}", "samples_every=0"]
@@ -100,4 +101,4 @@ def share_that_arrives(folder: Path, seed: int, skill: int, demonstrations: int,
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_walker_learns_to_arrive(seed: int, tmp_path: Path):
     before, after = share_that_arrives(tmp_path, seed, skill=120, demonstrations=30, steps=24)
-    assert before < 0.4 and after > before + 0.2
+    assert before < 0.4 and after > before + 0.3
