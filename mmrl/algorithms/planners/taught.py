@@ -38,8 +38,8 @@ def text_at(prompt: Prompt, column: str) -> str:
     known = ", ".join(sorted(prompt.columns)) or "none"
     what = f"has {str(cast(object, found))[:80]!r}" if found is not None else "has nothing"
     raise ValueError(
-        f"prompt {prompt.id!r} {what} in the column {named!r}, where a stage that teaches finds the completion (its columns: "
-        f"{known}): write texts there as the model should, or name another one with column"
+        f"prompt {prompt.id!r} {what} in the column {named[:80]!r}, where a stage that teaches finds the completion "
+        f"(its columns: {known}): write texts there as the model should, or name another one with column"
     )
 
 

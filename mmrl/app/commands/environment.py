@@ -21,7 +21,7 @@ from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.prompt.templates import QUESTION as TEMPLATE
 from mmrl.policies.text.prompt.templates import messages
 from mmrl.policies.text.write.episodes import check_observation
-from mmrl.policies.text.write.observe import pictures_of
+from mmrl.policies.text.write.observe import largest_area, pictures_of
 from mmrl.runtime.blame import describe, is_from_outside
 from mmrl.training.worlds.runner import WorldRunner
 
@@ -206,8 +206,8 @@ def turn_by_turn(found: Played, worlds: Worlds, prompt: Prompt, seed: int, say: 
                 found.ended = f"room ({reasons})"
                 return
             yield
-    except Exception as error:
-        if is_from_outside(error):
+    except BaseException as error:
+        if is_from_outside(error) or isinstance(error, GeneratorExit):
             raise
         found.ended, found.fault = "error", f"its world broke after turn {len(found.turns)}: {describe(error)}"
     finally:
@@ -216,9 +216,11 @@ def turn_by_turn(found: Played, worlds: Worlds, prompt: Prompt, seed: int, say: 
 
 def beyond(heard: Sequence[Observation], limits: Limits) -> Iterator[str]:
     """The limits that the latest observation exceeds; ValueError for one that cannot be shown."""
-    latest, pictures = heard[-1], pictures_of(heard[-1])
+    latest, largest = heard[-1], largest_area(heard[-1])
     messages(Prompt("observation", latest.text, latest.media), TEMPLATE)
-    seen, largest = sum(len(one.media) for one in heard), max((x.width * x.height for x in pictures), default=0)
+    if largest <= limits.pixels:
+        pictures_of(latest)
+    seen = sum(len(one.media) for one in heard)
     for name, value in (("text", len(latest.text)), ("pictures", seen), ("pixels", largest)):
         if value > getattr(limits, name):
             yield f"{value} is more than limits.{name} = {getattr(limits, name)}"

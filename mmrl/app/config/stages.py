@@ -21,6 +21,7 @@ MAY_DIFFER = (
     *("algorithm", "data", "reward", "sampler"),
 )
 SEEDS_APART = 1_000_003
+MOST_STAGES = 100
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ def stages_of(resolved: Resolved) -> list[Stage]:
     config, begin, found = resolved.config, 0, list[Stage]()
     if not config.stage:
         return [Stage(1, 1, "", 0, resolved)]
+    if len(config.stage) > MOST_STAGES:
+        where = resolved.table.at(("stage",))
+        raise ValueError(f"{where} has {len(config.stage)} stages, and a chain {MOST_STAGES} at most: give them more steps each")
     for i, stage in enumerate(config.stage):
         table = table_of(resolved.table, i)
         try:

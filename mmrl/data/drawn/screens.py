@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageDraw
 
+from mmrl.data.drawn.puzzles.puzzle import print_digit
 from mmrl.data.drawn.scenes import SPLITS
-from mmrl.data.drawn.small_digits import GLYPHS
 
 WIDTH, HEIGHT = 256, 192
 _COLUMNS, _ROWS = 3, 4
@@ -52,11 +52,7 @@ def draw_screen(seed: int, index: int, split: str, buttons: int, press: int) -> 
         y = int(cell) // _COLUMNS * (HEIGHT // _ROWS) + int(rng.integers(free[1]))
         places[number] = (x, y, x + _BUTTON[0], y + _BUTTON[1])
         pen.rectangle((x, y, x + _BUTTON[0] - 1, y + _BUTTON[1] - 1), (70, 110, 180))
-        for row, dots in enumerate(GLYPHS[number].split()):
-            for column, dot in enumerate(dots):
-                left, top = x + 24 + _DOT * column, y + 5 + _DOT * row
-                if dot == "1":
-                    pen.rectangle((left, top, left + _DOT - 1, top + _DOT - 1), (255, 255, 255))
+        print_digit(pen, number, x + 24, y + 5, _DOT, (255, 255, 255))
     return Screen(image, places)
 
 

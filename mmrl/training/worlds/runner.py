@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from mmrl.core.hooks import EnvironmentHooks, with_hooks
 from mmrl.core.ranges import PositiveShare, Range, check_ranges
 from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Observation, Prompt, Turn
-from mmrl.runtime.blame import describe
+from mmrl.runtime.blame import cut, describe
 from mmrl.runtime.calls import Foreign, Threads, is_coroutine, result_of, settle, wait_within, within
 from mmrl.runtime.loops import loop
 from mmrl.runtime.process_state import ProcessState, keep_random_state, process_state
@@ -29,6 +29,8 @@ from mmrl.training.worlds.host import LostWorldError, RemoteHost, Verb, WorldHos
 log = logging.getLogger("mmrl.worlds")
 THREADS, PROCESSES, COROUTINES = 8, 2, 64
 """Worlds that answer at the same time, where the config says nothing."""
+LONGEST_TEXT = 1 << 16
+"""Characters of an observation that are kept where the limit is lower, and it is not shown."""
 NEVER_AGAIN = (UnavailableError, ImportError, NotImplementedError)
 """Exceptions that a retry cannot fix."""
 
@@ -176,7 +178,13 @@ class WorldRunner:
         answer: Observation | None = None
         for turn in asked:
             answer = self._call(session, "step", turn)
-        return answer
+        return self._within_room(answer)
+
+    def _within_room(self, answer: Foreign) -> Foreign:
+        """The answer; a text too long to be shown is cut, for memory and samples files."""
+        most = max(self.limits.text, LONGEST_TEXT)
+        too_long = isinstance(answer, Observation) and isinstance(answer.text, str) and len(answer.text) > most
+        return replace(answer, text=cut(answer.text, most)) if too_long else answer
 
     def _close(self, session: Session) -> None:
         """Close a world; one that cannot be is only logged, since nothing depends on it."""

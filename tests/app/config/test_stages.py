@@ -79,6 +79,7 @@ def test_a_checkpoint_at_a_border_is_of_the_stage_that_ended():
         ([{**SFT, "optimizer": {"rl": 1.0}}], "a.toml, stage 1: optimizer.rl is unknown"),
         ([SFT, {**RL, "reward": []}], "stage 2: reward is missing"),
         ([{**SFT, "algorithm": "dapo"}], r"write \[stage.algorithm\]"),
+        ([SFT] * 101, "stage has 101 stages, and a chain 100 at most"),
     ],
 )
 def test_refused(stages: list[dict[str, Any]], message: str):

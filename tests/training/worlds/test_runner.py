@@ -16,7 +16,7 @@ import torch
 from mmrl.core.episodes import Environment, Limits
 from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.training.worlds.functions import environment_of
-from mmrl.training.worlds.runner import WorldCalling, WorldRunner
+from mmrl.training.worlds.runner import LONGEST_TEXT, WorldCalling, WorldRunner
 
 LIMITS = Limits(timeout_s=60.0)
 PROMPT = Prompt("p")
@@ -92,6 +92,16 @@ def test_a_world_that_hangs_or_raises_is_an_error():
     with pytest.raises(OSError, match="gone"):
         runner.step(runner.open(PROMPT, 2), turn("raise")).result(timeout=60)
     gate.set()
+
+
+def test_a_text_too_long_to_be_shown_is_cut():
+    def speak(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Observation:
+        return Observation("x" * 100_000)
+
+    for limits, length in ((LIMITS, LONGEST_TEXT), (Limits(text=90_000), 90_000), (Limits(text=100_000), 100_000)):
+        runner = WorldRunner(environment_of(speak), limits, WorldCalling(where="inline"))
+        text = text_of(runner, runner.open(PROMPT, 1), "a")
+        assert text == "x" * length + ("" if length == 100_000 else "... (100,000 characters)")
 
 
 def test_a_broken_world_is_opened_again_and_asked_the_same_turns():

@@ -70,7 +70,7 @@ def compare(place: str, sample: Sample, turn: int, answer: Future[Observation | 
         again = None if again is None else with_key(check_observation(again))
     except UnavailableError:
         raise
-    except Exception as error:
+    except BaseException as error:
         if is_from_outside(error):
             raise
         raise ValueError(f"{place}: its world, opened again with the same seed, broke: {describe(error)}") from error

@@ -21,12 +21,13 @@ from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.generate import Completions, Generator
-from mmrl.policies.text.write.observe import inset_of, observe, pictures_of
+from mmrl.policies.text.write.observe import inset_of, largest_area, observe
 from mmrl.policies.text.write.prefix import append
 from mmrl.policies.text.write.rollout import PromptCache, Row
 from mmrl.runtime.blame import describe, is_from_outside, shown
 
 log = logging.getLogger("mmrl")
+MOST_FACTS, LONGEST_KEY = 64, 256
 Pending = dict[Future[Observation | None], "Episode"]
 
 
@@ -214,7 +215,7 @@ class Player:
             else:
                 self.show(episode, observation)
         except BaseException as error:
-            if is_from_outside(error) or not isinstance(error, Exception) or isinstance(error, UnavailableError):
+            if is_from_outside(error) or isinstance(error, UnavailableError):
                 raise
             log.warning("prompt %r: its world broke after turn %d: %s", row.request.prompt.id, len(row.turns), describe(error))
             episode.hear(Observation(describe(error), facts={"broken": 1.0}), ended="error")
@@ -222,10 +223,9 @@ class Player:
     def show(self, episode: Episode, observation: Observation) -> None:
         """Put an observation behind the latest turn, with its pictures, or leave out both where it exceeds a limit."""
         row, limits = episode.row, self.worlds.limits
-        pictures = pictures_of(observation)
-        seen = sum(len(turn.media_sizes) for turn in row.turns) + len(pictures)
+        seen = sum(len(turn.media_sizes) for turn in row.turns) + len(observation.media)
         fits = seen <= limits.pictures and len(observation.text) <= limits.text
-        if fits and all(picture.width * picture.height <= limits.pixels for picture in pictures):
+        if fits and largest_area(observation) <= limits.pixels:
             last = row.tokens[-1]
             stop = self.host.tokenizer.convert_ids_to_tokens(last) if last in self.host.eos_token_ids else None
             observed = observe(self.host.encode, observation, stop)
@@ -247,6 +247,9 @@ def check_observation(observation: object) -> Observation:
     """The observation; TypeError or ValueError where a world answers something else."""
     if not isinstance(observation, Observation):
         raise TypeError(f"a world answers mmrl.Observation or None, not {type(observation).__name__}")
+    if observation.role not in ("user", "tool") or len(observation.facts) > MOST_FACTS:
+        said = f"role {shown(observation.role)} and {len(observation.facts)} facts"
+        raise ValueError(f"an observation says {said}: its role is user or tool, and it states {MOST_FACTS} facts at most")
     numbers: dict[str, object] = {"reward": observation.reward or 0.0, **observation.facts}
     odd = {name: value for name, value in numbers.items() if not (isinstance(value, int | float) and math.isfinite(value))}
     if odd:
@@ -255,10 +258,10 @@ def check_observation(observation: object) -> Observation:
 
 
 def with_key(observation: Observation) -> Observation:
-    """The observation with a name for its state: its own, or a digest of text and pictures."""
-    if observation.key:
+    """The observation with a name for its state: its own, or a digest of a long one, or of text and pictures."""
+    if 0 < len(observation.key) <= LONGEST_KEY:
         return observation
-    parts = [observation.text, *map(digest_of_picture, observation.media)]
+    parts = [observation.key] if observation.key else [observation.text, *map(digest_of_picture, observation.media)]
     return replace(observation, key=hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest())
 
 

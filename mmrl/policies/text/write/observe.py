@@ -4,9 +4,11 @@ Nothing that the model wrote is rendered again. Templates change earlier turns (
 is not always tokenized as it was sampled.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from PIL import Image
 
 from mmrl.core.samples import IMAGE, MediaSize, Observation, kind_of
 from mmrl.core.types import Prompt
@@ -58,6 +60,18 @@ def pictures_of(observation: Observation) -> list[Any]:
     if empty:
         raise ValueError(f"an observation holds a picture of {empty[0][0]} x {empty[0][1]} pixels")
     return pictures
+
+
+def largest_area(observation: Observation) -> int:
+    """The pixels of the largest picture, which need not be decoded; what is no picture has none here."""
+    areas = [0]
+    for media in observation.media:
+        try:
+            with nullcontext(media) if isinstance(media, Image.Image) else Image.open(str(media)) as picture:
+                areas.append(picture.width * picture.height)
+        except OSError:
+            """`pictures_of` says what is wrong."""
+    return max(areas)
 
 
 def between(encoder: Encoder, observation: Observation, stop: str | None) -> str:

@@ -167,9 +167,9 @@ def check_requests(requests: Sequence[Request], models: frozenset[str], views: f
 
 
 def tokens_of(text: str, prompt_id: str, tokenizer: Any, stop: int, banned: frozenset[int]) -> list[int]:
-    """A given completion as tokens, with the one that ends it; ValueError where it holds a token that no completion may hold."""
+    """A given completion as tokens, with the one that ends it; ValueError for a token that none may hold, or its end inside."""
     tokens: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    found = sorted(banned & set(tokens))
+    found = sorted((banned & set(tokens)) | ({stop} & set(tokens[:-1])))
     if found:
         raise ValueError(f"the text given for prompt {prompt_id!r} holds the tokens {found}, which no answer may hold")
     return tokens if tokens[-1:] == [stop] else [*tokens, stop]

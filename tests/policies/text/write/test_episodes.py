@@ -1,5 +1,6 @@
 """Episodes: what was sampled turn by turn is read again exactly, and rows do not depend on what is written beside them."""
 
+import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -204,12 +205,27 @@ def test_why_an_episode_ends(folder: str):
         assert ids_of(cut)[-1] not in stops
 
 
+class Unopened(Image.Image):
+    """A picture that is too large to be looked at."""
+
+    def __init__(self, mode: str, size: tuple[int, int]) -> None:
+        super().__init__()
+        self._mode, self._size = mode, size
+
+    def tobytes(self, encoder_name: str = "raw", *_: Any) -> bytes:
+        return b"pixels"
+
+    def convert(self, *_: Any, **__: Any) -> Image.Image:
+        raise MemoryError
+
+
 @pytest.mark.parametrize(
     ("answer", "ended"),
     [
         (Observation("x" * 9000), "room"),
         (Observation("", tuple(picture(i) for i in range(9))), "room"),
         (Observation("", (Image.new("RGB", (3000, 3000)),)), "room"),
+        (Observation("", (Unopened("L", (1 << 15, 1 << 15)),)), "room"),
         (Observation("", (Image.new("RGB", (0, 5)),)), "error"),
         (Observation("<image> and <image>", (picture(0),)), "error"),
         (Observation("see <|image_pad|>"), "error"),
@@ -218,7 +234,10 @@ def test_why_an_episode_ends(folder: str):
         (Observation("", ("clip.mp4",)), "error"),
         (Observation("hm", reward=float("nan")), "error"),
         (Observation("hm", facts={"x": float("inf")}), "error"),
+        (Observation("hm", facts={str(i): 1.0 for i in range(65)}), "error"),
         ("not an observation", "error"),
+        (SystemExit(0), "error"),
+        (asyncio.CancelledError(), "error"),
         (RuntimeError("the simulator is gone"), "error"),
     ],
 )
@@ -226,7 +245,7 @@ def test_what_cannot_be_shown_ends_the_episode(folder: str, answer: Any, ended: 
     def world(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Any:
         if len(turns) == 1:
             return Observation("go on")
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
+import pytest
 import torch
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
@@ -125,6 +126,16 @@ def test_the_policy_counts_its_updates(tiny):
     assert rollouts.weights_version == 2
     given = policy.rollout([Request(prompts()[0], 1, 0, role="injected", written="no")])
     assert given.weights_version == 2
+
+
+def test_a_given_text_with_its_end_inside_is_refused(tiny):
+    policy = make(tiny("qwen3_vl"))
+    end = policy.tokenizer.eos_token
+    asked = Request(prompts()[0], 1, 0, role="injected", written=f"no{end}")
+    plain, ended = policy.rollout([replace(asked, written="no"), replace(asked, group_id=1)]).groups
+    assert plain.samples[0].token_ids == ended.samples[0].token_ids
+    with pytest.raises(ValueError, match=r"holds the tokens \[\d+\], which no answer may hold"):
+        policy.rollout([replace(asked, written=f"no{end}\nyes")])
 
 
 def test_the_policys_own_generator_is_exact(tiny):

@@ -1,0 +1,1 @@
+"""Puzzles on pictures, solved turn by turn: one idea a file."""
