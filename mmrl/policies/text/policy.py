@@ -96,7 +96,7 @@ class TextPolicy(PolicyHooks):
         self.net = TextNet(loaded.model, self.family, self.banned, pad, config.dtype == "bfloat16", features)
         self.module: nn.Module = self.net
         videos = VideoInput(config.video, self.family.frame_rule(self.processor, config.video))
-        self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
+        self.encode = Encoder(self.processor, self.family, self.net.core, config, videos, self.net.count)
         self.ranks, self._followed = Ranks(), False
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
