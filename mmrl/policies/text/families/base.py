@@ -58,7 +58,7 @@ class Family:
     language: tuple[str, ...] = ("language_model", "text_model")
     """Where those of the language model lie."""
     box_space: str | None = None
-    """How the model was taught to write boxes: pixel, resized, norm1000 or norm1; None when its makers do not say."""
+    """How the model was taught to write boxes: pixel, resized, norm1000, norm1 or norm1000_yx; None: its makers do not say."""
     looks_both_ways: bool = False
     """Do the tokens of a picture see each other in both directions, or is that unknown?"""
     looks_apart: bool = False

@@ -158,6 +158,7 @@ def test_no_box_is_asked_of_a_model_that_nobody_knows_to_write_any(tiny):
         look(TextPolicyConfig(tiny("smolvlm"), answer_format="box"), [])
     look(TextPolicyConfig(tiny("smolvlm"), answer_format="box", box_space="norm1"), [])
     assert "in shares of" in answer_template("box", "norm1")
+    assert "as [y1, x1, y2, x2] in thousandths" in answer_template("box", "norm1000_yx")
     with pytest.raises(ValueError, match="'boxes': use one of none, direct, think, box, think_box, or a text with"):
         look(TextPolicyConfig("anywhere", answer_format="boxes"), [])
 
