@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import transformers
 import typer
 
 from mmrl.app.cli import app
@@ -45,10 +46,12 @@ from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.families import FAMILIES
 from mmrl.policies.text.families.qwen_vl import BOX_SPACES
+from mmrl.policies.text.families.types import all_types
 from mmrl.policies.text.prompt.templates import ANSWER_FORMATS, BOX_WORDS
 from mmrl.policies.text.settings import QuantizedSettings, Sampling, TextPolicyConfig
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.serving.judges.judge import Endpoint
+from mmrl.tiny.text.vlms import FAMILIES as TINY
 from mmrl.training.metric_names import METRICS
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.calls import Calling, Transform
@@ -289,6 +292,12 @@ def families_page() -> Iterator[str]:
         yield f"\n## {listed.name}\n\n{cell(listed.summary)}\n"
         for thing in things_called(listed.name):
             yield from table_of(thing.settings)
+    yield f"\n## Image-text types of transformers {transformers.__version__}\n"
+    yield "Read from classes and default configs, as `mmrl ls families --all` does; tests try those in bold on a tiny model.\n"
+    yield "| type | |\n|---|---|"
+    for one in all_types():
+        name = f"**{one.name}**" if one.name in TINY else one.name
+        yield f"| {name} | {cell(one.summary)} |"
 
 
 def templates_page() -> Iterator[str]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor
@@ -13,10 +14,14 @@ from mmrl.core.types import Prompt, Request, Rollouts, Sample, Trace
 from mmrl.policies.shared.weights import Decay
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace
+from mmrl.tiny.text.by_rule import BY_RULE
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "gemma3", "qwen3_5", "glm4v")
 PACKING = tuple(family for family in FAMILIES if family != "qwen3_5")
 """Families whose language model reads packed rows."""
+LATE = ("qwen3_5_moe", "glm4v_moe", "glm46v", *BY_RULE)
+"""Families that share another's file, or follow the rule: one short test each, and all others among the evidence."""
+EVERY = (*FAMILIES, *(pytest.param(family, marks=pytest.mark.evidence) for family in LATE))
 FP32_BOUND = 2e-5
 
 

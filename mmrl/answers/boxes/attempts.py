@@ -102,12 +102,12 @@ def _read(prompt: Prompt, sample: Sample, truth: tuple[Box, ...], space: Space, 
                 check_inside(box, size)
     except ValueError as error:
         raise ValueError(f"prompt {prompt.id!r}: {error}") from None
-    known = size is not None or space in ("norm1000", "norm1")
+    known = size is not None or space not in ("pixel", "resized")
     attempt = Attempt(prompt.id, true, extent=extent(common, size) if known else None)
     if template is not None and not keeps_format(text, template):
         return replace(attempt, keeps_format=False)
     boxes = tuple(dict.fromkeys(parse_boxes(text, space)))
-    points = () if boxes else tuple(parse_points(text))
+    points = () if boxes else tuple(parse_points(text, space))
     if known and not (all(is_inside(box, size) for box in boxes) and all(_fits(point, space, size) for point in points)):
         return replace(attempt, outside=True)
     predicted = tuple(box.to(common, size) for box in boxes)

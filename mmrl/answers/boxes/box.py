@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from mmrl.core.samples import MediaSize
 
-Space = Literal["pixel", "resized", "norm1000", "norm1"]
-"""pixel: of the picture's file. resized: of the picture as the model saw it. norm1000, norm1: shares of width and height."""
+Space = Literal["pixel", "resized", "norm1000", "norm1", "norm1000_yx"]
+"""pixel: of the picture's file. resized: of the picture as the model saw it. norm1000, norm1: shares of width and height.
+norm1000_yx: norm1000 where texts write y before x; a Box has x first in every space."""
+Corners = tuple[float, float, float, float]
 SPACES: tuple[Space, ...] = get_args(Space)
 _SLACK = 1e-6
 """Share of a picture's side by which rounding of floats may push a box over the edge."""
@@ -24,7 +26,7 @@ def extent(space: Space, size: MediaSize | None) -> tuple[float, float]:
 
     Raises ValueError if the space counts pixels and the size is None.
     """
-    if space == "norm1000":
+    if space in ("norm1000", "norm1000_yx"):
         return 1000.0, 1000.0
     if space == "norm1":
         return 1.0, 1.0
@@ -97,6 +99,12 @@ class Box:
         unit = 10.0**-digits
         x1, y1, x2, y2 = (round(x, digits) for x in self.corners)
         return replace(self, x1=x1, y1=y1, x2=max(x2, round(x1 + unit, digits)), y2=max(y2, round(y1 + unit, digits)))
+
+
+def as_written(corners: Corners, space: Space) -> Corners:
+    """(x1, y1, x2, y2) in the order in which texts of this space hold them, and back."""
+    x1, y1, x2, y2 = corners
+    return (y1, x1, y2, x2) if space == "norm1000_yx" else corners
 
 
 def convert_point(point: tuple[float, float], space: Space, target: Space, size: MediaSize | None) -> tuple[float, float]:

@@ -11,11 +11,11 @@ from math import isfinite
 from typing import Literal
 
 from mmrl.answers.block import answer_block, strip_fence
-from mmrl.answers.boxes.box import Box, Space
+from mmrl.answers.boxes.box import Box, Corners, Space, as_written
 
 Style = Literal["json", "list", "tags", "corners"]
 """json: Qwen2.5-VL and Qwen3-VL. list: plain numbers. tags: InternVL. corners: Qwen2-VL."""
-DIGITS: dict[Space, int] = {"pixel": 0, "resized": 0, "norm1000": 0, "norm1": 3}
+DIGITS: dict[Space, int] = {"pixel": 0, "resized": 0, "norm1000": 0, "norm1": 3, "norm1000_yx": 0}
 """Decimals that families write in each space."""
 
 _NUMBER = r"[-+]?(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)(?:[eE][-+]?[0-9]++)?+"
@@ -60,15 +60,15 @@ def parse_boxes(text: str, space: Space) -> list[Box]:
     text = strip_fence(answer_block(text))
     only = _ONLY_FOUR.fullmatch(text)
     if only:
-        return _boxes([(_floats(only, 1), None)], space)
-    frames, found, labels = [_Frame()], list[tuple[float, ...]](), dict[int, str | None]()
+        return _boxes([(as_written(_floats(only, 1), space), None)], space)
+    frames, found, labels = [_Frame()], list[Corners](), dict[int, str | None]()
     for token in _TOKEN.finditer(text):
         frame = frames[-1]
         corners = _corners(token, frame)
         if corners is not None:
             frame.boxes.append(len(found))
             labels[len(found)] = frames[0].label
-            found.append(corners)
+            found.append(corners if token["named"] is not None else as_written(corners, space))
         elif token["label"] is not None:
             frame.label = _unquote(token["label"])
         elif token["ref"] is not None:
@@ -82,12 +82,16 @@ def parse_boxes(text: str, space: Space) -> list[Box]:
     return _boxes([(corners, labels[i]) for i, corners in enumerate(found)], space)
 
 
-def parse_points(text: str) -> list[tuple[float, float]]:
-    """Every point in the answer, (x, y), as `[x, y]`, `(x, y)` or two bare numbers; [] when there is none. Never raises."""
+def parse_points(text: str, space: Space = "pixel") -> list[tuple[float, float]]:
+    """Every point in the answer, (x, y), as `[x, y]`, `(x, y)` or two bare numbers; [] when there is none. Never raises.
+
+    In the space norm1000_yx the text holds y first.
+    """
     text = strip_fence(answer_block(text))
     only = _ONLY_TWO.fullmatch(text)
     matches = [only] if only else _POINT.finditer(text)
-    points = [(float(match[1]), float(match[2])) for match in matches]
+    x, y = (2, 1) if space == "norm1000_yx" else (1, 2)
+    points = [(float(match[x]), float(match[y])) for match in matches]
     return [point for point in points if isfinite(point[0]) and isfinite(point[1])]
 
 
@@ -99,7 +103,7 @@ def says_nothing(text: str) -> bool:
 def format_box(box: Box, style: Style = "json", digits: int | None = None) -> str:
     """One box as a model family writes it, rounded to the decimals usual in its space (or to `digits`)."""
     digits = DIGITS[box.space] if digits is None else digits
-    x1, y1, x2, y2 = (_format_number(x, digits) for x in box.rounded(digits).corners)
+    x1, y1, x2, y2 = (_format_number(x, digits) for x in as_written(box.rounded(digits).corners, box.space))
     match style:
         case "json":
             label = "" if box.label is None else f', "label": {json.dumps(box.label)}'
@@ -114,7 +118,7 @@ def format_box(box: Box, style: Style = "json", digits: int | None = None) -> st
             return f"{ref}<|box_start|>({x1},{y1}),({x2},{y2})<|box_end|>"
 
 
-def _corners(token: re.Match[str], frame: _Frame) -> tuple[float, ...] | None:
+def _corners(token: re.Match[str], frame: _Frame) -> Corners | None:
     """The four numbers that this token completes, if it does."""
     for kind in ("four", "pairs", "bare"):
         if token[kind] is not None:
@@ -122,7 +126,7 @@ def _corners(token: re.Match[str], frame: _Frame) -> tuple[float, ...] | None:
     if token["named"] is not None:
         frame.named[_NAMES[token["name"]]] = float(token["value"])
         if len(frame.named) == 4:
-            corners = tuple(frame.named[i] for i in range(4))
+            corners = (frame.named[0], frame.named[1], frame.named[2], frame.named[3])
             frame.named.clear()
             return corners
     return None
@@ -139,7 +143,7 @@ def _close(frame: _Frame, outer: _Frame, labels: dict[int, str | None]) -> None:
     outer.boxes = many
 
 
-def _boxes(found: list[tuple[tuple[float, ...], str | None]], space: Space) -> list[Box]:
+def _boxes(found: list[tuple[Corners, str | None]], space: Space) -> list[Box]:
     boxes: list[Box] = []
     for (x1, y1, x2, y2), label in found:
         try:
@@ -149,8 +153,9 @@ def _boxes(found: list[tuple[tuple[float, ...], str | None]], space: Space) -> l
     return boxes
 
 
-def _floats(match: re.Match[str], first_group: int) -> tuple[float, ...]:
-    return tuple(float(x) for x in match.groups()[first_group - 1 : first_group + 3])
+def _floats(match: re.Match[str], first_group: int) -> Corners:
+    a, b, c, d = (float(x) for x in match.groups()[first_group - 1 : first_group + 3])
+    return a, b, c, d
 
 
 def _unquote(quoted: str) -> str:

@@ -322,6 +322,7 @@ def sample(
 @app.command()
 def ls(
     kind: Annotated[str | None, Argument(metavar="[KIND]", help=KIND_HELP)] = None,
+    everything: Annotated[bool, Option("--all", help="Of families: all image-text types of transformers.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List what is available, shipped with mmrl or yours; `mmrl ls rewards` also says what each reward needs and returns."""
@@ -331,7 +332,7 @@ def ls(
     if as_json:
         typer.echo(json_text(things(kind)))
         return
-    for line in listing(kind):
+    for line in listing(kind, everything):
         typer.secho(printable(line), bold=not line.startswith(" ") and kind is None)
 
 

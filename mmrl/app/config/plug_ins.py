@@ -246,7 +246,7 @@ def worlds_of(config: RunConfig, plug_ins: PlugIns, prompts: Sequence[Prompt], s
         if space is None:
             raise ValueError(
                 f"environment {config.environment.use!r} reads boxes, but it is not known how this model writes them: set "
-                "policy.box_space to pixel, resized, norm1000 or norm1"
+                "policy.box_space to pixel, resized, norm1000, norm1 or norm1000_yx"
             )
         environment = replace(environment, space=space)
     hooks = with_hooks(environment, EnvironmentHooks)

@@ -1,4 +1,7 @@
-"""`mmrl ls families`: one table of the models that train, their tasks, the licence of their weights, and what was tested."""
+"""`mmrl ls families`: the models that train, their tasks, the licence of their weights, and what was tested.
+
+`--all`: every image-text type of the installed transformers, and whether it can be trained.
+"""
 
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -37,6 +40,25 @@ def table() -> Iterator[str]:
         yield from textwrap.wrap(tested, 80, initial_indent=f"  {letter}  ", subsequent_indent=" " * 5)
     yield "licences (a model's own card counts)"
     yield from (f"  {MARKS[read].strip():<2} {note}" for read, note in NOTES.items() if note)
+
+
+def type_lines() -> Iterator[str]:
+    """Every image-text type of the installed transformers, a mark at those that tests try, and yes or no with its reason."""
+    import transformers
+
+    from mmrl.policies.text.families.types import all_types
+    from mmrl.tiny.text.vlms import FAMILIES
+
+    found = list(all_types())
+    count = sum(one.refusal is None for one in found)
+    yield f"image-text types of transformers {transformers.__version__}: {count} of {len(found)}"
+    yield "  *  tried on a tiny model of the real class"
+    yield ""
+    for one in found:
+        mark = "*" if one.name in FAMILIES else " "
+        yield from textwrap.wrap(
+            f"{mark} {one.name:<22} {one.summary}", 80, initial_indent="", subsequent_indent=" " * 25, drop_whitespace=True
+        )
 
 
 def row(cells: Sequence[str]) -> Iterator[str]:

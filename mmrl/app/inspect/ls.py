@@ -13,12 +13,17 @@ MORE = ("parts", "samplers", "generators", "families")
 """Kinds that are classes; listing them loads torch, so they come when asked for."""
 
 
-def listing(kind: str | None) -> Iterator[str]:
-    """The lines of one kind (ValueError if there is none), or of everything that is cheap to list."""
-    if kind == "families":
-        from mmrl.app.inspect.families import table
+def listing(kind: str | None, everything: bool = False) -> Iterator[str]:
+    """The lines of one kind (ValueError if there is none), or of everything that is cheap to list.
 
-        yield from table()
+    `everything`: of families also the types of transformers that none is written for.
+    """
+    if everything and kind != "families":
+        raise ValueError("--all lists every image-text type of transformers: write mmrl ls families --all")
+    if kind == "families":
+        from mmrl.app.inspect.families import table, type_lines
+
+        yield from type_lines() if everything else table()
         return
     for listed in (kind,) if kind else KINDS:
         if not kind:

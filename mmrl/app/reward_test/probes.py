@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmrl.algorithms.planners.taught import message_text
 from mmrl.answers.block import Template
-from mmrl.answers.boxes.box import Box, Space, extent
+from mmrl.answers.boxes.box import Box, Space, as_written, extent
 from mmrl.answers.spans.interval import Interval
 from mmrl.app.reward_test.rows import Task, size_of
 from mmrl.core.types import Group, MediaSize, Prompt, Sample
@@ -94,7 +94,8 @@ def text_probes(prompt: Prompt, other: Prompt, style: Style, rng: random.Random)
     if style.template is None:
         probes[TAGGED] = in_template(truth, "think")
     if boxes_of(prompt.answer):
-        flipped = [[int(x) for x in (b.y1, b.x1, b.y2, b.x2)] for b in _in(prompt.answer, style.space, size)]
+        turned = [(b.y1, b.x1, b.y2, b.x2) for b in _in(prompt.answer, style.space, size)]
+        flipped = [[int(x) for x in as_written(corners, style.space)] for corners in turned]
         probes[SWAPPED] = plain(json.dumps([{"bbox_2d": corners} for corners in flipped]))
         for space in cast(tuple[Space, ...], ("pixel", "norm1000", "norm1")):
             if space != style.space and (size is not None or space != "pixel"):
@@ -107,7 +108,7 @@ def answer_text(answer: object, space: Space, size: MediaSize | None, decimals: 
     if boxes_of(answer):
         digits = 3 if space == "norm1" else 1 if decimals else 0
         boxes = [box.rounded(digits) for box in _in(answer, space, size)]
-        numbers = [[x if decimals or space == "norm1" else int(x) for x in box.corners] for box in boxes]
+        numbers = [[x if decimals or space == "norm1" else int(x) for x in as_written(box.corners, space)] for box in boxes]
         entries = [{"bbox_2d": n} | ({"label": b.label} if b.label else {}) for n, b in zip(numbers, boxes, strict=True)]
         return json.dumps(entries)
     if isinstance(answer, Interval):

@@ -248,7 +248,8 @@ def unknown_space(reward: str) -> str:
     """The question that a user has to answer where the makers of a model do not say how it writes boxes."""
     return (
         f"reward {reward!r} reads boxes, but it is not known how this model writes them: set policy.box_space to pixel, resized, "
-        "norm1000 or norm1 (pixels of the file, pixels of the picture as the model sees it, 0 to 1000, 0 to 1)"
+        "norm1000, norm1 or norm1000_yx (pixels of the file, pixels of the picture as the model sees it, 0 to 1000, 0 to 1, 0 to "
+        "1000 with y before x)"
     )
 
 

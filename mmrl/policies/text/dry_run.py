@@ -44,7 +44,7 @@ JOINED = "flash_meta"
 def load_meta(config: TextPolicyConfig) -> Loaded:
     """The model and its processor as `loading.load` gives them, without weights; FileNotFoundError where files are missing."""
     model, family = meta_model(config)
-    processor, packs = load_processor(config, family), prepare_packing(model, family, config, weights=False)
+    processor, packs = load_processor(config, family), prepare_packing(model, config, weights=False)
     return Loaded(model, processor, family, None, loading.stop_tokens(model, processor.tokenizer), packs)
 
 
@@ -235,7 +235,7 @@ def num_passes(net: TextNet, shown: Sequence[Media]) -> int:
     """Passes of the vision tower: one per kind of media, or with features that are kept one per kind and unseen prompt."""
     if net.features is not None:
         return net.features.pretend(shown)
-    return len({kind for media in shown for kind in net.family.kinds(media)})
+    return net.num_passes(shown)
 
 
 def load_processor(config: TextPolicyConfig, family: Family) -> Any:

@@ -17,8 +17,8 @@ from mmrl.policies.shared.quantized.layer import nf4_layers
 from mmrl.policies.shared.variants import refuse_variant, variants_in
 from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.families import Family, family_of, is_text_only
-from mmrl.policies.text.families.generic import Generic
-from mmrl.policies.text.families.text_only import TextOnly, TextProcessor
+from mmrl.policies.text.families.text_only import TextProcessor
+from mmrl.policies.text.families.types import refusal_of
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.read.score import add_head, save_head
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -74,9 +74,8 @@ def load(config: TextPolicyConfig) -> Loaded:
     else:
         model = load_weights(config.model, model_config, dtype=dtype, **remote)
     switch_off_dropout(model)
-    if isinstance(family, Generic | TextOnly):
-        check_head(model)
-    packs = prepare_packing(model, family, config)
+    check_head(model, family)
+    packs = prepare_packing(model, config)
     adapter = add_adapter(model, family, config.lora) if config.lora else None
     switch_casts(casting_layers(model.modules()), on=config.dtype == "float32")
     add_head(model, config.scores, weights_folder(config.model))
@@ -225,6 +224,9 @@ def load_config(config: TextPolicyConfig) -> Any:
             f"policy.model {name!r} is of type {found.model_type}, which does not write text: use a vision-language model or a "
             "language model"
         )
+    kind = found.model_type
+    if not remote and (refusal := refusal_of(kind, found.is_encoder_decoder)) is not None:
+        raise ValueError(f"policy.model {name!r} is of type {kind}, which {refusal}: `mmrl ls families --all` lists what trains")
     return found
 
 
@@ -253,8 +255,8 @@ def switch_off_dropout(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def check_head(model: Any) -> None:
-    """Raise ValueError when logits are more than the head of the last hidden state, which scoring takes them to be."""
+def check_head(model: Any, family: Family) -> None:
+    """Raise ValueError where the model's logits are not those of the family's `head` after the last hidden state."""
     if not hasattr(model, "model"):
         raise ValueError(
             f"{model.config.model_type} keeps its layers elsewhere than other language models of transformers: use a newer one, "
@@ -262,8 +264,8 @@ def check_head(model: Any) -> None:
         )
     ids = torch.arange(4)[None]
     plain = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    logits = model.eval()(**plain).logits
-    ours = model.get_output_embeddings()(model.model(**plain).last_hidden_state)
+    logits = model.eval()(**plain).logits[0]
+    ours = family.head(model.get_output_embeddings()(model.model(**plain).last_hidden_state[0]))
     if not torch.allclose(logits, ours, atol=1e-4):
         raise ValueError(
             f"{model.config.model_type} changes its logits after the head, which mmrl does not know how to repeat: "

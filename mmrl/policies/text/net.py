@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import KINDS
 from mmrl.policies.text.families import Family, Media
+from mmrl.policies.text.families.base import type_name_of
+from mmrl.policies.text.families.generic import COUNTS, counts
 from mmrl.policies.text.packed.attention import NAME, packing
 from mmrl.policies.text.packed.row import PackedRow
 from mmrl.policies.text.prompt.encode import PromptBatch
-from mmrl.policies.text.vision.cache import VisionCache, joined
+from mmrl.policies.text.vision.cache import Features, VisionCache, joined, look_apart
 
 T = TypeVar("T")
 NEVER = -1e20
@@ -66,6 +68,7 @@ class TextNet(nn.Module):
         super().__init__()
         self.features = features
         self.model, self.family, self.pad_token_id, self.half_precision = model, family, pad_token_id, half
+        self.type_name = type_name_of(model.model)
         # accelerate looks here for the kinds of layers it may shard, and stops at a kind the model was built without.
         present = {type(module).__name__ for module in model.modules()}
         self._no_split_modules = [name for name in model._no_split_modules or () if name in present]
@@ -90,15 +93,18 @@ class TextNet(nn.Module):
 
         Pictures pass it once and clips once; with a cache, those of each prompt that are not known yet.
         """
-        kinds = {kind for one in media for kind in self.family.kinds(one)}
-        own = len(kinds) if self.features is None else self.features.missing(media)
+        own = self.num_passes(media) if self.features is None else self.features.missing(media)
         return sum((self._idle_pass() for _ in range(self.passes(own) - own)), torch.zeros((), device=self.device))
+
+    def num_passes(self, media: Sequence[Media]) -> int:
+        """How often a forward with these media passes the vision part, where nothing is kept."""
+        kinds = [kind for one in media for kind in self.family.kinds(one)]
+        return len(kinds) if self.family.looks_apart else len(set(kinds))
 
     def _idle_pass(self) -> Tensor:
         assert self.stand_in is not None
-        features = self.family.look(self.core, "image", [self.on_device(self.stand_in)])
-        levels = [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]
-        return torch.stack([0 * entry.float().sum() for level in levels for entry in level]).sum()
+        features = look_apart(self.family, self.core, self.stand_in, self.device)["image"]
+        return torch.stack([0 * entry.float().sum() for level in features.levels for entry in level]).sum()
 
     def forward(self, work: Callable[["TextNet"], T]) -> T:
         with self._precision():
@@ -127,7 +133,8 @@ class TextNet(nn.Module):
     def logits(self, hidden: Float[Tensor, "m d"], temperature: Float[Tensor, " m"]) -> Float[Tensor, "m v"]:
         """In float32, divided by the temperature; banned tokens have no probability."""
         # In place: of a large vocabulary, every copy is the largest tensor of all.
-        return self.model.get_output_embeddings()(hidden).float().div_(temperature[:, None]).masked_fill_(self.banned, NEVER)
+        logits = self.family.head(self.model.get_output_embeddings()(hidden).float())
+        return logits.div_(temperature[:, None]).masked_fill_(self.banned, NEVER)
 
     def read_packed(self, row: PackedRow, media: Sequence[Media]) -> Float[Tensor, "s d"]:
         """Hidden states of all tokens of a packed row with these media; RuntimeError where layers take the row for one text."""
@@ -169,11 +176,21 @@ class TextNet(nn.Module):
         return out.last_hidden_state
 
     def types(self, type_ids: Tensor | None) -> dict[str, Tensor]:
-        return {} if type_ids is None else {self.family.type_name: type_ids}
+        return {} if type_ids is None or self.type_name is None else {self.type_name: type_ids}
 
-    def collate(self, media: Sequence[Media]) -> dict[str, Tensor]:
-        """Pictures of several prompts as one forward takes them, on the device of the model."""
-        return self.family.collate([self.on_device(one) for one in media])
+    def count(self, media: Media) -> Media:
+        """One prompt's media with their features counted, where the family looks apart; weights that are cut or absent cannot."""
+        if not (media and self.family.looks_apart and all(type(weight) is nn.Parameter for weight in self.core.parameters())):
+            return media
+        with torch.no_grad(), self._precision():
+            [looked] = self.look([media])
+        return {**media, **{COUNTS[kind]: counts(features.pooled) for kind, features in looked.items()}}
+
+    def look(self, media: Sequence[Media]) -> list[dict[str, Features]]:
+        """The features of each prompt's media, prompt by prompt; the latest are kept where nothing trains that computes them."""
+        if self.features is None:
+            return [look_apart(self.family, self.core, one, self.device) for one in media]
+        return self.features.look(self.core, media, self.device)
 
     def on_device(self, media: Media) -> Media:
         """Pictures of one prompt on the device of the model."""
@@ -184,8 +201,8 @@ class TextNet(nn.Module):
         if not any(media):
             return {}
         outputs: dict[str, object] = {}
-        if self.features is not None:
-            looked = self.features.look(self.core, media, self.device)
+        if self.features is not None or self.family.looks_apart:
+            looked = self.look(media)
             for kind in KINDS:
                 if chosen := [looked[i][kind] for i in shown if kind in looked[i]]:
                     outputs[kind] = joined(chosen).output()
@@ -193,12 +210,9 @@ class TextNet(nn.Module):
         split = [self.family.kinds(one) for one in media]
         for kind in KINDS:
             own = [kinds.get(kind, {}) for kinds in split]
-            counts = [self.family.entries(one, kind) for one in media]
-            if None in counts:
-                return self.collate([media[i] for i in shown])
             if any(own):
                 features = self.family.look(self.core, kind, [self.on_device(one) for one in own])
-                starts = torch.tensor([0, *counts]).cumsum(0).tolist()
+                starts = torch.tensor([0, *(self.family.entries(one, kind) for one in media)]).cumsum(0).tolist()
                 index = [entry for i in shown for entry in range(starts[i], starts[i + 1])]
                 outputs[kind] = pick_entries(features, index)
         return {"mm_encoder_outputs": outputs}

@@ -96,7 +96,7 @@ class TextPolicy(PolicyHooks):
         self.net = TextNet(loaded.model, self.family, self.banned, pad, config.dtype == "bfloat16", features)
         self.module: nn.Module = self.net
         videos = VideoInput(config.video, self.family.frame_rule(self.processor, config.video))
-        self.encode = Encoder(self.processor, self.family, self.net.core, config, videos)
+        self.encode = Encoder(self.processor, self.family, self.net.core, config, videos, self.net.count)
         self.ranks, self._followed = Ranks(), False
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
@@ -108,7 +108,7 @@ class TextPolicy(PolicyHooks):
 
     @property
     def box_space(self) -> str:
-        """How the model writes boxes: pixel, resized, norm1000 or norm1; ValueError where neither makers nor config say."""
+        """How the model writes boxes, a word of policy.box_space; ValueError where neither makers nor config say."""
         return box_space_of(self.config, self.family)
 
     @property
@@ -330,7 +330,9 @@ def box_space_of(config: TextPolicyConfig, family: Family) -> str:
     space = family.box_space if config.box_space == "auto" else config.box_space
     if space is None:
         kind = family.config.model_type
-        raise ValueError(f"how {kind} writes boxes is unknown: set policy.box_space to pixel, resized, norm1000 or norm1")
+        raise ValueError(
+            f"how {kind} writes boxes is unknown: set policy.box_space to pixel, resized, norm1000, norm1 or norm1000_yx"
+        )
     return space
 
 

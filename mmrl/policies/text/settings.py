@@ -8,7 +8,7 @@ from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.video.settings import VideoSettings
 
-BoxSpaceSetting = Literal["auto", "pixel", "resized", "norm1000", "norm1"]
+BoxSpaceSetting = Literal["auto", "pixel", "resized", "norm1000", "norm1", "norm1000_yx"]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ import torch
 
 from mmrl.tiny.byte_tokens import Built, HubObject, Kwargs, byte_tokenizer, token_ids
 from mmrl.tiny.text import llms
+from mmrl.tiny.text.by_rule import BY_RULE
+from mmrl.tiny.text.llms import chat_template
 from mmrl.tiny.tokenizer import QWEN_TOKENS, qwen_ids
 
 VISION: Kwargs = {"hidden_size": 32, "intermediate_size": 64}
@@ -42,13 +44,6 @@ def draw_weights(model: torch.nn.Module) -> None:
             weight.normal_(0, 0.25)
         elif weight.ndim > 1:
             weight.normal_(0, (weight.numel() / weight.shape[0]) ** -0.5)
-
-
-def chat_template(image: str, video: str = "", start: str = "") -> str:
-    """Turns between <|im_start|> and <|im_end|>; a picture's marker stands where its part stands in the message."""
-    other = f"{{% elif part.type == 'video' %}}{video}{{% else %}}{{{{ part.text }}}}{{% endif %}}"
-    part = f"{{% if part.type == 'image' %}}{image}{other}"
-    return start + llms.turns(f"{{% for part in message.content %}}{part}{{% endfor %}}")
 
 
 def qwen2_5_vl() -> Built:
@@ -255,6 +250,19 @@ def qwen3_5() -> Built:
     """Patches and positions of Qwen3-VL; three layers in four carry a recurrent state (gated delta net) instead of attention."""
     from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+    return qwen3_5_of(Qwen3_5ForConditionalGeneration, Qwen3_5Config)
+
+
+def qwen3_5_moe() -> Built:
+    """The same with experts."""
+    from transformers import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
+
+    experts: Kwargs = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    text = {**experts, "shared_expert_intermediate_size": 32}
+    return qwen3_5_of(Qwen3_5MoeForConditionalGeneration, Qwen3_5MoeConfig, **text)
+
+
+def qwen3_5_of(model_class: HubObject, config_class: HubObject, **text: object) -> Built:
     tokenizer = byte_tokenizer(QWEN_TOKENS)
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
     linear: Kwargs = {
@@ -264,24 +272,37 @@ def qwen3_5() -> Built:
         "linear_num_value_heads": 4,
     }
     patches: Kwargs = {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
-    config = Qwen3_5Config(
+    config = config_class(
         text_config=token_ids(tokenizer, head_dim=8, rope_parameters={**rope, "partial_rotary_factor": 1.0})
-        | {**linear, "layer_types": ["linear_attention", "full_attention"]},
+        | {**linear, **text, "layer_types": ["linear_attention", "full_attention"]},
         vision_config={**VISION, **patches, "depth": 2, "num_heads": 2, "out_hidden_size": 32, "num_position_embeddings": 16},
         **qwen_ids(tokenizer),
     )
-    return Qwen3_5ForConditionalGeneration(config), qwen3_processor(tokenizer)
+    return model_class(config), qwen3_processor(tokenizer)
 
 
 def glm4v() -> Built:
     """Patches of 14 pixels merged 2 by 2; frames of a clip are written with the marks of pictures, each with its second."""
-    from transformers import (
-        Glm4vConfig,
-        Glm4vForConditionalGeneration,
-        Glm4vImageProcessor,
-        Glm4vProcessor,
-        Glm4vVideoProcessor,
-    )
+    return glm("Glm4v", "Glm4v")
+
+
+def glm4v_moe() -> Built:
+    """The same with experts in the second layer."""
+    experts: Kwargs = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    return glm("Glm4vMoe", "Glm4v", moe_intermediate_size=32, **experts)
+
+
+def glm46v() -> Built:
+    """GLM-4.6V: the same layers with a processor of its own."""
+    return glm("Glm46V", "Glm46V")
+
+
+def glm(model: str, reader: str, **text: object) -> Built:
+    """A model of the classes that begin with `model`, and a processor of those that begin with `reader`."""
+    import transformers
+
+    def of(name: str) -> HubObject:
+        return getattr(transformers, name)
 
     named = {"image_token": "<|image|>", "video_token": "<|video|>"}
     marks = {f"{end}_{kind}": f"<|{end}_of_{kind}|>" for kind in ("image", "video") for end in ("begin", "end")}
@@ -289,8 +310,8 @@ def glm4v() -> Built:
     ids = {name: tokenizer.convert_tokens_to_ids(mark) for name, mark in marks.items()}
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2], "partial_rotary_factor": 1.0}
     patches: Kwargs = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
-    config = Glm4vConfig(
-        text_config=token_ids(tokenizer, rope_parameters=rope),
+    config = of(f"{model}Config")(
+        text_config=token_ids(tokenizer, rope_parameters=rope, **text),
         vision_config={**VISION, **patches, "depth": 2, "num_heads": 2, "out_hidden_size": 32, "image_size": 56},
         image_token_id=tokenizer.convert_tokens_to_ids(named["image_token"]),
         video_token_id=tokenizer.convert_tokens_to_ids(named["video_token"]),
@@ -302,13 +323,13 @@ def glm4v() -> Built:
     size: Kwargs = {"shortest_edge": 56 * 56, "longest_edge": 112 * 112}
     patches: Kwargs = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
     around = "<|begin_of_{0}|><|{0}|><|end_of_{0}|>"
-    processor = Glm4vProcessor(
-        image_processor=Glm4vImageProcessor(**patches, size=size),
+    processor = of(f"{reader}Processor")(
+        image_processor=of(f"{reader}ImageProcessor")(**patches, size=size),
         tokenizer=tokenizer,
-        video_processor=Glm4vVideoProcessor(**patches, size={"shortest_edge": 56 * 56, "longest_edge": 8 * 112 * 112}),
+        video_processor=of(f"{reader}VideoProcessor")(**patches, size={"shortest_edge": 56 * 56, "longest_edge": 8 * 112 * 112}),
         chat_template=chat_template(around.format("image"), around.format("video")),
     )
-    return Glm4vForConditionalGeneration(config), processor
+    return of(f"{model}ForConditionalGeneration")(config), processor
 
 
 FAMILIES: dict[str, Callable[[], Built]] = {
@@ -319,7 +340,11 @@ FAMILIES: dict[str, Callable[[], Built]] = {
     "llava_onevision": llava_onevision,
     "gemma3": gemma3,
     "qwen3_5": qwen3_5,
+    "qwen3_5_moe": qwen3_5_moe,
     "glm4v": glm4v,
+    "glm4v_moe": glm4v_moe,
+    "glm46v": glm46v,
     "qwen3": llms.qwen3,
     "llama": llms.llama,
+    **BY_RULE,
 }

@@ -2,6 +2,7 @@ import pytest
 
 from mmrl.answers.boxes.attempts import AnySpace, read_attempts, true_boxes
 from mmrl.answers.boxes.box import Box
+from mmrl.answers.boxes.parsing import format_box
 from mmrl.core.types import Group, MediaSize, Prompt, Sample
 
 SIZE = MediaSize(640, 480, 644, 476)
@@ -91,3 +92,11 @@ def test_true_boxes_accepts_one_or_several():
     assert true_boxes(Prompt("p", answer=TRUTH)) == (TRUTH,)
     assert true_boxes(Prompt("p", answer=[TRUTH, TRUTH])) == (TRUTH, TRUTH)
     assert true_boxes(Prompt("p", answer=())) == ()
+
+
+def test_boxes_and_points_that_are_written_with_y_first():
+    written = "[250, 250, 500, 750]"
+    assert attempt(written, "norm1000_yx").predicted == (TRUTH,) != attempt(written).predicted
+    assert attempt("x1=250, y1=250, x2=750, y2=500", "norm1000_yx").predicted == (TRUTH,)
+    assert attempt("[375, 500]", "norm1000_yx").points == (TRUTH.center,)
+    assert format_box(TRUTH.to("norm1000_yx", SIZE), "list") == written

@@ -108,7 +108,7 @@ def test_a_generator_is_planned_with_its_encoders():
 
 
 def test_how_gemma_writes_boxes_is_asked_for():
-    with pytest.raises(ValueError, match=r"set policy\.box_space to pixel, resized, norm1000 or norm1"):
+    with pytest.raises(ValueError, match=r"set policy\.box_space to pixel, resized, norm1000, norm1 or norm1000_yx"):
         draw_up(load("tiny/image", ["policy.model=google/gemma-3-4b-it"]))
 
 

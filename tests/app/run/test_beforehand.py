@@ -52,7 +52,7 @@ def test_how_boxes_are_written_is_asked_before_anything_is_counted(
             case _:
                 build(resolved)
 
-    with pytest.raises(ValueError, match=r"set policy\.box_space to pixel, resized, norm1000 or norm1 \(pixels of the file, "):
+    with pytest.raises(ValueError, match=r"set policy\.box_space to pixel, resized, norm1000, norm1 or norm1000_yx \(pixels"):
         look()
     with pytest.raises(CountedError):
         look("policy.box_space=norm1000")

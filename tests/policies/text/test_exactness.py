@@ -8,7 +8,7 @@ from mmrl.core.types import Prompt, Request
 from mmrl.policies.text.policy import Sampling
 from mmrl.policies.text.prompt.encode import stand_in_prompt
 from tests.support.text_policies import (
-    FAMILIES,
+    EVERY,
     FP32_BOUND,
     bias_toward,
     gradients,
@@ -25,7 +25,7 @@ from tests.support.text_policies import (
 )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_rollout_shared_and_repeated_readings_and_the_plain_model_agree(tiny, family):
     shared, repeated = make(tiny(family), prefix="auto"), make(tiny(family), prefix="repeated")
     rollouts = shared.rollout(mixed())
@@ -36,7 +36,7 @@ def test_rollout_shared_and_repeated_readings_and_the_plain_model_agree(tiny, fa
     assert relative_difference(gradients(shared, rollouts), gradients(repeated, rollouts)) < 1e-4
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_pictures_reach_their_own_prompt(tiny, family):
     policy = make(tiny(family))
     a, b = picture(1), picture(2, 90, 40)
@@ -54,7 +54,7 @@ def test_pictures_reach_their_own_prompt(tiny, family):
     assert (inward[0] - inward[1]).abs().max() > 1e-3, "swapping two pictures must be seen"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_media_tokens_are_never_written(tiny, family):
     policy = make(tiny(family))
     forbidden = sorted(policy.media_token_ids)
@@ -70,7 +70,7 @@ def test_media_tokens_are_never_written(tiny, family):
     assert noted.min() > -30, "the bias on banned tokens must not cost the others their probability"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_greedy_equals_generate(tiny, family):
     policy = make(tiny(family))
     model, processor = plain_model(tiny(family))
@@ -168,7 +168,7 @@ def test_values_are_finite_where_nothing_is_trained(tiny):
     assert all(weight.grad is None or (weight.grad == 0).all() for weight in policy.parameters())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_rows_without_pictures_reach_the_vision_weights_that_pictures_reach(tiny, family):
     """Wrappers for many processes hang when one of them leaves weights out."""
     policy = make(tiny(family))

@@ -20,7 +20,7 @@ from mmrl.policies.text.families import family_of
 from mmrl.policies.text.loading import layers_to_quantize, load_config
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
-from tests.support.text_policies import FAMILIES, FP32_BOUND, gradients, logprobs, make, mixed, plain_model, relative_difference
+from tests.support.text_policies import EVERY, FP32_BOUND, gradients, logprobs, make, mixed, plain_model, relative_difference
 
 LORA = LoraSettings(rank=4, alpha=8)
 
@@ -51,7 +51,7 @@ def rounded(folder: str, policy: TextPolicy, target: Path) -> str:
     return str(target)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_reads_writes_and_learns_as_the_rounded_model(tiny, family, tmp_path):
     policy = in_4_bits(tiny(family))
     twin = with_adapter(make(rounded(tiny(family), policy, tmp_path / "rounded"), lora=LORA))

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig
 
 from mmrl.core.readings import LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.weights import check_reading
 from mmrl.policies.text.families import Family
+from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.qwen_vl import QwenVL
 from mmrl.policies.text.families.text_only import TextOnly
 from mmrl.policies.text.loading import check_head, refusing_code
@@ -99,9 +101,9 @@ def test_all_frames_of_a_clip_share_a_budget(kind: str, total: float):
 class Scaled(nn.Module):
     """A model of two layers whose logits are `factor` times what its head says."""
 
-    def __init__(self, factor: float) -> None:
+    def __init__(self, factor: float, **words: Any) -> None:
         super().__init__()
-        self.config, self.factor = SimpleNamespace(model_type="scaled"), factor
+        self.config, self.factor = LlamaConfig(**words), factor
         self.embed, self.head = nn.Embedding(8, 4), nn.Linear(4, 8)
 
     def model(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
@@ -115,6 +117,8 @@ class Scaled(nn.Module):
 
 
 def test_logits_must_be_those_of_the_head():
-    check_head(Scaled(1.0))
-    with pytest.raises(ValueError, match="scaled changes its logits after the head"):
-        check_head(Scaled(1.5))
+    for model in (Scaled(1.0), Scaled(1.5, output_multiplier=1.5), Scaled(0.25, logits_scaling=4.0)):
+        check_head(model, Generic(model.config))
+    for model in (Scaled(1.5), Scaled(1.0, output_multiplier=1.5), Scaled(1.0, final_logit_softcapping=1.0)):
+        with pytest.raises(ValueError, match="llama changes its logits after the head"):
+            check_head(model, Generic(model.config))

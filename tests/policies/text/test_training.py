@@ -8,7 +8,17 @@ from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS, ROLLOUT_LOG
 from mmrl.core.types import Request
 from mmrl.policies.text.policy import LoraSettings, Sampling
 from tests.support.ascent import climb
-from tests.support.text_policies import FAMILIES, FP32_BOUND, gradients, logprobs, make, mixed, prompts, relative_difference
+from tests.support.text_policies import (
+    EVERY,
+    FAMILIES,
+    FP32_BOUND,
+    gradients,
+    logprobs,
+    make,
+    mixed,
+    prompts,
+    relative_difference,
+)
 
 LORA = LoraSettings(rank=4)
 RISE = 0.1
@@ -24,7 +34,7 @@ def step(policy, rollouts) -> None:
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_a_step_raises_the_log_probability_and_the_reference_stays(tiny, family, lora):
     policy = make(tiny(family), {"ref"}, lora=lora)
     rollouts = policy.rollout(mixed())
@@ -93,7 +103,7 @@ def test_a_checkpoint_without_a_number_of_updates_is_loaded(tiny):
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_gradient_checkpointing_changes_nothing(tiny, family, lora):
     plain, saving = make(tiny(family), lora=lora), make(tiny(family), lora=lora, gradient_checkpointing=True)
     rollouts = plain.rollout(mixed())
@@ -133,7 +143,7 @@ def names(policy) -> set[str]:
     return {name for name, weight in policy.net.model.named_parameters() if weight.requires_grad}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_parts_can_be_frozen(tiny, family):
     everything = names(make(tiny(family)))
     parts = {part: everything - names(make(tiny(family), freeze=(part,))) for part in ("vision", "projector", "language")}
@@ -188,7 +198,7 @@ def test_state_survives_a_round_trip(tiny, lora):
         )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_saved_weights_load_in_their_own_library(tiny, family, tmp_path):
     policy = make(tiny(family))
     rollouts = policy.rollout(mixed())

@@ -31,7 +31,8 @@ from tests.support.videos import even, read_number, uneven, write_video
 SIZES = {"qwen2_5_vl": (112, 56), "qwen3_vl": (128, 64), "smolvlm": (128, 64), "internvl": (128, 64)}
 SIZES |= {"llava_onevision": (128, 64), "gemma3": (128, 64), "qwen3_5": (128, 64), "glm4v": (112, 56)}
 """Sizes that the Qwen processors leave as they are."""
-FAMILIES = tuple(SIZES)
+LATE = {"glm46v": (112, 56), "glm4v_moe": (112, 56), "qwen3_5_moe": (128, 64), "gemma4": (128, 64)}
+FAMILIES = (*SIZES, *(pytest.param(family, marks=pytest.mark.evidence) for family in LATE))
 QWEN = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 TRUE = {"even": even(100), "uneven": uneven(60)}
 HERE = VideoSettings(workers=0)
@@ -43,7 +44,7 @@ def clips(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clips")
     return {
         (family, name): write_video(folder / f"{family}-{name}.mp4", times, size=size)
-        for family, size in SIZES.items()
+        for family, size in (SIZES | LATE).items()
         for name, times in TRUE.items()
     }
 
@@ -108,7 +109,7 @@ def test_time_runs_on_the_models_own_rule_where_frames_are_even(tiny, clips):
     assert (seen - seen[0]).unique().tolist() == [0, 4, 9, 13]
 
 
-@pytest.mark.parametrize("family", [*QWEN, "glm4v", "llava_onevision"])
+@pytest.mark.parametrize("family", [*QWEN, "glm4v", "llava_onevision", "glm46v", "gemma4"])
 def test_rollouts_equal_transformers_alone_on_clips(tiny, clips, family):
     """Frames read by hand, metadata that spaces them as they are, the processor's own resizing, one plain forward per row."""
     policy = policy_of(tiny, family)
@@ -188,7 +189,7 @@ def mixed(clips: Any, family: str) -> list[Request]:
         Prompt("pictures", "<image> or <image>", (picture(1), picture(2, 90, 40))),
         Prompt("text", "hi"),
     ]
-    if family not in ("smolvlm", "glm4v"):
+    if family not in ("smolvlm", "glm4v", "glm4v_moe", "glm46v"):
         prompts.append(Prompt("both", "<video> has <image>?", (Video(uneven, frames=6), picture(3))))
     return [Request(prompt, 1 + i % 2, i, seed=i) for i, prompt in enumerate(prompts)]
 

@@ -27,7 +27,7 @@ KEPT = 0.9
 """The share of a text's letters that tokens must give back, where a tokenizer does not give back all."""
 SECONDS = re.compile(r"<([\d.]+) seconds><\|vision_start\|>")
 GLM_CLIP = re.compile(r"<\|begin_of_video\|>(.*?)<\|end_of_video\|>", re.DOTALL)
-GLM_SECONDS = re.compile(r"<\|end_of_image\|>(\d+)")
+GLM_SECONDS = re.compile(r"<\|end_of_image\|>(\d+(?:\.\d seconds)?)")
 TIMED_BY_TEXT = ("qwen3", "glm")
 """Kinds of models that read the time of a frame as text."""
 ONE_DIGIT = 0.0501
@@ -269,11 +269,12 @@ def is_glm(family: QwenVL) -> bool:
 
 
 def check_times_in_text(policy: TextHost, family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> None:
-    """Qwen3-VL reads the time in the middle of every pair of frames, GLM the whole second of the first."""
+    """Qwen3-VL reads the time in the middle of every pair of frames, GLM that of the first: 4.6V to a digit, 4.1V whole."""
     text = policy.tokenizer.decode(encoded.token_ids.tolist())
     if is_glm(family):
-        said = [float(x) for clip in GLM_CLIP.findall(text) for x in GLM_SECONDS.findall(clip)]
-        pairs = [float(int(time)) for clip in clips for time in clip.times[::2]]
+        shown = [time for clip in GLM_CLIP.findall(text) for time in GLM_SECONDS.findall(clip)]
+        said, whole = [float(time.removesuffix(" seconds")) for time in shown], not any("." in time for time in shown)
+        pairs = [float(int(time)) if whole else time for clip in clips for time in clip.times[::2]]
     else:
         said = [float(x) for x in SECONDS.findall(text)]
         pairs = [(a + b) / 2 for clip in clips for a, b in zip(clip.times[::2], clip.times[1::2], strict=True)]

@@ -4,6 +4,7 @@ from typing import Any
 
 from mmrl.policies.text.families.base import Family, Media
 from mmrl.policies.text.families.gemma import Gemma3
+from mmrl.policies.text.families.gemma4 import Gemma4
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.glm import Glm4v
 from mmrl.policies.text.families.idefics import Idefics, SmolVLM
@@ -19,7 +20,8 @@ FAMILIES: dict[str, type[Family]] = {
     "internvl": InternVL,
     "llava_onevision": LlavaOnevision,
     "gemma3": Gemma3,
-    "glm4v": Glm4v,
+    "gemma4": Gemma4,
+    **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), Glm4v),
 }
 
 __all__ = ["FAMILIES", "Family", "Generic", "Media", "TextOnly", "family_of", "is_text_only"]

@@ -1,12 +1,13 @@
 """The questions that vision-language models answer differently, with the answers most of them share."""
 
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmrl.core.samples import KINDS
@@ -16,6 +17,12 @@ from mmrl.policies.video.settings import VideoSettings
 
 Media = Mapping[str, Tensor]
 """The tensors a processor made of one prompt's pictures, by the name the model's forward gives them."""
+Core = Any
+"""A model of transformers below its head, whose methods are those of its own class."""
+TYPE_NAMES = ("mm_token_type_ids", "token_type_ids")
+"""Names of the token types: 0 text, 1 image, 2 video."""
+HEAD_WORDS = ("output_multiplier", "logits_scaling", "final_logit_softcapping")
+"""What configs of transformers call a number that logits are multiplied with, divided by, and kept below by tanh."""
 MEDIA_NAME = re.compile(r"image|img|video|vision|audio|row_\d+_col_\d+", re.IGNORECASE)
 
 
@@ -51,11 +58,11 @@ class Family:
     language: tuple[str, ...] = ("language_model", "text_model")
     """Where those of the language model lie."""
     box_space: str | None = None
-    """How the model was taught to write boxes: pixel, resized, norm1000 or norm1; None when its makers do not say."""
-    type_name: str = "mm_token_type_ids"
-    """Under which name the model's forward takes the token types (0 text, 1 image, 2 video), if the processor makes them."""
+    """How the model was taught to write boxes: pixel, resized, norm1000, norm1 or norm1000_yx; None: its makers do not say."""
     looks_both_ways: bool = False
     """Do the tokens of a picture see each other in both directions, or is that unknown?"""
+    looks_apart: bool = False
+    """Does each prompt pass the vision part by itself? What it gives is counted then, and nothing has to be batched."""
 
     @property
     def image_token_id(self) -> int:
@@ -93,6 +100,10 @@ class Family:
             backend=settings.backend,
         )
 
+    def keeps(self, core: Core, names: Iterable[str]) -> frozenset[str]:
+        """Which of the processor's tensors the model is given; ValueError for one that cannot be."""
+        return frozenset(names)
+
     def tidy(self, media: Media) -> Media:
         """The processor's tensors of one prompt, brought to a form whose first dimension can be concatenated."""
         unknown = sorted(set(media) - self.media_keys)
@@ -108,7 +119,7 @@ class Family:
         keys = dict.fromkeys(key for one in media for key in one)
         return {key: pad_cat([one[key] for one in media if key in one]) for key in keys}
 
-    def look(self, core: Any, kind: str, media: Sequence[Media]) -> Any:
+    def look(self, core: Core, kind: str, media: Sequence[Media]) -> Any:
         """The tower's output for one kind of media of several prompts, on the model's device: one pass."""
         return getattr(core, f"get_{kind}_features")(**self.collate(media), return_dict=True)
 
@@ -118,8 +129,8 @@ class Family:
         split = {kind: {key: value for key, value in media.items() if owner.get(key, "image") == kind} for kind in KINDS}
         return {kind: tensors for kind, tensors in split.items() if tensors}
 
-    def entries(self, media: Media, kind: str = "image") -> int | None:
-        """How many entries of the vision output's `pooler_output` belong to this prompt; None: unknown."""
+    def entries(self, media: Media, kind: str = "image") -> int:
+        """How many entries of the vision output's `pooler_output` belong to this prompt; not asked of one that looks apart."""
         return len(media["pixel_values"]) if media and kind == "image" else 0
 
     def num_features(self, media: Media) -> int | None:
@@ -130,11 +141,21 @@ class Family:
         """Kind -> how many of its placeholders the prompt must hold."""
         return {"image": self.num_features(media)}
 
+    def head(self, logits: Float[Tensor, "m v"]) -> Float[Tensor, "m v"]:
+        """The model's logits, from what its last layer gives (which may be written into): multiplied, divided, capped."""
+        text = self.config.get_text_config()
+        multiplier, divisor, cap = (getattr(text, name, None) for name in HEAD_WORDS)
+        if multiplier is not None:
+            logits = logits.mul_(multiplier)
+        if divisor is not None:
+            logits = logits.div_(divisor)
+        return logits if cap is None else logits.div_(cap).tanh_().mul(cap)
+
     def check_rows(self, media: Media) -> None:
         """Raise ValueError when the media tensors of one prompt contradict each other."""
 
     def positions(
-        self, core: Any, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
+        self, core: Core, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
     ) -> Int[Tensor, "a p"]:
         """Position ids of a prompt without padding: one axis, 0 1 2 ..."""
         return torch.arange(len(token_ids))[None]
@@ -157,6 +178,16 @@ class Family:
             key for key in self.config.to_dict() if re.fullmatch(rf"({'|'.join(KINDS)}|vision\w*|boi|eoi)_token_(id|index)", key)
         ]
         return frozenset(named | {id for key in keys if isinstance(id := getattr(self.config, key), int) and id >= 0})
+
+
+def parameters_of(function: Any) -> tuple[str, ...]:
+    """The names of a function's arguments."""
+    return tuple(inspect.signature(function).parameters)
+
+
+def type_name_of(core: Core) -> str | None:
+    """The name under which a model takes the token types; None: it does not."""
+    return next((name for name in TYPE_NAMES if name in parameters_of(core.forward)), None)
 
 
 def pad_cat(tensors: Sequence[Tensor]) -> Tensor:

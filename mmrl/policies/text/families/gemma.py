@@ -16,7 +16,6 @@ class Gemma3(Family):
     vision: tuple[str, ...] = ("vision_tower",)
     projector: tuple[str, ...] = ("multi_modal_projector",)
     language: tuple[str, ...] = ("language_model",)
-    type_name: str = "token_type_ids"
 
     def num_features(self, media: Media) -> int:
         return len(media["pixel_values"]) * self.config.mm_tokens_per_image if media else 0

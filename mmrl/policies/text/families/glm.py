@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mmrl.policies.text.families.base import Media
+from mmrl.policies.text.families.base import Core, Media
 from mmrl.policies.text.families.qwen_vl import QwenVL, mrope_positions
 from mmrl.policies.video.decode import Frames
 
@@ -43,7 +43,7 @@ class Glm4v(QwenVL):
         return {"do_resize": False}
 
     def positions(
-        self, core: Any, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
+        self, core: Core, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
     ) -> Int[Tensor, "3 p"]:
         if type_ids is None:
             raise ValueError(f"{self.config.model_type}: the processor gave no mm_token_type_ids, which M-RoPE positions need")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mmrl.policies.text.families.base import Family, Media
+from mmrl.policies.text.families.base import Core, Family, Media
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class LlavaOnevision(Family):
         side = self.config.vision_config.image_size // self.config.vision_config.patch_size
         return clips * (frames * math.ceil(side / 2) ** 2 + 1)
 
-    def look(self, core: Any, kind: str, media: Sequence[Media]) -> Any:
+    def look(self, core: Core, kind: str, media: Sequence[Media]) -> Any:
         """All frames of all clips as one long clip, whose features are dealt out again, each clip's with its newline."""
         if kind == "image":
             return super().look(core, kind, media)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mmrl.policies.text.families.base import Family, Media
+from mmrl.policies.text.families.base import Core, Family, Media
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.sampling import Budget
 from mmrl.policies.video.settings import VideoSettings
@@ -19,6 +19,7 @@ BOX_SPACES = {
     "qwen3_vl": "norm1000",
     "qwen3_vl_moe": "norm1000",
     "qwen3_5": "norm1000",
+    "qwen3_5_moe": "norm1000",
 }
 
 VIDEO_KEYS = frozenset({"pixel_values_videos", "video_grid_thw"})
@@ -91,7 +92,7 @@ class QwenVL(Family):
                 raise ValueError(f"the grids of its {what} speak of {count} patches, {rows} holds {len(media[rows])}")
 
     def positions(
-        self, core: Any, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
+        self, core: Core, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
     ) -> Int[Tensor, "3 p"]:
         """Axes time, height, width by the model's own rule; without the token types it would silently fall back to one axis.
 
@@ -133,7 +134,7 @@ class QwenVL(Family):
 
 
 def mrope_positions(
-    core: Any,
+    core: Core,
     token_ids: Int[Tensor, " p"],
     type_ids: Int[Tensor, " p"],
     image_grid_thw: Int[Tensor, "pictures 3"] | None = None,

@@ -14,13 +14,12 @@ from mmrl.core.types import ClipTime, MediaSize, Prompt, Video
 from mmrl.policies.shared.chat_templates import REMEDY, refuse_endless
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.families import Family, Media
+from mmrl.policies.text.families.base import TYPE_NAMES
 from mmrl.policies.text.prompt.templates import Message, answer_template, messages
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.input import VideoInput, clip_time, processor_arguments
 from mmrl.runtime.spans import in_span
-
-TYPE_NAMES = ("mm_token_type_ids", "token_type_ids")
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ READERS = {
     "video": Reader(
         lambda clip, prompt, videos: videos(clip),
         lambda clips, family: processor_arguments(list(clips), family.video_options),
-        "use Qwen-VL, SmolVLM2, InternVL, LLaVA-OneVision or Gemma 3",
+        "use a model that `mmrl ls families` lists with clips",
     ),
 }
 """Name of a kind -> its reader."""
@@ -127,6 +126,8 @@ class Encoder:
     """The model below its head: it knows the positions of its tokens."""
     config: TextPolicyConfig
     videos: VideoInput
+    count: Callable[[Media], Media] = dict
+    """One prompt's tensors, with its features counted where its family does so."""
     ready: dict[int, Encoded] = field(default_factory=dict[int, Encoded], compare=False)
     """By the identity of a prompt: what was encoded before it was asked for, to be given once."""
     tried: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]], compare=False)
@@ -224,23 +225,37 @@ class Encoder:
         text = self.write(chat)
         # A template that writes the first token itself must not get another one from the tokenizer.
         bos = self.processor.tokenizer.bos_token
-        options = {"add_special_tokens": False} if bos is not None and text.startswith(bos) else {}
-        fed = dict(self.processor(text=[text], return_tensors="pt", **options, **options_of(opened, self.family)))
-        token_ids = fed.pop("input_ids")[0]
+        special = bos is None or not text.startswith(bos)
+        fed = self.feed(text, opened, sizes, clips, special=special, most=self.config.max_prompt_tokens)
+        return replace(fed, prompt_id=prompt.id, clips=times)
+
+    def feed(
+        self,
+        text: str,
+        opened: Opened,
+        sizes: Sequence[tuple[int, int]],
+        clips: Sequence[Frames] = (),
+        special: bool = False,
+        most: int | None = None,
+    ) -> Encoded:
+        """A text and its media as the model is fed them; `special`: the tokenizer adds its tokens, `most`: tokens at most."""
+        options = options_of(opened, self.family) | ({} if special else {"add_special_tokens": False})
+        fed = dict(self.processor(text=[text], return_tensors="pt", **options))
+        token_ids = fed.pop("input_ids")[0].long()
         fed.pop("attention_mask", None)
         types = next((fed.pop(name)[0] for name in TYPE_NAMES if name in fed), None)
-        most = self.config.max_prompt_tokens
         if most is not None and len(token_ids) > most:
             raise ValueError(
                 f"it has {len(token_ids)} tokens, pictures included, and policy.max_prompt_tokens is {most}: "
                 "raise it, lower policy.max_pixels or policy.video.total_pixels, or drop the prompt from the data set"
             )
-        media = self.family.tidy({name: torch.as_tensor(value) for name, value in fed.items()})
+        kept = self.family.keeps(self.core, fed)
+        media = self.count(self.family.tidy({name: torch.as_tensor(value) for name, value in fed.items() if name in kept}))
         check_media(self.family, token_ids, media)
         positions = self.family.positions(self.core, token_ids, types, media, clips)
         seen = self.family.seen_sizes(sizes, media)
         shown = tuple(MediaSize(*size, *own) for size, own in zip(sizes, seen, strict=True))
-        return Encoded(prompt.id, token_ids, positions, types, media, shown, times)
+        return Encoded("", token_ids, positions, types, media, shown)
 
 
 def with_frames(prompt: Prompt, opened: Opened) -> Opened:

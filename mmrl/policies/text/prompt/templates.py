@@ -17,9 +17,11 @@ BOX_WORDS = {
     "resized": "in pixels of the picture as you see it",
     "pixel": "in pixels of the picture",
     "norm1": "in shares of the picture's width and height, from 0 to 1",
+    "norm1000_yx": "in thousandths of the picture's height and width, from 0 to 1000",
 }
 """Way to write boxes -> what the templates `box` and `think_box` say in the place of {where}."""
-BOX = "as [x1, y1, x2, y2] " + WHERE
+X_FIRST, Y_FIRST = "[x1, y1, x2, y2]", "[y1, x1, y2, x2]"
+BOX = f"as {X_FIRST} {WHERE}"
 ANSWER_FORMATS = {
     "none": QUESTION,
     "direct": QUESTION + "\nReply with the final answer only, inside <answer> and </answer>.",
@@ -49,7 +51,8 @@ def answer_template(answer_format: str, space: str | None = None) -> str:
             f"policy.answer_format is {answer_format!r}, and how this model writes boxes is unknown: set policy.box_space to "
             f"{', '.join(BOX_WORDS)}, or answer_format to direct"
         )
-    return template.replace(WHERE, BOX_WORDS[space])
+    order = Y_FIRST if space == "norm1000_yx" else X_FIRST
+    return template.replace(WHERE, BOX_WORDS[space]).replace(X_FIRST, order)
 
 
 def template_name(answer_format: str) -> str:

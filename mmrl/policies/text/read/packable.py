@@ -5,7 +5,8 @@ import logging
 import torch
 from torch import Tensor
 
-from mmrl.policies.text.families import Family
+from mmrl.policies.text.families.base import type_name_of
+from mmrl.policies.text.families.types import ATTENTION
 from mmrl.policies.text.net import axes
 from mmrl.policies.text.packed.attention import PackedGroup, Pretrained, install, language_configs, packing, set_attention
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -13,13 +14,11 @@ from mmrl.policies.text.settings import TextPolicyConfig
 log = logging.getLogger("mmrl")
 SEEN = frozenset({"gemma3_text", "llama", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text"})
 """Language models whose packed readings are compared with repeated ones in the tests, or that differ from those in sizes only."""
-ATTENTION = frozenset({"full_attention", "sliding_attention"})
-"""Kinds of layers whose rule depends on the distance of two tokens alone, and on nothing that they carry along."""
 PROMPT, FED = 4, 3
 """Tokens of the row that is tried: a prompt and two completions."""
 
 
-def prepare_packing(model: Pretrained, family: Family, config: TextPolicyConfig, weights: bool = True) -> bool:
+def prepare_packing(model: Pretrained, config: TextPolicyConfig, weights: bool = True) -> bool:
     """Give a model that can read packed rows the attention for it; False where it cannot or should not.
 
     Without `weights` it cannot be tried. Raises ValueError where the config wants packed rows that the model cannot read.
@@ -29,7 +28,7 @@ def prepare_packing(model: Pretrained, family: Family, config: TextPolicyConfig,
     reason = obstacle(model)
     if reason is None:
         install(model)
-        if not weights or model.config.get_text_config().model_type in SEEN or (reason := misreading(model, family)) is None:
+        if not weights or model.config.get_text_config().model_type in SEEN or (reason := misreading(model)) is None:
             return True
         set_attention(model, "sdpa")
     name = model.config.model_type
@@ -57,14 +56,15 @@ def obstacle(model: Pretrained) -> str | None:
 
 
 @torch.no_grad()
-def misreading(model: Pretrained, family: Family) -> str | None:
+def misreading(model: Pretrained) -> str | None:
     """How a packed row of ten tokens is misread; None where it reads the same as two rows."""
     core, axis_count = model.model.eval(), 3 if hasattr(model.model, "get_rope_index") else 1
+    type_name = type_name_of(core)
     device = next(weight for _, weight in model.named_parameters()).device
 
     def read(ids: list[int], positions: list[int]) -> Tensor:
         token_ids = torch.tensor([ids], device=device)
-        types = {family.type_name: torch.zeros_like(token_ids)} if family.type_name == "token_type_ids" else {}
+        types = {type_name: torch.zeros_like(token_ids)} if type_name == "token_type_ids" else {}
         where = torch.tensor(positions, device=device).expand(axis_count, 1, -1)
         fed = {"input_ids": token_ids, "attention_mask": torch.ones_like(token_ids), "position_ids": axes(where)}
         return core(**fed, use_cache=False, **types).last_hidden_state[0].float()
@@ -74,7 +74,7 @@ def misreading(model: Pretrained, family: Family) -> str | None:
     try:
         with packing([PackedGroup(0, PROMPT, (FED, FED))], model.config.get_text_config().num_hidden_layers):
             packed = read([*prompt, *one, *two], [*prompt, *one, *one])[PROMPT:]
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError) as error:
         return f"cannot read a packed row ({str(error).splitlines()[0]})"
     bound = 1e-3 if model.dtype == torch.float32 else 0.05
     apart = float((packed - together).norm() / together.norm())

@@ -2,20 +2,23 @@
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from mmrl.policies.text.families import Family, Media
-from mmrl.policies.text.families.generic import Generic
 
 MIB = 2**20
 ON_DEVICE = 0.25
 """Share of what may be kept that may be on the device; the rest is on the CPU."""
+UNREAD = ("pooler_output", "last_hidden_state", "hidden_states", "attentions")
+"""Parts of a vision output that are its entries, or that no language model reads."""
+N = TypeVar("N")
+Level = Tensor | tuple[Tensor, ...]
 Key = tuple[int, str]
 """The identity of a prompt's tensor, and image or video."""
 
@@ -26,52 +29,79 @@ class Features:
 
     kind: type
     """Class of the vision output."""
-    pooled: Tensor | tuple[Tensor, ...]
+    pooled: Level
     """One entry per picture or tile."""
-    deep: tuple[Tensor | tuple[Tensor, ...], ...] | None = None
-    """The same of each level of deepstack features."""
+    more: Mapping[str, Level | tuple[Level, ...]] = field(default_factory=dict[str, "Level | tuple[Level, ...]"])
+    """What else the language model reads, by its name in the output: entries, or levels of entries (deepstack)."""
 
     @classmethod
     def of(cls, output: Any) -> "Features":
         """The features in an output of transformers."""
-        deep = getattr(output, "deepstack_features", None)
-        return cls(type(output), held(output.pooler_output), None if deep is None else tuple(map(held, deep)))
+        more = {name: held(value) for name, value in output.items() if name not in UNREAD and value is not None}
+        return cls(type(output), held(output.pooler_output), more)
+
+    @property
+    def levels(self) -> Iterator[Level]:
+        """All entries: the pooled ones, then those of each further level."""
+        yield self.pooled
+        for value in self.more.values():
+            yield from [value] if isinstance(value, Tensor) else value
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return sum(x.numel() * x.element_size() for level in (self.pooled, *(self.deep or ())) for x in level)
+        return sum(x.numel() * x.element_size() for level in self.levels for x in level)
 
     def to(self, device: torch.device | str) -> "Features":
         """The same on another device."""
-        deep = None if self.deep is None else tuple(moved(level, device) for level in self.deep)
-        return Features(self.kind, moved(self.pooled, device), deep)
+        more = {name: moved(value, device) for name, value in self.more.items()}
+        return Features(self.kind, moved(self.pooled, device), more)
 
     def output(self) -> Any:
         """An output as transformers' models take it."""
-        more = {} if self.deep is None else {"deepstack_features": list(self.deep)}
+        more = {name: value if isinstance(value, Tensor) else list(value) for name, value in self.more.items()}
         return self.kind(pooler_output=self.pooled, **more)
 
 
-def held(entries: Tensor | Sequence[Tensor]) -> Tensor | tuple[Tensor, ...]:
-    return entries if isinstance(entries, Tensor) else tuple(entries)
+def held(value: N) -> N:
+    """The same with tuples in place of lists."""
+    return value if isinstance(value, Tensor) else cast(N, tuple(map(held, cast(Iterable[object], value))))
 
 
-def moved(entries: Tensor | tuple[Tensor, ...], device: torch.device | str) -> Tensor | tuple[Tensor, ...]:
-    return entries.to(device) if isinstance(entries, Tensor) else tuple(x.to(device) for x in entries)
+def moved(value: N, device: torch.device | str) -> N:
+    if isinstance(value, Tensor):
+        return cast(N, value.to(device))
+    return cast(N, tuple(moved(x, device) for x in cast(Iterable[object], value)))
 
 
 def joined(features: Sequence[Features]) -> Features:
     """Features of several prompts, in order."""
-
-    def join(levels: Sequence[Tensor | tuple[Tensor, ...]]) -> Tensor | tuple[Tensor, ...]:
-        if isinstance(levels[0], Tensor):
-            return torch.cat([level for level in levels if isinstance(level, Tensor)])
-        return tuple(x for level in levels for x in level)
-
     first = features[0]
-    deep = None if first.deep is None else tuple(join(level) for level in zip(*(one.deep or () for one in features), strict=True))
-    return Features(first.kind, join([one.pooled for one in features]), deep)
+    more = {name: join_more([one.more[name] for one in features]) for name in first.more}
+    return Features(first.kind, join_entries([one.pooled for one in features]), more)
+
+
+def join_entries(levels: Sequence[Level]) -> Level:
+    """Entries of one level: stacked while all have one shape, else side by side."""
+    tensors = [level for level in levels if isinstance(level, Tensor)]
+    if len(tensors) == len(levels) and len({tensor.shape[1:] for tensor in tensors}) == 1:
+        return torch.cat(tensors)
+    return tuple(entry for level in levels for entry in level)
+
+
+def join_more(values: Sequence[Level | tuple[Level, ...]]) -> Level | tuple[Level, ...]:
+    """Entries, or level by level."""
+    if isinstance(values[0], Tensor):
+        return torch.cat([value for value in values if isinstance(value, Tensor)])
+    return tuple(join_entries(levels) for levels in zip(*values, strict=True))
+
+
+def look_apart(family: Family, core: nn.Module, media: Media, device: torch.device) -> dict[str, Features]:
+    """Kind -> the features of one prompt's media, which pass the vision part by themselves."""
+    return {
+        kind: Features.of(family.look(core, kind, [{name: x.to(device) for name, x in tensors.items()}]))
+        for kind, tensors in family.kinds(media).items()
+    }
 
 
 class VisionCache:
@@ -113,8 +143,7 @@ class VisionCache:
         for key, (kind, tensors) in wanted.items():
             if key in found:
                 continue
-            shown = {name: x.to(device) for name, x in tensors.items()}
-            found[key] = Features.of(self.family.look(core, kind, [shown]))
+            found[key] = look_apart(self.family, core, tensors, device)[kind]
             self._keep(key, found[key], next(iter(tensors.values())))
         ready = {key: features.to(device) for key, features in found.items()}
         return [{kind: ready[key_of(own, kind)] for kind, own in kinds.items()} for kinds in split]
@@ -136,7 +165,6 @@ def key_of(tensors: Media, kind: str) -> Key:
 
 
 def cache_of(core: nn.Module, family: Family, mib: int) -> VisionCache | None:
-    """A cache of `mib` MiB; None for 0 MiB, where a part that computes features trains, or where it is unknown whose they are."""
-    looking = (*family.vision, *family.projector)
-    trains = any(weight.requires_grad for name, weight in core.named_parameters() if name.startswith(looking))
-    return None if trains or mib == 0 or isinstance(family, Generic) else VisionCache(family, mib * MIB)
+    """A cache of `mib` MiB; None for 0 MiB, or where anything but the language model trains."""
+    trains = any(weight.requires_grad for name, weight in core.named_parameters() if not name.startswith(family.language))
+    return None if trains or mib == 0 else VisionCache(family, mib * MIB)

@@ -5,15 +5,16 @@ is not always tokenized as it was sampled.
 """
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from PIL import Image
 
-from mmrl.core.samples import IMAGE, MediaSize, Observation, kind_of
+from mmrl.core.samples import IMAGE, Observation, kind_of
 from mmrl.core.types import Prompt
 from mmrl.policies.shared.pictures import open_picture
-from mmrl.policies.text.prompt.encode import TYPE_NAMES, Encoded, Encoder, Opened, check_media, options_of
+from mmrl.policies.text.prompt.encode import Encoded, Encoder, Opened
 from mmrl.policies.text.prompt.templates import QUESTION, messages
 from mmrl.policies.text.trace import Inset
 
@@ -35,19 +36,9 @@ def observe(encoder: Encoder, observation: Observation, stop: str | None) -> Enc
     pictures = pictures_of(observation)
     text = between(encoder, observation, stop)
     opened: Opened = {IMAGE.name: pictures} if pictures else {}
-    options = options_of(opened, encoder.family)
-    fed = dict(encoder.processor(text=[text], return_tensors="pt", add_special_tokens=False, **options))
-    token_ids = fed.pop("input_ids")[0].long()
-    fed.pop("attention_mask", None)
-    types = next((fed.pop(name)[0] for name in TYPE_NAMES if name in fed), None)
-    media = encoder.family.tidy({name: torch.as_tensor(value) for name, value in fed.items()})
-    check_media(encoder.family, token_ids, media)
-    positions = encoder.family.positions(encoder.core, token_ids, types, media)
-    sizes: list[tuple[int, int]] = [picture.size for picture in pictures]
-    seen = encoder.family.seen_sizes(sizes, media)
-    shown = tuple(MediaSize(*size, *own) for size, own in zip(sizes, seen, strict=True))
+    fed = encoder.feed(text, opened, [picture.size for picture in pictures])
     short = encoder.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return Encoded(NAME, token_ids, positions, types, media, shown, short_ids=tuple(short), pictures=tuple(pictures))
+    return replace(fed, prompt_id=NAME, short_ids=tuple(short), pictures=tuple(pictures))
 
 
 def pictures_of(observation: Observation) -> list[Any]:

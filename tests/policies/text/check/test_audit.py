@@ -17,7 +17,7 @@ from mmrl.policies.text.policy import Sampling, TextPolicy, VideoSettings
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.training.stopping import TrainingStoppedError
 from tests.support.faults import Fault, trainer_of
-from tests.support.text_policies import FAMILIES, make, picture, text_trace
+from tests.support.text_policies import EVERY, make, picture, text_trace
 from tests.support.videos import even, uneven, write_video
 
 WITH_CLIPS = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl")
@@ -56,7 +56,7 @@ BOTH = st.tuples(st.integers(1, 2), st.booleans())
 words = st.text(st.sampled_from("aß漢 \n?<|>0"), min_size=1, max_size=20)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 @given(pictures=st.lists(sides, max_size=3), text=words)
 @QUICK
 def test_pictures_of_any_size_pass(policy_of, family, pictures, text):
@@ -243,7 +243,7 @@ def test_every_single_break_names_the_row(policy_of, name, family):
 
 
 @pytest.mark.parametrize("cut", [(0, 3), (8, 12), (-6, -1), (-12, None)], ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_a_cut_prompt_is_found(policy_of, family, cut):
     """Anywhere: at its start, amid its text, before its end, at its end."""
     policy = policy_of(family)

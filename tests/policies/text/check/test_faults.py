@@ -16,7 +16,7 @@ from mmrl.policies.text.policy import LoraSettings, Sampling, TextPolicy, VideoS
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.write.generate import Completions, Generator
 from tests.support.faults import Dropping, Fault, Mixing, Noisy, message_of, rolled, stuck_in_training, trainer_of
-from tests.support.text_policies import FAMILIES, make, picture, prompts, text_trace
+from tests.support.text_policies import EVERY, make, picture, prompts, text_trace
 from tests.support.videos import even, write_video
 
 GRPO = replace(PRESETS["dr_grpo"], group_size=3, minibatches=1).with_length(6)
@@ -227,7 +227,7 @@ def test_every_fault_is_named_in_bfloat16_too(tiny, data, name):
     assert "equal readings differ by" in message, "the bounds were measured"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_clean_runs_in_bfloat16_are_not_stopped(tiny, family):
     settings = {"gradient_checkpointing": family == "qwen3_vl"}
     trainer = trainer_of(policy_of(tiny(family), dtype="bfloat16", **settings), GRPO, prompts(), micro_batch=300)
@@ -243,7 +243,7 @@ def test_decoding_that_rounds_otherwise_is_named_and_precision_is_not(tiny, data
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_clean_runs_are_not_stopped(tiny, family, seed):
     policy = policy_of(tiny(family))
     trainer = trainer_of(policy, GRPO, prompts(), seed=seed, micro_batch=300, audit_steps=1)

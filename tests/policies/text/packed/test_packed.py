@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from mmrl.core.readings import ENTROPY, LOGPROBS, REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.text.families import family_of
 from mmrl.policies.text.packed import attention
 from mmrl.policies.text.packed.row import worth_packing
 from mmrl.policies.text.policy import Sampling, TextPolicy
@@ -242,22 +241,22 @@ REFUSED = {
 def test_models_that_cannot_are_found_before_training(reason, caplog, monkeypatch):
     monkeypatch.setattr(packable, "SEEN", frozenset())
     model = REFUSED[reason]()
-    family, config = family_of(model.config), TextPolicyConfig("m")
+    config = TextPolicyConfig("m")
     kind = model.config.model_type
     with pytest.raises(ValueError, match=rf"policy\.prefix is 'packed', but {kind} {reason}.*set policy\.prefix = 'auto'"):
-        prepare_packing(model, family, replace(config, prefix="packed"))
+        prepare_packing(model, replace(config, prefix="packed"))
     with caplog.at_level(logging.WARNING, "mmrl"):
-        assert not prepare_packing(model, family, config)
+        assert not prepare_packing(model, config)
     (message,) = [record.getMessage() for record in caplog.records if record.name == "mmrl"]
     assert message.startswith(kind) and "completions are read with their prompt repeated" in message
     assert model.config.get_text_config()._attn_implementation == "sdpa"
-    assert not prepare_packing(model, family, replace(config, prefix="repeated"))
+    assert not prepare_packing(model, replace(config, prefix="repeated"))
 
 
 def test_models_that_nobody_has_seen_are_tried_and_others_can(monkeypatch):
     monkeypatch.setattr(packable, "SEEN", frozenset())
     model = with_text()
-    assert prepare_packing(model, family_of(model.config), TextPolicyConfig("m", prefix="packed"))
+    assert prepare_packing(model, TextPolicyConfig("m", prefix="packed"))
 
 
 def test_another_attention_is_no_error_unless_packed_rows_are_asked_for(tiny, caplog):

@@ -63,7 +63,7 @@ def eager_maps(policy: TextPolicy, rollouts: Rollouts, row: int) -> Tensor:
         output_attentions=True,
         use_cache=False,
         **types,
-        **policy.net.collate([prompt.media] if prompt.media else []),
+        **policy.family.collate([prompt.media] if prompt.media else []),
     )
     chosen = [out.attentions[layer] for layer in middle_layers(len(out.attentions))]
     return torch.cat([maps[0, :, -length:, -length:] for maps in chosen])

@@ -14,7 +14,7 @@ from mmrl.core.types import Prompt, Request, Rollouts, Video
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
 from mmrl.policies.text.vision.cache import MIB, VisionCache
-from tests.support.text_policies import FAMILIES, FP32_BOUND, gradients, make, mixed, picture, text_trace
+from tests.support.text_policies import EVERY, FP32_BOUND, gradients, make, mixed, picture, text_trace
 from tests.support.videos import even, write_video
 
 LORA = LoraSettings(rank=2)
@@ -66,7 +66,7 @@ def stirred(folder: str, **settings: Any) -> TextPolicy:
     return policy
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY)
 def test_each_prompt_is_looked_at_once_and_values_stay_as_they_are(tiny: Callable[[str], str], family: str):
     policy = stirred(tiny(family))
     calls = watch(policy)

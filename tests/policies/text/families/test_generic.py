@@ -1,0 +1,81 @@
+"""Models whose tensors, features and positions are read from signatures; and every family that shares another's file."""
+
+import pytest
+import torch
+
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Prompt, Request
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.families.base import parameters_of
+from mmrl.policies.text.families.generic import COUNTS, Generic
+from mmrl.policies.text.policy import Sampling
+from tests.support.text_policies import (
+    FP32_BOUND,
+    LATE,
+    ids_of,
+    logprobs,
+    make,
+    mixed,
+    picture,
+    plain_logprobs,
+    plain_model,
+    prompts,
+    text_trace,
+)
+
+REPEATED = ("qwen3_5_moe", "lfm2_vl", "minicpmv4_6")
+
+
+@pytest.mark.parametrize("family", LATE)
+def test_sampled_read_again_and_transformers_alone_agree(tiny, family):
+    """The vision part does not train, so each prompt is looked at once; caps and factors of the head are transformers' own."""
+    policy = make(tiny(family), lora=LoraSettings(rank=2))
+    rollouts = policy.rollout(mixed())
+    noted = rollouts.recorded[ROLLOUT_LOGPROBS]
+    assert policy.packs == text_trace(rollouts.trace).packed == (family not in REPEATED) and policy.net.features is not None
+    for expected in (logprobs(policy, rollouts), plain_logprobs(tiny(family), policy, rollouts)):
+        torch.testing.assert_close(noted, expected.detach(), atol=FP32_BOUND, rtol=0)
+    policy.audit(rollouts)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "muse_glimmer"])
+def test_greedy_answers_are_those_of_generate(tiny, family):
+    policy = make(tiny(family))
+    model, processor = plain_model(tiny(family))
+    prompt = prompts()[0]
+    rollouts = policy.rollout([Request(prompt, 1, 0)], Sampling(temperature=0.0, max_new_tokens=6))
+    content = [{"type": "image", "image": prompt.media[0]}, {"type": "text", "text": prompt.text}]
+    options = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+    fed = processor.apply_chat_template([{"role": "user", "content": content}], **options)
+    banned = [[token] for token in sorted(policy.banned)]
+    out = model.generate(**fed, max_new_tokens=6, do_sample=False, bad_words_ids=banned)
+    assert list(ids_of(rollouts.groups[0].samples[0])) == out[0, fed["input_ids"].shape[1] :].tolist()
+
+
+def test_a_family_without_its_head_is_refused(tiny, monkeypatch):
+    monkeypatch.setattr(Generic, "head", lambda self, logits: logits)
+    for family in ("gemma4", "muse_glimmer"):
+        with pytest.raises(ValueError, match=rf"{family} changes its logits after the head"):
+            make(tiny(family))
+
+
+def test_a_text_that_spells_a_placeholder_is_found_by_one_look(tiny):
+    policy = make(tiny("ovis2"), lora=LoraSettings(rank=2))
+    shown = Prompt("p", "?", (picture(0),))
+    encoded = policy.encode(shown)
+    features = int((encoded.token_ids == policy.family.image_token_id).sum())
+    assert int(encoded.media[COUNTS["image"]].sum()) == features == policy.family.num_features(encoded.media)
+    assert policy.net.features is not None and policy.net.features.missing([encoded.media]) == 0, "the look is kept"
+    match = rf"prompt .p.: its text holds {features + 1} image placeholders, its pictures give {features} vision features"
+    with pytest.raises(ValueError, match=match):
+        policy.encode.encode(Prompt("p", "? <IMG_ATOM>", (picture(0),)))
+
+
+def test_tensors_that_the_model_wants_beside_its_pictures_are_refused(tiny):
+    """What features take is kept; what nothing takes is left out; what the text layers would want is an error."""
+    policy = make(tiny("ovis2"))
+    family, core = policy.family, policy.net.core
+    assert family.keeps(core, ["pixel_values", "grids"]) == {"pixel_values"}
+    assert "inputs_embeds" in parameters_of(core.forward)
+    with pytest.raises(ValueError, match="ovis2: the processor made inputs_embeds, which the model wants beside its pictures"):
+        family.keeps(core, ["pixel_values", "inputs_embeds"])

@@ -1,0 +1,55 @@
+"""The image-text types of the installed transformers: which train, by which family, and why others do not."""
+
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.inspect.families import type_lines
+from mmrl.app.inspect.ls import listing
+from mmrl.policies.text.families import types
+from mmrl.policies.text.families.types import all_types, type_of
+from mmrl.policies.text.loading import load_config
+from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.tiny.text.by_rule import BY_RULE
+
+REFUSED = {
+    "florence2": "reads with an encoder and writes with a decoder",
+    "mllama": "looks at pictures beside its text, not in it",
+    "diffusion_gemma": "diffuses its text, and has no probability of a token after those before it",
+    "pi0": "writes no text",
+    "mistral4": "takes no pictures",
+    "git": "does not take features of pictures in place of tokens of its text",
+    "molmo2": "wants image_num_crops beside its pictures: a family would have to batch them",
+    "video_llava": "has a processor that makes pixel_values_images, which its own forward does not take",
+    "llama4": "keeps its layers elsewhere than other models",
+    "chameleon": "writes pictures as tokens of its own vocabulary, and has no features of them",
+}
+
+
+def test_types_say_yes_by_their_family_or_no_with_a_sentence():
+    assert {name: type_of(name).refusal for name in REFUSED} == REFUSED
+    assert type_of("qwen3_5_moe").summary == "yes: by QwenVL; repeats prompts (linear_attention)"
+    assert type_of("muse_glimmer").summary == "yes: by the rule; head: output_multiplier, final_logit_softcapping"
+    assert {type_of(name).family for name in BY_RULE} == {"Generic", "Gemma4"}
+
+
+def test_a_model_of_a_refused_type_is_refused_before_its_weights_are_read(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"model_type": "mllama"}')
+    with pytest.raises(ValueError, match=r"is of type mllama, which looks at pictures beside its text.*`mmrl ls families --all`"):
+        load_config(TextPolicyConfig(str(tmp_path)))
+
+
+def test_the_list_is_as_wide_as_a_terminal_and_marks_what_was_tried(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(types, "all_types", lambda: [type_of(name) for name in ("lfm2_vl", "llava", "molmo2")])
+    lines = list(type_lines())
+    assert lines[0].endswith(": 2 of 3") and max(map(len, lines)) <= 80
+    assert [line[:2] for line in lines if line[2:].startswith(("lfm2_vl", "llava", "molmo2"))] == ["* ", "  ", "  "]
+    with pytest.raises(ValueError, match="write mmrl ls families --all"):
+        next(listing("rewards", everything=True))
+
+
+@pytest.mark.evidence
+def test_every_type_is_yes_or_no():
+    found = {one.name: one for one in all_types()}
+    assert len(found) > 90 and sum(one.refusal is None for one in found.values()) > 60
+    assert all(one.refusal is None for name, one in found.items() if name in BY_RULE)
