@@ -11,11 +11,11 @@ from torch import nn
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.quantized.layer import Nf4Linear, nf4_layers
 from mmrl.policies.shared.quantized.load import cast_rest, linear_names, load_network, nf4_settings, plain_config
-from mmrl.policies.shared.quantized.stored import NF4, files_in, method_of
+from mmrl.policies.shared.quantized.stored import NETWORK, NF4, files_in, method_of
 from mmrl.runtime.pretrained import load_whole, refuse_non_finite
 
-NETWORK, READER = "diffusion_pytorch_model", "model"
-"""How diffusers and transformers name the files of weights."""
+READER = "model"
+"""How transformers names the files of weights."""
 
 
 def parts_in_4_bits(config: FlowPolicyConfig, parts: Mapping[str, object], trained: Collection[str]) -> list[str]:

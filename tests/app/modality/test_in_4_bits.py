@@ -1,6 +1,7 @@
 """Runs beside weights in 4 bits, from training to export: they resume exactly, and merged weights need no codes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,5 +44,5 @@ def test_a_run_resumes_exactly_and_its_merged_weights_are_a_model(kind: str, tmp
     assert again == pytest.approx({key: last[key] for key in again}, abs=1e-6, nan_ok=True)
     folder = export(whole.path, tmp_path / "merged", merge=True)
     assert not [*folder.glob("adapter_*"), *folder.glob("pytorch_lora_weights*")]
-    merged = build(configs.load(KINDS[kind][0], [f"policy.model={folder}", "steps=1", "prompts_per_step=2"]))
-    assert merged.trainer.policy.config.weights == "float"
+    merged: Any = build(configs.load(KINDS[kind][0], [f"policy.model={folder}", "steps=1", "prompts_per_step=2"])).trainer.policy
+    assert merged.config.weights == "float"

@@ -18,7 +18,8 @@ from mmrl.runtime.pretrained import REMEDY
 STATE, OTHER = ".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"
 PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", STATE, OTHER)
 """What the names of a weight's tensors end with, beside those of its codes."""
-NF4 = "nf4"
+NF4, NETWORK = "nf4", "diffusion_pytorch_model"
+"""Our method's name in configs, and how diffusers names the files of weights."""
 ROUNDED = 1e-6
 """By how much a table's values may differ from ours: as much as another machine's rounding."""
 Read = Callable[[str], Tensor]
