@@ -244,7 +244,7 @@ def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD) -> Non
         file.unlink()
 
 
-def round_reader(folder: Path, reader: Any, double: bool, most: int) -> None:
+def round_reader(folder: Path, reader: nn.Module, double: bool, most: int) -> None:
     """Write the weights of a text encoder in `folder` again, its linear layers rounded to 4 bits."""
     from mmrl.policies.shared.quantized.load import linear_names
 
@@ -252,7 +252,7 @@ def round_reader(folder: Path, reader: Any, double: bool, most: int) -> None:
     if stored is None or stored.is_coded:
         return
     names = checkpoint_names(reader, stored)
-    rounded = {names[f"{layer}.weight"] for layer in linear_names(reader, reader.get_output_embeddings())}
+    rounded = {names[f"{layer}.weight"] for layer in linear_names(reader)}
     unfinished = folder / "rounded"
     unfinished.mkdir()
     write_weights(stored.sizes(), partial(add, {}, stored, names=rounded, double=double), unfinished, "model", most)

@@ -59,9 +59,8 @@ def load_part(
         return load_network(kind, folder, files, dtype, double, place)
     reader_config = plain_config(kind.config_class.from_pretrained(folder))
     with torch.device("meta"):
-        model: Any = kind(reader_config)
+        names = linear_names(kind(reader_config))
     settings: Mapping[str, object] = {} if variant is None else {"variant": variant}
-    names = linear_names(model, model.get_output_embeddings())
     quantized = nf4_settings(names, double, stored)
     loaded = load_whole(
         kind.from_pretrained, str(folder), place, config=reader_config, quantization_config=quantized, dtype="auto", **settings
@@ -71,10 +70,10 @@ def load_part(
     return loaded
 
 
-def reader_bytes(reader: Any, each: int, double: bool | None) -> int:
+def reader_bytes(reader: nn.Module, each: int, double: bool | None) -> int:
     """Bytes of a text encoder on the meta device, `each` a weight; double: linear layers rest in 4 bits, None: they do not."""
     whole = each * sum(weight.numel() for weight in reader.parameters())
     if double is None:
         return whole
-    linear = [reader.get_submodule(name) for name in linear_names(reader, reader.get_output_embeddings())]
+    linear = [layer for layer in map(reader.get_submodule, linear_names(reader)) if isinstance(layer, nn.Linear)]
     return whole + sum(Nf4Linear(layer, double).num_bytes - each * layer.weight.numel() for layer in linear)
