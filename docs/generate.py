@@ -41,7 +41,7 @@ from mmrl.core.episodes import Limits
 from mmrl.data.convert import convert
 from mmrl.data.suites.table import SUITES
 from mmrl.data.video_rows import ANSWER, CHOOSE, WHEN
-from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.settings import FlowPolicyConfig, FlowQuantizedSettings
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.families import FAMILIES
@@ -72,6 +72,7 @@ TABLES: dict[str, tuple[str, type]] = {
     "[policy], kind = flow": ("A generator.", FlowPolicyConfig),
     "[policy.engine]": ("Without it the policy samples with its own network ([vLLM](../how_to/engine.md)).", EngineConfig),
     "[policy.quantized]": ("Acts with `policy.weights = \"nf4\"`.", QuantizedSettings),
+    "[policy.quantized], kind = flow": ("The same for a generator.", FlowQuantizedSettings),
     "[policy.lora]": ("Without it all weights that are not frozen train.", LoraSettings),
     "[[stage]]": ("A stage of a chain, one table each ([how](../how_to/stages.md)).", StageSettings),
     "[data]": ("Other keys belong to the data set: see [Data sets](datasets.md).", DataConfig),

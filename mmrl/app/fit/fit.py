@@ -53,10 +53,14 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
     smallest = with_choices(chosen, plain(least))
     check_geometry(smallest, processes)
     made = estimates.of(smallest)
-    if not device.fits(made.memory) and (fewer := in_4_bits(chosen, facts, device, device.need_of(made.memory))) is not None:
-        usual, chosen = [*usual, fewer], with_choices(chosen, [fewer])
+    whole, small = chosen, list[Choice]()
+    for fewer in in_4_bits(chosen, facts, device, device.need_of(made.memory)):
+        if device.fits(made.memory):
+            break
+        small, chosen = fewer, with_choices(whole, fewer)
         smallest = with_choices(chosen, plain(least))
         made = estimates.of(smallest)
+    usual = [*usual, *small]
     if not device.fits(made.memory):
         raise ValueError(refusal(estimates, smallest, made, device, facts))
     sizes, best, planned = least, smallest, made

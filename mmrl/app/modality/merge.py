@@ -1,5 +1,6 @@
 """Adapters added to the models below them, so that the files need no other; weight by weight where files allow."""
 
+import json
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -28,29 +29,31 @@ def merge_adapter(
     most: int = SHARD,
     variant: str | None = None,
     parts: Collection[str] = (),
+    double: bool = True,
 ) -> None:
     """Replace peft's adapter in `folder` by the model with the adapter added, in files of at most `most` bytes.
 
     Sums are taken in float32 and stored as the base model's weights are. One file's weights and the adapter are in memory at
     a time, unless the model has code of its own, no .safetensors files, or an adapter that is no plain product of matrices.
-    Linear layers of `parts` are rounded to 4 bits before, as they were when the adapter was trained beside them; ValueError where
-    files do not allow that.
+    Linear layers of `parts` are rounded to 4 bits before, as they were when the adapter was trained beside them (`double`: see
+    policy.quantized), and weights that are stored in 4 bits are made again; ValueError where files do not allow that.
     """
     stored = None if trust_remote_code else find_weights(partial(file_of, base), "model", variant)
     deltas = None if stored is None else text_deltas(folder, base, stored)
-    names = () if not parts or stored is None else names_to_round(base, stored, parts)
+    is_coded = stored is not None and stored.is_coded
+    names = () if not parts or stored is None or is_coded else names_to_round(base, stored, parts)
     if stored is None or deltas is None or names is None:
-        if parts:
+        if parts or is_coded:
             raise ValueError(
                 f"the adapter was trained beside {base} in 4 bits, which its files do not allow to round alike: export it alone"
             )
         merge_in_memory(folder, base, trust_remote_code, variant)
         return
-    write_weights(stored.sizes(), partial(add, deltas, stored, names=names), folder, "model", most)
+    write_weights(stored.sizes(), partial(add, deltas, stored, names=names, double=double), folder, "model", most)
     drop_adapter(folder)
     for name in ("config.json", "generation_config.json"):
         if (found := file_of(base, name)) is not None:
-            shutil.copyfile(found, folder / name)
+            copy_config(found, folder / name)
 
 
 def merge_in_memory(folder: Path, base: str, trust_remote_code: bool = False, variant: str | None = None) -> None:
@@ -67,6 +70,15 @@ def merge_in_memory(folder: Path, base: str, trust_remote_code: bool = False, va
     merged: Any = load_adapter(model, LoraSettings(adapter=str(folder))).merge_and_unload()
     drop_adapter(folder)
     merged.to(stored).save_pretrained(folder)
+
+
+def copy_config(source: Path, target: Path) -> None:
+    """Copy a model's config, but for what it says about quantized weights."""
+    config: dict[str, object] = json.loads(source.read_text(encoding="utf-8"))
+    if config.pop("quantization_config", None) is None:
+        shutil.copyfile(source, target)
+    else:
+        target.write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 
 def drop_adapter(folder: Path) -> None:
@@ -169,7 +181,12 @@ def plain_deltas(adapted: nn.Module, saved: Mapping[str, Tensor]) -> Deltas | No
 
 @torch.no_grad()
 def add(
-    deltas: Deltas, stored: StoredWeights, name: str, dtype: torch.dtype | None = None, names: Collection[str] = ()
+    deltas: Deltas,
+    stored: StoredWeights,
+    name: str,
+    dtype: torch.dtype | None = None,
+    names: Collection[str] = (),
+    double: bool = True,
 ) -> Tensor:
     """A stored weight with what belongs to it added, in `dtype` or as it was; the sum is taken in float32.
 
@@ -178,7 +195,7 @@ def add(
     weight = stored.read(name)
     kept = weight.dtype if dtype is None or not weight.is_floating_point() else dtype
     if name in names:
-        weight = round_weight(weight)
+        weight = round_weight(weight, double)
     return (weight.float() + deltas[name]().float() if name in deltas else weight).to(kept)
 
 
@@ -189,9 +206,12 @@ def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD) -> Non
     weights and the adapter are in memory at a time, unless the pipeline trains two networks, comes from one file or in a
     variant, its network has no .safetensors files, or the adapter is no plain product of matrices.
     """
+    from mmrl.policies.flow.dry_run import part_of
     from mmrl.policies.flow.families.known import family_of, own_family
+    from mmrl.policies.flow.in_4_bits import parts_in_4_bits
     from mmrl.policies.flow.loading import load_index, pipeline_folder
     from mmrl.policies.flow.single_file import is_single
+    from mmrl.policies.shared.quantized.load import linear_names
 
     if is_single(policy) or policy.variant is not None:
         merge_pipeline_in_memory(folder, policy)
@@ -208,15 +228,39 @@ def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD) -> Non
         merge_pipeline_in_memory(folder, policy)
         return
     (folder / name).mkdir()
-    merged = partial(add, deltas, stored, dtype=dtype)
+    small, double = parts_in_4_bits(policy, index, names), policy.quantized.double
+    with torch.device("meta"):
+        layers = linear_names(part_of(policy.model, index, name)) if name in small and not stored.is_coded else []
+    merged = partial(add, deltas, stored, dtype=dtype, names={f"{layer}.weight" for layer in layers}, double=double)
     write_weights(stored.sizes(dtype), merged, folder / name, TRANSFORMER, most)
-    shutil.copyfile(source / name / "config.json", folder / name / "config.json")
+    copy_config(source / name / "config.json", folder / name / "config.json")
     shutil.copyfile(source / "model_index.json", folder / "model_index.json")
     for part, held in index.items():
         if isinstance(held, list) and held[0] is not None and part != name:
             shutil.copytree(source / part, folder / part)
+            if part in small:
+                round_reader(folder / part, part_of(policy.model, index, part), double, most)
     for file in folder.glob("*.safetensors"):
         file.unlink()
+
+
+def round_reader(folder: Path, reader: nn.Module, double: bool, most: int) -> None:
+    """Write the weights of a text encoder in `folder` again, its linear layers rounded to 4 bits."""
+    from mmrl.policies.shared.quantized.load import linear_names
+
+    stored = find_weights(lambda file: path if (path := folder / file).is_file() else None, "model")
+    if stored is None or stored.is_coded:
+        return
+    names = checkpoint_names(reader, stored)
+    rounded = {names[f"{layer}.weight"] for layer in linear_names(reader)}
+    unfinished = folder / "rounded"
+    unfinished.mkdir()
+    write_weights(stored.sizes(), partial(add, {}, stored, names=rounded, double=double), unfinished, "model", most)
+    for file in (*folder.glob("*.safetensors"), *folder.glob("*.safetensors.index.json")):
+        file.unlink()
+    for file in unfinished.iterdir():
+        file.rename(folder / file.name)
+    unfinished.rmdir()
 
 
 def image_deltas(folder: Path, model: str, index: Mapping[str, Any], name: str) -> Deltas | None:
@@ -240,7 +284,12 @@ def image_deltas(folder: Path, model: str, index: Mapping[str, Any], name: str) 
 
 
 def merge_pipeline_in_memory(folder: Path, policy: FlowPolicyConfig) -> None:
-    """Merge like `merge_lora`, with the whole pipeline in memory, in float32."""
+    """Merge like `merge_lora`, with the whole pipeline in memory, in float32; ValueError where it rests in 4 bits."""
+    if policy.weights != "float":
+        raise ValueError(
+            f"the adapter was trained beside {policy.model} in 4 bits, which its files do not allow to round alike: export the "
+            "adapter alone"
+        )
     from mmrl.policies.flow.loading import load
     from mmrl.policies.shared.lora import LoraSettings
 

@@ -183,4 +183,6 @@ class TextModality:
 
     def merge(self, folder: Path, policy: TextPolicyConfig) -> None:
         parts = policy.quantized.parts if policy.weights == "nf4" else ()
-        merge_adapter(folder, policy.model, policy.trust_remote_code, variant=policy.variant, parts=parts)
+        merge_adapter(
+            folder, policy.model, policy.trust_remote_code, variant=policy.variant, parts=parts, double=policy.quantized.double
+        )

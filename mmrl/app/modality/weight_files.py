@@ -3,10 +3,14 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from mmrl.policies.shared.quantized.stored import PARTS, STATE, Read, facts_of_weight, is_part, read_codes, read_tensor
+from mmrl.policies.shared.quantized.table import dequantize
 
 INDEX = ".safetensors.index.json"
 SHARD = 2**31
@@ -21,23 +25,41 @@ class StoredWeights:
     """Name of a weight -> the file that holds it."""
 
     def read(self, name: str) -> Tensor:
-        """One weight, as it is stored."""
+        """One weight, as it is stored; one in 4 bits as its codes say, in the type that it had before."""
         from safetensors import safe_open
 
+        if name + STATE in self.files:
+            shape, dtype = facts_of_weight(name, self._parts(name))
+            return dequantize(read_codes(name, self._parts(name)), shape[0] * shape[1], dtype).view(*shape)
         with safe_open(self.files[name], framework="pt") as file:
             return file.get_tensor(name)
 
+    @property
+    def is_coded(self) -> bool:
+        """Do some weights rest in 4 bits?"""
+        return any(name.endswith(STATE) for name in self.files)
+
+    def _parts(self, name: str) -> dict[str, Read]:
+        """The tensors that stand for a weight in 4 bits, each as a call."""
+        return {
+            own: partial(read_tensor, self.files[own]) for own in (name, *(name + part for part in PARTS)) if own in self.files
+        }
+
     def sizes(self, dtype: torch.dtype | None = None) -> dict[str, int]:
-        """Name -> bytes, as it is stored or in another type; weights are not read."""
+        """Name -> bytes, as it is stored, its codes say, or in another type; weights are not read."""
         from safetensors import safe_open
 
         found: dict[str, int] = {}
         for path in dict.fromkeys(self.files.values()):
             with safe_open(path, framework="pt") as file:
-                own = [name for name in file.keys() if self.files.get(name) == path]  # noqa: SIM118 - safe_open is no mapping
+                own = [name for name in file.keys() if self.files.get(name) == path and not is_part(name)]  # noqa: SIM118 - safe_open is no mapping
                 # an empty slice has the weight's type and reads nothing
                 parts = {name: file.get_slice(name) for name in own}
                 for name, part in parts.items():
+                    if name + STATE in self.files:
+                        (rows, columns), own_dtype = facts_of_weight(name, self._parts(name))
+                        found[name] = rows * columns * (dtype or own_dtype).itemsize
+                        continue
                     shape = part.get_shape()
                     width = (dtype or (part[:0] if shape else file.get_tensor(name)).dtype).itemsize
                     found[name] = width * int(torch.tensor(shape).prod()) if shape else width

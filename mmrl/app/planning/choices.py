@@ -19,8 +19,8 @@ from mmrl.app.planning.memory import size_text
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.types import Prompt
 from mmrl.data.files.pictures import picture_size
-from mmrl.policies.flow.dry_run import size_of_generator
-from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.dry_run import encoders_of, size_of_generator
+from mmrl.policies.flow.settings import SINGLE, FlowPolicyConfig
 from mmrl.policies.shared.quantized.layer import count_weights
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.families.base import Family
@@ -65,8 +65,8 @@ class Facts:
     """The longest side that it draws; None: there is no bound."""
     token_elements: int = 0
     """Numbers of a latent of one token."""
-    linear: int = 0
-    """Numbers of the linear layers that may rest in 4 bits."""
+    parts: tuple[str, ...] = ()
+    """Parts whose linear layers may rest in 4 bits, the one that adapters train in first."""
 
     @property
     def is_tiny(self) -> bool:
@@ -82,31 +82,45 @@ class Facts:
         if isinstance(policy, TextPolicyConfig):
             model, family = meta_model(policy)
             limits = type(family).limit_pixels is not Family.limit_pixels
-            return cls(count_weights(model), area, limits, linear=linear_weights(model, family))
+            return cls(count_weights(model), area, limits, parts=small_parts(model, family))
         weights, side = size_of_generator(policy)
-        _, family = sketch_of_model(replace(policy, height=side, width=side))
+        kind, family = sketch_of_model(replace(policy, height=side, width=side))
+        parts = (
+            () if policy.model.endswith(SINGLE) else ("transformer", *(["text_encoders"] if encoders_of(policy, kind) else []))
+        )
         if family is None:
-            return cls(weights, area, token_side=side)
-        return cls(weights, area, False, side, family.grid.most, math.prod(family.latent_shape))
+            return cls(weights, area, token_side=side, parts=parts)
+        return cls(weights, area, False, side, family.grid.most, math.prod(family.latent_shape), parts)
 
 
-def linear_weights(model: nn.Module, family: Family) -> int:
-    """Numbers of the linear layers of the language model; 0 where most of it lies elsewhere."""
-    try:
-        names = layers_to_quantize(model, family, ("language",))
-    except ValueError:
-        return 0
-    return sum(weight.numel() for name in names for weight in model.get_submodule(name).parameters(recurse=False))
+def small_parts(model: nn.Module, family: Family) -> tuple[str, ...]:
+    """Parts of a model that may rest in 4 bits; none where most of the language model lies in no linear layer."""
+
+    def has_linear_layers(part: str) -> bool:
+        try:
+            return bool(layers_to_quantize(model, family, (part,)))
+        except ValueError:
+            return False
+
+    found = tuple(part for part in ("language", "vision", "projector") if has_linear_layers(part))
+    return found if "language" in found else ()
 
 
-def in_4_bits(resolved: Resolved, facts: Facts, device: Device, need: int) -> Choice | None:
-    """Weights in 4 bits for a run that does not fit a card, `need` bytes, where adapters train beside them; None elsewhere."""
+def in_4_bits(resolved: Resolved, facts: Facts, device: Device, need: int) -> Iterator[list[Choice]]:
+    """Weights in 4 bits for a run that does not fit a card, `need` bytes, where adapters train beside; then further parts."""
     policy = resolved.config.policy
-    fits = device.is_card and facts.linear and is_free(resolved, "policy.weights")
-    if not fits or not isinstance(policy, TextPolicyConfig) or policy.lora is None or policy.engine is not None:
-        return None
+    may = device.is_card and facts.parts and is_free(resolved, "policy.weights") and policy.lora is not None
+    if not may or (isinstance(policy, TextPolicyConfig) and policy.engine is not None):
+        return
     why = f"{size_text(need)} would be needed of {size_text(device.usable)} with weights in {policy.dtype}"
-    return Choice("policy.weights", "nf4", why)
+    weights = Choice("policy.weights", "nf4", why)
+    yield [weights]
+    first, *more = facts.parts
+    if more and is_free(resolved, "policy.quantized"):
+        yield [
+            weights,
+            Choice("policy.quantized", {"parts": list(facts.parts)}, f"with {first} alone in 4 bits it would not fit"),
+        ]
 
 
 def area_of(prompt: Prompt) -> int:

@@ -73,7 +73,7 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     size, shadows = size_of(trained), sorted(dry_run.policy.shadows)
     stays = {f"weights in {name_of(dtype)}": size_of(w for w in weights if w.dtype == dtype) for dtype in dtypes(weights)}
     if scales := size_of(getattr(layer, name) for _, layer in nf4_layers(dry_run.network) for name in SCALES_OF):
-        stays |= {"weights in 4 bits": stays.pop("weights in uint8"), "scales of weights in 4 bits": scales}
+        stays |= {"weights in 4 bits": stays.pop("weights in int8"), "scales of weights in 4 bits": scales}
     stays |= dry_run.beside()
     stays |= {"gradients": size, f"optimizer ({config.optimizer.kind})": states(config.optimizer) * size}
     beside, is_far = {f"weights kept beside: {name}": size for name in shadows}, config.policy.copies_on == "cpu"

@@ -14,6 +14,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.samples import UnavailableError
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Prompt
+from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.scorers.sizes import HoldsModels
@@ -59,7 +60,7 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
 
 def check_quantized(policy: object, ranks: Ranks) -> None:
     """Refuse weights in 4 bits where they are spread over processes."""
-    if isinstance(policy, TextPolicyConfig) and policy.weights != "float" and ranks.is_sharded:
+    if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and policy.weights != "float" and ranks.is_sharded:
         raise ValueError(
             f"policy.weights is {policy.weights!r}, and FSDP and ZeRO-3 cut weights that are numbers: start with "
             "configs/accelerate/ddp.yaml, or leave policy.weights out"

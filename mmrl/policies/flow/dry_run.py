@@ -20,6 +20,7 @@ from mmrl.policies.flow.families.base import Condition, FlowFamily, Index
 from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.families.sources import SOURCE, kind_of
 from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.in_4_bits import parts_in_4_bits, reader_bytes
 from mmrl.policies.flow.loading import add_trainable, load_index
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy
@@ -32,6 +33,8 @@ from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of, ske
 from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of
+from mmrl.policies.shared.quantized.layer import put_layers
+from mmrl.policies.shared.quantized.load import linear_names
 from mmrl.policies.shared.weights import Weights
 from mmrl.runtime.pretrained import readable
 
@@ -49,10 +52,14 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
     present = [name for name in kind.networks if index.get(name, [None, None]) != [None, None]]
     networks = {name: part_of(config.model, index, name) for name in present}
     half = config.dtype == "bfloat16" and config.lora is not None
+    small = parts_in_4_bits(config, index, present)
     for network in networks.values():
         # The class's own `to` warns, needlessly here.
         nn.Module.to(network, torch.bfloat16 if half else torch.float32)
     nn.Module.to(vae, torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32)
+    for name, network in networks.items():
+        if name in small:
+            put_layers(network, linear_names(network), config.quantized.double)
     for part in (vae, *networks.values()):
         part.requires_grad_(False).eval()
     encoders = [name for name, part in index.items() if name.startswith("text_encoder") and part != [None, None]]
@@ -122,12 +129,14 @@ def encoders_of(config: FlowPolicyConfig, family: type[FlowFamily]) -> dict[str,
     index = load_index(config.model, family)
     each = 2 if config.dtype == "bfloat16" else 4
     found: dict[str, int] = {}
+    small = parts_in_4_bits(config, index, ())
     for name, part in index.items():
         if isinstance(part, list) and part != [None, None] and name not in (*family.networks, "vae"):
             library, class_name = cast("tuple[str, str]", tuple(part))
             cls = getattr(import_module(library), class_name, None)
             if isinstance(cls, type) and issubclass(cls, nn.Module):
-                found[name] = each * sum(weight.numel() for weight in part_of(config.model, index, name).parameters())
+                reader = part_of(config.model, index, name)
+                found[name] = reader_bytes(reader, each, config.quantized.double if name in small else None)
     return found
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mmrl.policies.flow.adapters import add_adapter
 from mmrl.policies.flow.families.base import FlowFamily, Index, Pipeline, networks_of
 from mmrl.policies.flow.families.known import family_of, own_family
+from mmrl.policies.flow.in_4_bits import holds_codes, load_part, parts_in_4_bits
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single, pipeline_of
 from mmrl.policies.flow.write.sketch import make_family, sketch_of
@@ -83,7 +84,7 @@ def load_pipeline(config: FlowPolicyConfig, index: Index, trained: Sequence[str]
         place = f"the pipeline {file.base!r} of {place}"
     else:
         folder = pipeline_folder(config.model, index, config.variant)
-    networks |= load_parts(folder, wanted, config.variant, place)
+    networks |= load_parts(config, folder, wanted, trained, place)
     with readable(place, folder):
         pipeline = kind.from_pretrained(folder, **networks, **absent)
     for name, part in pipeline.components.items():
@@ -92,13 +93,19 @@ def load_pipeline(config: FlowPolicyConfig, index: Index, trained: Sequence[str]
 
 
 def load_parts(
-    folder: Path, wanted: Mapping[str, tuple[Any, torch.dtype]], variant: str | None, place: str
+    config: FlowPolicyConfig, folder: Path, wanted: Mapping[str, tuple[Any, torch.dtype]], trained: Sequence[str], place: str
 ) -> dict[str, nn.Module]:
     """The networks of a pipeline's folder, by name, in their types; those without files of the variant from their plain ones."""
-    variants = {name: variants_in(folder / name) for name in wanted}
+    variant, variants = config.variant, {name: variants_in(folder / name) for name in wanted}
     refuse_variant(variants, variant, place)
     networks: dict[str, nn.Module] = {}
+    in_codes = {name: holds_codes(folder / name, config, trained) for name in wanted}
+    small = parts_in_4_bits(config, wanted, trained)
     for name, (part, dtype) in wanted.items():
+        if in_codes[name] or name in small:
+            own = variant if variant in variants[name] else None
+            networks[name] = load_part(config, part, folder / name, dtype, own, in_codes[name])
+            continue
         # transformers has its own word for the type
         options: dict[str, object] = {"torch_dtype" if hasattr(part, "load_config") else "dtype": dtype}
         options |= {"variant": variant} if variant in variants[name] else {}

@@ -34,6 +34,7 @@ from mmrl.policies.flow.single_file import SingleFile, is_single
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join
 from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
+from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import wrap_module
 from mmrl.policies.shared.tf32 import switch_tf32
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay, check_reading
@@ -197,13 +198,16 @@ class FlowPolicy(PolicyHooks):
         return join([trace for trace in traces if isinstance(trace, FlowTrace)])
 
     def state_dict(self) -> State:
-        return {**self.weights.state_dict(keep=self.ranks.is_main), **({"file": self.file} if self.file else {})}
+        beside = {"file": self.file or None, "base": base_of(*self._parts_in_4_bits())}
+        found = {name: value for name, value in beside.items() if value is not None}
+        return {**self.weights.state_dict(keep=self.ranks.is_main), **found}
 
     def load_state_dict(self, state: State) -> None:
         if self.file != state.get("file", ""):
             raise ValueError(
                 f"policy.model {self.config.model!r} is another file than the one that the run was trained with: put that back"
             )
+        refuse_other_base(state, self.config.model, *self._parts_in_4_bits())
         self.weights.load_state_dict(state)
         self._followed = False
 
@@ -255,6 +259,10 @@ class FlowPolicy(PolicyHooks):
             self.family.size_of(request.prompt)
             if request.model not in known:
                 raise ValueError(f"{name} asks for the weights {request.model!r}; this policy keeps {', '.join(sorted(known))}")
+
+    def _parts_in_4_bits(self) -> list[nn.Module]:
+        """The networks that may rest in 4 bits."""
+        return [*self.family.trained.values(), *self.family.text_encoders.values()]
 
     def _sigma_table(self, plan: RolloutPlan, size: Size | None = None) -> SigmaTable:
         return SigmaTable(plan, size or (self.config.width, self.config.height), self.sigmas(plan, size))

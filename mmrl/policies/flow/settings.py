@@ -6,12 +6,23 @@ from typing import Annotated, Literal
 from mmrl.answers.sources import Fit
 from mmrl.core.ranges import Count, CountOrNone, Factor, Large, Positive, Range, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.quantized.settings import refuse_idle
 from mmrl.policies.shared.tf32 import check_tf32
 
 SINGLE = ".safetensors"
 """The end of the name of a file that holds a whole generator, or its transformer."""
 OWN_FAMILIES: dict[str, object] = {}
 """policy.family -> the class of a user's file, once the config that names it was read."""
+
+
+@dataclass(frozen=True)
+class FlowQuantizedSettings:
+    """Which weights of a generator rest in 4 bits with `policy.weights = "nf4"`: the linear layers of these parts."""
+
+    parts: tuple[Literal["transformer", "text_encoders"], ...] = ("transformer",)
+    """transformer: the network that trains adapters, or both of them; text_encoders: all that the pipeline has."""
+    double: bool = True
+    """Scales of 64 weights rest in 8 bits: 0.516 bytes a weight. False: in float32, 0.5625 bytes a weight."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,11 @@ class FlowPolicyConfig:
     Latents, steps and log-probabilities are always float32."""
     lora: LoraSettings | None = None
     """None: all weights of the transformer train. targets = auto are the layers the family's papers adapt."""
+    weights: Literal["float", "nf4"] = "float"
+    """nf4: linear layers rest in 4 bits (arXiv:2305.14314), .52 bytes a weight in place of 2, and adapters train beside them;
+    needs policy.lora."""
+    quantized: FlowQuantizedSettings = FlowQuantizedSettings()
+    """What rests in 4 bits with weights = "nf4"."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them."""
     max_prompt_tokens: CountOrNone | None = None
@@ -99,6 +115,12 @@ class FlowPolicyConfig:
         check_ranges(self)
         check_file(self.model, self.base, self.variant)
         check_tf32(self.tf32, self.dtype)
+        refuse_idle(self.weights, self.quantized, FlowQuantizedSettings(), self.lora)
+        if self.weights != "float" and self.model.endswith(SINGLE):
+            raise ValueError(
+                f'policy.weights is "nf4", and policy.model {self.model!r} is one file, whose weights are renamed as they load: '
+                "give the folder of the pipeline"
+            )
 
 
 def check_file(model: str, base: str | None, variant: str | None) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, load_adapter, lora_config, switch_casts
 from mmrl.policies.shared.quantized.layer import nf4_layers
+from mmrl.policies.shared.quantized.stored import NF4, files_in, method_of
 from mmrl.policies.shared.variants import refuse_variant, variants_in
 from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.families import Family, family_of, is_text_only
@@ -21,7 +22,7 @@ from mmrl.policies.text.families.text_only import TextProcessor
 from mmrl.policies.text.families.types import refusal_of
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.read.score import add_head, save_head
-from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
 from mmrl.runtime.near import near
 from mmrl.runtime.offline import check_hub, is_offline, offline_note
 from mmrl.runtime.pretrained import load_whole, readable, refuse_absurd_sizes, refuse_non_finite
@@ -68,8 +69,8 @@ def load(config: TextPolicyConfig) -> Loaded:
     if config.variant is not None:
         remote["variant"] = config.variant
     dtype = torch.bfloat16 if half else torch.float32
-    if config.weights == "nf4":
-        refuse_other_codes(model_config, config.model)
+    if config.weights == "nf4" or method_of(model_config) is not None:
+        refuse_other_codes(model_config, config)
         model: Any = load_quantized(config, model_config, family, dtype, remote)
     else:
         model = load_weights(config.model, model_config, dtype=dtype, **remote)
@@ -122,15 +123,34 @@ def load_quantized(
     config: TextPolicyConfig, model_config: object, family: Family, dtype: torch.dtype, settings: Mapping[str, object]
 ) -> nn.Module:
     """The model with the layers of `policy.quantized` in 4 bits, made from the numbers as stored, and the rest in `dtype`."""
-    from mmrl.policies.shared.quantized.load import cast_rest, nf4_settings
+    from mmrl.policies.shared.quantized.load import cast_rest, nf4_settings, plain_config
 
+    stored = method_of(model_config) is not None
+    if stored:
+        refuse_idle_codes(config)
+    plain = plain_config(model_config)
     with torch.device("meta"):
         code: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
-        names = layers_to_quantize(model_class(model_config).from_config(model_config, **code), family, config.quantized.parts)
-    model = load_weights(config.model, model_config, quantization_config=nf4_settings(names), dtype="auto", **settings)
+        model: Any = model_class(plain).from_config(plain, **code)
+    names = [] if stored else layers_to_quantize(model, family, config.quantized.parts)
+    quantized = nf4_settings(names, config.quantized.double, stored)
+    model = load_weights(config.model, plain, config=plain, quantization_config=quantized, dtype="auto", **settings)
     refuse_non_finite(((f"{name}.weight", layer.offset) for name, layer in nf4_layers(model)), f"policy.model {config.model!r}")
     cast_rest(model, dtype)
     return model
+
+
+def layers_in_4_bits(model: Any, config: TextPolicyConfig, family: Family, stored: bool) -> dict[str, bool]:
+    """The layers of a model without values that rest in 4 bits -> are their scales codes, too?
+
+    stored: as the model's files say, where they are on this machine.
+    """
+    from mmrl.policies.shared.quantized.load import find_stored_layers
+
+    if stored and (files := files_in(weights_folder(config.model), "model", config.variant)):
+        return find_stored_layers(model, files)
+    parts = QuantizedSettings().parts if stored else config.quantized.parts
+    return dict.fromkeys(layers_to_quantize(model, family, parts), config.quantized.double)
 
 
 def layers_to_quantize(model: Any, family: Family, parts: Collection[str]) -> list[str]:
@@ -160,12 +180,20 @@ def layers_to_quantize(model: Any, family: Family, parts: Collection[str]) -> li
     return found
 
 
-def refuse_other_codes(model_config: Any, name: str) -> None:
-    """Raise ValueError for a checkpoint that is quantized already."""
-    method = getattr(model_config, "quantization_config", None)
-    if method is not None:
-        kind = method.get("quant_method") if isinstance(method, dict) else getattr(method, "quant_method", method)
-        raise ValueError(f'policy.weights is "nf4", and policy.model {name!r} is quantized already, by {kind}: take the original')
+def refuse_other_codes(model_config: object, config: TextPolicyConfig) -> None:
+    """Raise ValueError for a checkpoint that is quantized otherwise than in NF4."""
+    method, place = method_of(model_config), f"policy.model {config.model!r}"
+    if method not in (None, NF4):
+        raise ValueError(f"{place} is quantized already, by {method}: take the original, or one in bitsandbytes' NF4")
+
+
+def refuse_idle_codes(config: TextPolicyConfig) -> None:
+    """Raise ValueError for a checkpoint in 4 bits whose weights would have to train, or that a server would read."""
+    place = f"policy.model {config.model!r}"
+    if config.lora is None:
+        raise ValueError(f"{place} is stored in 4 bits, which do not train: add [policy.lora], whose adapters train beside them")
+    if config.engine is not None:
+        raise ValueError(f"{place} is stored in 4 bits, which a server computes with otherwise: remove [policy.engine]")
 
 
 def refuse_no_model(folder: Path, name: str) -> None:

@@ -222,7 +222,7 @@ class TextPolicy(PolicyHooks):
         return state if (base := base_of(self.net.model)) is None else OwnState(state, base=base)
 
     def load_state_dict(self, state: State) -> None:
-        refuse_other_base(state, self.net.model, self.config.model)
+        refuse_other_base(state, self.config.model, self.net.model)
         self.weights.load_state_dict(state)
         self._followed = False
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from mmrl.core.ranges import Count, CountOrNone, Large, NonNegative, PositiveShare, Share, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.quantized.settings import refuse_idle
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.video.settings import VideoSettings
 
@@ -40,10 +41,8 @@ class QuantizedSettings:
 
     parts: tuple[Literal["language", "vision", "projector"], ...] = ("language",)
     """Parts of the model."""
-
-    def __post_init__(self) -> None:
-        if not self.parts:
-            raise ValueError("policy.quantized.parts is empty: name language, vision or projector, or leave policy.weights out")
+    double: bool = True
+    """Scales of 64 weights rest in 8 bits: 0.516 bytes a weight. False: in float32, 0.5625 bytes a weight."""
 
 
 @dataclass(frozen=True)
@@ -130,15 +129,8 @@ class TextPolicyConfig:
 
 def refuse_quantized(policy: TextPolicyConfig) -> None:
     """Raise ValueError for 4 bits with settings that have no use for them."""
-    if policy.weights == "float":
-        if policy.quantized != QuantizedSettings():
-            raise ValueError('policy.quantized acts with policy.weights = "nf4" alone: set that, or remove the table')
-        return
-    if policy.lora is None:
-        raise ValueError(
-            'policy.weights is "nf4", and weights in 4 bits do not train: add [policy.lora], whose adapters train beside them'
-        )
-    if policy.engine is not None:
+    refuse_idle(policy.weights, policy.quantized, QuantizedSettings(), policy.lora)
+    if policy.weights != "float" and policy.engine is not None:
         raise ValueError(
             'policy.weights is "nf4", and the server of [policy.engine] reads the folder\'s own weights, whose answers differ: '
             "remove one of the two"

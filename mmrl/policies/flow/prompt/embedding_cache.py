@@ -14,6 +14,7 @@ from torch import Tensor
 from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single
+from mmrl.policies.shared.quantized.layer import base_of
 from mmrl.runtime.cache import bound, cache_folder, note_new, note_use
 
 log = logging.getLogger("mmrl")
@@ -125,6 +126,7 @@ def open_cache(config: FlowPolicyConfig, family: FlowFamily) -> EmbeddingCache |
             else []
         ),
         *(f"{name} {type(part).__name__} {first_dtype(part.parameters())}" for name, part in sorted(encoders.items())),
+        *(f"{name} in 4 bits {base}" for name, part in sorted(encoders.items()) if (base := base_of(part)) is not None),
         *(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "diffusers", "transformers")),
         *(fact for part in read for fact in files_of(part)),
     ]

@@ -1,6 +1,6 @@
 """A linear layer whose weights rest in 4 bits, and are made again for every product: one way for sampling and training."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,22 +18,23 @@ SCALES_OF = ("scales", "units", "offset")
 class Nf4Linear(nn.Linear):
     """x W^T + b, W of 4-bit codes; it takes gradients for x alone.
 
-    `weight` holds the codes, two a byte. Built on torch's meta device it knows every size.
+    `weight` holds the codes, two a byte: of type int8, which models leave alone when they cast inputs to the type of a weight.
+    Built on torch's meta device it knows every size.
     """
 
     scales: Tensor
     units: Tensor
     offset: Tensor
 
-    def __init__(self, like: nn.Linear) -> None:
+    def __init__(self, like: nn.Linear, double: bool = True) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = like.in_features, like.out_features
         device, blocks = like.weight.device, -(-self.size // BLOCK)
-        self.weight = nn.Parameter(torch.empty(-(-self.size // 2), dtype=torch.uint8, device=device), requires_grad=False)
+        self.weight = nn.Parameter(torch.empty(-(-self.size // 2), dtype=torch.int8, device=device), requires_grad=False)
         self.bias = like.bias
-        sizes = {"scales": (blocks,), "units": (-(-blocks // SCALES),), "offset": ()}
+        sizes = {"scales": (blocks,), "units": (-(-blocks // SCALES) * double,), "offset": ()}
         for name in SCALES_OF:
-            dtype = torch.uint8 if name == "scales" else torch.float32
+            dtype = torch.uint8 if name == "scales" and double else torch.float32
             self.register_buffer(name, torch.empty(sizes[name], dtype=dtype, device=device))
 
     @property
@@ -42,8 +43,18 @@ class Nf4Linear(nn.Linear):
         return self.in_features * self.out_features
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of codes and scales."""
+        return sum(one.numel() * one.element_size() for one in (self.weight, self.scales, self.units, self.offset))
+
+    @property
     def codes(self) -> Codes:
-        return Codes(self.weight, self.scales, self.units, self.offset)
+        return Codes(self.weight.view(torch.uint8), self.scales, self.units, self.offset)
+
+    def take(self, codes: Codes) -> None:
+        """Hold these codes."""
+        self.weight = nn.Parameter(codes.codes.view(torch.int8), requires_grad=False)
+        self.scales, self.units, self.offset = codes.scales, codes.units, codes.offset
 
     def whole(self, dtype: torch.dtype) -> Float[Tensor, "o i"]:
         """The matrix that the codes stand for."""
@@ -92,11 +103,11 @@ def count_weights(model: nn.Module) -> int:
     return sum(weight.numel() for weight in model.parameters()) + spared
 
 
-def put_layers(model: nn.Module, names: list[str]) -> None:
+def put_layers(model: nn.Module, names: Collection[str], double: bool = True) -> None:
     """Replace linear layers by ones without values, of the same sizes."""
     for name in names:
         parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, Nf4Linear(model.get_submodule(name)))  # type: ignore[arg-type] - they are linear
+        setattr(model.get_submodule(parent), own, Nf4Linear(model.get_submodule(name), double))  # type: ignore[arg-type] - they are linear
 
 
 def digest(model: nn.Module) -> str:
@@ -110,16 +121,17 @@ def digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-def base_of(model: nn.Module) -> str | None:
-    """The digest of a model's layers in 4 bits, which do not change; None where it has none."""
-    if model not in _BASES:
-        _BASES[model] = digest(model) if next(nf4_layers(model), None) is not None else None
-    return _BASES[model]
+def base_of(*models: nn.Module) -> str | None:
+    """The digest of models' layers in 4 bits, which do not change; None where they have none."""
+    for model in models:
+        if model not in _BASES:
+            _BASES[model] = digest(model) if next(nf4_layers(model), None) is not None else None
+    return " ".join(found for model in models if (found := _BASES[model]) is not None) or None
 
 
-def refuse_other_base(state: Mapping[str, object], model: nn.Module, name: str) -> None:
-    """Raise ValueError for the state of an adapter that was trained beside other codes than the model's."""
-    if state.get("base") != base_of(model):
+def refuse_other_base(state: Mapping[str, object], name: str, *models: nn.Module) -> None:
+    """Raise ValueError for the state of an adapter that was trained beside other codes than those of the models."""
+    if state.get("base") != base_of(*models):
         raise ValueError(
             f"the saved adapter belongs to other weights in 4 bits than those of policy.model {name!r}: name the model, "
             "policy.weights and policy.quantized of the saved run"

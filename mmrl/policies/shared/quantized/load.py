@@ -1,54 +1,78 @@
-"""Models of transformers loaded tensor by tensor into 4 bits: the memory holds one weight in full, never the model."""
+"""Models loaded tensor by tensor into 4 bits: the memory holds one weight in full, never the model.
 
-from collections.abc import Callable, Collection
+Those of transformers are loaded by transformers, networks of diffusers from their files.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from mmrl.policies.shared.quantized.layer import SCALES_OF, Nf4Linear, put_layers
-from mmrl.policies.shared.quantized.table import quantize
+from mmrl.policies.shared.quantized.stored import PARTS, is_part, read_codes, tensors_in, weights_in
+from mmrl.policies.shared.quantized.table import Codes, quantize
+from mmrl.runtime.pretrained import refuse_non_finite, refuse_other_keys
 
+Found = Tensor | list[Tensor]
+"""As transformers hands over what it found under a name."""
 NAME = "mmrl_nf4"
+SERIALIZED = {"weight": ["weight", *(f"weight{part}" for part in PARTS)]}
+"""What transformers finds of a weight in files -> the weight."""
 
 
-def nf4_settings(names: Collection[str]) -> object:
-    """The `quantization_config` with which transformers loads these linear layers of a model into 4 bits."""
-    return settings_class()(sorted(names))
+def nf4_settings(names: Collection[str], double: bool = True, stored: bool = False) -> object:
+    """The `quantization_config` with which transformers loads these linear layers of a model into 4 bits.
+
+    stored: the files hold codes already, of the layers that they say.
+    """
+    return settings_class()(sorted(names), double, stored)
 
 
 @cache
-def settings_class() -> Callable[[list[str]], object]:
+def settings_class() -> Callable[[list[str], bool, bool], object]:
     """The class of settings, after transformers was given it and the quantizer that it stands for."""
-    from transformers.core_model_loading import ConversionOps
     from transformers.quantizers.auto import register_quantization_config, register_quantizer
     from transformers.quantizers.base import HfQuantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
     class Settings(QuantizationConfigMixin):
-        def __init__(self, names: list[str]) -> None:
+        def __init__(self, names: list[str], double: bool, stored: bool) -> None:
             super().__init__(quant_method=NAME)  # type: ignore[arg-type] - names that were registered are words
-            self.names = names
+            self.names, self.double, self.stored = names, double, stored
 
-    class TakeCodes(ConversionOps):
-        def convert(self, input_dict: dict[str, Any], *_: object, **__: object) -> dict[str, Any]:
-            return {key: value for name, weight in input_dict.items() for key, value in codes_by_name(name, weight).items()}
+    take_codes, take_stored = operations()
 
     class Quantizer(HfQuantizer):
         requires_calibration = False
+        serialized_names = SERIALIZED
 
-        def _process_model_before_weight_loading(self, model: nn.Module, **_: object) -> None:
+        def __init__(self, quantization_config: Settings, **settings: object) -> None:
+            super().__init__(quantization_config, **settings)
+            self.pre_quantized = quantization_config.stored
+
+        def get_load_operations(self) -> dict[str, object]:
+            return {"deserialize": take_stored}
+
+        def _process_model_before_weight_loading(
+            self, model: nn.Module, checkpoint_files: Sequence[str] = (), **_: object
+        ) -> None:
             settings = self.quantization_config
             assert isinstance(settings, Settings)
-            put_layers(model, settings.names)
+            if settings.stored:
+                put_stored(model, find_stored_layers(model, checkpoint_files))
+            else:
+                put_layers(model, settings.names, settings.double)
 
         def param_needs_quantization(self, model: nn.Module, param_name: str, **more: object) -> bool:
             place, _, own = param_name.rpartition(".")
             return own == "weight" and isinstance(model.get_submodule(place), Nf4Linear)
 
-        def get_quantize_ops(self) -> TakeCodes:
-            return TakeCodes()
+        def get_quantize_ops(self) -> object:
+            assert isinstance(self.quantization_config, Settings)
+            return take_codes(self.quantization_config.double)
 
         def is_serializable(self) -> None:
             """It is not."""
@@ -62,14 +86,89 @@ def settings_class() -> Callable[[list[str]], object]:
     return Settings
 
 
-def codes_by_name(name: str, weight: Tensor | list[Tensor]) -> dict[str, Tensor]:
+@cache
+def operations() -> tuple[Callable[[bool], object], Callable[[object], object]]:
+    """The two things that transformers may do with a weight as it loads: make its codes, or take those in the files."""
+    from transformers.core_model_loading import ConversionOps
+
+    class TakeCodes(ConversionOps):
+        def __init__(self, double: bool) -> None:
+            self.double = double
+
+        def convert(self, input_dict: dict[str, Found], *_: object, **__: object) -> Any:
+            return {
+                key: value for name, weight in input_dict.items() for key, value in by_name(name, weight, self.double).items()
+            }
+
+    class TakeStored(ConversionOps):
+        def __init__(self, hf_quantizer: object) -> None:
+            # transformers leaves the types of tensors alone where an operation has this
+            self.hf_quantizer = hf_quantizer
+
+        def convert(self, input_dict: dict[str, Found], *_: object, full_layer_name: str, **__: object) -> Any:
+            if len(input_dict) == 1:
+                return input_dict
+            read = {
+                f"{full_layer_name}{key.removeprefix('weight')}": lambda _, found=found: first(found)
+                for key, found in input_dict.items()
+            }
+            return with_scales(full_layer_name, read_codes(full_layer_name, read))
+
+    return TakeCodes, TakeStored
+
+
+def first(weight: Found) -> Tensor:
+    """The one tensor."""
+    return weight[0] if isinstance(weight, list) else weight
+
+
+def by_name(name: str, weight: Found, double: bool = True) -> dict[str, Tensor]:
     """The codes and scales that a layer keeps of its stored weight, by their names in the model."""
-    codes = quantize(weight[0] if isinstance(weight, list) else weight)
+    return with_scales(name, quantize(first(weight), double))
+
+
+def with_scales(name: str, codes: Codes) -> dict[str, Tensor]:
+    """Codes and scales by their names in the model."""
     place = name.rpartition(".")[0]
-    return {
-        name: nn.Parameter(codes.codes, requires_grad=False),
-        **{f"{place}.{one}": getattr(codes, one) for one in SCALES_OF},
-    }
+    held = nn.Parameter(codes.codes.view(torch.int8), requires_grad=False)
+    return {name: held, **{f"{place}.{one}": getattr(codes, one) for one in SCALES_OF}}
+
+
+def plain_config(config: Any) -> Any:
+    """A model's config of transformers without what it says about how its files are quantized."""
+    for one in (config, config.get_text_config(decoder=True)):
+        if getattr(one, "quantization_config", None) is not None:
+            del one.quantization_config
+    return config
+
+
+def find_stored_layers(model: Any, files: Iterable[Path | str]) -> dict[str, bool]:
+    """The layers of a model of transformers that its files hold in 4 bits -> are their scales codes, too?
+
+    Every weight's scales are looked at: ValueError names the tensor that is not as it should be.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    changes = get_model_conversion_mapping(model)
+    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
+    converters = [change for change in changes if isinstance(change, WeightConverter)]
+    own, read, found = model.state_dict(), tensors_in(files), dict[str, bool]()
+    for name in weights_in(read):
+        key, _ = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
+        found[key.removesuffix(".weight")] = not read_codes(name, read).scales.is_floating_point()
+    return found
+
+
+def put_stored(model: nn.Module, layers: dict[str, bool]) -> None:
+    """Put layers without values where a model's files hold codes; ValueError where the model has no linear layer."""
+    for name in layers:
+        if not isinstance(dict(model.named_modules()).get(name), nn.Linear):
+            raise ValueError(
+                f"{name}.weight is stored in 4 bits, and the model has no linear layer {name}: take another folder of it"
+            )
+    for double in (True, False):
+        put_layers(model, [name for name, own in layers.items() if own == double], double)
 
 
 def cast_rest(model: nn.Module, dtype: torch.dtype) -> None:
@@ -78,3 +177,67 @@ def cast_rest(model: nn.Module, dtype: torch.dtype) -> None:
     for weight in model.parameters():
         if weight.is_floating_point() and weight.dtype == stored:
             weight.data = weight.data.to(dtype)
+
+
+@runtime_checkable
+class HasHead(Protocol):
+    """A model of transformers."""
+
+    def get_output_embeddings(self) -> object: ...
+
+
+def linear_names(model: nn.Module) -> list[str]:
+    """The linear layers of a network, but for its head and for those that its class keeps in float32."""
+    head = model.get_output_embeddings() if isinstance(model, HasHead) else None
+    kept = getattr(model, "_keep_in_fp32_modules", None) or () if hasattr(model, "load_config") else ()
+    linear = (name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head)
+    return [name for name in linear if not set(kept) & set(name.split("."))]
+
+
+@torch.no_grad()
+def load_network(kind: Any, folder: Path, files: Iterable[Path], dtype: torch.dtype, double: bool, place: str) -> nn.Module:
+    """A network of diffusers whose linear layers rest in 4 bits, the others in `dtype`: one tensor is read at a time.
+
+    Codes in the files are taken as they are. Raises ValueError where tensors are missing, not known, misshapen or not finite.
+    """
+    from accelerate import init_empty_weights
+
+    config = dict(kind.load_config(folder))
+    config.pop("quantization_config", None)
+    with init_empty_weights():
+        model = kind.from_config(config)
+    read = tensors_in(files)
+    in_codes = {name.removesuffix(".weight"): f"{name}.nested_absmax" in read for name in weights_in(read)}
+    put_stored(model, in_codes or dict.fromkeys(linear_names(model), double))
+    own, wide = dict(model.named_parameters()) | dict(model.named_buffers()), set(kind._keep_in_fp32_modules or ())
+    layers = {f"{name}.weight": module for name, module in model.named_modules() if isinstance(module, Nf4Linear)}
+    beside = {f"{name.removesuffix('weight')}{one}" for name in layers for one in SCALES_OF}
+    found = {name for name in read if not is_part(name)}
+    wanted = model.state_dict().keys() - beside
+    odd, wrong = found - wanted, list[str]()
+    for name in sorted(found & wanted):
+        if name in layers and in_codes:
+            layers[name].take(read_codes(name, read))
+            continue
+        value = read[name](name)
+        shape = (layers[name].out_features, layers[name].in_features) if name in layers else own[name].shape
+        if tuple(value.shape) != tuple(shape):
+            wrong.append(name)
+            continue
+        refuse_non_finite([(name, value)], place)
+        if name in layers:
+            layers[name].take(quantize(value, double))
+        else:
+            put(model, name, value.to(torch.float32 if wide & set(name.split(".")) else dtype))
+    refuse_other_keys(wanted - found, odd, wrong, place, kind.__name__)
+    model.register_to_config(_name_or_path=str(folder))
+    return model.eval()
+
+
+def put(model: nn.Module, name: str, value: Tensor) -> None:
+    """Give a network a weight or a table."""
+    parent, _, own = name.rpartition(".")
+    module = model.get_submodule(parent)
+    if own in module._parameters:
+        value = nn.Parameter(value, requires_grad=False)
+    setattr(module, own, value)

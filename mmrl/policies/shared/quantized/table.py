@@ -50,28 +50,34 @@ def dynamic() -> Float[Tensor, " 256"]:
 
 @dataclass(frozen=True)
 class Codes:
-    """A matrix of n weights in 4 bits, and its scales: .516 bytes a weight."""
+    """A matrix of n weights in 4 bits, and its scales: .516 bytes a weight, .5625 where scales are float32."""
 
     codes: UInt8[Tensor, " bytes"]
     """Two weights a byte, the first in its higher half."""
-    scales: UInt8[Tensor, " blocks"]
-    """Codes of `dynamic`, one for a block of weights."""
+    scales: UInt8[Tensor, " blocks"] | Float[Tensor, " blocks"]
+    """One for a block of weights: codes of `dynamic`, or the scales themselves in float32."""
     units: Float[Tensor, " units"]
-    """What 256 scales are measured by."""
+    """What 256 scales are measured by; none beside scales in float32."""
     offset: Float[Tensor, ""]
-    """The mean of the scales, which was taken off them."""
+    """The mean of the scales, which was taken off their codes, or 0."""
 
 
-def quantize(weight: Float[Tensor, "o i"]) -> Codes:
-    """The codes of a matrix, from the numbers as they are stored; NaN or infinity in it make the offset NaN or infinite."""
+def quantize(weight: Float[Tensor, "o i"], double: bool = True) -> Codes:
+    """The codes of a matrix, from the numbers as they are stored; NaN or infinity in it make the offset NaN or infinite.
+
+    double: scales are codes, too.
+    """
     blocks = in_blocks(weight.detach().float().flatten(), BLOCK)
     largest = blocks.abs().amax(1)
     codes = nearest(blocks / largest.clamp(min=1e-30)[:, None], nf4()).flatten()[: -(-weight.numel() // 2) * 2]
+    packed = (codes[0::2] << 4) | codes[1::2]
+    if not double:
+        return Codes(packed, largest, largest.new_zeros(0), 0 * largest.max())
     offset = largest.double().mean().float()
     groups = in_blocks(largest - offset, SCALES)
     units = groups.abs().amax(1)
     scales = nearest(groups / units.clamp(min=1e-30)[:, None], dynamic()).flatten()[: len(largest)]
-    return Codes((codes[0::2] << 4) | codes[1::2], scales, units, offset)
+    return Codes(packed, scales, units, offset)
 
 
 def dequantize(found: Codes, size: int, dtype: torch.dtype) -> Float[Tensor, " size"]:
@@ -82,16 +88,18 @@ def dequantize(found: Codes, size: int, dtype: torch.dtype) -> Float[Tensor, " s
     for start in range(0, size, CHUNK):
         end = min(start + CHUNK, size)
         first, last = start // BLOCK, -(-end // BLOCK)
-        units = found.units[start // (BLOCK * SCALES) : -(-last // SCALES)].repeat_interleave(SCALES)[: last - first]
-        scale = steps[found.scales[first:last].int()] * units + found.offset
+        scale = found.scales[first:last]
+        if not scale.is_floating_point():
+            units = found.units[start // (BLOCK * SCALES) : -(-last // SCALES)].repeat_interleave(SCALES)[: last - first]
+            scale = steps[scale.int()] * units + found.offset
         values = pair[found.codes[start // 2 : -(-end // 2)].int()].flatten()
         out[start:end] = (in_blocks(values, BLOCK) * scale[:, None]).flatten()[: end - start]
     return out
 
 
-def round_weight(weight: Float[Tensor, "o i"]) -> Float[Tensor, "o i"]:
+def round_weight(weight: Float[Tensor, "o i"], double: bool = True) -> Float[Tensor, "o i"]:
     """Round a matrix to what 4 bits can say, in float32."""
-    return dequantize(quantize(weight), weight.numel(), torch.float32).view_as(weight)
+    return dequantize(quantize(weight, double), weight.numel(), torch.float32).view_as(weight)
 
 
 def nearest(x: Float[Tensor, "*n"], values: Float[Tensor, " v"]) -> UInt8[Tensor, "*n"]:

@@ -1,0 +1,97 @@
+"""Which card a published model trains on, and how: the table of docs/how_to/cards.md, counted by the plans of one-line runs.
+
+`python -m benchmarks.cards [NAME ...]` needs no weights. Every figure is that of `mmrl plan --task ... --model ... --card ...`
+with the smallest sizes, which a card must hold at least; the run then grows into what is left.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+from mmrl.app.config.run import Resolved
+from mmrl.app.config.tasks import one_line
+from mmrl.app.fit.fit import facts_of, free_sizes, plain
+from mmrl.app.fit.plan import Estimates, prompts_of
+from mmrl.app.fit.sizes import least_sizes
+from mmrl.app.planning.choices import in_4_bits, usual_choices, with_choices
+from mmrl.app.planning.device import target_device
+from mmrl.app.planning.memory import CONTEXT, GIB, usable
+from mmrl.app.planning.reward_memory import reward_memory
+
+CARDS = (8, 12, 16, 24, 48, 80)
+PICTURES = ("policy.height=512", "policy.width=512", "policy.rest_text_encoders=true")
+WAYS = ("bf16", "nf4", "nf4, all parts")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A run of one line: `Shape("FLUX.1-dev", "t2i", "black-forest-labs/FLUX.1-dev", ("policy.height=512",))`."""
+
+    name: str
+    task: str
+    model: str
+    words: tuple[str, ...] = ()
+
+    @property
+    def data(self) -> str:
+        """Data that come with mmrl, or four prompts."""
+        if self.task == "grounding":
+            return "digits_grounding"
+        file = Path(mkdtemp()) / "prompts.txt"
+        file.write_text("\n".join(f"a red fox, {i}" for i in range(16)))
+        return str(file)
+
+    def resolve(self) -> Resolved:
+        reward = {"grounding": "iou", "t2i": "jpeg_size", "t2v": "jpeg_size"}[self.task]
+        return one_line(self.task, self.model, self.data, [reward], list(self.words))
+
+
+SPACE = ("policy.box_space=norm1000",)
+SHAPES = (
+    Shape("Qwen2.5-VL-7B", "grounding", "Qwen/Qwen2.5-VL-7B-Instruct"),
+    Shape("Qwen3-VL-8B", "grounding", "Qwen/Qwen3-VL-8B-Instruct"),
+    Shape("Qwen3.5-9B", "grounding", "Qwen/Qwen3.5-9B", SPACE),
+    Shape("Gemma 3 4B", "grounding", "google/gemma-3-4b-it", SPACE),
+    Shape("FLUX.1-dev", "t2i", "black-forest-labs/FLUX.1-dev", PICTURES),
+    Shape("SD3.5-L", "t2i", "stabilityai/stable-diffusion-3.5-large", PICTURES),
+    Shape("Qwen-Image", "t2i", "Qwen/Qwen-Image", PICTURES),
+    Shape("Wan 2.1 14B, 33 frames", "t2v", "Wan-AI/Wan2.1-T2V-14B-Diffusers", (*PICTURES, "policy.frames=33")),
+)
+
+
+def peaks(shape: Shape) -> Iterator[tuple[str, int, int]]:
+    """Way of keeping weights, bytes of them, and bytes of a run with the smallest sizes beside what CUDA takes."""
+    resolved, device = shape.resolve(), target_device("80GB")
+    prompts = prompts_of(resolved)
+    facts = facts_of(resolved, prompts)
+    chosen = with_choices(resolved, usual_choices(resolved, facts))
+    estimates = Estimates(1, prompts, reward_memory(chosen, on_card=True))
+    least = plain(free_sizes(chosen, least_sizes(chosen.config, 1)))
+    for way, choices in zip(WAYS, [[], *in_4_bits(chosen, facts, device, 0)], strict=False):
+        memory = estimates.of(with_choices(with_choices(chosen, choices), least)).memory
+        held = sum(size for name, size in memory.stays.items() if "weights in" in name)
+        yield way, held, memory.peak
+
+
+def row(shape: Shape) -> str:
+    """A line of the table: the cheapest way that fits each card."""
+    found = list(peaks(shape))
+    cells = [next((way for way, _, peak in found if peak <= usable(card * GIB * 98 // 100)), "no") for card in CARDS]
+    figures = [f"{(peak + CONTEXT) / GIB:.1f}" for _, _, peak in found]
+    held = [f"{size / GIB:.1f}" for _, size, _ in found[:2]]
+    return "| " + " | ".join([shape.name, *held, *figures, *[""] * (len(WAYS) - len(found)), *cells]) + " |"
+
+
+def main() -> None:
+    wanted = sys.argv[1:]
+    heads = ["model", "weights in bf16", "in nf4", *(f"a run in {way}" for way in WAYS), *(f"{card} GB" for card in CARDS)]
+    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
+    for shape in SHAPES:
+        if not wanted or shape.name in wanted:
+            print(row(shape), flush=True)
+
+
+if __name__ == "__main__":
+    main()

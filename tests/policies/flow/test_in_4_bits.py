@@ -1,0 +1,188 @@
+"""A generator in 4 bits is the generator with rounded weights and nothing else, its text encoders too."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmrl.app.modality.merge import merge_lora
+from mmrl.core.readings import REF_LOGPROBS
+from mmrl.flow.plan import evaluation_plan
+from mmrl.policies.flow.dry_run import FlowDryRun, encoders_of
+from mmrl.policies.flow.in_4_bits import parts_in_4_bits
+from mmrl.policies.flow.policy import FlowPolicy
+from mmrl.policies.flow.settings import FlowPolicyConfig, FlowQuantizedSettings
+from mmrl.policies.shared.meta_models import size_of
+from mmrl.policies.shared.quantized.layer import base_of, nf4_layers
+from tests.policies.flow.test_saving import loaded
+from tests.support.flow_policies import (
+    FAMILIES,
+    LORA,
+    PLANS,
+    batch_of,
+    gradients,
+    latents,
+    logprobs,
+    make,
+    relative_difference,
+    requests,
+    stir,
+)
+from tests.support.stored_codes import store_codes
+
+BOTH = FlowQuantizedSettings(("transformer", "text_encoders"))
+WAN = {"wan_a14b": "wan"}
+
+
+def in_4_bits(folder: str, shadows: Any = (), **settings: Any) -> FlowPolicy:
+    return make(folder, shadows, **({"weights": "nf4", "quantized": BOTH} | settings))
+
+
+def rounded(folder: str, policy: FlowPolicy, target: Path) -> str:
+    """The pipeline with the weights that codes stand for."""
+    shutil.copytree(folder, target)
+    for name, part in policy.pipeline.components.items():
+        if not isinstance(part, torch.nn.Module) or not any(nf4_layers(part)):
+            continue
+        plain: Any = type(part)
+        whole = plain.from_pretrained(target / name)
+        with torch.no_grad():
+            for own, layer in nf4_layers(part):
+                whole.get_submodule(own.removesuffix(".base_layer")).weight.copy_(layer.whole(torch.float32))
+        whole.save_pretrained(target / name)
+    return str(target)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *WAN])
+def test_draws_reads_and_learns_as_the_rounded_pipeline(tiny, family, tmp_path):
+    policy = in_4_bits(tiny(family), ["ref"])
+    twin = make(rounded(tiny(family), policy, tmp_path / family), ["ref"])
+    plan = PLANS[WAN.get(family, "flow_grpo")]
+    asked = requests(num_prompts=1)
+    torch.testing.assert_close(latents(policy, asked, plan), latents(twin, asked, plan), atol=1e-5, rtol=1e-5)
+    rollouts = policy.rollout(asked, plan)
+    torch.testing.assert_close(logprobs(policy, rollouts), logprobs(twin, rollouts), atol=1e-6, rtol=0)
+    ours, theirs = (one.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS] for one in (policy, twin))
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+    assert relative_difference(gradients(policy, [batch_of(rollouts)]), gradients(twin, [batch_of(rollouts)])) < 1e-6
+    with torch.no_grad():
+        assert (logprobs(make(tiny(family)), rollouts) - logprobs(policy, rollouts)).abs().max() > 1e-4, "4 bits round"
+
+
+def test_an_adapter_trained_beside_4_bits_loads_in_diffusers(tiny, tmp_path):
+    policy = in_4_bits(tiny("flux"), dtype="bfloat16")
+    stir(policy, 0.5)
+    policy.save(tmp_path)
+    pipeline = loaded(tiny("flux"), "flux")
+    pipeline.load_lora_weights(tmp_path)
+    found = {name for name, _ in pipeline.transformer.named_parameters() if "lora_" in name}
+    assert {name.replace("default_0", "default") for name in found} == {
+        name for name, _ in policy.pipeline.transformer.named_parameters() if "lora_" in name
+    }
+
+
+@pytest.mark.parametrize("family", ["sd3", "qwen_image"])
+def test_a_merged_pipeline_draws_as_it_did(tiny, family, tmp_path):
+    policy = in_4_bits(tiny(family))
+    stir(policy, 0.5)
+    policy.save(tmp_path / family)
+    merge_lora(tmp_path / family, policy.config)
+    merged = make(str(tmp_path / family))
+    asked, plan = requests(num_prompts=1, count=2), evaluation_plan(3)
+    for weight in merged.parameters():
+        weight.data.zero_()
+    torch.testing.assert_close(latents(merged, asked, plan), latents(policy, asked, plan), atol=1e-5, rtol=1e-5)
+
+
+def test_an_adapter_goes_on_beside_the_same_codes_alone(tiny):
+    state = in_4_bits(tiny("sd3")).state_dict()
+    in_4_bits(tiny("sd3")).load_state_dict(state)
+    one_scale = replace(BOTH, double=False)
+    for other in (
+        in_4_bits(tiny("sd3"), quantized=one_scale),
+        in_4_bits(tiny("sd3"), quantized=FlowQuantizedSettings()),
+        make(tiny("sd3")),
+    ):
+        with pytest.raises(ValueError, match=r"belongs to other weights in 4 bits than those of policy.model .*sd3"):
+            other.load_state_dict(state)
+
+
+def test_codes_come_from_the_stored_numbers_and_plans_count_their_bytes(tiny):
+    for quantized, each in ((BOTH, 0.516), (replace(BOTH, double=False), 0.5625)):
+        wide, narrow = (in_4_bits(tiny("flux"), dtype=dtype, quantized=quantized) for dtype in ("float32", "bfloat16"))
+        assert base_of(*wide._parts_in_4_bits()) == base_of(*narrow._parts_in_4_bits())
+        planned, held = FlowDryRun(narrow.config), dict(nf4_layers(narrow.net.transformer))
+        assert {name: layer.num_bytes for name, layer in nf4_layers(planned.network)} == {
+            name: layer.num_bytes for name, layer in held.items()
+        }
+        assert size_of(planned.network.parameters()) == size_of(narrow.net.transformer.parameters())
+        linear = sum(layer.size for layer in held.values())
+        assert sum(layer.num_bytes for layer in held.values()) == pytest.approx(each * linear, rel=0.15), "blocks are small here"
+        readers = narrow.family.text_encoders.items()
+        kept = {
+            name: size_of(part.parameters()) + sum(layer.num_bytes - layer.weight.numel() for _, layer in nf4_layers(part))
+            for name, part in readers
+        }
+        assert encoders_of(narrow.config, type(narrow.family)) == kept
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_stored_codes_are_taken_as_they_are(tiny, double, tmp_path):
+    folder = tmp_path / "flux"
+    shutil.copytree(tiny("flux"), folder)
+    for name, pattern in (
+        ("transformer", r"\.weight$"),
+        ("text_encoder_2", r"(?:SelfAttention\.[qkvo]|DenseReluDense\..*)\.weight"),
+    ):
+        shutil.rmtree(folder / name)
+        store_codes(Path(tiny("flux")) / name, folder / name, pattern, double)
+    stored = make(str(folder))
+    made = in_4_bits(tiny("flux"), quantized=replace(BOTH, double=double))
+    names = ["transformer", "text_encoder_2"]
+    assert [base_of(getattr(stored.pipeline, name)) for name in names] == [
+        base_of(getattr(made.pipeline, name)) for name in names
+    ]
+    with pytest.raises(ValueError, match=r"\(transformer\) is stored in 4 bits, which do not train: add \[policy.lora\]"):
+        make(str(folder), lora=None)
+    config = json.loads((folder / "transformer" / "config.json").read_text())
+    config["quantization_config"]["quant_method"] = "torchao"
+    (folder / "transformer" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"\(transformer\) is quantized already, by torchao: take the original"):
+        make(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, r'"nf4", and weights in 4 bits do not train: add \[policy.lora\]'),
+        ({"weights": "float", "quantized": BOTH}, r"policy.quantized acts with policy.weights"),
+        ({"lora": LORA, "quantized": FlowQuantizedSettings(())}, "parts is empty: name transformer"),
+        ({"lora": LORA, "model": "m.safetensors"}, "is one file, whose weights are renamed as they load"),
+    ],
+)
+def test_settings_that_have_no_use_for_it(settings: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        FlowPolicyConfig(**{"model": "m", "weights": "nf4", **settings})
+
+
+def test_what_a_folder_lacks_is_refused_by_name(tiny, tmp_path):
+    folder = tmp_path / "sd3"
+    shutil.copytree(tiny("sd3"), folder)
+    [file] = (folder / "transformer").glob("*.safetensors")
+    weights = load_file(file)
+    name = next(name for name in sorted(weights) if name.endswith("to_q.weight"))
+    save_file({**weights, name: weights[name] * torch.nan}, file)
+    with pytest.raises(ValueError, match=r"\(transformer\) holds NaN or infinity in 1 tensors \(.*to_q.weight\)"):
+        in_4_bits(str(folder))
+    save_file({key: value for key, value in weights.items() if key != name} | {"more": weights[name]}, file)
+    with pytest.raises(ValueError, match=r"tensors 1 missing \(.*to_q.weight\); 1 unexpected \(more\)"):
+        in_4_bits(str(folder))
+    index = json.loads((folder / "model_index.json").read_text())
+    bare = {key: [None, None] if key.startswith("text_encoder") else value for key, value in index.items()}
+    with pytest.raises(ValueError, match=r"parts holds 'text_encoders', and policy.model 'm' has none"):
+        parts_in_4_bits(FlowPolicyConfig("m", weights="nf4", lora=LORA, quantized=BOTH), bare, ["transformer"])
