@@ -157,7 +157,8 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
             group_ids.append(request.group_id)
             sample_ids.append(len(samples[request.group_id]))
             is_clip = isinstance(drawn, np.ndarray)
-            samples[request.group_id].append(Sample(video=drawn, fps=part.fps) if is_clip else Sample(image=drawn))
+            made = Sample(video=drawn, fps=part.fps) if is_clip else Sample(image=drawn, role=request.role)
+            samples[request.group_id].append(made)
     layouts = [part.trajectory.layout for part in sampled]
     are_shared = any(bool((layout.node_ids != torch.arange(len(layout))[:, None]).any()) for layout in layouts)
     nodes = [node_ids(part.trajectory.layout, part.keys) for part in sampled]
