@@ -28,6 +28,7 @@ from mmrl.policies.flow.prompt.encode import Encoder
 from mmrl.policies.flow.read.evaluate import FROM_VELOCITY, QUANTITIES, Actions, check_quantity, read_trace
 from mmrl.policies.flow.read.forward import noisy_latents, velocities_of
 from mmrl.policies.flow.read.packing import cut_actions, cut_rows, cut_sizes
+from mmrl.policies.flow.read.surrogate import read_pixels
 from mmrl.policies.flow.rounding import FlowRounding
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single
@@ -174,8 +175,10 @@ class FlowPolicy(PolicyHooks):
 
         for (model, guidance), asked in wanted.items():
             with self.weights.swapped_in("policy" if model == "old" else model):
-                quantities = [reading.quantity for reading in asked]
-                values = read_trace(trace, quantities, mask, partial(velocities, guidance=guidance))
+                quantities = {reading.quantity for reading in asked}
+                values = {"pixels": read_pixels(self, trace, mask, guidance)} if "pixels" in quantities else {}
+                if others := quantities - {"pixels"}:
+                    values |= read_trace(trace, others, mask, partial(velocities, guidance=guidance))
             out |= {reading: values[reading.quantity] for reading in asked}
         return out
 
