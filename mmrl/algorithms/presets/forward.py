@@ -61,8 +61,8 @@ flow_sft = replace(
 Online SFT as Flow-GRPO's authors compare it (arXiv:2505.05470, code ac4c86e) and UniRL has it (4154868).
 All that share the maximum are best, so a group of equal rewards teaches all its samples. The mean is over all rows: the best of G
 weighs 1 / G, and a learning rate does not carry over from supervised runs. Samples are drawn with policy.guidance and taught
-without (objective.0.guidance). Nothing holds the policy near the reference. One update per step; it has no ratio. Left out: the
-code's shift of the times by the model's own.
+without (objective.0.guidance). Nothing holds the policy near the reference. One update per step; it has no ratio.
+Not implemented: the code's shift of times by the model's own.
 """
 
 flow_dpo = replace(

@@ -20,8 +20,8 @@ refl = replace(
 
 ReFL, ImageReward: Learning and Evaluating Human Preferences, arXiv:2304.05977, for flows as FlowBP's code has it (93b220a).
 One random step of the last 11 of 25; the reward is that of the predicted picture, not of the finished one. One update per step;
-it has no ratio. Rewards must have a gradient (`of_pixels`), and at least one more should be watched. Left out: the paper's
-pre-training loss on data, which a stage of the kind sft before or after does, and its map of scores before the hinge.
+it has no ratio. Rewards must have a gradient (`of_pixels`), and at least one more should be watched. Not implemented: the
+paper's pre-training loss on data, which a stage of the kind sft before or after does, and its map of scores before the hinge.
 """
 
 draft_k = replace(refl, schedule=Surrogate(num_steps=25, path=SurrogatePath("draft", steps=1)))
@@ -29,8 +29,8 @@ draft_k = replace(refl, schedule=Surrogate(num_steps=25, path=SurrogatePath("dra
 
 DRaFT, Directly Fine-Tuning Diffusion Models on Differentiable Rewards, arXiv:2309.17400 (code: UniRL 2b72035 at eta 0).
 schedule.path.steps is K, here 1; K = num_steps is full backpropagation, and memory grows with K. One update per step; it has no
-ratio. Rewards must have a gradient (`of_pixels`), and at least one more should be watched. Left out: DRaFT-LV, which averages
-over noised copies of the end.
+ratio. Rewards must have a gradient (`of_pixels`), and at least one more should be watched. Not implemented: DRaFT-LV, which
+averages over noised copies of the end.
 """
 
 flow_bp = replace(
@@ -44,5 +44,5 @@ FlowBP, arXiv:2606.11075 (code 93b220a), its Sparse. top is for HPSv2: set it fo
 path.kind = "bridge" with steps = 5, bias = 4, rescale = 0 and alpha = 0.5 is its Bridge. With all steps active it is not full
 backpropagation, since inputs carry nothing. Guidance is the policy's, with a gradient through both halves, where the code
 detaches the unconditional one; cached latents stay in float32, where the code rounds them to half. One update per step; it has no
-ratio. Left out: the Lagrange variant (LeapAlign), DRTune; that step j is always among a bridge's active ones is ours.
+ratio. Not implemented: the Lagrange variant (LeapAlign), DRTune; that step j is always among a bridge's active ones is ours.
 """
