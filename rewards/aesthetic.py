@@ -20,12 +20,13 @@ from typing import Literal
 
 import torch
 
-from mmrl import Group, Scored
+from mmrl import Group, Prompt, Scored
 from mmrl.core.ranges import Count, Positive, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.encoders import Encoder, encoder_of, picture_features
 from mmrl.serving.scorers.models import collapse_layers, read_weights
+from mmrl.serving.scorers.pixels import pixel_features
 from mmrl.serving.scorers.sizes import ModelSize, encoder_size
 
 MODELS = {"v2": "openai/clip-vit-large-patch14", "v2.5": "google/siglip-so400m-patch14-384"}
@@ -75,6 +76,12 @@ class Aesthetic:
             )
         raw = (features @ weight + bias).tolist()
         return [Scored(value / self.scale, {"raw": value}) for value in raw]
+
+    def of_pixels(self, pixels: torch.Tensor, prompts: Sequence[Prompt]) -> torch.Tensor:
+        """The same scores with a gradient, for pictures (n, 3, y, x) in [0, 1]."""
+        weight, bias = self._head()
+        features = pixel_features(self._encoder(), pixels, self.batch_size)
+        return (features @ weight.to(features) + bias.to(features)) / self.scale
 
     def _encoder(self) -> Encoder:
         return encoder_of(self.model or MODELS[self.version], device=self.device)

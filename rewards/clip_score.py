@@ -14,10 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Scored
+from torch import Tensor
+
+from mmrl import Group, Prompt, Scored
 from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.encoders import Encoder, cosines, encoder_of
+from mmrl.serving.scorers.pixels import cosines_of_pixels
 from mmrl.serving.scorers.sizes import ModelSize, encoder_size
 
 CAPTION = "A photo depicts "
@@ -55,6 +58,12 @@ class ClipScore:
             Scored(value, {"cosine": cosine, "cut_prompt": float(cut)})
             for value, cosine, cut in zip(values.tolist(), found.values.tolist(), found.cut, strict=True)
         ]
+
+    def of_pixels(self, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """The same scores with a gradient, for pictures (n, 3, y, x) in [0, 1]."""
+        texts = [(CAPTION if self.form == "paper" else "") + prompt.text for prompt in prompts]
+        found = cosines_of_pixels(self._encoder(), pixels, texts, self.batch_size)
+        return 2.5 * found.clamp(min=0) if self.form == "paper" else found
 
     def _encoder(self) -> Encoder:
         return encoder_of(self.model, self.processor, self.device)

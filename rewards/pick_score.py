@@ -15,11 +15,14 @@ Licence: own code Apache-2.0; PickScore's code MIT, its weights' card states non
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mmrl import Group, Scored
+from torch import Tensor
+
+from mmrl import Group, Prompt, Scored
 from mmrl.core.ranges import Count, Number, Positive, check_ranges
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.encoders import Encoder, cosines, encoder_of
+from mmrl.serving.scorers.pixels import cosines_of_pixels
 from mmrl.serving.scorers.sizes import ModelSize, encoder_size
 
 
@@ -64,6 +67,12 @@ class PickScore:
             )
             for cosine, cut in zip(found.values.tolist(), found.cut, strict=True)
         ]
+
+    def of_pixels(self, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """The same scores with a gradient, for pictures (n, 3, y, x) in [0, 1]."""
+        encoder = self._encoder()
+        found = cosines_of_pixels(encoder, pixels, [prompt.text for prompt in prompts], self.batch_size)
+        return (encoder.scale() * found - self.shift) / self.scale
 
     def _encoder(self) -> Encoder:
         return encoder_of(self.model, self.processor, self.device)

@@ -66,3 +66,5 @@ SIGMA = Reading("sigma", "old")
 """t of the step's latent, or of the noised sample."""
 TARGET_VELOCITY = Reading("target_velocity", "old")
 """noise - data of the noised sample (forward plans only)."""
+PIXELS = Reading("pixels")
+"""The samples' pictures in [0, 1], (n, 3, y, x), with a gradient along the plan's surrogate path; 0 of rows that do not train."""

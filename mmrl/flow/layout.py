@@ -82,9 +82,20 @@ def _one(plan: RolloutPlan, count: int, seed: int) -> Layout:
         stochastic = stochastic & (torch.arange(plan.num_steps) == _branch_steps(plan, count)[:, None])
     owned = state_ids[:, 1:] == torch.arange(count)[:, None]
     trained = stochastic & owned & torch.tensor([step.trained for step in plan.steps])
+    if plan.surrogate is not None:
+        trained = torch.stack([active for active, _ in surrogate_steps(plan, [count], [seed])])
     if plan.trained_per_row is not None:
         trained = trained & _subsets(trained, plan.trained_per_row, seed)
     return Layout(state_ids, stochastic, trained)
+
+
+def surrogate_steps(
+    plan: RolloutPlan, counts: Sequence[int], seeds: Sequence[int]
+) -> list[tuple[Bool[Tensor, " t"], Float[Tensor, " t"]]]:
+    """The steps of every row that carry a reward's gradient, and how much of it passes into the input of each."""
+    assert plan.surrogate is not None
+    keys = [(seed, sample) for count, seed in zip(counts, seeds, strict=True) for sample in range(count)]
+    return [plan.surrogate.choose(plan.num_steps, generator_of(seed, sample, "surrogate")) for seed, sample in keys]
 
 
 def _noisy_step(plan: RolloutPlan, seed: int) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from mmrl.core.ranges import Range
 from mmrl.flow.dynamics import ODE, Dynamics, Stochastic, name_of, stochastic_names
 from mmrl.flow.sigmas import Spacing
+from mmrl.flow.surrogate import SurrogatePath
 from mmrl.flow.times import TimeSampler
 
 NumSteps = Annotated[int, Range(1, 2**12, why="each is a pass through the network")]
@@ -75,6 +76,8 @@ class RolloutPlan:
     its seed (Flash-GRPO). None: all of them."""
     forward: TimeSampler | None = None
     """Train on noised copies of the finished samples, at these times, instead of on the steps."""
+    surrogate: SurrogatePath | None = None
+    """Train on the gradient of rewards along this path, instead of on densities of the steps."""
     truncated_timesteps: bool = False
     """Feed the network int(1000 sigma), as DanceGRPO's relatives do; the step itself uses the exact sigma."""
     guidance: float | None = None
@@ -91,7 +94,7 @@ class RolloutPlan:
             raise ValueError(f"noisy_at chooses a step of whole chains, and this plan makes a {self.shape}: leave it out")
         if self.forward is not None and any(step.trained for step in self.steps):
             raise ValueError("a forward plan trains on noised samples, not on steps: use ode, dpm2 or sa steps")
-        trains = self.forward is not None or any(step.trained for step in self.steps)
+        trains = self.forward is not None or self.surrogate is not None or any(step.trained for step in self.steps)
         if self.base_from is not None and trains:
             raise ValueError(
                 f"a plan that trains finishes with the weights from before training from step {self.base_from} on, and ratios "

@@ -16,8 +16,9 @@ class StageSettings:
     """One stage of a chain: what it is, how long it lasts, and how it differs from the run's own tables."""
 
     kind: StageKind
-    """sft: completions of the data are taught. dpo: pairs of the data, of which one is preferred. scores, picture_scores and
-    ratings: a head learns to score outputs of the data. None of these asks a reward. rl: the run's own [algorithm]."""
+    """sft: completions of the data (of generators: its pictures) are taught. dpo: pairs of the data, of which one is preferred.
+    scores, picture_scores and ratings: a head learns to score outputs of the data. None of these asks a reward. rl: the run's own
+    [algorithm]."""
     steps: Large
     """Training steps of this stage; those of a chain are numbered through."""
     name: str = ""

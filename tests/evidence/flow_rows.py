@@ -89,7 +89,7 @@ ROWS = [
         Row(name, small(name), PLAIN, "flow_grpo without KL", POINTS)
         for name in (
             *("flow_grpo_fast", "cps", "mix_grpo", "mix_grpo_flash", "temp_flow_grpo", "dance_grpo", "branch_grpo"),
-            *("branch_mix_grpo", "diffusion_nft", "awm", "flash_grpo", "crd", "dgpo", "unigrpo"),
+            *("branch_mix_grpo", "diffusion_nft", "awm", "flash_grpo", "crd", "dgpo", "unigrpo", "flow_sft", "flow_dpo"),
         )
     ),
     *(
@@ -107,4 +107,8 @@ ROWS = [
     Row("flow_dppo", DIVERGENCE, replace(DIVERGENCE, objective=PLAIN.objective), "a clip of ratios, tuned to the task", POINTS),
     Row("ddpo", ALONE, replace(ALONE, advantage=ReinforcePlusPlus()), "the mean of the step for a baseline", UNEVEN),
 ]  # fmt: skip
-ELSEWHERE = {"pref_grpo": "its idea is the reward: tests/plugins/test_judge_rewards.py"}
+DECODED = "its gradient passes a decoder, which points have none of: tests/policies/flow/read/test_surrogate.py"
+ELSEWHERE = {
+    "pref_grpo": "its idea is the reward: tests/plugins/test_judge_rewards.py",
+    **dict.fromkeys(("refl", "draft_k", "flow_bp"), DECODED),
+}

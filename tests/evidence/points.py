@@ -59,7 +59,7 @@ class CountedFlow(flow_fakes.FakeFlowPolicy):
         assert isinstance(trace, flow_fakes.FlowTrace)
         wanted = list(readings)
         for model, guidance in {(one.model, one.guidance) for one in wanted if one.quantity not in trace.tensors}:
-            passes = 1 if guidance is None else 2
+            passes = 1 if guidance in (None, 1) else 2
             self.cost += passes * int(mask.sum()) * (BACKWARD if model == "policy" and torch.is_grad_enabled() else 1)
         with self._uncounted():
             return super().read(trace, wanted, mask)

@@ -8,7 +8,7 @@ import pytest
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.objectives.flow import DivergenceMask
-from mmrl.algorithms.objectives.groups_of_errors import GroupPreference
+from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference, GroupPreference
 from mmrl.flow.schedules import Branching, Forward, Full, OneStep, RandomSubset, Tree, Window
 from mmrl.training.trainer import Trainer
 from tests.support.flow_fakes import FakeFlowPolicy
@@ -25,6 +25,8 @@ def widened(term: Any) -> Any:
         return replace(term, threshold=1e-3)
     if isinstance(term, GroupPreference):
         return replace(term, beta=10.0, clip=0.5)
+    if isinstance(term, DenoisingPreference):
+        return replace(term, beta=10.0)
     return replace(term, low=CLIP, high=CLIP) if hasattr(term, "low") else term
 
 

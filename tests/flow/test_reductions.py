@@ -88,7 +88,7 @@ def test_branches_of_several_trunks_are_a_larger_group():
 
 
 @pytest.mark.parametrize(
-    "name", ["flow_grpo", "branch_grpo", "temp_flow_grpo", "grpo_guard", "diffusion_nft", "dance_grpo", "crd", "dgpo"]
+    "name", ["flow_grpo", "branch_grpo", "temp_flow_grpo", "grpo_guard", "diffusion_nft", "dance_grpo", "crd", "dgpo", "flow_dpo"]
 )
 @pytest.mark.parametrize("micro_batch", [1, 7, 50])
 def test_updates_do_not_depend_on_the_cut(name, micro_batch):

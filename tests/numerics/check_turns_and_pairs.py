@@ -13,7 +13,7 @@ from mmrl.algorithms.turns import Turns, TurnTable
 from mmrl.algorithms.weights.aggregate import SequenceMean, TurnMean
 from mmrl.core.samples import segments_of, turn_ids
 from mmrl.core.types import Batch, Counts, Rollouts, Sample
-from tests.numerics.formulas.pairs import denoising_preference_loss, summed_logprobs
+from tests.numerics.formulas.pairs import summed_logprobs
 from tests.numerics.formulas.turns import kept_length, turn_index
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.episodes import Said, episode, per_turn, rollouts_of, scores_of
@@ -123,12 +123,3 @@ def dpo_autoregressive(vector: Vector) -> None:
     for case in outputs["cases"]:
         close(Preference(case["beta"]).of_margin(margin), case["loss"], what=f"loss {case['beta']}")
         close(case["beta"] * margin, case["margin"], what=f"margin {case['beta']}")
-
-
-@check("dpo_denoising")
-def dpo_denoising(vector: Vector) -> None:
-    sides = [tensor(vector.inputs[name]) for name in ("model_w", "model_l", "ref_w", "ref_l")]
-    for case in vector.outputs["cases"]:
-        loss, inside = denoising_preference_loss(*sides, beta=case["beta"])
-        close(loss, case["loss"], what=f"loss {case['beta']}")
-        close(inside, case["inside"], what=f"inside {case['beta']}")

@@ -29,7 +29,7 @@ def test_one_span_says_nothing(reward):
     assert reward("pseudo_span")(group("2 to 6", "no idea")) == [None, None]
 
 
-def test_given_samples_have_no_say(reward):
+def test_picture_samples_have_no_say(reward):
     plain = group("1 to 5", "3 to 7", "8 to 9", duration=10.0)
     given = replace(plain, samples=(*plain.samples[:2], replace(plain.samples[2], role="injected")))
     assert reward("pseudo_span")(given)[0].value == pytest.approx(3 / 5 * exp(-0.2))

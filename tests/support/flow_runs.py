@@ -26,6 +26,8 @@ SMALL = {
     "diffusion_nft": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],
     "crd": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],
     "dgpo": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],
+    "flow_sft": ["group_size=4", "schedule.num_steps=5"],
+    "flow_dpo": ["group_size=4", "schedule.num_steps=5"],
     "awm": ["group_size=4", "schedule.num_steps=6", "schedule.times.count=2"],
 }
 """Overrides under `algorithm` that make a preset cheap."""

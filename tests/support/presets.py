@@ -2,11 +2,14 @@
 
 from mmrl.algorithms.presets import PRESETS
 from mmrl.app.plugins.catalog import documents
+from mmrl.core.readings import PIXELS
 
-FLOW = {name: algorithm for name, algorithm in PRESETS.items() if algorithm.schedule is not None}
+BY_PIXELS = {name: algorithm for name, algorithm in PRESETS.items() if PIXELS in algorithm.live_reads}
+"""They train on the gradient of rewards, through a decoder: tests/policies/flow/read/test_surrogate.py."""
+FLOW = {name: one for name, one in PRESETS.items() if one.schedule is not None and name not in BY_PIXELS}
 VIDEO = {name: PRESETS[name] for name, (_, file) in documents().items() if file.stem == "video"}
 """On prompts with clips."""
-TEXT = {name: algorithm for name, algorithm in PRESETS.items() if name not in FLOW and name not in VIDEO}
+TEXT = {name: one for name, one in PRESETS.items() if one.schedule is None and name not in VIDEO}
 
 
 def of_files(*ideas: str) -> list[str]:

@@ -31,6 +31,7 @@ ELSEWHERE = {
     "gui_g1": "it weighs true boxes",
     "rlpr": "it reads how likely a written answer is",
     **dict.fromkeys(("hgpo", "openthinkimg", "vr_thinker", "geometry_zero", "arpo"), "it looks at turns"),
+    **dict.fromkeys(("refl", "draft_k", "flow_bp"), "its gradient passes a decoder"),
     "mobile_agent_v3": "what is its own are its turns",
 }
 """Presets that this task cannot ask for what makes them: each has a task of its own in tests/evidence."""

@@ -54,7 +54,8 @@ class ExpertWhereFew:
 class Demonstrated(AdvantageHooks):
     """A = 1 at every action of every row, whatever the rewards say: rows without any are kept too."""
 
-    unscored = True
+    unscored: bool = True
+    """Is no reward asked? False: rewards are asked and logged, or used by a term that takes their gradient."""
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         return Credit(torch.ones(rollouts.action_mask.shape), torch.ones(len(rollouts), dtype=torch.bool))

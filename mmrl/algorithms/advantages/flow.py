@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.statistics import by_group, to_credit, totals_and_keep
+from mmrl.algorithms.advantages.statistics import by_group, is_rounding, moments, to_credit, totals_and_keep
+from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.ranges import Range, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
 
@@ -77,4 +78,27 @@ class BestWorst:
             best, worst = min(1, len(rewards) - 1), 0
         labels[worst] = -1
         labels[best] = 1
+        return labels
+
+
+@dataclass(frozen=True)
+class BestAgainstWorst(AdvantageHooks):
+    """A = 1 for the best sample of a group and -1 for its worst: one pair per group (online DPO, Flow-Factory a0b2bc5).
+
+    Ties go to the first. All others leave every count, and so do groups whose rewards differ by rounding only: they have no
+    pair, where Flow-Factory compares a sample with itself. A step without any pair trains nothing.
+    """
+
+    min_group_size = 2
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        credit = to_credit(by_group(rollouts, keep, totals, self._labels), keep, rollouts, scores)
+        paired = (credit.values != 0).any(1)
+        return Credit(credit.values, paired if bool(paired.any()) else credit.keep)
+
+    def _labels(self, rewards: Tensor) -> Tensor:
+        labels = torch.zeros_like(rewards)
+        if not is_rounding(rewards, moments(rewards, 0)[1], 1e-6):
+            labels[int(rewards.argmax())], labels[int(rewards.argmin())] = 1, -1
         return labels

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import Penalty, ProportionalToAdvantage, actions_only, log_ratio, ratio_metrics
-from mmrl.core.ranges import NonNegative, Positive, Share, check_ranges
-from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, SAMPLED_MEAN, STD, VELOCITY
+from mmrl.core.ranges import NonNegative, Number, Positive, Share, check_ranges
+from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, PIXELS, SAMPLED_MEAN, STD, VELOCITY
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
 from mmrl.runtime.tensors import masked_mean
 
@@ -138,3 +138,31 @@ class DivergenceMask(ProportionalToAdvantage):
         stopped = leaving & ((divergence if self.divide else half) >= self.threshold)
         metrics = {"policy/clip_frac": stopped.to(half), **ratio_metrics(difference), "policy/kl_old": divergence}
         return torch.where(stopped, 0.0, -advantages * difference.exp()), metrics
+
+
+@dataclass(frozen=True)
+class RewardGradient(Penalty):
+    """-R, or max(0, top - R), of a row's decoded picture, whose pixels carry the gradient along the schedule's Surrogate.
+
+    R is the weighted sum of the run's rewards, all of which must have a gradient (`of_pixels`), or be logged only. ReFL
+    (arXiv:2304.05977), DRaFT (arXiv:2309.17400) and FlowBP (arXiv:2606.11075) are this term along different paths; FlowBP has a
+    top of 0.55 for HPSv2. There is no group and no advantage. Such runs find the faults of a reward fast: watch another one.
+    """
+
+    top: Number | None = None
+    """Rows that score more teach nothing; None: all teach."""
+    guidance: NonNegative | None = None
+    """The guidance of the velocities that are evaluated again; None: the policy's, as the samples were drawn."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (PIXELS._replace(guidance=self.guidance),)
+
+    @property
+    def scope(self) -> Scope:
+        return "rollout"
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
+        raise ValueError("RewardGradient needs the rewards of a run: use with_rewards before making a Trainer")

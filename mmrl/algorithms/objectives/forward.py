@@ -13,6 +13,7 @@ from mmrl.core.ranges import NonNegative, Positive, check_ranges
 from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
 
+Error = Literal["velocity", "noise"]
 AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
 
 
@@ -138,6 +139,41 @@ class AdvantageMatching(ProportionalToAdvantage):
             "ghuber": lambda: time / self.power * ((m + smallest) ** self.power - smallest**self.power),
         }[self.weighting]()
         return -weighted.to(v.dtype)
+
+
+@dataclass(frozen=True)
+class Matching(ProportionalToAdvantage):
+    """A mean (v - target)^2: flow matching on what a row holds (arXiv:2210.02747), v the model's velocity at one noised copy.
+
+    With A = 1 this is supervised training on pictures; with 1 for the best of a group and 0 for the others, rejection
+    fine-tuning, in which the best of G weighs 1 / G. With `error` "noise" it is the error of the predicted noise.
+    """
+
+    error: Error = "velocity"
+    """velocity: of flow models; noise: of models that predict noise, such as Stable Diffusion 1.5 and XL."""
+    guidance: Positive | None = 1.0
+    """The guidance of v: 1: none, as training scripts have it; FLUX.1-dev takes a number as an input. None: the policy's."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return error_reads(self.error, self.guidance)
+
+    def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
+        error = actions_only(error_of(readings, self.reads[0], self.error), batch.rollouts.action_mask)
+        return batch.advantages * error, {"policy/matching_error": error.detach()}
+
+
+def error_reads(error: Error, guidance: float | None) -> tuple[Reading, ...]:
+    """The readings that `error_of` needs: the velocity first."""
+    return (VELOCITY._replace(guidance=guidance), TARGET_VELOCITY, *((SIGMA,) if error == "noise" else ()))
+
+
+def error_of(readings: Mapping[Reading, Tensor], velocity: Reading, error: Error) -> Float[Tensor, "n t"]:
+    """The mean squared error of a velocity, or of the noise that it predicts: noises differ by (1 - t) times as much."""
+    found = mean_square(readings[velocity] - readings[TARGET_VELOCITY])
+    return found if error == "velocity" else found * (1 - readings[SIGMA]) ** 2
 
 
 def mean_square(x: Float[Tensor, "n t ..."]) -> Float[Tensor, "n t"]:

@@ -1,12 +1,14 @@
-"""Algorithms that noise finished samples again and compare those of a prompt with each other, as deltas of DiffusionNFT."""
+"""Algorithms that noise finished samples again, and choose among or compare those of a prompt, as deltas of DiffusionNFT."""
 
 from dataclasses import replace
 
+from mmrl.algorithms.advantages.flow import BestAgainstWorst, BestWorst
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.objectives.flow import FlowKL
-from mmrl.algorithms.objectives.groups_of_errors import CenteredReward, GroupPreference
-from mmrl.algorithms.presets.flow import diffusion_nft
+from mmrl.algorithms.objectives.forward import Matching
+from mmrl.algorithms.objectives.groups_of_errors import CenteredReward, DenoisingPreference, GroupPreference
+from mmrl.algorithms.presets.flow import diffusion_nft, flow_grpo
 from mmrl.flow.schedules import Forward
 from mmrl.flow.times import TimeSampler
 
@@ -44,4 +46,36 @@ One update per step; it has no ratio of densities. beta is the brake: 10 for Pic
 Samples and policy are without guidance (policy.guidance = 1) and the reference of the KL has 4.5, the code's second mode.
 The averaged copy samples from the start, where the code lets it after 200 to 500 updates. objective.0.ref = "ema" is TDM-R1's
 dynamic reference (beta 2000, clip 1e-5). Not implemented: the first mode, whose rollouts are guided while training is not.
+"""
+
+flow_sft = replace(
+    diffusion_nft,
+    objective=((1.0, Matching()),),
+    advantage=BestWorst(worst=False),
+    planner=flow_grpo.planner,
+    schedule=Forward(num_steps=40, solver="ode", times=TimeSampler("logit_normal", count=1)),
+    ema_decay=None,
+)
+"""Rejection fine-tuning: the policy is taught the best sample of every group, by flow matching at one noised time.
+
+Online SFT as Flow-GRPO's authors compare it (arXiv:2505.05470, code ac4c86e) and UniRL has it (4154868).
+All that share the maximum are best, so a group of equal rewards teaches all its samples. The mean is over all rows: the best of G
+weighs 1 / G, and a learning rate does not carry over from supervised runs. Samples are drawn with policy.guidance and taught
+without (objective.0.guidance). Nothing holds the policy near the reference. One update per step; it has no ratio.
+Not implemented: the code's shift of times by the model's own.
+"""
+
+flow_dpo = replace(
+    flow_sft,
+    objective=((1.0, DenoisingPreference(beta=100.0)),),
+    advantage=BestAgainstWorst(),
+    schedule=Forward(num_steps=40, solver="ode", times=TimeSampler("logit_normal", count=1, shared=True)),
+)
+"""Diffusion-DPO online: the best sample of every group is preferred to the worst, at one noise and one time for both.
+
+Diffusion Model Alignment Using Direct Preference Optimization, arXiv:2311.12908, on samples of the policy as Flow-GRPO's authors
+compare it (arXiv:2505.05470, code ac4c86e: beta 100, 24 samples of 40 steps without noise, one pair per group).
+Flow-Factory has beta 2000. A group of equal rewards has no pair and is left out; the codes pair a sample with itself, or the
+first two. Samples are drawn with policy.guidance and compared without (objective.0.guidance). One update per step; it has no
+ratio. The reference is that of the run's beginning. Nothing is left out. Pairs of your own are a stage, `kind = "dpo"`.
 """

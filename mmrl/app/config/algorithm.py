@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, get_type_hints
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.kinds import KINDS
+from mmrl.algorithms.kinds import KINDS, kind_for
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind, kinds
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.guard import guarded
@@ -44,7 +44,7 @@ def assemble(table: Table) -> Assembly:
     values = table.values.get("algorithm", {})
     if not isinstance(values, Mapping):
         raise ValueError(f'{table.at(TOP)} is {values!r}: write [algorithm] with preset = "{values}"')
-    name = values.get("preset", DEFAULT_PRESET)
+    name = kind_for(values.get("preset", DEFAULT_PRESET), policy_kind(table))
     base = preset(name, table.at((*TOP, "preset")))
     known = ("preset", *(f.name for f in fields(Algorithm)))
     check_keys(values, known, TOP, table)
@@ -59,7 +59,13 @@ def assemble(table: Table) -> Assembly:
             changes[key] = plain(hint, read(hint, value, (*TOP, key), table), (*TOP, key), table)
     algorithm = replace(base, **changes)
     differing = [path for slot in PART_SLOTS for path in differences(getattr(base, slot), getattr(algorithm, slot), slot)]
-    return Assembly(name, algorithm, " + ".join([name, *differing]), uses)
+    return Assembly(str(name), algorithm, " + ".join([str(name), *differing]), uses)
+
+
+def policy_kind(table: Table) -> object:
+    """The kind that a config's `[policy]` names; None without one."""
+    policy = table.values.get("policy")
+    return policy.get("kind") if isinstance(policy, dict) else None
 
 
 def preset(name: object, where: str = "algorithm.preset") -> Algorithm:

@@ -1,11 +1,14 @@
 """The needs of shipped rewards, of prompts and of groups: the one table that runs are checked by and that the docs show."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.pixels import with_rewards
 from mmrl.answers.boxes.attempts import true_boxes
 from mmrl.answers.questions import problem_type, true_letters, true_number, true_text
 from mmrl.answers.spans.attempts import true_spans
@@ -16,7 +19,9 @@ from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Prompt
 from mmrl.data.validate import check_answer
 from mmrl.serving.reward_client import is_url
+from mmrl.training.rewards.runner import NamedReward
 
+log = logging.getLogger("mmrl")
 Reads = Callable[[Prompt, Any, str], object]
 """What a reward reads of a prompt, from the prompt, the reward and the kind of samples: text, image or video.
 
@@ -187,3 +192,29 @@ def with_inside(function: object, change: Callable[[Any], object]) -> object:
 def declared_space(function: object) -> str | None:
     """The `space` of a reward that has one."""
     return getattr(function, "space", None) if is_dataclass(function) else None
+
+
+def with_gradients(algorithm: Algorithm, rewards: Sequence[NamedReward], watches: bool) -> Algorithm:
+    """The algorithm whose terms on the gradient of rewards have those of the run; says so where no reward is watched.
+
+    Args:
+        watches: do others score held-out prompts?
+
+    Raises:
+        ValueError: a weighted reward has no gradient, or is transformed.
+    """
+    objective = with_rewards(algorithm.objective, [(one.name, one.weight, one.function) for one in rewards])
+    if objective == algorithm.objective:
+        return algorithm
+    bent = [one.name for one in rewards if one.weight and one.transform is not None]
+    if bent:
+        raise ValueError(
+            f"reward {bent[0]!r} has a transform, which the gradient of its pixels does not pass: leave the transform out, or "
+            "set objective.0.top of RewardGradient"
+        )
+    if not watches and all(one.weight for one in rewards):
+        log.warning(
+            "this run trains on the gradient of its rewards, which is the fastest way to find their faults, and no reward is "
+            "watched: add one with weight = 0, or [[evaluation.reward]], for the alarm of reward hacking"
+        )
+    return replace(algorithm, objective=objective)

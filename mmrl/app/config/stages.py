@@ -5,7 +5,8 @@ from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from mmrl.algorithms.kinds import KINDS
+from mmrl.algorithms.kinds import KINDS, kind_for
+from mmrl.app.config.algorithm import policy_kind
 from mmrl.app.config.run import Resolved, RunConfig, read_run
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.reader import UnknownKeyError
@@ -114,7 +115,7 @@ def algorithm_of(table: Table, i: int, says: Values) -> Values:
         base = {} if "preset" in changes else deepcopy(table.values.get("algorithm", {}))
     found = lay_over(base, changes, of_parts=True)
     if kind in KINDS:
-        own = KINDS[kind]
+        own = KINDS[str(kind_for(kind, policy_kind(table)))]
         for path, part in ((("planner",), own.planner), (("objective", "0"), own.objective[0][1])):
             for name in (f.name for f in fields(part)):  # pyright: ignore[reportArgumentType]
                 if name in says:

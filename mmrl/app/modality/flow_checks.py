@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.hooks import TermHooks, with_hooks
-from mmrl.core.readings import DT, MEAN, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY
+from mmrl.core.readings import DT, MEAN, PIXELS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.core.types import ClipRange, Prompt
 from mmrl.data.files.pictures import picture_size
 from mmrl.data.validate import FILE_ROW
@@ -51,13 +51,23 @@ def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None
             f"algorithm {label} trains on noised copies of its samples, but its schedule {schedule} makes none: "
             'set algorithm.schedule.kind = "Forward"'
         )
+    if PIXELS.quantity in read and plan.surrogate is None:
+        raise ValueError(
+            f"algorithm {label} trains on the gradient of rewards, but its schedule {schedule} keeps no path that carries one: "
+            'set algorithm.schedule.kind = "Surrogate"'
+        )
+    if plan.surrogate is not None and PIXELS.quantity not in read:
+        raise ValueError(
+            f"the schedule {schedule} of algorithm {label} draws samples for the gradient of rewards, and no term takes one: add "
+            "the term RewardGradient to [[algorithm.objective]], or set another schedule"
+        )
     compared = [type(term).__name__ for _, term in algorithm.objective if term.scope == "group" and TARGET_VELOCITY in term.reads]
     if compared and plan.forward is not None and not plan.forward.shared:
         raise ValueError(
             f"algorithm {label}: {compared[0]} compares the errors of a prompt's samples, which are noised at different times: "
             "set algorithm.schedule.times.shared = true"
         )
-    if not noisy and plan.forward is None:
+    if not noisy and plan.forward is None and plan.surrogate is None:
         raise ValueError(f"the schedule {schedule} of algorithm {label} trains no step at training step 0: give it noisy steps")
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.pixels import with_rewards
 from mmrl.algorithms.planners.video import DifficultyAware
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.config.run import RunConfig
@@ -76,6 +78,10 @@ class StandIn:
             return [0.0] * count
         return [(i + 1) / count for i in range(count)]
 
+    def of_pixels(self, pixels: Float[Tensor, "n 3 y x"], prompts: Sequence[Prompt]) -> Float[Tensor, " n"]:
+        """Scores with a gradient, for methods that take one."""
+        return pixels.flatten(1).mean(1)
+
 
 @dataclass
 class CountedRun:
@@ -130,7 +136,10 @@ class CountedRun:
         if worst and isinstance(planner, DifficultyAware):
             planner.memory.rewards.extend([1.0] * planner.window)
         algorithm = replace(
-            self.algorithm, minibatches=minibatches, planner=cast(Planner, Stubborn(planner)) if worst else planner
+            self.algorithm,
+            objective=with_rewards(self.algorithm.objective, [(one.name, one.weight, one.function) for one in rewards]),
+            minibatches=minibatches,
+            planner=cast(Planner, Stubborn(planner)) if worst else planner,
         )
         trainer = Trainer(self.policy, algorithm, sampler, RewardRunner(rewards, algorithm.unscored), settings)
         for stand_in in stand_ins:

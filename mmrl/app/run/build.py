@@ -16,7 +16,7 @@ import torch
 from mmrl import __version__
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.plug_ins import PlugIns, Prompts, read_data, read_plug_ins, with_kind, worlds_of
-from mmrl.app.config.reward_needs import declared_space, other_samples, with_inside
+from mmrl.app.config.reward_needs import declared_space, other_samples, with_gradients, with_inside
 from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, UnweightedReward, as_table
 from mmrl.app.config.stages import Stage
 from mmrl.app.errors import waiting
@@ -106,6 +106,7 @@ def build(
     with ranks.main_first(to_fetch):
         space = modality.box_space(config.policy)
     rewards, watched = reward_runners(config, loaded, loaded_more, space)
+    algorithm = with_gradients(algorithm, rewards.rewards, bool(config.evaluation.reward))
     look_at_scoring(config, loaded, loaded_more, firsts, held_out)
     worlds = worlds_of(config, plug_ins, firsts, space)
     torch.manual_seed(config.seed)

@@ -29,6 +29,7 @@ from mmrl.policies.flow.single_file import pipeline_of
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import NoisyLatents, SigmaTable
 from mmrl.policies.flow.write.generate import LocalGenerator, Sampled
+from mmrl.policies.flow.write.given import picture_samples
 from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of, sketch_of
 from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
 from mmrl.policies.shared.equal_layers import share_layers
@@ -151,6 +152,7 @@ def without_latents(family: FlowFamily) -> FlowFamily:
         "encode": lambda self, text, device: {},
         "encode_with": lambda self, text, pictures, device: {SOURCE: torch.zeros(len(pictures), 0)},
         "count_tokens": lambda self, text: (0, 0),
+        "decode": lambda self, latents: latents.flatten(1).sum(1).view(-1, 1, 1, 1).expand(-1, 3, 1, 1),
     }
     kind = cast("type[FlowFamily]", type("DryFamily", (type(family),), answers))
     return kind(family.pipeline, family.height, family.width, family.prompt_tokens, family.settings)
@@ -224,6 +226,11 @@ class DryForward:
         return torch.zeros_like(asked.x) + self.still.zero()
 
 
+def no_latents(family: FlowFamily, requests: Sequence[Request]) -> tuple[Tensor, Sequence[object]]:
+    """Latents of 0 for the pictures of the data, which are not opened."""
+    return torch.zeros(len(requests), *family.latent_shape), [None] * len(requests)
+
+
 def no_images(latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
     """No image for every row."""
     return [None] * len(latents)
@@ -238,6 +245,7 @@ class FlowDryRun:
         parts = FlowParts(
             load=lambda config: small,
             generator=lambda host: DryGenerator(LocalGenerator(host), self.log, self.family),
+            given=partial(picture_samples, pictures=no_latents),
             forward=lambda host: DryForward(host, self.log, still),
             decoder=lambda host: no_images,
             embeddings=lambda config, family: None,

@@ -28,12 +28,14 @@ from mmrl.policies.flow.prompt.encode import Encoder
 from mmrl.policies.flow.read.evaluate import FROM_VELOCITY, QUANTITIES, Actions, check_quantity, read_trace
 from mmrl.policies.flow.read.forward import noisy_latents, velocities_of
 from mmrl.policies.flow.read.packing import cut_actions, cut_rows, cut_sizes
+from mmrl.policies.flow.read.surrogate import read_pixels
 from mmrl.policies.flow.rounding import FlowRounding
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join
 from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
+from mmrl.policies.flow.write.given import refuse_given
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import wrap_module
 from mmrl.policies.shared.tf32 import switch_tf32
@@ -121,7 +123,8 @@ class FlowPolicy(PolicyHooks):
         served, and for latents that are no longer finite.
         """
         plan = check_plan(sampling)
-        self._check(requests)
+        self._check(requests, plan)
+        given = by_size([request for request in requests if request.role == "injected"], self.family)
         if plan.base_from is not None and "ref" not in self.shadows:
             raise ValueError(
                 "the plan's base_from finishes with the reference's weights, which this policy keeps none of: make it "
@@ -134,9 +137,10 @@ class FlowPolicy(PolicyHooks):
         # A process that has nothing to sample under some weights still takes part in the forwards of the others.
         white = (Image.new("RGB", self.family.source_size, "white"),) * self.family.sources[0]
         stand_in = [Request(Prompt("stand-in", media=white), leaves(plan), 0)]
-        sampled, idle = list[Sampled](), list[Sampled]()
+        sampled, idle = [self.parts.given(self, part, self._sigma_table(plan, size)) for size, part in given], list[Sampled]()
         for model in sorted(self.shadows | {"policy"}):
-            own = by_size([request for request in requests if request.model == model], self.family)
+            asked = [one for one in requests if one.model == model and one.role != "injected"]
+            own = by_size(asked, self.family)
             missing = self.ranks.forwards(len(own)) - len(own)
             if own or missing:
                 with self.weights.swapped_in(model):
@@ -172,8 +176,10 @@ class FlowPolicy(PolicyHooks):
 
         for (model, guidance), asked in wanted.items():
             with self.weights.swapped_in("policy" if model == "old" else model):
-                quantities = [reading.quantity for reading in asked]
-                values = read_trace(trace, quantities, mask, partial(velocities, guidance=guidance))
+                quantities = {reading.quantity for reading in asked}
+                values = {"pixels": read_pixels(self, trace, mask, guidance)} if "pixels" in quantities else {}
+                if others := quantities - {"pixels"}:
+                    values |= read_trace(trace, others, mask, partial(velocities, guidance=guidance))
             out |= {reading: values[reading.quantity] for reading in asked}
         return out
 
@@ -241,16 +247,19 @@ class FlowPolicy(PolicyHooks):
         reading = LOGPROBS._replace(model=model)
         return self.read(trace, [reading], mask)[reading].detach()
 
-    def _check(self, requests: Sequence[Request]) -> None:
+    def _check(self, requests: Sequence[Request], plan: RolloutPlan) -> None:
         known = self.shadows | {"policy"}
         for request in requests:
             name = f"a request for prompt {request.prompt.id!r}"
-            if request.shown.prompt is not None or request.written is not None:
+            is_given = request.role == "injected"
+            if is_given:
+                refuse_given(request, plan.forward is not None, self.config.frames)
+            if request.shown.prompt is not None or (request.written is not None and not is_given):
                 raise ValueError(
                     f"{name} shows another prompt or goes on from an earlier sample, which an image generator cannot: "
                     "take a planner without hints, refinements and prefixes"
                 )
-            if request.view != "plain" or request.role != "policy":
+            if request.view != "plain" or request.role not in ("policy", "injected"):
                 raise ValueError(
                     f"{name} has the view {request.view!r} and the role {request.role!r}: an image generator draws plain "
                     "prompts for the role 'policy'"

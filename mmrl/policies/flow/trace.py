@@ -13,6 +13,7 @@ from mmrl.flow.layout import generator_of
 from mmrl.flow.path import add_noise, velocity_of
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.sigmas import timesteps, truncated_timesteps
+from mmrl.flow.surrogate import SurrogatePath
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.sizes import Size
 from mmrl.runtime.tensors import pad_actions
@@ -100,20 +101,22 @@ class FlowTrace:
     before: Int[Tensor, "n t"]
     """Index into `latents`: where the step starts; of a noised copy, the sample. Valid where the action may train."""
     after: Int[Tensor, "n t"]
-    """Where it ends; of a noised copy, the noise."""
+    """Where it ends; of a noised copy, the noise; of a surrogate plan, the finished sample."""
     means: Int[Tensor, "n t"]
     """The mean of what it was drawn from."""
     sigma: Float[Tensor, "n t"]
     """t of the latent that the network sees."""
     timesteps: Float[Tensor, "n t"]
     """The time that the network is given for it, 1000 = noise."""
+    through: Float[Tensor, "n t"]
+    """Of surrogate plans, how much of the gradient of earlier steps passes into the step's latent; elsewhere 0."""
 
     def __len__(self) -> int:
         return len(self.prompt_index)
 
     def take(self, rows: Tensor, steps: slice = slice(None)) -> "FlowTrace":
         """Some rows and some of their actions; the latents stay where they are."""
-        per_action = ("steps", "before", "after", "means", "sigma", "timesteps")
+        per_action = ("steps", "before", "after", "means", "sigma", "timesteps", "through")
         cut = {name: getattr(self, name)[rows][:, steps] for name in per_action}
         return replace(self, prompt_index=self.prompt_index[rows], course_index=self.course_index[rows], **cut)
 
@@ -145,6 +148,11 @@ class FlowTrace:
     def has_densities(self) -> bool:
         """Is there a step that trains, so that it makes sense to ask for log-probabilities?"""
         return any(step.trained for sigma_table in self.sigma_tables for step in sigma_table.plan.steps)
+
+    @property
+    def surrogate(self) -> SurrogatePath | None:
+        """The path that carries a reward's gradient; None: none does."""
+        return self.sigma_tables[0].plan.surrogate
 
     def inputs(self, rows: Int[Tensor, " m"], columns: Int[Tensor, " m"]) -> Float[Tensor, "m ..."]:
         """The latents that the network sees."""
@@ -178,6 +186,8 @@ def trace_of_steps(
         return found[place]
 
     trained = torch.nn.functional.pad(layout.trained, (1, 1))
+    surrogate = sigma_table.plan.surrogate is not None
+    trained[:, t + 1] |= surrogate
     at = [keep(trajectory.states[column], column, trained[:, column] | trained[:, column + 1]) for column in range(t + 1)]
     means = [keep(trajectory.means[i], i + 1, layout.trained[:, i]) for i in range(t)]
     return FlowTrace(
@@ -188,10 +198,11 @@ def trace_of_steps(
         steps=torch.arange(t).repeat(n, 1),
         latents=Latents((torch.cat(kept),)),
         before=torch.stack(at[:-1], 1),
-        after=torch.stack(at[1:], 1),
+        after=at[t][:, None].expand(n, t) if surrogate else torch.stack(at[1:], 1),
         means=torch.stack(means, 1),
         sigma=sigma_table.sigmas[:-1].repeat(n, 1),
         timesteps=sigma_table.timesteps.repeat(n, 1),
+        through=torch.zeros(n, t),
     )
 
 
@@ -223,6 +234,7 @@ def trace_of_noised(
         means=after,
         sigma=sigma,
         timesteps=sigma * 1000,
+        through=torch.zeros_like(sigma),
     )
 
 
@@ -242,6 +254,7 @@ def join(traces: Sequence[FlowTrace]) -> FlowTrace:
                 **{name: pad_actions(getattr(trace, name) + shifts["latents"], width) for name in ("before", "after", "means")},
                 "sigma": pad_actions(trace.sigma, width),
                 "timesteps": pad_actions(trace.timesteps, width),
+                "through": pad_actions(trace.through, width),
             }
         )
         shifts = {name: shift + len(getattr(trace, name)) for name, shift in shifts.items()}

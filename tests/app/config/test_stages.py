@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from mmrl.algorithms.advantages.experts import Demonstrated
+from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference
+from mmrl.algorithms.planners.pictures import TaughtPairs, TaughtPictures
 from mmrl.algorithms.planners.taught import Taught
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, as_table, resolve
@@ -96,3 +98,13 @@ def test_a_chain_that_only_teaches_needs_no_reward():
     assert stages_of(chain(SFT, reward=[], evaluation={}))[0].resolved.config.reward == ()
     with pytest.raises(ValueError, match=r"reward is missing: say what is to be rewarded by \[\[reward\]\]"):
         resolve(Table.of({**configs.load("tiny/image").table.values, "reward": []}, "a.toml"))
+
+
+def test_generators_are_taught_pictures():
+    first, second, third = stages_of(configs.load("tiny/taught_drawing"))
+    sft, dpo = (one.resolved.config.algorithm for one in (first, second))
+    assert (sft.preset, dpo.preset, third.resolved.config.algorithm.preset) == ("sft_of_pictures", "dpo_of_pictures", "flow_grpo")
+    assert sft.algorithm.planner == TaughtPictures() and dpo.algorithm.planner == TaughtPairs()
+    assert dpo.algorithm.objective == ((1.0, DenoisingPreference(100.0, sft=0.1)),)
+    again = resolve(Table.of(as_table(second.resolved.config), "run"))
+    assert again.config.algorithm == dpo

@@ -52,6 +52,10 @@ def with_algorithm(make: Make, preset: str, *words: str) -> Resolved:
         ("crd", ["schedule.times.shared=false"], r"CenteredReward compares .* different times: set .*times.shared = true"),
         ("dgpo", ["minibatches=40"], r"minibatches is 40, .* groups, which the objective needs whole"),
         ("dgpo", ["schedule.times.shared=false"], r"GroupPreference compares .* different times"),
+        ("flow_grpo", ["schedule.kind=Surrogate"], r"compares densities .* its schedule Surrogate has no noisy step"),
+        ("refl", ["schedule.kind=Forward"], r"gradient of rewards, but its schedule Forward keeps no path .*Surrogate"),
+        ("flow_sft", ["schedule.kind=Surrogate"], r"noised copies of its samples, but its schedule Surrogate makes none"),
+        ("refl", [], r"and 'jpeg_size' has none: take rewards that score pixels"),
         ("flow_grpo_fast", ["schedule.low=7", "schedule.high=9"], "3 steps do not fit between low = 7 and high = 9"),
         (
             "branch_grpo",

@@ -30,8 +30,10 @@ PLAIN = {"flow_grpo": 1, "flow_grpo_fast": 0, "cps": 0, "grpo_guard": 0, "mix_gr
 NO_KL = dict.fromkeys(
     ("dance_grpo", "branch_grpo", "branch_mix_grpo", "ddpo", "pref_grpo", "flow_dppo", "flash_grpo", "few_step"), 0
 )
-FROZEN = PLAIN | NO_KL | {"unigrpo": 1, "diffusion_nft": 2, "awm": 2, "crd": 2, "dgpo": 3}
+FROZEN = PLAIN | NO_KL | {"unigrpo": 1, "diffusion_nft": 2, "awm": 2, "crd": 2, "dgpo": 3, "flow_sft": 0, "flow_dpo": 1}
 """Other weights that read every trained transition: the reference, the old policy of DiffusionNFT, the average of AWM."""
+PLAINLY = {"flow_sft": 1, "flow_dpo": 2}
+"""Those that read without guidance whatever the policy has, and how many samples of a group they train."""
 GUIDED = {"crd": 1, "dgpo": 1}
 """Of these, those with two passes whatever the policy has."""
 SMALL: dict[str, tuple[Any, int, int, int]] = {
@@ -59,6 +61,8 @@ SMALL: dict[str, tuple[Any, int, int, int]] = {
     "diffusion_nft": (Forward(5, times=TimeSampler("rollout", count=3)), 4, 4 * 5, 4 * 3),
     "crd": (Forward(5, "ode", times=TimeSampler("uniform", count=3, shared=True)), 4, 4 * 5, 4 * 3),
     "dgpo": (Forward(5, times=TimeSampler("discrete", count=3, shared=True)), 4, 4 * 5, 4 * 3),
+    "flow_sft": (Forward(5, "ode", times=TimeSampler("logit_normal", count=3)), 4, 4 * 5, 4 * 3),
+    "flow_dpo": (Forward(5, "ode", times=TimeSampler("logit_normal", count=3, shared=True)), 4, 4 * 5, 4 * 3),
     "awm": (Forward(5, "sa", 0.4, times=TimeSampler("discrete_wo_init", count=2)), 4, 4 * 5, 4 * 2),
 }
 
@@ -108,7 +112,10 @@ def test_a_step_costs_what_the_formulas_say(tiny, name, guidance):
     each = passes * groups
     guided = GUIDED.get(name, 0)
     frozen = groups * trained * (passes * (FROZEN[name] - guided) + 2 * guided)
-    assert found == {"rollout": each * rollout, "update": each * trained, "frozen": frozen}
+    update = each * trained
+    if name in PLAINLY:
+        update, frozen = groups * trained * PLAINLY[name] // images, groups * trained * FROZEN[name]
+    assert found == {"rollout": each * rollout, "update": update, "frozen": frozen}
     told = forwards(schedule.at(1), images, guided=guidance > 1, frozen_models=FROZEN[name])
     assert (told.rollout, told.update, told.frozen) == (passes * rollout, passes * trained, passes * trained * FROZEN[name])
 
@@ -136,6 +143,8 @@ DEFAULTS = {
     "diffusion_nft": (10, 9),
     "crd": (10, 20),
     "dgpo": (10, 4),
+    "flow_sft": (40, 1),
+    "flow_dpo": (40, 1),
     "awm": (14, 6),
 }
 

@@ -259,6 +259,11 @@ class FlowFamily(FamilyFacts):
         """The transformer's output at latents x; timesteps run from 1000 (noise) to 0."""
         raise NotImplementedError
 
+    def normalize(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n ..."]:
+        """The latents that `decode` takes, from those that the autoencoder makes of pictures."""
+        config = self.pipeline.vae.config
+        return (latents - (config.shift_factor or 0.0)) * config.scaling_factor
+
     def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         """Pixels, mostly in [-1, 1]."""
         vae = self.pipeline.vae

@@ -77,10 +77,7 @@ class Flux2(FlowFamily):
         width, height = self.source_size
         pixels = [self.pipeline.image_processor.preprocess(picture, height, width) for picture in pictures]
         latents = torch.cat([latents_of(self.pipeline.vae, each) for each in pixels])
-        n, c, h, w = latents.shape
-        patches = latents.view(n, c, h // 2, 2, w // 2, 2).permute(0, 1, 3, 5, 2, 4).reshape(n, c * 4, h // 2, w // 2)
-        mean, deviation = self._norm(patches)
-        return {**self.encode(text, device), SOURCE: self.pack((patches - mean) / deviation).flatten(0, 1).cpu()}
+        return {**self.encode(text, device), SOURCE: self.pack(self.normalize(latents)).flatten(0, 1).cpu()}
 
     def count_tokens(self, text: str) -> tuple[int, int]:
         """With the system message and the template around the prompt."""
@@ -111,6 +108,13 @@ class Flux2(FlowFamily):
             img_ids=img_ids,
             return_dict=False,
         )[0][:, : x.shape[1]]
+
+    def normalize(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n ..."]:
+        """In patches of 2 x 2."""
+        n, c, h, w = latents.shape
+        patches = latents.view(n, c, h // 2, 2, w // 2, 2).permute(0, 1, 3, 5, 2, 4).reshape(n, c * 4, h // 2, w // 2)
+        mean, deviation = self._norm(patches)
+        return (patches - mean) / deviation
 
     def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         """The running mean and deviation of the autoencoder's norm take the place of its scale."""

@@ -29,8 +29,7 @@ class Kontext(Flux):
     def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
         vae = self.pipeline.vae
         found = [latents_of(vae, self.pipeline.image_processor.preprocess(picture)) for picture in pictures]
-        latents = (torch.cat(found) - (vae.config.shift_factor or 0.0)) * vae.config.scaling_factor
-        return {**self.encode(text, device), SOURCE: self.pack(latents).flatten(0, 1).cpu()}
+        return {**self.encode(text, device), SOURCE: self.pack(self.normalize(torch.cat(found))).flatten(0, 1).cpu()}
 
     def velocity(
         self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float

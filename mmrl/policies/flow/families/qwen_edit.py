@@ -42,9 +42,8 @@ class QwenImageEdit(QwenImage):
             self.pipeline.encode_prompt(words, image=seen, device=device)[0][0].cpu() for words in (text, self.empty_prompt)
         )
         vae = self.pipeline.vae
-        latents = torch.cat([latents_of(vae, processor.preprocess(picture)[:, :, None])[:, :, 0] for picture in pictures])
-        mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
-        tokens = self.pack((latents - mean) / std).flatten(0, 1).cpu()
+        latents = torch.cat([latents_of(vae, processor.preprocess(picture)[:, :, None]) for picture in pictures])
+        tokens = self.pack(self.normalize(latents)).flatten(0, 1).cpu()
         return {"embeds": with_text, "empty": without, SOURCE: tokens}
 
     def negative(self, condition: Condition) -> Condition:

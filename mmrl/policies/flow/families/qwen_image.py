@@ -75,6 +75,11 @@ class QwenImage(FlowFamily):
             return_dict=False,
         )[0]
 
+    def normalize(self, latents: Float[Tensor, "n c 1 h w"]) -> Float[Tensor, "n c h w"]:
+        config = self.pipeline.vae.config
+        mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1) for x in (config.latents_mean, config.latents_std))
+        return (latents[:, :, 0] - mean) / std
+
     def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         """The autoencoder is a video's; images have one frame."""
         vae = self.pipeline.vae

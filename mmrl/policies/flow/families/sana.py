@@ -69,6 +69,9 @@ class Sana(FlowFamily):
             return_dict=False,
         )[0]
 
+    def normalize(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+        return latents * self.pipeline.vae.config.scaling_factor
+
     def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         vae = self.pipeline.vae
         return vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]

@@ -115,6 +115,9 @@ class StableDiffusion(FlowFamily):
         """Further inputs of the network."""
         return None
 
+    def normalize(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+        return latents * self.pipeline.vae.config.scaling_factor
+
     def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         vae = self.pipeline.vae
         return vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
@@ -149,11 +152,19 @@ class StableDiffusionXL(StableDiffusion):
         sizes = pooled.new_tensor([self.height, self.width, 0, 0, self.height, self.width])
         return {"text_embeds": pooled, "time_ids": sizes.expand(len(pooled), -1)}
 
+    def normalize(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+        shift, spread = self._norm(latents)
+        return super().normalize((latents - shift) / spread)
+
     def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
-        """Latents are standardised by channel where the autoencoder says so."""
+        shift, spread = self._norm(latents)
+        return self.pipeline.vae.decode(latents * spread / self.pipeline.vae.config.scaling_factor + shift, return_dict=False)[0]
+
+    def _norm(self, latents: Tensor) -> tuple[Tensor | float, Tensor | float]:
+        """Mean and deviation by channel of latents, where the autoencoder says them; else 0 and 1."""
         config = self.pipeline.vae.config
-        mean, std = getattr(config, "latents_mean", None), getattr(config, "latents_std", None)
-        if mean is None or std is None:
-            return super().decode(latents)
-        shift, spread = (torch.tensor(value).to(latents).view(1, -1, 1, 1) for value in (mean, std))
-        return self.pipeline.vae.decode(latents * spread / config.scaling_factor + shift, return_dict=False)[0]
+        known = [getattr(config, name, None) for name in ("latents_mean", "latents_std")]
+        if None in known:
+            return 0.0, 1.0
+        mean, std = (torch.tensor(value).to(latents).view(1, -1, 1, 1) for value in known)
+        return mean, std

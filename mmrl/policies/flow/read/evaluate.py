@@ -11,11 +11,11 @@ from mmrl.policies.flow.sizes import Size, size_text
 from mmrl.policies.flow.trace import FlowTrace
 from mmrl.runtime.tensors import to_device
 
-FROM_VELOCITY = frozenset({"velocity", "logprobs", "mean"})
+FROM_VELOCITY = frozenset({"velocity", "logprobs", "mean", "pixels"})
 """Need the network."""
 QUANTITIES = FROM_VELOCITY | {"sampled_mean", "std", "pull", "dt", "sigma", "origin", "target_velocity"}
-OF_LATENTS = frozenset({"velocity", "mean", "sampled_mean", "target_velocity"})
-"""Have the shape of latents."""
+OF_LATENTS = frozenset({"velocity", "mean", "sampled_mean", "target_velocity", "pixels"})
+"""Have the shape of latents, or of pictures."""
 OF_DENSITIES = frozenset({"logprobs", "mean", "sampled_mean", "std", "pull", "dt"})
 """Exist at noisy steps only."""
 
@@ -31,6 +31,8 @@ def check_quantity(trace: FlowTrace, quantity: str) -> None:
             f"the objective reads {quantity!r}, but the schedule has no noisy step that trains, so there is no density: "
             "use a schedule with noise (Full, Window, Tree, Branching), or an objective on velocities with schedule Forward"
         )
+    if quantity == "pixels" and trace.surrogate is None:
+        raise ValueError("the objective reads 'pixels' with a gradient, which needs a surrogate path: use the schedule Surrogate")
     if quantity == "target_velocity" and not trace.is_forward:
         raise ValueError(
             "the objective reads 'target_velocity', which only noised copies of samples have: use the schedule Forward"

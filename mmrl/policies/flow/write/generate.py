@@ -14,7 +14,7 @@ from torch import Tensor
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Prompt, Request, Rollouts, Sample
 from mmrl.flow.integrate import Trajectory, integrate
-from mmrl.flow.layout import Layout, SeededNoise, lay_out
+from mmrl.flow.layout import Layout, SeededNoise, lay_out, surrogate_steps
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.sizes import Size
@@ -86,6 +86,8 @@ class LocalGenerator:
             trace = trace_of_noised(finished, keys, sigma_table, conditions, prompts)
         else:
             trace = trace_of_steps(trajectory, sigma_table, conditions, prompts)
+        if plan.surrogate is not None:
+            trace = replace(trace, through=torch.stack([one for _, one in surrogate_steps(plan, counts, seeds)]))
         images = host.decode(finished, sigma_table.size)
         return Sampled(requests, keys, trajectory, trace, images, host.weights.num_updates, family.fps)
 
@@ -157,7 +159,8 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
             group_ids.append(request.group_id)
             sample_ids.append(len(samples[request.group_id]))
             is_clip = isinstance(drawn, np.ndarray)
-            samples[request.group_id].append(Sample(video=drawn, fps=part.fps) if is_clip else Sample(image=drawn))
+            made = Sample(video=drawn, fps=part.fps) if is_clip else Sample(image=drawn, role=request.role)
+            samples[request.group_id].append(made)
     layouts = [part.trajectory.layout for part in sampled]
     are_shared = any(bool((layout.node_ids != torch.arange(len(layout))[:, None]).any()) for layout in layouts)
     nodes = [node_ids(part.trajectory.layout, part.keys) for part in sampled]

@@ -1,0 +1,116 @@
+"""Pictures with captions that a generator is taught, or pairs of pictures of which people prefer one.
+
+    {"image": "7.png", "caption": "a red fox"}                          also prompt or text in place of caption
+    {"prompt": "a red fox", "chosen": "7.png", "rejected": "8.png"}     a pair
+    {"caption": "a red fox", "jpg_0": .., "jpg_1": .., "label_0": 1}    a pair as pickapic and diffusers have it
+
+The picture is in the column `picture` of a prompt, or the two in `chosen` and `rejected`. A label of 0.5 says that nobody
+preferred one: such rows are left out, as in diffusers' scripts, and so are rows without a label. Pictures are paths or bytes.
+Rows may be JSONL, JSON, CSV, TSV, parquet, tar files, data of Hugging Face or pictures with metadata.jsonl. `width` and `height`
+in pixels are the size at which a row is taught, instead of the policy's; a picture of another shape is cut to its middle.
+Licence: that of your data.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mmrl import Prompt
+from mmrl.core.ranges import Count
+from mmrl.data.files.paths import cell_below
+from mmrl.data.files.pictures import open_picture, picture_size
+from mmrl.data.layouts.base import DRAWN
+from mmrl.data.layouts.files import split_rows
+from mmrl.data.readers import Cell, Row
+from mmrl.data.validate import FILE_ROW, Report, check_new_id
+
+SHOWN = ("image", "picture")
+PAIR = ("chosen", "rejected")
+PICKED = ("jpg_0", "jpg_1")
+LABEL = "label_0"
+"""1: the first of PICKED is preferred, 0: the second, 0.5: none."""
+OWN = (*SHOWN, *PAIR, *PICKED, *DRAWN, "id", LABEL)
+
+
+def load(
+    path: str | Path,
+    split: str | None = None,
+    column: str | None = None,
+    image_root: str | Path | None = None,
+    size: Count | None = None,
+) -> Sequence[Prompt]:
+    """The file's prompts, in its order.
+
+    Args:
+        path: a JSONL, JSON, CSV, TSV, parquet or tar file; or a folder: with `<split>.jsonl`, of Hugging Face, or of pictures.
+        split: of a folder the one to read; of a file, keep the rows whose column `split` says so.
+        column: the one that holds the prompt; None: prompt, caption or text.
+        image_root: where relative paths start and which none leaves; the file's folder by default, and then absolute paths may
+            name any picture.
+        size: how many rows are read; None: all.
+
+    Raises:
+        ValueError: listing the first bad rows with file and line, or where no row is left.
+    """
+    file = Path(path)
+    root = Path(image_root) if image_root is not None else file if file.is_dir() else file.parent
+    report, prompts, ids = Report(file.name), list[Prompt](), set[str]()
+    for row in split_rows(file, report, split):
+        if size is not None and len(prompts) == size:
+            break
+        report.num_rows += 1
+        with report.collecting(row.place):
+            shown = _shown(row)
+            if shown:
+                pictures = {name: _found(root, name, cell, image_root is None) for name, cell in shown.items()}
+                prompt = Prompt(str(row.values.get("id", row.number)), _text(row, column), columns={**_rest(row), **pictures})
+                check_new_id(prompt, ids)
+                prompts.append(prompt)
+    report.raise_if_bad()
+    if not prompts:
+        raise ValueError(f"{path} holds no row with a picture or a pair of which one is preferred: there is nothing to teach")
+    return prompts
+
+
+def _shown(row: Row) -> dict[str, Cell]:
+    """The pictures of a row by our names; none of a pair that nobody decided. ValueError without pictures."""
+    there = {name for name, value in row.values.items() if value is not None}
+    if there.issuperset(PAIR):
+        return {name: row.values[name] for name in PAIR}
+    if there.issuperset(PICKED):
+        label = row.values.get(LABEL)
+        if label in (None, 0.5):
+            return {}
+        if label not in (0, 1):
+            raise ValueError(f"column {LABEL} is {label!r}: it must be 1 where {PICKED[0]} is preferred, 0 or 0.5")
+        return dict(zip(PAIR, (row.values[name] for name in (PICKED if label == 1 else PICKED[::-1])), strict=True))
+    for name in SHOWN:
+        if name in there:
+            return {"picture": row.values[name]}
+    raise ValueError(
+        f"the row has {', '.join(map(str, row.values)) or 'no columns'}, and no picture: it needs {SHOWN[0]}, "
+        f"{' and '.join(PAIR)}, or {', '.join(PICKED)} and {LABEL}"
+    )
+
+
+def _found(root: Path, name: str, cell: Cell, anywhere: bool) -> object:
+    """A path below the root, or an open picture; ValueError for anything else."""
+    if not cell or not isinstance(cell, str | bytes | dict):
+        raise ValueError(f"column {name} is {str(cell)[:80]!r}: it must be the path of a picture")
+    shown = cell if isinstance(cell, bytes) else cell_below(root, cell, anywhere)
+    picture_size(shown)
+    return shown if isinstance(shown, str) else open_picture(shown)
+
+
+def _text(row: Row, column: str | None) -> str:
+    names = DRAWN if column is None else (column,)
+    text = next((row.values[name] for name in names if row.values.get(name) is not None), None)
+    if not isinstance(text, str) or not text.strip():
+        what = "missing" if text is None else repr(text)[:80]
+        raise ValueError(f"column {names[0]} is {what}, and must hold the text of the prompt")
+    return text
+
+
+def _rest(row: Row) -> dict[str, Cell]:
+    """The other columns; those of bytes would be copied with every prompt."""
+    kept = {name: value for name, value in row.values.items() if name not in OWN and not isinstance(value, bytes)}
+    return {**kept, FILE_ROW: row.place}
