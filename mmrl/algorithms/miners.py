@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mmrl.core.ranges import Count, CountOrNone, LargeOrNone, NonNegative, Number, Share, check_ranges
 from mmrl.core.samples import Sample
 
-Columns = Mapping[str, str]
+Columns = Mapping[str, str | float]
 """What a row adds to the columns of its prompt."""
 
 
@@ -65,8 +65,9 @@ class Difficulty:
 class BestAndWorst:
     """Pairs of a prompt: the sample of the highest total reward is chosen, that of the lowest rejected.
 
-    Samples that were cut, are empty or have no score are left out, and pairs of equal texts. Rewards of the stage's own may be a
-    verifier or a judge (VerIPO, arXiv:2505.19000).
+    A row's columns are chosen, rejected and margin, the difference of their totals. Samples that were cut, are empty or have no
+    score are left out, and pairs of equal texts. Rewards of the stage's own may be a verifier or a judge (VerIPO,
+    arXiv:2505.19000).
     """
 
     num_samples: CountOrNone = 0
@@ -93,14 +94,14 @@ class BestAndWorst:
         for (good, high), (bad, low) in list(zip(kept, reversed(kept), strict=True))[: min(self.most, len(kept) // 2)]:
             is_split = self.success_at is None or low < self.success_at <= high
             if high - low > self.gap and is_split and good.text and bad.text and good.text != bad.text:
-                rows.append({"chosen": good.text, "rejected": bad.text})
+                rows.append({"chosen": good.text, "rejected": bad.text, "margin": high - low})
         scored = [total for total in totals if not isnan(total)]
         bound = 0.5 if self.success_at is None else self.success_at
         return Found(rows, sum(total >= bound for total in scored), len(scored))
 
     def stand_in(self, length: int) -> Columns:
         """The columns of a row that is not there yet, with texts of this many words."""
-        return {"chosen": words("a", length), "rejected": words("b", length)}
+        return {"chosen": words("a", length), "rejected": words("b", length), "margin": 1.0}
 
 
 Miner = Difficulty | BestAndWorst

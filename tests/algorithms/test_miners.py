@@ -15,9 +15,12 @@ def samples(*texts: str, cut: str = "") -> list[Sample]:
 def test_a_pair_is_the_best_and_the_worst_that_are_whole_and_scored():
     made = samples("worse", "cut", "best", "failed", "good", "worst", cut="cut")
     totals = [0.2, 9.0, 1.0, math.nan, 0.8, 0.1]
-    pair = {"chosen": "best", "rejected": "worst"}
+    pair = {"chosen": "best", "rejected": "worst", "margin": 0.9}
     assert BestAndWorst()(made, totals).rows == [pair]
-    assert BestAndWorst(most=5)(made, totals).rows == [pair, {"chosen": "good", "rejected": "worse"}]
+    assert BestAndWorst(most=5)(made, totals).rows == [
+        pair,
+        {"chosen": "good", "rejected": "worse", "margin": pytest.approx(0.6)},
+    ]
     assert BestAndWorst(most=5, gap=0.7)(made, totals).rows == [pair]
     assert BestAndWorst(success_at=2.0)(made, totals).rows == []
     assert BestAndWorst(most=2, success_at=0.15)(made, totals).rows == [pair]
@@ -34,8 +37,8 @@ def test_equal_texts_are_no_pair_though_their_scores_differ():
 
 def test_the_longest_of_the_right_against_the_shortest_of_the_wrong():
     made, totals = samples("ok", "right", "no", "wrong"), [1.0, 1.0, 0.0, 0.0]
-    assert BestAndWorst()(made, totals).rows == [{"chosen": "ok", "rejected": "wrong"}]
-    assert BestAndWorst(prefer_long=True)(made, totals).rows == [{"chosen": "right", "rejected": "no"}]
+    assert BestAndWorst()(made, totals).rows == [{"chosen": "ok", "rejected": "wrong", "margin": 1.0}]
+    assert BestAndWorst(prefer_long=True)(made, totals).rows == [{"chosen": "right", "rejected": "no", "margin": 1.0}]
 
 
 def test_prompts_that_are_sometimes_right_are_kept_with_their_best_sample():
