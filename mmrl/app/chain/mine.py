@@ -43,6 +43,8 @@ def mine(job: Job, stages: Sequence[Stage], at: int, run: RunDir, ranks: Ranks) 
             raise TrainingStoppedError(f"{stage.place}: {error}; what was sampled is kept: mend it and resume") from error
         if ranks.is_main:
             part_of(file).rename(file)
+        # the others read it next
+        ranks.gather(None)
     conclude(stage, run, ranks)
 
 

@@ -90,11 +90,6 @@ def mining_text(stages: Sequence[Stage], at: int) -> str:
     return f": {count} prompts x {num_samples(stages[at])} samples, no update"
 
 
-def is_first_round(stages: Sequence[Stage], at: int) -> bool:
-    """Is it the first time that a stage comes in a chain? Later rounds of a loop have its plan."""
-    return all(one.name != stages[at].name or one.kind != stages[at].kind for one in stages[:at])
-
-
 def look_ahead(stages: Sequence[Stage], at: int = 0) -> None:
     """Refuse, before any model is loaded, prompts that a stage from this place on cannot train on; errors as in `build`."""
     for k, stage in enumerate(stages[at:], start=at):

@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from mmrl.algorithms.planners.base import Once
-from mmrl.app.chain.rows import is_first_round, look_ahead, mining_text, rows_before
+from mmrl.app.chain.rows import look_ahead, mining_text, rows_before
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved
@@ -90,7 +90,7 @@ def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> 
     with found.look("stages"):
         look_ahead(stages)
     for at, stage in enumerate(stages):
-        if found.fine and is_first_round(stages, at):
+        if found.fine and stage.in_round <= 1:
             with rows_before(stages, at):
                 look_at_stage(stage, mining_text(stages, at), size, found)
     if found.fine and resolved.config.reward:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table as Grid
 
 from mmrl.app.as_json import json_text
-from mmrl.app.chain.rows import is_first_round, mining_text, rows_before
+from mmrl.app.chain.rows import mining_text, rows_before
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.config.stages import stages_of
@@ -82,7 +82,7 @@ def plan(
         for at, stage in enumerate(stages):
             if stage.place and not as_json:
                 console.print(f"{stage.place}{mining_text(stages, at)}", style="bold", markup=False)
-            if stage.miner is not None or not is_first_round(stages, at):
+            if stage.miner is not None or stage.in_round > 1:
                 continue
             with rows_before(stages, at):
                 made = draw_up(stage.resolved, processes, on_card=size is not None)

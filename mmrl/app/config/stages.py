@@ -6,9 +6,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from mmrl.algorithms.kinds import KINDS
-from mmrl.algorithms.miners import MINERS, BestAndWorst, Miner
+from mmrl.algorithms.miners import MINERS, Difficulty, Miner
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.run import Resolved, RunConfig, read_run
+from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import STAGE
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.reader import UnknownKeyError, make
@@ -45,6 +46,8 @@ class Stage:
     """What makes rows for a later stage; None: the stage trains."""
     until: Until | None = None
     """When it ends before its last step."""
+    in_round: int = 0
+    """Of its loop, from 1 on; 0: it is in none."""
 
     @property
     def sources(self) -> list[str]:
@@ -85,7 +88,7 @@ def stages_of(resolved: Resolved) -> list[Stage]:
         label = f"{stage.label} (round {in_round} of {rounds})" if in_round else stage.label
         one = replace(own.config, output=config.output, seed=(config.seed + SEEDS_APART * k) % 2**32)
         own = replace(own, config=one)
-        found.append(Stage(k + 1, len(turns), label, begin, own, stage.label, stage.kind, miner, stage.until))
+        found.append(Stage(k + 1, len(turns), label, begin, own, stage.label, stage.kind, miner, stage.until, in_round))
         begin = found[-1].end
     check_rows(found, resolved.table)
     return found
@@ -153,9 +156,12 @@ def check_mining(stage: Stage) -> None:
         raise ValueError(
             f"{stage.place or stage.name}: no reward has a weight, so no sample is better than another: add [[stage.reward]]"
         )
-    if config.environment is not None and isinstance(stage.miner, BestAndWorst):
+    writes = not isinstance(stage.miner, Difficulty) or bool(stage.miner.column)
+    if writes and modality_of(config.policy).output_of(config.policy) != "text":
+        raise ValueError(f"{stage.place or stage.name}: its rows are texts, and this policy draws: take a filter without column")
+    if config.environment is not None and writes:
         raise ValueError(
-            f"{stage.place or stage.name}: pairs are single texts, and [environment] makes several turns: leave it out"
+            f"{stage.place or stage.name}: its rows are single texts, and [environment] makes several turns: leave it out"
         )
 
 

@@ -61,6 +61,7 @@ def test_a_loop_repeats_its_stages_and_steps_are_numbered_through():
     assert stages[3].place == "stage 4 of 8, pairs (round 2 of 3)" and stages[3].sources == [] and stages[4].sources == ["pairs"]
     assert stages[1].miner == BestAndWorst(gap=0.5) and num_samples(stages[1]) == 4
     assert len({one.resolved.config.seed for one in stages}) == 8
+    assert [one.in_round for one in stages] == [0, 1, 1, 2, 2, 3, 3, 0]
     assert [stage_at(stages, step) for step in (7, 8, 9, 10, 11)] == [0, 2, 4, 6, 7]
     again = resolve(Table.of(as_table(resolved.config), "run"))
     assert again.config == resolved.config and [one.end for one in stages_of(again)] == [one.end for one in stages]
@@ -115,6 +116,7 @@ def test_a_checkpoint_at_a_border_is_of_the_stage_that_ended():
             "its data is \"stage:pairs\": did you mean 'pair'",
         ),
         ([PAIRS, RL], 'a.toml, stage 1 of 2, pairs: no later stage takes its rows: give one data = {use = "stage:pairs"}'),
+        ([{**PAIRS, "policy": 1}, DPO], "stage.0.policy is the same for all stages"),
         ([{**PAIRS, "num_samples": 1}, DPO], "stage 1 of 2, pairs: a pair takes two samples of a prompt, and num_samples is 1"),
         ([{**PAIRS, "gab": 1.0}, DPO], "stage.0.gab is unknown in a stage of the kind 'pairs': did you mean 'gap'"),
         ([{**PAIRS, "gap": -1.0}, DPO], "a.toml: stage.0.gap is -1.0"),
@@ -124,6 +126,15 @@ def test_a_checkpoint_at_a_border_is_of_the_stage_that_ended():
 def test_refused(stages: list[dict[str, Any]], message: str):
     with pytest.raises(ValueError, match=message):
         stages_of(chain(*stages))
+
+
+def test_rows_that_are_texts_come_from_models_that_write_single_ones():
+    drawn = configs.load("tiny/flow").table.values | {"stage": [{"kind": "pairs"}, {**DPO, "kind": "rl"}]}
+    drawn = {key: value for key, value in drawn.items() if key != "steps"}
+    with pytest.raises(ValueError, match="stage 1 of 2, pairs: its rows are texts, and this policy draws: take a filter without"):
+        stages_of(resolve(Table.of(drawn, "a.toml")))
+    with pytest.raises(ValueError, match=r"its rows are single texts, and \[environment\] makes several turns: leave it out"):
+        stages_of(chain(PAIRS, DPO, environment={"use": "zoom"}))
 
 
 def test_steps_belong_to_the_stages():
