@@ -11,6 +11,7 @@ from typing import Any
 import transformers
 import typer
 
+from mmrl.algorithms.miners import BestAndWorst, Difficulty
 from mmrl.app.cli import app
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.config.cluster import ClusterConfig
@@ -55,7 +56,7 @@ from mmrl.tiny.text.vlms import FAMILIES as TINY
 from mmrl.training.metric_names import METRICS
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.calls import Calling, Transform
-from mmrl.training.settings import AlarmSettings, StageSettings
+from mmrl.training.settings import AlarmSettings, StageSettings, Until
 from mmrl.training.watch.health import HealthSettings
 from mmrl.training.worlds.runner import WorldCalling
 
@@ -75,6 +76,9 @@ TABLES: dict[str, tuple[str, type]] = {
     "[policy.quantized], kind = flow": ("The same for a generator.", FlowQuantizedSettings),
     "[policy.lora]": ("Without it all weights that are not frozen train.", LoraSettings),
     "[[stage]]": ("A stage of a chain, one table each ([how](../how_to/stages.md)).", StageSettings),
+    "[stage.until]": ("Ends a stage that trains before its last step.", Until),
+    "[[stage]], kind = filter": ("Keys beside those of a stage.", Difficulty),
+    "[[stage]], kind = pairs": ("Keys beside those of a stage.", BestAndWorst),
     "[data]": ("Other keys belong to the data set: see [Data sets](datasets.md).", DataConfig),
     "[[data]]": ("Several data sets, one table each ([how](../how_to/mixtures.md)).", SourceConfig),
     "[[reward]]": ("One table per reward. Other keys belong to the reward: see [Rewards](rewards.md).", RewardConfig),

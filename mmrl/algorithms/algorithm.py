@@ -210,7 +210,7 @@ class Algorithm:
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt that a part cannot work with; names the prompt and the remedy."""
-        for part in (*self.importance, *self.shaping, self.planner):
+        for part in (*self.importance, *self.shaping, self.planner, *(term for _, term in self.objective)):
             with_hooks(part, PartHooks).check_prompts(prompts)
 
     def check(self, policy: Policy[Never]) -> None:

@@ -1,14 +1,46 @@
 """The settings of a training run that belong to no part: how long, how often, and when it warns."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from mmrl.core.ranges import Count, CountOrNone, Large, LargeOrNone, NonNegative, Positive, Range, Seed, Share, check_ranges
+from mmrl.core.ranges import (
+    Count,
+    CountOrNone,
+    Large,
+    LargeOrNone,
+    NonNegative,
+    Number,
+    Positive,
+    Range,
+    Seed,
+    Share,
+    check_ranges,
+)
 from mmrl.training.optim import OptimizerSettings
 
 USUAL_POSITIONS = 16384
-StageKind = Literal["sft", "dpo", "scores", "picture_scores", "ratings", "rl"]
+StageKind = Literal["sft", "dpo", "scores", "picture_scores", "ratings", "rl", "filter", "pairs", "loop"]
+TRAINS = ("sft", "dpo", "scores", "picture_scores", "ratings", "rl")
+"""Kinds of stages that take steps."""
+
+
+@dataclass(frozen=True)
+class Until:
+    """When a stage ends before its last step: a figure of held-out prompts that score nothing else is high enough."""
+
+    metric: str
+    """total, or the name of a reward or of a part of it."""
+    at_least: Number
+    """The stage ends where the metric is this high."""
+    most: Large
+    """Steps after which the stage ends in any case, with a warning."""
+    every: Large = 10
+    """Steps between looks."""
+    num_prompts: Count = 32
+    """Prompts of [evaluation.data], behind the evaluation.num_prompts that score."""
+
+    __post_init__ = check_ranges
 
 
 @dataclass(frozen=True)
@@ -18,11 +50,18 @@ class StageSettings:
     kind: StageKind
     """sft: completions of the data (of generators: its pictures) are taught. dpo: pairs of the data, of which one is preferred.
     scores, picture_scores and ratings: a head learns to score outputs of the data. None of these asks a reward. rl: the run's own
-    [algorithm]."""
-    steps: Large
-    """Training steps of this stage; those of a chain are numbered through."""
+    [algorithm]. filter: keeps the prompts that are neither too easy nor too hard. pairs: samples groups and keeps their best and
+    worst. loop: repeats other stages."""
+    steps: Large | None = None
+    """Training steps of a stage that trains; those of a chain are numbered through."""
     name: str = ""
-    """In what is printed and reported; empty: the kind."""
+    """In what is printed and reported, and by which others name the stage; empty: the kind."""
+    until: Until | None = None
+    """Ends a stage that trains; takes the place of steps."""
+    rounds: Count | None = None
+    """How often a loop repeats its stages."""
+    stages: tuple[str, ...] | None = None
+    """The names of the stages that a loop repeats, in their order; they run there only."""
     args: Mapping[str, object] = field(default_factory=dict[str, object])
     """All other keys of the table: tables and keys of a run that are others here, and settings of the kind, such as `column`."""
 
@@ -31,6 +70,24 @@ class StageSettings:
     @property
     def label(self) -> str:
         return self.name or self.kind
+
+    @property
+    def num_steps(self) -> int:
+        return self.until.most if self.until is not None else self.steps or 0
+
+
+def in_turn(stages: Sequence[StageSettings]) -> list[tuple[int, int]]:
+    """Which table of the chain comes when, and in which round of its loop, from 1 on; 0 outside of loops."""
+    place = {one.label: i for i, one in enumerate(stages)}
+    inside = {name for one in stages for name in one.stages or ()}
+    found: list[tuple[int, int]] = []
+    for i, one in enumerate(stages):
+        if one.kind == "loop":
+            rounds = range(1, (one.rounds or 0) + 1)
+            found += [(place[name], k) for k in rounds for name in one.stages or () if name in place]
+        elif one.label not in inside:
+            found.append((i, 0))
+    return found
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from mmrl.training.stopping import (
     refuse_broken_weights,
     refuse_nothing_to_train,
 )
+from mmrl.training.watch.goal import Goal
 from mmrl.training.watch.health import Health
 
 
@@ -59,6 +60,8 @@ class Records:
     """Which stage of a chain it is, from 1 on; 0: the run is no chain."""
     seen: Callable[[int], None] = lambda step: None
     """Called on every process where held-out prompts would be scored, in a run that has none; may change nothing of the run."""
+    goal: Goal | None = None
+    """Ends the stage early; None: it takes all of its steps."""
 
 
 @final
@@ -84,21 +87,15 @@ class Trainer:
         self.policy, self.algorithm, self.sampler, self.settings = policy, algorithm, sampler, settings
         self.optimizer, self.lr_schedule = settings.optimizer.build(policy.parameters(), settings.steps * algorithm.updates)
         self.ranks = drive(ranks or Ranks(), self.optimizer)
-        if self.ranks.world > 1 and algorithm.scope == "batch":
-            raise ValueError(
-                "the objective has a term that chooses among all actions of a minibatch (scope 'batch'); every process would "
-                "choose among its own: run on one process, or use another objective"
-            )
-        self.evaluator, self.checkpoints, self.records = evaluator, records.checkpoints, records
+        check_processes(algorithm, settings, self.ranks)
+        self.evaluator, self.checkpoints, self.records, self.goal = evaluator, records.checkpoints, records, records.goal
         self.callbacks = Callbacks(records.callbacks if self.ranks.is_main else (), looks_whole)
         self.sizes = MicroBatches(policy, algorithm, settings.micro_batch, self.ranks, records.sizes)
         self.reader = ReferenceReads(policy, algorithm, settings, self.ranks, self.sizes)
         self.collector = Collector(policy, sampler, rewards, algorithm, settings, self.ranks, self.reader)
-        check_rest(settings.optimizer.rest, self.ranks)
-        self.figures = UpdateFigures()
         self.health, self.index = Health(settings.max_unparsed, settings.health), records.begin
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
-        self.audit = Audit(policy, settings, self.ranks)
+        self.figures, self.audit = UpdateFigures(), Audit(policy, settings, self.ranks)
         self.stop, self.is_stopped = Stop(), False
         self.evaluated = records.begin or -1
         """The step after which held-out prompts were last scored."""
@@ -109,6 +106,7 @@ class Trainer:
         generator, watched = self.batches.generator, None if evaluator is None else evaluator.rewards
         parts = (policy, self.optimizer, self.lr_schedule, generator, self.collector, watched, self.health, self.ranks)
         self._run_state = RunState(*parts)
+        self._remembering = algorithm.remembering | ({} if self.goal is None else {"goal": self.goal})
 
     def fit(self, profile: Profile = Profile()) -> None:
         """Train to the last step, evaluating and saving on the way; asked to stop, save and return with `is_stopped`."""
@@ -132,6 +130,10 @@ class Trainer:
             if self.checkpoints is not None:
                 self.checkpoints.close()
             self.callbacks.look_for_checkpoints(settled=True)
+
+    def leave(self) -> None:
+        """End where nothing has moved since the last checkpoint: the run was asked to stop."""
+        self.is_stopped = True
 
     def step(self) -> dict[str, float]:
         """Sample, score, credit, update: one step of any group-relative method on any modality."""
@@ -230,8 +232,7 @@ class Trainer:
         bad = [name for name in ("loss", "policy/grad_norm") if not math.isfinite(totals[name])]
         if not bad:
             return
-        folder = self.checkpoints.save_wreck(self.index + 1, batch) if self.checkpoints else None
-        kept = f"; the batch is kept in {folder}" if folder else ""
+        kept = f"; the batch is kept in {self.checkpoints.save_wreck(self.index + 1, batch)}" if self.checkpoints else ""
         raise TrainingStoppedError(
             f"step {self.index + 1}: {' and '.join(bad)} is not finite{kept}. The weights were not updated: "
             "lower optimizer.lr, use float32, or look for a reward or log-probability that explodes"
@@ -260,13 +261,13 @@ class Trainer:
     def state_dict(self) -> State:
         """Everything that moves, some of it not yet copied; every process must call it."""
         sizes = self.sizes.state_dict()
-        parts = {name: part.state_dict() for name, part in self.algorithm.remembering.items()}
+        parts = {name: part.state_dict() for name, part in self._remembering.items()}
         return {"index": self.index, "evaluated": self.evaluated, "sizes": sizes, "parts": parts, **self._run_state.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         """Continue exactly where `state` was taken; raise ValueError where it is another run's."""
         self._run_state.load_state_dict(state)
-        load_parts(self.algorithm.remembering, state.get("parts", {}))
+        load_parts(self._remembering, state.get("parts", {}))
         self.sizes.load_state_dict(state.get("sizes", {}))
         put_to_rest(self.optimizer, self.settings.optimizer.rest)
         self.index, self.evaluated = state["index"], state["evaluated"]
@@ -279,6 +280,9 @@ class Trainer:
             yield
 
     def _evaluate_if_due(self) -> None:
+        if self.goal is not None and self.goal.is_due(self.index, self.own_steps):
+            with self._interruptible():
+                self.goal.look(self.index)
         every = self.settings.samples_every if self.evaluator is None else self.settings.evaluate_every
         due = self.own_steps == 0 or self._is_last() or self._due(every)
         if due and self.evaluated != self.index:
@@ -293,7 +297,7 @@ class Trainer:
         return any(self.ranks.gather("checkpoint" in asked or (self.checkpoints is not None and self.checkpoints.is_late())))
 
     def _is_last(self) -> bool:
-        return self.own_steps >= self.settings.steps or self.health.stop
+        return self.own_steps >= self.settings.steps or self.health.stop or (self.goal is not None and self.goal.is_reached)
 
     @property
     def own_steps(self) -> int:
@@ -310,8 +314,17 @@ class Trainer:
 
     def _note(self, collected: Collected, scores: Scores, metrics: dict[str, float]) -> None:
         self.health.after_step(self.index, metrics)
-        shown = self.own_steps == 1 or self._due(self.settings.samples_every)
-        self._examples = examples_of(collected, scores) if shown else None
+        self._examples = examples_of(collected, scores) if self.own_steps == 1 or self._due(self.settings.samples_every) else None
+
+
+def check_processes(algorithm: Algorithm, settings: TrainSettings, ranks: Ranks) -> None:
+    """Raise ValueError for an objective or an optimizer that cannot be shared by several processes."""
+    check_rest(settings.optimizer.rest, ranks)
+    if ranks.world > 1 and algorithm.scope == "batch":
+        raise ValueError(
+            "the objective has a term that chooses among all actions of a minibatch (scope 'batch'); every process would choose "
+            "among its own: run on one process, or use another objective"
+        )
 
 
 def tell_sampler(sampler: PromptSampler, ranks: Ranks, rollouts: Rollouts, scores: Scores) -> None:

@@ -1,6 +1,8 @@
 """Rows that are taught: whose text, which thoughts, and what is refused."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -86,11 +88,13 @@ def test_pairs_that_teach_nothing_are_refused(columns: dict[str, object], messag
         Pairs().check_prompts([replace(PAIR, columns=columns)])
 
 
-def loss_of(term: Preference, live: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of one pair of two tokens and one."""
+def loss_of(term: Preference, live: torch.Tensor, margin: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of one pair of two tokens and one, whose prompt has the column `margin`."""
     algorithm = Algorithm(((1.0, term),), aggregation=KINDS["dpo"].aggregation)
     mask, ref = torch.tensor([[1, 1], [1, 0]]), torch.tensor([[-0.5, -1.0], [-2.0, 9.0]])
     batch = weighed(algorithm, make_batch(mask, torch.tensor([1.0, -1.0]), {REF_LOGPROBS: ref}))
+    groups = tuple(replace(group, prompt=replace(group.prompt, columns={"margin": margin})) for group in batch.rollouts.groups)
+    batch = replace(batch, rollouts=replace(batch.rollouts, groups=groups))
     return loss_and_gradient(algorithm, batch, {LOGPROBS: live})
 
 
@@ -110,3 +114,38 @@ def test_smoothing_is_the_mixture_of_a_pair_and_itself_turned_over():
 def test_the_likelihood_of_the_chosen_is_its_mean_over_tokens():
     live = torch.tensor([[-0.2, -0.9], [-2.5, 3.0]])
     assert (loss_of(Preference(sft=0.4), live)[0] - loss_of(Preference(), live)[0]).item() == pytest.approx(0.4 * 0.55)
+
+
+@pytest.mark.parametrize("live", [[[-0.2, -0.9], [-2.5, 3.0]], [[-0.9, -1.9], [-0.5, 3.0]]])
+def test_a_robust_loss_is_right_on_average_over_turned_pairs(live: list[list[float]]):
+    values, chance = torch.tensor(live), 0.3
+    turned = torch.tensor([[-1.0, -2.0], [-4.0, 9.0]]) - values  # as far from the reference, the other way
+    straight, other = (loss_of(Preference(0.5, "robust", smoothing=chance), x)[0] for x in (values, turned))
+    expected = loss_of(Preference(0.5), values)[0]
+    assert ((1 - chance) * straight + chance * other).item() == pytest.approx(expected.item(), rel=1e-5)
+    assert loss_of(Preference(0.5, "robust"), values)[0].item() == pytest.approx(expected.item())
+
+
+def test_clear_pairs_have_a_larger_beta():
+    live = torch.tensor([[-0.2, -0.9], [-2.5, 3.0]])
+    term = Preference(0.5, margin="margin", dynamic=0.8, rate=0.25)
+    for margin in (0.0, 2.0, 1e6):
+        beta = 0.5 * (1 + 0.8 * (1 - math.exp(-0.25 * margin)))
+        assert loss_of(term, live, margin)[0].item() == pytest.approx(loss_of(Preference(beta), live)[0].item(), rel=1e-5)
+    with pytest.raises(ValueError, match=r"has -1 in the column 'margin', as if the rejected one were better"):
+        term.check_prompts([replace(PAIR, columns={"margin": -1.0})])
+    with pytest.raises(ValueError, match="has None in the column 'margin', where a finite number is needed"):
+        replace(KINDS["dpo"], objective=((1.0, term),)).check_prompts([PAIR])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": "hinge", "smoothing": 0.1}, "loss is 'hinge'"),
+        ({"loss": "robust", "smoothing": 0.5}, r"smoothing is 0\.5, and robust divides"),
+        ({"loss": "ipo", "beyond": 0.5}, "beyond weighs sums of tokens, and loss is 'ipo'"),
+    ],
+)
+def test_settings_of_pairs_that_do_not_go_together(settings: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        Preference(**settings)

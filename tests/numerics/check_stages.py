@@ -28,28 +28,39 @@ def sft_trl(vector: Vector) -> None:
 
 @check("dpo_trl")
 def dpo_trl(vector: Vector) -> None:
-    """The losses that Preference has, one pair a micro-batch or all together."""
+    """All of TRL's, one pair a micro-batch or all together; its sft is Imitation of the chosen."""
     inputs, checked = vector.inputs, 0
     mask, live, ref = tensor(inputs["completion_mask"]).bool(), tensor(inputs["policy_logprobs"]), tensor(inputs["ref_logprobs"])
     pairs = len(mask) // 2
     sign, ids = torch.tensor([1.0] * pairs + [-1.0] * pairs), [*range(pairs)] * 2
+    imitation = Algorithm(((1.0, Imitation()),), aggregation=KINDS["sft"].aggregation)
+    taught, taught_gradient = loss_and_gradient(
+        imitation, weighed(imitation, make_batch(mask[:pairs], torch.ones(mask[:pairs].shape), {})), {LOGPROBS: live[:pairs]}
+    )
+    taught_gradient = torch.cat([taught_gradient, torch.zeros_like(taught_gradient)])
     for case in vector.outputs["cases"]:
-        if case["loss_type"] not in ("sigmoid", "ipo", "sigmoid_norm") or "ld_alpha" in case:
-            continue
-        algorithm = Algorithm(((1.0, Preference(case["beta"], case["loss_type"])),), aggregation=KINDS["dpo"].aggregation)
-        batch = weighed(algorithm, make_batch(mask, sign, {REF_LOGPROBS: ref}, ids))
-        loss, gradient = loss_and_gradient(algorithm, batch, {LOGPROBS: live})
-        close(loss, case["loss"], 1e-6, "loss")
-        close(gradient, case["grad"], 1e-6, "gradient")
-        cut = [torch.tensor([k, pairs + k]) for k in range(pairs)]
-        parts = [loss_and_gradient(algorithm, batch.take(rows), {LOGPROBS: live[rows]})[0] for rows in cut]
-        close(torch.stack(parts).sum(), case["loss"], 1e-6, "parts")
-        metrics = algorithm.loss(batch, {LOGPROBS: live})[1]
-        if case["loss_type"] == "sigmoid":
-            close(metrics["policy/preferred"] / metrics["policy/share"], case["rewards"]["accuracies"], 1e-6, "accuracies")
-            close(metrics["policy/margin"] / metrics["policy/share"], case["rewards"]["margins"], 1e-6, "margins")
+        kinds = case["loss_type"] if isinstance(case["loss_type"], list) else [case["loss_type"]]
+        shares = dict(zip(kinds, case.get("weights", [1.0]), strict=True))
+        loss, gradient = shares.get("sft", 0.0) * taught, shares.get("sft", 0.0) * taught_gradient
+        if kinds[0] != "sft":
+            term = Preference(
+                case["beta"], kinds[0], smoothing=case.get("label_smoothing", 0.0), beyond=case.get("ld_alpha", 1.0)
+            )
+            algorithm = Algorithm(((1.0, term),), aggregation=KINDS["dpo"].aggregation)
+            batch = weighed(algorithm, make_batch(mask, sign, {REF_LOGPROBS: ref}, ids))
+            whole, its_gradient = loss_and_gradient(algorithm, batch, {LOGPROBS: live})
+            loss, gradient = loss + whole, gradient + its_gradient
+            cut = [torch.tensor([k, pairs + k]) for k in range(pairs)]
+            parts = [loss_and_gradient(algorithm, batch.take(rows), {LOGPROBS: live[rows]})[0] for rows in cut]
+            close(torch.stack(parts).sum(), whole, 1e-6, "parts")
+            metrics = algorithm.loss(batch, {LOGPROBS: live})[1]
+            if kinds == ["sigmoid"] and "ld_alpha" not in case:
+                close(metrics["policy/preferred"] / metrics["policy/share"], case["rewards"]["accuracies"], 1e-6, "accuracies")
+                close(metrics["policy/margin"] / metrics["policy/share"], case["rewards"]["margins"], 1e-6, "margins")
+        close(loss, case["loss"], 1e-6, f"loss of {kinds}")
+        close(gradient, case["grad"], 1e-6, f"gradient of {kinds}")
         checked += 1
-    assert checked == 4
+    assert checked == 11
 
 
 @check("thought_dropout")

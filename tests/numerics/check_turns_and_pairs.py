@@ -121,5 +121,8 @@ def dpo_autoregressive(vector: Vector) -> None:
     sides = [tensor(inputs[name]) for name in ("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected")]
     margin = sides[0] - sides[1] - (sides[2] - sides[3])
     for case in outputs["cases"]:
-        close(Preference(case["beta"]).of_margin(margin), case["loss"], what=f"loss {case['beta']}")
+        beta = torch.full_like(margin, case["beta"])
+        close(
+            Preference(case["beta"]).of_pairs(margin, torch.zeros_like(margin), beta), case["loss"], what=f"loss {case['beta']}"
+        )
         close(case["beta"] * margin, case["margin"], what=f"margin {case['beta']}")

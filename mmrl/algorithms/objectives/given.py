@@ -12,12 +12,16 @@ from torch.nn.functional import logsigmoid
 
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import Surrogate, actions_only
-from mmrl.core.ranges import NonNegative, Positive, Range, check_ranges
+from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.readings import LOGPROBS, REF_LOGPROBS, SCORE
 from mmrl.core.types import Batch, Prompt, Reading, Scope
 from mmrl.runtime.tensors import masked_mean
 
-Kind = Literal["sigmoid", "sigmoid_norm", "ipo"]
+Kind = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "robust", "apo_zero", "nca_pair"]
+MEANS = ("sigmoid_norm", "ipo")
+"""Losses of mean log-probabilities."""
+TURNED = ("sigmoid", "sigmoid_norm", "robust")
+"""Losses that know what a pair costs that is the wrong way round."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,37 @@ class Preference(Surrogate):
     beta: Positive = 0.1
     """How much moving away from the reference costs; of sigmoid_norm, about the usual length times larger."""
     loss: Kind = "sigmoid"
-    """sigmoid: DPO; sigmoid_norm: of mean log-probabilities; ipo: a square around 1 / (2 beta)."""
+    """sigmoid: DPO; sigmoid_norm: of mean log-probabilities; ipo: a square around 1 / (2 beta); hinge: max(0, 1 - beta m)
+    (arXiv:2305.10425); robust: unbiased under `smoothing` (arXiv:2403.00409); apo_zero: each completion by itself, up and down
+    (arXiv:2408.06266); nca_pair: by itself against 0 (arXiv:2402.05369)."""
     smoothing: Annotated[float, Range(0, 0.5)] = 0.0
-    """The chance that a pair is the wrong way round (cDPO): that share of the loss is of the pair turned over. Not of ipo."""
+    """The chance that a pair is the wrong way round: that share of the loss is of the pair turned over (cDPO), or is taken off
+    (robust). Of these and the sigmoids only."""
     sft: NonNegative = 0.0
     """How much -log p of the chosen, the mean over its tokens, is added (RPO, arXiv:2404.19733)."""
+    beyond: Share = 1.0
+    """The weight of tokens beyond the length of the pair's shorter completion; below 1 length teaches less (LD-DPO,
+    arXiv:2409.06411). Not of mean log-probabilities."""
+    margin: str = ""
+    """The column with a pair's difference d of rewards: beta becomes beta (1 + dynamic (1 - exp(-rate d))), so that clear pairs
+    weigh more (MM-RLHF, arXiv:2502.10391). Rows of a stage `pairs` have `margin`. Empty: beta is the same for all."""
+    dynamic: NonNegative = 0.5
+    """How much a clear pair's beta is raised, with `margin`."""
+    rate: Positive = 0.5
+    """How soon, per unit of reward, with `margin`."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.smoothing and self.loss == "ipo":
-            raise ValueError("Preference.smoothing turns the pairs of a sigmoid over, and loss is 'ipo': leave one of them out")
+        if self.smoothing and self.loss not in TURNED:
+            raise ValueError(
+                f"Preference.smoothing turns the pairs of a sigmoid over, and loss is {self.loss!r}: leave one of them out"
+            )
+        if self.smoothing == 0.5 and self.loss == "robust":
+            raise ValueError("Preference.smoothing is 0.5, and robust divides by what is left of a pair's side: set it lower")
+        if self.beyond < 1 and self.loss in MEANS:
+            raise ValueError(
+                f"Preference.beyond weighs sums of tokens, and loss is {self.loss!r}, of means: leave one of them out"
+            )
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -72,25 +97,60 @@ class Preference(Surrogate):
     def scope(self) -> Scope:
         return "group"
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for a pair without a difference of rewards, or with one below 0, where they are asked for."""
+        for prompt in prompts if self.margin else ():
+            if (found := number_at(prompt, self.margin)) < 0:
+                raise ValueError(
+                    f"prompt {prompt.id!r} has {found:g} in the column {self.margin!r}, as if the rejected one were better: "
+                    "swap the two, or remove the pair"
+                )
+
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask, ids = batch.rollouts.action_mask, batch.rollouts.group_ids
         logprobs = actions_only(readings[LOGPROBS], mask)
         moved = logprobs - actions_only(readings[REF_LOGPROBS], mask)
-        of_rows = moved.sum(1) if self.loss == "sigmoid" else masked_mean(moved, mask, dim=1)
-        sign, same = batch.advantages[:, 0].sign().to(of_rows), (ids[:, None] == ids).to(of_rows)
-        margin = same @ (sign * of_rows)
-        loss = self.of_margin(margin)
+        same = ids[:, None] == ids
+        of_rows = masked_mean(moved, mask, dim=1) if self.loss in MEANS else (moved * self.weights(mask, same)).sum(1)
+        sign, same = batch.advantages[:, 0].sign().to(of_rows), same.to(of_rows)
+        chosen, rejected = same @ (of_rows * (sign > 0)), same @ (of_rows * (sign < 0))
+        beta, margin = self.betas(batch, of_rows), chosen - rejected
+        loss = self.of_pairs(chosen, rejected, beta)
         if self.sft:
             loss = loss - self.sft * (same @ (masked_mean(logprobs, mask, dim=1) * (sign > 0)))
-        metrics = {"policy/margin": self.beta * margin, "policy/preferred": (margin > 0).to(margin)}
+        metrics = {"policy/margin": beta * margin, "policy/preferred": (margin > 0).to(margin)}
         return loss[:, None].expand(mask.shape), {name: x.detach()[:, None].expand(mask.shape) for name, x in metrics.items()}
 
-    def of_margin(self, margin: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """The loss of pairs, one of every margin."""
+    def weights(self, mask: Tensor, same: Tensor) -> Tensor:
+        """1 for the first tokens of a completion (n, t), as many as the pair's shorter one has, then `beyond`."""
+        lengths = mask.sum(1)
+        shared = torch.where(same, lengths, lengths.max()).amin(1)
+        return torch.where(mask.cumsum(1) <= shared[:, None], 1.0, self.beyond)
+
+    def betas(self, batch: Batch, like: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        """Every row's beta, raised with the difference of its pair's rewards."""
+        if not self.margin:
+            return torch.full_like(like, self.beta)
+        margins = by_row(batch, lambda prompt: number_at(prompt, self.margin)).to(like)
+        return self.beta * (1 + self.dynamic * (1 - (-self.rate * margins).exp()))
+
+    def of_pairs(
+        self, chosen: Float[Tensor, " n"], rejected: Float[Tensor, " n"], beta: Float[Tensor, " n"]
+    ) -> Float[Tensor, " n"]:
+        """The loss of pairs, from how far each completion has moved from the reference."""
+        up, down, m = beta * chosen, beta * rejected, beta * (chosen - rejected)
         if self.loss == "ipo":
-            return (margin - 1 / (2 * self.beta)) ** 2
-        right, wrong = -logsigmoid(self.beta * margin), -logsigmoid(-self.beta * margin)
-        return (1 - self.smoothing) * right + self.smoothing * wrong
+            return (chosen - rejected - 1 / (2 * beta)) ** 2
+        if self.loss == "hinge":
+            return (1 - m).relu()
+        if self.loss == "apo_zero":
+            return 1 - up.sigmoid() + down.sigmoid()
+        if self.loss == "nca_pair":
+            return -logsigmoid(up) - 0.5 * logsigmoid(-up) - 0.5 * logsigmoid(-down)
+        right, wrong, chance = -logsigmoid(m), -logsigmoid(-m), self.smoothing
+        if self.loss == "robust":
+            return ((1 - chance) * right - chance * wrong) / (1 - 2 * chance)
+        return (1 - chance) * right + chance * wrong
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from mmrl.app.api.inputs import (
 )
 from mmrl.app.api.notebook import NotebookProgress, in_notebook
 from mmrl.app.api.run import Run
+from mmrl.app.chain.rows import rows_before
 from mmrl.app.commands.train import run_job
 from mmrl.app.config.run import Resolved, RunConfig, resolve
 from mmrl.app.config.stages import stages_of
@@ -93,6 +94,8 @@ def fit(
 
 def policy_of(resolved: Resolved, run: RunDir) -> Policy:
     """The policy of a run that was finished before, with its newest weights."""
-    policy = build(stages_of(resolved)[-1].resolved).policy
+    stages = stages_of(resolved)
+    with rows_before(stages, len(stages) - 1, run):
+        policy = build(stages[-1].resolved).policy
     policy.load_state_dict(Checkpoints(run.checkpoints).load()["policy"])
     return policy

@@ -13,10 +13,11 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from mmrl.algorithms.planners.base import Once
+from mmrl.app.chain.rows import look_ahead, mining_text, rows_before
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved
-from mmrl.app.config.stages import Stage, stages_of
+from mmrl.app.config.stages import Stage, chain_label, stages_of
 from mmrl.app.errors import Terminal, printable
 from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
@@ -84,11 +85,14 @@ def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> 
         return look_at_run(RunDir.open(name))
     resolved, size, found = configs.load(name, overrides), room(card), Findings()
     given = sum(origin != "default" and not origin.startswith("preset") for _, _, origin in resolved.rows())
-    label = ", then ".join(one.label for one in resolved.config.stage) or resolved.config.algorithm.label
-    found.add("config", f"{label}; {given} values given, the rest are defaults (mmrl show {name})")
-    for stage in stages_of(resolved):
-        if found.fine:
-            look_at_stage(stage, size, found)
+    found.add("config", f"{chain_label(resolved)}; {given} values given, the rest are defaults (mmrl show {name})")
+    stages = stages_of(resolved)
+    with found.look("stages"):
+        look_ahead(stages)
+    for at, stage in enumerate(stages):
+        if found.fine and stage.in_round <= 1:
+            with rows_before(stages, at):
+                look_at_stage(stage, mining_text(stages, at), size, found)
     if found.fine and resolved.config.reward:
         with found.look("reward test"):
             test_rewards(name, overrides, resolved, found)
@@ -96,14 +100,14 @@ def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> 
     return found.fine
 
 
-def look_at_stage(stage: Stage, size: int | None, found: Findings) -> None:
-    """Data, plan, model and rewards of a run, or of one stage of a chain."""
+def look_at_stage(stage: Stage, mining: str, size: int | None, found: Findings) -> None:
+    """Data, plan, model and rewards of a run, or of one stage of a chain; `mining`: what it samples where it does not train."""
     resolved = stage.resolved
     if stage.place:
-        found.add(stage.place, f"{resolved.config.algorithm.label}, {resolved.config.steps} steps")
+        found.add(stage.place, mining.removeprefix(": ") or f"{resolved.config.algorithm.label}, {resolved.config.steps} steps")
     with found.look("data"):
         look_at_data(resolved, found)
-    if found.fine:
+    if found.fine and not mining:
         with found.look("plan"):
             look_at_plan(draw_up(resolved, on_card=size is not None), size, found)
     if found.fine:

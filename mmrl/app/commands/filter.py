@@ -5,12 +5,13 @@ from pathlib import Path
 
 from rich.progress import track
 
+from mmrl.app.chain.mine import samples_with_totals
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.run import load
 from mmrl.app.config.tasks import root_key
-from mmrl.app.run.build import Job, build, load_data
+from mmrl.app.run.build import build, load_data
 from mmrl.app.run.context import console
-from mmrl.core.types import Prompt, Request
+from mmrl.core.types import Request
 from mmrl.data.difficulty import Kept, keep_learnable
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.layouts.base import EDITED, MEDIA
@@ -45,10 +46,9 @@ def keep_by_difficulty(
     for prompt in prompts:
         check_writable(prompt)
     job = build(resolved)
-    scores = {
-        prompt.id: totals(job, prompt, index, num_samples)
-        for index, prompt in enumerate(track(prompts, "sampling", console=console))
-    }
+    scores = dict[str, list[float]]()
+    for index, prompt in enumerate(track(prompts, "sampling", console=console)):
+        [(_, scores[prompt.id])] = samples_with_totals(job, [Request(prompt, num_samples, group_id=index, seed=index)])
     kept = keep_learnable(prompts, scores, *shares, success_at)
     if not kept.prompts:
         best = max((max(found) for found in scores.values()), default=0.0)
@@ -59,11 +59,3 @@ def keep_by_difficulty(
     writer = LineWriter(out, out.parent, files=(*MEDIA, *EDITED))
     write_jsonl({out: [writer.line(columns_of(prompt)) for prompt in kept.prompts]})
     return kept
-
-
-def totals(job: Job, prompt: Prompt, index: int, num_samples: int) -> list[float]:
-    """Total rewards of a prompt's samples under the config's own sampling."""
-    rollouts = job.policy.rollout([Request(prompt, num_samples, group_id=index, seed=index)])
-    rewards = job.trainer.collector.rewards
-    [table] = rewards.score(rollouts.groups)
-    return rewards.scores(rollouts, {index: table}).total().tolist()

@@ -13,6 +13,7 @@ from mmrl.app.cluster.slurm import batch_script
 from mmrl.app.cluster.supervise import Supervised, Supervisor
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import Resolved, RunConfig
+from mmrl.app.config.stages import chain_label, stages_of
 from mmrl.app.errors import printable
 from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.run.build import check_ranks, with_local_model
@@ -63,8 +64,10 @@ def launch(given: LaunchArguments) -> int:
     """
     resolved = given.resolve()
     config, cluster = resolved.config, resolved.config.cluster
-    check_ranks(config, cluster.trainers)
-    config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
+    for stage in stages_of(resolved):
+        own = stage.resolved.config
+        check_ranks(own, cluster.trainers)
+        own.algorithm.algorithm.check_minibatches(own.prompts_per_step)
     starts = not given.dry_run and (cluster.nodes == 1 or given.node is not None)
     if starts and cluster.engines:
         resolved = replace(resolved, config=with_local_model(config))
@@ -73,7 +76,8 @@ def launch(given: LaunchArguments) -> int:
     TrainArguments([*given.arguments, *placement.overrides], resume=given.resume).resolve()
     if starts:
         return start(config, placement, given)
-    text = "\n".join(lines_of(placement)) if given.dry_run else batch_script(cluster, given.words)
+    chain = [f"stages: {chain_label(resolved)}"] if config.stage else []
+    text = "\n".join([*chain, *lines_of(placement)]) if given.dry_run else batch_script(cluster, given.words)
     typer.echo(printable(text))
     return 0
 

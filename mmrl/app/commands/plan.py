@@ -10,6 +10,7 @@ import typer
 from rich.table import Table as Grid
 
 from mmrl.app.as_json import json_text
+from mmrl.app.chain.rows import mining_text, rows_before
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.config.stages import stages_of
@@ -77,11 +78,15 @@ def plan(
         if save is not None:
             raise ValueError(f"--save {save} goes with --task: a config is there already, copy it with mmrl cp")
         resolved, size, fits = given.resolve(), room(card), True
-        for stage in stages_of(resolved):
+        stages = stages_of(resolved)
+        for at, stage in enumerate(stages):
             if stage.place and not as_json:
-                console.print(stage.place, style="bold", markup=False)
-            made = draw_up(stage.resolved, processes, on_card=size is not None)
-            fits &= (tell_plan if as_json else show_plan)(stage.resolved, made, size, calibrate, price)
+                console.print(f"{stage.place}{mining_text(stages, at)}", style="bold", markup=False)
+            if stage.miner is not None or stage.in_round > 1:
+                continue
+            with rows_before(stages, at):
+                made = draw_up(stage.resolved, processes, on_card=size is not None)
+                fits &= (tell_plan if as_json else show_plan)(stage.resolved, made, size, calibrate, price)
         return fits
     if save is not None and save.exists():
         raise FileExistsError(f"--save {save} exists already: choose another name, or remove it")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
+from mmrl.app.chain.rows import rows_before
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.stages import stage_at, stages_of
@@ -114,11 +115,14 @@ def job_at(resolved: Resolved, run: RunDir, accelerator: Any, step: int, goes_on
     """The run as it was after a step; where it `goes_on` and a stage ended there, as the next one begins."""
     stages = stages_of(resolved)
     at = stage_at(stages, step)
-    job = build(stages[at].resolved, accelerator=accelerator, stage=stages[at])
+    following = next((i for i in range(at + 1, len(stages)) if stages[i].miner is None), None)
+    with rows_before(stages, at, run):
+        job = build(stages[at].resolved, accelerator=accelerator, stage=stages[at])
     if step:
         job.trainer.load_state_dict(Checkpoints(run.checkpoints).load(step))
-    if goes_on and step == stages[at].end and at + 1 < len(stages):
-        job = build(stages[at + 1].resolved, accelerator=accelerator, stage=stages[at + 1], after=job)
+    if goes_on and step == stages[at].end and following is not None:
+        with rows_before(stages, following, run):
+            job = build(stages[following].resolved, accelerator=accelerator, stage=stages[following], after=job)
     return job
 
 

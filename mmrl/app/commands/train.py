@@ -12,10 +12,11 @@ from pathlib import Path
 
 from rich.table import Table as Grid
 
+from mmrl.app.chain.mine import mine
+from mmrl.app.chain.rows import forget_rows, look_ahead, rows_before
 from mmrl.app.config import run as configs
-from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig, as_table
-from mmrl.app.config.stages import Stage, stage_at, stages_of
+from mmrl.app.config.stages import Stage, chain_label, stage_at, stages_of
 from mmrl.app.config.tasks import one_line
 from mmrl.app.errors import printable, waiting
 from mmrl.app.files import replace_text
@@ -25,7 +26,7 @@ from mmrl.app.report.data import all_changes
 from mmrl.app.report.data import load as load_run
 from mmrl.app.report.figures import Change
 from mmrl.app.report.words import percent
-from mmrl.app.run.build import Job, build, first_prompts, load_prompts, on_the_terminal
+from mmrl.app.run.build import Job, build, on_the_terminal
 from mmrl.app.run.claim import claimed_folder
 from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, refuse_idle_methods, updates
 from mmrl.app.run.folder import RunDir, early_warnings
@@ -173,16 +174,17 @@ def run_job(
             run.take_requests()
             at = 0 if resume is None or len(stages) == 1 else stage_at(stages, newest_step(run, ranks))
 
-            def begin(stage: Stage, after: Job | None = None) -> Job:
-                return build(stage.resolved, run, accelerator, watchers, stage, after)
+            def begin(place: int, after: Job | None = None) -> Job:
+                with rows_before(stages, place, run):
+                    return build(stages[place].resolved, run, accelerator, watchers, stages[place], after)
 
             with leave_in_order():
-                look_ahead(stages[at + 1 :])
-                job = begin(stages[at])
+                look_ahead(stages, at)
+                job = begin(at)
             trace = Profile(steps, run.path / "profile", ranks.rank if ranks.world > 1 else None)
             if resume is not None:
                 changes = changed_settings(saved_config(run), whole_config(resolved, job))
-                tell_changes(run, continue_from(job, run, ranks), changes, ranks)
+                tell_changes(run, continue_from(job, stages, run, ranks), changes, ranks)
             elif ranks.is_main:
                 RunDir.create(run.path)
                 write_choices(run, resolved)
@@ -190,7 +192,7 @@ def run_job(
                 configs.save(replace(whole_config(resolved, job), output=str(run.path)), run.config_file)
                 introduce(job, resolved, run)
             with room_for(run.path, f"continue it with {how_to_go_on(job.config, run)}"):
-                job = fit_all(job, stages[at:], begin, run, ranks, trace, early)
+                job = fit_all(job, stages, at, begin, run, trace, early)
         if ranks.is_main and not job.trainer.is_stopped:
             announce(run)
     return run, job
@@ -201,18 +203,6 @@ def whole_config(resolved: Resolved, job: Job) -> RunConfig:
     return replace(resolved.config, policy=job.config.policy) if resolved.config.stage else job.config
 
 
-def look_ahead(stages: Sequence[Stage]) -> None:
-    """Refuse, before any model is loaded, prompts that a later stage cannot train on; errors as in `build`."""
-    for stage in stages:
-        config, plug_ins = stage.resolved.config, read_plug_ins(stage.resolved)
-        config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
-        prompts = first_prompts(load_prompts(plug_ins.data, f"{stage.place}: [data] {config.data.use}"))
-        try:
-            config.algorithm.algorithm.check_prompts(prompts)
-        except ValueError as error:
-            raise ValueError(f"{stage.place}: {error}") from error
-
-
 def newest_step(run: RunDir, ranks: Ranks) -> int | None:
     """The step of the newest whole checkpoint, the same on all processes."""
     return ranks.gather(Checkpoints(run.checkpoints).recover() if ranks.is_main else None)[0]
@@ -220,9 +210,7 @@ def newest_step(run: RunDir, ranks: Ranks) -> int | None:
 
 def introduce(job: Job, resolved: Resolved, run: RunDir) -> None:
     """Print what is trained and where, how often, and the first prompt."""
-    chain = [one.label for one in resolved.config.stage]
-    label = ", then ".join(chain) if chain else resolved.config.algorithm.label
-    console.print(f"{label}, {resolved.config.policy.model} -> {run.path}", highlight=False)
+    console.print(f"{chain_label(resolved)}, {resolved.config.policy.model} -> {run.path}", highlight=False)
     console.print(f"config: {run.config_file}", highlight=False, markup=False)
     console.print(updates(job.config.algorithm.algorithm), highlight=False)
     show_first_prompt(job, run)
@@ -266,7 +254,7 @@ def tell_changes(run: RunDir, step: int | None, changes: Sequence[ChangedSetting
     note_changes(run, step, changes)
 
 
-def continue_from(job: Job, run: RunDir, ranks: Ranks) -> int | None:
+def continue_from(job: Job, stages: Sequence[Stage], run: RunDir, ranks: Ranks) -> int | None:
     """Restore the trainer from the run's last complete checkpoint, and remove what was written after it.
 
     Returns the checkpoint's step.
@@ -278,6 +266,7 @@ def continue_from(job: Job, run: RunDir, ranks: Ranks) -> int | None:
         job.trainer.load_state_dict(checkpoints.load_whole(step))
     if ranks.is_main:
         run.truncate(-1 if step is None else step)
+        forget_rows(run, stages, step or 0)
         where = "from the beginning, for it has no checkpoint yet" if step is None else f"after step {step}"
         console.print(f"continuing {run.path} {where}", highlight=False)
     return step
@@ -286,20 +275,24 @@ def continue_from(job: Job, run: RunDir, ranks: Ranks) -> int | None:
 def fit_all(
     job: Job,
     stages: Sequence[Stage],
-    begin: Callable[[Stage, Job], Job],
+    at: int,
+    begin: Callable[[int, Job], Job],
     run: RunDir,
-    ranks: Ranks,
     trace: Profile,
     early: MemoryHandler | None = None,
 ) -> Job:
-    """Train the stages one after the other, the first of them with this job, which the others begin after; returns the last job.
+    """Train the stages from this place on, the first of them with this job, which the others begin after; returns the last job.
 
     Whatever happens, callbacks are closed. `early` holds the warnings since the run began.
     """
+    ranks = job.trainer.ranks
     try:
-        for stage in stages:
-            job = job if stage is stages[0] else begin(stage, job)
-            fit(job, run, ranks, trace, early if stage is stages[0] else None)
+        for place in range(at, len(stages)):
+            job = job if place == at else begin(place, job)
+            if stages[place].miner is None:
+                fit(job, run, ranks, trace, early if place == at else None)
+            else:
+                mine(job, stages, place, run, ranks)
             if job.trainer.is_stopped or job.trainer.health.stop:
                 break
     finally:
@@ -319,6 +312,8 @@ def fit(job: Job, run: RunDir, ranks: Ranks, trace: Profile, early: MemoryHandle
             with run.record_warnings(lambda: job.trainer.index, early):
                 warn_of_idle_terms(job)
                 job.trainer.fit(trace)
+                if job.trainer.goal is not None and not job.trainer.is_stopped:
+                    job.trainer.goal.say()
         else:
             job.trainer.fit(trace)
 

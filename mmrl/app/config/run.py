@@ -33,7 +33,7 @@ from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 from mmrl.policies.text.settings import Sampling
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.rewards.calls import Calling, Transform
-from mmrl.training.settings import StageSettings, TrainSettings
+from mmrl.training.settings import StageSettings, TrainSettings, in_turn
 from mmrl.training.worlds.runner import WorldCalling
 
 
@@ -309,7 +309,7 @@ def with_all_steps(config: RunConfig, table: Table) -> RunConfig:
     """A chain with the steps of all its stages; ValueError where its table has steps of its own."""
     if (place := table.at(("steps",))) and "steps" in table.values:
         raise ValueError(f"{place} is of a run without stages: give every [[stage]] its own steps")
-    return replace(config, steps=sum(one.steps for one in config.stage))
+    return replace(config, steps=sum(config.stage[i].num_steps for i, _ in in_turn(config.stage)))
 
 
 def read_policy(given: Mapping[str, object], table: Table) -> PolicyConfig:

@@ -1,17 +1,21 @@
 """The stages of a chain: every `[[stage]]` is the run's config with differences, read as a run of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from mmrl.algorithms.kinds import KINDS, kind_for
+from mmrl.algorithms.miners import MINERS, Difficulty, Miner
 from mmrl.app.config.algorithm import policy_kind
+from mmrl.app.config.data import data_tables
 from mmrl.app.config.run import Resolved, RunConfig, read_run
+from mmrl.app.modality.registry import modality_of
+from mmrl.app.plugins.python_objects import STAGE
 from mmrl.app.toml.did_you_mean import did_you_mean
-from mmrl.app.toml.reader import UnknownKeyError
+from mmrl.app.toml.reader import UnknownKeyError, make
 from mmrl.app.toml.tables import KeyPath, Table, Values, leaves
-from mmrl.training.settings import TrainSettings
+from mmrl.training.settings import TRAINS, StageKind, StageSettings, TrainSettings, Until, in_turn
 
 OF_THE_CHAIN = ("seed", "deterministic", "steps", "save_every", "save_minutes")
 """Settings of training that all stages share, or that every stage has beside its differences."""
@@ -21,8 +25,9 @@ MAY_DIFFER = (
     *(f.name for f in fields(TrainSettings) if f.name not in OF_THE_CHAIN),
     *("algorithm", "data", "reward", "sampler"),
 )
+OF_THE_STAGE = tuple(f.name for f in fields(StageSettings) if f.name != "args")
 SEEDS_APART = 1_000_003
-MOST_STAGES = 100
+MOST_STAGES, MOST_TURNS = 100, 300
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,21 @@ class Stage:
     begin: int
     """The steps of all stages before."""
     resolved: Resolved
+    name: str = ""
+    """By which later stages name its rows."""
+    kind: StageKind = "rl"
+    miner: Miner | None = None
+    """What makes rows for a later stage; None: the stage trains."""
+    until: Until | None = None
+    """When it ends before its last step."""
+    in_round: int = 0
+    """Of its loop, from 1 on; 0: it is in none."""
+
+    @property
+    def sources(self) -> list[str]:
+        """The stages whose rows are its data."""
+        used = [data.use for _, data in data_tables(self.resolved.config.data, ("data",))]
+        return [use.removeprefix(STAGE) for use in used if use.startswith(STAGE)]
 
     @property
     def end(self) -> int:
@@ -56,19 +76,118 @@ def stages_of(resolved: Resolved) -> list[Stage]:
     config, begin, found = resolved.config, 0, list[Stage]()
     if not config.stage:
         return [Stage(1, 1, "", 0, resolved)]
+    where = resolved.table.at(("stage",))
     if len(config.stage) > MOST_STAGES:
-        where = resolved.table.at(("stage",))
         raise ValueError(f"{where} has {len(config.stage)} stages, and a chain {MOST_STAGES} at most: give them more steps each")
-    for i, stage in enumerate(config.stage):
-        table = table_of(resolved.table, i)
+    for i, _ in enumerate(config.stage):
+        check_table(resolved.table, config.stage, i)
+    turns = in_turn(config.stage)
+    if len(turns) > MOST_TURNS:
+        raise ValueError(f"{where} takes {len(turns)} turns with its loops, and a chain {MOST_TURNS} at most: lower rounds")
+    for k, (i, in_round) in enumerate(turns):
+        stage, table, mining = config.stage[i], *table_of(resolved.table, i)
         try:
             own = read_run(table, resolved.name)
         except UnknownKeyError as error:
             raise ValueError(str(error)) from None
-        one = replace(own.config, output=config.output, seed=(config.seed + SEEDS_APART * i) % 2**32)
-        found.append(Stage(i + 1, len(config.stage), stage.label, begin, replace(own, config=one)))
+        miner = make(MINERS[stage.kind], mining, ("stage", str(i)), resolved.table) if stage.kind in MINERS else None
+        rounds = max((one.rounds or 0 for one in config.stage if stage.label in (one.stages or ())), default=0)
+        label = f"{stage.label} (round {in_round} of {rounds})" if in_round else stage.label
+        one = replace(own.config, output=config.output, seed=(config.seed + SEEDS_APART * k) % 2**32)
+        own = replace(own, config=one)
+        found.append(Stage(k + 1, len(turns), label, begin, own, stage.label, stage.kind, miner, stage.until, in_round))
         begin = found[-1].end
+    check_rows(found, resolved.table)
     return found
+
+
+def check_table(table: Table, stages: Sequence[StageSettings], i: int) -> None:
+    """Raise ValueError where a stage lacks what its kind needs, or has what others need."""
+    stage, path = stages[i], ("stage", str(i))
+    wanted = ("rounds", "stages") if stage.kind == "loop" else ("steps",) if stage.kind in TRAINS and not stage.until else ()
+    allowed = (*wanted, "until") if stage.kind in TRAINS else wanted
+    if missing := [key for key in wanted if getattr(stage, key) is None]:
+        raise ValueError(f"{table.at((*path, missing[0]))} is missing: a stage of the kind {stage.kind!r} needs it")
+    for key in ("steps", "until", "rounds", "stages"):
+        if getattr(stage, key) is not None and key not in allowed:
+            why = (
+                "until.most is its last step"
+                if key == "steps" and stage.until
+                else f"a stage of the kind {stage.kind!r} has none"
+            )
+            raise ValueError(f"{table.at((*path, key))} is given, and {why}: leave it out")
+    if stage.until is not None and "data" not in table.values.get("evaluation", {}):
+        raise ValueError(f"{table.at((*path, 'until'))} looks at held-out prompts, and [evaluation.data] is missing: add it")
+    if stage.kind != "loop":
+        return
+    names = [one.label for one in stages if one.kind != "loop"]
+    for name in stage.stages or ():
+        if names.count(name) != 1:
+            few = did_you_mean(name, names) if name not in names else "several have that name: give each its own"
+            raise ValueError(f"{table.at((*path, 'stages'))} names the stage {name!r}: {few}")
+    if stage.args:
+        raise ValueError(
+            f"{table.at((*path, next(iter(stage.args))))} is given, and a loop has rounds and stages only: move it to one of them"
+        )
+    if not any(one.label in (stage.stages or ()) and one.kind in TRAINS for one in stages):
+        raise ValueError(f"{table.at((*path, 'stages'))} holds no stage that trains: add one of {', '.join(TRAINS)}")
+
+
+def check_rows(stages: Sequence[Stage], table: Table) -> None:
+    """Raise ValueError for a stage that trains on rows which none before it writes, and for rows that none after it reads."""
+    for k, stage in enumerate(stages):
+        before = [one.name for one in stages[:k] if one.miner is not None]
+        for name in stage.sources:
+            if name not in before:
+                known = did_you_mean(name, before) if before else "none before it is a filter or mines pairs"
+                raise ValueError(f'{stage.place or stage.name}: its data is "{STAGE}{name}": {known}')
+        if stage.miner is None:
+            continue
+        if not any(stage.name in one.sources for one in stages[k + 1 :]):
+            where, data = table.origin(("stage",)) or "the config", f'data = {{use = "{STAGE}{stage.name}"}}'
+            raise ValueError(
+                f"{where}, {stage.place or stage.name}: no later stage takes its rows: give one {data}, or remove this one"
+            )
+        check_mining(stage)
+
+
+def check_mining(stage: Stage) -> None:
+    """Raise ValueError for a stage that could not find a row whatever the policy writes."""
+    config = stage.resolved.config
+    count, least = num_samples(stage), 1 if stage.miner is None else stage.miner.least_samples
+    if count < least:
+        raise ValueError(
+            f"{stage.place or stage.name}: a pair takes two samples of a prompt, and num_samples is {count}: set it to 2 or more"
+        )
+    if not any(one.weight for one in config.reward):
+        raise ValueError(
+            f"{stage.place or stage.name}: no reward has a weight, so no sample is better than another: add [[stage.reward]]"
+        )
+    writes = not isinstance(stage.miner, Difficulty) or bool(stage.miner.column)
+    if writes and modality_of(config.policy).output_of(config.policy) != "text":
+        raise ValueError(f"{stage.place or stage.name}: its rows are texts, and this policy draws: take a filter without column")
+    if config.environment is not None and writes:
+        raise ValueError(
+            f"{stage.place or stage.name}: its rows are single texts, and [environment] makes several turns: leave it out"
+        )
+
+
+def num_samples(stage: Stage) -> int:
+    """How many samples of a prompt a stage that trains nothing draws."""
+    own = 0 if stage.miner is None else stage.miner.num_samples
+    return own or stage.resolved.config.algorithm.algorithm.group_size
+
+
+def chain_label(resolved: Resolved) -> str:
+    """`cold start, then 3 rounds of rl, pairs, dpo`; the method where the run has no stages."""
+    stages, found = resolved.config.stage, list[str]()
+    for i, in_round in in_turn(stages):
+        holder = next((one for one in stages if stages[i].label in (one.stages or ())), None)
+        if not in_round or holder is None:
+            found.append(stages[i].label)
+        elif (text := f"{holder.rounds} rounds of {', '.join(holder.stages or ())}") not in found:
+            found.append(text)
+    return ", then ".join(found) or resolved.config.algorithm.label
 
 
 def stage_at(stages: list[Stage], step: int | None) -> int:
@@ -76,24 +195,29 @@ def stage_at(stages: list[Stage], step: int | None) -> int:
     return next((i for i, one in enumerate(stages) if (step or 0) <= one.end), len(stages) - 1)
 
 
-def table_of(table: Table, i: int) -> Table:
-    """The table of a stage's run: the run's own, and over it what the stage says."""
+def table_of(table: Table, i: int) -> tuple[Table, Values]:
+    """The table of a stage's run, the run's own and over it what the stage says; then the settings of its miner."""
     given = table.values["stage"][i]
     kind = given["kind"]
     values: Values = {key: deepcopy(value) for key, value in table.values.items() if key not in ("stage", "algorithm")}
-    says = {key: value for key, value in given.items() if key not in ("kind", "name")}
+    says = {key: value for key, value in given.items() if key not in OF_THE_STAGE}
+    own = [f.name for f in fields(MINERS[kind])] if kind in MINERS else []
+    mining = {key: says.pop(key) for key in own if key in says}
     algorithm = algorithm_of(table, i, says)
-    unknown = [key for key in says if key not in (*MAY_DIFFER, "steps")]
+    unknown = [key for key in says if key not in MAY_DIFFER]
     if unknown:
         kinds = [f.name for f in fields(RunConfig)]
         where = table.at(("stage", str(i), unknown[0]))
         if unknown[0] in kinds:
             raise ValueError(f"{where} is the same for all stages of a chain: write it in the run's own table")
-        raise ValueError(f"{where} is unknown in a stage of the kind {kind!r}: {did_you_mean(unknown[0], MAY_DIFFER)}")
+        known = did_you_mean(unknown[0], [*own, *MAY_DIFFER])
+        raise ValueError(f"{where} is unknown in a stage of the kind {kind!r}: {known}")
     for key, value in says.items():
         values[key] = lay_over(values.get(key), value) if key in MERGED else deepcopy(value)
     values["algorithm"] = algorithm
-    return Table(values, origins_of(table, i, values))
+    until = given.get("until") or {}
+    values["steps"] = 0 if kind in MINERS else until.get("most", given.get("steps"))
+    return Table(values, origins_of(table, i, values)), mining
 
 
 def algorithm_of(table: Table, i: int, says: Values) -> Values:
@@ -109,7 +233,7 @@ def algorithm_of(table: Table, i: int, says: Values) -> Values:
             f"{table.at(('stage', str(i), 'algorithm'))} is {changes!r}, and must be a table: write [stage.algorithm]"
         )
     base: Values = {"preset": kind}
-    if kind == "rl":
+    if kind not in KINDS:
         preset = {"preset": says.pop("preset")} if "preset" in says else {}
         changes = {**changes, **preset}
         base = {} if "preset" in changes else deepcopy(table.values.get("algorithm", {}))

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from mmrl.app.plugins.guard import guarded
 from mmrl.app.plugins.packages import refuse_missing_packages, remedy
-from mmrl.app.plugins.python_objects import PREFIX, find_object
+from mmrl.app.plugins.python_objects import PREFIX, STAGE, find_object
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.runtime.blame import PLUGIN
 
@@ -50,7 +50,7 @@ def load(spec: str, kind: str, base: Path | None = None) -> PlugIn:
     Raises FileNotFoundError without the file, and ValueError for no such name, no public callable or several, or a file that does
     not load, changes a setting of the whole process, or (of a reward) imports a package that is not installed.
     """
-    if spec.startswith(PREFIX):
+    if spec.startswith((PREFIX, STAGE)):
         return find_object(spec)
     file, wanted = locate(spec, kind, base)
     module = execute(file, kind)

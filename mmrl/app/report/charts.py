@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup, escape
@@ -35,6 +36,14 @@ class Series:
     """The ends of an interval at every step, drawn as a band; NaN where there is none. Empty: no band."""
 
 
+class Span(NamedTuple):
+    """The steps of a stage, both ends included."""
+
+    first: float
+    last: float
+    name: str
+
+
 @dataclass(frozen=True)
 class Chart:
     """A picture of curves with its title."""
@@ -59,8 +68,11 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
-def line_chart(series: Sequence[Series], label: str, x_name: str = "step") -> Markup:
-    """Curves over steps, or over what `x_name` says; gaps where a value is not finite. Nothing to draw gives a sentence."""
+def line_chart(series: Sequence[Series], label: str, x_name: str = "step", stages: Sequence[Span] = ()) -> Markup:
+    """Curves over steps, or over what `x_name` says; gaps where a value is not finite. Nothing to draw gives a sentence.
+
+    Behind them lie the bands of `stages`, every second one darker.
+    """
     drawn = [coarse_series(replace(one, values=[drawable(v) for v in one.values])) for one in series]
     points = [(s, v) for one in drawn for s, v in zip(one.steps, one.values, strict=True) if math.isfinite(v)]
     if not points:
@@ -72,6 +84,7 @@ def line_chart(series: Sequence[Series], label: str, x_name: str = "step") -> Ma
     x = Scale(*range_with_width(min(steps), max(steps)), LEFT, WIDTH - RIGHT)
     y = Scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     bands = [band(one, x, y) for one in drawn]
+    bands = [stage_band(one, x, dark=k % 2 == 1) for k, one in enumerate(stages)] + bands
     body = [axes(x, y, x_ticks, y_ticks, x_name=x_name), *bands, *(curve(one, x, y) for one in drawn)]
     return Markup('{}<div class="legend">{}</div>').format(canvas(body, label), Markup("").join(map(legend, drawn)))
 
@@ -152,6 +165,13 @@ def band(one: Series, x: Scale, y: Scale) -> Markup:
     corners = " ".join(f"{at:.1f},{level:.1f}" for at, level in edge)
     area = f'<polygon class="ci {one.style}" points="{corners}"/>' if len(known) > 1 else ""
     return Markup(f"{area}{bars}")
+
+
+def stage_band(one: Span, x: Scale, dark: bool) -> Markup:
+    """The part of a chart that a stage's steps take, as far as it is in the picture; it says the stage's name."""
+    ends = [min(max(x(step), LEFT), WIDTH - RIGHT) for step in (one.first - 0.5, one.last + 0.5)]
+    box = f'x="{ends[0]:.1f}" y="{TOP}" width="{max(0.0, ends[1] - ends[0]):.1f}" height="{HEIGHT - BOTTOM - TOP}"'
+    return Markup(f'<rect class="stage{" dark" if dark else ""}" {box}><title>{escape(one.name)}</title></rect>')
 
 
 def curve(one: Series, x: Scale, y: Scale) -> Markup:

@@ -80,7 +80,7 @@ def both_splits(
         )
         if points[0]
     ]
-    return Chart(title, line_chart(series, f"{title} over training steps")) if series else None
+    return Chart(title, line_chart(series, f"{title} over training steps", stages=data.stages)) if series else None
 
 
 def iou_chart(data: RunData, held: Held) -> Chart | None:
@@ -94,7 +94,7 @@ def iou_chart(data: RunData, held: Held) -> Chart | None:
     if known:
         ends = [(one.low, one.high) for one in known.values()]
         series.append(Series("held out", [float(step) for step in known], [one.mean for one in known.values()], EVAL, True, ends))
-    return Chart(IOU, line_chart(series, "Mean IoU over training steps")) if series else None
+    return Chart(IOU, line_chart(series, "Mean IoU over training steps", stages=data.stages)) if series else None
 
 
 def health_words(data: RunData) -> words.Words:
@@ -103,7 +103,13 @@ def health_words(data: RunData) -> words.Words:
 
 def health(data: RunData) -> list[Chart]:
     return [
-        Chart(title, line_chart([Series("training", *column(data.train, metric), TRAIN)], f"{title} over training steps"), note)
+        Chart(
+            title,
+            line_chart(
+                [Series("training", *column(data.train, metric), TRAIN)], f"{title} over training steps", stages=data.stages
+            ),
+            note,
+        )
         for title, metric, note in health_words(data)
         if column(data.train, metric)[0]
     ]

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mmrl.app.report.charts import Span
 from mmrl.app.report.figures import Change, paired_changes
 from mmrl.app.report.rows import Row
 from mmrl.app.report.timing import phases
 from mmrl.app.run.folder import Line, RunDir, also_split, lines_of_changes, read_lines
 from mmrl.app.toml.tables import Values
+from mmrl.training.settings import StageSettings, in_turn
 from mmrl.training.watch.health import LOG_RATIO, stale_sentence
 
 TRAIN, EVAL = "train", "eval"
@@ -47,6 +49,8 @@ class RunData:
     """Files that are missing or damaged."""
     alarms: list[str] = field(default_factory=list)
     """Warnings of level error, which begin with their step."""
+    stages: list[Span] = field(default_factory=list[Span])
+    """The stages of a chain that have taken steps."""
 
     @property
     def draws(self) -> bool:
@@ -94,12 +98,28 @@ def load(path: Path | str) -> RunData:
         box_space=space,
         notices=notices,
         alarms=[line["text"] for line in warnings.lines if line.get("level") == "error"],
+        stages=stages_taken(config, metrics.lines),
     )
     notices += missing(data)
     notices += [f"Settings {text}." for text in lines_of_changes(run)]
     if stale := stale_sentence(*column(data.train, LOG_RATIO)):
         notices.append(f"Stale samples: {stale}.")
     return data
+
+
+def stages_taken(config: Values, lines: Sequence[Line]) -> list[Span]:
+    """The steps of each stage that trained, with its name; of a loop's, with the round."""
+    stages = [
+        StageSettings(one["kind"], name=one.get("name", ""), rounds=one.get("rounds"), stages=tuple(one.get("stages", ())))
+        for one in config.get("stage", [])
+    ]
+    found: list[Span] = []
+    for number, (i, in_round) in enumerate(in_turn(stages), start=1):
+        steps = [line["step"] for line in lines if line.get("run/stage") == number and "loss" in line]
+        if steps:
+            name = f"{stages[i].label}, round {in_round}" if in_round else stages[i].label
+            found.append(Span(min(steps), max(steps), f"stage {number}: {name}"))
+    return found
 
 
 def missing(data: RunData) -> list[str]:
@@ -248,6 +268,7 @@ def facts(data: RunData) -> dict[str, object]:
         "config": data.config,
         "training": columns(data.train),
         "held_out": columns(data.evals),
+        "stages": [one._asdict() for one in data.stages],
         "changes": [one.facts() for one in changes(data)],
         "also": {name: [one.facts() for one in own] for name, own in also_changes(data).items()},
         "time": phases(data.train),

@@ -289,7 +289,7 @@ def description(config: Mapping[str, object]) -> str:
 
     names = names_of("reward")
     parts = [
-        setting("algorithm", "preset", "name"),
+        f"{len(stages)} stages" if isinstance(stages := config.get("stage"), list) else setting("algorithm", "preset", "name"),
         (model := setting("policy", "model", "kind")) and f"model {model}",
         (source := setting("data", "use", "path") or " and ".join(names_of("data"))) and f"data {source}",
         f"{'reward' if len(names) == 1 else 'rewards'} {' and '.join(names)}" if names else "",

@@ -25,7 +25,7 @@ from mmrl.app.plugins.resolve import PlugIn, modalities
 from mmrl.app.run.beforehand import evaluation_scorer, look_at_scoring, look_at_settings, refuse_unknown_space, unknown_space
 from mmrl.app.run.folder import SEEN, RunDir
 from mmrl.app.run.hushed import hushed_saving
-from mmrl.app.run.services import AccelerateTrackers
+from mmrl.app.run.services import build_trackers
 from mmrl.app.run.step_spans import StepSpans
 from mmrl.app.run.trackers import JsonlTracker, Progress
 from mmrl.app.toml.tables import KeyPath, Table
@@ -43,6 +43,7 @@ from mmrl.training.evaluate import Evaluator, check_columns
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.seen import SeenPrompts
 from mmrl.training.trainer import Records, Trainer
+from mmrl.training.watch.goal import goal_of
 
 log = logging.getLogger("mmrl")
 TINY = "tiny:"
@@ -126,7 +127,8 @@ def build(
         sampler=with_kind(resolved.config.sampler, sampler),
     )
     records = build_records(config, run, space, ranks, watchers) if after is None else after.trainer.records
-    records = replace(in_stage(records, stage), seen=prompts_to_show(config, policy, train_prompts, ranks, run, space))
+    shown = prompts_to_show(config, policy, train_prompts, ranks, run, space)
+    records = replace(in_stage(records, stage, run, evaluator, held_out), seen=shown)
     trainer = Trainer(policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=records)
     return Job(config, policy, trainer, evaluator, firsts[0] if firsts else None)
 
@@ -336,14 +338,18 @@ def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
     return keep(cache_folder() / f"random-{__version__}" / family, "", modality.index_file, make)
 
 
-def in_stage(records: Records, stage: Stage | None) -> Records:
+def in_stage(
+    records: Records, stage: Stage | None, run: RunDir | None, evaluator: Evaluator | None, held_out: Sequence[Prompt] | None
+) -> Records:
     """The records of a run as a stage of it writes them."""
-    if stage is None or not stage.place:
+    if stage is None:
         return records
-    for one in records.callbacks:
+    note = run.append if run is not None and records.callbacks else lambda step, metrics: None
+    goal = goal_of(stage.until, evaluator, held_out, note, stage.place or stage.name)
+    for one in records.callbacks if stage.place else ():
         if isinstance(one, Progress):
             one.enter(stage.place, stage.begin, stage.end - stage.begin)
-    return replace(records, begin=stage.begin, stage=stage.number)
+    return replace(records, begin=stage.begin, stage=stage.number if stage.place else 0, goal=goal)
 
 
 def build_records(
@@ -392,9 +398,3 @@ def sizes_file(config: RunConfig, ranks: Ranks) -> Path | None:
     facts = [table["policy"], table["algorithm"], table["optimizer"], device, ranks.world, __version__]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
     return note_use(cache_folder() / f"micro-batch-{key}" / "size.json")
-
-
-def build_trackers(config: RunConfig, run: RunDir) -> Callback:
-    settings: Mapping[str, object] = as_table(config)
-    chosen = config.trackers
-    return AccelerateTrackers(chosen.names, run.path, chosen.project, settings, chosen.num_examples)

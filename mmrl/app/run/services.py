@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from mmrl.app.config.run import RunConfig, as_table
 from mmrl.app.run.folder import Line, RunDir
 from mmrl.app.run.sample_files import frames_of, strip, write_clip
 from mmrl.app.run.trackers import flat
+from mmrl.core.protocols import Callback
 from mmrl.core.types import Examples, Group, Sample, Scores, Status
 from mmrl.runtime.secrets import hide_in_json
 
@@ -233,3 +235,10 @@ def markdown_table(rows: list[Line]) -> str:
     cells = [["".join(escape.get(c, c) for c in str(value)) for value in row.values()] for row in rows]
     lines = [list(rows[0]), ["---"] * len(rows[0]), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def build_trackers(config: RunConfig, run: RunDir) -> Callback:
+    """The services that a config names."""
+    settings: Mapping[str, object] = as_table(config)
+    chosen = config.trackers
+    return AccelerateTrackers(chosen.names, run.path, chosen.project, settings, chosen.num_examples)

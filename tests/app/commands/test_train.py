@@ -2,16 +2,9 @@
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 from mmrl.app.commands import check, plan
@@ -20,11 +13,9 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.run.build import on_the_terminal
 from mmrl.app.run.folder import RunDir
-from mmrl.core.protocols import Callback
-from mmrl.core.types import Examples
 from mmrl.training.checkpoints.save import Checkpoints
+from tests.support.chains import killed, lines, same
 
-ROOT = Path(__file__).parents[3]
 WORDS = [
     *("stage.0.steps=2", "stage.1.steps=2", "evaluation.num_prompts=2", "evaluate_every=0", "samples_every=0"),
     *("save_every=1", "checkpoint.keep=0", "policy.lora.rank=2", "data.size=8", "prompts_per_step=2"),
@@ -32,51 +23,9 @@ WORDS = [
 ]
 
 
-class Killer(Callback):
-    """Kills the process at the end of a step, before its checkpoint."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
-        if step == self.step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def resolved(folder: Path, *words: str) -> Resolved:
     """The chain, whose second stage is rewarded for different letters."""
     return configs.load("tiny/cold_start", [*WORDS, 'stage.1.reward=[{use="./letters.py"}]', f"output={str(folder)!r}", *words])
-
-
-def killed(folder: Path, step: int, resume: bool = False) -> None:
-    """Train in a process that is killed after this step."""
-    program = (
-        "import sys; from pathlib import Path; from mmrl.app.commands.train import run_job; "
-        "from tests.app.commands.test_train import Killer, resolved; "
-        "folder, step, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == 'True'; "
-        "run_job(resolved(folder), folder if resume else None, watchers=lambda config: [Killer(step)])"
-    )
-    words = [sys.executable, "-c", program, str(folder), str(step), str(resume)]
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    done = subprocess.run(words, env=settings, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
-
-
-def lines(run: RunDir) -> list[dict[str, Any]]:
-    """What the run measured, without times."""
-    read = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
-    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in read]
-
-
-def same(one: Any, other: Any) -> bool:
-    """Are two states equal bit for bit?"""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
 
 
 def test_a_chain_killed_on_both_sides_of_a_border_is_the_chain_that_nobody_disturbed(
@@ -87,9 +36,9 @@ def test_a_chain_killed_on_both_sides_of_a_border_is_the_chain_that_nobody_distu
     whole = run_training(resolved(tmp_path / "whole"))
     assert "stage 1 of 2, cold start: step 2 of 2" in (said := capfd.readouterr().err)
     assert "stage 2 of 2, rl: step 2 of 2" in said and "cold start, then rl, " in said
-    killed(tmp_path / "broken", 2)
+    killed(__name__, tmp_path / "broken", 2)
     assert Checkpoints(RunDir(tmp_path / "broken").checkpoints).newest_whole() == 1
-    killed(tmp_path / "broken", 3, resume=True)
+    killed(__name__, tmp_path / "broken", 3, resume=True)
     again = run_training(resolved(tmp_path / "broken"), tmp_path / "broken")
     assert lines(again) == lines(whole)
     steps = [line["step"] for line in lines(whole) if "loss" in line]

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from mmrl.algorithms.advantages.experts import Demonstrated
+from mmrl.algorithms.miners import BestAndWorst
 from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference
 from mmrl.algorithms.planners.pictures import TaughtPairs, TaughtPictures
 from mmrl.algorithms.planners.taught import Taught
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, as_table, resolve
-from mmrl.app.config.stages import Stage, stage_at, stages_of
+from mmrl.app.config.stages import Stage, chain_label, num_samples, stage_at, stages_of
 from mmrl.app.run.resume import changed_settings
 from mmrl.app.toml.tables import Table
 
@@ -22,6 +23,10 @@ def chain(*stages: dict[str, Any], **more: Any) -> Resolved:
 
 SFT = {"kind": "sft", "steps": 3}
 RL = {"kind": "rl", "steps": 5}
+PAIRS = {"kind": "pairs"}
+DPO = {"kind": "dpo", "steps": 1, "data": {"use": "stage:pairs"}}
+LOOP = {"kind": "loop", "rounds": 3, "stages": ["pairs", "dpo"]}
+UNTIL = {"metric": "iou", "at_least": 0.5, "most": 7}
 
 
 def test_a_stage_is_the_run_with_what_it_says_over_it():
@@ -45,6 +50,23 @@ def test_a_stage_is_the_run_with_what_it_says_over_it():
     assert third.resolved.config.algorithm.preset == "grpo" and third.resolved.config.algorithm.algorithm.group_size == 2
     assert len({one.resolved.config.seed for one in (first, second, third)}) == 3
     assert first.resolved.config.seed == chain(SFT).config.seed
+
+
+def test_a_loop_repeats_its_stages_and_steps_are_numbered_through():
+    resolved = chain({"kind": "sft", "until": UNTIL}, LOOP, {**PAIRS, "gap": 0.5}, DPO, RL)
+    assert resolved.config.steps == 7 + 3 + 5 and chain_label(resolved) == "sft, then 3 rounds of pairs, dpo, then rl"
+    stages = stages_of(resolved)
+    assert [(one.name, one.begin, one.end) for one in stages] == [
+        *[("sft", 0, 7), ("pairs", 7, 7), ("dpo", 7, 8), ("pairs", 8, 8)],
+        *[("dpo", 8, 9), ("pairs", 9, 9), ("dpo", 9, 10), ("rl", 10, 15)],
+    ]
+    assert stages[3].place == "stage 4 of 8, pairs (round 2 of 3)" and stages[3].sources == [] and stages[4].sources == ["pairs"]
+    assert stages[1].miner == BestAndWorst(gap=0.5) and num_samples(stages[1]) == 4
+    assert len({one.resolved.config.seed for one in stages}) == 8
+    assert [one.in_round for one in stages] == [0, 1, 1, 2, 2, 3, 3, 0]
+    assert [stage_at(stages, step) for step in (7, 8, 9, 10, 11)] == [0, 2, 4, 6, 7]
+    again = resolve(Table.of(as_table(resolved.config), "run"))
+    assert again.config == resolved.config and [one.end for one in stages_of(again)] == [one.end for one in stages]
 
 
 def test_a_run_without_stages_is_one_and_writes_none():
@@ -82,11 +104,40 @@ def test_a_checkpoint_at_a_border_is_of_the_stage_that_ended():
         ([SFT, {**RL, "reward": []}], "stage 2: reward is missing"),
         ([{**SFT, "algorithm": "dapo"}], r"write \[stage.algorithm\]"),
         ([SFT] * 101, "stage has 101 stages, and a chain 100 at most"),
+        ([{**PAIRS, "steps": 2}, DPO], "a.toml: stage.0.steps is given, and a stage of the kind 'pairs' has none: leave it out"),
+        ([{**SFT, "until": UNTIL}], "stage.0.steps is given, and until.most is its last step"),
+        ([{**PAIRS, "until": UNTIL}, DPO], "stage.0.until is given, and a stage of the kind 'pairs' has none"),
+        ([PAIRS, DPO, {"kind": "loop", "stages": ["dpo"]}], "stage.2.rounds is missing: a stage of the kind 'loop' needs it"),
+        ([PAIRS, DPO, {**LOOP, "stages": ["pairs", "rl"]}], "stage.2.stages names the stage 'rl'"),
+        ([RL, RL, {**LOOP, "stages": ["rl"]}], "names the stage 'rl': several have that name: give each its own"),
+        ([PAIRS, DPO, {**LOOP, "stages": ["pairs"]}], "stage.2.stages holds no stage that trains: add one of sft, dpo, "),
+        ([PAIRS, DPO, {**LOOP, "optimizer": {}}], "stage.2.optimizer is given, and a loop has rounds and stages only"),
+        ([DPO], 'dpo: its data is "stage:pairs": none before it is a filter or mines pairs'),
+        ([DPO, PAIRS], 'its data is "stage:pairs": none before it'),
+        (
+            [{**PAIRS, "name": "pair"}, {**DPO, "data": {"use": "stage:pair"}}, DPO],
+            "its data is \"stage:pairs\": did you mean 'pair'",
+        ),
+        ([PAIRS, RL], 'a.toml, stage 1 of 2, pairs: no later stage takes its rows: give one data = {use = "stage:pairs"}'),
+        ([{**PAIRS, "policy": 1}, DPO], "stage.0.policy is the same for all stages"),
+        ([{**PAIRS, "num_samples": 1}, DPO], "stage 1 of 2, pairs: a pair takes two samples of a prompt, and num_samples is 1"),
+        ([{**PAIRS, "gab": 1.0}, DPO], "stage.0.gab is unknown in a stage of the kind 'pairs': did you mean 'gap'"),
+        ([{**PAIRS, "gap": -1.0}, DPO], "a.toml: stage.0.gap is -1.0"),
+        ([{**PAIRS, "reward": [{"use": "iou", "weight": 0.0}]}, DPO], "stage 1 of 2, pairs: no reward has a weight"),
     ],
 )
 def test_refused(stages: list[dict[str, Any]], message: str):
     with pytest.raises(ValueError, match=message):
         stages_of(chain(*stages))
+
+
+def test_rows_that_are_texts_come_from_models_that_write_single_ones():
+    drawn = configs.load("tiny/flow").table.values | {"stage": [{"kind": "pairs"}, {**DPO, "kind": "rl"}]}
+    drawn = {key: value for key, value in drawn.items() if key != "steps"}
+    with pytest.raises(ValueError, match="stage 1 of 2, pairs: its rows are texts, and this policy draws: take a filter without"):
+        stages_of(resolve(Table.of(drawn, "a.toml")))
+    with pytest.raises(ValueError, match=r"its rows are single texts, and \[environment\] makes several turns: leave it out"):
+        stages_of(chain(PAIRS, DPO, environment={"use": "zoom"}))
 
 
 def test_steps_belong_to_the_stages():

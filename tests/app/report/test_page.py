@@ -9,8 +9,19 @@ import torch
 from mmrl.answers.boxes.box import Box
 from mmrl.app.commands import train
 from mmrl.app.config import run as configs
-from mmrl.app.report.charts import Series, coarse_series, decimals, histogram, line_chart, moving_average, ticks
-from mmrl.app.report.data import EVAL, by_prompt, changes, extremes, load, regressions
+from mmrl.app.report.charts import (
+    LEFT,
+    RIGHT,
+    WIDTH,
+    Series,
+    coarse_series,
+    decimals,
+    histogram,
+    line_chart,
+    moving_average,
+    ticks,
+)
+from mmrl.app.report.data import EVAL, by_prompt, changes, extremes, load, regressions, stages_taken
 from mmrl.app.report.figures import bootstrap
 from mmrl.app.report.page import write_report
 from mmrl.app.report.rows import Row
@@ -387,3 +398,25 @@ def test_chosen_settings_are_told_with_what_they_would_have_been(tmp_path: Path)
     assert "policy.model" not in found and "algorithm.preset" not in found and "data.use" not in found
     page = page_of(run)
     assert "Chosen settings" in page and "<td>optimizer.lr</td><td>0.0005</td><td>1e-06</td><td>command line</td>" in page
+
+
+def test_stages_lie_behind_the_curves_as_bands():
+    config = {
+        "stage": [
+            {"kind": "sft", "name": "cold start", "steps": 2},
+            {"kind": "loop", "rounds": 2, "stages": ["pairs", "dpo"]},
+            {"kind": "pairs"},
+            {"kind": "dpo", "steps": 3},
+        ]
+    }
+    trained = [(1, 1), (2, 1), (3, 3), (5, 3), (6, 5)]
+    lines = [{"step": step, "loss": 0.0, "run/stage": float(stage)} for step, stage in trained] + [{"step": 2, "run/stage": 2.0}]
+    stages = stages_taken(config, lines)
+    assert stages == [(1, 2, "stage 1: cold start"), (3, 5, "stage 3: dpo, round 1"), (6, 6, "stage 5: dpo, round 2")]
+    drawn = line_chart([Series("x", [1.0, 6.0], [0.0, 1.0], "train")], "x", stages=stages)
+    bands = re.findall(r'<rect class="stage( dark)?" x="([\d.]+)" y="10.0" width="([\d.]+)"', str(drawn))
+    assert [dark for dark, _, _ in bands] == ["", " dark", ""]
+    ends = [(float(x), float(x) + float(width)) for _, x, width in bands]
+    assert ends[0][0] == LEFT and ends[2][1] == pytest.approx(WIDTH - RIGHT, abs=0.2)
+    assert ends[0][1] == pytest.approx(ends[1][0], abs=0.2) and ends[1][1] == pytest.approx(ends[2][0], abs=0.2)
+    assert stages_taken({}, lines) == []

@@ -1,0 +1,116 @@
+"""A stage that trains nothing: its prompts are sampled and scored with the weights as they are, for the rows found there."""
+
+from collections.abc import Sequence
+
+from mmrl.algorithms.miners import Miner
+from mmrl.algorithms.planners.base import seed_of
+from mmrl.app.chain.rows import file_of, part_of, prompts_to_mine
+from mmrl.app.config.stages import Stage, num_samples
+from mmrl.app.errors import waiting
+from mmrl.app.files import replace_text
+from mmrl.app.run.build import Job
+from mmrl.app.run.context import console
+from mmrl.app.run.folder import Line, RunDir, append_line, as_text, read_lines
+from mmrl.app.run.signals import listen
+from mmrl.core.ranks import Ranks
+from mmrl.core.samples import UnavailableError
+from mmrl.core.types import Group, Prompt, Request, Scores
+from mmrl.training.stopping import AskedToStopError, TrainingStoppedError
+
+
+def mine(job: Job, stages: Sequence[Stage], at: int, run: RunDir, ranks: Ranks) -> None:
+    """Write the rows of a stage, those of some prompts at a time; a run that goes on samples the prompts that are left.
+
+    Raises:
+        TrainingStoppedError: no row was found, or a reward is gone for good.
+    """
+    stage, trainer = stages[at], job.trainer
+    assert stage.miner is not None
+    file = file_of(run, stage)
+    if not ranks.gather(file.exists() if ranks.is_main else False)[0]:
+        prompts, size = prompts_to_mine(stages, at, run), stage.resolved.config.prompts_per_step
+        try:
+            with listen(trainer.stop), waiting(f"{stage.place}: sampling {len(prompts)} prompts"):
+                done = ranks.gather(lines_kept(run, stage, size, len(prompts)) if ranks.is_main else 0)[0]
+                for first in range(done, len(prompts), size):
+                    if "stop" in trainer.records.requests():
+                        trainer.stop.ask("stop.request")
+                    with trainer.stop.interruptible(ranks):
+                        mine_some(job, stage, prompts, range(first, min(first + size, len(prompts))), run, ranks)
+        except AskedToStopError:
+            return trainer.leave()
+        except UnavailableError as error:
+            raise TrainingStoppedError(f"{stage.place}: {error}; what was sampled is kept: mend it and resume") from error
+        if ranks.is_main:
+            part_of(file).rename(file)
+        # the others read it next
+        ranks.gather(None)
+    conclude(stage, run, ranks)
+
+
+def lines_kept(run: RunDir, stage: Stage, size: int, count: int) -> int:
+    """The prompts that are done, of a stage that a kill may have torn amid some that are sampled together."""
+    part = part_of(file_of(run, stage))
+    part.parent.mkdir(exist_ok=True)
+    lines = read_lines(part).lines
+    kept = lines if len(lines) == count else lines[: len(lines) // size * size]
+    replace_text(part, "".join(map(as_text, kept)))
+    return len(kept)
+
+
+def mine_some(job: Job, stage: Stage, prompts: Sequence[Prompt], chosen: range, run: RunDir, ranks: Ranks) -> None:
+    """Sample and score some of the prompts on all processes, and write a line for each."""
+    assert stage.miner is not None
+    count, seed = num_samples(stage), stage.resolved.config.seed
+    requests = [Request(prompts[i], count, group_id=i, seed=seed_of(seed, i)) for i in chosen[ranks.rank :: ranks.world]]
+    mine = lines_of(job, requests, stage.miner, job.trainer.sampling(stage.begin + 1))
+    found = {i: line for part in ranks.gather(mine) for i, line in part.items()}
+    for i in chosen if ranks.is_main else ():
+        append_line(part_of(file_of(run, stage)), found[i])
+
+
+def lines_of(job: Job, requests: Sequence[Request], miner: Miner, sampling: object) -> dict[int, Line]:
+    """The line of each request, by its group's id."""
+    lines: dict[int, Line] = {}
+    for group, totals in samples_with_totals(job, requests, sampling):
+        found = miner(group.samples, totals)
+        lines[group.id] = {"id": group.prompt.id, "right": found.right, "scored": found.scored, "rows": found.rows}
+    return lines
+
+
+def samples_with_totals(job: Job, requests: Sequence[Request], sampling: object = None) -> list[tuple[Group, list[float]]]:
+    """The samples of each request, and their total rewards."""
+    groups, rewards = job.policy.rollout(requests, sampling).groups, job.trainer.collector.rewards
+    tables = rewards.score(groups)
+    scores = [Scores(rewards.names, table.values, table.status, rewards.weights) for table in tables]
+    return [(group, one.total().tolist()) for group, one in zip(groups, scores, strict=True)]
+
+
+def conclude(stage: Stage, run: RunDir, ranks: Ranks) -> None:
+    """Note how many rows there are, once; TrainingStoppedError where there is none to train on."""
+    lines = read_lines(file_of(run, stage)).lines
+    scored = [line for line in lines if line["scored"]]
+    rows = sum(len(line["rows"]) for line in lines)
+    if not rows:
+        kind = "pairs" if stage.kind == "pairs" else "prompts"
+        why = {
+            "pairs": "the samples of every prompt are alike, cut or equally good: draw more samples, or lower gap",
+            "filter": f"right are {', '.join(sorted({share_text(line) for line in scored})[:4])} of a prompt's samples: set low, "
+            "high or success_at",
+        }[stage.kind]
+        raise TrainingStoppedError(
+            f"{stage.place}: no {kind} among the samples of {len(lines)} prompts"
+            + (f"; {why}" if scored else "; no sample has a total reward, for rewards failed or do not apply")
+        )
+    known = any(line.get("run/stage") == stage.number and "mined/rows" in line for line in run.read_metrics().lines)
+    if ranks.is_main and not known:
+        right = sum(line["right"] / line["scored"] for line in scored) / len(scored)
+        solved = sum(line["right"] > 0 for line in scored) / len(scored)
+        figures = {"mined/prompts": len(lines), "mined/rows": rows, "mined/right": right, "mined/solved": solved}
+        run.append(stage.begin, {"run/stage": float(stage.number), **figures})
+        text = f"{stage.place}: {rows} rows from {len(lines)} prompts, {right:.0%} of the samples right"
+        console.print(text.replace("%", " %"), highlight=False, markup=False)
+
+
+def share_text(line: Line) -> str:
+    return f"{line['right']} of {line['scored']}"

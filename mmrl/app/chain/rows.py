@@ -1,0 +1,113 @@
+"""The rows that a stage writes for later ones: a file of the run, which names prompts of the stage's own data."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from mmrl.app.config.plug_ins import read_plug_ins
+from mmrl.app.config.stages import Stage, num_samples
+from mmrl.app.plugins.python_objects import STAGE, offer
+from mmrl.app.run.build import first_prompts, held_out_prompts, load_prompts
+from mmrl.app.run.folder import RunDir, read_lines
+from mmrl.core.types import Prompt
+from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.training.watch.goal import prompts_beyond
+
+
+def file_of(run: RunDir, stage: Stage) -> Path:
+    """The rows of a stage, there once it is over: a line per prompt that was sampled."""
+    return run.path / "stages" / f"{stage.number:02d}-{stage.kind}.jsonl"
+
+
+def part_of(file: Path) -> Path:
+    """The lines that a stage under way has written so far."""
+    return file.with_suffix(".part")
+
+
+@contextmanager
+def rows_before(stages: Sequence[Stage], at: int, run: RunDir | None = None) -> Iterator[None]:
+    """Let the stage in this place read what earlier ones wrote; without a run, prompts with columns that stand for theirs."""
+    with offer({f"{STAGE}{one.name}": loader(stages, i, run) for i, one in enumerate(stages[:at]) if one.miner}):
+        yield
+
+
+def loader(stages: Sequence[Stage], at: int, run: RunDir | None) -> Callable[[], list[Prompt]]:
+    """The `load` of a data set that is a stage's rows."""
+
+    def load() -> list[Prompt]:
+        return load_rows(stages, at, run)
+
+    return load
+
+
+def prompts_to_mine(stages: Sequence[Stage], at: int, run: RunDir | None) -> list[Prompt]:
+    """The prompts that a stage samples; without a run the first ones, which are looked at."""
+    stage = stages[at]
+    assert stage.miner is not None
+    with rows_before(stages, at, run):
+        found = load_prompts(read_plug_ins(stage.resolved).data, f"{stage.place}: [data] {stage.resolved.config.data.use}")
+    if run is None:
+        found = first_prompts(found)
+    if not isinstance(found, Sequence) and not stage.miner.num_prompts:
+        raise ValueError(f"{stage.place}: its data is a stream, which never ends: set num_prompts")
+    return list(islice(found, stage.miner.num_prompts or None))
+
+
+def load_rows(stages: Sequence[Stage], at: int, run: RunDir | None) -> list[Prompt]:
+    """The prompts of a stage's rows, with the columns that it found."""
+    stage = stages[at]
+    assert stage.miner is not None
+    prompts = prompts_to_mine(stages, at, run)
+    if run is None:
+        policy = stage.resolved.config.policy
+        length = policy.sampling.max_new_tokens if isinstance(policy, TextPolicyConfig) else 1
+        rows = {prompt.id: [stage.miner.stand_in(length)] for prompt in prompts}
+    else:
+        rows = {line["id"]: line["rows"] for line in read_lines(file_of(run, stage)).lines}
+    return [
+        replace(prompt, id=f"{prompt.id}#{k + 1}" if k else prompt.id, columns={**prompt.columns, **row})
+        for prompt in prompts
+        for k, row in enumerate(rows.get(prompt.id, ()))
+    ]
+
+
+def forget_rows(run: RunDir, stages: Sequence[Stage], step: int) -> None:
+    """Delete what stages wrote after this step, from which the run goes on."""
+    for stage in stages:
+        if stage.miner is not None and stage.begin > step:
+            for file in (file_of(run, stage), part_of(file_of(run, stage))):
+                file.unlink(missing_ok=True)
+
+
+def mining_text(stages: Sequence[Stage], at: int) -> str:
+    """The samples that a stage draws which trains nothing, for lists of stages; empty for one that trains."""
+    miner = stages[at].miner
+    if miner is None:
+        return ""
+    count = miner.num_prompts or len(prompts_to_mine(stages, at, None))
+    return f": {count} prompts x {num_samples(stages[at])} samples, no update"
+
+
+def look_ahead(stages: Sequence[Stage], at: int = 0) -> None:
+    """Refuse, before any model is loaded, prompts that a stage from this place on cannot train on; errors as in `build`."""
+    for k, stage in enumerate(stages[at:], start=at):
+        config, later = stage.resolved.config, k > at and stage.miner is None
+        with rows_before(stages, k), place_named(stage):
+            plug_ins = read_plug_ins(stage.resolved)
+            if stage.until is not None:
+                held_out = held_out_prompts(config, plug_ins.held_out) or ()
+                prompts_beyond(held_out, min(len(held_out), config.evaluation.num_prompts), stage.until)
+            if later:
+                config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
+                config.algorithm.algorithm.check_prompts(first_prompts(load_prompts(plug_ins.data, f"[data] {config.data.use}")))
+
+
+@contextmanager
+def place_named(stage: Stage) -> Iterator[None]:
+    """Let errors begin with the stage that they are about."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{stage.place}: {error}") from error

@@ -1,0 +1,89 @@
+"""When a stage may end early: a figure of prompts that score nothing else is high enough."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mmrl.core.protocols import State
+from mmrl.core.sources import first_of_each
+from mmrl.core.types import Prompt
+from mmrl.training.evaluate import Evaluator
+from mmrl.training.settings import Until
+
+Note = Callable[[int, Mapping[str, float]], None]
+log = logging.getLogger("mmrl")
+
+
+def prompts_beyond(prompts: Sequence[Prompt], taken: int, until: Until) -> list[Prompt]:
+    """The held-out prompts that a goal looks at: those behind the ones that score.
+
+    Raises:
+        ValueError: there are none.
+    """
+    found = first_of_each(prompts, taken + until.num_prompts)[taken:]
+    if not found:
+        raise ValueError(
+            f"until looks at prompts of [evaluation.data] that do not score, and evaluation.num_prompts takes all {taken}: "
+            "lower evaluation.num_prompts, or give [evaluation.data] more prompts"
+        )
+    return found
+
+
+@dataclass
+class Goal:
+    """Looks every few steps whether a stage has reached what it was for."""
+
+    until: Until
+    evaluator: Evaluator
+    """Of the prompts to look at."""
+    note: Note
+    """Called on every process with the step and the metric `until/<name>`."""
+    place: str = ""
+    """The stage, for messages."""
+    is_reached: bool = False
+    looked_at: int = 0
+    """The last step that was looked at."""
+
+    def is_due(self, step: int, own_steps: int) -> bool:
+        """Is this the time to look? `own_steps` are those since the stage began."""
+        return own_steps > 0 and own_steps % self.until.every == 0 and self.looked_at != step and not self.is_reached
+
+    def look(self, step: int) -> None:
+        """Score the prompts, the same on all processes.
+
+        Raises:
+            ValueError: the metric is none of theirs.
+        """
+        metrics, _ = self.evaluator.run(step)
+        name = self.until.metric.removeprefix("eval/")
+        if f"eval/{name}" not in metrics:
+            known = ", ".join(sorted(one.removeprefix("eval/") for one in metrics))
+            raise ValueError(f"until.metric is {self.until.metric!r}, and what is measured is {known}: take one of them")
+        value = metrics[f"eval/{name}"]
+        self.is_reached, self.looked_at = value >= self.until.at_least, step
+        self.note(step, {f"until/{name}": value})
+
+    def say(self) -> None:
+        """Warn where the stage ended without it."""
+        if not self.is_reached:
+            wanted = f"{self.until.metric} of {self.until.at_least:g}"
+            log.warning(f"{self.place} has not reached a {wanted} in its {self.until.most} steps: the chain goes on as it is")
+
+    def state_dict(self) -> State:
+        return {"is_reached": self.is_reached, "looked_at": self.looked_at}
+
+    def load_state_dict(self, state: State) -> None:
+        self.is_reached, self.looked_at = state["is_reached"], state["looked_at"]
+
+
+def goal_of(
+    until: Until | None, evaluator: Evaluator | None, prompts: Sequence[Prompt] | None, note: Note, place: str
+) -> Goal | None:
+    """The goal of a stage, whose prompts are answered and scored as the evaluator's; None where it has none."""
+    if until is None or evaluator is None or prompts is None:
+        return None
+    found = prompts_beyond(prompts, len(evaluator.prompts), until)
+    settings = replace(evaluator.settings, num_prompts=len(found), by=())
+    return Goal(
+        until, Evaluator(evaluator.policy, found, evaluator.rewards, settings, evaluator.sampling, evaluator.ranks), note, place
+    )

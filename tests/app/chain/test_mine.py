@@ -1,0 +1,135 @@
+"""Chains with stages that train nothing: a loop that mines its pairs, killed and continued, and prompts that are filtered."""
+
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.commands import check, plan
+from mmrl.app.commands.launch import LaunchArguments, launch
+from mmrl.app.commands.train import TrainArguments, run_training
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved
+from mmrl.app.export.export import export
+from mmrl.app.lab.comparison.compare import compare
+from mmrl.app.run.folder import RunDir, read_lines
+from mmrl.training.checkpoints.save import Checkpoints
+from tests.support.chains import killed, lines, same
+
+WORDS = ["checkpoint.keep=0", "evaluation.num_prompts=2", "samples_every=0", "stage.3.prompts_per_step=4"]
+SHORT = [
+    *("evaluation.num_prompts=2", "samples_every=0", "prompts_per_step=2", "reward=[{use='./stops.py'}]"),
+    "stage=[{kind='filter', num_prompts=4, num_samples=2, low=0.0, high=0.9, success_at=0.5}, "
+    "{kind='rl', data={use='stage:filter'}, until={metric='stops', at_least=2.0, most=1, every=1, num_prompts=2}}]",
+]
+
+
+def resolved(folder: Path, *words: str) -> Resolved:
+    return configs.load("tiny/verifier_loop", [*WORDS, f"output={str(folder)!r}", *words])
+
+
+def test_a_loop_killed_between_its_rounds_goes_on_bit_for_bit(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    whole = run_training(resolved(tmp_path / "whole"))
+    said = capfd.readouterr().err
+    assert "cold start, then 2 rounds of rl, verifier, dpo, " in said and "stage 3 of 7, verifier (round 1 of 2): " in said
+    assert "stage 7 of 7, dpo (round 2 of 2): step 1 of 1" in said
+    measured = lines(whole)
+    # the cold start ends at its goal, and leaves the numbers of its other steps out
+    assert [line["step"] for line in measured if "loss" in line] == [*range(1, 13), 25, 26, 27, 28]
+    assert [line["run/stage"] for line in measured if "loss" in line] == [1] * 12 + [2, 4, 5, 7]
+    assert [(line["step"], line["run/stage"]) for line in measured if "mined/rows" in line] == [(25, 3), (27, 6)]
+    assert [line["step"] for line in measured if "until/length" in line] == [12]
+    pairs = read_lines(whole.path / "stages" / "03-pairs.jsonl").lines
+    rows = [row for line in pairs for row in line["rows"]]
+    assert len(pairs) == 8 and rows and all(row["chosen"] != row["rejected"] for row in rows)
+
+    assert "stage 4: dpo, round 1, steps 26 to 26; " in whole.report_file.read_text()
+    assert (export(whole.path, tmp_path / "exported") / "model.safetensors").is_file()
+
+    broken = RunDir(tmp_path / "broken")
+    killed(__name__, broken.path, 26)
+    assert Checkpoints(broken.checkpoints).newest_whole() == 25
+    # as if the kill had come earlier, amid the second four prompts that were sampled together
+    mined = broken.path / "stages" / "03-pairs.jsonl"
+    mined.with_suffix(".part").write_text("\n".join(mined.read_text().splitlines()[:6])[:-3])
+    mined.unlink()
+    kept = [line for line in broken.metrics_file.read_text().splitlines(keepends=True) if "mined/rows" not in line]
+    broken.metrics_file.write_text("".join(kept))
+    again = run_training(resolved(broken.path), broken.path)
+    assert read_lines(mined).lines == pairs and not mined.with_suffix(".part").exists()
+    assert lines(again) == measured
+    compared = compare(whole.path, again.path)
+    assert compared.num_shared == 2 and compared.settings == []
+    ends = [Checkpoints(run.checkpoints).load(28) for run in (whole, again)]
+    assert same(ends[0]["policy"], ends[1]["policy"]) and same(ends[0]["optimizer"], ends[1]["optimizer"])
+
+
+def test_prompts_are_filtered_stopped_amid_and_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    # asks the run to stop when it sees the second prompt; the third is too easy
+    Path("stops.py").write_text(
+        "from pathlib import Path\n\n\ndef stops(group):\n    stop = Path('run/stop.request')\n"
+        "    if group.prompt.id.endswith('-1') and not Path('asked').exists():\n"
+        "        stop.touch()\n        Path('asked').touch()\n"
+        "    return [float(group.prompt.id.endswith('-2') or i) for i, _ in enumerate(group.samples)]\n"
+    )
+    words = [*SHORT, f"output={str(tmp_path / 'run')!r}"]
+    with pytest.raises(SystemExit):
+        run_training(configs.load("tiny/verifier_loop", words))
+    part = tmp_path / "run" / "stages" / "01-filter.part"
+    assert len(read_lines(part).lines) == 2 and "stopped by stop.request" in capfd.readouterr().err
+    run = run_training(configs.load("tiny/verifier_loop", words), tmp_path / "run")
+    kept = [bool(line["rows"]) for line in read_lines(part.with_suffix(".jsonl")).lines]
+    assert kept == [True, True, False, True]
+    (mined,) = [line for line in lines(run) if "mined/rows" in line]
+    assert (mined["mined/rows"], mined["mined/prompts"], mined["mined/solved"]) == (3, 4, 1)
+    warnings = [line["text"] for line in read_lines(run.warnings_file).lines]
+    assert "stage 2 of 2, rl has not reached a stops of 2 in its 1 steps: the chain goes on as it is" in warnings
+    capfd.readouterr()
+    check.check("tiny/verifier_loop", words)
+    said = capfd.readouterr().out
+    assert "4 prompts x 2 samples, no update" in said and "stage 2 of 2, rl" in said and "4 prompts to train on" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["stage.0.success_at=9.0", "stage.0.low=0.1"],
+            r"stage 1 of 2, filter: no prompts among the samples of 4 prompts; right are 0 of 2",
+        ),
+        (["stage.1.until.metric='stop'"], "until.metric is 'stop', and what is measured is .*stops, total: take one of them"),
+    ],
+)
+def test_what_shows_only_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str):
+    monkeypatch.chdir(tmp_path)
+    Path("stops.py").write_text("def stops(group):\n    return [float(i) for i, _ in enumerate(group.samples)]\n")
+    with pytest.raises(ValueError, match=message):
+        run_training(configs.load("tiny/verifier_loop", [*SHORT, *words, f"output={str(tmp_path / 'run')!r}"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["evaluation.num_prompts=16"],
+            r"stage 1 of 7, cold start: until looks at prompts of \[evaluation.data\] that do not score",
+        ),
+        (
+            ["stage.4={kind='sft', steps=1, name='dpo', data={use='stage:verifier'}, column='best'}"],
+            "stage 4 of 7, dpo .round 1 of 2.: prompt 'train-0-0' has nothing in the column 'best'",
+        ),
+    ],
+)
+def test_stages_that_do_not_fit_are_refused_before_the_model_loads(tmp_path: Path, words: list[str], message: str):
+    with pytest.raises(ValueError, match=message):
+        run_training(configs.load("tiny/verifier_loop", ["policy.model=/nowhere", *words, f"output={str(tmp_path / 'run')!r}"]))
+
+
+def test_plan_and_launch_say_the_chain(capfd: pytest.CaptureFixture[str]):
+    assert plan.plan(TrainArguments(["tiny/verifier_loop"]), card="24GB")
+    said = capfd.readouterr().out
+    assert "stage 3 of 7, verifier (round 1 of 2): 8 prompts x 8 samples, no update" in said and said.count("fits a card") == 3
+    launch(LaunchArguments(["tiny/verifier_loop"], dry_run=True))
+    assert "stages: cold start, then 2 rounds of rl, verifier, dpo\n" in capfd.readouterr().out
