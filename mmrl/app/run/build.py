@@ -97,8 +97,7 @@ def build(
         held_out = held_out_prompts(config, plug_ins.held_out)
     sampler = sampler_over(train_prompts, plug_ins, config)
     config = with_local_model(config, ranks)
-    modality = modality_of(config.policy)
-    firsts = first_prompts(train_prompts)
+    modality, firsts = modality_of(config.policy), first_prompts(train_prompts)
     looked_at = [*firsts, *(held_out or ())]
     modality.check_prompts(config.policy, looked_at)
     algorithm = modality.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label, firsts)

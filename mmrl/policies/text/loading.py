@@ -21,7 +21,7 @@ from mmrl.policies.text.families import Family, family_of, is_text_only
 from mmrl.policies.text.families.text_only import TextProcessor
 from mmrl.policies.text.families.types import refusal_of
 from mmrl.policies.text.read.packable import prepare_packing
-from mmrl.policies.text.read.score import add_head, save_head
+from mmrl.policies.text.read.score import add_head, save_with_head
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
 from mmrl.runtime.near import near
 from mmrl.runtime.offline import check_hub, is_offline, offline_note
@@ -382,15 +382,8 @@ def writer_of(model: Any, adapter: Any | None) -> Callable[[Path], None]:
     """Gather what a folder of the model holds, or of its adapter alone, and return what writes it. Every process must call it."""
     held = model.state_dict(keep_vars=True)
     scoring = {name.removeprefix(HEAD): whole(held.pop(name)) for name in list(held) if name.startswith(HEAD)}
-    if scoring:
-        write_model = writer_of_model(model, adapter, held)
-
-        def write(folder: Path) -> None:
-            write_model(folder)
-            save_head(model.score_head.axes, scoring, folder)
-
-        return write
-    return writer_of_model(model, adapter, held)
+    write = writer_of_model(model, adapter, held)
+    return partial(save_with_head, write, model.score_head.axes, scoring) if scoring else write
 
 
 def writer_of_model(model: Any, adapter: Any | None, held: Mapping[str, Tensor]) -> Callable[[Path], None]:

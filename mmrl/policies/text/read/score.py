@@ -1,6 +1,6 @@
 """Scores of completions: a head on the state from which a completion's last token is predicted, as reward models have it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,8 +72,9 @@ def add_head(model: "PreTrainedModel", axes: Sequence[str], folder: Path) -> Non
     model.score_head = head.to(model.device)
 
 
-def save_head(axes: Sequence[str], weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write the weights of a head to `folder`."""
+def save_with_head(write: Callable[[Path], None], axes: Sequence[str], weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write the model, or its adapter, to `folder`, and the weights of its head."""
     from safetensors.torch import save_file
 
+    write(folder)
     save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / FILE, {"axes": ",".join(axes)})
