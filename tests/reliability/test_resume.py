@@ -46,7 +46,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path):
     run, trainer = run_of(tmp_path / "run", 3), make_trainer()
     (run.checkpoints / "step-3.partial").mkdir(parents=True)
     run.metrics_file.write_text(run.metrics_file.read_text() + '{"step": 4, "lo')
-    continue_from(job_of(trainer), run, Ranks())
+    continue_from(job_of(trainer), (), run, Ranks())
     assert trainer.index == 0 and lines(run) == [] and run.sample_steps("train") == []
     assert list(run.checkpoints.iterdir()) == []
 
@@ -59,7 +59,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint_and_forgets_what_came_af
         checkpoints.save(first.index, first.state_dict(), Ranks())
     (run.checkpoints / "step-3" / "optimizer.pt").write_bytes(b"")
     again = make_trainer()
-    continue_from(job_of(again), run, Ranks())
+    continue_from(job_of(again), (), run, Ranks())
     assert again.index == 2 and lines(run) == [0, 1, 2] and run.sample_steps("train") == [0, 1, 2]
     assert checkpoints.steps() == [2] and (run.checkpoints / "step-3.damaged").is_dir()
 
@@ -68,7 +68,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_keeps_its_files(tmp_path: Path)
     run = run_of(tmp_path / "run", 1)
     (run.checkpoints / "step-1").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
-        continue_from(job_of(make_trainer()), run, Ranks())
+        continue_from(job_of(make_trainer()), (), run, Ranks())
     assert lines(run) == [0, 1]
 
 

@@ -15,7 +15,21 @@ from torch import Tensor, nn
 from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Segment, segments_of
-from mmrl.core.types import Batch, Group, Prefix, Prompt, Reading, Request, Rollouts, Sample, Scope, StoredRow, Trace, Video
+from mmrl.core.types import (
+    Batch,
+    Branch,
+    Group,
+    Prefix,
+    Prompt,
+    Reading,
+    Request,
+    Rollouts,
+    Sample,
+    Scope,
+    StoredRow,
+    Trace,
+    Video,
+)
 from mmrl.policies.text.read.divergence import disagreement
 from mmrl.runtime.tensors import pad_actions
 
@@ -288,7 +302,7 @@ def letter_at(t: int, request: Request, given: Sequence[int], drawn: int) -> int
     return given[t] if t < len(given) else drawn
 
 
-def begun_by(written: str | Prefix | StoredRow | None, length: int) -> list[int]:
+def begun_by(written: str | Prefix | Branch | StoredRow | None, length: int) -> list[int]:
     """The letters that a completion begins with, as far as the policy knows them; one at least is left to sample."""
     if not isinstance(written, Prefix):
         return []
