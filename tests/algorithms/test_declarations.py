@@ -94,6 +94,7 @@ UNCREDITED = {
     "TrustHinge",
     "BetweenReferences",
     "LooserWhereGood",
+    "RewardGradient",
 }
 """Penalties and bonuses: importance weights never touch them, for they judge no action by its reward."""
 

@@ -95,6 +95,7 @@ class Balanced(Mixture):
     """The column with a prompt's class."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if not isinstance(self.prompts, Sequence):
             raise ValueError('sampler.kind = "Balanced" needs all prompts at once, and the data set is a stream: take "Streamed"')
         parts: dict[str, list[Prompt]] = {}

@@ -99,7 +99,7 @@ def test_split_reads_it_and_its_parts_move(case: Case):
 def test_filter_reads_it(case: Case, monkeypatch: pytest.MonkeyPatch):
     """Without a model: every prompt is right every other time."""
     monkeypatch.setattr(filtering, "build", lambda resolved: None)
-    monkeypatch.setattr(filtering, "totals", lambda job, prompt, index, number: [0.0, 1.0])
+    monkeypatch.setattr(filtering, "samples_with_totals", lambda job, requests: [((), [0.0, 1.0]) for _ in requests])
     assert isinstance(case.data, DataConfig)
     words = [f"data={{use = '{case.data.use}', path = '{case.path}'}}", "evaluate_every=0", "evaluation={}"]
     words += ["data.split=train"] if case.data.args.get("split") else []

@@ -72,6 +72,7 @@ def test_every_shipped_part_has_one_slot():
     assert {"TokenMean", "SequenceMean"} <= set(kinds("aggregation"))
     assert {"RolloutCorrection", "HighEntropy"} <= set(kinds("importance"))
     assert set(kinds("sampler")) == {
+        "Balanced",
         "Bandit",
         "Curriculum",
         "Mixture",

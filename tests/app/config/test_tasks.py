@@ -7,7 +7,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from mmrl.app.config.tasks import EXAMPLES, TASKS, one_line
+from mmrl.app.config.tasks import EXAMPLES, SCORING, TASKS, one_line
 from mmrl.app.plugins.resolve import listing
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
@@ -93,8 +93,8 @@ def test_every_task_has_an_example_that_resolves(task: str, folder: Path):
     (data,), (model,) = given["data"], given["model"]
     Path(data).write_text("")
     config = one_line(task, model, data, given["reward"], []).config
-    assert config.policy.model == model and len(config.reward) == (0 if task == "sft" else 2)
-    if task == "sft":
+    assert config.policy.model == model and len(config.reward) == (0 if task in ("sft", *SCORING) else 2)
+    if task in ("sft", *SCORING):
         return
     with pytest.raises(ValueError, match=f"--task {task} needs --reward, for example mmrl train --task {task} "):
         one_line(task, model, data, [], [])
