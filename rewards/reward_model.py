@@ -7,6 +7,7 @@ Modality: text, image
 Needs: run (the folder of a run whose policy has policy.scores)
 Range: any
 Source: your own data; Bradley and Terry's model as in arXiv:2203.02155
+Licence: own code Apache-2.0; the weights are yours, under the licence of the model that they began from
 """
 
 import tomllib
@@ -24,8 +25,8 @@ from mmrl.serving.scorers.sizes import ModelSize, hub_size
 class RewardModel:
     """What a reward model of yours thinks of the completion, or of the picture with its prompt."""
 
-    run: str
-    """The folder of the run that trained it."""
+    run: str = ""
+    """The folder of the run that trained it; it must be named."""
     axis: str = ""
     """What is scored; empty: the first axis of policy.scores."""
     step: CountOrNone = 0
@@ -49,7 +50,10 @@ class RewardModel:
 
     def models(self) -> Sequence[ModelSize]:
         """The model that learnt to score, by the run's own config."""
-        config = tomllib.loads((Path(self.run).expanduser() / "config.toml").read_text())
+        file = Path(self.run).expanduser() / "config.toml"
+        if not file.is_file():
+            return []
+        config = tomllib.loads(file.read_text())
         return [hub_size(config["policy"]["model"], self.device, "AutoModelForImageTextToText")]
 
     def to(self, device: str) -> None:

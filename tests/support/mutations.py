@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mmrl.app.chain.rows import rows_before
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import resolve
 from mmrl.app.config.stages import stages_of
@@ -80,8 +81,10 @@ def tables() -> Tables:
 def refusal(values: dict[str, Any], overrides: Sequence[str] = ()) -> str | None:
     """Why the config is refused before data are read or models loaded; None if it is not."""
     try:
-        for stage in stages_of(resolve(Table.of(values, "a.toml"), overrides)):
-            read_plug_ins(stage.resolved)
+        stages = stages_of(resolve(Table.of(values, "a.toml"), overrides))
+        for i, stage in enumerate(stages):
+            with rows_before(stages, i):
+                read_plug_ins(stage.resolved)
     except ValueError as error:
         # what is wrong inside a stage is said as "a.toml, stage 1: optimizer.jr is unknown"
         return re.sub(r"^a\.toml, stage (\d+): ", lambda found: f"a.toml: stage.{int(found[1]) - 1}.", str(error))

@@ -58,6 +58,10 @@ EXAMPLES: dict[str, Sequence[str]] = {
         "mmrl reward test ./mine.py:short --data boxes.jsonl",
     ),
     "reward score": ("mmrl reward score jpeg_size pictures --html page.html",),
+    "reward train": (
+        "mmrl reward train --model Qwen/Qwen2.5-VL-3B-Instruct --data pairs.jsonl --held-out other.jsonl --output runs/rm",
+        "mmrl reward train --task picture_scores --model M --data pictures.jsonl --card 24GB",
+    ),
     "reward serve": ("mmrl reward serve spec.toml --port 8501",),
     "engine": ("mmrl engine install",),
     "engine install": ("mmrl engine install", "mmrl engine install --accelerator cpu --folder engines/vllm --yes"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.plugins.resolve import default_name, with_runs
@@ -25,7 +25,9 @@ class Weighed(Protocol):
 def read_runs_as_rewards(table: Table) -> None:
     """Let `use = "runs/rm"`, the folder of a run, mean the reward model that was trained there, wherever a reward is named."""
     for path in (("reward",), ("evaluation", "reward"), ("stage",)):
-        holder = table.values.get(path[0]) if len(path) == 1 else (table.values.get(path[0]) or {}).get(path[1])
+        holder: object = table.values
+        for key in path:
+            holder = cast(Mapping[str, object], holder).get(key) if isinstance(holder, Mapping) else None
         changed = with_runs(holder)
         if changed != holder:
             table.set(path, changed, table.origin(path) or table.at(path))

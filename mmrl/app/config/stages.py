@@ -13,7 +13,7 @@ from mmrl.app.config.run import Resolved, RunConfig, read_run
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import STAGE
 from mmrl.app.toml.did_you_mean import did_you_mean
-from mmrl.app.toml.reader import UnknownKeyError, make
+from mmrl.app.toml.reader import UnknownKeyError, check_slip, make
 from mmrl.app.toml.tables import KeyPath, Table, Values, leaves
 from mmrl.training.settings import TRAINS, StageKind, StageSettings, TrainSettings, Until, in_turn
 
@@ -79,6 +79,8 @@ def stages_of(resolved: Resolved) -> list[Stage]:
     where = resolved.table.at(("stage",))
     if len(config.stage) > MOST_STAGES:
         raise ValueError(f"{where} has {len(config.stage)} stages, and a chain {MOST_STAGES} at most: give them more steps each")
+    for i, one in enumerate(config.stage):
+        check_slip(one.args, "name", ("stage", str(i)), resolved.table)
     for i, _ in enumerate(config.stage):
         check_table(resolved.table, config.stage, i)
     turns = in_turn(config.stage)
@@ -106,6 +108,8 @@ def check_table(table: Table, stages: Sequence[StageSettings], i: int) -> None:
     stage, path = stages[i], ("stage", str(i))
     wanted = ("rounds", "stages") if stage.kind == "loop" else ("steps",) if stage.kind in TRAINS and not stage.until else ()
     allowed = (*wanted, "until") if stage.kind in TRAINS else wanted
+    for key in ("until", *wanted) if stage.kind in TRAINS else wanted:
+        check_slip(stage.args, key, path, table)
     if missing := [key for key in wanted if getattr(stage, key) is None]:
         raise ValueError(f"{table.at((*path, missing[0]))} is missing: a stage of the kind {stage.kind!r} needs it")
     for key in ("steps", "until", "rounds", "stages"):
@@ -141,6 +145,7 @@ def check_rows(stages: Sequence[Stage], table: Table) -> None:
             if name not in before:
                 known = did_you_mean(name, before) if before else "none before it is a filter or mines pairs"
                 raise ValueError(f'{stage.place or stage.name}: its data is "{STAGE}{name}": {known}')
+    for k, stage in enumerate(stages):
         if stage.miner is None:
             continue
         if not any(stage.name in one.sources for one in stages[k + 1 :]):

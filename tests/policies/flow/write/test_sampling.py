@@ -197,7 +197,7 @@ def test_a_network_that_answers_nan_is_named_with_prompt_and_step(tiny):
     ("asked", "message"),
     [
         (Request(Prompt("p", "x"), 1, 0, view="masked"), "the view 'masked'"),
-        (Request(Prompt("p", "x"), 1, 0, role="injected"), "the role 'injected'"),
+        (Request(Prompt("p", "x"), 1, 0, role="injected"), "gives a picture of the data, which has no noisy steps"),
         (Request(Prompt("p", "x", ("cat.png",)), 1, 0), "holds 1 picture, but this model draws from text alone"),
         (Request(Prompt("p", "x"), 1, 0, model="ema"), "asks for the weights 'ema'; this policy keeps policy"),
     ],
