@@ -122,8 +122,13 @@ def check_table(table: Table, stages: Sequence[StageSettings], i: int) -> None:
             raise ValueError(f"{table.at((*path, key))} is given, and {why}: leave it out")
     if stage.until is not None and "data" not in table.values.get("evaluation", {}):
         raise ValueError(f"{table.at((*path, 'until'))} looks at held-out prompts, and [evaluation.data] is missing: add it")
-    if stage.kind != "loop":
-        return
+    if stage.kind == "loop":
+        check_loop(table, stages, i)
+
+
+def check_loop(table: Table, stages: Sequence[StageSettings], i: int) -> None:
+    """Raise ValueError for a loop that names no stages, several by one name, or none that trains."""
+    stage, path = stages[i], ("stage", str(i))
     names = [one.label for one in stages if one.kind != "loop"]
     for name in stage.stages or ():
         if names.count(name) != 1:
