@@ -14,7 +14,7 @@ from mmrl import load_reward
 from mmrl.app.cli.reward import reward
 from mmrl.app.commands import train as commands
 from mmrl.app.commands.train import TrainArguments, train
-from mmrl.app.reward_test.reward_model import Agreement, axes_of
+from mmrl.app.lab.reward_model.scorer import Agreement, axes_of
 from mmrl.app.run.folder import RunDir
 from mmrl.core.types import Group, Prompt, Sample
 

@@ -11,7 +11,7 @@ from mmrl.app.config.plug_ins import read_data
 from mmrl.app.config.tasks import SCORING, one_line
 from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
-from mmrl.app.reward_test.reward_model import Agreement, agreement, scorer_of
+from mmrl.app.lab.reward_model.scorer import Agreement, agreement, scorer_of
 from mmrl.app.run.build import load_prompts
 from mmrl.app.run.folder import RunDir
 from mmrl.app.toml.did_you_mean import did_you_mean
