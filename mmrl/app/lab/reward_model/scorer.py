@@ -1,16 +1,13 @@
-"""Reward models that were trained here: a run's policy with its scoring head, and how often it agrees with people."""
+"""A reward model that was trained here: a run's policy with its scoring head."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from mmrl.algorithms.planners.taught import Pairs, PicturePairs
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import RunConfig
 from mmrl.app.run.build import build_policy, with_local_model
@@ -23,9 +20,6 @@ from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.process_state import keep_random_state
 from mmrl.serving.scorers.models import HeldModel, hold
 from mmrl.training.checkpoints.save import Checkpoints
-
-Z = 1.959964
-"""Deviations on either side of which a normal variable lies 5 % of the time."""
 
 
 @dataclass(frozen=True)
@@ -103,42 +97,3 @@ def scorer_of(run: Path, step: int | None = None, device: str = "auto") -> Score
 
     held = hold(("reward model", str(run.resolve()), "newest" if step is None else f"step {step}"), build, device)
     return Scorer(cast(ScoringNet, held.model).policy, axes, held)
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How often a reward model prefers what people preferred."""
-
-    right: float
-    """Pairs in the order that people gave them; of equal scores each counts half."""
-    count: int
-
-    @property
-    def share(self) -> float:
-        return self.right / self.count
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the share after Wilson."""
-        n, p = self.count, self.share
-        middle, half = p + Z**2 / (2 * n), Z * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n * n))
-        return (middle - half) / (1 + Z**2 / n), (middle + half) / (1 + Z**2 / n)
-
-
-def agreement(scorer: Scorer, prompts: Iterable[Prompt], planner: Pairs | PicturePairs, most: int = 2000) -> dict[str, Agreement]:
-    """By axis, on pairs that nothing trained on, of which the first `most` are looked at; a pair is about its column `axis`.
-
-    Raises:
-        ValueError: a prompt without a pair.
-    """
-    pairs = list(islice(prompts, most))
-    planner.check_prompts(pairs)
-    requests = planner.first(pairs, 2, 0, 0)
-    rows = [(request.shown_prompt, str(request.written)) for request in requests]
-    found = scorer.scores(rows, batch_size=16)
-    right: dict[str, list[float]] = {}
-    for prompt, (best, other) in zip(pairs, zip(found[::2], found[1::2], strict=True), strict=True):
-        axis = str(prompt.columns.get("axis", scorer.axes[0]))
-        gap = best[axis] - other[axis]
-        right.setdefault(axis, []).append(1.0 if gap > 0 else 0.5 if gap == 0 else 0.0)
-    return {axis: Agreement(sum(values), len(values)) for axis, values in right.items()}

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from rich.table import Table as Grid
 
@@ -11,14 +12,17 @@ from mmrl.app.config.plug_ins import read_data
 from mmrl.app.config.tasks import SCORING, one_line
 from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
-from mmrl.app.lab.reward_model.scorer import Agreement, agreement, scorer_of
+from mmrl.app.lab.reward_model.scorer import Scorer, scorer_of
+from mmrl.app.report.figures import Estimate, estimate
 from mmrl.app.run.build import load_prompts
 from mmrl.app.run.folder import RunDir
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.core.types import Prompt
 
 AGREEMENT = "agreement.json"
-"""In the run's folder: axis -> right, count, share, low and high."""
+"""In the run's folder: axis -> share, count, and low and high where there are pairs enough."""
+
+MOST_PAIRS = 2000
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ def train_reward_model(given: TrainArguments) -> RunDir:
     pairs = pairs_to_ask(given)
     run = train(replace(given, held_out=None))
     if pairs is not None:
-        found = agreement(scorer_of(run.path), pairs.prompts, pairs.planner)
+        found = agreement(scorer_of(run.path), pairs)
         write_agreement(found, run)
         print_agreement(found)
     Terminal().print(f'in a config: [[reward]] use = "{run.path}"', markup=False, highlight=False, soft_wrap=True)
@@ -59,24 +63,37 @@ def pairs_to_ask(given: TrainArguments) -> HeldOut | None:
     if not isinstance(planner, Pairs | PicturePairs):
         raise ValueError("--held-out is for pairs, and --task ratings learns numbers: leave one of them out")
     source = f"--held-out {given.held_out}"
-    prompts = list(load_prompts(read_data(resolved.config.data, ("data",), resolved.table), source))
+    read = load_prompts(read_data(resolved.config.data, ("data",), resolved.table), source)
+    prompts = list(islice(read, MOST_PAIRS))
     planner.check_prompts(prompts)
     return HeldOut(prompts, planner)
 
 
-def write_agreement(found: dict[str, Agreement], run: RunDir) -> None:
+def agreement(scorer: Scorer, pairs: HeldOut) -> dict[str, Estimate]:
+    """By axis, the share of pairs in the order that people gave them, of equal scores half; a pair is about its column `axis`."""
+    requests = pairs.planner.first(pairs.prompts, 2, 0, 0)
+    found = scorer.scores([(request.shown_prompt, str(request.written)) for request in requests], batch_size=16)
+    right: dict[str, list[float]] = {}
+    for prompt, (best, other) in zip(pairs.prompts, zip(found[::2], found[1::2], strict=True), strict=True):
+        axis = str(prompt.columns.get("axis", scorer.axes[0]))
+        gap = best[axis] - other[axis]
+        right.setdefault(axis, []).append(1.0 if gap > 0 else 0.5 if gap == 0 else 0.0)
+    return {axis: estimate(values) for axis, values in right.items()}
+
+
+def write_agreement(found: dict[str, Estimate], run: RunDir) -> None:
     table = {
-        axis: {"right": one.right, "count": one.count, "share": one.share, "low": one.interval[0], "high": one.interval[1]}
+        axis: {"share": one.mean, "count": one.num_prompts, **({"low": one.low, "high": one.high} if one.has_interval else {})}
         for axis, one in found.items()
     }
     replace_text(run.path / AGREEMENT, json.dumps(table, indent=1) + "\n")
 
 
-def print_agreement(found: dict[str, Agreement]) -> None:
+def print_agreement(found: dict[str, Estimate]) -> None:
     grid = Grid("held-out pairs", "agreement", "95 % interval", "pairs", box=None)
     for axis, one in found.items():
-        low, high = one.interval
-        grid.add_row(axis, f"{one.share:.3f}", f"{low:.3f} to {high:.3f}", str(one.count))
+        interval = f"{one.low:.3f} to {one.high:.3f}" if one.has_interval else one.why_none
+        grid.add_row(axis, f"{one.mean:.3f}", interval, str(one.num_prompts))
     Terminal().print(grid)
-    if all(one.interval[0] <= 0.5 for one in found.values()):
+    if not any(one.low > 0.5 for one in found.values()):
         Terminal().print("this may be chance: more pairs, or more steps", style="yellow")
