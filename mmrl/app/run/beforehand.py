@@ -11,6 +11,7 @@ from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, Track
 from mmrl.app.modality.registry import modality_of
 from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.ranks import Ranks
+from mmrl.core.readings import SCORE
 from mmrl.core.samples import UnavailableError
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Prompt
@@ -55,7 +56,20 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     """Refuse settings that do not go together, and warn of those that change nothing."""
     check_environment(config, ranks)
     check_quantized(config.policy, ranks)
+    check_axes(config)
     warn_of_idle_settings(config)
+
+
+def check_axes(config: RunConfig) -> None:
+    """Refuse a loss of scores on an axis that the policy's head does not have."""
+    asked = [reading.quantity for reading in config.algorithm.algorithm.live_reads if reading.quantity.startswith(SCORE)]
+    axes = getattr(config.policy, "scores", ())
+    missing = [name.removeprefix(SCORE) for name in asked if name.removeprefix(SCORE) not in axes]
+    if missing:
+        raise ValueError(
+            f"algorithm {config.algorithm.label} trains scores on the axis {missing[0]!r}, and policy.scores has "
+            f"{', '.join(axes) or 'none'}: set policy.scores, or the term's axes"
+        )
 
 
 def check_quantized(policy: object, ranks: Ranks) -> None:

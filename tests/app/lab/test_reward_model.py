@@ -137,6 +137,9 @@ def test_refused(run: RunDir, tmp_path: Path):
     ):
         done = CliRunner().invoke(reward, [*map(str, words), *USUAL])
         assert done.exit_code and message in repr(done.exception) + done.output
+    words = ["policy.scores=['taste']", "data.path=" + str(pairs), f"output={tmp_path / 'other'}"]
+    with pytest.raises(ValueError, match=r"trains scores on the axis 'overall', and policy\.scores has taste"):
+        train(TrainArguments([str(run.config_file), *words]))
     group = Group(0, Prompt("p", "Write letters."), (Sample("abe"),))
     with pytest.raises(ValueError, match=r"axis is 'taste', and .* scores overall"):
         load_reward("reward_model", run=str(run.path), axis="taste")(group)
