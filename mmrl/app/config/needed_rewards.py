@@ -24,10 +24,15 @@ class Weighed(Protocol):
 
 def read_runs_as_rewards(table: Table) -> None:
     """Let `use = "runs/rm"`, the folder of a run, mean the reward model that was trained there, wherever a reward is named."""
-    for path in (("reward",), ("evaluation", "reward"), ("stage",)):
+    stages: object = table.values.get("stage")
+    of_stages = [("stage", str(i), "reward") for i in range(len(stages) if isinstance(stages, list) else 0)]
+    for path in (("reward",), ("evaluation", "reward"), *of_stages):
         holder: object = table.values
         for key in path:
-            holder = cast(Mapping[str, object], holder).get(key) if isinstance(holder, Mapping) else None
+            if isinstance(holder, list) and key.isdigit():
+                holder = cast(list[object], holder)[int(key)]
+            else:
+                holder = cast(Mapping[str, object], holder).get(key) if isinstance(holder, Mapping) else None
         changed = with_runs(holder)
         if changed != holder:
             table.set(path, changed, table.origin(path) or table.at(path))

@@ -1,6 +1,7 @@
 """`mmrl reward train`: a reward model from pairs or ratings, and how often it agrees with people on what it never saw."""
 
 import json
+import os
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -44,6 +45,8 @@ def train_reward_model(given: TrainArguments) -> RunDir:
         raise ValueError(f"--task is {task!r}: {did_you_mean(task, SCORING)}")
     pairs = pairs_to_ask(given)
     run = train(replace(given, held_out=None))
+    if os.environ.get("RANK", "0") != "0":
+        return run
     if pairs is not None:
         found = agreement(scorer_of(run.path), pairs)
         write_agreement(found, run)
