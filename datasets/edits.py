@@ -1,8 +1,8 @@
-"""Your own edits: a file or folder with a picture and an instruction in every row, which may be called prompt.
+"""Your own edits, or first frames of clips: a picture and an instruction in every row, which may be called prompt.
 
     {"image": "cat.jpg", "instruction": "make the cat black"}
     {"image": "room.jpg", "instruction": "remove the chair", "mask": "chair.png", "target": "empty_room.jpg", "id": "7"}
-    {"image": "cat.jpg", "prompt": "make the cat black"}
+    {"image": "cat.jpg", "prompt": "the cat jumps off the chair"}
     {"images": ["dress.png", "woman.jpg"], "instruction": "let her wear the dress"}
 
 `mask` is white where the first picture may change (for the reward `keeps_rest`), `target` is how it should look (for

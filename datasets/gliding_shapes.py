@@ -1,28 +1,42 @@
-"""Captions of moving coloured shapes, as prompts for clips: "a red circle moves left". No download.
+"""Captions of moving coloured shapes, as prompts for clips: "a red circle moves left", alone or with a first frame.
 
 Four colours, three shapes and four ways make 48 captions; a quarter of them, in which every colour, shape and way occurs
-equally often, is held out. Columns: colour, shape, way. For the reward `gliding_shapes`. Licence: Apache-2.0.
+equally often, is held out. Columns: colour, shape, way. For the reward `gliding_shapes`. No download. Licence: Apache-2.0.
 """
 
+import zlib
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from PIL import Image
 
 from mmrl import Prompt
 from mmrl.core.ranges import Count, Seed
 from mmrl.data.drawn.captions import captions_of
-from mmrl.data.drawn.gliding import HELD_OUT, TRAIN
+from mmrl.data.drawn.gliding import HELD_OUT, TRAIN, Glide, draw
+from mmrl.data.drawn.shapes import to_bytes
 
 SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
 
 
-def load(split: str = "train", size: Count | None = None, seed: Seed = 0) -> Sequence[Prompt]:
+def load(split: str = "train", size: Count | None = None, seed: Seed = 0, first_frame: Count | None = None) -> Sequence[Prompt]:
     """All captions of a split, in an order that the seed decides.
 
     Args:
         split: train or held_out.
         size: only the first n; None: all.
-        seed: seed of the order.
+        seed: seed of the order, and of place and size in first frames.
+        first_frame: pixels a side of a picture of the shape where it starts, which every prompt holds; None: text alone.
 
     Raises:
         ValueError: no such split, or more captions than it has.
     """
-    return captions_of(SPLITS, split, size, seed)
+    found = captions_of(SPLITS, split, size, seed)
+    return found if first_frame is None else [_starting(prompt, first_frame, seed) for prompt in found]
+
+
+def _starting(prompt: Prompt, side: int, seed: int) -> Prompt:
+    rng = np.random.default_rng([seed, zlib.crc32(prompt.id.encode())])
+    first = to_bytes(draw(Glide(**prompt.columns), side, frames=2, rng=rng)[0])
+    return replace(prompt, media=(Image.fromarray(first),))

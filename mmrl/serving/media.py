@@ -38,7 +38,7 @@ def sources_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "
     """
     found = [_at_size(media, prompt, "a picture", size, fit) for media in prompt.media]
     if not found:
-        raise ValueError(f"prompt {prompt.id!r} has no picture to edit: this reward is for prompts with a column image")
+        raise ValueError(f"prompt {prompt.id!r} has no picture: this reward is for prompts with a column image")
     return found
 
 

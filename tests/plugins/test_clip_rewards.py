@@ -33,6 +33,21 @@ def values(found: list[Any]) -> list[Any]:
     return [None if one is None else one.value for one in found]
 
 
+def test_a_clip_that_begins_with_its_picture_and_moves_scores_most(reward):
+    """Beside it one that begins four pixels off, one of another colour, and a still one."""
+    own, shifted, other = clip(), np.roll(clip(), 4, 2), clip(GLIDE._replace(colour="blue"))
+    still = np.repeat(own[:1], 5, 0)
+    prompt = Prompt("p1", "it moves left", (Image.fromarray(own[0]),))
+    found = reward("first_frame")(Group(0, prompt, tuple(Sample(video=one) for one in (own, shifted, other, still))))
+    right, moved, wrong, idle = values(found)
+    assert right == 1.0 and idle == 0.0 and 0 < wrong < moved < 1
+    assert found[0].parts["difference"] == 0 and found[3].parts["change"] == 0
+    expected = np.abs(shifted[0].astype(float) - own[0]).mean() / 255
+    assert moved == pytest.approx(1 - expected / 0.25)
+    with pytest.raises(ValueError, match=r"prompt 'p2' has no picture"):
+        reward("first_frame")(Group(0, Prompt("p2", "x"), (Sample(video=own),)))
+
+
 @pytest.mark.parametrize("glide", GLIDES[::7], ids=lambda glide: glide.caption)
 def test_an_ideal_glide_scores_near_one(reward, glide):
     (found,) = reward("gliding_shapes")(group_of(clip(glide), glide=glide))

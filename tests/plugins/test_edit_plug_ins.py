@@ -148,7 +148,7 @@ def test_faults_of_masks_and_sources_are_named(reward):
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
             keeps(reward, changed(0, 4), mask)
-    with pytest.raises(ValueError, match=r"prompt 'p7' has no picture to edit: this reward is for prompts with a column image"):
+    with pytest.raises(ValueError, match=r"prompt 'p7' has no picture: this reward is for prompts with a column image"):
         keeps(reward, changed(0, 4), source=None)
 
 

@@ -33,7 +33,9 @@ class TaskOptions:
 
     task: Annotated[
         str | None,
-        Option(help="Without a config: grounding, video (clips), qa, t2i (text to image), t2v (clips) or edit (pictures)."),
+        Option(
+            help="Without a config: grounding, video (clips), qa, t2i (text to image), t2v (clips), i2v (from a picture) or edit."
+        ),
     ] = None
     model: Annotated[str | None, Option(help="With --task: a folder or hub name.")] = None
     data: Annotated[str | None, Option(help="With --task: a data file, or a name from `mmrl ls datasets`.")] = None

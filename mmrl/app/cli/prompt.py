@@ -15,8 +15,10 @@ Step = Annotated[
 
 def draw(
     run: RunFolder,
-    prompt: Annotated[str, Argument(metavar="PROMPT", help="What to draw, or how to edit the pictures.")],
-    image: Annotated[list[Path] | None, Option(metavar="PICTURE", help="A picture to edit; may be repeated.")] = None,
+    prompt: Annotated[str, Argument(metavar="PROMPT", help="What to draw, how to edit the pictures, or how a clip goes on.")],
+    image: Annotated[
+        list[Path] | None, Option(metavar="PICTURE", help="A picture to edit, or a first frame; may be repeated.")
+    ] = None,
     seed: Annotated[
         int | None, Option(min=0, max=2**32 - 1, help="Seed of the noise (default: that of the run's evaluation).")
     ] = None,

@@ -21,6 +21,7 @@ from mmrl.runtime.near import near
 
 TEXT: Values = {"kind": "text", "answer_format": "direct"}
 DRAWN: Values = {"kind": "flow", "height": 512, "width": 512}
+CLIPS: Values = {"kind": "flow", "height": 240, "width": 416, "frames": 33}
 SCORING = ("scores", "picture_scores", "ratings")
 """The tasks that make reward models."""
 TASKS: dict[str, Values] = {
@@ -61,8 +62,14 @@ TASKS: dict[str, Values] = {
     },
     "t2v": {
         "algorithm": {"preset": "flow_grpo_fast"},
-        "policy": {"kind": "flow", "height": 240, "width": 416, "frames": 33},
+        "policy": CLIPS,
         "data": {"use": "prompts"},
+        "evaluation": {"num_prompts": 32},
+    },
+    "i2v": {
+        "algorithm": {"preset": "flow_grpo_fast"},
+        "policy": CLIPS,
+        "data": {"use": "edits"},
         "evaluation": {"num_prompts": 32},
     },
     "edit": {
@@ -82,9 +89,9 @@ HELD_OUT = SPLITS[1:]
 SPLITTING = ("grounding_jsonl", "qa_jsonl", "edits", "prompts")
 """The data sets that read a split of a folder."""
 EXAMPLE = "mmrl train --task {task} --model {model} --data {data} --reward {reward}"
-SEES, DRAWS, EDITS, MOVES = (
+SEES, DRAWS, EDITS, MOVES, GOES_ON = (
     *("Qwen/Qwen2.5-VL-3B-Instruct", "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.1-Kontext-dev"),
-    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+    *("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "Wan-AI/Wan2.2-TI2V-5B-Diffusers"),
 )
 EXAMPLES = {
     "grounding": EXAMPLE.format(task="grounding", model=SEES, data="boxes.jsonl", reward="iou --reward format=0.1"),
@@ -94,6 +101,7 @@ EXAMPLES = {
     **{kind: f"mmrl reward train --task {kind} --model {SEES} --data pairs.jsonl" for kind in SCORING},
     "t2i": EXAMPLE.format(task="t2i", model=DRAWS, data="prompts.txt", reward="pick_score --reward clip_score=0"),
     "t2v": EXAMPLE.format(task="t2v", model=MOVES, data="prompts.txt", reward="video_judge --reward smooth_motion=0.5"),
+    "i2v": EXAMPLE.format(task="i2v", model=GOES_ON, data="starts.jsonl", reward="video_judge --reward first_frame=0.5"),
     "edit": EXAMPLE.format(task="edit", model=EDITS, data="edits.jsonl", reward="vlm_judge --reward keeps_rest=0.5"),
 }
 

@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.core.types import Prompt, Request
-from mmrl.policies.flow.families.base import Condition, FlowFamily, Index
+from mmrl.policies.flow.families.base import SOURCE, Condition, FlowFamily, Index
 from mmrl.policies.flow.families.known import family_of, own_family
-from mmrl.policies.flow.families.sources import SOURCE, kind_of
+from mmrl.policies.flow.families.sources import kind_of
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.in_4_bits import parts_in_4_bits, reader_bytes
 from mmrl.policies.flow.loading import add_trainable, load_index
@@ -321,7 +321,7 @@ def forward(dry_run: FlowDryRun, largest: LargestForward, with_gradient: bool) -
     condition = family.blank_condition(torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
     x = family.pack(torch.zeros(rows, *family.latent_shape))
     if largest.pictures:
-        condition = {**condition, SOURCE: torch.zeros(largest.pictures * family.source_tokens, x.shape[-1])}
+        condition = {**condition, **family.blank_sources(largest.pictures)}
     empty = condition if net.passes(guidance) == 2 and not family.own_negatives else None
     with torch.set_grad_enabled(with_gradient):
         places = torch.zeros(rows, dtype=torch.long)

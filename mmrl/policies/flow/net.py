@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import Condition, FlowFamily
-from mmrl.policies.flow.families.sources import SOURCE
+from mmrl.policies.flow.families.base import SOURCE, Condition, FlowFamily
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.transfer import Uploads
 from mmrl.runtime.tensors import to_device
@@ -58,7 +57,7 @@ class FlowNet(nn.Module):
             (no_words,) = self.uploads([empty], x.device)
             negatives, away = [no_words], torch.full_like(places, len(shown))
             if any(SOURCE in one for one in shown):
-                negatives, away = [{**no_words, SOURCE: one[SOURCE]} for one in shown], places + len(shown)
+                negatives, away = [{**one, **no_words} for one in shown], places + len(shown)
         both = self._plain(
             family, torch.cat([x, x]), torch.cat([timesteps, timesteps]), [*shown, *negatives], torch.cat([away, places]), scale
         )

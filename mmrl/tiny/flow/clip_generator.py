@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmrl.data.drawn import shapes
 from mmrl.tiny import teaching
-from mmrl.tiny.byte_tokens import HubObject
+from mmrl.tiny.byte_tokens import HubObject, Kwargs
 from mmrl.tiny.flow import pipeline_parts
 from mmrl.tiny.flow.pipeline_parts import add_words, diffusers_object, scheduler, t5_tokenizer
 from mmrl.tiny.keep import Progress
@@ -54,6 +54,8 @@ class WarmStart(GeneratorStart):
     """Clips that the autoencoder learns from."""
     feed_forward: int = 512
     text_width: int = 64
+    from_frame: bool = False
+    """Goes on from a first frame, as Wan's image-to-video models do without CLIP."""
 
     def __post_init__(self) -> None:
         if self.data.side % 2**self.halvings or (self.data.frames - 1) % FRAMES_PER_LATENT:
@@ -64,13 +66,15 @@ class WarmStart(GeneratorStart):
 
 
 def untaught(settings: WarmStart) -> HubObject:
-    """A WanPipeline."""
+    """A WanPipeline, or one that goes on from a first frame."""
     from transformers import UMT5Config, UMT5EncoderModel
 
     tokenizer, width = add_words(t5_tokenizer(), settings.data.words), settings.text_width
     text = UMT5Config(vocab_size=len(tokenizer), d_model=width, d_kv=32, d_ff=2 * width, num_layers=1, num_heads=2)
+    frame: Kwargs = {"image_encoder": None, "image_processor": None} if settings.from_frame else {}
     return diffusers_object(
-        "WanPipeline",
+        "WanImageToVideoPipeline" if settings.from_frame else "WanPipeline",
+        **frame,
         tokenizer=tokenizer,
         text_encoder=UMT5EncoderModel(text),
         transformer=_transformer(settings),
@@ -85,7 +89,8 @@ def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = 
     clips = torch.from_numpy(drawn).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
     with teaching.two_stages(settings, progress) as (first, second):
         teach_autoencoder(pipeline.vae, clips[: settings.vae_pool], settings, first)
-        teach_transformer(pipeline, encode_clips(pipeline.vae, clips), captions, settings, second)
+        starts = first_frames(pipeline.vae, clips) if settings.from_frame else None
+        teach_transformer(pipeline, encode_clips(pipeline.vae, clips), captions, settings, second, starts)
 
 
 def teach_autoencoder(vae: HubObject, clips: Float[Tensor, "n 3 f y x"], settings: WarmStart, note: Note) -> None:
@@ -114,14 +119,19 @@ def decode_beyond(vae: HubObject, z: Float[Tensor, "n c f h w"]) -> Float[Tensor
 
 
 def teach_transformer(
-    pipeline: HubObject, latents: Float[Tensor, "n c f h w"], captions: Sequence[str], settings: WarmStart, note: Note
+    pipeline: HubObject,
+    latents: Float[Tensor, "n c f h w"],
+    captions: Sequence[str],
+    settings: WarmStart,
+    note: Note,
+    starts: Float[Tensor, "n d f h w"] | None = None,
 ) -> None:
-    """The loss of `teaching.learn_velocities`."""
+    """The loss of `teaching.learn_velocities`; `starts` are further channels."""
 
     def velocity(batch: Noisy) -> Tensor:
         embeds = encode_captions(pipeline, batch.captions, settings.max_tokens)
         return pipeline.transformer(
-            hidden_states=batch.latents,
+            hidden_states=batch.latents if starts is None else torch.cat([batch.latents, starts[batch.rows]], 1),
             timestep=1000 * batch.sigma,
             encoder_hidden_states=embeds[batch.places],
             return_dict=False,
@@ -144,6 +154,16 @@ def encode_clips(vae: HubObject, clips: Float[Tensor, "n 3 f y x"]) -> Float[Ten
     return torch.cat([(vae.encode(chunk).latent_dist.mode() - mean) / std for chunk in clips.split(64)])
 
 
+def first_frames(vae: HubObject, clips: Float[Tensor, "n 3 f y x"]) -> Float[Tensor, "n d g h w"]:
+    """What the network sees of first frames: a mask, and the latents of clips that are grey after them."""
+    grey = clips.clone()
+    grey[:, :, 1:] = 0
+    latents = encode_clips(vae, grey)
+    mask = latents.new_zeros(len(latents), FRAMES_PER_LATENT, *latents.shape[2:])
+    mask[:, :, 0] = 1
+    return torch.cat([mask, latents], 1)
+
+
 def _transformer(settings: WarmStart) -> HubObject:
     side = settings.data.side // 2**settings.halvings
     return diffusers_object(
@@ -151,7 +171,7 @@ def _transformer(settings: WarmStart) -> HubObject:
         patch_size=(1, side, side),
         num_attention_heads=settings.heads,
         attention_head_dim=32,
-        in_channels=settings.latents,
+        in_channels=settings.latents + (FRAMES_PER_LATENT + settings.latents if settings.from_frame else 0),
         out_channels=settings.latents,
         text_dim=settings.text_width,
         freq_dim=64,

@@ -1,4 +1,4 @@
-"""Wan pipelines of the real classes with some 0.05 M random weights: one network, a time per token, or two experts.
+"""Wan pipelines of the real classes with some 0.05 M random weights: one network, a time per token, two experts, a first frame.
 
 Clips are small multiples of 16 pixels (32 for `wan_5b`) with 4k + 1 frames: the autoencoders halve both sides three times and
 time twice.
@@ -11,6 +11,9 @@ from mmrl.tiny.flow.pipeline_parts import LATENTS, diffusers_object, scheduler, 
 
 BOUNDARY = 0.6
 """The share of the way, from the noise, below which the second expert works; 0.875 in Wan 2.2 A14B."""
+FROM_FRAME, CHANNELS = "WanImageToVideoPipeline", 2 * LATENTS + 4
+"""The class of pipelines from a first frame, and what their networks take: latents, those of the frame, and a mask."""
+NO_CLIP: Kwargs = {"image_encoder": None, "image_processor": None}
 
 
 def wan_a14b() -> HubObject:
@@ -25,7 +28,29 @@ def wan_5b() -> HubObject:
     )
 
 
-def pipeline(**parts: object) -> HubObject:
+def wan_i2v() -> HubObject:
+    """A Wan 2.1 from a first frame, which its network sees as channels and through CLIP."""
+    from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
+
+    sees: Kwargs = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+    clip = CLIPVisionConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=28, patch_size=14
+    )
+    return pipeline(
+        FROM_FRAME,
+        transformer=transformer(in_channels=CHANNELS, image_dim=32, added_kv_proj_dim=24),
+        image_encoder=CLIPVisionModel(clip),
+        image_processor=CLIPImageProcessor(**sees),
+    )
+
+
+def wan_i2v_a14b() -> HubObject:
+    """A Wan 2.2 A14B from a first frame: two experts, without CLIP."""
+    early, late = transformer(in_channels=CHANNELS), transformer(in_channels=CHANNELS)
+    return pipeline(FROM_FRAME, transformer=early, transformer_2=late, boundary_ratio=BOUNDARY, **NO_CLIP)
+
+
+def pipeline(kind: str = "WanPipeline", **parts: object) -> HubObject:
     """A Wan 2.1 of text to video; `parts` take the place of the usual ones."""
     from transformers import UMT5Config, UMT5EncoderModel
 
@@ -39,25 +64,25 @@ def pipeline(**parts: object) -> HubObject:
         "transformer": transformer(),
         "transformer_2": None,
     }
-    return diffusers_object("WanPipeline", **(usual | parts))
+    return diffusers_object(kind, **(usual | parts))
 
 
-def transformer() -> HubObject:
-    return diffusers_object(
-        "WanTransformer3DModel",
-        patch_size=(1, 2, 2),
-        num_attention_heads=2,
-        attention_head_dim=12,
-        in_channels=LATENTS,
-        out_channels=LATENTS,
-        text_dim=32,
-        freq_dim=32,
-        ffn_dim=32,
-        num_layers=2,
-        cross_attn_norm=True,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=32,
-    )
+def transformer(**settings: object) -> HubObject:
+    usual: Kwargs = {
+        "patch_size": (1, 2, 2),
+        "num_attention_heads": 2,
+        "attention_head_dim": 12,
+        "in_channels": LATENTS,
+        "out_channels": LATENTS,
+        "text_dim": 32,
+        "freq_dim": 32,
+        "ffn_dim": 32,
+        "num_layers": 2,
+        "cross_attn_norm": True,
+        "qk_norm": "rms_norm_across_heads",
+        "rope_max_seq_len": 32,
+    }
+    return diffusers_object("WanTransformer3DModel", **(usual | settings))
 
 
 def autoencoder(**settings: object) -> HubObject:
@@ -73,5 +98,11 @@ def autoencoder(**settings: object) -> HubObject:
     return diffusers_object("AutoencoderKLWan", **(usual | settings))
 
 
-WAN_PIPELINES: dict[str, Callable[[], HubObject]] = {"wan": pipeline, "wan_5b": wan_5b, "wan_a14b": wan_a14b}
+WAN_PIPELINES: dict[str, Callable[[], HubObject]] = {
+    "wan": pipeline,
+    "wan_5b": wan_5b,
+    "wan_a14b": wan_a14b,
+    "wan_i2v": wan_i2v,
+    "wan_i2v_a14b": wan_i2v_a14b,
+}
 """Name -> how it is built."""

@@ -100,8 +100,8 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     ("family", "data", "words"),
     [
         ("flux", "edits", r"5 of 5 prompts hold 1 picture each .* draws from text alone: remove the pictures"),
-        ("kontext", "prompts", r"6 of 6 prompts hold 0 pictures each \(the first is '1'\), but .* edits prompts with 1"),
-        ("qwen_edit", "prompts", r"hold 0 pictures .* edits prompts with 1 to 3: name them in the data's column image or images"),
+        ("kontext", "prompts", r"6 of 6 prompts hold 0 pictures each \(the first is '1'\), but .* takes prompts with 1"),
+        ("qwen_edit", "prompts", r"hold 0 pictures .* takes prompts with 1 to 3: name them in the data's column image or images"),
     ],
 )
 def test_prompts_that_the_model_cannot_take_are_refused_before_weights_load(

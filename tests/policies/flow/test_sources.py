@@ -207,9 +207,9 @@ def test_marks_of_pictures_are_no_words(tiny: Tiny):
 @pytest.mark.parametrize(
     ("media", "words"),
     [
-        ((), r"prompt 'p' holds 0 pictures, but this model edits prompts with 1: name them in the data's column image or images"),
-        ((noise(1), noise(2)), r"prompt 'p' holds 2 pictures, but this model edits prompts with 1"),
-        ((Video("a.mp4"),), r"prompt 'p' holds a clip, but this model edits pictures: give it pictures alone"),
+        ((), r"prompt 'p' holds 0 pictures, but this model takes prompts with 1: name them in the data's column image or images"),
+        ((noise(1), noise(2)), r"prompt 'p' holds 2 pictures, but this model takes prompts with 1"),
+        ((Video("a.mp4"),), r"prompt 'p' holds a clip, but this model takes pictures: give it pictures alone"),
         (("nowhere.png",), r"prompt 'p': there is no picture 'nowhere.png'"),
     ],
 )

@@ -26,6 +26,8 @@ Index = dict[str, Any]
 """A pipeline's model_index.json."""
 Condition = Mapping[str, Tensor]
 """The embeddings of one prompt, by the name the family gives it; no dimension for a batch."""
+SOURCE = "source"
+"""A prompt's pictures in its Condition: tokens (tokens, channels), or the channels (d, f, h, w) that a first frame adds."""
 ATTENTION = tuple(
     f"attn.{name}" for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 )
@@ -240,6 +242,11 @@ class FlowFamily(FamilyFacts):
         embeds = torch.zeros(max(1, self.prompt_tokens), self.config.joint_attention_dim, dtype=dtype)
         pooled = getattr(self.config, "pooled_projection_dim", None)
         return {"embeds": embeds} if pooled is None else {"embeds": embeds, "pooled": torch.zeros(pooled, dtype=dtype)}
+
+    def blank_sources(self, count: int) -> Condition:
+        """What a Condition holds of `count` pictures in its shapes, all 0."""
+        width = self.pack(torch.zeros(1, *self.latent_shape)).shape[-1]
+        return {SOURCE: torch.zeros(count * self.source_tokens, width)}
 
     def negative(self, condition: Condition) -> Condition:
         """The condition that guidance leads away from where `own_negatives` says that each prompt has its own."""

@@ -10,8 +10,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.flow.sigmas import EmpiricalShift, Spacing
-from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, Index, PipelineCall, token_count
-from mmrl.policies.flow.families.sources import SOURCE, latents_of
+from mmrl.policies.flow.families.base import ATTENTION, SOURCE, Condition, FlowFamily, Index, PipelineCall, token_count
+from mmrl.policies.flow.families.sources import latents_of
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
 FEED_FORWARD = ("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out")

@@ -12,10 +12,13 @@ from mmrl.policies.flow.families.qwen_image import QwenImage
 from mmrl.policies.flow.families.sana import Sana
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
-from mmrl.policies.flow.families.wan import Wan
+from mmrl.policies.flow.families.wan.image import WanFirstLatent, WanImage
+from mmrl.policies.flow.families.wan.text import Wan
 from mmrl.policies.flow.families.z_image import ZImage
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 
+TIME_PER_TOKEN = "WanPipeline with expand_timesteps"
+"""Wan 2.2 5B, whose class does not tell it from the others."""
 FAMILIES: dict[str, type[FlowFamily]] = {
     "StableDiffusion3Pipeline": StableDiffusion3,
     "FluxPipeline": Flux,
@@ -29,6 +32,8 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "StableDiffusionXLPipeline": StableDiffusionXL,
     "QwenImageEditPlusPipeline": QwenImageEdit,
     "WanPipeline": Wan,
+    "WanImageToVideoPipeline": WanImage,
+    TIME_PER_TOKEN: WanFirstLatent,
 }
 """Class of a diffusers pipeline -> its family."""
 RELATIVES = {
@@ -75,6 +80,8 @@ def family_of(index: Index, model: str, own: type[FlowFamily] | None = None) -> 
     Raises ValueError for a pipeline that is unknown or not whole, or whose scheduler does not take the family's steps.
     """
     name = str(index.get("_class_name"))
+    if name.startswith("Wan") and index.get("expand_timesteps"):
+        name = TIME_PER_TOKEN
     if own is None and name not in FAMILIES:
         kind = f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
         raise ValueError(

@@ -8,9 +8,9 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import Condition
+from mmrl.policies.flow.families.base import SOURCE, Condition
 from mmrl.policies.flow.families.flux import Flux
-from mmrl.policies.flow.families.sources import SOURCE, latents_of
+from mmrl.policies.flow.families.sources import latents_of
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import Condition
+from mmrl.policies.flow.families.base import SOURCE, Condition
 from mmrl.policies.flow.families.qwen_image import QwenImage
-from mmrl.policies.flow.families.sources import SOURCE, latents_of
+from mmrl.policies.flow.families.sources import latents_of
 
 READ_PIXELS = 384 * 384
 """Area at which the text encoder reads a picture, unless the transformer's is smaller."""

@@ -1,4 +1,4 @@
-"""Pictures of prompts as latents, for the families that edit."""
+"""Pictures of prompts as latents, for the families that edit or go on from a first frame."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,10 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from mmrl.core.types import Prompt, Video
-from mmrl.policies.flow.families.base import Condition
-
-SOURCE = "source"
-"""The tokens of a prompt's pictures in its Condition, (tokens, channels)."""
+from mmrl.policies.flow.families.base import SOURCE, Condition
 
 
 @torch.no_grad()
@@ -22,7 +19,7 @@ def latents_of(vae: Any, pixels: Tensor) -> Tensor:
 
 
 def kind_of(condition: Condition) -> int:
-    """The number of tokens of the prompt's pictures: only rows that agree in it fit one forward."""
+    """The number of tokens, or channels, of the prompt's pictures: only rows that agree in it fit one forward."""
     return len(condition[SOURCE]) if SOURCE in condition else 0
 
 
@@ -40,7 +37,7 @@ def refuse_sources(prompts: Sequence[Prompt], allowed: tuple[int, int], model: s
     least, most = allowed
     clips = [prompt.id for prompt in prompts if any(isinstance(media, Video) for media in prompt.media)]
     if clips and most:
-        raise ValueError(f"prompt {clips[0]!r} holds a clip, but {model} edits pictures: give it pictures alone")
+        raise ValueError(f"prompt {clips[0]!r} holds a clip, but {model} takes pictures: give it pictures alone")
     bad = [prompt for prompt in prompts if not least <= len(prompt.media) <= most]
     if not bad:
         return
@@ -56,4 +53,4 @@ def refuse_sources(prompts: Sequence[Prompt], allowed: tuple[int, int], model: s
         )
     wanted = f"{least}" if least == most else f"{least} to {most}"
     remedy = "name them in the data's column image or images (for mmrl draw: --image)"
-    raise ValueError(f"{who}, but {model} edits prompts with {wanted}: {remedy}")
+    raise ValueError(f"{who}, but {model} takes prompts with {wanted}: {remedy}")

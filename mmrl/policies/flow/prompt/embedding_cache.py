@@ -113,7 +113,7 @@ def open_cache(config: FlowPolicyConfig, family: FlowFamily) -> EmbeddingCache |
     if config.embeddings == "memory" or (config.embeddings == "auto" and size < WORTH_KEEPING):
         return None
     folder = Path(family.pipeline.config._name_or_path)
-    names = ("text_encoder", "tokenizer", *(("vae", "processor") if family.sources[1] else ()))
+    names = ("text_encoder", "tokenizer", *(("vae", "processor", "image_") if family.sources[1] else ()))
     read = [part for part in sorted(folder.iterdir()) if part.name.startswith(names)]
     facts = [
         type(family).__name__,
@@ -121,7 +121,10 @@ def open_cache(config: FlowPolicyConfig, family: FlowFamily) -> EmbeddingCache |
         *([f"file {SingleFile(config).fingerprint()}"] if is_single(config) else []),
         f"{family.prompt_tokens} tokens",
         *(
-            [f"pictures of {family.source_size}, {family.settings.source_fit}, {family.pipeline.vae.dtype}"]
+            [
+                f"pictures of {family.source_size}, {family.settings.source_fit}, {family.pipeline.vae.dtype}",
+                f"{family.settings.frames} frames",
+            ]
             if family.sources[1]
             else []
         ),

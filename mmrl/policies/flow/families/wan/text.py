@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from mmrl.flow.sigmas import Spacing, spacing_of
 from mmrl.policies.flow.families.base import Condition, FlowFamily, Index, token_count
-from mmrl.policies.flow.families.experts import Experts
 from mmrl.policies.flow.families.facts import EULER
+from mmrl.policies.flow.families.wan.experts import Experts
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
@@ -22,8 +22,8 @@ class Wan(FlowFamily):
     """arXiv:2503.20314. Guidance 5 against the empty prompt. Latents are (n, c, f, h, w), f = (frames - 1) / 4 + 1.
 
     Wan 2.2 A14B has two networks, each with an adapter: one draws while the time is above `boundary_ratio`, the other one from
-    there on; the usual guidance is 4, and policy.guidance_low = 3 below. Not supported: prompts with a picture, the negative
-    prompt of Wan's own demonstration.
+    there on; the usual guidance is 4, and policy.guidance_low = 3 below. Not supported: the negative prompt of Wan's own
+    demonstration.
     """
 
     usual_guidance = 5.0
@@ -74,11 +74,6 @@ class Wan(FlowFamily):
         )
 
     @property
-    def has_time_per_token(self) -> bool:
-        """Is every token given its own time (Wan 2.2 5B)?"""
-        return bool(getattr(self.pipeline.config, "expand_timesteps", False))
-
-    @property
     def boundary(self) -> float | None:
         # repositories of Wan 2.1 are older than both keys, and a dry run has only what their files say
         ratio = getattr(self.pipeline.config, "boundary_ratio", None)
@@ -99,8 +94,8 @@ class Wan(FlowFamily):
 
     @property
     def fps(self) -> float:
-        """24 for Wan 2.2 5B, 16 for the others, as their makers save clips."""
-        return self.settings.fps or (24.0 if self.has_time_per_token else 16.0)
+        """16, as its makers save clips."""
+        return self.settings.fps or 16.0
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
@@ -134,12 +129,21 @@ class Wan(FlowFamily):
     def velocity(
         self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
-        """Times of tokens, where the model wants them, are all alike: text is all that is given."""
-        if self.has_time_per_token:
-            timesteps = timesteps[:, None].expand(-1, self.image_tokens)
-        return transformer(hidden_states=x, timestep=timesteps, encoder_hidden_states=prompts["embeds"], return_dict=False)[0]
+        return self.ask(transformer, x, timesteps, prompts)
+
+    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Mapping[str, Tensor], **more: Tensor) -> Tensor:
+        """The network's output at times of rows, or of tokens."""
+        return transformer(hidden_states=x, timestep=times, encoder_hidden_states=prompts["embeds"], return_dict=False, **more)[0]
+
+    def normalize(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n c f h w"]:
+        mean, std = self._moments(latents)
+        return (latents - mean) / std
 
     def decode(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n 3 frames y x"]:
-        vae = self.pipeline.vae
-        mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
-        return vae.decode(latents * std + mean, return_dict=False)[0]
+        mean, std = self._moments(latents)
+        return self.pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
+
+    def _moments(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        config = self.pipeline.vae.config
+        mean, std = (torch.tensor(x).to(like).view(1, -1, 1, 1, 1) for x in (config.latents_mean, config.latents_std))
+        return mean, std

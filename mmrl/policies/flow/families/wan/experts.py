@@ -20,8 +20,8 @@ class Experts(nn.Module):
         timestep: Float[Tensor, " n"],
         encoder_hidden_states: Float[Tensor, "n t d"],
         return_dict: bool = False,
-    ) -> tuple[Float[Tensor, "n c f h w"]]:
-        """The velocity of every row, by the expert of its time (1000 = noise)."""
+    ) -> tuple[Float[Tensor, "n v f h w"]]:
+        """The velocity of every row, by the expert of its time (1000 = noise); channels of a first frame have none."""
         is_early = timestep >= self.boundary
         parts: list[Tensor] = []
         places: list[Tensor] = []

@@ -1,0 +1,1 @@
+"""Wan, from words and from a first frame."""

@@ -1,0 +1,98 @@
+"""Clips from a first frame through the commands: every such Wan trains, plans count it, and what does not fit is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmrl.app.commands import plan
+from mmrl.app.commands.train import run_training
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved
+from mmrl.app.config.tasks import one_line
+from mmrl.app.run import build as building
+from mmrl.app.run.build import build
+from tests.support.flow_runs import Make, with_preset
+
+TOKENS = {"wan_i2v": 512, "wan_i2v_a14b": 12, "wan_5b": 12}
+SIZES = ["policy.height=32", "policy.width=32", "policy.frames=5", "policy.lora.rank=2", "policy.guidance=2.0"]
+REWARD = 'reward=[{use="first_frame", limit=1.0}, {use="over_frames", frames=2, picture={use="jpeg_size", scale=0.1}}]'
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """A file of four first frames."""
+    lines: list[str] = []
+    for i in range(4):
+        pixels = np.random.default_rng(i).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+        lines.append(json.dumps({"image": f"{i}.png", "prompt": "it moves left", "id": str(i)}))
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    return tmp_path / "train.jsonl"
+
+
+def going_on(make: Make, name: str, family: str, rows: Path, *words: str) -> Resolved:
+    resolved = make()
+    for table in (("data",), ("evaluation", "data")):
+        resolved.table.set(table, {"use": "edits", "path": str(rows)}, "test")
+    own = [f"policy.model=tiny:{family}", f"policy.max_prompt_tokens={TOKENS[family]}", *SIZES, REWARD, "prompts_per_step=2"]
+    return with_preset(lambda: resolved, name, *own, *words)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("wan_i2v", "flow_grpo"),
+        ("wan_i2v_a14b", "mix_grpo"),
+        ("wan_i2v_a14b", "diffusion_nft"),
+        ("wan_5b", "branch_grpo"),
+        ("wan_5b", "diffusion_nft"),
+    ],
+)
+def test_presets_take_two_steps_from_first_frames(make: Make, rows: Path, family: str, name: str):
+    """The ratio gate (1e-6) passes."""
+    words = ["algorithm.minibatches=2"] if name == "branch_grpo" else []
+    job = build(going_on(make, name, family, rows, *words))
+    before = [weight.detach().clone() for weight in job.policy.parameters()]
+    for _ in range(2):
+        metrics = job.trainer.step()
+        assert all(torch.tensor(metrics[key]).isfinite() for key in ("loss", "policy/grad_norm", "reward/first_frame/difference"))
+    assert any(not torch.equal(a, b) for a, b in zip(before, job.policy.parameters(), strict=True))
+
+
+def test_a_run_shows_the_frame_beside_its_clips(make: Make, rows: Path, tmp_path: Path):
+    words = (f"output={str(tmp_path / 'run')!r}", "steps=1", "evaluation.num_prompts=2", "evaluation.num_steps=2")
+    run = run_training(going_on(make, "flow_grpo", "wan_i2v_a14b", rows, *words))
+    gallery = run.report_file.read_text().partition('<section id="gallery">')[2].partition("</section>")[0]
+    assert gallery.count('<p class="label">source</p>') == 2
+    line = json.loads(run.samples_file("eval", 0).read_text().splitlines()[0])
+    assert line["video"]["kind"] == "video" and (run.samples / line["media"][0]["file"]).is_file()
+
+
+@pytest.mark.parametrize("family", sorted(TOKENS))
+def test_a_plan_counts_the_network_that_it_goes_through(make: Make, rows: Path, family: str):
+    """A first frame adds no token; its channels and CLIP's view pass the network in full size."""
+    made = plan.draw_up(going_on(make, "flow_grpo", family, rows))
+    tokens = {"wan_i2v": 8, "wan_i2v_a14b": 8, "wan_5b": 2}[family]
+    counted = made.usual.counts["rollout"]
+    assert counted.positions == counted.rows * tokens
+    assert made.memory.phases["update"] > 0
+
+
+def test_text_alone_is_refused_before_weights_load(make: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("weights were loaded"))
+    resolved = make("policy.model=tiny:wan_i2v_a14b", "policy.max_prompt_tokens=12", *SIZES, "evaluation.num_prompts=0", REWARD)
+    with pytest.raises(ValueError, match=r"prompts hold 0 pictures each .* takes prompts with 1: name them in the data's column"):
+        build(configs.resolve(resolved.table))
+
+
+def test_one_line_goes_on_from_first_frames(rows: Path):
+    config: Any = one_line("i2v", "tiny:wan_i2v_a14b", str(rows), ["first_frame=0.5"], ["policy.max_prompt_tokens=12"]).config
+    assert (config.data.use, config.algorithm.label.split()[0]) == ("edits", "flow_grpo_fast")
+    assert (config.policy.frames, config.policy.height, config.policy.width) == (33, 240, 416)
+    with pytest.raises(ValueError, match=r"--task i2v needs --reward, for example mmrl train --task i2v .*Wan2\.2-TI2V-5B"):
+        one_line("i2v", "tiny:wan_i2v_a14b", str(rows), [], [])
