@@ -74,6 +74,26 @@ def rest(generator: Generator) -> None:
         generator.rest()
 
 
+@runtime_checkable
+class Publishing(Protocol):
+    """A generator with weights of its own, which may write with earlier ones while the live ones move."""
+
+    def publish(self, version: int) -> Callable[[], None]:
+        """Set the live weights aside under this number; the call lets the generator write with them."""
+        ...
+
+
+def publish(generator: Generator, version: int) -> tuple[int, Callable[[], None]]:
+    """Let a generator set the live weights aside; the number, and the call by which it writes with them.
+
+    Raises:
+        ValueError: it writes with the network that trains.
+    """
+    if not isinstance(generator, Publishing):
+        raise ValueError("ahead is above 0, and the network that trains writes: add [policy.engine], or set ahead = 0")
+    return version, generator.publish(version)
+
+
 @dataclass(frozen=True)
 class Completions:
     """Written completions, on the CPU."""
