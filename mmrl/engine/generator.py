@@ -35,7 +35,7 @@ from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
-from mmrl.policies.text.write.generate import Completions, LocalGenerator
+from mmrl.policies.text.write.generate import Completions, LocalGenerator, Publication
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import stack_ragged
 
@@ -90,11 +90,10 @@ class VllmGenerator:
         if not self._publishes:
             self._give(version, *self._set_aside(version))
 
-    def publish(self, version: int) -> Callable[[], None]:
-        """Set the live weights aside under this number; the call gives them to all servers, in any thread, unless they have them.
+    def publish(self, version: int) -> Publication:
+        """See Publishing: the first call gives the weights to all servers, unless they have them. Raises as `follow` does.
 
-        From then on nothing is written by the policy's own network but under other weights than the live ones. Raises as `follow`
-        does.
+        From then on the policy's own network writes under other weights than the live ones alone.
         """
         self._publishes = True
         update, probe = self._set_aside(version)
@@ -103,7 +102,8 @@ class VllmGenerator:
             if self.version != version:
                 self._give(version, update, probe)
 
-        return hold
+        assert self.fleet is not None
+        return version, hold, self.fleet.leave
 
     def _set_aside(self, version: int) -> tuple[Update, Probe]:
         if self.fleet is None:
@@ -157,7 +157,7 @@ class VllmGenerator:
             self._asleep = False
 
     def rest(self) -> None:
-        """The policy reads and updates now: servers that share its card release their memory. Every process calls it."""
+        """The policy reads and updates now: servers on its card release their memory. Every process calls it."""
         if self.settings.sleep and self.fleet is not None and not self._asleep:
             # one process may have its rows before another one, whose requests still run
             self.host.ranks.wait()
@@ -327,7 +327,7 @@ def write_locally(
     """The completions of these rows by the policy's own network; a process without rows takes part for the others' sake."""
     used = sorted({prompt_index[i] for i in rows})
     places = [used.index(prompt_index[i]) for i in rows]
-    drawn = local.write([prompts[place] for place in used], places, seeds, sampling)
+    drawn = local.write([prompts[place] for place in used], places, [seeds[i] for i in rows], sampling)
     lengths = drawn.lengths.tolist()
     return [
         Written(drawn.tokens[i, : lengths[i]].tolist(), drawn.logprobs[i, : lengths[i]].tolist(), bool(drawn.stopped[i]))

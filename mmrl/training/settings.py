@@ -154,6 +154,8 @@ class HealthSettings:
     """Mean |log ratio| between the sampler and the weights that train, before an update, in nats per action."""
     log_ratio_factor: Annotated[float, Range(above=1)] = 5.0
     """The same as a multiple of its value at the start, if it is more than a tenth of max_log_ratio."""
+    max_trainer_idle: Positive = 0.5
+    """Share of the time that training waits for samples, in a run that samples ahead of it."""
     alarm: AlarmSettings = field(default_factory=AlarmSettings)
     """When a run is suspected of reward hacking."""
 

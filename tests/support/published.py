@@ -36,7 +36,7 @@ class PublishingPolicy(fakes.FakeTextPolicy):
         super().__post_init__()
         self.copy = fakes.FakeTextPolicy(self.length, views=self.views)
 
-    def publish(self, version: int | None = None) -> tuple[int, Callable[[], None]]:
+    def publish(self, version: int | None = None) -> tuple[int, Callable[[], None], Callable[[], None]]:
         number = self.num_updates if version is None else version
         weights = {name: weight.clone() for name, weight in self.nets["policy"].state_dict().items()}
         place, self.count = self.count, self.count + 1
@@ -46,7 +46,7 @@ class PublishingPolicy(fakes.FakeTextPolicy):
                 self.copy.nets["policy"].load_state_dict(weights)
                 self.given = number
 
-        return number, hold
+        return number, hold, lambda: None
 
     def advance(self) -> None:
         super().advance()

@@ -36,7 +36,7 @@ from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
 from mmrl.policies.text.vision.cache import cache_of
 from mmrl.policies.text.write.episodes import Player, check_episodes
-from mmrl.policies.text.write.generate import HotSampling, publish, rest, wake
+from mmrl.policies.text.write.generate import HotSampling, Publication, publish, rest, wake
 from mmrl.policies.text.write.prefix import append, fill_given
 from mmrl.policies.text.write.rollout import (
     PromptCache,
@@ -134,7 +134,7 @@ class TextPolicy(PolicyHooks):
         self.weights.follow()
         self._followed = False
 
-    def publish(self, version: int | None = None) -> tuple[int, Callable[[], None]]:
+    def publish(self, version: int | None = None) -> Publication:
         return publish(self.generator, self.weights.num_updates if version is None else version)
 
     def drain_metrics(self) -> Mapping[str, float]:

@@ -13,7 +13,7 @@ from threading import Condition, Thread
 from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.hooks import SamplerHooks, with_hooks
@@ -41,10 +41,11 @@ Observation = tuple[Sequence[Prompt], Sequence[Sequence[float]]]
 class Publishes(Protocol):
     """A policy whose rollouts are written elsewhere, by a copy of its weights."""
 
-    def publish(self, version: int | None = None) -> tuple[int, Callable[[], None]]:
+    def publish(self, version: int | None = None) -> tuple[int, Callable[[], None], Callable[[], None]]:
         """Set the live weights aside under this number, or that of the updates that they had.
 
-        Returns the number, and a call by which rollouts are written with them from then on, in any thread.
+        Returns the number, a call by which rollouts are written with them from then on, and one that gives up what is written;
+        both may come from any thread.
         """
         ...
 
@@ -61,6 +62,7 @@ class Version:
     number: int
     """By which the policy names them in rollouts."""
     hold: Callable[[], None]
+    leave: Callable[[], None]
 
 
 class Ahead(Collector):
@@ -78,6 +80,7 @@ class Ahead(Collector):
     ) -> None:
         super().__init__(policy, sampler, rewards, algorithm, settings, ranks, reader)
         check_lag(policy, algorithm, settings, ranks)
+        self._parameters = list(policy.parameters())
         self._moved = Condition()
         """Whatever both threads look at changes under this lock."""
         self._oldest = 0
@@ -156,8 +159,10 @@ class Ahead(Collector):
     def close(self) -> None:
         """Collect no more."""
         with self._moved:
-            self._closed = True
+            is_busy, self._closed = self._is_busy, True
             self._moved.notify_all()
+        if is_busy and self._version is not None:
+            self._version.leave()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
 
@@ -200,7 +205,8 @@ class Ahead(Collector):
         Raises:
             OtherVersionError: it is not the one that the lag says.
         """
-        assert self._version is not None
+        if self._version is None:
+            return super().with_readings(fresh)
         noted = fresh.recorded.get(ROLLOUT_LOGPROBS)
         drawn = noted is None or bool((noted.isfinite() & fresh.action_mask).any())
         if drawn and fresh.weights_version != self._version.number:
@@ -282,10 +288,6 @@ class Ahead(Collector):
             assert isinstance(self.policy, Publishes)
             weights = [weight.detach().clone() for weight in self._parameters]
             self._versions = {**self._versions, step: Version(weights, *self.policy.publish(number))}
-
-    @property
-    def _parameters(self) -> list[nn.Parameter]:
-        return list(self.policy.parameters())
 
     @contextmanager
     def _under(self, weights: Sequence[Tensor]) -> Iterator[None]:
