@@ -68,3 +68,5 @@ TARGET_VELOCITY = Reading("target_velocity", "old")
 """noise - data of the noised sample (forward plans only)."""
 PIXELS = Reading("pixels")
 """The samples' pictures in [0, 1], (n, 3, y, x), with a gradient along the plan's surrogate path; 0 of rows that do not train."""
+WEIGHTS_VERSION = Reading("weights_version", "rollout")
+"""The version of the weights that wrote, where a run samples ahead of its training."""

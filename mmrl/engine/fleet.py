@@ -50,6 +50,8 @@ class Fleet:
     """Held by the thread that looks whether a server is back."""
     update: Update | None = None
     """The weights of the step."""
+    is_left: bool = False
+    """Nothing waits any more for the completions that are written."""
     probe: Probe | None = None
     """The test question, with the policy's answer under these weights."""
 
@@ -109,19 +111,30 @@ class Fleet:
         """
         if not asks:
             return []
-        with ThreadPoolExecutor(min(len(asks), THREADS * len(self.members))) as pool:
-            jobs = [pool.submit(self._ask, i, ask, prompts[ask.prompt], params, limits) for i, ask in enumerate(asks)]
-            try:
-                return [job.result() for job in jobs]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        self.is_left = False
+        pool = ThreadPoolExecutor(min(len(asks), THREADS * len(self.members)))
+        jobs = [pool.submit(self._ask, i, ask, prompts[ask.prompt], params, limits) for i, ask in enumerate(asks)]
+        try:
+            return [job.result() for job in jobs]
+        except BaseException:
+            self.leave()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def leave(self) -> None:
+        """Give up the completions that are written; their threads end at once, and not when servers answer."""
+        self.is_left = True
+        for member in self.members:
+            member.client.close()
 
     def _ask(self, place: int, ask: Ask, prompt: WirePrompt, params: dict[str, object], limits: Limits) -> list[Written]:
         """One request, sent until it is answered; the same seeds give the same completions, wherever and whenever."""
         assert self.update is not None
         aborted = failed = 0
         while True:
+            if self.is_left:
+                raise EngineUnavailableError("nothing waits for its completions any more")
             member = self._pick(place)
             name = uuid.uuid4().hex
             expected = Expected(limits, self._version(member), member.facts.max_length, name)
@@ -135,6 +148,8 @@ class Fleet:
                     raise EngineUnavailableError(f"{error}, {aborted} times: look into its log") from None
             except EngineDownError as error:
                 failed += 1
+                if self.is_left:
+                    continue
                 if failed > self.settings.retries + 1:
                     raise EngineUnavailableError(f"{error}, {failed} times: look into its log") from None
                 self._lose(member, str(error))
@@ -189,6 +204,8 @@ class Fleet:
         until = time.monotonic() + self.settings.timeout_s
         while not (alive := [member for member in self.members if member.alive]):
             own = self.own()
+            if self.is_left:
+                raise EngineUnavailableError("nothing waits for its completions any more")
             if own is not None and own.failed:
                 raise EngineUnavailableError(own.failed)
             if time.monotonic() > until:

@@ -35,7 +35,7 @@ from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
-from mmrl.policies.text.write.generate import Completions, LocalGenerator
+from mmrl.policies.text.write.generate import Completions, LocalGenerator, Publication
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import stack_ragged
 
@@ -71,29 +71,58 @@ class VllmGenerator:
         self.folder = Path()
         self.server: EngineServer | None = None
         self.fleet: Fleet | None = None
+        self.version = -1
+        """The updates of the weights that the servers have."""
+        self._publishes = False
         self._asleep = False
         self._told: set[str] = set()
 
     def follow(self, weights: Weights, version: int) -> None:
         """Give the live weights to all servers, which are started or looked at first where they were not yet.
 
+        In a run that publishes weights itself there is nothing to do.
+
         Raises:
             ValueError: a server cannot serve this policy, or cannot read the weights.
             EngineMismatchError: a server answers as if it had others.
             EngineUnavailableError: no server answers.
         """
+        if not self._publishes:
+            self._give(version, *self._set_aside(version))
+
+    def publish(self, version: int) -> Publication:
+        """See Publishing: the first call gives the weights to all servers, unless they have them. Raises as `follow` does.
+
+        From then on the policy's own network writes under other weights than the live ones alone.
+        """
+        self._publishes = True
+        update, probe = self._set_aside(version)
+
+        def hold() -> None:
+            if self.version != version:
+                self._give(version, update, probe)
+
+        assert self.fleet is not None
+        return version, hold, self.fleet.leave
+
+    def _set_aside(self, version: int) -> tuple[Update, Probe]:
         if self.fleet is None:
             self.fleet = self._open()
         self.wake()
         update = Update(f"{self.run}-{version}", self.folder / f"{self.run}-{version}")
         self.sync.save(self.host, update)
-        self.fleet.update, self.fleet.probe = update, Probe.of(self.host)
+        return update, Probe.of(self.host)
+
+    def _give(self, version: int, update: Update, probe: Probe) -> None:
+        assert self.fleet is not None
+        self.fleet.update, self.fleet.probe = update, probe
         self._on_main(self.fleet.push)
         if self.host.ranks.is_main:
-            drop_old(self.folder, f"{self.run}-")
+            drop_old(self.folder, update)
         took = self.host.ranks.gather([member.alive for member in self.fleet.members])[0]
         for member, is_alive in zip(self.fleet.members, took, strict=True):
             member.alive = is_alive
+        self.version = version
 
     @in_span("generate")
     def write(
@@ -112,12 +141,14 @@ class VllmGenerator:
         there = [i for i in range(len(prompt_index)) if i not in set(here)]
         written: list[Written | None] = [None] * len(prompt_index)
         if self.host.ranks.anyone(bool(here)):
-            for i, one in zip(here, self._write_locally(prompts, prompt_index, seeds, sampling, here), strict=False):
+            for i, one in zip(
+                here, write_locally(self.local, prompts, prompt_index, [seeds[i] for i in here], sampling, here), strict=False
+            ):
                 written[i] = one
         for i, one in zip(there, self._write_there(prompts, prompt_index, seeds, sampling, there), strict=True):
             written[i] = one
         found = [one for one in written if one is not None]
-        return completions_of(found, is_cut(sampling), self.host.weights.num_updates)
+        return completions_of(found, is_cut(sampling), self.version)
 
     def wake(self) -> None:
         """Let servers that sleep take their card's memory back; every process calls it."""
@@ -126,7 +157,7 @@ class VllmGenerator:
             self._asleep = False
 
     def rest(self) -> None:
-        """The policy reads and updates now: servers that share its card release their memory. Every process calls it."""
+        """The policy reads and updates now: servers on its card release their memory. Every process calls it."""
         if self.settings.sleep and self.fleet is not None and not self._asleep:
             # one process may have its rows before another one, whose requests still run
             self.host.ranks.wait()
@@ -166,29 +197,15 @@ class VllmGenerator:
         found = {row: one for ask, written in zip(asks, answers, strict=True) for row, one in zip(ask.rows, written, strict=True)}
         return [found[row] for row in range(len(rows))]
 
-    def _write_locally(
-        self,
-        prompts: Sequence[Encoded],
-        prompt_index: Sequence[int],
-        seeds: Sequence[tuple[int, int]],
-        sampling: Sampling,
-        rows: list[int],
-    ) -> list[Written]:
-        """The completions of these rows by the policy's own network; a process without rows takes part for the others' sake."""
-        used = sorted({prompt_index[i] for i in rows})
-        places = [used.index(prompt_index[i]) for i in rows]
-        drawn = self.local.write([prompts[place] for place in used], places, [seeds[i] for i in rows], sampling)
-        lengths = drawn.lengths.tolist()
-        return [
-            Written(drawn.tokens[i, : lengths[i]].tolist(), drawn.logprobs[i, : lengths[i]].tolist(), bool(drawn.stopped[i]))
-            for i in range(len(rows))
-        ]
-
     def _is_local(self, encoded: Encoded) -> bool:
         assert self.fleet is not None
         if encoded.view != "plain":
             return True
         reason = untold_clip(self.host, encoded, [member.facts for member in self.fleet.members])
+        if reason and self._publishes:
+            raise ValueError(
+                f"prompt {encoded.prompt_id!r}: {reason}; set ahead = 0, with which the policy's own network answers it"
+            )
         if reason and reason not in self._told:
             self._told.add(reason)
             log.warning("prompt %r is answered by the policy's own network and not by the engine: %s", encoded.prompt_id, reason)
@@ -297,6 +314,25 @@ def sync_of(host: TextHost, settings: EngineConfig) -> Sync:
         return AdapterSync()
     dtype = engine_dtype(host.config, settings)
     return FileSync(dtype) if chosen == "file" else BroadcastSync(dtype, host.net.device, settings.timeout_s)
+
+
+def write_locally(
+    local: LocalGenerator,
+    prompts: Sequence[Encoded],
+    prompt_index: Sequence[int],
+    seeds: Sequence[tuple[int, int]],
+    sampling: Sampling,
+    rows: list[int],
+) -> list[Written]:
+    """The completions of these rows by the policy's own network; a process without rows takes part for the others' sake."""
+    used = sorted({prompt_index[i] for i in rows})
+    places = [used.index(prompt_index[i]) for i in rows]
+    drawn = local.write([prompts[place] for place in used], places, [seeds[i] for i in rows], sampling)
+    lengths = drawn.lengths.tolist()
+    return [
+        Written(drawn.tokens[i, : lengths[i]].tolist(), drawn.logprobs[i, : lengths[i]].tolist(), bool(drawn.stopped[i]))
+        for i in range(len(rows))
+    ]
 
 
 def is_cut(sampling: Sampling) -> bool:

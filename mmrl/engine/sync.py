@@ -212,10 +212,13 @@ def product_of(named: Mapping[str, Tensor], layer: str) -> Tensor:
     return outer @ inner
 
 
-def drop_old(folder: Path, family: str, keep: int = KEPT) -> None:
-    """Remove all but the newest updates of a run."""
-    found = sorted(
-        (path for path in folder.glob(f"{family}*") if path.is_dir()), key=lambda path: int(path.name.rsplit("-", 1)[1])
-    )
-    for path in found[:-keep]:
+def drop_old(folder: Path, served: Update, keep: int = KEPT) -> None:
+    """Remove the updates of a run that are older than those it needs; later ones may wait to be served."""
+    found = sorted((path for path in folder.glob(f"{family_of(served.name)}*") if path.is_dir()), key=number_of)
+    for path in [path for path in found if number_of(path) <= number_of(served.path)][:-keep]:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def number_of(path: Path) -> int:
+    """An update's number in its run."""
+    return int(path.name.rsplit("-", 1)[1])

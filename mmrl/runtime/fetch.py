@@ -9,11 +9,13 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf, isfinite, nan
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 from mmrl.runtime.loops import loop
 from mmrl.runtime.secrets import hide
@@ -47,6 +49,10 @@ class DeadlineError(UnreachableError):
 
 class AnswerError(Exception):
     """An unusable answer: endless, or packed in an encoding that was not asked for."""
+
+
+_under_way: "WeakKeyDictionary[AsyncClient, set[Future[Answer]]]" = WeakKeyDictionary()
+"""The calls of each client that wait for their answers."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +96,16 @@ def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES, client
             logging.getLogger(name).setLevel(level)
     seconds = min(max(seconds, 0.01), threading.TIMEOUT_MAX)
     future = asyncio.run_coroutine_threadsafe(_exchange(request, most_bytes, client), loop("http-loop"))
+    calls = set[Future[Answer]]() if client is None else _under_way.setdefault(client, set())
+    calls.add(future)
     try:
         return future.result(seconds)
     except TimeoutError:
         raise DeadlineError(f"no whole answer within {seconds:.3g} s") from None
+    except CancelledError:
+        raise UnreachableError("the connection was closed here before an answer came") from None
     finally:
+        calls.discard(future)
         # the loop closes the connection on its own, without anybody waiting for it
         future.cancel()
 
@@ -138,7 +149,9 @@ def open_client(url: str, connections: int = 1, idle_s: float = 0.0) -> "AsyncCl
 
 
 def close_client(client: "AsyncClient") -> None:
-    """Close its connections."""
+    """Close its connections; calls that are under way raise UnreachableError."""
+    for future in tuple(_under_way.get(client, ())):
+        future.cancel()
     asyncio.run_coroutine_threadsafe(client.aclose(), loop("http-loop")).result(CONNECT_S)
 
 

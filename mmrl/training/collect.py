@@ -1,10 +1,11 @@
 """One step's rollouts: plan -> sample -> score -> revise, until the planner requests nothing more or its rounds are used up."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +26,19 @@ from mmrl.training.settings import TrainSettings
 ProbeScores = dict[str, Tensor]
 
 
+@runtime_checkable
+class Draws(Protocol):
+    """Gives the state that collecting and evaluating move on."""
+
+    def now(self) -> State:
+        """As it is."""
+        ...
+
+    def of_evaluation(self) -> list[State]:
+        """The memories of the evaluation's own rewards, if it has any."""
+        ...
+
+
 @dataclass
 class Collected:
     """The rows of this rank that one step trains on, and what it cost to get them."""
@@ -36,10 +50,15 @@ class Collected:
     num_discarded: int
     """Samples of all ranks that were drawn, scored and not trained on."""
     times: dict[str, float] = field(default_factory=dict)
+    under: Callable[[], AbstractContextManager[None]] | None = None
+    """A block with the weights that wrote the rows; None: they are the live ones."""
 
 
 class Collector:
-    """Draws prompts (the same on all ranks), samples this rank's groups and scores them."""
+    """Draws prompts (the same on all ranks), samples this rank's groups and scores them.
+
+    `training/ahead` has one that does so in a thread of its own, some steps before they train.
+    """
 
     def __init__(
         self,
@@ -63,6 +82,29 @@ class Collector:
         """Groups of this step that hold a row of an earlier one, and what the row's group was like."""
         self.parts = settings.rollout_parts
         """Number of parts in which a round is sampled; rewards score one part while the next is sampled."""
+        self.ahead, self.steps = settings.ahead, settings.steps
+
+    def take(self, step: int, sampling: Callable[[int], object], state: Draws) -> Collected:
+        """The rows of a step, counted from 0; `sampling` says how a step, counted from 1, is sampled."""
+        return self.collect(sampling(step + 1))
+
+    def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
+        """Let the sampler see how the prompts of the step did that was taken last."""
+        self.sampler.observe(prompts, totals)
+
+    def rest(self, step: int) -> None:
+        """Called after this many steps, before prompts are answered that do not train."""
+
+    def draws(self, state: Draws) -> State:
+        """What collecting moves on, as it was before the step that trains next was collected."""
+        return state.now()
+
+    def versions(self) -> State:
+        """The weights besides the live ones that steps in flight are written by."""
+        return {}
+
+    def close(self) -> None:
+        """The run is over."""
 
     def collect(self, sampling: object = None) -> Collected:
         """This rank's rows of the groups that the planner kept."""
@@ -110,7 +152,10 @@ class Collector:
         return {"next_group": self.next_group, "skipped": dict(self.skipped), "sampler": sampler, "planner": planner}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue where the state was taken."""
+        """Continue where the state was taken; raise ValueError where it is that of a run with another lag."""
+        lag = state.get("ahead", {}).get("lag", 0)
+        if lag != self.ahead:
+            raise ValueError(f"the checkpoint is of a run with ahead = {lag}, and this one has {self.ahead}: set ahead = {lag}")
         self.next_group = state["next_group"]
         self.skipped.clear()
         self.skipped.update(state["skipped"])

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.core.ranks import Ranks
-from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS, WEIGHTS_VERSION
 from mmrl.core.types import Batch, Group, Reading, Rollouts, Sample, Scores, Status
 from mmrl.runtime.spans import span
 from mmrl.training.rewards.runner import GroupScores
@@ -264,6 +264,8 @@ class UpdateFigures:
 
     first: bool = True
     """True until the step's first update is over: the weights are still those that sampled."""
+    lags: bool = False
+    """Does the run sample ahead, so that the ratio is mostly that of earlier weights?"""
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
 
     def compare(self, micro_batch: Batch, live: Mapping[Reading, Tensor]) -> None:
@@ -272,6 +274,7 @@ class UpdateFigures:
         if not self.first or noted is None or LOGPROBS not in live or not bool(micro_batch.share.any()):
             return
         known = micro_batch.rollouts.action_mask & noted.isfinite() & ~micro_batch.rollouts.is_replayed()[:, None]
+        self.lags = WEIGHTS_VERSION in micro_batch.rollouts.recorded
         self.sums["gap"] += float((live[LOGPROBS].detach() - noted)[known].abs().sum())
         self.sums["compared"] += int(known.sum())
 
@@ -288,7 +291,8 @@ class UpdateFigures:
         """rollout/log_ratio, where a sampler noted anything, and policy/idle; every process must call it. Starts again at 0."""
         found = dict(zip(SUMS, ranks.sum([self.sums[name] for name in SUMS]), strict=True))
         self.first, self.sums = True, dict.fromkeys(SUMS, 0.0)
-        gap = {"rollout/log_ratio": found["gap"] / found["compared"]} if found["compared"] else {}
+        name = "rollout/ratio_of_lag" if self.lags else "rollout/log_ratio"
+        gap = {name: found["gap"] / found["compared"]} if found["compared"] else {}
         return gap | ({"policy/idle": found["idle"] / found["rows"]} if found["idle"] else {})
 
 

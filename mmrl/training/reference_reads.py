@@ -1,6 +1,7 @@
 """Readings under weights that do not move during a step: old, reference and averaged ones."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,6 +19,8 @@ from mmrl.training.resources.micro_batch import MicroBatches
 from mmrl.training.settings import TrainSettings
 from mmrl.training.watch.ratio_gate import RatioGate
 
+Under = Callable[[], AbstractContextManager[None]]
+"""Makes a block in which the policy has the weights of an earlier step."""
 OF_GROUPS = "group_"
 """Prefix of the names of quantities that compare the rows of one group."""
 
@@ -37,10 +40,11 @@ class ReferenceReads:
         return RatioGate(self.policy, self.algorithm, self.settings, self.ranks)
 
     @torch.no_grad()
-    def read(self, rollouts: Rollouts, check: bool) -> dict[Reading, Tensor]:
+    def read(self, rollouts: Rollouts, check: bool, under: Under | None = None) -> dict[Reading, Tensor]:
         """Readings of the step's actions under weights that do not move during it.
 
-        `old` is read with the live weights, which have not moved yet, unless the sampler's own record will do.
+        `old` is read with the live weights, which have not moved yet, unless the sampler's own record will do. Rows that earlier
+        weights wrote are compared `under` these.
         """
         wanted, recorded = self.algorithm.frozen_reads, rollouts.recorded
         sampled = recorded.get(ROLLOUT_LOGPROBS)
@@ -49,10 +53,13 @@ class ReferenceReads:
         trusted = sampled is not None and self.algorithm.old == "recorded" and not unknown
         missing = [reading for reading in wanted if reading not in recorded and not (reading == OLD_LOGPROBS and trusted)]
         checked = sampled is not None and check
-        extra = [OLD_LOGPROBS] if checked and OLD_LOGPROBS not in missing else []
+        extra = [OLD_LOGPROBS] if checked and under is None and OLD_LOGPROBS not in missing else []
         read = self.sizes.fit(lambda: self.read_rows(rollouts, missing + extra)) if missing or extra else {}
+        self.gate.begin_step(lags=under is not None)
         if checked and sampled is not None:
-            self.gate.check(rollouts, sampled, read[OLD_LOGPROBS])
+            with nullcontext() if under is None else under():
+                own = read if under is None else self.read_live(rollouts, [OLD_LOGPROBS])
+                self.gate.check(rollouts, sampled, own[OLD_LOGPROBS])
         if sampled is not None and OLD_LOGPROBS in wanted:
             # a replayed row was sampled by weights that are gone: only its record is left
             noted = (

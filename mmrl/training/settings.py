@@ -154,6 +154,8 @@ class HealthSettings:
     """Mean |log ratio| between the sampler and the weights that train, before an update, in nats per action."""
     log_ratio_factor: Annotated[float, Range(above=1)] = 5.0
     """The same as a multiple of its value at the start, if it is more than a tenth of max_log_ratio."""
+    max_trainer_idle: Positive = 0.5
+    """Share of the time that training waits for samples, in a run that samples ahead of it."""
     alarm: AlarmSettings = field(default_factory=AlarmSettings)
     """When a run is suspected of reward hacking."""
 
@@ -177,6 +179,9 @@ class TrainSettings:
     rollout_parts: Count = 1
     """Number of parts, of whole groups, in which a step's prompts are sampled. With several, slow rewards (judges, servers,
     `async def`) score one part while the next is sampled: only the last part's time is not hidden, but batches are smaller."""
+    ahead: Annotated[int, Range(0, 2)] = 0
+    """How many steps sampling may be ahead of training, with [policy.engine]: step j is written by the weights that had
+    j - ahead steps, beside the updates before it. The same config still gives the same run. 0 = one after the other."""
     seed: Seed = 0
     """Seed of everything random in a run: prompts, samples, order of minibatches."""
     deterministic: bool = False

@@ -38,6 +38,7 @@ from mmrl.training.stopping import (
     Stop,
     TrainingStoppedError,
     refuse_broken_weights,
+    refuse_nan,
     refuse_nothing_to_train,
 )
 from mmrl.training.watch.goal import Goal
@@ -92,7 +93,7 @@ class Trainer:
         self.callbacks = Callbacks(records.callbacks if self.ranks.is_main else (), looks_whole)
         self.sizes = MicroBatches(policy, algorithm, settings.micro_batch, self.ranks, records.sizes)
         self.reader = ReferenceReads(policy, algorithm, settings, self.ranks, self.sizes)
-        self.collector = Collector(policy, sampler, rewards, algorithm, settings, self.ranks, self.reader)
+        self.collector = collector_for(settings)(policy, sampler, rewards, algorithm, settings, self.ranks, self.reader)
         self.health, self.index = Health(settings.max_unparsed, settings.health), records.begin
         self.batches = Batches(algorithm, self.ranks, torch.Generator().manual_seed(settings.seed))
         self.figures, self.audit = UpdateFigures(), Audit(policy, settings, self.ranks)
@@ -127,6 +128,7 @@ class Trainer:
             self.save(self._before, final=True)
         finally:
             profile.close()
+            self.collector.close()
             if self.checkpoints is not None:
                 self.checkpoints.close()
             self.callbacks.look_for_checkpoints(settled=True)
@@ -144,9 +146,9 @@ class Trainer:
                 rollouts, scores = collected.rollouts, collected.scores
                 with stopwatch(times, "read"):
                     self.audit(rollouts, self.index + 1)
-                    frozen = self.reader.read(rollouts, check=self.reader.gate.looks)
+                    frozen = self.reader.read(rollouts, self.reader.gate.looks, collected.under)
             scores = self.algorithm.shape_rewards(scores, rollouts, frozen)
-            tell_sampler(self.sampler, self.ranks, *rows_of_now(rollouts, scores))
+            tell_sampler(self.collector, self.ranks, *rows_of_now(rollouts, scores))
             frozen |= of_scores(self.algorithm.score_reads, scores, rollouts)
             credit = self.credit(scores, rollouts, frozen)
             trained = replace(rollouts, action_mask=self.algorithm.trainable(rollouts) & credit.mask)
@@ -173,7 +175,7 @@ class Trainer:
             TrainingStoppedError: a reward or a sampler is gone for good; the run is saved as it was before the step.
         """
         try:
-            return self.collector.collect(self.sampling(self.index + 1))
+            return self.collector.take(self.index, self.sampling, self._run_state)
         except UnavailableError as error:
             kept = ""
             # the other ranks are still collecting, and a checkpoint takes them all
@@ -190,7 +192,7 @@ class Trainer:
         self.figures.end_update()
         totals = share_averages(dict(zip(totals, self.ranks.sum(list(totals.values())), strict=True)))
         totals["policy/grad_norm"] = self.ranks.clip(self.policy.parameters(), self.settings.optimizer.clip_norm)
-        self.refuse_nan(totals, batch)
+        refuse_nan(self.index + 1, totals, lambda: self.keep_wreck(batch))
         with woken(self.optimizer, self.settings.optimizer.rest):
             self.ranks.step(self.optimizer)
         # Kept until the next update, gradients would take memory from the caches of sampling.
@@ -228,22 +230,18 @@ class Trainer:
             credit.values[own].to(scores.values.dtype), credit.keep[mine], None if credit.actions is None else credit.actions[own]
         )
 
-    def refuse_nan(self, totals: Mapping[str, float], batch: Batch) -> None:
-        bad = [name for name in ("loss", "policy/grad_norm") if not math.isfinite(totals[name])]
-        if not bad:
-            return
-        kept = f"; the batch is kept in {self.checkpoints.save_wreck(self.index + 1, batch)}" if self.checkpoints else ""
-        raise TrainingStoppedError(
-            f"step {self.index + 1}: {' and '.join(bad)} is not finite{kept}. The weights were not updated: "
-            "lower optimizer.lr, use float32, or look for a reward or log-probability that explodes"
-        )
+    def keep_wreck(self, batch: Batch) -> str:
+        """Write a batch down that cannot train, and say where."""
+        return f"; the batch is kept in {self.checkpoints.save_wreck(self.index + 1, batch)}" if self.checkpoints else ""
 
     def evaluate(self) -> None:
         """Score held-out prompts with the weights as they are; a run without any answers prompts that it has seen."""
         if self.evaluator is None:
             with self._interruptible():
+                self.collector.rest(self.index)
                 return self.records.seen(self.index)
         with self._interruptible():
+            self.collector.rest(self.index)
             metrics, examples = self.evaluator.run(self.index)
         self.health.after_evaluation(self.index, examples.groups, examples.scores)
         self._latest = {**self._latest, **metrics}
@@ -282,6 +280,7 @@ class Trainer:
     def _evaluate_if_due(self) -> None:
         if self.goal is not None and self.goal.is_due(self.index, self.own_steps):
             with self._interruptible():
+                self.collector.rest(self.index)
                 self.goal.look(self.index)
         every = self.settings.samples_every if self.evaluator is None else self.settings.evaluate_every
         due = self.own_steps == 0 or self._is_last() or self._due(every)
@@ -317,6 +316,15 @@ class Trainer:
         self._examples = examples_of(collected, scores) if self.own_steps == 1 or self._due(self.settings.samples_every) else None
 
 
+def collector_for(settings: TrainSettings) -> type[Collector]:
+    """The collector that samples as far ahead as the run wants."""
+    if not settings.ahead:
+        return Collector
+    from mmrl.training.ahead.producer import Ahead
+
+    return Ahead
+
+
 def check_processes(algorithm: Algorithm, settings: TrainSettings, ranks: Ranks) -> None:
     """Raise ValueError for an objective or an optimizer that cannot be shared by several processes."""
     check_rest(settings.optimizer.rest, ranks)
@@ -327,7 +335,7 @@ def check_processes(algorithm: Algorithm, settings: TrainSettings, ranks: Ranks)
         )
 
 
-def tell_sampler(sampler: PromptSampler, ranks: Ranks, rollouts: Rollouts, scores: Scores) -> None:
+def tell_sampler(sampler: PromptSampler | Collector, ranks: Ranks, rollouts: Rollouts, scores: Scores) -> None:
     """Tell the sampler how every prompt of the step did, on all ranks alike."""
     total = scores.total()
     mine = [(group.prompt, total[rollouts.group_ids == group.id].tolist()) for group in rollouts.groups]

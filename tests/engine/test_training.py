@@ -18,7 +18,7 @@ from mmrl.app.toml.tables import Table
 from mmrl.engine.generator import VllmGenerator
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.training.checkpoints.state import copy_state
-from tests.support.fake_engines import ask, make_environment
+from tests.support.fake_engines import ask, engines, make_environment
 
 CONFIG = """
 steps = 3
@@ -114,6 +114,25 @@ def test_three_steps_with_a_kill_equal_three_without_and_a_resumed_run(config, t
     generator_of(other).close()
     generator.close()
     assert generator.server is None and not generator.folder.exists()
+
+
+def test_steps_ahead_of_training_equal_those_of_a_resumed_run(config, tmp_path):
+    with engines(config().config.policy.model) as (engine,):
+        there = f'policy.engine.url=["{engine.url}"]', "ahead=1"
+        job, other = build(config(*there)), build(config(*there))
+        metrics = [job.trainer.step() for _ in range(2)]
+        state = copy_state(job.trainer.state_dict())
+        metrics.append(job.trainer.step())
+        job.trainer.collector.close()
+        assert [one["rollout/staleness"] for one in metrics] == [0, 1, 1]
+        assert engine.told()["calls"].count("/update_weights") == 2, "the weights that nobody would write with are not sent"
+        other.trainer.load_state_dict(state)
+        other.trainer.step()
+        other.trainer.collector.close()
+        wanted = weights_of(job)
+        assert all(torch.equal(weight, wanted[name]) for name, weight in weights_of(other).items())
+        for one in (job, other):
+            generator_of(one).close()
 
 
 def test_defaults_of_an_engine_give_way_to_what_the_config_says(config):

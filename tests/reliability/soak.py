@@ -114,7 +114,7 @@ def arm(moment: Moment) -> None:
     elif moment.place == "collect":
         trainer.tell_sampler = counting(trainer.tell_sampler, number, now)
     elif moment.place == "update":
-        trainer.Trainer.refuse_nan = counting(trainer.Trainer.refuse_nan, number, now)
+        trainer.refuse_nan = counting(trainer.refuse_nan, number, now)
     elif moment.place == "evaluate":
         evaluate.Evaluator.metrics = counting(evaluate.Evaluator.metrics, number, now)
     elif moment.place == "load":

@@ -193,6 +193,11 @@ def print_geometry(made: Plan) -> None:
         **({"sizes of pictures": sizes_text(made.usual.drawn)} if len(made.usual.drawn) > 1 else {}),
         **({"largest step": f"{sizes_text(made.heaviest)}: memory is counted for it"} if made.heaviest else {}),
         **({"episodes": made.episode} if made.episode else {}),
+        **(
+            {"sampling": f"beside training, {config.ahead} step(s) ahead: the engine needs cards of its own"}
+            if config.ahead
+            else {}
+        ),
         "rows that train": str(made.usual.trained),
         "updates": updates(algorithm),
         "parts of an update": f"{update.parts / made.usual.updates:g} of at most {counted_size(config)} "

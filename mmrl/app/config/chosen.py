@@ -23,8 +23,8 @@ def with_values(resolved: Resolved, values: Mapping[str, object], origin: str) -
 
 
 def without_engine(resolved: Resolved) -> Resolved:
-    """The run with its own network as writer: no server has to be there for a look at what was trained."""
+    """The run with its own network as writer, one step after the other: no server is needed to look at what was trained."""
     config = resolved.config
     if not isinstance(config.policy, TextPolicyConfig):
         return resolved
-    return replace(resolved, config=replace(config, policy=replace(config.policy, engine=None)))
+    return replace(resolved, config=replace(config, ahead=0, policy=replace(config.policy, engine=None)))

@@ -128,7 +128,9 @@ class CountedRun:
         stand_ins = [StandIn() for _ in asked]
         rewards = [NamedReward(one.label, stand_in, one.weight) for one, stand_in in zip(asked, stand_ins, strict=True)]
         size = counted_size(self.config)
-        settings = replace(self.config, micro_batch=size, prompts_per_step=self.config.prompts_per_step // self.processes)
+        settings = replace(
+            self.config, ahead=0, micro_batch=size, prompts_per_step=self.config.prompts_per_step // self.processes
+        )
         sampler = Shuffled(self.prompts if prompts is None else prompts, self.config.seed)
         # with one process's share of the prompts there may be fewer units than minibatches, of which all have at least one here
         minibatches = min(self.algorithm.minibatches, self.algorithm.units(settings.prompts_per_step))

@@ -76,6 +76,9 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
         stays |= {"weights in 4 bits": stays.pop("weights in int8"), "scales of weights in 4 bits": scales}
     stays |= dry_run.beside()
     stays |= {"gradients": size, f"optimizer ({config.optimizer.kind})": states(config.optimizer) * size}
+    if config.ahead:
+        # of every step in flight, of the live weights, and those put aside while others are looked through
+        stays["weights of steps in flight"] = (config.ahead + 2) * size
     beside, is_far = {f"weights kept beside: {name}": size for name in shadows}, config.policy.copies_on == "cpu"
     stays |= {} if is_far else beside
     if processes > 1:

@@ -11,7 +11,7 @@ from pathlib import Path
 from mmrl.app.report.charts import Span
 from mmrl.app.report.figures import Change, paired_changes
 from mmrl.app.report.rows import Row
-from mmrl.app.report.timing import phases
+from mmrl.app.report.timing import beside_sentence, phases
 from mmrl.app.run.folder import Line, RunDir, also_split, lines_of_changes, read_lines
 from mmrl.app.toml.tables import Values
 from mmrl.training.settings import StageSettings, in_turn
@@ -104,6 +104,8 @@ def load(path: Path | str) -> RunData:
     notices += [f"Settings {text}." for text in lines_of_changes(run)]
     if stale := stale_sentence(*column(data.train, LOG_RATIO)):
         notices.append(f"Stale samples: {stale}.")
+    if beside := beside_sentence(data.train):
+        notices.append(f"Two sides: {beside}.")
     return data
 
 

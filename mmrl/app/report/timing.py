@@ -89,6 +89,19 @@ def phases(train: Sequence[Line]) -> list[Phase]:
     return rows
 
 
+def beside_sentence(train: Sequence[Line]) -> str:
+    """A sentence on who waited for whom in a run that sampled ahead of its training; empty for others."""
+    waits = {who: [x for line in train if math.isfinite(x := value(line, f"time/idle/{who}"))] for who in ("trainer", "sampler")}
+    if not all(waits.values()):
+        return ""
+    trainer, sampler = (mean(shares) for shares in waits.values())
+    lag = max(value(line, "rollout/staleness") for line in train)
+    return (
+        f"samples were drawn beside training, by weights of {lag:.0f} step(s) before: training waited for samples "
+        f"{trainer:.0%} of its time, and sampling waited {sampler:.0%} of its own for weights"
+    )
+
+
 def time_band(train: Sequence[Line]) -> Markup:
     """The shares of every step, stacked: SVG, empty for fewer than two steps."""
     found = moments(train)

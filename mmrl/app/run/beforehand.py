@@ -15,10 +15,12 @@ from mmrl.core.readings import SCORE
 from mmrl.core.samples import UnavailableError
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Prompt
+from mmrl.engine.command import resolve_sync
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.scorers.sizes import HoldsModels
+from mmrl.training.ahead.limits import refuse_lag
 
 log = logging.getLogger("mmrl")
 FOR_SEEN = ("batch_size", "seed", "weights", "sampling", "num_steps", "guidance", "base_from")
@@ -57,6 +59,7 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     check_environment(config, ranks)
     check_quantized(config.policy, ranks)
     check_axes(config)
+    check_ahead(config, ranks)
     warn_of_idle_settings(config)
 
 
@@ -70,6 +73,25 @@ def check_axes(config: RunConfig) -> None:
             f"algorithm {config.algorithm.label} trains scores on the axis {missing[0]!r}, and policy.scores has "
             f"{', '.join(axes) or 'none'}: set policy.scores, or the term's axes"
         )
+
+
+def check_ahead(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse sampling ahead of training where the network that trains would have to sample."""
+    if not config.ahead:
+        return
+    policy = config.policy if isinstance(config.policy, TextPolicyConfig) else None
+    engine = None if policy is None else policy.engine
+    broadcasts = policy is not None and engine is not None and resolve_sync(policy, engine) == "broadcast"
+    reasons = {
+        "there is no [policy.engine], so the network that trains writes": engine is None,
+        "policy.engine.sleep has servers rest while the policy trains": engine is not None and engine.sleep,
+        'policy.engine.sync = "broadcast" keeps one version of the weights, so it allows 1': broadcasts and config.ahead > 1,
+        "the run is a chain of stages": bool(config.stage),
+        f"the run has {ranks.world} processes, and one may train": ranks.world > 1,
+    }
+    for reason in [reason for reason, holds in reasons.items() if holds]:
+        raise ValueError(f"ahead is {config.ahead}, and {reason}: change that, or set ahead = 0")
+    refuse_lag(config.algorithm.algorithm, config.ahead)
 
 
 def check_quantized(policy: object, ranks: Ranks) -> None:

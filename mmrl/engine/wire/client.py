@@ -177,8 +177,9 @@ class EngineClient:
         self.post("/wake_up", seconds=self.timeout_s)
 
     def close(self) -> None:
-        if "http" in self.__dict__:
-            close_client(self.http)
+        """Give up calls that are under way; a later one opens a connection again."""
+        if (http := self.__dict__.pop("http", None)) is not None:
+            close_client(http)
 
 
 def words_of(text: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from threading import get_ident
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import torch
@@ -129,8 +130,14 @@ class Weights:
         self.shadows = {name: Shadow.of(list(self.named.values()), rest) for name in wanted}
         self._is_bare: tuple[list[int], bool] | None = None
         self.num_updates = 0
-        self.active = "policy"
-        """Which weights the module holds now: `policy`, or the name of a shadow."""
+        self._swapped = "policy", 0
+        """Which weights the module holds now, and the thread that swapped them in."""
+
+    @property
+    def active(self) -> str:
+        """The weights that this thread has swapped in: `policy`, or the name of a shadow."""
+        name, thread = self._swapped
+        return name if thread == get_ident() else "policy"
 
     @contextmanager
     def swapped_in(self, model: str) -> Iterator[None]:
@@ -140,8 +147,8 @@ class Weights:
                 if self.sharded:
                     reshard(self.module)
                 stack.enter_context(self._looking_through(model))
-                stack.callback(setattr, self, "active", self.active)
-                self.active = model
+                stack.callback(setattr, self, "_swapped", self._swapped)
+                self._swapped = model, get_ident()
             yield
 
     def _looking_through(self, model: str) -> AbstractContextManager[None]:

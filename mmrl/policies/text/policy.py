@@ -36,7 +36,7 @@ from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
 from mmrl.policies.text.vision.cache import cache_of
 from mmrl.policies.text.write.episodes import Player, check_episodes
-from mmrl.policies.text.write.generate import HotSampling, rest, wake
+from mmrl.policies.text.write.generate import HotSampling, Publication, publish, rest, wake
 from mmrl.policies.text.write.prefix import append, fill_given
 from mmrl.policies.text.write.rollout import (
     PromptCache,
@@ -89,8 +89,7 @@ class TextPolicy(PolicyHooks):
         self.processor, self.family, self.adapter = loaded.processor, loaded.family, loaded.adapter
         self.tokenizer = loaded.processor.tokenizer
         self.eos_token_ids, self.packs = loaded.eos_token_ids, loaded.packs and packs_episodes(self.family, config, parts.worlds)
-        self.banned = banned_tokens(loaded)
-        self.media_token_ids = self.family.media_token_ids(self.tokenizer)
+        self.banned, self.media_token_ids = banned_tokens(loaded), self.family.media_token_ids(self.tokenizer)
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
         features = cache_of(loaded.model.model, self.family, config.vision_cache_mib)
         self.net = TextNet(loaded.model, self.family, self.banned, pad, config.dtype == "bfloat16", features)
@@ -134,6 +133,9 @@ class TextPolicy(PolicyHooks):
     def advance(self) -> None:
         self.weights.follow()
         self._followed = False
+
+    def publish(self, version: int | None = None) -> Publication:
+        return publish(self.generator, self.weights.num_updates if version is None else version)
 
     def drain_metrics(self) -> Mapping[str, float]:
         return {} if self.parts.worlds is None else self.parts.worlds.drain_metrics()
@@ -283,12 +285,11 @@ class TextPolicy(PolicyHooks):
         """Draw rows of one temperature; returns the version of the weights that wrote. Without rows, keep step with others."""
         used = sorted({(row.shown, row.request.view, row.begun) for row in rows})
         place = {key: i for i, key in enumerate(used)}
-        sampling = at_temperature(sampling, rows)
         completions = self.generator.write(
             [begin(prompts[i], view, begun, self) for i, view, begun in used],
             [place[row.shown, row.request.view, row.begun] for row in rows],
             [(row.request.seed, row.index) for row in rows],
-            sampling,
+            at_temperature(sampling, rows),
         )
         for i, row in enumerate(rows):
             row.write(completions, i, sampling.max_new_tokens)

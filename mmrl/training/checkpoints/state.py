@@ -43,21 +43,25 @@ class RunState:
             "shuffle": self.shuffle.get_state(),
             "health": self.health.state_dict(),
             **self.draws(),
+            **self.collector.versions(),
         }
 
     def draws(self) -> State:
         """The state that collecting and evaluating move on: prompts to come, random generators, rewards' memories."""
-        collector = self.collector
-        runners = [collector.rewards] if self.watched in (None, collector.rewards) else [collector.rewards, self.watched]
-        return {
-            **collector.state_dict(),
-            "rewards": [rewards_state(runner) for runner in runners],
-            "random": self.ranks.gather(random_state()),
-        }
+        return self.collector.draws(self)
+
+    def now(self) -> State:
+        """The same as it is, with steps that are collected and do not train yet."""
+        rewards = [rewards_state(self.collector.rewards), *self.of_evaluation()]
+        return {**self.collector.state_dict(), "rewards": rewards, "random": self.ranks.gather(random_state())}
+
+    def of_evaluation(self) -> list[State]:
+        """The memories of the evaluation's own rewards, if it has any."""
+        return [] if self.watched in (None, self.collector.rewards) else [rewards_state(self.watched)]
 
     def load_state_dict(self, state: State) -> None:
         """Raises ValueError when a part is missing, or belongs to another run."""
-        missing = {"policy", "optimizer", "num_updates", "shuffle", "health", *self.draws()} - set(state)
+        missing = {"policy", "optimizer", "num_updates", "shuffle", "health", *self.now()} - set(state)
         if missing:
             raise ValueError(
                 f"the checkpoint lacks {', '.join(sorted(missing))}: another version of mmrl wrote it, so the run cannot go on "

@@ -273,6 +273,17 @@ def stale_sentence(steps: Sequence[float], values: Sequence[float]) -> str:
     )
 
 
+def waiting(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+    """Training waits most of the time for samples that are drawn beside it."""
+    share = seen.recent("time/idle/trainer")
+    if seen.full and share > limits.max_trainer_idle:
+        yield (
+            "trainer_idle",
+            f"training waited for samples {share:.0%} of the time of the last {limits.window} steps: add engines "
+            "(policy.engine.url), look for slow rewards, or set ahead = 2 if steps take unequally long",
+        )
+
+
 CHECKS: tuple[Callable[[Memory, HealthSettings], Iterator[Finding]], ...] = (
     no_spread,
     constant_reward,
@@ -284,6 +295,7 @@ CHECKS: tuple[Callable[[Memory, HealthSettings], Iterator[Finding]], ...] = (
     gradient,
     divergence,
     sampler,
+    waiting,
 )
 
 

@@ -108,6 +108,8 @@ class RatioGate:
     """Mean |difference| between readings that are equal but for rounding, once it was measured."""
     looks: bool = field(default=True, init=False)
     """Are the next rollouts compared? Those of a process's first step; of an engine, of the first few."""
+    _lags: bool = field(default=False, init=False)
+    """Did earlier weights write the rows of this step?"""
     _looks: int = field(default=0, init=False)
 
     @property
@@ -124,6 +126,10 @@ class RatioGate:
     def is_coarse(self) -> bool:
         """Does rounding make more than what float32's bounds allow?"""
         return self.rounding is not None and self.rounding.is_coarse
+
+    def begin_step(self, lags: bool) -> None:
+        """Rows come that the live weights wrote, or earlier ones (`lags`)."""
+        self._lags = lags
 
     def check(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor) -> float:
         """The largest |log ratio| before the first update, which must vanish: the weights are still those that sampled.
@@ -144,7 +150,7 @@ class RatioGate:
         besides, or a fifth where rounding is coarse, unless the config bounds the mean itself.
         """
         self.closed, self.looks = False, not self.is_exact and self._looks < ENGINE_LOOKS
-        noted = micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS)
+        noted = None if self._lags else micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS)
         old = micro_batch.frozen.get(OLD_LOGPROBS, noted)
         if old is None or LOGPROBS not in live:
             return

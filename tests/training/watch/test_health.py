@@ -53,6 +53,7 @@ FINDINGS = {
     "kl": ({"policy/kl": 2.0}, "KL to the reference is 1.02 per action", {"policy/kl": 0.1}),
     "log ratio": ({"rollout/log_ratio": 0.3}, "log-probabilities are 0.1", {"rollout/log_ratio": 0.01}),
     "log ratio leaps": ({"rollout/log_ratio": 0.04}, "in this step alone the sampler", {"rollout/log_ratio": 0.004}),
+    "trainer idle": ({"time/idle/trainer": 0.8}, "training waited for samples", {"time/idle/trainer": 0.4}),
     "log ratio rises": ({"rollout/log_ratio": 0.04}, "nats off per action, 10.8 times the start's", {"rollout/log_ratio": 0.004}),
     "kl_old": ({"policy/kl_old": 0.2}, "within a step the model moves 0.105", {"policy/kl_old": 0.05}),
 }

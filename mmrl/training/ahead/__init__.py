@@ -1,0 +1,1 @@
+"""Sampling beside training, a fixed number of steps ahead of it."""

@@ -1,0 +1,41 @@
+"""How far ahead of its training each method may be sampled."""
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.hooks import PlannerHooks, TermHooks, defines, with_hooks
+
+PREVIOUS = "previous"
+
+
+def max_ahead(algorithm: Algorithm) -> int:
+    """The most steps that sampling may be ahead of training.
+
+    0 where a part follows weights or scores step by step, or looks at samples with the weights of now; 2 with a correction of the
+    sampler's record; 1 for all others.
+    """
+    if reason_for_none(algorithm):
+        return 0
+    return 2 if any(reading.model == "rollout" for reading in algorithm.all_reads) else 1
+
+
+def reason_for_none(algorithm: Algorithm) -> str:
+    """Why a method cannot be sampled ahead at all; empty if it can."""
+    planner, kind = with_hooks(algorithm.planner, PlannerHooks), type(algorithm.planner).__name__
+    rebasing = [type(term).__name__ for _, term in algorithm.objective if with_hooks(term, TermHooks).rebase_after]
+    if rebasing:
+        return f"{rebasing[0]} changes its reference at the end of a step"
+    if PREVIOUS in algorithm.shadows:
+        return "it reads the weights of the step before"
+    if defines(algorithm.planner, PlannerHooks.watch):
+        return f"{kind} plans by what the step before trained on"
+    if planner.inspects or planner.views:
+        return f"{kind} looks at samples with the network that trains meanwhile"
+    return "a generator's samples are drawn by the network that trains" if algorithm.schedule is not None else ""
+
+
+def refuse_lag(algorithm: Algorithm, ahead: int) -> None:
+    """Raise ValueError if samples may not be drawn so many steps ahead."""
+    most = max_ahead(algorithm)
+    if ahead <= most:
+        return
+    reason = reason_for_none(algorithm) or "nothing in it corrects for the sampler's older weights (algorithm.importance)"
+    raise ValueError(f"ahead is {ahead}, and the algorithm allows {most}: {reason}; set ahead = {most}, or take another one")

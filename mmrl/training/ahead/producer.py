@@ -1,0 +1,341 @@
+"""Steps collected in a thread beside the updates: step j is written by the weights that had max(0, j - k) steps.
+
+The thread does everything that moves state in the order of the steps: it hears of the scores of step j - k - 1, draws prompts,
+samples, scores and revises. So latencies decide when something happens, and never what.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Condition, Thread
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.hooks import SamplerHooks, with_hooks
+from mmrl.core.protocols import Policy, PromptSampler, State
+from mmrl.core.ranks import Ranks
+from mmrl.core.readings import ROLLOUT_LOGPROBS, WEIGHTS_VERSION
+from mmrl.core.types import Prompt, Request, Rollouts
+from mmrl.runtime.process_state import random_state, set_random_state
+from mmrl.training.ahead.limits import refuse_lag
+from mmrl.training.checkpoints.state import copy_state
+from mmrl.training.collect import Collected, Collector, Draws
+from mmrl.training.reference_reads import ReferenceReads
+from mmrl.training.rewards.runner import RewardRunner
+from mmrl.training.settings import TrainSettings
+from mmrl.training.stopping import TrainingStoppedError
+
+CLOSE_S = 2.0
+"""Longest wait for the thread when a run ends; it holds nothing that would have to be saved."""
+MOVED = {"time/rollout_s": "time/beside/rollout_s", "time/reward_s": "time/beside/reward_s"}
+"""Seconds that pass beside the step, and no part of it."""
+Observation = tuple[Sequence[Prompt], Sequence[Sequence[float]]]
+
+
+@runtime_checkable
+class Publishes(Protocol):
+    """A policy whose rollouts are written elsewhere, by a copy of its weights."""
+
+    def publish(self, version: int | None = None) -> tuple[int, Callable[[], None], Callable[[], None]]:
+        """Set the live weights aside under this number, or that of the updates that they had.
+
+        Returns the number, a call by which rollouts are written with them from then on, and one that gives up what is written;
+        both may come from any thread.
+        """
+        ...
+
+
+class OtherVersionError(TrainingStoppedError):
+    """Rows were written by other weights than the lag says: an update was lost on its way to the engine, or given twice."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """The weights after one step."""
+
+    weights: list[Tensor]
+    number: int
+    """By which the policy names them in rollouts."""
+    hold: Callable[[], None]
+    leave: Callable[[], None]
+
+
+class Ahead(Collector):
+    """Collects at most `settings.ahead` steps before they train, for one process and a policy that publishes its weights."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        sampler: PromptSampler,
+        rewards: RewardRunner,
+        algorithm: Algorithm,
+        settings: TrainSettings,
+        ranks: Ranks,
+        reader: ReferenceReads,
+    ) -> None:
+        super().__init__(policy, sampler, rewards, algorithm, settings, ranks, reader)
+        check_lag(policy, algorithm, settings, ranks)
+        self._parameters = list(policy.parameters())
+        self._moved = Condition()
+        """Whatever both threads look at changes under this lock."""
+        self._oldest = 0
+        """The step that trains now, or next."""
+        self._random: State | None = None
+        """The thread's own random generators, between two steps."""
+        self._observed: dict[int, Observation] = {}
+        self._kept: dict[int, tuple[int, list[Tensor]]] = {}
+        """Versions of a checkpoint: number and weights."""
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is in flight."""
+        self._thread: Thread | None = None
+        self._next, self._last = 0, -1
+        """The step that is collected now, or next; the last one whose weights are there."""
+        self._found: dict[int, Collected] = {}
+        self._before: dict[int, State] = {}
+        """Step -> the state before it was collected."""
+        self._versions: dict[int, Version] = {}
+        self._version: Version | None = None
+        """The weights that write the step."""
+        self._error: BaseException | None = None
+        self._closed, self._taken = False, 0.0
+        self._outside: State | None = None
+        """The trainer's random generators, while the thread has put its own in their place."""
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._thread is not None and self._next <= self._last and self._error is None and not self._closed
+
+    def take(self, step: int, sampling: Callable[[int], object], state: Draws) -> Collected:
+        """The rows of a step, once they are there; then the next one may be collected, with the weights of now.
+
+        Raises whatever went wrong in the thread, with its own trace.
+        """
+        begun = time.perf_counter()
+        if self._thread is None:
+            self._begin(step, sampling, state)
+        with self._moved:
+            self._moved.wait_for(lambda: step in self._found or self._error is not None)
+            if step not in self._found:
+                assert self._error is not None
+                raise self._error
+            collected = self._found.pop(step)
+        waited = time.perf_counter() - begun
+        self._publish(step)
+        version = max(0, step - self.ahead)
+        with self._moved:
+            self._versions = {at: one for at, one in self._versions.items() if at >= version}
+            self._last = min(step + self.ahead, self.steps - 1)
+            self._moved.notify_all()
+        now = time.perf_counter()
+        collected.times |= {"rollout/staleness": float(step - version), "time/publish_s": now - begun - waited}
+        collected.times |= {"time/idle/trainer": waited / max(now - self._taken, waited)} if self._taken else {}
+        self._taken = now
+        collected.under = None if version == step else partial(self._under, self._versions[version].weights)
+        return collected
+
+    def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
+        """Keep the scores of the step that was taken last until the thread comes to the step that hears of them."""
+        with self._moved:
+            self._observed[self._oldest] = prompts, totals
+            self._oldest += 1
+            self._before = {step: one for step, one in self._before.items() if step >= self._oldest}
+            first = self._oldest - self.ahead - 1
+            self._observed = {step: one for step, one in self._observed.items() if step >= first}
+
+    def rest(self, step: int) -> None:
+        """Wait until no step is collected, and let the live weights write."""
+        with self._moved:
+            self._moved.wait_for(lambda: not self._is_busy)
+        self._publish(step)
+        self._versions[step].hold()
+
+    def close(self) -> None:
+        """Collect no more."""
+        with self._moved:
+            is_busy, self._closed = self._is_busy, True
+            self._moved.notify_all()
+        if is_busy and self._version is not None:
+            self._version.leave()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+
+    def draws(self, state: Draws) -> State:
+        with self._moved:
+            self._moved.wait_for(lambda: self._oldest in self._before or not self._is_busy)
+            before = self._before.get(self._oldest)
+            outside = self._outside or random_state()
+            first = self._oldest - self.ahead
+            if before is None:
+                # nothing is in flight, and the scores of one step more are still to be heard of
+                before, first = state.now() | {"random": [self._random or outside]}, first - 1
+            observed = [
+                [step, [prompt.id for prompt in prompts], [list(row) for row in totals]]
+                for step, (prompts, totals) in sorted(self._observed.items())
+                if step >= first
+            ]
+        own = {"lag": self.ahead, "random": before["random"][0], "observed": observed}
+        rewards = [*before["rewards"][:1], *state.of_evaluation()]
+        return {**before, "rewards": rewards, "random": [outside], "ahead": own}
+
+    def versions(self) -> State:
+        """The weights that steps in flight are written by, as far as they are not the live ones."""
+        kept = range(max(0, self._oldest - self.ahead), self._oldest)
+        held = {step: (one.number, one.weights) for step, one in self._versions.items()} | self._kept
+        return {"versions": [[step, held[step][0], held[step][1]] for step in kept if step in held]}
+
+    def load_state_dict(self, state: State) -> None:
+        self.close()
+        super().load_state_dict(state)
+        self._forget()
+        prompts = prompts_of(self.sampler, {name for _, names, _ in state["ahead"]["observed"] for name in names})
+        self._observed = {step: ([prompts[name] for name in names], totals) for step, names, totals in state["ahead"]["observed"]}
+        self._oldest, self._random = state["index"], state["ahead"]["random"]
+        self._kept = {step: (number, weights) for step, number, weights in state["versions"]}
+
+    def with_readings(self, fresh: Rollouts) -> Rollouts:
+        """The rows with the version of the weights that wrote them.
+
+        Raises:
+            OtherVersionError: it is not the one that the lag says.
+        """
+        if self._version is None:
+            return super().with_readings(fresh)
+        noted = fresh.recorded.get(ROLLOUT_LOGPROBS)
+        drawn = noted is None or bool((noted.isfinite() & fresh.action_mask).any())
+        if drawn and fresh.weights_version != self._version.number:
+            raise OtherVersionError(
+                f"step {self._next + 1}: its rows were written by weights of version {fresh.weights_version}, and ahead = "
+                f"{self.ahead} says {self._version.number}: an update was lost on its way to the engine, or given twice, so "
+                "start its servers again, and resume"
+            )
+        versions = torch.full(fresh.action_mask.shape, float(self._version.number))
+        return replace(fresh, recorded={**fresh.recorded, WEIGHTS_VERSION: versions})
+
+    def split_requests(self, requests: Sequence[Request]) -> list[list[Request]]:
+        """The same as without a thread, refused where the network that trains would have to write.
+
+        Raises:
+            ValueError: a sample is asked of other weights than the policy's, or under a view.
+        """
+        for request in requests:
+            if request.model != "policy" or request.view != "plain":
+                what = f"the weights {request.model!r}" if request.model != "policy" else f"the view {request.view!r}"
+                raise ValueError(
+                    f"{type(self.planner).__name__} asks for samples of {what}, which the network writes that trains meanwhile: "
+                    "set ahead = 0"
+                )
+        return super().split_requests(requests)
+
+    def _begin(self, step: int, sampling: Callable[[int], object], state: Draws) -> None:
+        """Publish what the first steps are written by, and start the thread."""
+        for version in sorted({max(0, step - i) for i in range(1, self.ahead + 1)}):
+            if version == step:
+                self._publish(version)
+                continue
+            number, weights = self._kept[version]
+            with self._under(weights):
+                self._publish(version, number)
+        self._kept = {}
+        self._next, self._last = step, min(step + self.ahead, self.steps) - 1
+        self._thread = Thread(target=self._run, args=(sampling, state), name="mmrl-ahead", daemon=True)
+        self._thread.start()
+
+    def _run(self, sampling: Callable[[int], object], state: Draws) -> None:
+        try:
+            while True:
+                begun = time.perf_counter()
+                with self._moved:
+                    self._moved.wait_for(lambda: self._next <= self._last or self._closed)
+                    if self._closed:
+                        return
+                waited = time.perf_counter() - begun
+                collected = self._collect(self._next, sampling, state)
+                spent = max(time.perf_counter() - begun, 1e-9)
+                times = {MOVED.get(name, name): value for name, value in collected.times.items()}
+                collected.times = times | {"time/idle/sampler": waited / spent}
+                with self._moved:
+                    self._found[self._next] = collected
+                    self._next += 1
+                    self._moved.notify_all()
+        except BaseException as error:  # noqa: BLE001 - the trainer raises it
+            with self._moved:
+                self._error = error
+                self._moved.notify_all()
+
+    def _collect(self, step: int, sampling: Callable[[int], object], state: Draws) -> Collected:
+        with self._own_random_state():
+            observed = self._observed.get(step - self.ahead - 1)
+            if observed is not None:
+                self.sampler.observe(*observed)
+            before = copy_state(state.now())
+            with self._moved:
+                self._before[step] = before
+                self._moved.notify_all()
+            self._version = self._versions[max(0, step - self.ahead)]
+            self._version.hold()
+            return self.collect(sampling(step + 1))
+
+    def _publish(self, step: int, number: int | None = None) -> None:
+        """Set the live weights aside as those after this many steps, unless they are already."""
+        if step not in self._versions:
+            assert isinstance(self.policy, Publishes)
+            weights = [weight.detach().clone() for weight in self._parameters]
+            self._versions = {**self._versions, step: Version(weights, *self.policy.publish(number))}
+
+    @contextmanager
+    def _under(self, weights: Sequence[Tensor]) -> Iterator[None]:
+        """A block in which the policy has other weights."""
+        # through .data the version counters stay, as for shadows
+        live = [weight.data for weight in self._parameters]
+        kept = [weight.clone() for weight in live]
+        put(live, weights)
+        try:
+            yield
+        finally:
+            put(live, kept)
+
+    @contextmanager
+    def _own_random_state(self) -> Iterator[None]:
+        """A block of the thread in which rewards draw from its own random generators. Cards keep theirs: the trainer has them."""
+        with self._moved:
+            self._outside = random_state()
+            set_random_state((self._random or self._outside) | {"cuda": []})
+        try:
+            yield
+        finally:
+            with self._moved:
+                self._random = random_state()
+                set_random_state(self._outside | {"cuda": []})
+                self._outside = None
+
+
+def prompts_of(sampler: PromptSampler, names: set[str]) -> Mapping[str, Prompt]:
+    """The prompts of these ids, with no more than the id where the sampler does not hold its prompts."""
+    held = with_hooks(sampler, SamplerHooks).prompts if names else None
+    found = {prompt.id: prompt for prompt in held or () if prompt.id in names}
+    return {name: found.get(name, Prompt(name, "")) for name in names}
+
+
+def check_lag(policy: Policy, algorithm: Algorithm, settings: TrainSettings, ranks: Ranks) -> None:
+    """Raise ValueError where samples cannot be drawn so far ahead."""
+    if ranks.world > 1:
+        raise ValueError(f"ahead is {settings.ahead}, and the run has {ranks.world} processes: start one, or set ahead = 0")
+    if not isinstance(policy, Publishes):
+        raise ValueError(
+            f"ahead is {settings.ahead}, and {type(policy).__name__} writes with the network that trains: set ahead = 0"
+        )
+    refuse_lag(algorithm, settings.ahead)
+
+
+@torch.no_grad()
+def put(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Write values into tensors, in place."""
+    for weight, value in zip(to, values, strict=True):
+        weight.copy_(value)

@@ -1,0 +1,166 @@
+"""Sampling beside training: the same weights whatever takes how long, and after a stop, and no rows of other weights."""
+
+import traceback
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.samplers.learned import Thompson
+from mmrl.algorithms.weights.importance import RolloutCorrection
+from mmrl.core.readings import WEIGHTS_VERSION
+from mmrl.core.samples import UnavailableError
+from mmrl.core.types import Group, Rollouts
+from mmrl.training.ahead.producer import OtherVersionError
+from mmrl.training.checkpoints.state import copy_state
+from mmrl.training.collect import Collected, Collector
+from mmrl.training.evaluate import EvaluationSettings, Evaluator
+from mmrl.training.stopping import AskedToStopError, TrainingStoppedError
+from mmrl.training.trainer import Trainer
+from tests.support import fakes
+from tests.support.published import PublishingPolicy, random_waits
+from tests.support.trainers import make_trainer
+
+CORRECTION = RolloutCorrection(mode="token_truncate", high=2.0)
+
+
+def corrected(name: str = "grpo") -> Algorithm:
+    algorithm = PRESETS[name]
+    return replace(algorithm, old="reread", importance=(*algorithm.importance, CORRECTION))
+
+
+def moody(group: Group) -> list[float]:
+    """The right letter, and a number of the reward's own; Python's generator serves the checks of types besides."""
+    return [reward + 0.01 * np.random.random() for reward in fakes.right_letter(group)]
+
+
+def make(ahead: int, steps: int = 6, algorithm: Algorithm | None = None, evaluates: bool = False, **more: Any) -> Trainer:
+    policy = more.pop("policy", None) or PublishingPolicy()
+    np.random.seed(0)
+    trainer = make_trainer(algorithm or corrected(), policy=policy, steps=steps, ahead=ahead, **more)
+    if evaluates:
+        settings = EvaluationSettings(num_prompts=2)
+        trainer.evaluator = Evaluator(policy, fakes.prompts(), trainer.collector.rewards, settings, "greedy")
+    return trainer
+
+
+def weights(trainer: Trainer) -> Tensor:
+    return torch.cat([weight.detach().flatten() for weight in trainer.policy.parameters()])
+
+
+def run(trainer: Trainer) -> Tensor:
+    trainer.fit()
+    return weights(trainer)
+
+
+def test_without_a_lag_there_is_no_thread():
+    assert type(make_trainer(corrected()).collector) is Collector
+
+
+@pytest.mark.parametrize(("ahead", "name"), [(1, "grpo"), (2, "grpo"), (1, "dapo")])
+def test_latencies_decide_nothing(ahead: int, name: str):
+    ends = list[Tensor]()
+    for seed in range(3):
+        policy = PublishingPolicy(waits=random_waits(seed))
+        sampler = Thompson(fakes.prompts(), seed=0)
+        more: dict[str, Any] = {"policy": policy, "sampler": sampler, "function": moody}
+        ends.append(run(make(ahead, algorithm=corrected(name), evaluates=True, evaluate_every=2, **more)))
+    assert torch.equal(ends[0], ends[1]) and torch.equal(ends[0], ends[2])
+    plain = make(0, algorithm=corrected(name), policy=fakes.FakeTextPolicy(), sampler=Thompson(fakes.prompts(), seed=0))
+    assert not torch.equal(ends[0], run(plain)), "the lag is real"
+
+
+def test_steps_are_written_by_the_weights_of_so_many_steps_before(monkeypatch: pytest.MonkeyPatch):
+    trainer = make(2, algorithm=replace(corrected(), epochs=2))
+    rows, audit, found = list[Rollouts](), trainer.audit, list[tuple[set[float], float]]()
+    monkeypatch.setattr(trainer, "audit", lambda rollouts, step: rows.append(rollouts) or audit(rollouts, step))
+    for _ in range(6):
+        metrics = trainer.step()
+        versions = rows[-1].recorded[WEIGHTS_VERSION]
+        found.append((set(versions.flatten().tolist()), metrics["rollout/staleness"]))
+    trainer.collector.close()
+    assert found == [({0.0}, 0.0), ({0.0}, 1.0), ({0.0}, 2.0), ({2.0}, 2.0), ({4.0}, 2.0), ({6.0}, 2.0)]
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_a_run_that_goes_on_ends_with_the_same_weights(ahead: int, monkeypatch: pytest.MonkeyPatch):
+    more: dict[str, Any] = {"function": moody, "evaluates": True, "evaluate_every": 2}
+    whole = run(make(ahead, sampler=Thompson(fakes.prompts(), seed=0), **more))
+    first, states = make(ahead, sampler=Thompson(fakes.prompts(), seed=0), **more), dict[int, Any]()
+    wanted = first.records.requests
+
+    def note() -> Collection[str]:
+        states[first.index] = copy_state(first.state_dict())
+        return wanted()
+
+    monkeypatch.setattr(first, "records", replace(first.records, requests=note))
+    assert torch.equal(run(first), whole)
+    for stop in (1, 2, 4):
+        again = make(ahead, policy=PublishingPolicy(waits=random_waits(5)), sampler=Thompson(fakes.prompts(), seed=0), **more)
+        np.random.seed(99)
+        again.load_state_dict(states[stop])
+        assert torch.equal(run(again), whole), f"stopped after step {stop}"
+
+
+def test_a_stop_within_a_step_loses_nothing(monkeypatch: pytest.MonkeyPatch):
+    whole = run(make(1, function=moody))
+    first = make(1, function=moody)
+    states = list[Any]()
+    monkeypatch.setattr(
+        first, "save", lambda before=None, final=False: states.append(copy_state(first.state_dict() | (before or {})))
+    )
+    take = first.collector.take
+
+    def interrupt(*args: Any) -> Collected:
+        if first.index == 3:
+            raise AskedToStopError("SIGINT")
+        return take(*args)
+
+    monkeypatch.setattr(first.collector, "take", interrupt)
+    first.fit()
+    assert first.is_stopped
+    again = make(1, function=moody)
+    again.load_state_dict(states[-1])
+    assert torch.equal(run(again), whole)
+
+
+def test_a_lost_publication_is_refused_by_name():
+    trainer = make(1, policy=PublishingPolicy(lost=frozenset({2})))
+    with pytest.raises(OtherVersionError, match=r"step 4: .* version 1, and ahead = 1 says 2"):
+        trainer.fit()
+
+
+def test_errors_of_the_thread_reach_the_trainer_with_their_trace():
+    calls = list[str]()
+
+    def breaks(what: str) -> None:
+        calls.append(what)
+        if what == "rollout" and calls.count(what) == 3:
+            raise UnavailableError("no server answers")
+
+    with pytest.raises(TrainingStoppedError, match="step 3: no server answers") as raised:
+        make(1, policy=PublishingPolicy(waits=breaks)).fit()
+    assert raised.value.__cause__ is not None
+    assert "sample_and_score" in [frame.name for frame in traceback.extract_tb(raised.value.__cause__.__traceback__)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"importance": ()}, "ahead is 2, and the algorithm allows 1: nothing in it corrects"),
+    ],
+)
+def test_what_cannot_be_sampled_ahead_is_refused(change: dict[str, Any], words: str):
+    with pytest.raises(ValueError, match=words):
+        make(2, algorithm=replace(corrected(), **change))
+
+
+def test_a_policy_that_writes_itself_is_refused():
+    with pytest.raises(ValueError, match="FakeTextPolicy writes with the network that trains"):
+        make(1, policy=fakes.FakeTextPolicy())
