@@ -13,6 +13,7 @@ from mmrl.answers.spans.sounds import Ear, read_wave
 from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import Audio, Video
 from mmrl.core.types import Prompt, Request, Rollouts
+from mmrl.engine.wire_prompts import media_parts
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families import QwenOmni
 from mmrl.policies.text.families.qwen_omni import sound_tokens
@@ -186,6 +187,8 @@ def test_what_cannot_be_heard_is_said(tiny, tmp_path: Path, sounds: list[Audio])
         policy.encode(Prompt("p", "?", (long,)))
     with pytest.raises(FileNotFoundError, match=r"prompt 'p': there is no sound 'gone\.wav'"):
         policy.encode(Prompt("p", "?", (Audio("gone.wav"),)))
+    with pytest.raises(ValueError, match=r"prompt 'p' holds sounds, which cannot be sent to a server: remove \[policy.engine\]"):
+        media_parts(policy, sounds[0], Prompt("p", "?", (sounds[0],)))
     with pytest.raises(ValueError, match=r"has 0 <image> markers and 0 <video> markers and 2 <audio> markers, .* and 1 sounds"):
         policy.encode(Prompt("p", "<audio> <audio>", (sounds[0],)))
     with pytest.raises(
