@@ -1,17 +1,18 @@
-"""Your own questions with pictures, clips or only text: a file or folder with a question and its answer in every row.
+"""Your own questions with pictures, clips, sounds or only text: a file or folder with a question and its answer in every row.
 
     {"image": "clock.jpg", "question": "What time is it?", "answer": "10:10"}
     {"images": ["a.png", "b.png"], "question": "Which is larger?", "options": ["the first", "the second"], "answer": "B"}
     {"video": "match.mp4", "question": "How many goals?", "answer": 3}
     {"video": "match.mp4", "question": "Who scores first?", "A": "the red team", "B": "the blue team", "answer": "B"}
     {"video": "match.mp4", "question": "a goal is scored", "span": [12.5, 17.0]}
+    {"audio": "hall.wav", "question": "the bell rings", "span": [3.0, 4.5]}
     {"question": "Solve x^2 = 2 for x > 0", "answer": "\\\\sqrt{2}", "kind": "math"}
 
 Other layouts are recognized and reported: messages (OpenAI, ms-swift, TRL), llava, trl, problem. Each answer has a
-kind, by which the reward `by_type` compares it: choice (letters), number, math (expressions), span (seconds of the clip; several
-are `spans`) or text (ROUGE). A row's column `kind` sets it; otherwise it is guessed, and the run reports how often each kind was
-guessed. Options, of a list or of columns A, B, .., are listed below the question, and a choice is asked for by letter, a span in
-seconds; nothing else is added to your question. Several turns in one row are refused.
+kind, by which the reward `by_type` compares it: choice (letters), number, math (expressions), span (seconds of the clip or
+sound; several are `spans`) or text (ROUGE). A row's column `kind` sets it; otherwise it is guessed, and the run reports how
+often each kind was guessed. Options, of a list or of columns A, B, .., are listed below the question, and a choice is asked
+for by letter, a span in seconds; nothing else is added to your question. Several turns in one row are refused.
 Other columns are passed to the rewards. Licence: that of your data.
 """
 
@@ -41,9 +42,9 @@ def load(
         path: a .jsonl, .json, .csv, .tsv, .parquet or .tar file; or a folder: with `<split>.jsonl`, of Hugging Face, or of
             pictures.
         split: of a folder the one to read; of a file, keep the rows whose column `split` says so.
-        image_root: where relative paths of pictures and clips start and which none leaves; the file's folder by default, and
-            then absolute paths may name any file.
-        columns: our name -> the file's, for question, answer, image, video, options, kind, id, split, or a layout's own columns.
+        image_root: where relative paths of media start and which none leaves; the file's folder by default, and then
+            absolute paths may name any file.
+        columns: our name -> the file's, for question, answer, image, video, audio, options, kind, id, split, or a layout's own.
         layout: the layout of the file, by its name in `mmrl data check`; None: guessed and reported.
         kind: of all answers: choice, number, math or text; auto: each row's own, else guessed.
         numbering: how answers name options: letters (or wordings), or numbers counted from zero or one.

@@ -12,6 +12,7 @@ _HOMES = {
     "Group": "mmrl.core.samples",
     "Scored": "mmrl.core.samples",
     "Video": "mmrl.core.samples",
+    "Audio": "mmrl.core.samples",
     "Observation": "mmrl.core.samples",
     "Turn": "mmrl.core.samples",
     "Scores": "mmrl.core.types",

@@ -13,6 +13,7 @@ from mmrl.app.api.load import load_reward as load_reward
 from mmrl.app.api.load import load_reward_model as load_reward_model
 from mmrl.app.api.run import Run as Run
 from mmrl.core.protocols import Callback as Callback
+from mmrl.core.samples import Audio as Audio
 from mmrl.core.samples import Group as Group
 from mmrl.core.samples import Observation as Observation
 from mmrl.core.samples import Prompt as Prompt

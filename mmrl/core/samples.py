@@ -19,7 +19,7 @@ Who = Literal["policy", "environment", "forced"]
 it; forced: given, and the policy went on from there."""
 
 Media = Any
-"""A picture (a path or a PIL image), frames (an array) or a `Video`; their libraries are not imported here."""
+"""A picture (a path or a PIL image), frames (an array), a `Video` or an `Audio`; their libraries are not imported here."""
 Value = Any
 """Whatever a data set and its rewards agree on: a text, a number, a `Box`, a list of these."""
 
@@ -80,6 +80,18 @@ class Video:
 
 
 @dataclass(frozen=True)
+class Audio:
+    """A sound as a prompt names it: `Audio("a.wav", start=2.0, end=12.0)`, or that of a clip's file."""
+
+    source: str
+    """A file with sound."""
+    start: float | None = None
+    """Seconds from the beginning of the file; None: its beginning."""
+    end: float | None = None
+    """Seconds from the beginning of the file; None: its end."""
+
+
+@dataclass(frozen=True)
 class MediaKind:
     """One kind of media: `MediaKind("tone", "tone", "tone", Tone, frozenset({".tone"}))`."""
 
@@ -130,7 +142,9 @@ class MediaKind:
 
 IMAGE = MediaKind("image", "picture", "picture")
 VIDEO = MediaKind("video", "clip", "video", Video, frozenset({".mp4", ".mkv", ".webm", ".mov", ".avi", ".m4v"}), "source")
-KINDS = {kind.name: kind for kind in (IMAGE, VIDEO)}
+SOUND_FILES = frozenset({".wav", ".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac"})
+AUDIO = MediaKind("audio", "sound", "sound", Audio, SOUND_FILES, "source")
+KINDS = {kind.name: kind for kind in (IMAGE, VIDEO, AUDIO)}
 
 
 def kind_of(media: object) -> MediaKind:
@@ -154,9 +168,9 @@ class Prompt:
 
     id: str
     text: str = ""
-    """May hold one `<image>` marker per picture and one `<video>` per clip; without markers the media come first."""
+    """May hold an `<image>` marker per picture, `<video>` per clip, `<audio>` per sound; without any the media come first."""
     media: tuple[Media, ...] = ()
-    """Pictures (a path or a PIL image) and `Video`s, in the order the text speaks of them; empty for text to image."""
+    """Pictures (a path or a PIL image), `Video`s and `Audio`s, in the order the text speaks of them; empty for text to image."""
     answer: Value = None
     """The ground truth that rewards compare with."""
     columns: Mapping[str, Value] = field(default_factory=dict[str, Value])

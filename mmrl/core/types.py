@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmrl.core.samples import Audio as Audio
 from mmrl.core.samples import ClipTime as ClipTime
 from mmrl.core.samples import Group as Group
 from mmrl.core.samples import MediaSize as MediaSize

@@ -10,7 +10,8 @@ from typing import Literal, cast
 
 from mmrl.answers.choices import LETTERS, parse_choices
 from mmrl.answers.questions import problem_type
-from mmrl.core.samples import IMAGE, KINDS, MediaKind, is_named
+from mmrl.answers.spans.sounds import sound_part
+from mmrl.core.samples import IMAGE, KINDS, Audio, MediaKind, is_named
 from mmrl.core.types import Prompt, Video
 from mmrl.data.files.paths import cell_below, path_below
 from mmrl.data.files.pictures import open_picture, picture_size
@@ -70,6 +71,8 @@ class Questions:
         for _, one in media:
             if isinstance(one, Video):
                 check_video(one, min_frames=1, decode=self.decode)
+            elif isinstance(one, Audio):
+                sound_part(one)
         return [one for _, one in media], [picture_size(one, self.decode) for kind, one in media if kind is IMAGE]
 
     def prompts(self, row: Row, measured: Callable[[], Measured] | None = None) -> list[Prompt]:
@@ -220,9 +223,14 @@ def _answer(row: Row) -> Cell:
 
 
 def _span(answer: object, media: Sequence[object]) -> tuple[dict[str, float], object]:
-    """Length and frame rate of the row's one clip, and the true spans within it; ValueError for other media or spans."""
+    """Length (and frame rate) of the row's one clip or sound, and the true spans within it; ValueError for others."""
+    if len(media) == 1 and isinstance(media[0], Audio):
+        _, seconds = sound_part(media[0])
+        return {"duration": seconds}, inside_clip(answer, seconds)
     if len(media) != 1 or not isinstance(media[0], Video):
-        raise ValueError(f"the row has a span and {len(media)} pictures or clips: a span is of one clip, column video")
+        raise ValueError(
+            f"the row has a span and {len(media)} pictures or clips: a span is of one clip, column video, or sound, column audio"
+        )
     facts = probe_video(media[0])
     return {"duration": facts.seconds, "fps": facts.fps}, inside_clip(answer, facts.seconds)
 

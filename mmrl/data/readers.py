@@ -208,8 +208,8 @@ def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfD
             ) from None
         data = _only_split(found, name)
     for column, feature in (data.features or {}).items():
-        if isinstance(feature, hf.Image):
-            data = data.cast_column(column, hf.Image(decode=False))
+        if isinstance(feature, hf.Image | hf.Audio):
+            data = data.cast_column(column, type(feature)(decode=False))
         elif isinstance(feature, hf.List) and isinstance(feature.feature, hf.Image):
             data = data.cast_column(column, hf.List(hf.Image(decode=False)))
     return data

@@ -13,7 +13,8 @@ from mmrl.answers.boxes.box import Box, check_inside
 from mmrl.answers.questions import true_letters, true_number, true_text
 from mmrl.answers.spans.attempts import true_spans
 from mmrl.answers.spans.interval import Interval
-from mmrl.core.samples import KINDS, is_named, kind_of
+from mmrl.answers.spans.sounds import sound_part
+from mmrl.core.samples import KINDS, Audio, is_named, kind_of
 from mmrl.core.types import MediaSize, Prompt, Video
 from mmrl.data.files.ahead import Watch, ahead, same
 from mmrl.data.files.paths import refuse_url
@@ -37,7 +38,7 @@ ELSEWHERE = (
 _LONGEST = 600
 """Characters of a problem that are kept; rows may hold whole pictures."""
 Measured = tuple[Sequence[tuple[int, int]], Sequence[float]]
-"""Widths and heights of pictures, and seconds of clips."""
+"""Widths and heights of pictures, and seconds of clips, then of sounds."""
 BAD_ROW = (ValueError, OSError, OverflowError)
 """Errors that are one row's fault; others are ours."""
 FILE_ROW = "file_row"
@@ -258,12 +259,13 @@ def _enumerate_prompts(prompts: Iterable[Prompt], max_rows: int | None) -> Itera
 
 
 def _measure(prompt: Prompt, decode: bool) -> Measured:
-    """The sizes of a prompt's pictures, and the seconds of its clips."""
+    """The sizes of a prompt's pictures, and the seconds of its clips, then of its sounds."""
     sizes = [size for media in prompt.media if (size := _media_size(media, decode)) is not None]
     for size in sizes:
         check_shape(size)
     clips = [media for media in prompt.media if isinstance(media, Video)]
-    return sizes, [check_video(clip, min_frames=1, decode=decode).seconds for clip in clips]
+    sounds = [end - start for media in prompt.media if isinstance(media, Audio) for start, end in [sound_part(media)]]
+    return sizes, [*(check_video(clip, min_frames=1, decode=decode).seconds for clip in clips), *sounds]
 
 
 def _check_prompt(prompt: Prompt, measured: Callable[[], Measured]) -> None:

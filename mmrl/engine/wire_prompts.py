@@ -37,10 +37,13 @@ def wire_prompts(host: TextHost, encoded: Sequence[Encoded]) -> list[WirePrompt]
 
 def media_parts(host: TextHost, media: object, prompt: Prompt) -> list[dict[str, str]]:
     """One of a prompt's media as it is sent: one part, or one per frame where frames are pictures."""
+    kind = kind_of(media)
+    if kind.name not in PARTS:
+        raise ValueError(f"prompt {prompt.id!r} holds {kind.nouns}, which cannot be sent to a server: remove [policy.engine]")
     opened = open_one(media, prompt, host.encode.videos)
     if isinstance(opened, Frames) and host.family.frames_are_pictures:
         return [picture_part(Image.fromarray(frame)) for frame in opened.pixels]
-    return [PARTS[kind_of(media).name](opened)]
+    return [PARTS[kind.name](opened)]
 
 
 def short_ids(host: TextHost, prompt: Prompt) -> list[int]:

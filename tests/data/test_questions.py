@@ -6,11 +6,15 @@ import pytest
 
 from mmrl.answers.spans.interval import Interval
 from mmrl.app.plugins.resolve import load
-from mmrl.core.types import Group, Sample
+from mmrl.core.types import Audio, Group, Sample
 from mmrl.data.questions import LETTER, LETTERS_WANTED, guess_kind
+from tests.support.sounds import tone, write_wav
 from tests.support.videos import even, write_video
 
 OPTIONS = ["a cat", "a dog", "a fox"]
+
+
+by_type = load("by_type", "rewards")()
 
 
 def read(path, **settings):
@@ -197,6 +201,47 @@ def test_spans_of_a_clip(jsonl, tmp_path):
     assert one.answer == Interval(0.5, 1) and two.answer == (Interval(0, 0.5), Interval(1, 2))
     assert one.text.startswith("the ball falls\nWhen does this happen?") and one.columns["problem_type"] == "span"
     assert (one.columns["duration"], one.columns["fps"], "span" in one.columns) == (2.0, 25.0, False)
+
+
+def test_spans_counts_and_choices_of_a_sound(jsonl, tmp_path):
+    """The last row has the columns of MMAU, whose answers are wordings and whose paths have a name of their own."""
+    write_wav(tmp_path / "a.wav", [tone(2.0)])
+    rung = {"audio": "a.wav", "question": "the bell rings", "span": [0.5, 1]}
+    count = {"audios": ["a.wav", "a.wav"], "question": "<audio> or <audio>: how often?", "answer": 3}
+    one, two = read(jsonl(rung, count))
+    assert one.media == (Audio(str(tmp_path / "a.wav")),) and one.answer == Interval(0.5, 1)
+    assert one.columns["duration"] == 2.0 and "fps" not in one.columns and "audio" not in one.columns
+    score = by_type(Group(0, one, (Sample("<answer>0.5 to 1.0</answer>"), Sample("1 to 1.5"), Sample("never"))))
+    assert [scored.value for scored in score] == [1.0, 0.0, 0.0]
+    assert len(two.media) == 2 and two.columns["problem_type"] == "number"
+    mmau = {
+        "id": "7",
+        "audio_id": "./a.wav",
+        "question": "Which?",
+        "choices": ["a bell", "a dog"],
+        "answer": "a bell",
+        "task": "sound",
+    }
+    [asked] = read(jsonl(mmau | {"task": "sound"}), columns={"audio": "audio_id"})
+    assert (asked.id, asked.answer, asked.columns["task"], len(asked.media)) == ("7", "A", "sound", 1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"audio": "gone.wav"}, "there is no sound .*gone.wav"),
+        ({"audio": "a.txt"}, "cannot be opened"),
+        ({"audio": {"bytes": "x"}}, "a sound must be a path"),
+        ({"audio": "a.wav", "video": "a.mp4"}, "both clips and sounds"),
+        ({"audio": "a.wav", "span": [1, 9]}, r"\[1.00, 9.00\] s lies outside|lies outside the clip, which lasts 2.00 seconds"),
+    ],
+)
+def test_sounds_that_no_row_can_have_are_named(columns, words, jsonl, tmp_path):
+    write_wav(tmp_path / "a.wav", [tone(2.0)])
+    (tmp_path / "a.txt").write_text("not a sound")
+    row = {"question": "what?"} | ({} if "span" in columns else {"answer": "yes"}) | columns
+    with pytest.raises(ValueError, match=rf"boxes\.jsonl:1: .*{words}"):
+        read(jsonl(row))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from PIL import Image
 
 from examples.toy_squares import make as make_squares
 from mmrl.data.files.mp4 import write_mp4
+from tests.support.sounds import tone, write_wav
 
 ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -96,6 +97,8 @@ def lay_desk(folder: Path, reward: str, row: dict[str, object]) -> None:
     (folder / "Charades_v1_480").mkdir()
     frames = np.random.default_rng(0).integers(0, 255, (10, 32, 32, 3), dtype=np.uint8)
     write_mp4(folder / "Charades_v1_480" / "AO8RW.mp4", frames, 10)
+    write_wav(folder / "hall.wav", [tone(2.0)])
+    (folder / "sounds.jsonl").write_text('{"audio": "hall.wav", "question": "the bell rings", "span": [0.5, 1.5]}\n')
     (folder / "Video-R1-260k.json").write_text("[]")
     (folder / "prompts.txt").write_text("a red fox\n")
     (folder / "pictures").mkdir()

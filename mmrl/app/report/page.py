@@ -38,17 +38,17 @@ from mmrl.app.report.words import number, percent, points, signed
 from mmrl.app.run.folder import SEEN, Line, RunDir
 from mmrl.app.run.origins import read_choices
 from mmrl.app.run.trackers import duration
-from mmrl.core.samples import KINDS
+from mmrl.core.samples import AUDIO, KINDS, VIDEO
 
 ASSETS = Path(__file__).parent / "assets"
 NUM_PAIRS = 12
 NUM_EXTREMES = 4
 NUM_REGRESSIONS = 6
 MOST_TEXT_BYTES = 20_000
-MEDIA_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".mp4": "video/mp4"}
+MEDIA_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".mp4": "video/mp4", ".wav": "audio/wav"}
 """Files of a run's media by their suffix."""
 MOST_CLIP_BYTES = 400_000
-"""Most bytes of a clip inside the page; larger ones stay next to the samples, and the page shows their strips."""
+"""Most bytes of a clip or sound in the page; larger ones stay next to the samples, and the page shows strip or waveform."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,8 @@ class Picture:
     """The drawing under the strip of a clip."""
     clip: str = ""
     """The address of the clip itself, where there is one that may be shown."""
+    sound: str = ""
+    """The same of a sound."""
 
     @property
     def small(self) -> bool:
@@ -177,8 +179,8 @@ def script_hash(name: str) -> str:
 
 
 def inline_assets(file: Path) -> str:
-    """The address of a picture or clip that holds all of it; empty where it is missing, or a clip too large for a page."""
-    if not file.is_file() or (file.suffix == ".mp4" and file.stat().st_size > MOST_CLIP_BYTES):
+    """The address of a picture or clip that holds all of it; empty where it is missing, or too large for a page."""
+    if not file.is_file() or (file.suffix in (".mp4", ".wav") and file.stat().st_size > MOST_CLIP_BYTES):
         return ""
     return f"data:{MEDIA_TYPES.get(file.suffix, 'image/jpeg')};base64,{base64.b64encode(file.read_bytes()).decode()}"
 
@@ -247,11 +249,12 @@ def picture_of(run: RunDir, media: Line, row: Row | None, address: Callable[[Pat
         return Picture("", 1, 1, media["what"])
     source = address(run.samples / media["file"])
     size = row.size if row else None
-    if row is not None and row.spans is not None and media["kind"] == "video":
-        return Picture(source, media["width"], media["height"], media["kind"], film=film(row.spans))
+    sound = address(run.samples / media["sound"]) if media.get("sound") else ""
+    if row is not None and row.spans is not None and media["kind"] in (VIDEO.stored, AUDIO.stored):
+        return Picture(source, media["width"], media["height"], media["kind"], film=film(row.spans), sound=sound)
     if row is None or size is None or media["kind"] != "picture":
         clip = address(run.samples / media["clip"]) if media.get("clip") else ""
-        return Picture(source, media["width"], media["height"], media["kind"], clip=clip)
+        return Picture(source, media["width"], media["height"], media["kind"], clip=clip, sound=sound)
     every = row.truth, row.predicted, row.looked
     truth, predicted, looked = ([rectangle(box, size.width, size.height) for box in boxes] for boxes in every)
     return Picture(source, media["width"], media["height"], media["kind"], truth, predicted, looked)

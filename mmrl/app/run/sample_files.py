@@ -5,8 +5,9 @@ of it), segments ([policy, environment or forced, start, stop] of its tokens), t
 scores and status by reward name, parts ("<reward>/<part>" by name), truncated, role, answer, answer_boxes ([x1, y1, x2, y2,
 label] in pixels of the file), box_space (how the completion's boxes are written), spans (true and predicted spans of time, null
 where the answer is none), columns, digest (of the completion's tokens or the picture's pixels: what `mmrl sample` compares),
-media ({kind, file, width, height} per picture or video), media_sizes ([width, height, seen_width, seen_height]), image and
-video (what was generated, as in media, or null; a video also has clip, its .mp4 file beside the strip).
+media ({kind, file, width, height} per picture, video or sound; a sound also has sound, its .wav file beside the waveform),
+media_sizes ([width, height, seen_width, seen_height]), image and video (what was generated, as in media, or null; a video also
+has clip, its .mp4 file beside the strip).
 
 A line of an episode also holds ended and turns: {text, span, reward, facts, observation} with an observation's role, text, media
 and key, null where the world said nothing. Its digest is of tokens and observed pictures.
@@ -16,6 +17,7 @@ import dataclasses
 import hashlib
 import io
 import math
+import wave
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -28,10 +30,11 @@ from PIL import Image, ImageOps
 from mmrl.answers.boxes.box import Box
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Interval
+from mmrl.answers.spans.sounds import Ear, read_wave
 from mmrl.answers.spans.timelines import read_timeline
 from mmrl.app.files import replace_bytes
 from mmrl.app.run.folder import Line
-from mmrl.core.samples import IMAGE, VIDEO, kind_of
+from mmrl.core.samples import AUDIO, IMAGE, VIDEO, Audio, kind_of
 from mmrl.core.types import Examples, MediaSize, Observation, Prompt, Sample, Status, Video
 from mmrl.data.files.mp4 import write_once
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
@@ -51,6 +54,10 @@ CLIP_FRAMES = 8
 """The same for the clip of a prompt, each frame from the middle of its part: under such a strip time can be drawn."""
 CLIP_AREA = 96 * 96
 """Pixels of such a frame at most."""
+WAVEFORM, INK = (512, 64), (70, 90, 120)
+"""Width and height of a drawn sound, and its colour."""
+QUIET = 1e-3
+"""A sound that is nowhere louder is drawn flat."""
 
 
 @runtime_checkable
@@ -195,7 +202,9 @@ def store(place: MediaFolder, media: object, most: int | None = MAX_SIDE) -> Lin
     place.media.mkdir(parents=True, exist_ok=True)
     if not (place.media / name).exists():
         replace_bytes(place.media / name, data)
-    return {"kind": kind, "file": f"media/{name}", "width": width, "height": height}
+    stored: Line = {"kind": kind, "file": f"media/{name}", "width": width, "height": height}
+    sound = AUDIO.value_of(media) if kind_of(media) is AUDIO else None
+    return stored | ({"sound": f"media/{write_sound(place.media, sound).name}"} if isinstance(sound, Audio) else {})
 
 
 def store_clip(place: MediaFolder, sample: Sample) -> Line:
@@ -251,7 +260,39 @@ def clip_frames(video: Video) -> list[Image.Image]:
     return [Image.fromarray(pixels) for pixels in fetch(often, small, hashed=False).pixels[1::2]]
 
 
-DRAWN: dict[str, Callable[..., list[Image.Image]]] = {"video": clip_frames}
+@lru_cache(maxsize=64)
+def samples_of(sound: Audio) -> np.ndarray:
+    """Its samples, (n,) float32 at the usual rate of models that hear."""
+    return read_wave(sound, Ear())
+
+
+def waveform(sound: Audio) -> list[Image.Image]:
+    """How loud a sound is over time, from its beginning to its end, drawn as large as the page shows it."""
+    width, height = WAVEFORM
+    peaks = [float(np.abs(part).max(initial=0.0)) for part in np.array_split(samples_of(sound), width)]
+    loudest = max(*peaks, QUIET)
+    sheet = np.full((height, width, 3), 255, np.uint8)
+    for x, peak in enumerate(peaks):
+        half = max(1, round(height / 2 * peak / loudest))
+        sheet[height // 2 - half : height // 2 + half, x] = INK
+    return [Image.fromarray(sheet)]
+
+
+def write_sound(folder: Path, sound: Audio) -> Path:
+    """The .wav file of what the model hears of a sound, 16 bits, named by its content and written once."""
+    buffer, samples = io.BytesIO(), (samples_of(sound).clip(-1, 1) * 32767).round().astype("<i2")
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(Ear().rate)
+        file.writeframes(samples.tobytes())
+    path = folder / f"{hashlib.sha256(buffer.getvalue()).hexdigest()[:20]}.wav"
+    if not path.exists():
+        replace_bytes(path, buffer.getvalue())
+    return path
+
+
+DRAWN: dict[str, Callable[..., list[Image.Image]]] = {"video": clip_frames, "audio": waveform}
 """Name of a kind with a dataclass -> the pictures that a samples file shows of it."""
 
 

@@ -24,7 +24,7 @@ from mmrl.serving.guard import listen
 
 HOSTS = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 """Names of this machine, at any port: that of an SSH tunnel may be another one."""
-MEDIA = re.compile(r"[0-9a-f]{20}\.(png|jpg|mp4)")
+MEDIA = re.compile(r"[0-9a-f]{20}\.(png|jpg|mp4|wav)")
 REQUEST_S = 20.0
 """A connection ends after this time, whatever is still sent."""
 MOST_CONNECTIONS = 32

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mmrl.core.samples import AUDIO, VIDEO
 from mmrl.data.layouts.answers import corners_of, four_numbers, say_answer
-from mmrl.data.layouts.base import ANSWERS, CLIPS, MEDIA, PICTURES, one_of, row_like
+from mmrl.data.layouts.base import ANSWERS, MEDIA, PICTURES, one_of, row_like
 from mmrl.data.readers import Cell, Row
 
 
@@ -27,9 +28,9 @@ class Columns:
 
     def __call__(self, row: Row) -> Iterator[Row]:
         question = self._question(row.values.get(self.question))
-        pictures, clips = one_of(row, *PICTURES), one_of(row, *CLIPS)
+        pictures, others = one_of(row, *PICTURES), {kind.name: one_of(row, *kind.columns) or None for kind in (VIDEO, AUDIO)}
         said = {} if self.id == "id" else {"id": row.values.get(self.id) or None}
-        said |= {"question": question, "image": pictures or None, "video": clips or None}
+        said |= {"question": question, "image": pictures or None, **others}
         if self.xywh is not None:
             said["box"] = corners_of(four_numbers(row.values.get(self.xywh), self.xywh))
         else:

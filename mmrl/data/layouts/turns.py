@@ -5,6 +5,7 @@ import binascii
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mmrl.core.samples import AUDIO
 from mmrl.data.layouts.answers import say_answer
 from mmrl.data.layouts.base import ANSWERS, CLIPS, MEDIA, PICTURES, Values, one_of, row_like
 from mmrl.data.readers import Cell, Row
@@ -80,6 +81,7 @@ def say_turns(row: Row, turns: Sequence[Turn], used: tuple[str, ...]) -> Iterato
         answer = spoken[1].text
     pictures, clips = _media(row, PICTURES, asked[0].pictures), _media(row, CLIPS, asked[0].clips)
     said = {"question": asked[0].text.strip(), "system": system, "image": pictures or None, "video": clips or None}
+    said["audio"] = one_of(row, *AUDIO.columns)
     true = say_answer(answer, bool(pictures))
     whole = spoken[1].text if len(spoken) > 1 else None
     if isinstance(whole, str) and whole.strip() and whole != true.get("answer"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from mmrl.answers.spans.interval import Interval
-from mmrl.core.samples import VIDEO, Prompt
+from mmrl.core.samples import AUDIO, VIDEO, Prompt
 from mmrl.data.files.paths import path_below, relative_to
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.layouts.base import MEDIA
@@ -92,10 +92,10 @@ class LineWriter:
         return self._put(f"{hashlib.sha256(data).hexdigest()[:24]}{SUFFIXES[kind]}", lambda file: file.write_bytes(data))
 
     def _bring(self, path: str) -> str:
-        """Copy a file under a name made of its content and its ending, which must be that of a picture or clip."""
+        """Copy a file under a name made of its content and its ending, which must be that of a picture, clip or sound."""
         ending = Path(path).suffix.lower()
-        if ending not in PICTURE_SUFFIXES | VIDEO.suffixes:
-            raise ValueError(f"{path} does not end as pictures and clips do, and is not copied: rename it")
+        if ending not in PICTURE_SUFFIXES | VIDEO.suffixes | AUDIO.suffixes:
+            raise ValueError(f"{path} does not end as pictures, clips and sounds do, and is not copied: rename it")
         return self._put(f"{file_hash(path)[:24]}{ending}", lambda file: shutil.copyfile(path, file))
 
     def _put(self, name: str, write: Callable[[Path], object]) -> str:

@@ -30,7 +30,8 @@ from mmrl.runtime.pretrained import load_whole, readable, refuse_absurd_sizes, r
 log = logging.getLogger("mmrl")
 EXPERTS = 3
 """Dimensions of the weights of a layer of experts, which are one tensor."""
-HEAD = "score_head."
+HEAD, THINKER = "score_head.", "_thinker"
+"""Of names: tensors of a reward's head; types of models that are the part of a folder that writes."""
 LAYERS = re.compile(r"layers:(\d+)-(\d+)")
 
 
@@ -115,6 +116,8 @@ def model_class(model_config: object) -> Any:
 
 def load_weights(model: str, model_config: object, **settings: object) -> nn.Module:
     """The model with all its weights; ValueError for a checkpoint that is broken or not whole."""
+    if getattr(model_config, "model_type", "").endswith(THINKER):
+        settings.setdefault("config", model_config)
     load = model_class(model_config).from_pretrained
     return load_whole(load, model, f"policy.model {model!r}", ignore_mismatched_sizes=True, **settings)
 
@@ -245,6 +248,7 @@ def load_config(config: TextPolicyConfig) -> Any:
             f"policy.model {name!r} is neither a folder with a model{near(name)} nor one the Hugging Face hub gave us: "
             f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
         ) from None
+    found = getattr(found, "thinker_config", found)
     refuse_variant({"": variants_in(weights_folder(name))}, config.variant, place)
     remote = "AutoModelForImageTextToText" in (getattr(found, "auto_map", None) or {})
     if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote and not is_text_only(found):

@@ -69,6 +69,7 @@ class TextNet(nn.Module):
         self.features = features
         self.model, self.family, self.pad_token_id, self.half_precision = model, family, pad_token_id, half
         self.type_name = type_name_of(model.model)
+        family.attach(model.model)
         # accelerate looks here for the kinds of layers it may shard, and stops at a kind the model was built without.
         present = {type(module).__name__ for module in model.modules()}
         self._no_split_modules = [name for name in model._no_split_modules or () if name in present]

@@ -94,7 +94,7 @@ class TextPolicy(PolicyHooks):
         features = cache_of(loaded.model.model, self.family, config.vision_cache_mib)
         self.net = TextNet(loaded.model, self.family, self.banned, pad, config.dtype == "bfloat16", features)
         self.module: nn.Module = self.net
-        videos = VideoInput(config.video, self.family.frame_rule(self.processor, config.video))
+        videos = VideoInput(config.video, self.family.frame_rule(self.processor, config.video), self.family.ear(self.processor))
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos, self.net.count)
         self.ranks, self._followed = Ranks(), False
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)

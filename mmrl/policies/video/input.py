@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmrl.answers.spans.sounds import Ear
 from mmrl.core.samples import ClipTime, Video
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import Frames, fetch
@@ -21,6 +22,8 @@ class VideoInput:
 
     settings: VideoSettings
     rule: FrameRule
+    ear: Ear = field(default_factory=Ear)
+    """What the model takes of sounds."""
     cache: FrameCache = field(init=False)
     workers: Workers = field(init=False)
     used: bool = field(default=False, init=False)

@@ -10,9 +10,10 @@ def turns(content: str = "{{ message.content }}") -> str:
     return f"{{% for message in messages %}}{turn}{{% endfor %}}{opening}"
 
 
-def chat_template(image: str, video: str = "", start: str = "") -> str:
+def chat_template(image: str, video: str = "", start: str = "", audio: str = "") -> str:
     """Turns between <|im_start|> and <|im_end|>; a picture's marker stands where its part stands in the message."""
-    other = f"{{% elif part.type == 'video' %}}{video}{{% else %}}{{{{ part.text }}}}{{% endif %}}"
+    sound = f"{{% elif part.type == 'audio' %}}{audio}" if audio else ""
+    other = f"{{% elif part.type == 'video' %}}{video}{sound}{{% else %}}{{{{ part.text }}}}{{% endif %}}"
     part = f"{{% if part.type == 'image' %}}{image}{other}"
     return start + turns(f"{{% for part in message.content %}}{part}{{% endfor %}}")
 

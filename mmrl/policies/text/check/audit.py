@@ -235,7 +235,8 @@ def frames_of(policy: TextHost, video: Video) -> Frames:
 def check_qwen(policy: TextHost, family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> None:
     config = family.config
     types = torch.tensor(kinds_of(family, encoded.token_ids.tolist()))
-    if encoded.type_ids is None or not torch.equal(encoded.type_ids.long(), types):
+    given = types if encoded.type_ids is None and "audio" in family.sees else encoded.type_ids
+    if given is None or not torch.equal(given.long(), types):
         raise ValueError("its token types do not mark exactly the placeholders of pictures (1) and clips (2)")
     if config.model_type.startswith(TIMED_BY_TEXT):
         check_times_in_text(policy, family, encoded, clips)
@@ -321,8 +322,8 @@ def clips_of(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Itera
         if kind.startswith("qwen3"):
             for _ in range(t):
                 yield [0], h, w
-        elif kind == "qwen2_5_vl":
-            rate = family.config.vision_config.tokens_per_second
+        elif kind in ("qwen2_5_vl", "qwen2_5_omni_thinker"):
+            rate = getattr(family.config, "position_id_per_seconds", None) or family.config.vision_config.tokens_per_second
             pairs = range(0, len(clip.times), family.frame_multiple)
             even = all(abs(x - clip.times[0] - k * clip.step) <= 1 / clip.fps + CLOSE for k, x in enumerate(clip.times))
             if even:

@@ -10,11 +10,13 @@ from mmrl.policies.text.families.glm import Glm4v
 from mmrl.policies.text.families.idefics import Idefics, SmolVLM
 from mmrl.policies.text.families.internvl import InternVL
 from mmrl.policies.text.families.llava_onevision import LlavaOnevision
+from mmrl.policies.text.families.qwen_omni import QwenOmni
 from mmrl.policies.text.families.qwen_vl import BOX_SPACES, QwenVL
 from mmrl.policies.text.families.text_only import TextOnly
 
 FAMILIES: dict[str, type[Family]] = {
     **dict.fromkeys(BOX_SPACES, QwenVL),
+    "qwen2_5_omni_thinker": QwenOmni,
     "smolvlm": SmolVLM,
     "idefics3": Idefics,
     "internvl": InternVL,

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mmrl.answers.spans.sounds import Ear
 from mmrl.core.samples import KINDS
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.sampling import Budget, FrameRule
@@ -99,6 +100,16 @@ class Family:
             budget=self.video_budget(processor, settings) if able else None,
             backend=settings.backend,
         )
+
+    def ear(self, processor: Any) -> Ear:
+        """The rate at which sounds are heard, and for how long at most."""
+        extractor = getattr(processor, "feature_extractor", None)
+        if extractor is None or "audio" not in self.sees:
+            return Ear()
+        return Ear(extractor.sampling_rate, float(getattr(extractor, "chunk_length", Ear.longest)))
+
+    def attach(self, core: Core) -> None:
+        """Give a model below its head what its own forward lacks, once it is loaded; nothing, for most."""
 
     def keeps(self, core: Core, names: Iterable[str]) -> frozenset[str]:
         """Which of the processor's tensors the model is given; ValueError for one that cannot be."""

@@ -23,6 +23,9 @@ PUBLISHED: dict[str, Published] = {
     "qwen3_vl_moe": seeing("Apache-2.0", "others", of_class("qwen3_vl")),
     "qwen3_5": seeing("Apache-2.0", "makers"),
     "qwen3_5_moe": seeing("see the model's own card", "nowhere"),
+    "qwen2_5_omni_thinker": Published(
+        (*SEEING, "sounds to text"), "3B: Qwen Research; 7B: see the card", "nowhere", f"{CLIPS}, sounds"
+    ),
     "smolvlm": seeing("Apache-2.0", "makers"),
     "idefics3": Published(("pictures to text",), "Apache-2.0", "makers", of_class("smolvlm")),
     "internvl": seeing("3-8B-hf: Qwen; 3.5: Apache-2.0; others: see the card", "makers"),

@@ -109,13 +109,17 @@ class QwenVL(Family):
             times["second_per_grid_ts"] = torch.tensor(seconds, dtype=torch.float64)
         positions = mrope_positions(core, token_ids, type_ids, media.get("image_grid_thw"), **times)
         if timed:
-            for (start, end), clip in zip(runs(type_ids, 2), clips, strict=True):
-                if not is_evenly_spaced(clip):
-                    pairs = torch.tensor(clip.times, dtype=torch.float64)[:: self.frame_multiple]
-                    ticks = ((pairs - pairs[0]) * self.config.vision_config.tokens_per_second + CLOSE).long()
-                    first = positions[0, start].clone()
-                    positions[0, start:end] = first + ticks.repeat_interleave((end - start) // len(ticks))
+            self.set_times(positions, type_ids, clips, self.config.vision_config.tokens_per_second)
         return after_clips(positions, type_ids)
+
+    def set_times(self, positions: Int[Tensor, "3 p"], type_ids: Tensor, clips: Sequence[Frames], rate: float) -> None:
+        """Put frames that are not evenly spaced at their true times, at `rate` positions a second, in place."""
+        for (start, end), clip in zip(runs(type_ids, 2), clips, strict=True):
+            if not is_evenly_spaced(clip):
+                pairs = torch.tensor(clip.times, dtype=torch.float64)[:: self.frame_multiple]
+                ticks = ((pairs - pairs[0]) * rate + CLOSE).long()
+                first = positions[0, start].clone()
+                positions[0, start:end] = first + ticks.repeat_interleave((end - start) // len(ticks))
 
     def seen_sizes(self, sizes: Sequence[tuple[int, int]], media: Media) -> list[tuple[int, int]]:
         patch = self.config.vision_config.patch_size

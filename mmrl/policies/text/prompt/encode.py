@@ -9,6 +9,7 @@ from jaxtyping import Int
 from PIL import Image
 from torch import Tensor, nn
 
+from mmrl.answers.spans.sounds import read_wave
 from mmrl.core.samples import IMAGE, KINDS, VIDEO, MediaKind, kind_of
 from mmrl.core.types import ClipTime, MediaSize, Prompt, Video
 from mmrl.policies.shared.chat_templates import REMEDY, refuse_endless
@@ -83,6 +84,11 @@ READERS = {
         lambda clip, prompt, videos: videos(clip),
         lambda clips, family: processor_arguments(list(clips), family.video_options),
         "use a model that `mmrl ls families` lists with clips",
+    ),
+    "audio": Reader(
+        lambda sound, prompt, videos: read_wave(sound, videos.ear),
+        lambda waves, family: {"audio": list(waves)},
+        "use a model that `mmrl ls families` lists with sounds",
     ),
 }
 """Name of a kind -> its reader."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from mmrl.core.samples import KINDS, kind_of
+from mmrl.core.samples import IMAGE, KINDS, VIDEO, kind_of
 from mmrl.core.types import Prompt
 from mmrl.policies.video.decode import Frames
 
@@ -79,8 +79,9 @@ def messages(prompt: Prompt, template: str, system_prompt: str = "", clips: Sequ
     if not markers:
         texts, markers = [""] * len(kinds) + texts, kinds
     if markers != kinds:
-        held = " and ".join(f"{markers.count(kind.name)} {kind.marker} markers" for kind in KINDS.values())
-        shown = " and ".join(f"{kinds.count(kind.name)} {kind.nouns}" for kind in KINDS.values())
+        named = [kind for kind in KINDS.values() if kind in (IMAGE, VIDEO) or kind.name in (*markers, *kinds)]
+        held = " and ".join(f"{markers.count(kind.name)} {kind.marker} markers" for kind in named)
+        shown = " and ".join(f"{kinds.count(kind.name)} {kind.nouns}" for kind in named)
         raise ValueError(
             f"prompt {prompt.id!r} has {held}, {shown}: "
             "write one marker for each, in the order of the media, or none to put the media first"

@@ -1,0 +1,56 @@
+"""Tiny models of real classes that hear."""
+
+from mmrl.tiny.byte_tokens import Built, Kwargs, byte_tokenizer, token_ids
+from mmrl.tiny.text.llms import chat_template
+
+MARKS = {"image_token": "<|IMAGE|>", "audio_token": "<|AUDIO|>", "video_token": "<|VIDEO|>"}
+MARKS |= {f"{kind}_{end}_token": f"<|{kind}_{end}|>" for kind in ("vision", "audio") for end in ("bos", "eos")}
+LONGEST = 30
+"""Seconds of a sound at most."""
+
+
+def qwen2_5_omni_thinker(width: int = 32, mels: int = 16) -> Built:
+    """Patches of 14 pixels merged 2 by 2; two layers that listen to windows of a second, and 25 tokens for each."""
+    from transformers import (
+        Qwen2_5OmniProcessor,
+        Qwen2_5OmniThinkerConfig,
+        Qwen2_5OmniThinkerForConditionalGeneration,
+        Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
+        WhisperFeatureExtractor,
+    )
+
+    tokenizer = byte_tokenizer(MARKS)
+    ids = {name: tokenizer.convert_tokens_to_ids(mark) for name, mark in MARKS.items()}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [width // 32, width // 32, width // 16]}
+    patches: Kwargs = {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    sizes: Kwargs = {"hidden_size": width, "intermediate_size": 2 * width}
+    marks: Kwargs = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "audio_start_token_id": ids["audio_bos_token"],
+        "audio_end_token_id": ids["audio_eos_token"],
+        "vision_start_token_id": ids["vision_bos_token"],
+        "vision_end_token_id": ids["vision_eos_token"],
+        **{f"{kind}_token_index": ids[f"{kind}_token"] for kind in ("image", "video", "audio")},
+    }
+    config = Qwen2_5OmniThinkerConfig(
+        text_config=token_ids(tokenizer, rope_parameters=rope, **sizes),
+        vision_config={**patches, "hidden_size": 32, "intermediate_size": 64, "depth": 1, "num_heads": 2, "window_size": 56}
+        | {"out_hidden_size": width, "fullatt_block_indexes": [0]},
+        audio_config={"d_model": width, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 2 * width}
+        | {"num_mel_bins": mels, "output_dim": width, "n_window": 50, "max_source_positions": 1500},
+        **marks,
+    )
+    pictures: Kwargs = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+    pictures |= {"size": {"shortest_edge": 56 * 56, "longest_edge": 112 * 112}}
+    seen = "<|vision_bos|>{}<|vision_eos|>"
+    processor = Qwen2_5OmniProcessor(
+        image_processor=Qwen2VLImageProcessor(**pictures),
+        video_processor=Qwen2VLVideoProcessor(**pictures),
+        feature_extractor=WhisperFeatureExtractor(feature_size=mels, hop_length=160, n_fft=400, chunk_length=LONGEST),
+        tokenizer=tokenizer,
+        chat_template=chat_template(
+            seen.format("<|IMAGE|>"), seen.format("<|VIDEO|>"), audio="<|audio_bos|><|AUDIO|><|audio_eos|>"
+        ),
+    )
+    return Qwen2_5OmniThinkerForConditionalGeneration(config), processor

@@ -1,0 +1,197 @@
+"""Qwen2.5-Omni's thinker hears: sampled = read again = transformers' own, packed and alone, from the whole published folder."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmrl.answers.spans.sounds import Ear, read_wave
+from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.samples import Audio, Video
+from mmrl.core.types import Prompt, Request, Rollouts
+from mmrl.engine.wire_prompts import media_parts
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.families import QwenOmni
+from mmrl.policies.text.families.qwen_omni import sound_tokens
+from mmrl.policies.text.policy import Sampling, TextPolicy
+from mmrl.tiny.text.omni import MARKS
+from tests.support.sounds import tone, write_clip_with_sound, write_wav
+from tests.support.text_policies import (
+    FP32_BOUND,
+    gradients,
+    ids_of,
+    logprobs,
+    make,
+    picture,
+    plain_model,
+    relative_difference,
+    text_trace,
+)
+
+THINKER = "qwen2_5_omni_thinker"
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory: pytest.TempPathFactory) -> list[Audio]:
+    """Two seconds and 1.3, of other pitch."""
+    folder = tmp_path_factory.mktemp("sounds")
+    return [
+        write_wav(folder / "a.wav", [tone(2.0, 700, start=0.5)]),
+        write_wav(folder / "b.wav", [tone(1.3, 300, 44_100)], 44_100),
+    ]
+
+
+def requests(sounds: list[Audio]) -> list[Request]:
+    """One sound, two within the text, none, a picture and a sound, and a picture alone."""
+    a, b = sounds
+    asked = [
+        Prompt("one", "when?", (a,)),
+        Prompt("two", "is <audio> like <audio>?", (b, a)),
+        Prompt("none", "hi"),
+        Prompt("both", "<image> and <audio>?", (picture(0), b)),
+        Prompt("seen", "what?", (picture(1),)),
+    ]
+    return [Request(prompt, 1 + i % 2, group_id=i, seed=7 + i) for i, prompt in enumerate(asked)]
+
+
+def plain_logprobs(folder: str, rollouts: Rollouts, banned: torch.Tensor) -> torch.Tensor:
+    """Row by row through transformers' own template, processor and forward, which looks and listens by itself."""
+    model, processor = plain_model(folder)
+    out = torch.zeros(rollouts.action_mask.shape)
+    for row, (group, sample) in enumerate(rollouts.samples()):
+        fed = dict(fed_by(processor, group.prompt))
+        completion, start = torch.tensor([ids_of(sample)]), fed["input_ids"].shape[1]
+        fed["input_ids"] = torch.cat([fed["input_ids"], completion], 1)
+        fed["attention_mask"] = torch.ones_like(fed["input_ids"])
+        with torch.no_grad():
+            logits = model(**fed).logits[0, start - 1 : -1].float().masked_fill(banned, -1e20)
+        out[row, : completion.shape[1]] = logits.log_softmax(-1).gather(1, completion[0][:, None])[:, 0]
+    return out
+
+
+def fed_by(processor: Any, prompt: Prompt) -> Any:
+    pictures = [one for one in prompt.media if not isinstance(one, Audio)]
+    waves = [read_wave(one, Ear()) for one in prompt.media if isinstance(one, Audio)]
+    content = [{"type": "audio" if isinstance(one, Audio) else "image"} for one in prompt.media]
+    pieces = prompt.text.replace("<image>", "<audio>").split("<audio>")
+    if len(pieces) > 1:
+        content = [
+            part for pair in zip([{"type": "text", "text": p} for p in pieces], [*content, None], strict=True) for part in pair
+        ]
+    else:
+        content += [{"type": "text", "text": prompt.text}]
+    chat = [{"role": "user", "content": [part for part in content if part and part.get("text") != ""]}]
+    text = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    shown = {"images": pictures} if pictures else {}
+    return processor(text=[text], **shown, **({"audio": waves} if waves else {}), return_tensors="pt")
+
+
+@pytest.mark.parametrize("trains", [True, False], ids=["ears that train", "kept features"])
+def test_sampled_read_again_packed_repeated_and_transformers_alone_agree(tiny, sounds: list[Audio], trains: bool):
+    lora = None if trains else LoraSettings(rank=2)
+    packed, repeated = (make(tiny(THINKER), lora=lora, prefix=prefix) for prefix in ("packed", "repeated"))
+    rollouts = packed.rollout(requests(sounds))
+    assert text_trace(rollouts.trace).packed and (packed.net.features is None) == trains
+    packed.audit(rollouts)
+    noted = rollouts.recorded[ROLLOUT_LOGPROBS]
+    others = (logprobs(packed, rollouts), repeated.read(rollouts.trace, [LOGPROBS], rollouts.action_mask)[LOGPROBS])
+    for expected in (*others, plain_logprobs(tiny(THINKER), rollouts, packed.net.banned)):
+        torch.testing.assert_close(noted, expected.detach(), atol=FP32_BOUND, rtol=0)
+    if trains:
+        own = gradients(packed, rollouts)
+        assert relative_difference(own, gradients(repeated, rollouts)) < 1e-4
+        assert float(own["model.audio_tower.conv1.weight"].abs().sum()) > 0
+
+
+def test_another_sound_is_another_answer(tiny, sounds: list[Audio]):
+    """A control: the audit finds a sound that stands at another prompt, and the readings move."""
+    policy = make(tiny(THINKER))
+    rollouts = policy.rollout([Request(Prompt("one", "when?", (sounds[0],)), 2, 0)])
+    trace = text_trace(rollouts.trace)
+    own = trace.prompts[0]
+    swapped = replace(own, media={**own.media, "input_features": own.media["input_features"].flip(-1)})
+    other = policy.read(replace(trace, prompts=(swapped,)), [LOGPROBS], rollouts.action_mask)[LOGPROBS]
+    assert float((other - rollouts.recorded[ROLLOUT_LOGPROBS]).abs().max().detach()) > 1e-3
+
+
+def test_greedy_answers_are_those_of_generate(tiny, sounds: list[Audio]):
+    policy = make(tiny(THINKER))
+    model, processor = plain_model(tiny(THINKER))
+    prompt = requests(sounds)[0].prompt
+    rollouts = policy.rollout([Request(prompt, 1, 0)], Sampling(temperature=0.0, max_new_tokens=6))
+    fed = fed_by(processor, prompt)
+    out = model.generate(**fed, max_new_tokens=6, do_sample=False, bad_words_ids=[[token] for token in sorted(policy.banned)])
+    assert list(ids_of(rollouts.groups[0].samples[0])) == out[0, fed["input_ids"].shape[1] :].tolist()
+
+
+def test_a_second_is_25_placeholders_and_its_padding_is_cut(tiny, sounds: list[Audio]):
+    policy = make(tiny(THINKER))
+    encoded = policy.encode(requests(sounds)[1].prompt)
+    assert encoded.media["input_features"].shape == (2, 16, 200), "two sounds, 100 frames of the longer one's seconds"
+    assert sound_tokens(encoded.media).tolist() == [32, 50]
+    assert int((encoded.token_ids == policy.family.token_of("audio")).sum()) == 82
+    assert torch.equal(encoded.positions, torch.arange(len(encoded)).expand(3, -1)), "sounds count on as text does"
+    assert policy.family.ear(policy.processor) == Ear(16_000, 30.0)
+    marks = {policy.tokenizer.convert_tokens_to_ids(mark) for mark in MARKS.values()}
+    assert marks <= policy.media_token_ids, "a completion never holds them"
+
+
+def test_a_clip_beside_a_sound_stands_at_its_times(tiny, tmp_path: Path, sounds: list[Audio]):
+    """The clip's own sound is a sound like any other; the audit walks over all positions."""
+    file = write_clip_with_sound(tmp_path / "a.mp4", tone(2.0))
+    policy = make(tiny(THINKER))
+    rollouts = policy.rollout([Request(Prompt("clip", "<video> <audio>?", (Video(file.source, frames=4), file)), 2, 0)])
+    policy.audit(rollouts)
+    torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], logprobs(policy, rollouts).detach(), atol=FP32_BOUND, rtol=0)
+
+
+def whole(thinker: str, folder: Path) -> Path:
+    """A folder as Qwen2.5-Omni is published: the config and the weights of all of its parts."""
+    from transformers import AutoConfig
+
+    for file in Path(thinker).iterdir():
+        if file.suffix != ".safetensors" and file.name != "config.json":
+            (folder / file.name).write_bytes(file.read_bytes())
+    weights = {f"thinker.{name}": tensor for name, tensor in load_file(Path(thinker) / "model.safetensors").items()}
+    others = {"talker.thinker_to_talker_proj.weight": torch.zeros(2, 2), "token2wav.x": torch.zeros(2)}
+    save_file({**weights, **others}, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {"model_type": "qwen2_5_omni", "architectures": ["Qwen2_5OmniModel"], "enable_audio_output": False}
+    config["thinker_config"] = AutoConfig.from_pretrained(thinker).to_dict()
+    (folder / "config.json").write_text(json.dumps(config, default=str))
+    return folder
+
+
+def weights_of(policy: TextPolicy) -> dict[str, torch.Tensor]:
+    return {name: weight.detach() for name, weight in policy.net.model.named_parameters()}
+
+
+def test_the_published_folder_of_all_parts_gives_the_thinker(tiny, tmp_path: Path, sounds: list[Audio]):
+    (tmp_path / "whole").mkdir()
+    part, policy = make(tiny(THINKER)), make(str(whole(tiny(THINKER), tmp_path / "whole")))
+    assert isinstance(policy.family, QwenOmni)
+    assert all(torch.equal(weight, weights_of(part)[name]) for name, weight in weights_of(policy).items())
+    policy.save(tmp_path / "saved")
+    again = make(str(tmp_path / "saved"))
+    assert all(torch.equal(weight, weights_of(part)[name]) for name, weight in weights_of(again).items())
+    policy.audit(policy.rollout(requests(sounds)[:1]))
+
+
+def test_what_cannot_be_heard_is_said(tiny, tmp_path: Path, sounds: list[Audio]):
+    policy = make(tiny(THINKER))
+    long = write_wav(tmp_path / "long.wav", [tone(32.0, rate=8_000)], 8_000)
+    with pytest.raises(ValueError, match=r"prompt 'p': the sound '.*long.wav' lasts 32.0 s, and the model hears 30 s"):
+        policy.encode(Prompt("p", "?", (long,)))
+    with pytest.raises(FileNotFoundError, match=r"prompt 'p': there is no sound 'gone\.wav'"):
+        policy.encode(Prompt("p", "?", (Audio("gone.wav"),)))
+    with pytest.raises(ValueError, match=r"prompt 'p' holds sounds, which cannot be sent to a server: remove \[policy.engine\]"):
+        media_parts(policy, sounds[0], Prompt("p", "?", (sounds[0],)))
+    with pytest.raises(ValueError, match=r"has 0 <image> markers and 0 <video> markers and 2 <audio> markers, .* and 1 sounds"):
+        policy.encode(Prompt("p", "<audio> <audio>", (sounds[0],)))
+    with pytest.raises(
+        ValueError, match=r"qwen2_5_vl takes no sounds here: use a model that `mmrl ls families` lists with sounds"
+    ):
+        make(tiny("qwen2_5_vl")).encode(Prompt("p", "?", (sounds[0],)))
