@@ -45,6 +45,9 @@ MEAN_REWARD = Reading("mean_reward", "scores")
 """Mean total of all samples that the row's group had."""
 SCORE = "score/"
 """How the quantities of scoring heads begin: `score/overall`."""
+VALUE = Reading("value")
+"""What the head of a policy's axis `value` expects, before each action, to come of the row; with a gradient."""
+OLD_VALUE = Reading("value", "old")
 PLACE = Reading("place", "old")
 """Where an action stood before a batch was cut: the trainer's own, asked of no policy."""
 

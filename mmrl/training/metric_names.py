@@ -77,6 +77,7 @@ METRICS = (
     Metric("policy/entropy", "nats per action", "Entropy of the next action's distribution, where a term asks for it."),
     Metric("policy/log_ratio", "nats", "Standardized log-ratio of rollouts that a regression fits (Reg-GRPO)."),
     Metric("policy/imitation", "nats per action", "How unlikely the policy finds what it is taught: mean of -log p."),
+    Metric("policy/value_error", "reward", f"How far what the value head expects is from the reward, {PER_ACTION}."),
     Metric("policy/margin", "nats", "DPO: beta times how much the chosen gained on the rejected since the reference."),
     Metric("policy/preferred", "share of pairs", "DPO: pairs whose chosen completion gained more than the rejected one."),
     Metric("policy/perception", "nats per action", "How much hiding the pictures changes what is said (PAPO)."),

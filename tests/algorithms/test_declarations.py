@@ -95,6 +95,7 @@ UNCREDITED = {
     "BetweenReferences",
     "LooserWhereGood",
     "RewardGradient",
+    "ValueFit",
 }
 """Penalties and bonuses: importance weights never touch them, for they judge no action by its reward."""
 

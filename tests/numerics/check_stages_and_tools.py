@@ -1,30 +1,36 @@
 """Formulas of tools, value models, dense rewards and sets of prompts, which nothing runs yet, and of attention's rhythm."""
 
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from math import inf, nextafter
 
 import torch
 
+from mmrl.algorithms.advantages.critics import ValueGae
 from mmrl.algorithms.advantages.spread import WhereSpread
 from mmrl.algorithms.rhythm import Kind, Rhythm, largest, steps_of
 from mmrl.algorithms.shaping.reference import gain, mean_probability
 from mmrl.answers.calls import CallError
+from mmrl.core.readings import OLD_VALUE
 from mmrl.data.tools.zoom import clip
 from mmrl.policies.text.read.looks.rhythm import backward_distance, future_influence
-from tests.numerics.formulas.critics import advantages_at_cut, nearest_to
+from tests.numerics.formulas.critics import nearest_to
 from tests.numerics.formulas.paraphrases import agreement
 from tests.numerics.formulas.step_values import step_values, value_advantages
 from tests.numerics.formulas.tools import code_reward, zoom_reward
 from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.rows import rollouts, scores
 
 
 @check("tppo_egae")
 def tppo_egae(vector: Vector) -> None:
+    """A row that ended and one that was cut, which has no reward yet."""
     values = tensor(vector.inputs["values"])
     for case in vector.outputs["cases"]:
-        rewards, finished = tensor(vector.inputs["rewards"]), case["kind"] == "finished"
-        rewards[-1] += finished * vector.params["final_reward"]
-        found = advantages_at_cut(rewards, values, case["gamma"], case["lam"], finished)
+        is_cut = case["kind"] == "truncated"
+        rows = replace(rollouts(torch.ones(1, len(values)), truncated=[is_cut]), recorded={OLD_VALUE: values[None]})
+        total = tensor([[vector.params["final_reward"]]])
+        found = ValueGae(case["gamma"], case["lam"])(scores(total), rows).values[0]
         close(found, case["advantages"], what=str(case))
         close(found + values, case["returns"], what=str(case))
 
@@ -102,8 +108,3 @@ def rlpr_reward(vector: Vector) -> None:
     for deviation, mean, bound in zip(inputs["std_history"], outputs["ema_std"], outputs["std_lower_bound"], strict=True):
         close(part.learn([deviation]), bound, what="least deviation")
         close(part.notes["mean"], mean, what="mean deviation")
-
-
-def test_a_value_model_that_is_right_everywhere_leaves_no_advantage() -> None:
-    rewards, values = torch.tensor([0.0, 0.0, 1.0]), torch.ones(3)
-    close(advantages_at_cut(rewards, values, 1.0, 0.95, finished=True), [0.0, 0.0, 0.0])

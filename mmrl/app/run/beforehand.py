@@ -11,7 +11,7 @@ from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, Track
 from mmrl.app.modality.registry import modality_of
 from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.ranks import Ranks
-from mmrl.core.readings import SCORE
+from mmrl.core.readings import SCORE, VALUE
 from mmrl.core.samples import UnavailableError
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Prompt
@@ -64,8 +64,25 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
 
 
 def check_axes(config: RunConfig) -> None:
-    """Refuse a loss of scores on an axis that the policy's head does not have."""
-    asked = [reading.quantity for reading in config.algorithm.algorithm.live_reads if reading.quantity.startswith(SCORE)]
+    """Refuse scores and values of an axis that the policy's head does not have, and values that no term trains."""
+    algorithm = config.algorithm.algorithm
+    if any(reading.quantity == VALUE.quantity for reading in algorithm.all_reads):
+        if not isinstance(config.policy, TextPolicyConfig):
+            raise ValueError(
+                f"algorithm {config.algorithm.label} reads what a value head expects, which models that write have alone: take "
+                "another advantage"
+            )
+        if VALUE.quantity not in config.policy.scores:
+            raise ValueError(
+                f"algorithm {config.algorithm.label} reads what a value head expects, and the policy has none: set "
+                f'policy.scores = ["{VALUE.quantity}"]'
+            )
+        if VALUE not in algorithm.live_reads:
+            raise ValueError(
+                f"algorithm {config.algorithm.label} reads what a value head expects, and no term trains the head: add "
+                '{kind = "ValueFit", coef = 0.5} to algorithm.objective'
+            )
+    asked = [reading.quantity for reading in algorithm.live_reads if reading.quantity.startswith(SCORE)]
     axes = getattr(config.policy, "scores", ())
     missing = [name.removeprefix(SCORE) for name in asked if name.removeprefix(SCORE) not in axes]
     if missing:

@@ -14,7 +14,7 @@ from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import Diagnostics, State, View
 from mmrl.core.ranks import OwnState, Ranks
-from mmrl.core.readings import SCORE
+from mmrl.core.readings import SCORE, VALUE
 from mmrl.core.types import Batch, Branch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
@@ -314,7 +314,10 @@ class TextPolicy(PolicyHooks):
 
 def quantities_of(config: TextPolicyConfig, model: Any) -> frozenset[str]:
     """The quantities that a policy reads."""
-    return TextPolicy.offers - (frozenset() if shows_attention(model) else RHYTHM) | {SCORE + axis for axis in config.scores}
+    own = {VALUE.quantity} & set(config.scores)
+    return (
+        TextPolicy.offers - (frozenset() if shows_attention(model) else RHYTHM) | {SCORE + axis for axis in config.scores} | own
+    )
 
 
 def at_temperature(sampling: Sampling, rows: Sequence[Row]) -> Sampling:

@@ -66,7 +66,7 @@ class TextPolicyConfig:
     """Compute activations twice instead of keeping them."""
     scores: tuple[str, ...] = ()
     """What a head on the last token scores, such as overall: the policy is a reward model then, trained by stages of the kinds
-    scores and ratings. Empty: there is none."""
+    scores and ratings. "value": what it expects of a row before every token, for the advantage ValueGae. Empty: there is none."""
     prefix: Literal["auto", "packed", "repeated"] = "auto"
     """How completions are read: packed behind their prompt in one row, or each with its prompt repeated; auto packs where the
     model can and it saves a tenth of the tokens."""
@@ -143,4 +143,4 @@ def refuse_scores(policy: TextPolicyConfig) -> None:
     if odd:
         raise ValueError(f"policy.scores holds {odd[0]!r}: name every axis once, without commas")
     if policy.scores and policy.engine is not None:
-        raise ValueError("policy.scores makes a reward model, which writes nothing: leave [policy.engine] out")
+        raise ValueError("policy.scores puts a head on the model that servers do not have: leave [policy.engine] out")

@@ -9,14 +9,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mmrl.core.readings import SCORE
+from mmrl.core.readings import SCORE, VALUE
 from mmrl.policies.text.families import Media
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet, axes
 from mmrl.policies.text.packed.row import PackedRow, pack_row
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.read.divergence import group_divergence
-from mmrl.policies.text.read.score import scores_of
+from mmrl.policies.text.read.score import scores_of, values_of
 from mmrl.policies.text.trace import Insets, TextTrace, media_of, numbers_of, offsets_of, types_of
 from mmrl.runtime.tensors import pad_actions
 
@@ -62,6 +62,9 @@ class Evaluation:
             out = {name: empty.masked_scatter(chosen, column) for name, column in zip(self.token_quantities, values, strict=True)}
         if scored := [name for name in self.quantities if name.startswith(SCORE)]:
             out |= scores_of(net.model.score_head, hidden + idle, place, self.lengths, scored)
+        if VALUE.quantity in self.quantities:
+            found = values_of(net.model.score_head, hidden[place[chosen]]) + idle
+            out[VALUE.quantity] = found.new_zeros(self.mask.shape).masked_scatter(chosen, found)
         if "group_divergence" in self.quantities:
             with torch.no_grad():
                 allowed, states = ~net.banned, hidden[place]

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mmrl.core.readings import SCORE
+from mmrl.core.readings import SCORE, VALUE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,6 +50,11 @@ def scores_of(
     scores = head(states[last])
     columns = {name: head.axes.index(name.removeprefix(SCORE)) for name in quantities}
     return {name: scores[:, column, None].expand(place.shape) for name, column in columns.items()}
+
+
+def values_of(head: ScoreHead, states: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+    """What the axis `value` says of every state by itself."""
+    return head(states)[:, head.axes.index(VALUE.quantity)]
 
 
 def add_head(model: "PreTrainedModel", axes: Sequence[str], folder: Path) -> None:

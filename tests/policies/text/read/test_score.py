@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmrl.core.readings import VALUE
 from mmrl.core.types import Prompt, Reading, Request, Rollouts
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import TextPolicy
@@ -61,6 +62,30 @@ def test_scores_are_the_head_on_the_state_that_predicts_the_end(tiny: Any, famil
     assert (found[0] - found[1]).abs().min() > 1e-3, "texts differ"
     (gradient,) = torch.autograd.grad(scores(packed, rollouts)[0].sum(), [packed.net.model.score_head.weight])
     assert gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize("prefix", ["packed", "repeated"])
+def test_values_are_the_head_on_every_state_that_predicts_a_token(tiny: Any, prefix: Any):
+    policy = make(tiny("qwen3_vl"), prefix=prefix, scores=("other", "value"))
+    head = policy.net.model.score_head
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(3)))
+    rollouts = given(policy)
+    mask = rollouts.action_mask.clone()
+    mask[0, 1] = False
+    values = policy.read(rollouts.trace, [VALUE], mask)[VALUE]
+    model, processor = plain_model(tiny("qwen3_vl"))
+    message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]}]
+    asked = processor.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+    for i, text in enumerate(TEXTS):
+        inputs = processor(images=[picture(0)], text=[asked + text], return_tensors="pt")
+        count = int(rollouts.action_mask[i].sum())
+        with torch.no_grad():
+            expected = head(model.model(**inputs).last_hidden_state[0, -count:])[:, 1]
+        expected = torch.where(mask[i, :count], expected, 0.0)
+        assert (values[i, :count] - expected).abs().max() < 1e-4
+    (gradient,) = torch.autograd.grad(values.sum(), [head.weight])
+    assert gradient[1].abs().max() > 0 and not gradient[0].any()
 
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=2)], ids=["all weights", "an adapter"])
