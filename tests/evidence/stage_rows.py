@@ -32,7 +32,7 @@ def reinforce(algorithm: Algorithm = GRPO) -> Chain:
 
 
 ROUNDS = 8
-BEST = Difficulty(num_samples=GROUP, low=0, high=1, column="completion")
+BEST = Difficulty(num_samples=GROUP, low=0.0, high=1.0, column="completion")
 """Each prompt's best right sample."""
 
 
@@ -215,7 +215,7 @@ def judge(rejection: bool) -> Chain:
     def chain(run: Run) -> None:
         run.sft(run.prompts[:6], steps=20)
         if rejection:
-            kept = run.mine(Difficulty(num_samples=GROUP, success_at=1.0, low=0.01, high=1, column="own"))
+            kept = run.mine(Difficulty(num_samples=GROUP, success_at=1.0, low=0.01, high=1.0, column="own"))
             run.sft(kept, steps=20, column="own")
         run.train(GRPO, run.prompts)
 
