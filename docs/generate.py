@@ -35,8 +35,8 @@ from mmrl.app.inspect.settings import Setting, settings_of
 from mmrl.app.inspect.show import part_lines
 from mmrl.app.inspect.things import Thing, classes, inner_parts, keys_inside, plug_in, things_called
 from mmrl.app.lab.recipes.facts import recipes
-from mmrl.app.lab.recipes.pages import card, figures_of, number
-from mmrl.app.plugins.cards import Card, PartCard, cards, not_now, part_cards
+from mmrl.app.lab.recipes.pages import card, figures_of, number, small_tasks
+from mmrl.app.plugins.cards import Card, PartCard, cards, evidence, not_now, part_cards
 from mmrl.app.plugins.catalog import catalog, details, preset_documents
 from mmrl.core.episodes import Limits
 from mmrl.data.convert import convert
@@ -201,6 +201,10 @@ def algorithms_page() -> Iterator[str]:
     yield from (f"| {', '.join(methods)} | {cell(why)} |" for why, methods in not_now())
 
 
+OTHER_WAYS = ("dpo_once", "dpo_in_rounds", "best_of_n")
+"""Rows of evidence that are no presets: stages in place of one run."""
+
+
 def verdicts(one: Card | PartCard) -> str:
     """Ahead, level or behind its twin, for each task made for the method's claim."""
     return ", ".join(f"{found.verdict} ({found.task})" for found in one.evidence) or "not measured"
@@ -222,6 +226,26 @@ def comparison_page() -> Iterator[str]:
         made = PRESETS[name]
         cells = (changes(made), costs(made), needs(made), one.status, verdicts(one))
         yield f"| [{name}](methods/{name}.md) | {' | '.join(map(cell, cells))} |"
+    yield from grpo_or_dpo()
+
+
+def grpo_or_dpo() -> Iterator[str]:
+    """The other ways to learn from a group's scores, at the cost of GRPO."""
+    yield (
+        "\n## GRPO or DPO\n\nAt equal cost, counted in passes of the network (a row that trains counts three times), each run at "
+        "the best of two or three learning rates. Three seeds, in brackets. `dpo_once` trains on pairs of the model as it began, "
+        "`dpo_in_rounds` and `best_of_n` (supervised) mine eight times, by [stages](../how_to/stages.md) of the kinds `pairs` "
+        "and `filter`.\n"
+    )
+    yield "| way | task | measured | this way | GRPO |\n|---|---|---|---|---|"
+    for name, task in (*((name, "grpo_or_dpo") for name in OTHER_WAYS), ("flow_dpo", "points"), ("flow_sft", "points")):
+        for one in evidence().get(name, ()):
+            if one.task == task:
+                ways = (
+                    f"{sum(values) / len(values):.2f} ({', '.join(f'{x:.2f}' for x in values)})"
+                    for values in (one.with_it, one.twin)
+                )
+                yield f"| {name} | {cell(one.claim)} | {cell(one.measured)} | {' | '.join(ways)} |"
 
 
 def method_page(name: str) -> Iterator[str]:
@@ -367,6 +391,7 @@ def recipes_page() -> Iterator[str]:
         yield "| measure | before | paper |\n|---|--:|--:|"
         yield from (f"| {cell(name)} | {number(base)} | {number(paper)} |" for name, base, paper in figures_of(one))
         yield f"\nNumbers: {cell(one.recipe.table)}.\n"
+        yield from (f"On a task of letters: {cell(text)}.\n" for text in small_tasks(one))
         yield "| setting | published | here | why |\n|---|---|---|---|"
         yield from (f"| {cell(d.setting)} | {cell(d.published)} | {cell(d.here)} | {cell(d.why)} |" for d in one.deviation)
         yield "\n| file, below the data folder | what | size | licence | from |\n|---|---|---|---|---|"

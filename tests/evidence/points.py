@@ -115,7 +115,7 @@ def on_its_side(group: Group) -> list[float]:
 
 
 @dataclass(frozen=True)
-class PointTask(Task):
+class PointTask(Task[Algorithm]):
     """A reward for points, and what a run may cost."""
 
     reward: Score = flow_fakes.nearness

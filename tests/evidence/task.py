@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ FRESH = 64
 Score = Callable[[Group], list[float]]
 Figure = Callable[[Sequence[Group]], float]
 MakeSampler = Callable[[Sequence[Prompt], int], PromptSampler]
+Way = TypeVar("Way")
+"""What a task runs: an algorithm, or a chain of stages."""
 
 
 TOLD = re.compile(r"(?:: |is )([abcd.]+)\b")
@@ -120,7 +122,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Task(ABC):
+class Task(ABC, Generic[Way]):
     """A situation that a claim is about, and the number that tells whether the claim holds."""
 
     name: str
@@ -132,12 +134,12 @@ class Task(ABC):
     """A difference is one from here on."""
 
     @abstractmethod
-    def run(self, algorithm: Algorithm, seed: int, make_sampler: MakeSampler | None = None) -> Ended:
+    def run(self, algorithm: Way, seed: int, make_sampler: MakeSampler | None = None) -> Ended:
         """Train until the task's samples are drawn, and measure."""
 
 
 @dataclass(frozen=True)
-class TextTask(Task):
+class TextTask(Task[Algorithm]):
     """Prompts, rewards and a start for the policy of letters."""
 
     prompts: Callable[[int], Sequence[Prompt]]
@@ -186,16 +188,16 @@ def weights_of(policy: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Generic[Way]):
     """A method against its plain twin: the same but for the idea."""
 
     method: str
-    """Name of the preset, or of the sampler."""
-    algorithm: Algorithm
-    twin: Algorithm
+    """Name of the preset, of the sampler, or of the recipe."""
+    algorithm: Way
+    twin: Way
     without: str
     """What the twin has in place of the idea."""
-    task: Task
+    task: Task[Way]
     sampler: MakeSampler | None = None
     """The method's own sampler; the twin draws in shuffled epochs."""
     changes: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -216,7 +218,7 @@ class Row:
 
 
 @cache
-def plain_run(task: Task, twin: Algorithm, seed: int) -> Ended:
+def plain_run(task: Task[Way], twin: Way, seed: int) -> Ended:
     """A twin's run, which many rows share."""
     return task.run(twin, seed)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmrl.app.lab.recipes.facts import UNKNOWN, NeededFile, Published, Recipe
+from mmrl.app.plugins.cards import evidence
 
 WIDTH = 118
 
@@ -44,8 +45,16 @@ def description(recipe: Recipe) -> Iterator[str]:
     yield "" if recipe.deviation else "  none"
     yield "numbers to compare with:\n"
     yield from figures(recipe)
+    for text in small_tasks(recipe):
+        yield ""
+        yield from paragraph(f"on a task of letters: {text}")
     yield "\nfiles:\n"
     yield from files(recipe.file)
+
+
+def small_tasks(recipe: Recipe) -> list[str]:
+    """How its stages did against the same without what they add, on tasks made for them (`python -m tests.evidence`)."""
+    return [one.text for one in evidence().get(recipe.name, ())]
 
 
 def config_name(recipe: Recipe) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.app.lab.recipes.facts import DATA, MODELS, Given, Measure, Recipe
+from mmrl.app.plugins.python_objects import STAGE
 from mmrl.app.toml.tables import Table, Values
 from mmrl.data.drawn import moving, prompt_sets, prompt_writers, public_layouts, scenes
 from mmrl.tiny import scorers
@@ -53,6 +54,7 @@ def small_table(recipe: Recipe, folder: Path) -> Table:
     table = Table.read(recipe.config)
     values = dict(table.values)
     values["data"] = small_data(values["data"], recipe)
+    values["stage"] = [small_stage(one, recipe) for one in values.get("stage", ())]
     evaluation = dict(values["evaluation"])
     values["evaluation"] = evaluation | {"data": small_data(evaluation["data"], recipe)}
     values["reward"] = [small_reward(one, recipe) for one in values["reward"]]
@@ -62,6 +64,16 @@ def small_table(recipe: Recipe, folder: Path) -> Table:
     for word in recipe.tiny.set:
         small.override(word)
     return small
+
+
+def small_stage(stage: Given, recipe: Recipe) -> Values:
+    """A stage with the data and rewards of the small scale where it has its own."""
+    found = dict(stage)
+    if "data" in found and not str(found["data"]["use"]).startswith(STAGE):
+        found["data"] = small_data(found["data"], recipe)
+    if "reward" in found:
+        found["reward"] = [small_reward(one, recipe) for one in found["reward"]]
+    return found
 
 
 def small_data(data: Given | list[Given], recipe: Recipe) -> Values | list[Values]:
