@@ -107,8 +107,4 @@ ROWS = [
     Row("flow_dppo", DIVERGENCE, replace(DIVERGENCE, objective=PLAIN.objective), "a clip of ratios, tuned to the task", POINTS),
     Row("ddpo", ALONE, replace(ALONE, advantage=ReinforcePlusPlus()), "the mean of the step for a baseline", UNEVEN),
 ]  # fmt: skip
-DECODED = "its gradient passes a decoder, which points have none of: tests/policies/flow/read/test_surrogate.py"
-ELSEWHERE = {
-    "pref_grpo": "its idea is the reward: tests/plugins/test_judge_rewards.py",
-    **dict.fromkeys(("refl", "draft_k", "flow_bp"), DECODED),
-}
+ELSEWHERE = {"pref_grpo": "its idea is the reward: tests/plugins/test_judge_rewards.py"}

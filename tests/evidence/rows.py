@@ -1,7 +1,17 @@
 """All rows: a file of rows is added here."""
 
-from tests.evidence import flow_rows, planner_rows, reference_rows, sampler_rows, state_rows, text_rows, turn_rows, video_rows
+from tests.evidence import (
+    flow_rows,
+    pixel_rows,
+    planner_rows,
+    reference_rows,
+    sampler_rows,
+    state_rows,
+    text_rows,
+    turn_rows,
+    video_rows,
+)
 
-FILES = (text_rows, state_rows, planner_rows, video_rows, flow_rows, sampler_rows, reference_rows, turn_rows)
+FILES = (text_rows, state_rows, planner_rows, video_rows, flow_rows, sampler_rows, reference_rows, turn_rows, pixel_rows)
 ROWS = [row for file in FILES for row in file.ROWS]
 ELSEWHERE = {**text_rows.ELSEWHERE, **video_rows.ELSEWHERE, **flow_rows.ELSEWHERE}
