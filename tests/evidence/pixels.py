@@ -103,7 +103,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class PixelTask(Task):
-    """Latents of 256 elements: trained on the colour of a place, judged on unseen captions, and watched by what the whole drawing should be."""
+    """Latents of 256 elements: trained on the colour of a place and judged on unseen captions."""
 
     cost: int = 20_000
     """Rows of the network's calls; those with a gradient count `BACKWARD`."""
