@@ -93,6 +93,8 @@ class PlannerHooks(PartHooks):
     samples_plainly: bool = True
     """Are all its samples of the plain prompt, from their first token on or a `Branch`, at the run's temperature? Worlds answer
     only such."""
+    scouts: bool = False
+    """Does it look at samples of few denoising steps first, which image generators alone draw (`Tempering.num_steps`)?"""
     branches: bool = False
     """Do episodes go on from turns of others, so that worlds must repeat?"""
     inspects: tuple[Reading, ...] = ()

@@ -75,12 +75,19 @@ class Shown:
 
 @dataclass(frozen=True)
 class Tempering:
-    """How a completion is sampled at another temperature than the run's, at which it is read."""
+    """How a sample is drawn otherwise than the run's are: at another temperature, in fewer steps, or again.
+
+    Completions at another temperature are read at the run's.
+    """
 
     temperature: float | None = None
     """To sample with instead of the run's; log-probabilities are then evaluated before the first update."""
     rule: Callable[[Float[Tensor, "n v"]], Float[Tensor, "n v"]] | None = None
     """Log-probabilities that tokens are drawn with, from those at the temperature, which are noted."""
+    num_steps: int | None = None
+    """Of image generators: denoising steps of samples that are only looked at; None: the schedule's."""
+    samples: tuple[int, ...] = ()
+    """Of image generators: the numbers of the samples to draw, `count` of them; (): from 0 on."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,7 @@ class Request:
     at least. A branch: how every episode begins. A row of an earlier step: all of it, for role `replayed`, one per request; its
     group may be a known one, or a new one of negative id."""
     tempering: Tempering = Tempering()
-    """At which temperature to sample."""
+    """What is sampled otherwise than in the rest of the run."""
     turns: int | None = None
     """The most turns of an episode, where the run has an environment; 1: it is not asked. None: as its limits say."""
 
@@ -113,6 +120,11 @@ class Request:
     def shown_prompt(self) -> Prompt:
         """The prompt that sampling is shown, before its view."""
         return self.prompt if self.shown.prompt is None else self.shown.prompt
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Those of its samples: with the seed they decide what is drawn."""
+        return self.tempering.samples or range(self.count)
 
     @property
     def is_written(self) -> bool:

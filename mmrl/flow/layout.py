@@ -167,9 +167,12 @@ class SeededNoise:
     """One per request."""
     shape: tuple[int, ...]
     """Of one latent."""
+    samples: Sequence[Sequence[int]] = ()
+    """Numbers of the samples of every request; (): all from 0 on."""
 
     def __call__(self, column: int, rows: Int[Tensor, " m"]) -> Float[Tensor, "m ..."]:
-        keys = [(seed, i) for count, seed in zip(self.counts, self.seeds, strict=True) for i in range(count)]
+        samples = self.samples or [range(count) for count in self.counts]
+        keys = [(seed, i) for seed, own in zip(self.seeds, samples, strict=True) for i in own]
         shared = column == 0 and self.plan.initial_noise == "group"
         chosen = [keys[int(row)] for row in rows]
         generators = [generator_of(seed, 0 if shared else sample, column) for seed, sample in chosen]

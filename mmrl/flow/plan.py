@@ -1,7 +1,7 @@
 """The plan of one training step: a RolloutPlan says of every denoising step how it moves and whether it trains."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
@@ -155,6 +155,20 @@ def evaluation_plan(
     """Deterministic Euler steps that train nothing: how a model is judged. `base_from` is a share of the steps, at least one."""
     switch = None if base_from is None else max(1, round(base_from * num_steps))
     return RolloutPlan(tuple(StepPlan() for _ in range(num_steps)), spacing, guidance=guidance, base_from=switch)
+
+
+def looked_at(plan: RolloutPlan, num_steps: int) -> RolloutPlan:
+    """The plan in so many steps, for samples that are scored and never trained: they are noised again once, for nothing.
+
+    Raises:
+        ValueError: the plan draws noise on the way, so that a sample's seed does not say how it looks in more steps.
+    """
+    if plan.forward is None or plan.steps[0].dynamics.draws_noise:
+        raise ValueError(
+            "scouts are samples of few steps whose initial noise decides what more steps draw, and this schedule's steps draw "
+            'noise or train: set algorithm.schedule.kind = "Forward" with solver = "ode" or "dpm2"'
+        )
+    return replace(plan, steps=plan.steps[:1] * num_steps, forward=replace(plan.forward, count=1))
 
 
 def steps_where(num_steps: int, noisy: Sequence[int], step: StepPlan) -> tuple[StepPlan, ...]:

@@ -172,7 +172,7 @@ class Collector:
             for part in parts:
                 with stopwatch(times, "rollout"):
                     fresh = self.with_readings(self.policy.rollout(part, sampling))
-                rollouts = fresh if rollouts is None else merge_rollouts(self.policy, rollouts, fresh)
+                rollouts = merge_rollouts(self.policy, rollouts, fresh) if rollouts and rollouts.groups else fresh
                 touched = {request.group_id for request in part if request.role != "note"}
                 finished = [group for group in rollouts.groups if group.id in touched]
                 again += finished

@@ -39,6 +39,8 @@ def git(*words: str) -> str:
 def line_of(row: Row, outcomes: list[Outcome], made_by: str) -> dict[str, Any]:
     """What the cards read of one row."""
     margin = row.changes.get("margin", row.task.margin)
+    curves = {"watched_with_it": [one.watched for one in outcomes], "watched_twin": [one.twin_watched for one in outcomes]}
+    watched = {name: [[round(x, 3) for x in curve] for curve in found] for name, found in curves.items()}
     return {
         "method": row.method,
         "task": row.task.name,
@@ -51,6 +53,7 @@ def line_of(row: Row, outcomes: list[Outcome], made_by: str) -> dict[str, Any]:
         "margin": margin,
         "verdict": verdict(outcomes, margin),
         "commit": made_by,
+        **({"watched": row.task.watched, **watched} if row.task.watched else {}),
     }
 
 

@@ -2,6 +2,7 @@
 
 from tests.evidence import (
     flow_rows,
+    pixel_rows,
     planner_rows,
     reference_rows,
     sampler_rows,
@@ -12,6 +13,9 @@ from tests.evidence import (
     video_rows,
 )
 
-FILES = (text_rows, state_rows, planner_rows, video_rows, flow_rows, sampler_rows, reference_rows, turn_rows, stage_rows)
+FILES = (
+    *(text_rows, state_rows, planner_rows, video_rows, flow_rows, sampler_rows, reference_rows, turn_rows),
+    *(pixel_rows, stage_rows),
+)
 ROWS = [row for file in FILES for row in file.ROWS]
 ELSEWHERE = {**text_rows.ELSEWHERE, **video_rows.ELSEWHERE, **flow_rows.ELSEWHERE}

@@ -119,19 +119,24 @@ class Ended:
 
     figure: float
     weights: Tensor
+    watched: tuple[float, ...] = ()
+    """The watched reward at the start, on the way and at the end."""
 
 
 @dataclass(frozen=True)
 class Task(ABC, Generic[Way]):
     """A situation that a claim is about, and the number that tells whether the claim holds."""
 
-    name: str
+    name: str = field(compare=False)
+    """Tasks that differ in it alone share the runs of their twins."""
     claim: str
     """The situation in a few words."""
     measured: str
     """The number, of fresh samples at the end; the larger the better."""
     margin: float = field(default=0.02, kw_only=True)
     """A difference is one from here on."""
+    watched: str = field(default="", kw_only=True)
+    """Another reward that nothing trains, by which hacking shows; empty where there is none."""
 
     @abstractmethod
     def run(self, algorithm: Way, seed: int, make_sampler: MakeSampler | None = None) -> Ended:
@@ -214,7 +219,7 @@ class Row(Generic[Way]):
         task = replace(self.task, **self.changes)
         ours, theirs = task.run(self.algorithm, seed, self.sampler), plain_run(task, self.twin, seed)
         moved = float((ours.weights - theirs.weights).norm() / theirs.weights.norm())
-        return Outcome(ours.figure, theirs.figure, moved)
+        return Outcome(ours.figure, theirs.figure, moved, ours.watched, theirs.watched)
 
 
 @cache
@@ -231,6 +236,8 @@ class Outcome:
     twin: float
     moved: float
     """How far the two policies are from each other at the end, as a share of the twin's size."""
+    watched: tuple[float, ...] = ()
+    twin_watched: tuple[float, ...] = ()
 
     @property
     def difference(self) -> float:

@@ -8,6 +8,7 @@ import torch
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.mixed import WithRefinements
+from mmrl.algorithms.planners.flow import extremes
 from mmrl.algorithms.planners.replay_success import ReplaySuccess
 from mmrl.algorithms.planners.self_hints import next_level
 from mmrl.algorithms.presets.hints import policy_rollout
@@ -91,3 +92,12 @@ def with_given(rows: Rollouts, given: Sequence[int]) -> Rollouts:
     (group,) = rows.groups
     samples = tuple(replace(one, role="injected") if i in given else one for i, one in enumerate(group.samples))
     return replace(rows, groups=(replace(group, samples=samples),))
+
+
+@check("sol_rl.select.a")
+@check("sol_rl.select.ties")
+def sol_rl_select(vector: Vector) -> None:
+    rewards, size = vector.inputs["rewards"], vector.params["group_size"]
+    groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
+    found = [extremes(group, vector.params["top"], vector.params["bottom"]) for group in groups]
+    assert [i * size + place for i, own in enumerate(found) for place in own] == vector.outputs["rows"]

@@ -17,6 +17,7 @@ from mmrl.flow.path import add_noise, velocity_of, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import LinearShift
+from mmrl.policies.flow.policy import plan_of
 from mmrl.runtime.tensors import pad_actions
 
 OFFERS = frozenset({"logprobs", "mean", "velocity", "sampled_mean", "std", "pull", "dt", "sigma", "origin", "target_velocity"})
@@ -59,10 +60,10 @@ class FakeFlowPolicy:
 
     @torch.no_grad()
     def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
-        plan: RolloutPlan = sampling or Full().at(0)
+        plan = plan_of(requests, sampling or Full().at(0))
         counts, seeds = tuple(r.count for r in requests), tuple(r.seed for r in requests)
-        layout = lay_out(plan, counts, seeds)
-        sigmas, noise = plan.sigmas(LinearShift(1.0)), SeededNoise(plan, counts, seeds, (2,))
+        layout, numbers = lay_out(plan, counts, seeds), [request.numbers for request in requests]
+        sigmas, noise = plan.sigmas(LinearShift(1.0)), SeededNoise(plan, counts, seeds, (2,), numbers)
         rows = [request for request in requests for _ in range(request.count)]
         c = torch.tensor([request.prompt.columns["vector"] for request in rows])
         model = requests[0].model
@@ -73,7 +74,8 @@ class FakeFlowPolicy:
         found = integrate(plan, sigmas, layout, velocity, noise)
         groups, group_ids, sample_ids = grouped(requests, found.samples)
         if plan.forward is not None:
-            trace = self._noised(plan, sigmas, found.samples, c, list(zip(group_ids.tolist(), sample_ids.tolist(), strict=True)))
+            keys = [(request.group_id, i) for request in requests for i in request.numbers]
+            trace = self._noised(plan, sigmas, found.samples, c, keys)
             mask = torch.ones(len(rows), plan.forward.count, dtype=torch.bool)
             return Rollouts(groups, group_ids, sample_ids, mask, trace)
         trace = self._steps(plan, sigmas, found, c)

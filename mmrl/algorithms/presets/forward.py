@@ -8,6 +8,7 @@ from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.objectives.flow import FlowKL
 from mmrl.algorithms.objectives.forward import Matching
 from mmrl.algorithms.objectives.groups_of_errors import CenteredReward, DenoisingPreference, GroupPreference
+from mmrl.algorithms.planners.flow import Scouts
 from mmrl.algorithms.presets.flow import diffusion_nft, flow_grpo
 from mmrl.flow.schedules import Forward
 from mmrl.flow.times import TimeSampler
@@ -78,4 +79,17 @@ compare it (arXiv:2505.05470, code ac4c86e: beta 100, 24 samples of 40 steps wit
 Flow-Factory has beta 2000. A group of equal rewards has no pair and is left out; the codes pair a sample with itself, or the
 first two. Samples are drawn with policy.guidance and compared without (objective.0.guidance). One update per step; it has no
 ratio. The reference is that of the run's beginning. Nothing is left out. Pairs of your own are a stage, `kind = "dpo"`.
+"""
+
+sol_rl = replace(
+    diffusion_nft,
+    planner=Scouts(),
+    schedule=Forward(num_steps=10, solver="dpm2", times=TimeSampler("discrete", count=6, reach=0.6)),
+)
+"""DiffusionNFT on the best and the worst of many scouts, which are samples of few steps whose seeds are then drawn in full.
+
+Sol-RL, arXiv:2604.06916 (selection as in UniRL 3a3f885, where 8 and 8 of 128 are kept).
+Of 4 * 24 scouts of 6 steps the seeds of the best 12 and the worst 12 are drawn again in 10 and scored again; nothing of a scout's
+reward is used but its rank. One update per step; it has no ratio. No guidance (policy.guidance = 1). That there are 6 times, one
+of every step of the first 60 %, is ours. Not implemented: scouts in cheap precision.
 """

@@ -8,12 +8,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.core.hooks import TermHooks, with_hooks
+from mmrl.core.hooks import PlannerHooks, TermHooks, with_hooks
 from mmrl.core.readings import DT, MEAN, PIXELS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.core.types import ClipRange, Prompt
 from mmrl.data.files.pictures import picture_size
 from mmrl.data.validate import FILE_ROW
-from mmrl.flow.plan import RolloutPlan
+from mmrl.flow.plan import RolloutPlan, looked_at
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.read.evaluate import OF_LATENTS
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -67,6 +67,12 @@ def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None
             f"algorithm {label}: {compared[0]} compares the errors of a prompt's samples, which are noised at different times: "
             "set algorithm.schedule.times.shared = true"
         )
+    planner = with_hooks(algorithm.planner, PlannerHooks)
+    if planner.scouts:
+        try:
+            looked_at(plan, 1)
+        except ValueError as error:
+            raise ValueError(f"algorithm {label}: {type(algorithm.planner).__name__}: {error}") from error
     if not noisy and plan.forward is None and plan.surrogate is None:
         raise ValueError(f"the schedule {schedule} of algorithm {label} trains no step at training step 0: give it noisy steps")
 

@@ -10,6 +10,7 @@ from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading
 from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.core.episodes import Limits, Worlds
+from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
@@ -96,6 +97,11 @@ class TextModality:
             raise ValueError(
                 f"algorithm {label} has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is "
                 "'text': take a preset for text such as grpo, or set policy.kind = \"flow\" for an image generator"
+            )
+        if with_hooks(algorithm.planner, PlannerHooks).scouts:
+            raise ValueError(
+                f"algorithm {label} looks at samples of few denoising steps first ({type(algorithm.planner).__name__}), but "
+                "policy.kind is 'text', which has none: set algorithm.planner.kind = \"Once\""
             )
         refuse_cut_samples(policy, algorithm.old)
         return algorithm.with_length(policy.sampling.max_new_tokens)

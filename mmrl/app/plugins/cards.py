@@ -9,7 +9,7 @@ and where there is something to say `bugs` (of the official code, and where mmrl
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,15 +43,24 @@ class Evidence:
     twin: tuple[float, ...]
     verdict: str
     """ahead, level or behind."""
+    watched: str = ""
+    """Another reward, which nothing trained; empty where none was watched."""
+    watched_with_it: tuple[float, ...] = ()
+    """That reward from the start to the end, means over seeds; the twin's too."""
+    watched_twin: tuple[float, ...] = ()
 
     @property
     def text(self) -> str:
         ours, theirs = (sum(values) / len(values) for values in (self.with_it, self.twin))
         word = {"ahead": "ahead of", "level": "level with", "behind": "behind"}[self.verdict]
-        return (
+        told = (
             f"{word} its twin ({self.without}) where {self.claim}: {self.measured} {ours:.2f} against {theirs:.2f}, "
             f"{len(self.with_it)} seeds"
         )
+        if not self.watched:
+            return told
+        own, other = (", ".join(f"{value:.2f}" for value in curve) for curve in (self.watched_with_it, self.watched_twin))
+        return f"{told}; meanwhile {self.watched}, which nothing trained, went {own} (the twin's {other})"
 
 
 @dataclass(frozen=True)
@@ -154,9 +163,17 @@ def evidence() -> dict[str, tuple[Evidence, ...]]:
     found: dict[str, tuple[Evidence, ...]] = {}
     for line in json.loads(EVIDENCE.read_text(encoding="utf-8")):
         facts = {key: line[key] for key in ("task", "claim", "measured", "without", "verdict")}
-        one = Evidence(with_it=tuple(line["with_it"]), twin=tuple(line["twin"]), **facts)
+        curves = {name: mean_curve(line.get(name, [])) for name in ("watched_with_it", "watched_twin")}
+        one = Evidence(
+            with_it=tuple(line["with_it"]), twin=tuple(line["twin"]), watched=line.get("watched", ""), **curves, **facts
+        )
         found[line["method"]] = (*found.get(line["method"], ()), one)
     return found
+
+
+def mean_curve(curves: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The mean over seeds at every look."""
+    return tuple(sum(values) / len(values) for values in zip(*curves, strict=True))
 
 
 def part_cards() -> list[PartCard]:

@@ -17,7 +17,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.flow.layout import leaves
-from mmrl.flow.plan import RolloutPlan
+from mmrl.flow.plan import RolloutPlan, looked_at
 from mmrl.policies.flow.adapters import save_adapter
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.families.sources import refuse_sources
@@ -122,7 +122,7 @@ class FlowPolicy(PolicyHooks):
         Prompts of one size are drawn together. Raises ValueError without a plan, for a request or a group size that cannot be
         served, and for latents that are no longer finite.
         """
-        plan = check_plan(sampling)
+        plan = plan_of(requests, sampling)
         self._check(requests, plan)
         given = by_size([request for request in requests if request.role == "injected"], self.family)
         if plan.base_from is not None and "ref" not in self.shadows:
@@ -275,6 +275,15 @@ class FlowPolicy(PolicyHooks):
 
     def _sigma_table(self, plan: RolloutPlan, size: Size | None = None) -> SigmaTable:
         return SigmaTable(plan, size or (self.config.width, self.config.height), self.sigmas(plan, size))
+
+
+def plan_of(requests: Sequence[Request], sampling: object) -> RolloutPlan:
+    """The plan that requests follow: the given one, or in as few steps as they ask for; ValueError where they do not agree."""
+    plan, wanted = check_plan(sampling), {request.tempering.num_steps for request in requests}
+    if len(wanted) > 1:
+        raise ValueError(f"requests of one rollout ask for {wanted} steps: let a planner's round ask for the same of all")
+    few = wanted.pop() if wanted else None
+    return plan if few is None else looked_at(plan, few)
 
 
 def check_plan(sampling: object) -> RolloutPlan:

@@ -53,6 +53,12 @@ def with_algorithm(make: Make, preset: str, *words: str) -> Resolved:
         ("dgpo", ["minibatches=40"], r"minibatches is 40, .* groups, which the objective needs whole"),
         ("dgpo", ["schedule.times.shared=false"], r"GroupPreference compares .* different times"),
         ("flow_grpo", ["schedule.kind=Surrogate"], r"compares densities .* its schedule Surrogate has no noisy step"),
+        (
+            "sol_rl",
+            ["schedule.solver=sa", "schedule.level=0.4"],
+            r"sol_rl.*Scouts: scouts are samples of few steps",
+        ),
+        ("flow_grpo", ["planner.kind=Scouts"], r"Scouts: .* draw noise or train: set algorithm.schedule.kind = .Forward"),
         ("refl", ["schedule.kind=Forward"], r"gradient of rewards, but its schedule Forward keeps no path .*Surrogate"),
         ("flow_sft", ["schedule.kind=Surrogate"], r"noised copies of its samples, but its schedule Surrogate makes none"),
         ("refl", [], r"and 'jpeg_size' has none: take rewards that score pixels"),

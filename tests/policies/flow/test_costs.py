@@ -30,10 +30,13 @@ PLAIN = {"flow_grpo": 1, "flow_grpo_fast": 0, "cps": 0, "grpo_guard": 0, "mix_gr
 NO_KL = dict.fromkeys(
     ("dance_grpo", "branch_grpo", "branch_mix_grpo", "ddpo", "pref_grpo", "flow_dppo", "flash_grpo", "few_step"), 0
 )
-FROZEN = PLAIN | NO_KL | {"unigrpo": 1, "diffusion_nft": 2, "awm": 2, "crd": 2, "dgpo": 3, "flow_sft": 0, "flow_dpo": 1}
+FORWARD = {"diffusion_nft": 2, "sol_rl": 2, "awm": 2, "crd": 2, "dgpo": 3, "flow_sft": 0, "flow_dpo": 1}
+FROZEN = PLAIN | NO_KL | FORWARD | {"unigrpo": 1}
 """Other weights that read every trained transition: the reference, the old policy of DiffusionNFT, the average of AWM."""
 PLAINLY = {"flow_sft": 1, "flow_dpo": 2}
 """Those that read without guidance whatever the policy has, and how many samples of a group they train."""
+SCOUTS = {"sol_rl": 16 * 6}
+"""Forwards of the scouts of a group, which the schedule does not tell."""
 GUIDED = {"crd": 1, "dgpo": 1}
 """Of these, those with two passes whatever the policy has."""
 SMALL: dict[str, tuple[Any, int, int, int]] = {
@@ -63,6 +66,7 @@ SMALL: dict[str, tuple[Any, int, int, int]] = {
     "dgpo": (Forward(5, times=TimeSampler("discrete", count=3, shared=True)), 4, 4 * 5, 4 * 3),
     "flow_sft": (Forward(5, "ode", times=TimeSampler("logit_normal", count=3)), 4, 4 * 5, 4 * 3),
     "flow_dpo": (Forward(5, "ode", times=TimeSampler("logit_normal", count=3, shared=True)), 4, 4 * 5, 4 * 3),
+    "sol_rl": (Forward(5, times=TimeSampler("discrete", count=3)), 4, 4 * 5, 4 * 3),
     "awm": (Forward(5, "sa", 0.4, times=TimeSampler("discrete_wo_init", count=2)), 4, 4 * 5, 4 * 2),
 }
 
@@ -115,7 +119,7 @@ def test_a_step_costs_what_the_formulas_say(tiny, name, guidance):
     update = each * trained
     if name in PLAINLY:
         update, frozen = groups * trained * PLAINLY[name] // images, groups * trained * FROZEN[name]
-    assert found == {"rollout": each * rollout, "update": update, "frozen": frozen}
+    assert found == {"rollout": each * (rollout + SCOUTS.get(name, 0)), "update": update, "frozen": frozen}
     told = forwards(schedule.at(1), images, guided=guidance > 1, frozen_models=FROZEN[name])
     assert (told.rollout, told.update, told.frozen) == (passes * rollout, passes * trained, passes * trained * FROZEN[name])
 
@@ -145,6 +149,7 @@ DEFAULTS = {
     "dgpo": (10, 4),
     "flow_sft": (40, 1),
     "flow_dpo": (40, 1),
+    "sol_rl": (10, 6),
     "awm": (14, 6),
 }
 

@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from mmrl.algorithms.planners.flow import Scouts
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.policies.flow.dry_run import FlowDryRun
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -11,7 +13,7 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
-from tests.policies.flow.test_costs import FROZEN, PLAINLY, SMALL, any_variety
+from tests.policies.flow.test_costs import FROZEN, PLAINLY, SCOUTS, SMALL, any_variety
 from tests.support.flow_policies import counted, make, prompts
 from tests.support.presets import FLOW as PRESETS
 
@@ -44,7 +46,18 @@ def test_latents_that_the_transformer_would_see(tiny, name):
         guided = 2 * trained * (name in ("crd", "dgpo") and guidance == 1.0)
         own = 2 if name in PLAINLY else each
         update = own * trained * PLAINLY.get(name, images) // images
-        assert told == (each * rollout, update, own * trained * FROZEN[name] + guided)
+        assert told == (each * (rollout + SCOUTS.get(name, 0)), update, own * trained * FROZEN[name] + guided)
+
+
+def test_sol_rl_whose_scouts_are_all_drawn_again_in_as_many_steps_is_diffusion_nft(tiny):
+    schedule, images, _, _ = SMALL["diffusion_nft"]
+    nft = replace(PRESETS["diffusion_nft"], schedule=schedule, group_size=images)
+    found = []
+    for planner in (nft.planner, Scouts(each=1, steps=5), Scouts(each=2, steps=5)):
+        policy = make(tiny("sd3"), sorted(nft.shadows), guidance=1.0)
+        trainer_of(policy, replace(nft, planner=planner)).step()
+        found.append(torch.cat([weight.detach().flatten() for weight in policy.parameters()]))
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("name", ["flow_grpo", "diffusion_nft"])

@@ -55,8 +55,9 @@ class LocalGenerator:
     def write(self, requests: Sequence[Request], sigma_table: SigmaTable) -> "Sampled":
         host, plan, counts = self.host, sigma_table.plan, tuple(request.count for request in requests)
         seeds, family = tuple(request.seed for request in requests), host.family.at(sigma_table.size)
+        numbers = [request.numbers for request in requests]
         layout = lay_out(plan, counts, seeds)
-        noise, device = SeededNoise(plan, counts, seeds, family.latent_shape), host.net.device
+        noise, device = SeededNoise(plan, counts, seeds, family.latent_shape, numbers), host.net.device
         conditions, late = host.encoder([request.prompt for request in requests], device), LateCheck()
         prompts = torch.arange(len(requests)).repeat_interleave(torch.tensor(counts))
         first, last = float(sigma_table.sigmas[0]), float(sigma_table.sigmas[-1])
@@ -80,7 +81,7 @@ class LocalGenerator:
         # From here on the device has done all its work, and what was sent to the host has arrived.
         trajectory = replace(trajectory, logprobs=trajectory.logprobs.cpu())
         late.look()
-        keys = [(request.seed, i) for request in requests for i in range(request.count)]
+        keys = [(request.seed, i) for request in requests for i in request.numbers]
         finished = family.finish(trajectory.samples, last)
         if plan.forward is not None:
             trace = trace_of_noised(finished, keys, sigma_table, conditions, prompts)

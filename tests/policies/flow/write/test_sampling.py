@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 
 from mmrl.core.protocols import Policy
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.types import Prompt, Request
+from mmrl.core.types import Prompt, Request, Tempering
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
-from mmrl.flow.schedules import Full
+from mmrl.flow.schedules import Forward, Full
+from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from tests.support.flow_policies import FAMILIES, PLANS, PROMPT_TOKENS, latents, make, prompts, requests
@@ -311,3 +313,19 @@ def test_bfloat16_is_near_and_keeps_latents_in_float32(tiny, family):
     drawn = latents(policy, requests(), plan)
     assert drawn.dtype == torch.float32
     assert 0 < float((drawn - exact).abs().mean()) < 0.2
+
+
+def test_a_scouts_seed_is_drawn_again_alone(tiny):
+    policy = make(tiny("sd3"))
+    plan, asked = Forward(num_steps=4, times=TimeSampler(count=3)).at(0), requests(5, 1)
+    whole, few = policy.rollout(asked, plan), policy.rollout([replace(asked[0], tempering=Tempering(num_steps=4))], plan)
+    chosen = replace(asked[0], count=2, tempering=Tempering(samples=(3, 1)))
+    again = policy.rollout([chosen], plan)
+    scouts = policy.rollout([replace(asked[0], tempering=Tempering(num_steps=2))], plan)
+    first, same, redrawn, rough = (
+        np.stack([np.asarray(one.image, float) for one in rollouts.groups[0].samples]) for rollouts in (whole, few, again, scouts)
+    )
+    assert abs(same - first).max() <= 2 and abs(redrawn - first[[3, 1]]).max() <= 2
+    assert abs(redrawn - first[[0, 1]]).max() > 10 and abs(rough - first).max() > 2
+    with pytest.raises(ValueError, match=r"requests of one rollout ask for \{.*\} steps"):
+        policy.rollout([*asked, replace(asked[0], group_id=1, tempering=Tempering(num_steps=2))], plan)
