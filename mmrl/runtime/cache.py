@@ -1,6 +1,7 @@
 """The cache of things made once, tiny models and drawn clips: listed, cleared and bounded. Standard library only."""
 
 import fcntl
+import hashlib
 import logging
 import os
 import re
@@ -16,6 +17,8 @@ FOLDER, BOUND = "MMRL_CACHE", "MMRL_CACHE_GB"
 USUAL_GB = 5.0
 IN_USE_S = 24 * 3600.0
 """Seconds since its last use for which an entry is never removed to make room: a run may be reading it."""
+ENDS = 2**16
+"""Bytes of a file, at its beginning and its end, that say which file it is, beside its size and its time."""
 _held: dict[Path, int] = {}
 """Entries that this process uses -> a descriptor whose lock says so to others until the process ends."""
 _OURS = re.compile(r"random-[\w.+-]+|[a-z0-9_-]+-[0-9a-f]{12}(-\w+)?")
@@ -47,6 +50,16 @@ def bound() -> int:
     if not 0 <= value < 1e9:
         raise ValueError(f"{BOUND} is {text!r}: it is a number of gigabytes, 0 for no bound")
     return int(value * 1e9)
+
+
+def fingerprint(file: Path) -> str:
+    """Size, time and ends of a file that things were made of: another file, another word."""
+    status = file.stat()
+    with file.open("rb") as opened:
+        ends = opened.read(ENDS)
+        opened.seek(max(0, status.st_size - ENDS))
+        ends += opened.read(ENDS)
+    return f"{status.st_size} {status.st_mtime_ns} {hashlib.blake2b(ends, digest_size=8).hexdigest()}"
 
 
 def entries() -> list[Entry]:

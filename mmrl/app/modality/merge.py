@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mmrl.app.modality.weight_files import SHARD, StoredWeights, find_weights, write_weights
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.shared.quantized.stored import file_of
 from mmrl.policies.shared.quantized.table import round_weight
 
 Deltas = Mapping[str, Callable[[], Tensor]]
@@ -87,32 +88,19 @@ def drop_adapter(folder: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def file_of(base: str, name: str) -> Path | None:
-    """Where a file of a folder or hub model lies; None if the model has none of this name."""
-    from transformers.utils.hub import cached_file
-
-    found = cached_file(
-        str(Path(base).expanduser()) if Path(base).expanduser().is_dir() else base,
-        name,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-        _raise_exceptions_for_gated_repo=False,
-    )
-    return None if found is None else Path(str(found))
-
-
 def text_deltas(folder: Path, base: str, stored: StoredWeights) -> Deltas | None:
     """The share of peft's adapter in `folder`, by the names of the stored weights; None where files do not allow it."""
     from peft import LoraConfig, get_peft_model
     from peft.utils import load_peft_weights
     from transformers import AutoConfig
 
-    from mmrl.policies.text.loading import model_class
+    from mmrl.policies.shared.quantized.load import checkpoint_names
+    from mmrl.policies.text.families import model_class
 
     config = AutoConfig.from_pretrained(base)
     with torch.device("meta"):
         model: Any = model_class(config).from_config(config)
-        names = checkpoint_names(model, stored)
+        names = checkpoint_names(model, stored.files)
         settings = LoraConfig.from_pretrained(str(folder))
         if type(settings) is not LoraConfig:
             return None
@@ -128,31 +116,16 @@ def names_to_round(base: str, stored: StoredWeights, parts: Collection[str]) -> 
     """The stored weights of the linear layers of `parts` that rest in 4 bits; None where transformers does more than rename."""
     from transformers import AutoConfig
 
-    from mmrl.policies.text.families import family_of
-    from mmrl.policies.text.loading import layers_to_quantize, model_class
+    from mmrl.policies.shared.quantized.load import checkpoint_names
+    from mmrl.policies.text.families import family_of, model_class
+    from mmrl.policies.text.in_4_bits import layers_to_quantize
 
     config = AutoConfig.from_pretrained(base)
     with torch.device("meta"):
         model: Any = model_class(config).from_config(config)
-    names = checkpoint_names(model, stored)
+    names = checkpoint_names(model, stored.files)
     found = {names.get(f"{name}.weight") for name in layers_to_quantize(model, family_of(config), parts)}
     return None if None in found else {name for name in found if name is not None}
-
-
-def checkpoint_names(model: Any, stored: StoredWeights) -> dict[str, str]:
-    """Name of a weight in the model -> its name in the files, where transformers only renames it."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    changes = get_model_conversion_mapping(model)
-    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
-    converters = [change for change in changes if isinstance(change, WeightConverter)]
-    own, names = model.state_dict(), dict[str, str]()
-    for name in stored.files:
-        found, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
-        if converter is None:
-            names[found] = name
-    return names
 
 
 def plain_deltas(adapted: nn.Module, saved: Mapping[str, Tensor]) -> Deltas | None:
@@ -246,12 +219,12 @@ def merge_lora(folder: Path, policy: FlowPolicyConfig, most: int = SHARD) -> Non
 
 def round_reader(folder: Path, reader: nn.Module, double: bool, most: int) -> None:
     """Write the weights of a text encoder in `folder` again, its linear layers rounded to 4 bits."""
-    from mmrl.policies.shared.quantized.load import linear_names
+    from mmrl.policies.shared.quantized.load import checkpoint_names, linear_names
 
     stored = find_weights(lambda file: path if (path := folder / file).is_file() else None, "model")
     if stored is None or stored.is_coded:
         return
-    names = checkpoint_names(reader, stored)
+    names = checkpoint_names(reader, stored.files)
     rounded = {names[f"{layer}.weight"] for layer in linear_names(reader)}
     unfinished = folder / "rounded"
     unfinished.mkdir()

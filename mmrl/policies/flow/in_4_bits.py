@@ -10,7 +10,7 @@ from torch import nn
 
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.quantized.layer import Nf4Linear, nf4_layers
-from mmrl.policies.shared.quantized.load import cast_rest, linear_names, load_network, nf4_settings, plain_config
+from mmrl.policies.shared.quantized.load import cast_rest, codes_folder, linear_names, load_network, nf4_settings, plain_config
 from mmrl.policies.shared.quantized.stored import NETWORK, NF4, files_in, method_of
 from mmrl.runtime.pretrained import load_whole, refuse_non_finite
 
@@ -59,11 +59,19 @@ def load_part(
         return load_network(kind, folder, files, dtype, double, place)
     reader_config = plain_config(kind.config_class.from_pretrained(folder))
     with torch.device("meta"):
-        names = linear_names(kind(reader_config))
-    settings: Mapping[str, object] = {} if variant is None else {"variant": variant}
-    quantized = nf4_settings(names, double, stored)
+        reader = kind(reader_config)
+    names = [] if stored else linear_names(reader)
+    kept = None if stored else codes_folder(reader, names, files, double, place)
+    settings: Mapping[str, object] = {} if variant is None or kept else {"variant": variant}
+    quantized = nf4_settings([] if kept else names, double, stored or kept is not None)
     loaded = load_whole(
-        kind.from_pretrained, str(folder), place, config=reader_config, quantization_config=quantized, dtype="auto", **settings
+        kind.from_pretrained,
+        str(kept or folder),
+        place,
+        config=reader_config,
+        quantization_config=quantized,
+        dtype="auto",
+        **settings,
     )
     refuse_non_finite(((f"{name}.weight", layer.offset) for name, layer in nf4_layers(loaded)), place)
     cast_rest(loaded, dtype)

@@ -20,8 +20,9 @@ from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients,
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of, tensors_in
 from mmrl.policies.shared.quantized.load import put_stored
+from mmrl.policies.shared.quantized.stored import method_of
 from mmrl.policies.shared.weights import Weights
-from mmrl.policies.text import loading
+from mmrl.policies.text import in_4_bits, loading
 from mmrl.policies.text.dry_worlds import DryWorlds, OneReading
 from mmrl.policies.text.families import Family, Media, family_of
 from mmrl.policies.text.host import TextHost
@@ -60,9 +61,9 @@ def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
     with torch.device("meta"):
         model = loading.model_class(model_config).from_config(model_config, **options)
         loading.switch_off_dropout(model)
-        if config.weights == "nf4" or loading.method_of(model_config) is not None:
-            loading.refuse_other_codes(model_config, config)
-            put_stored(model, loading.layers_in_4_bits(model, config, family, loading.method_of(model_config) is not None))
+        if config.weights == "nf4" or method_of(model_config) is not None:
+            in_4_bits.refuse_other_codes(model_config, config)
+            put_stored(model, in_4_bits.layers_in_4_bits(model, config, family, method_of(model_config) is not None))
         if config.lora is not None:
             loading.add_adapter(model, family, replace(config.lora, adapter=None))
         loading.add_head(model, config.scores, Path())

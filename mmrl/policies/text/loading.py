@@ -1,8 +1,7 @@
 """From a folder or hub name to a model that is ready to train: dropout off, adapters on, frozen parts frozen."""
 
 import logging
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,26 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, load_adapter, lora_config, switch_casts
-from mmrl.policies.shared.quantized.layer import nf4_layers
-from mmrl.policies.shared.quantized.stored import NF4, files_in, method_of
+from mmrl.policies.shared.quantized.stored import method_of
 from mmrl.policies.shared.variants import refuse_variant, variants_in
 from mmrl.policies.shared.weights import whole
-from mmrl.policies.text.families import Family, family_of, is_text_only
+from mmrl.policies.text.families import Family, belongs, family_of, is_text_only, model_class
 from mmrl.policies.text.families.text_only import TextProcessor
 from mmrl.policies.text.families.types import refusal_of
+from mmrl.policies.text.in_4_bits import load_quantized, refuse_other_codes, weights_folder
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.read.score import add_head, save_with_head
-from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
+from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.near import near
-from mmrl.runtime.offline import check_hub, is_offline, offline_note
-from mmrl.runtime.pretrained import load_whole, readable, refuse_absurd_sizes, refuse_non_finite
+from mmrl.runtime.offline import check_hub, offline_note
+from mmrl.runtime.pretrained import load_whole, readable, refuse_absurd_sizes
 
 log = logging.getLogger("mmrl")
-EXPERTS = 3
-"""Dimensions of the weights of a layer of experts, which are one tensor."""
 HEAD, THINKER = "score_head.", "_thinker"
 """Of names: tensors of a reward's head; types of models that are the part of a folder that writes."""
-LAYERS = re.compile(r"layers:(\d+)-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -107,96 +103,12 @@ def check_processor(processor: Any, model: str, family: Family) -> None:
     raise ValueError(f"policy.model {model!r} has no {lacking}: use an instruction-tuned {kind}")
 
 
-def model_class(model_config: object) -> Any:
-    """The class of transformers that loads models of this config."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    return AutoModelForCausalLM if is_text_only(model_config) else AutoModelForImageTextToText
-
-
 def load_weights(model: str, model_config: object, **settings: object) -> nn.Module:
     """The model with all its weights; ValueError for a checkpoint that is broken or not whole."""
     if getattr(model_config, "model_type", "").endswith(THINKER):
         settings.setdefault("config", model_config)
     load = model_class(model_config).from_pretrained
     return load_whole(load, model, f"policy.model {model!r}", ignore_mismatched_sizes=True, **settings)
-
-
-def load_quantized(
-    config: TextPolicyConfig, model_config: object, family: Family, dtype: torch.dtype, settings: Mapping[str, object]
-) -> nn.Module:
-    """The model with the layers of `policy.quantized` in 4 bits, made from the numbers as stored, and the rest in `dtype`."""
-    from mmrl.policies.shared.quantized.load import cast_rest, nf4_settings, plain_config
-
-    stored = method_of(model_config) is not None
-    if stored:
-        refuse_idle_codes(config)
-    plain = plain_config(model_config)
-    with torch.device("meta"):
-        code: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
-        model: Any = model_class(plain).from_config(plain, **code)
-    names = [] if stored else layers_to_quantize(model, family, config.quantized.parts)
-    quantized = nf4_settings(names, config.quantized.double, stored)
-    model = load_weights(config.model, plain, config=plain, quantization_config=quantized, dtype="auto", **settings)
-    refuse_non_finite(((f"{name}.weight", layer.offset) for name, layer in nf4_layers(model)), f"policy.model {config.model!r}")
-    cast_rest(model, dtype)
-    return model
-
-
-def layers_in_4_bits(model: Any, config: TextPolicyConfig, family: Family, stored: bool) -> dict[str, bool]:
-    """The layers of a model without values that rest in 4 bits -> are their scales codes, too?
-
-    stored: as the model's files say, where they are on this machine.
-    """
-    from mmrl.policies.shared.quantized.load import find_stored_layers
-
-    if stored and (files := files_in(weights_folder(config.model), "model", config.variant)):
-        return find_stored_layers(model, files)
-    parts = QuantizedSettings().parts if stored else config.quantized.parts
-    return dict.fromkeys(layers_to_quantize(model, family, parts), config.quantized.double)
-
-
-def layers_to_quantize(model: Any, family: Family, parts: Collection[str]) -> list[str]:
-    """The linear layers of these parts, but for the head.
-
-    Raises ValueError for a part without any, and for a model most of whose weights lie in no linear layer.
-    """
-    head, found = model.get_output_embeddings(), list[str]()
-    for part in parts:
-        inside = [
-            name
-            for name, module in model.named_modules()
-            if type(module) is nn.Linear and module is not head and belongs(name, family, part)
-        ]
-        if not inside:
-            raise ValueError(f"policy.quantized.parts holds {part!r}, where {model.config.model_type} has no linear layers")
-        found += inside
-    size = sum(model.get_submodule(name).weight.numel() for name in found)
-    named = [(name, weight) for name, weight in model.named_parameters() if weight.ndim == EXPERTS]
-    other = sum(weight.numel() for name, weight in named if any(belongs(name, family, part) for part in parts))
-    if other > size:
-        kind, share = model.config.model_type, other / (other + size)
-        raise ValueError(
-            f'policy.weights is "nf4", which reaches linear layers, and {share:.0%} of what {kind} would quantize lies in '
-            "experts that are one tensor: take a dense model, or leave policy.weights out"
-        )
-    return found
-
-
-def refuse_other_codes(model_config: object, config: TextPolicyConfig) -> None:
-    """Raise ValueError for a checkpoint that is quantized otherwise than in NF4."""
-    method, place = method_of(model_config), f"policy.model {config.model!r}"
-    if method not in (None, NF4):
-        raise ValueError(f"{place} is quantized already, by {method}: take the original, or one in bitsandbytes' NF4")
-
-
-def refuse_idle_codes(config: TextPolicyConfig) -> None:
-    """Raise ValueError for a checkpoint in 4 bits whose weights would have to train, or that a server would read."""
-    place = f"policy.model {config.model!r}"
-    if config.lora is None:
-        raise ValueError(f"{place} is stored in 4 bits, which do not train: add [policy.lora], whose adapters train beside them")
-    if config.engine is not None:
-        raise ValueError(f"{place} is stored in 4 bits, which a server computes with otherwise: remove [policy.engine]")
 
 
 def refuse_no_model(folder: Path, name: str) -> None:
@@ -214,17 +126,6 @@ def refuse_no_model(folder: Path, name: str) -> None:
             )
     elif name.startswith((".", "/", "~")):
         raise FileNotFoundError(f"policy.model: there is no folder {name!r}{near(name)}: check the path")
-
-
-def weights_folder(model: str) -> Path:
-    """The folder of a model's files; of one on the hub, the folder of what was downloaded so far."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(model, "config.json") if is_offline() else None
-    return Path(found).parent if isinstance(found, str) else folder
 
 
 def load_config(config: TextPolicyConfig) -> Any:
@@ -346,22 +247,6 @@ def checkpoint_layers(model: nn.Module) -> None:
     # Renamed within transformers 5.
     renamed = hasattr(model, "activation_checkpointing_enable")
     getattr(model, "activation_checkpointing_enable" if renamed else "gradient_checkpointing_enable")({"use_reentrant": False})
-
-
-def belongs(name: str, family: Family, part: str) -> bool:
-    """Is the weight `name` in this part of the model? The head counts as language."""
-    name = name.removeprefix("model.")
-    if part == "vision":
-        return name.startswith(family.vision) and not name.startswith(family.projector)
-    if part == "projector":
-        return name.startswith(family.projector)
-    if part == "language":
-        return name.startswith((*family.language, "lm_head"))
-    layers = LAYERS.fullmatch(part)
-    if layers is None:
-        raise ValueError(f"policy.freeze holds {part!r}: choose from vision, projector, language and layers:FIRST-LAST")
-    found = re.search(r"\.layers\.(\d+)\.", name) if name.startswith(family.language) else None
-    return found is not None and int(layers[1]) <= int(found[1]) <= int(layers[2])
 
 
 def stop_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -17,7 +17,8 @@ from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import Nf4Linear, digest, nf4_layers
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.families import family_of
-from mmrl.policies.text.loading import layers_to_quantize, load_config
+from mmrl.policies.text.in_4_bits import layers_to_quantize
+from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
 from tests.support.text_policies import EVERY, FP32_BOUND, gradients, logprobs, make, mixed, plain_model, relative_difference
@@ -51,7 +52,7 @@ def rounded(folder: str, policy: TextPolicy, target: Path) -> str:
     return str(target)
 
 
-@pytest.mark.parametrize("family", EVERY)
+@pytest.mark.parametrize("family", [one for one in EVERY if "qwen3_5_moe" not in str(one)])
 def test_reads_writes_and_learns_as_the_rounded_model(tiny, family, tmp_path):
     policy = in_4_bits(tiny(family))
     twin = with_adapter(make(rounded(tiny(family), policy, tmp_path / "rounded"), lora=LORA))

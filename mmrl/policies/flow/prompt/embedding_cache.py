@@ -15,15 +15,13 @@ from mmrl.policies.flow.families.base import Condition, FlowFamily
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single
 from mmrl.policies.shared.quantized.layer import base_of
-from mmrl.runtime.cache import bound, cache_folder, note_new, note_use
+from mmrl.runtime.cache import bound, cache_folder, fingerprint, note_new, note_use
 
 log = logging.getLogger("mmrl")
 WORTH_KEEPING = 20_000_000
 """Weights of text encoders from which on `embeddings = "auto"` keeps embeddings: smaller ones encode as fast as a disk reads."""
 LARGEST_SHARE = 0.5
 """Share of the cache's bound that the embeddings of one model may fill."""
-ENDS = 2**16
-"""Bytes of a model's file, at its beginning and its end, that say which file it is, beside its size and its time."""
 
 
 class EmbeddingCache:
@@ -139,16 +137,8 @@ def open_cache(config: FlowPolicyConfig, family: FlowFamily) -> EmbeddingCache |
 
 def files_of(folder: Path) -> list[str]:
     """The files of a part of a model: name, size, time and ends of each."""
-    found: list[str] = []
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        status = file.stat()
-        with file.open("rb") as opened:
-            ends = opened.read(ENDS)
-            opened.seek(max(0, status.st_size - ENDS))
-            ends += opened.read(ENDS)
-        digest = hashlib.blake2b(ends, digest_size=8).hexdigest()
-        found.append(f"{folder.name}/{file.relative_to(folder)} {status.st_size} {status.st_mtime_ns} {digest}")
-    return found
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return [f"{folder.name}/{file.relative_to(folder)} {fingerprint(file)}" for file in files]
 
 
 def first_dtype(weights: Iterable[Tensor]) -> torch.dtype | None:

@@ -11,8 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mmrl.policies.shared.quantized.kept import Recipe, description
 from mmrl.policies.shared.quantized.layer import SCALES_OF, Nf4Linear, put_layers
-from mmrl.policies.shared.quantized.stored import PARTS, is_part, read_codes, tensors_in, weights_in
+from mmrl.policies.shared.quantized.stored import NETWORK, PARTS, files_in, is_part, read_codes, tensors_in, weights_in
 from mmrl.policies.shared.quantized.table import Codes, quantize
 from mmrl.runtime.pretrained import refuse_non_finite, refuse_other_keys
 
@@ -147,17 +148,43 @@ def find_stored_layers(model: Any, files: Iterable[Path | str]) -> dict[str, boo
 
     Every weight's scales are looked at: ValueError names the tensor that is not as it should be.
     """
+    read, found = tensors_in(files), dict[str, bool]()
+    for name, (key, _) in names_in(model, weights_in(read)).items():
+        found[key.removesuffix(".weight")] = not read_codes(name, read).scales.is_floating_point()
+    return found
+
+
+def names_in(model: Any, names: Iterable[str]) -> dict[str, tuple[str, bool]]:
+    """Name of a weight in files -> its name in a model of transformers, and whether it is only renamed."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
     changes = get_model_conversion_mapping(model)
     renamings = [change for change in changes if isinstance(change, WeightRenaming)]
     converters = [change for change in changes if isinstance(change, WeightConverter)]
-    own, read, found = model.state_dict(), tensors_in(files), dict[str, bool]()
-    for name in weights_in(read):
-        key, _ = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
-        found[key.removesuffix(".weight")] = not read_codes(name, read).scales.is_floating_point()
+    own, found = model.state_dict(), dict[str, tuple[str, bool]]()
+    for name in names:
+        key, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
+        found[name] = key, converter is None
     return found
+
+
+def checkpoint_names(model: Any, names: Iterable[str]) -> dict[str, str]:
+    """Name of a weight in the model -> its name in the files, where transformers only renames it."""
+    return {key: name for name, (key, is_renamed) in names_in(model, names).items() if is_renamed}
+
+
+def codes_folder(model: Any, layers: Collection[str], files: Sequence[Path], double: bool, place: str) -> Path | None:
+    """The folder of a model of transformers, given on the meta device, with these layers in 4 bits, kept in the cache.
+
+    None where its files do not allow it: pickles, weights that are joined as they load, or a cache without room.
+    """
+    if not files or not isinstance(model.config.dtype, torch.dtype):
+        return None
+    names = checkpoint_names(model, tensors_in(files))
+    small = {names.get(f"{layer}.weight") for layer in layers}
+    known = {name for name in small if name is not None}
+    return Recipe(files, known, double, description(double, model, layers), place).folder() if len(known) == len(layers) else None
 
 
 def put_stored(model: nn.Module, layers: dict[str, bool]) -> None:
@@ -207,6 +234,11 @@ def load_network(kind: Any, folder: Path, files: Iterable[Path], dtype: torch.dt
     with init_empty_weights():
         model = kind.from_config(config)
     read = tensors_in(files)
+    if not weights_in(read):
+        names = [f"{name}.weight" for name in linear_names(model)]
+        recipe = Recipe([*files], {name for name in names if name in read}, double, description(double), place, NETWORK)
+        kept = recipe.folder()
+        read = read if kept is None else tensors_in(files_in(kept, NETWORK))
     in_codes = {name.removesuffix(".weight"): f"{name}.nested_absmax" in read for name in weights_in(read)}
     put_stored(model, in_codes or dict.fromkeys(linear_names(model), double))
     own, wide = dict(model.named_parameters()) | dict(model.named_buffers()), set(kind._keep_in_fp32_modules or ())

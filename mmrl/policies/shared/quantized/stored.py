@@ -46,13 +46,33 @@ def is_part(name: str) -> bool:
 
 def files_in(folder: Path, stem: str, variant: str | None = None) -> list[Path]:
     """The .safetensors files of a model's folder whose names begin with `stem`, in order; none where there are none."""
+    return files_by(lambda name: path if (path := folder / name).is_file() else None, stem, variant)
+
+
+def files_by(resolve: Callable[[str], Path | None], stem: str, variant: str | None = None) -> list[Path]:
+    """The .safetensors files of a model, by what says where one of its files lies; none where one is missing."""
     word = "" if variant is None else f".{variant}"
-    index = folder / f"{stem}.safetensors.index{word}.json"
-    if index.is_file():
-        names: Mapping[str, str] = json.loads(index.read_bytes())["weight_map"]
-        return [folder / name for name in sorted(set(names.values()))]
-    single = folder / f"{stem}{word}.safetensors"
-    return [single] if single.is_file() else []
+    index = resolve(f"{stem}.safetensors.index{word}.json")
+    if index is None:
+        single = resolve(f"{stem}{word}.safetensors")
+        return [] if single is None else [single]
+    names: Mapping[str, str] = json.loads(index.read_bytes())["weight_map"]
+    found = [resolve(name) for name in sorted(set(names.values()))]
+    return [] if None in found else [one for one in found if one is not None]
+
+
+def file_of(base: str, name: str) -> Path | None:
+    """Where a file of a folder or hub model lies; None if the model has none of this name."""
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(
+        str(Path(base).expanduser()) if Path(base).expanduser().is_dir() else base,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+    )
+    return None if found is None else Path(str(found))
 
 
 def tensors_in(files: Iterable[Path | str]) -> dict[str, Read]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mmrl.policies.text.families.base import Family, Media
+from mmrl.policies.text.families.base import Family, Media, belongs
 from mmrl.policies.text.families.gemma import Gemma3
 from mmrl.policies.text.families.gemma4 import Gemma4
 from mmrl.policies.text.families.generic import Generic
@@ -26,7 +26,7 @@ FAMILIES: dict[str, type[Family]] = {
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), Glm4v),
 }
 
-__all__ = ["FAMILIES", "Family", "Generic", "Media", "TextOnly", "family_of", "is_text_only"]
+__all__ = ["FAMILIES", "Family", "Generic", "Media", "TextOnly", "belongs", "family_of", "is_text_only", "model_class"]
 
 
 def family_of(config: Any) -> Family:
@@ -45,3 +45,10 @@ def is_text_only(config: Any) -> bool:
 
     known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     return known and config.model_type not in FAMILIES
+
+
+def model_class(model_config: object) -> Any:
+    """The class of transformers that loads models of this config."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForCausalLM if is_text_only(model_config) else AutoModelForImageTextToText

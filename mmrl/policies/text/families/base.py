@@ -24,6 +24,7 @@ TYPE_NAMES = ("mm_token_type_ids", "token_type_ids")
 """Names of the token types: 0 text, 1 image, 2 video."""
 HEAD_WORDS = ("output_multiplier", "logits_scaling", "final_logit_softcapping")
 """What configs of transformers call a number that logits are multiplied with, divided by, and kept below by tanh."""
+LAYERS = re.compile(r"layers:(\d+)-(\d+)")
 MEDIA_NAME = re.compile(r"image|img|video|vision|audio|row_\d+_col_\d+", re.IGNORECASE)
 
 
@@ -189,6 +190,22 @@ class Family:
             key for key in self.config.to_dict() if re.fullmatch(rf"({'|'.join(KINDS)}|vision\w*|boi|eoi)_token_(id|index)", key)
         ]
         return frozenset(named | {id for key in keys if isinstance(id := getattr(self.config, key), int) and id >= 0})
+
+
+def belongs(name: str, family: Family, part: str) -> bool:
+    """Is the weight `name` in this part of the model? The head counts as language."""
+    name = name.removeprefix("model.")
+    if part == "vision":
+        return name.startswith(family.vision) and not name.startswith(family.projector)
+    if part == "projector":
+        return name.startswith(family.projector)
+    if part == "language":
+        return name.startswith((*family.language, "lm_head"))
+    layers = LAYERS.fullmatch(part)
+    if layers is None:
+        raise ValueError(f"policy.freeze holds {part!r}: choose from vision, projector, language and layers:FIRST-LAST")
+    found = re.search(r"\.layers\.(\d+)\.", name) if name.startswith(family.language) else None
+    return found is not None and int(layers[1]) <= int(found[1]) <= int(layers[2])
 
 
 def parameters_of(function: Any) -> tuple[str, ...]:
