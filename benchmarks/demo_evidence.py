@@ -12,17 +12,17 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from mmrl.app.commands import demo
 from mmrl.app.config import run as configs
-from mmrl.app.run.build import build
+from mmrl.app.run.build import build, teach
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
-from mmrl.tiny.text.grounding import WarmStart, warm_start
+from mmrl.tiny.taught import BOXES
 from mmrl.training.checkpoints.save import Checkpoints
 
 Control = Callable[[int, int, Path], Path]
@@ -30,7 +30,9 @@ Control = Callable[[int, int, Path], Path]
 
 def longer_imitation(seed: int, steps: int, folder: Path) -> Path:
     """The grounding demo's model after so many steps of imitation."""
-    return warm_start(replace(WarmStart(seed=seed), steps=steps), folder)
+    words = [*BOXES.words(seed, False), f"stage.0.steps={steps}", f"policy.model={str(BOXES.build(folder, seed))!r}"]
+    teach(configs.load(BOXES.config, words), folder, None)
+    return folder
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,23 @@ Licence: the digits are from the UCI repository, CC BY 4.0; the drawing is own c
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+
+import numpy as np
 
 from mmrl import Box, Prompt
 from mmrl.answers.boxes.parsing import format_box
 from mmrl.core.ranges import Count, Range, Seed
 from mmrl.core.samples import MediaSize
-from mmrl.data.drawn.scenes import PlacedDigit, SceneStyle, draw_scene
+from mmrl.data.drawn.scenes import PlacedDigit, Scene, SceneStyle, draw_scene
 
 __all__ = ["load"]
+Written = Literal["", "right", "hurried"]
+LOOSEN = 0.4
+"""Every side of a hurried box is pushed out by up to this share of the digit's width or height."""
+CONFUSED = 0.5
+"""Share of hurried boxes that are another digit's."""
 
 
 def load(
@@ -25,7 +32,7 @@ def load(
     asked: Sequence[Annotated[int, Range(0, 9)]] = (7,),
     num_distractors: Annotated[int, Range(0, 64)] = 1,
     background: Literal["noise", "photo"] = "noise",
-    written: bool = False,
+    written: Written = "",
 ) -> Sequence[Prompt]:
     """Prompts whose answer is a tuple of one pixel box; column `distractors` holds the boxes of the other digits.
 
@@ -36,14 +43,14 @@ def load(
         asked: the digits that are asked for; a picture may show two of them.
         num_distractors: how many other digits a picture shows.
         background: noise or photo.
-        written: True: a column `completion` holds the answer as a model is to write it, in thousandths of the picture.
+        written: right: a column `completion` holds the answer as a model is to write it, in thousandths of the picture. hurried:
+            as an annotator in a hurry would: too large, and half of them the box of another digit.
 
     Raises:
         ValueError: no such split, or digits that cannot be asked for.
     """
-    prompts = _Scenes(
-        split, size, seed, SceneStyle(asked=tuple(asked), num_distractors=num_distractors, background=background), written
-    )
+    style = SceneStyle(asked=tuple(asked), num_distractors=num_distractors, background=background)
+    prompts = _Scenes(split, size, seed, style, written)
     if size:
         prompts[0]
     return prompts
@@ -55,7 +62,7 @@ class _Scenes(Sequence[Prompt]):
     size: int
     seed: int
     style: SceneStyle
-    written: bool = False
+    written: Written = ""
 
     def __len__(self) -> int:
         return self.size
@@ -75,12 +82,19 @@ class _Scenes(Sequence[Prompt]):
             media=(scene.image,),
             answer=(_box(scene.asked),),
             columns={"distractors": tuple(map(_box, scene.distractors)), "digit": scene.asked.digit}
-            | ({"completion": self._written(_box(scene.asked))} if self.written else {}),
+            | ({"completion": self._written(scene, index)} if self.written else {}),
         )
 
-    def _written(self, box: Box) -> str:
-        size = MediaSize(*[self.style.side] * 4)
-        return f"[{format_box(replace(box.to('norm1000', size), label=None))}]"
+    def _written(self, scene: Scene, index: int) -> str:
+        """An annotator's answer, the same at every reading of the prompt."""
+        loosen, confused = (LOOSEN, CONFUSED) if self.written == "hurried" else (0.0, 0.0)
+        rng, side = np.random.default_rng([self.seed, index, 1]), self.style.side
+        is_wrong = scene.distractors and rng.random() < confused
+        digit = scene.distractors[rng.integers(len(scene.distractors))] if is_wrong else scene.asked
+        x1, y1, x2, y2 = digit.corners
+        left, top, right, bottom = rng.uniform(0, loosen, 4) * ([x2 - x1, y2 - y1] * 2)
+        box = Box(max(0.0, x1 - left), max(0.0, y1 - top), min(side, x2 + right), min(side, y2 + bottom))
+        return f"[{format_box(box.to('norm1000', MediaSize(*[side] * 4)))}]"
 
 
 def _box(placed: PlacedDigit) -> Box:

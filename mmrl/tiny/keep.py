@@ -5,7 +5,7 @@ import inspect
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -44,9 +44,10 @@ def keep(folder: Path | None, name: str, index_file: str, make: Callable[[Path],
     return note_new(folder)
 
 
-def hash_of(settings: Any, code: Sequence[ModuleType | type], packages: Sequence[str]) -> str:
-    """A hash of settings, of the files of modules and classes in `code`, and of packages' versions: 12 characters."""
-    digest = hashlib.sha256(json.dumps(asdict(settings), sort_keys=True).encode())
+def hash_of(settings: Any, code: Sequence[ModuleType | Callable[..., object]], packages: Sequence[str]) -> str:
+    """12 characters that tell apart settings (a dataclass or a table), the files of `code`, and packages' versions."""
+    table: object = settings if isinstance(settings, Mapping) else asdict(settings)
+    digest = hashlib.sha256(json.dumps(table, sort_keys=True).encode())
     for part in code:
         digest.update(part.__name__.encode() + Path(inspect.getfile(part)).read_bytes())
     digest.update(" ".join(map(version, packages)).encode())

@@ -1,27 +1,53 @@
 """Small models that are taught a task on this machine, by kind of policy and name: `tiny:grounding`, `tiny:shapes`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from mmrl.data.drawn import scenes
 from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
+from mmrl.tiny import tokenizer
 from mmrl.tiny.flow import clip_generator, editor, generator
 from mmrl.tiny.keep import Progress
-from mmrl.tiny.text import clips, grounding, look_twice
+from mmrl.tiny.text import clips, grounding, look_twice, student
 
 Teach = Callable[[int, Progress | None, bool], Path]
 """(seed, progress, short) -> the folder of the model, taught once and then kept in the cache; short: a few steps long."""
+SERIES = 1_000_003
+"""Scenes and clips that are imitated come from series of their own, so that no later stage trains on them again."""
 FEW: Mapping[str, Any] = {"pool": 128, "batch_size": 16, "vae_steps": 20, "steps": 20, "layers": 2, "heads": 2}
 FEW_CLIPS: Mapping[str, Any] = {**FEW, "vae_pool": 64, "halvings": 2, "latents": 8, "layers": 1, "feed_forward": 64}
 
 
-def boxes(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
-    """A Qwen3-VL that draws boxes round digits as hurried annotators do."""
-    settings = grounding.WarmStart(seed=seed)
-    return grounding.warm_start(replace(settings, steps=80, batch_size=8) if short else settings, progress=progress)
+@dataclass(frozen=True)
+class Pupil:
+    """A model that the stages of a config teach."""
+
+    config: str
+    build: Callable[[Path, int], Path]
+    """Saves the untaught model of a seed to a folder."""
+    code: tuple[ModuleType, ...]
+    """Modules that draw and build."""
+    short: tuple[str, ...]
+    """Overrides that leave a few steps."""
+
+    def words(self, seed: int, short: bool) -> list[str]:
+        """Overrides of the config."""
+        own = [f"seed={seed}", f"data.seed={seed + SERIES}", "evaluation.num_prompts=0"]
+        return [*own, *(self.short if short else ())]
+
+
+BOXES = Pupil(
+    "tiny/hurried_boxes",
+    grounding.build,
+    (grounding, student, tokenizer, scenes),
+    ("stage.0.steps=80", "prompts_per_step=8", "data.size=640"),
+)
+"""A Qwen3-VL that draws boxes round digits as hurried annotators do."""
 
 
 def shapes(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
@@ -62,8 +88,10 @@ def looks(seed: int = 0, progress: Progress | None = None, short: bool = False) 
     return look_twice.warm_start(replace(settings, **few) if short else settings, progress=progress)
 
 
-TAUGHT: Mapping[str, Mapping[str, Teach]] = {
-    "text": {"grounding": boxes, "clips": spans_and_letters, "look_twice": looks},
+TAUGHT: Mapping[str, Mapping[str, Teach | Pupil]] = {
+    "text": {"grounding": BOXES, "clips": spans_and_letters, "look_twice": looks},
     "flow": {"shapes": shapes, "numbers": numbers, "edits": edits, "glides": glides},
 }
 """Kind of policy -> name -> how it is taught."""
+UNTAUGHT = {f"untaught_{name}": how.build for name, how in TAUGHT["text"].items() if isinstance(how, Pupil)}
+"""`tiny:untaught_grounding`: what the config begins with that teaches it."""

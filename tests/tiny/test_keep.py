@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from mmrl.data.drawn import scenes
 from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
 from mmrl.tiny import keep, teaching
 from mmrl.tiny.flow import clip_generator, editor, generator
-from mmrl.tiny.text import clips, grounding, look_twice
+from mmrl.tiny.taught import BOXES
+from mmrl.tiny.text import clips, look_twice
 
 COMMON = {"mmrl.tiny.keep", "mmrl.tiny.byte_tokens"}
 """Where models are kept, and names of types."""
@@ -38,7 +40,6 @@ def modules_of(module: ModuleType) -> set[str]:
         (generator, generator.WarmStart(Prints())),
         (clip_generator, clip_generator.WarmStart(Glides())),
         (editor, editor.EditorStart()),
-        (grounding, grounding.WarmStart()),
         (clips, clips.WarmStart()),
         (look_twice, look_twice.WarmStart()),
     ],
@@ -56,6 +57,12 @@ def test_all_code_of_a_taught_model_is_in_its_name(module: ModuleType, settings:
     if hasattr(settings, "data"):
         used |= modules_of(sys.modules[type(settings.data).__module__])
     assert used <= counted | COMMON
+
+
+def test_all_code_of_a_model_that_stages_teach_is_in_its_name():
+    counted = {module.__name__ for module in BOXES.code}
+    builds = {"mmrl.tiny.text.student", "mmrl.tiny.text.muon", "mmrl.tiny.teaching"}
+    assert modules_of(BOXES.code[0]) | modules_of(scenes) <= counted | COMMON | builds
 
 
 def test_a_name_depends_on_settings_code_and_versions():

@@ -139,9 +139,8 @@ def taught_model(name: str, seed: int, short: bool = False) -> Path:
     from mmrl.app.config import run as configs
     from mmrl.app.errors import Lines, Wait
     from mmrl.app.modality.registry import modality_of
-    from mmrl.app.run.build import TINY
+    from mmrl.app.run import build
     from mmrl.app.run.context import console
-    from mmrl.tiny.taught import TAUGHT
 
     policy = configs.load(demo_of(name).config).config.policy
     bar = Progress(
@@ -161,6 +160,6 @@ def taught_model(name: str, seed: int, short: bool = False) -> Path:
 
         wait.begin()
         try:
-            return TAUGHT[modality_of(policy).name][policy.model.removeprefix(TINY)](seed, note, short)
+            return build.taught_model(modality_of(policy).name, policy.model.removeprefix(build.TINY), seed, note, short)
         finally:
             wait.end()

@@ -23,7 +23,7 @@ from mmrl.app.modality.templates import template_text
 from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import load
 from mmrl.app.run.build import build_policy, with_local_model
-from mmrl.app.run.hushed import hushed_saving
+from mmrl.app.run.context import hushed_saving
 from mmrl.core.protocols import State
 from mmrl.runtime.disk import room_for
 from mmrl.training.checkpoints.save import Checkpoints

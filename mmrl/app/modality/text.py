@@ -158,9 +158,10 @@ class TextModality:
         return replace(policy, box_space=space or "auto")
 
     def build_tiny(self, family: str, folder: Path) -> object:
+        from mmrl.tiny.taught import UNTAUGHT
         from mmrl.tiny.text import vlms
 
-        return vlms.build(family, folder)
+        return UNTAUGHT[family](folder, 0) if family in UNTAUGHT else vlms.build(family, folder)
 
     def task(self, policy: "TextPolicy") -> str:
         return "image-text-to-text" if "image" in policy.family.sees else "text-generation"

@@ -15,19 +15,22 @@ import torch
 
 from mmrl import __version__
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.given import Imitation
+from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import PlugIns, Prompts, read_data, read_plug_ins, with_kind, worlds_of
-from mmrl.app.config.reward_needs import declared_space, other_samples, with_gradients, with_inside
-from mmrl.app.config.run import DataConfig, Resolved, RewardConfig, RunConfig, UnweightedReward, as_table
-from mmrl.app.config.stages import Stage
+from mmrl.app.config.reward_needs import with_gradients
+from mmrl.app.config.run import DataConfig, Resolved, RunConfig, as_table
+from mmrl.app.config.stages import Stage, stages_of
 from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
-from mmrl.app.plugins.resolve import PlugIn, modalities
-from mmrl.app.run.beforehand import evaluation_scorer, look_at_scoring, look_at_settings, refuse_unknown_space, unknown_space
+from mmrl.app.plugins.resolve import load
+from mmrl.app.run.beforehand import look_at_scoring, look_at_settings, refuse_unknown_space
+from mmrl.app.run.context import hushed_saving
 from mmrl.app.run.folder import SEEN, RunDir
-from mmrl.app.run.hushed import hushed_saving
+from mmrl.app.run.reward_runners import load_rewards, reward_runners
 from mmrl.app.run.services import build_trackers
 from mmrl.app.run.step_spans import StepSpans
-from mmrl.app.run.trackers import JsonlTracker, Progress
+from mmrl.app.run.trackers import JsonlTracker, Losses, Note, Progress
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks, with_hooks
@@ -37,10 +40,12 @@ from mmrl.core.sources import Sources, StreamedSources, first_of_each
 from mmrl.core.types import Prompt
 from mmrl.data.validate import Report, check
 from mmrl.runtime.cache import cache_folder, note_use
-from mmrl.runtime.process_state import seed
+from mmrl.runtime.process_state import keep_random_state, seed
+from mmrl.runtime.repeating import bit_for_bit
 from mmrl.training.checkpoints.save import Checkpoints, Pace
 from mmrl.training.evaluate import Evaluator, check_columns
-from mmrl.training.rewards.runner import NamedReward, RewardRunner
+from mmrl.training.optim import OptimizerSettings
+from mmrl.training.rewards.runner import RewardRunner
 from mmrl.training.seen import SeenPrompts
 from mmrl.training.trainer import Records, Trainer
 from mmrl.training.watch.goal import goal_of
@@ -75,14 +80,14 @@ def build(
     resolved: Resolved,
     run: RunDir | None = None,
     accelerator: Any = None,
-    watchers: Callable[[RunConfig], Sequence[Callback]] = on_the_terminal,
+    watchers: Callable[[RunConfig], Sequence[Callback]] = lambda config: (),
     stage: Stage | None = None,
     after: Job | None = None,
 ) -> Job:
     """Rewards, then data, then the model, then the trainer: what is cheap to refuse is refused first.
 
     Without `run` nothing is kept, and without `accelerator` it stays on the CPU in one process; `watchers` are made on the main
-    process of a run that keeps something. A `stage` goes on with the policy of the job `after` which it comes, if there is one.
+    process. A `stage` goes on with the policy of the job `after` which it comes, if there is one.
     Raises FileNotFoundError without a plug-in, data file or model folder, and ValueError where names, settings, data or model do
     not fit together.
     """
@@ -179,69 +184,6 @@ def check_ranks(config: RunConfig, processes: int) -> None:
         )
 
 
-def load_rewards(makes: Sequence[Callable[[], PlugIn]]) -> list[PlugIn]:
-    """The rewards, which may load models or ask servers."""
-    with waiting("loading rewards"):
-        return [make() for make in makes]
-
-
-def reward_runners(
-    config: RunConfig, loaded: Sequence[PlugIn], loaded_more: Sequence[PlugIn], space: str | None
-) -> tuple[RewardRunner, RewardRunner]:
-    """Who scores samples to train on, and who scores held-out ones: the same where nothing is only watched.
-
-    Raises ValueError where a reward is for samples of another kind, or reads boxes written otherwise.
-    """
-    modality = modality_of(config.policy)
-    output = modality.output_of(config.policy)
-    unscored = config.algorithm.algorithm.unscored
-    trained = [named_reward(*pair, space, modality, output) for pair in zip(config.reward, loaded, strict=True)]
-    rewards = RewardRunner(trained, unscored)
-    more = [named_reward(*pair, space, modality, output) for pair in zip(config.evaluation.reward, loaded_more, strict=True)]
-    instead = [evaluation_scorer(function) for function in loaded]
-    if not more and not any(instead):
-        return RewardRunner([], unscored) if unscored else rewards, rewards
-    own = [
-        one if scorer is None else named_reward(reward, scorer, space, modality, output)
-        for one, reward, scorer in zip(rewards.rewards, config.reward, instead, strict=True)
-    ]
-    return RewardRunner([], unscored) if unscored else rewards, RewardRunner([*own, *more], unscored)
-
-
-def named_reward(
-    reward: UnweightedReward,
-    function: Any,
-    space: str | None,
-    modality: AnyModality = MODALITIES["text"],
-    output: str | None = None,
-) -> NamedReward:
-    """The reward as the run uses it: with its name, and reading boxes as the policy writes them.
-
-    It sees samples of the kind `output` (None: the modality's); rewards inside it see what it `shows`, or the same.
-    """
-    output = modality.output if output is None else output
-    shown = getattr(function, "shows", output)
-    function = with_inside(function, lambda inner: named_reward(reward, inner, space, modality, shown).function)
-    name, declared = reward.label, declared_space(function)
-    if declared is not None:
-        modality.refuse_box_reward(name)
-    wanted = modalities(function)
-    if wanted and output not in wanted:
-        raise ValueError(other_samples(name, wanted, modality.name, output))
-    if declared == "auto":
-        if space is None:
-            raise ValueError(unknown_space(name))
-        function = replace(function, space=space)
-    elif declared is not None and space is not None and declared != space:
-        raise ValueError(
-            f"reward {name!r} reads boxes in {declared!r}, but the policy writes them in {space!r}: "
-            f'remove `space` from the reward, or set policy.box_space = "{declared}" if the model was taught so'
-        )
-    weight = reward.weight if isinstance(reward, RewardConfig) else 0.0
-    how = reward.timeout_s, reward.max_failed, reward.call, reward.transform, reward.sources
-    return NamedReward(name, function, weight, *how)
-
-
 def held_out_prompts(config: RunConfig, load: Callable[[], Prompts] | None) -> Sequence[Prompt] | None:
     """The prompts to evaluate on, or None where nothing is evaluated."""
     settings = config.evaluation
@@ -328,13 +270,43 @@ def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
 
     family = name.removeprefix(TINY)
     if family in TAUGHT.get(modality.name, {}):
-        return TAUGHT[modality.name][family](0, None, False)
+        return taught_model(modality.name, family)
 
     def make(folder: Path) -> None:
         with hushed_saving():
             modality.build_tiny(family, folder)
 
     return keep(cache_folder() / f"random-{__version__}" / family, "", modality.index_file, make)
+
+
+def taught_model(kind: str, name: str, seed: int = 0, progress: Note | None = None, short: bool = False) -> Path:
+    """The folder of a model of mmrl.tiny.taught, taught once and then kept; `short`: a few steps long."""
+    from mmrl.tiny.keep import hash_of, keep
+    from mmrl.tiny.taught import TAUGHT, Pupil
+
+    how = TAUGHT[kind][name]
+    if not isinstance(how, Pupil):
+        return how(seed, progress, short)
+    words = how.words(seed, short)
+    config = configs.load(how.config, words).config
+    code = (*how.code, load(config.data.use, "datasets"), Imitation, OptimizerSettings, Trainer)
+    key = hash_of(as_table(config), code, ("torch", "transformers"))
+
+    def make(folder: Path) -> None:
+        teach(configs.load(how.config, [*words, f"policy.model={str(how.build(folder, seed))!r}"]), folder, progress)
+
+    return keep(None, f"tiny-{name}-{key}", MODALITIES[kind].index_file, make)
+
+
+@bit_for_bit()
+def teach(resolved: Resolved, folder: Path, progress: Note | None) -> None:
+    """Save to a folder what the stages of a config make of its model, the same bits every time."""
+    job = None
+    with keep_random_state(), hushed_saving():
+        for stage in stages_of(resolved):
+            job = build(stage.resolved, watchers=lambda run: (Losses(run.steps, progress),), stage=stage, after=job)
+            job.trainer.fit()
+            job.policy.save(folder)
 
 
 def in_stage(
@@ -359,7 +331,7 @@ def build_records(
     watchers: Callable[[RunConfig], Sequence[Callback]],
 ) -> Records:
     if run is None:
-        return Records()
+        return Records(watchers(config))
     chosen, sizes = config.checkpoint, sizes_file(config, ranks)
     pace = Pace(60 * config.save_minutes) if config.saves_by_time else None
     checkpoints = Checkpoints(run.checkpoints, chosen.keep, chosen.keep_every, chosen.keep_best, chosen.asynchronous, pace)

@@ -14,9 +14,12 @@ from mmrl.app.errors import Lines, Terminal, printable
 from mmrl.app.files import replace_text
 from mmrl.app.run.folder import RunDir, also_split, as_text
 from mmrl.app.run.sample_files import sample_lines
+from mmrl.core.protocols import Callback
 from mmrl.core.types import Examples
 from mmrl.training.measure import PHASES
 
+Note = Callable[[int, int, float], None]
+"""Called with the step (from 1), the number of steps, and the loss."""
 KEY_FIGURES = (
     ("reward", "reward/total"),
     ("imitation", "policy/imitation"),
@@ -151,6 +154,18 @@ class Progress:
         assert self.started is not None
         done = step - self.started[0] + 1
         return f"{duration((now - self.started[1]) / done * (self.num_steps - step))} left"
+
+
+@dataclass(frozen=True)
+class Losses(Callback):
+    """Says how far a run is that keeps nothing: its step, its last step and the loss."""
+
+    steps: int
+    note: Note | None
+
+    def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
+        if self.note is not None:
+            self.note(step, self.steps, metrics["loss"])
 
 
 def figures(metrics: Mapping[str, float], prompts_per_step: int) -> str:

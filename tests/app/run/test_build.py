@@ -3,6 +3,7 @@
 import json
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from mmrl.app.lab.evaluation.command import evaluate
 from mmrl.app.modality.registry import MODALITIES
 from mmrl.app.plugins.resolve import load as load_plugin
 from mmrl.app.run import build as building
-from mmrl.app.run.build import build, named_reward
+from mmrl.app.run.build import build
 from mmrl.app.run.claim import take_next_free
 from mmrl.app.run.folder import RunDir
-from mmrl.tiny.taught import TAUGHT
+from mmrl.app.run.reward_runners import named_reward
+from mmrl.tiny.taught import BOXES, TAUGHT
 from mmrl.training.checkpoints.save import Checkpoints
 
 Make = Callable[..., Resolved]
@@ -251,6 +253,26 @@ def test_imitation_says_how_far_it_is_without_a_terminal(monkeypatch: pytest.Mon
     assert demo.taught_model("grounding", 0) == Path("model")
     said = [line.strip() for line in capsys.readouterr().err.splitlines() if "step" in line]
     assert said == ["step 1/3  loss 0.50", "step 3/3  loss 0.17"]
+
+
+def test_a_stage_teaches_a_model_once_and_the_same_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    few = replace(BOXES, short=("stage.0.steps=2", "prompts_per_step=2", "data.size=8"))
+    monkeypatch.setitem(TAUGHT["text"], "grounding", few)  # type: ignore[arg-type] - a dict
+    made, steps = list[Path](), list[tuple[int, int]]()
+    for name in ("first", "second"):
+        monkeypatch.setenv("MMRL_CACHE", str(tmp_path / name))
+        torch.manual_seed(len(made))
+        before = torch.get_rng_state()
+        made += [demo.taught_model("grounding", 0, short=True)]
+        assert torch.equal(torch.get_rng_state(), before)
+        note = lambda step, last, loss: steps.append((step, last))  # noqa: E731
+        assert building.taught_model("text", "grounding", 0, note, short=True) == made[-1] and not steps, "taught twice"
+    first, second = ((folder / "model.safetensors").read_bytes() for folder in made)
+    assert first == second and made[0].name == made[1].name
+    untaught = building.tiny_model("tiny:untaught_grounding")
+    assert first != (untaught / "model.safetensors").read_bytes()
+    assert building.taught_model("text", "grounding", 1, note, short=True).name != made[0].name
+    assert steps == [(1, 2), (2, 2)]
 
 
 def test_one_process_builds_the_tiny_model_once(make: Make, cache: Path):

@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmrl.answers.boxes.box import check_inside
+from mmrl.answers.boxes.box import check_inside, iou
+from mmrl.answers.boxes.parsing import parse_boxes
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import MediaSize
 from mmrl.data.drawn import scenes
 from mmrl.data.drawn.scenes import SceneStyle, draw_scene, glyph_rows
 
 SHIPPED = Path(__file__).resolve().parents[3] / "datasets" / "digits_grounding.py"
+SIZE = MediaSize(64, 64, 64, 64)
 CROWDED = SceneStyle(glyph=(14, 18), grid=1, num_distractors=3, background="photo")
 
 
@@ -126,3 +128,19 @@ def test_prompts_are_a_sequence(prompts):
         drawn[4]
     with pytest.raises(ValueError, match="split"):
         prompts("validation")
+
+
+def test_hurried_answers_are_loose_and_half_of_them_confused():
+    right, hurried = (load(str(SHIPPED), "datasets")(size=200, seed=3, written=how) for how in ("right", "hurried"))
+    overlaps, wrong = [], 0
+    for exact, prompt in zip(right, hurried, strict=True):
+        assert parse_boxes(exact.columns["completion"], "norm1000")[0].to("norm1", None).corners == pytest.approx(
+            exact.answer[0].to("norm1", SIZE).corners, abs=6e-4
+        )
+        [box] = parse_boxes(prompt.columns["completion"], "norm1000")
+        truths = [*prompt.answer, *prompt.columns["distractors"]]
+        found = [iou(box.to("norm1", None), truth.to("norm1", SIZE)) for truth in truths]
+        wrong += found[0] < found[1]
+        overlaps.append(max(found))
+    assert 0.4 < wrong / 200 < 0.6 and 0.5 < np.mean(overlaps) < 0.75
+    assert hurried[7].columns["completion"] == hurried[7].columns["completion"] != right[7].columns["completion"]

@@ -12,8 +12,9 @@ from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.run.beforehand import what_is_missing
-from mmrl.app.run.build import build_policy, held_out_prompts, load_rewards, reward_runners, with_local_model
+from mmrl.app.run.build import build_policy, held_out_prompts, with_local_model
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.reward_runners import load_rewards, reward_runners
 from mmrl.core.protocols import Accelerator, Policy, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import first_of_each

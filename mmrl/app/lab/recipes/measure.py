@@ -21,9 +21,10 @@ from mmrl.app.lab.recipes.facts import Figure, Measure, Published, Recipe
 from mmrl.app.lab.recipes.pages import number
 from mmrl.app.modality.registry import PolicyConfig, modality_of
 from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, estimate
-from mmrl.app.run.build import build_policy, held_out_prompts, load_rewards, named_reward, with_local_model
+from mmrl.app.run.build import build_policy, held_out_prompts, with_local_model
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.reward_runners import load_rewards, named_reward
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Prompt, Value

@@ -11,8 +11,8 @@ from torch import nn
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import RunConfig
 from mmrl.app.run.build import build_policy, with_local_model
+from mmrl.app.run.context import hushed_saving
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.hushed import hushed_saving
 from mmrl.core.readings import SCORE
 from mmrl.core.types import Group, Prompt, Reading, Request, Sample
 from mmrl.policies.text.policy import TextPolicy
