@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.critics import ValueGae
+from mmrl.algorithms.advantages.segments import ValueGae
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.critics import ValueFit
+from mmrl.algorithms.objectives.regression import ValueFit
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.app.config import run as configs
 from mmrl.app.run.beforehand import check_axes

@@ -6,7 +6,7 @@ from math import inf, nextafter
 
 import torch
 
-from mmrl.algorithms.advantages.critics import ValueGae
+from mmrl.algorithms.advantages.segments import ValueGae
 from mmrl.algorithms.advantages.spread import WhereSpread
 from mmrl.algorithms.rhythm import Kind, Rhythm, largest, steps_of
 from mmrl.algorithms.shaping.reference import gain, mean_probability

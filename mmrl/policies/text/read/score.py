@@ -53,7 +53,7 @@ def scores_of(
 
 
 def values_of(head: ScoreHead, states: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
-    """What the axis `value` says of every state by itself."""
+    """The head's axis `value` of every state by itself."""
     return head(states)[:, head.axes.index(VALUE.quantity)]
 
 
