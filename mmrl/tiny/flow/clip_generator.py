@@ -155,7 +155,7 @@ def encode_clips(vae: HubObject, clips: Float[Tensor, "n 3 f y x"]) -> Float[Ten
 
 
 def first_frames(vae: HubObject, clips: Float[Tensor, "n 3 f y x"]) -> Float[Tensor, "n d g h w"]:
-    """What the network sees of first frames: a mask, and the latents of clips that are grey after them."""
+    """First frames as the network sees them: a mask, and the latents of clips that are grey after them."""
     grey = clips.clone()
     grey[:, :, 1:] = 0
     latents = encode_clips(vae, grey)

@@ -244,7 +244,7 @@ class FlowFamily(FamilyFacts):
         return {"embeds": embeds} if pooled is None else {"embeds": embeds, "pooled": torch.zeros(pooled, dtype=dtype)}
 
     def blank_sources(self, count: int) -> Condition:
-        """What a Condition holds of `count` pictures in its shapes, all 0."""
+        """`count` pictures in the shapes that a Condition holds them in, all 0."""
         width = self.pack(torch.zeros(1, *self.latent_shape)).shape[-1]
         return {SOURCE: torch.zeros(count * self.source_tokens, width)}
 
