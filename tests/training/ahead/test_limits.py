@@ -30,7 +30,6 @@ def test_presets_know_how_far(name: str):
         ),
         ((ENGINE, "algorithm.preset=hapo"), "allows 0: ByDoubt plans by what the step before trained on"),
         ((ENGINE, "algorithm.importance=[]", "ahead=2"), "allows 1: nothing in it corrects"),
-        ((ENGINE, 'stage=[{kind = "rl", steps = 2}]'), "the run is a chain of stages"),
     ],
 )
 def test_what_cannot_be_sampled_ahead_is_refused(overrides: tuple[str, ...], words: str):
