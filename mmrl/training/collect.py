@@ -31,7 +31,7 @@ class Draws(Protocol):
     """Gives the state that collecting and evaluating move on."""
 
     def now(self) -> State:
-        """As it is."""
+        """The state at this moment."""
         ...
 
     def of_evaluation(self) -> list[State]:
@@ -96,7 +96,7 @@ class Collector:
         """Called after this many steps, before prompts are answered that do not train."""
 
     def draws(self, state: Draws) -> State:
-        """What collecting moves on, as it was before the step that trains next was collected."""
+        """The state that collecting moves on, from before the step that trains next was collected."""
         return state.now()
 
     def versions(self) -> State:

@@ -18,6 +18,7 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
+from tests.engine.servers import renew
 
 pytestmark = pytest.mark.engine
 STEPS = 3
@@ -29,10 +30,11 @@ def early(group: Group) -> list[float]:
 
 
 @pytest.mark.parametrize("sync", ["file", "lora"])
-def test_a_step_ahead(sync: str, join: Callable[..., TextPolicy], asked: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_step_ahead(sync: str, owner: TextPolicy, join: Callable[..., TextPolicy], asked: Any, monkeypatch: pytest.MonkeyPatch):
+    renew(owner)
     policy = join(sync, **({"lora": LoraSettings(rank=4, alpha=8)} if sync == "lora" else {}))
     importance = (RolloutCorrection(mode="token_truncate", high=2.0),)
-    algorithm = replace(PRESETS["grpo"], old="reread", importance=importance, group_size=4).with_length(12)
+    algorithm = replace(PRESETS["dr_grpo"], old="reread", importance=importance, group_size=4).with_length(12)
     settings = TrainSettings(steps=STEPS, prompts_per_step=2, ahead=1, micro_batch=4096, optimizer=OptimizerSettings(lr=1e-3))
     rewards = RewardRunner([NamedReward("early", early)])
     trainer = Trainer(policy, algorithm, Shuffled(asked[:3], seed=0), rewards, settings)

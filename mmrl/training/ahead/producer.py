@@ -23,7 +23,7 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS, WEIGHTS_VERSION
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.runtime.process_state import random_state, set_random_state
 from mmrl.training.ahead.limits import refuse_lag
-from mmrl.training.checkpoints.state import copy_state
+from mmrl.training.checkpoints.state import copy_state, remembers
 from mmrl.training.collect import Collected, Collector, Draws
 from mmrl.training.reference_reads import ReferenceReads
 from mmrl.training.rewards.runner import RewardRunner
@@ -79,7 +79,7 @@ class Ahead(Collector):
         reader: ReferenceReads,
     ) -> None:
         super().__init__(policy, sampler, rewards, algorithm, settings, ranks, reader)
-        check_lag(policy, algorithm, settings, ranks)
+        check_lag(policy, rewards, algorithm, settings, ranks)
         self._parameters = list(policy.parameters())
         self._moved = Condition()
         """Whatever both threads look at changes under this lock."""
@@ -167,6 +167,7 @@ class Ahead(Collector):
             self._thread.join(CLOSE_S)
 
     def draws(self, state: Draws) -> State:
+        """The same, with the scores that are still to be heard of and the thread's own random generators."""
         with self._moved:
             self._moved.wait_for(lambda: self._oldest in self._before or not self._is_busy)
             before = self._before.get(self._oldest)
@@ -323,13 +324,19 @@ def prompts_of(sampler: PromptSampler, names: set[str]) -> Mapping[str, Prompt]:
     return {name: found.get(name, Prompt(name, "")) for name in names}
 
 
-def check_lag(policy: Policy, algorithm: Algorithm, settings: TrainSettings, ranks: Ranks) -> None:
+def check_lag(policy: Policy, rewards: RewardRunner, algorithm: Algorithm, settings: TrainSettings, ranks: Ranks) -> None:
     """Raise ValueError where samples cannot be drawn so far ahead."""
     if ranks.world > 1:
         raise ValueError(f"ahead is {settings.ahead}, and the run has {ranks.world} processes: start one, or set ahead = 0")
     if not isinstance(policy, Publishes):
         raise ValueError(
             f"ahead is {settings.ahead}, and {type(policy).__name__} writes with the network that trains: set ahead = 0"
+        )
+    memories = [lane.name for lane in rewards.callers if remembers(lane.function)]
+    if memories:
+        raise ValueError(
+            f"ahead is {settings.ahead}, and reward {memories[0]!r} has a state_dict, so it remembers, and evaluations "
+            "would change that between steps in flight: set ahead = 0"
         )
     refuse_lag(algorithm, settings.ahead)
 

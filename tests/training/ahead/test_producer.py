@@ -164,3 +164,17 @@ def test_what_cannot_be_sampled_ahead_is_refused(change: dict[str, Any], words: 
 def test_a_policy_that_writes_itself_is_refused():
     with pytest.raises(ValueError, match="FakeTextPolicy writes with the network that trains"):
         make(1, policy=fakes.FakeTextPolicy())
+
+
+def test_a_reward_that_remembers_is_refused():
+    class Remembers:
+        def __call__(self, group: Group) -> list[float]:
+            return fakes.right_letter(group)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    with pytest.raises(ValueError, match=r"reward 'letter' has a state_dict, .* set ahead = 0"):
+        make(1, function=Remembers())
