@@ -165,7 +165,7 @@ def lessons(folder: Path, seed: int) -> None:
             rows: list[Row] = []
             for i, scene in enumerate(scenes):
                 digit = scene.distractors[0].digit
-                right, wrong = (thought("There is a 7 and another digit.", str(n)) for n in (digit, (digit + 1) % 10))
+                right, wrong = (think_first("There is a 7 and another digit.", str(n)) for n in (digit, (digit + 1) % 10))
                 texts: Row = {"completion": right, "chosen": right, "rejected": wrong, "policy": RULES}
                 asked: Row = {"question": "Which digit is next to the 7?", "answer": digit, "margin": 1.0 + i % 3}
                 rows.append({"image": store(scene, folder / name, f"{split}_{i:03d}"), **asked, **texts})
@@ -182,7 +182,7 @@ def comparisons(folder: Path, seed: int) -> None:
             images = [store(scene, place, f"{split}_{2 * i + k:03d}") for k, scene in enumerate(scenes)]
             right, shown = "AB"[i % 2], scenes[i % 2].distractors[0].digit
             asked: Row = {"question": f"Which picture shows a {shown}?", "options": ["the first", "the second"], "answer": right}
-            rows.append({"images": images, **asked, "completion": thought(f"I look for a {shown} in both.", right)})
+            rows.append({"images": images, **asked, "completion": think_first(f"I look for a {shown} in both.", right)})
         write_jsonl({place / f"{file}.jsonl": rows for file in files})
 
 
@@ -191,7 +191,7 @@ def store(scene: Scene, folder: Path, name: str) -> str:
     return str(save(scene, folder / "pictures" / f"{name}.jpg").relative_to(folder))
 
 
-def thought(words: str, answer: str) -> str:
+def think_first(words: str, answer: str) -> str:
     return f"<think>{words}</think><answer>{answer}</answer>"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from mmrl.app.config import run as configs
-from mmrl.app.lab.reward_model.scorer import PolicyNet, held_policy
+from mmrl.app.lab.reward_model.scorer import PolicyNet, hold_policy
 from mmrl.app.run.folder import RunDir
 from mmrl.core.types import Prompt, Request, Sample
 from mmrl.policies.text.policy import TextPolicy
@@ -44,5 +44,5 @@ def judge_of(run: Path, step: int | None = None, device: str = "auto") -> Judge:
     config = configs.load(str(RunDir.open(run).config_file)).config
     if not isinstance(config.policy, TextPolicyConfig):
         raise ValueError(f"{run} trained a model that draws, and a judge writes: name a run whose policy.kind is text")
-    held = held_policy(run, config, step, device)
+    held = hold_policy(run, config, step, device)
     return Judge(cast(PolicyNet, held.model).policy, config.evaluation.sampling, held)

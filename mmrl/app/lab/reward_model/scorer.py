@@ -86,11 +86,11 @@ def scorer_of(run: Path, step: int | None = None, device: str = "auto") -> Score
         FileNotFoundError, ValueError: as `axes_of`; CheckpointError where the checkpoint is damaged or not there.
     """
     config, axes = axes_of(run)
-    held = held_policy(run, config, step, device)
+    held = hold_policy(run, config, step, device)
     return Scorer(cast(PolicyNet, held.model).policy, axes, held)
 
 
-def held_policy(run: Path, config: RunConfig, step: int | None, device: str) -> HeldModel:
+def hold_policy(run: Path, config: RunConfig, step: int | None, device: str) -> HeldModel:
     """The policy of a run's checkpoint; CheckpointError where it is damaged or not there."""
 
     def build() -> PolicyNet:
