@@ -30,6 +30,7 @@ _HOMES = {
     "fit": "mmrl.app.api.fit",
     "load_data": "mmrl.app.api.load",
     "load_reward": "mmrl.app.api.load",
+    "load_judge": "mmrl.app.api.load",
     "load_reward_model": "mmrl.app.api.load",
     "presets": "mmrl.algorithms.presets:PRESETS",
     "Box": "mmrl.answers.boxes.box",

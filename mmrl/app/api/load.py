@@ -6,6 +6,7 @@ from typing import Any
 
 from mmrl.app.config.plug_ins import read_data, reward_of
 from mmrl.app.config.run import DataConfig
+from mmrl.app.lab.reward_model.judge import Judge, judge_of
 from mmrl.app.lab.reward_model.scorer import Scorer, scorer_of
 from mmrl.app.run.build import load_prompts
 from mmrl.app.toml.tables import Table
@@ -57,3 +58,18 @@ def load_reward_model(run: str | Path, step: int | None = None, device: str = "a
         ValueError: it trained no reward model, or the checkpoint is damaged.
     """
     return scorer_of(Path(run).expanduser(), step, device)
+
+
+def load_judge(run: str | Path, step: int | None = None, device: str = "auto") -> Judge:
+    """The model that a run trained, to be asked: `mmrl.load_judge("runs/judge").answers([prompt])` gives a sample per prompt.
+
+    Args:
+        run: the run's folder.
+        step: its checkpoint; None: the newest.
+        device: auto (the GPU if there is one), cpu, cuda or cuda:1.
+
+    Raises:
+        FileNotFoundError: there is no such run.
+        ValueError: its model draws, or the checkpoint is damaged.
+    """
+    return judge_of(Path(run).expanduser(), step, device)

@@ -4,9 +4,9 @@
     screenspot   screenspot/screenspot_{mobile,desktop,web}.json with screenspot_imgs/, and gui_train.jsonl
     charades     charades/charades_sta_{train,test}.txt with Charades_v1_480/
     clevrer      clevrer/{train,validation}.json with their clips, and nextgqa/test.csv with gsub_test.json and videos/
-    taught       NAME/{sft,simple,rl,pairs,test}.jsonl with pictures for each NAME of CHAINS: which digit is next to the 7, with
+    lessons      NAME/{sft,simple,rl,pairs,test}.jsonl with pictures for each NAME of CHAINS: which digit is next to the 7, with
                  thoughts, rules, and better and worse answers
-    compared     unified_reward_think/{sft,rl,test}.jsonl: which of two pictures shows a digit
+    comparisons  unified_reward_think/{sft,rl,test}.jsonl: which of two pictures shows a digit
     prompts      geneval/, ocr/, pickscore/, hpd/: GenEval's metadata, lines with quoted text, lines of text
 
 Pictures and clips show handwritten digits (mmrl.data.drawn.scenes, mmrl.data.drawn.moving); nothing in them is from the sets
@@ -157,7 +157,7 @@ def prompts(folder: Path, seed: int) -> None:
             ocr_like(folder / name / f"{other}.txt", SIZE[split], split, seed + 1)
 
 
-def taught(folder: Path, seed: int) -> None:
+def lessons(folder: Path, seed: int) -> None:
     """Questions with all that a stage teaches: a digit is next to the 7."""
     for split, files in {"train": ("sft", "simple", "rl", "pairs"), "held_out": ("test",)}.items():
         scenes = [scene_of(split, seed, i) for i in range(SIZE[split])]
@@ -165,33 +165,33 @@ def taught(folder: Path, seed: int) -> None:
             rows: list[Row] = []
             for i, scene in enumerate(scenes):
                 digit = scene.distractors[0].digit
-                right, wrong = (thought("There is a 7 and another digit.", str(n)) for n in (digit, (digit + 1) % 10))
+                right, wrong = (think_first("There is a 7 and another digit.", str(n)) for n in (digit, (digit + 1) % 10))
                 texts: Row = {"completion": right, "chosen": right, "rejected": wrong, "policy": RULES}
                 asked: Row = {"question": "Which digit is next to the 7?", "answer": digit, "margin": 1.0 + i % 3}
-                rows.append({"image": kept(scene, folder / name, f"{split}_{i:03d}"), **asked, **texts})
+                rows.append({"image": store(scene, folder / name, f"{split}_{i:03d}"), **asked, **texts})
             write_jsonl({folder / name / f"{file}.jsonl": rows for file in files})
 
 
-def compared(folder: Path, seed: int) -> None:
+def comparisons(folder: Path, seed: int) -> None:
     """Which of two pictures shows the digit that is asked for, with a judgement."""
     place = folder / "unified_reward_think"
     for split, files in {"train": ("sft", "rl"), "held_out": ("test",)}.items():
         rows: list[Row] = []
         for i in range(SIZE[split]):
             scenes = [scene_of(split, seed, 2 * i + k) for k in range(2)]
-            images = [kept(scene, place, f"{split}_{2 * i + k:03d}") for k, scene in enumerate(scenes)]
+            images = [store(scene, place, f"{split}_{2 * i + k:03d}") for k, scene in enumerate(scenes)]
             right, shown = "AB"[i % 2], scenes[i % 2].distractors[0].digit
             asked: Row = {"question": f"Which picture shows a {shown}?", "options": ["the first", "the second"], "answer": right}
-            rows.append({"images": images, **asked, "completion": thought(f"I look for a {shown} in both.", right)})
+            rows.append({"images": images, **asked, "completion": think_first(f"I look for a {shown} in both.", right)})
         write_jsonl({place / f"{file}.jsonl": rows for file in files})
 
 
-def kept(scene: Scene, folder: Path, name: str) -> str:
+def store(scene: Scene, folder: Path, name: str) -> str:
     """The path, from the folder, of the file that a scene was saved in."""
     return str(save(scene, folder / "pictures" / f"{name}.jpg").relative_to(folder))
 
 
-def thought(words: str, answer: str) -> str:
+def think_first(words: str, answer: str) -> str:
     return f"<think>{words}</think><answer>{answer}</answer>"
 
 
@@ -222,7 +222,7 @@ LAYOUTS: dict[str, Callable[[Path, int], None]] = {
     "charades": charades,
     "clevrer": questions,
     "prompts": prompts,
-    "taught": taught,
-    "compared": compared,
+    "lessons": lessons,
+    "comparisons": comparisons,
 }
 """Name -> what writes its files, from a folder and a seed."""

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import exp, nan
+from pathlib import Path
 from typing import Annotated
 
 from PIL import Image
 
 from mmrl.core.ranges import Count, CountOrNone, NonNegative, Positive, Range, check_ranges
-from mmrl.core.samples import RewardUnavailableError, Scored
+from mmrl.core.samples import Prompt, RewardUnavailableError, Scored
 from mmrl.runtime.fetch import BUSY, Answer, AnswerError, Request, UnreachableError, attempts, check_address, words
 from mmrl.runtime.secrets import Json, hide_in_json, read_secret
 from mmrl.serving.media import PictureFormat, data_url
@@ -43,6 +44,9 @@ class Endpoint:
 
     url: str = "http://127.0.0.1:8000/v1"
     """Where the server answers, /v1 included."""
+    run: str = ""
+    """The folder of a run of yours, whose model is asked in place of a server, sampled as its held-out prompts are; empty: the
+    server. Its memory is in no plan."""
     model: str = ""
     """Empty: the first one the server lists."""
     api_key_env: str = ""
@@ -81,6 +85,12 @@ class Endpoint:
 
         Raises RewardUnavailableError where it does not answer, refuses the key, or has no model although none is named.
         """
+        if self.run:
+            if not (Path(self.run).expanduser() / "config.toml").is_file():
+                raise RewardUnavailableError(
+                    f"server.run: {self.run!r} holds no run: name the folder of a judge that you trained"
+                )
+            return
         once = replace(self, retries=0, timeout_s=min(self.timeout_s, ANSWER_S))
         try:
             if not self.model:
@@ -161,6 +171,8 @@ def ask(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | Judge
     """Ask all questions, `concurrency` at a time: an answer or an error for each, in order; HopelessError if none can succeed."""
     if not questions:
         return []
+    if endpoint.run:
+        return ask_run(endpoint, questions)
     deadline = time.monotonic() + endpoint.deadline_s
     model = endpoint.model or first_model(endpoint, deadline)
 
@@ -176,6 +188,26 @@ def ask(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | Judge
         if isinstance(outcome, HopelessError):
             raise outcome
     return outcomes
+
+
+def ask_run(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | JudgeError]:
+    """Ask the model of a run of yours in this process; HopelessError for probabilities, which it does not give."""
+    # loads torch, which judges on servers do without
+    from mmrl import load_judge
+
+    if any(question.probabilities for question in questions):
+        raise HopelessError(f"server.run: {endpoint.run} writes answers without probabilities: ask for a number or for json")
+    try:
+        judge = load_judge(endpoint.run)
+    except (FileNotFoundError, ValueError) as error:
+        raise HopelessError(f"server.run: {error}") from None
+    asked = [Prompt(str(i), text_of(question), tuple(question.pictures)) for i, question in enumerate(questions)]
+    return [Reply(one.text or "", tokens=len(one.token_ids or ()), cut=one.truncated) for one in judge.answers(asked)]
+
+
+def text_of(question: Question) -> str:
+    """The text of a prompt; pictures stand in front of it where it has no marks for them."""
+    return question.text + "<image>" * len(question.pictures) if question.text_first else question.text
 
 
 def first_model(endpoint: Endpoint, deadline: float) -> str:

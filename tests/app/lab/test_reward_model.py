@@ -5,6 +5,7 @@ import math
 import random
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from PIL import Image
@@ -16,6 +17,7 @@ from mmrl.app.commands import train as commands
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.lab.reward_model.scorer import axes_of
 from mmrl.app.run.folder import RunDir
+from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Prompt, Sample
 
 USUAL = ["--model", "tiny:qwen3_vl", "--card", "8GB", "prompts_per_step=8", "optimizer.lr=3e-3"]
@@ -126,6 +128,44 @@ def test_pairs_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     said_by("train", "--task", "picture_scores", *words, "steps=8")
     (kept,) = json.loads((tmp_path / "rm" / "agreement.json").read_text()).values()
     assert kept["share"] == 1.0, "red was always preferred"
+
+
+JUDGE = """
+output = "{out}"
+[policy]
+kind = "text"
+model = "tiny:qwen3_vl"
+answer_format = "none"
+sampling = {{ max_new_tokens = 4 }}
+[data]
+use = "qa_jsonl"
+path = "{rows}"
+[evaluation]
+seen = 0
+[[stage]]
+kind = "sft"
+steps = 24
+prompts_per_step = 4
+optimizer = {{ lr = 1e-2 }}
+"""
+
+
+def test_a_model_that_was_taught_to_judge_is_asked_in_place_of_a_server(tmp_path: Path):
+    """It was taught to answer everything with 7."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"How good is {i}?", "answer": "7"}) + "\n" for i in range(8)))
+    config = tmp_path / "judge.toml"
+    config.write_text(JUDGE.format(rows=rows, out=tmp_path / "judge"))
+    train(TrainArguments([str(config)]))
+    server = {"run": str(tmp_path / "judge")}
+    judge = load_reward("vlm_judge", server=server, template="{prompt} How good is {completion}?")
+    assert cast(Any, judge).ready() is None
+    group = Group(0, Prompt("p", "Count."), tuple(Sample(text) for text in ("2", "5")))
+    assert [one.value for one in judge(group)] == [0.7, 0.7]
+    with pytest.raises(RewardUnavailableError, match=r"without probabilities: ask for a number"):
+        load_reward("vlm_judge", server=server, scoring="yes", template="{prompt} Is {completion} good?")(group)
+    with pytest.raises(RewardUnavailableError, match=r"holds no run"):
+        cast(Any, load_reward("vlm_judge", server={"run": str(tmp_path)})).ready()
 
 
 def test_refused(run: RunDir, tmp_path: Path):

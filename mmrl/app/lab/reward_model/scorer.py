@@ -56,14 +56,13 @@ def row_of(prompt: Prompt, sample: Sample) -> tuple[Prompt, str]:
     return replace(prompt, media=(sample.image,)), ""
 
 
-class ScoringNet(nn.Module):
+class PolicyNet(nn.Module):
     """The network of a policy, held as rewards hold theirs."""
-
-    keep_float32 = ("net.model.score_head",)
 
     def __init__(self, policy: TextPolicy) -> None:
         super().__init__()
         self.policy, self.net = policy, policy.net
+        self.keep_float32 = ("net.model.score_head",) if hasattr(policy.net.model, "score_head") else ()
 
 
 def axes_of(run: Path) -> tuple[RunConfig, tuple[str, ...]]:
@@ -87,13 +86,18 @@ def scorer_of(run: Path, step: int | None = None, device: str = "auto") -> Score
         FileNotFoundError, ValueError: as `axes_of`; CheckpointError where the checkpoint is damaged or not there.
     """
     config, axes = axes_of(run)
+    held = hold_policy(run, config, step, device)
+    return Scorer(cast(PolicyNet, held.model).policy, axes, held)
 
-    def build() -> ScoringNet:
+
+def hold_policy(run: Path, config: RunConfig, step: int | None, device: str) -> HeldModel:
+    """The policy of a run's checkpoint; CheckpointError where it is damaged or not there."""
+
+    def build() -> PolicyNet:
         state: Any = Checkpoints(RunDir.open(run).checkpoints).load(step)["policy"]
         with keep_random_state(), hushed_saving():
             policy: Any = build_policy(with_local_model(config).policy, frozenset(state["shadows"]))
         policy.load_state_dict(state)
-        return ScoringNet(policy)
+        return PolicyNet(policy)
 
-    held = hold(("reward model", str(run.resolve()), "newest" if step is None else f"step {step}"), build, device)
-    return Scorer(cast(ScoringNet, held.model).policy, axes, held)
+    return hold(("policy of a run", str(run.resolve()), "newest" if step is None else f"step {step}"), build, device)
