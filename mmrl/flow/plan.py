@@ -157,8 +157,8 @@ def evaluation_plan(
     return RolloutPlan(tuple(StepPlan() for _ in range(num_steps)), spacing, guidance=guidance, base_from=switch)
 
 
-def looked_at(plan: RolloutPlan, num_steps: int) -> RolloutPlan:
-    """The plan in so many steps, for samples that are scored and never trained: they are noised again once, for nothing.
+def in_few_steps(plan: RolloutPlan, num_steps: int) -> RolloutPlan:
+    """The plan with another number of steps, for samples that are scored and never trained: noised again once, for nothing.
 
     Raises:
         ValueError: the plan draws noise on the way, so that a sample's seed does not say how it looks in more steps.

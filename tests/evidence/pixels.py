@@ -110,7 +110,7 @@ class PixelTask(Task):
     num_steps: int = 8
     """Of the deterministic sampler that measures."""
     rates: tuple[float, ...] = (1e-3, 3e-3)
-    """Learning rates: a run is the best of them, so that nobody is measured at another's rate."""
+    """Learning rates: a run is the best of them, so that none is measured at another's rate."""
     prompts: int = 4
     """Captions of a step."""
     free_prompts: int = 24

@@ -13,7 +13,7 @@ from mmrl.core.readings import DT, MEAN, PIXELS, PULL, SAMPLED_MEAN, STD, TARGET
 from mmrl.core.types import ClipRange, Prompt
 from mmrl.data.files.pictures import picture_size
 from mmrl.data.validate import FILE_ROW
-from mmrl.flow.plan import RolloutPlan, looked_at
+from mmrl.flow.plan import RolloutPlan, in_few_steps
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.read.evaluate import OF_LATENTS
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -70,7 +70,7 @@ def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None
     planner = with_hooks(algorithm.planner, PlannerHooks)
     if planner.scouts:
         try:
-            looked_at(plan, 1)
+            in_few_steps(plan, 1)
         except ValueError as error:
             raise ValueError(f"algorithm {label}: {type(algorithm.planner).__name__}: {error}") from error
     if not noisy and plan.forward is None and plan.surrogate is None:

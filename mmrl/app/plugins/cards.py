@@ -53,14 +53,14 @@ class Evidence:
     def text(self) -> str:
         ours, theirs = (sum(values) / len(values) for values in (self.with_it, self.twin))
         word = {"ahead": "ahead of", "level": "level with", "behind": "behind"}[self.verdict]
-        told = (
+        compared = (
             f"{word} its twin ({self.without}) where {self.claim}: {self.measured} {ours:.2f} against {theirs:.2f}, "
             f"{len(self.with_it)} seeds"
         )
         if not self.watched:
-            return told
+            return compared
         own, other = (", ".join(f"{value:.2f}" for value in curve) for curve in (self.watched_with_it, self.watched_twin))
-        return f"{told}; meanwhile {self.watched}, which nothing trained, went {own} (the twin's {other})"
+        return f"{compared}; meanwhile {self.watched}, which nothing trained, went {own} (the twin's {other})"
 
 
 @dataclass(frozen=True)

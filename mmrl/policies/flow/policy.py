@@ -17,7 +17,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.flow.layout import leaves
-from mmrl.flow.plan import RolloutPlan, looked_at
+from mmrl.flow.plan import RolloutPlan, in_few_steps
 from mmrl.policies.flow.adapters import save_adapter
 from mmrl.policies.flow.families.base import Condition
 from mmrl.policies.flow.families.sources import refuse_sources
@@ -283,7 +283,7 @@ def plan_of(requests: Sequence[Request], sampling: object) -> RolloutPlan:
     if len(wanted) > 1:
         raise ValueError(f"requests of one rollout ask for {wanted} steps: let a planner's round ask for the same of all")
     few = wanted.pop() if wanted else None
-    return plan if few is None else looked_at(plan, few)
+    return plan if few is None else in_few_steps(plan, few)
 
 
 def check_plan(sampling: object) -> RolloutPlan:
