@@ -22,7 +22,7 @@ from mmrl.app.planning.reward_memory import reward_memory
 
 CARDS = (8, 12, 16, 24, 48, 80)
 PICTURES = ("policy.height=512", "policy.width=512", "policy.rest_text_encoders=true")
-WAYS = ("bf16", "nf4", "nf4, all parts")
+WAYS = ("bf16", "nf4", "nf4, all parts", "nf4, all parts, embeddings on the host")
 
 
 @dataclass(frozen=True)

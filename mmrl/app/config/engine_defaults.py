@@ -1,4 +1,4 @@
-"""The algorithm of a run whose completions an engine writes: what comes with it, and what cannot go with it."""
+"""The algorithm of a run whose sampler computes with other kernels than its reader: what comes with that."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -7,30 +7,40 @@ from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.config.algorithm import DEFAULT_PRESET, presets
 from mmrl.app.toml.tables import Table, Values
 
-ORIGIN = "default with policy.engine"
-"""The origin of these values, as `mmrl show` prints it."""
+ORIGIN, FAST = "default with policy.engine", 'default with policy.quantized.kernels = "fast"'
+"""The origins of these values, as `mmrl show` prints them."""
 
 
 def add_engine_defaults(table: Table) -> None:
     """Let old be read again, and correct for the engine's own rounding, where the config does not speak of it.
 
-    An engine's kernels are others than the trainer's, so its log-probabilities are not quite those of the weights that it was
-    given: the policy reads `old` itself, and old / rollout, clamped per token, weighs every action.
+    An engine's kernels are others than the trainer's, and fast ones of weights in 4 bits differ with the number of rows: recorded
+    log-probabilities are not quite those that are read. The policy reads `old` itself, and old / rollout, clamped per token,
+    weighs every action.
     """
     policy, algorithm = table.values.get("policy"), table.values.get("algorithm", {})
-    if not isinstance(policy, Mapping) or not isinstance(policy.get("engine"), Mapping) or not isinstance(algorithm, Mapping):
+    origin = origin_of(policy) if isinstance(policy, Mapping) else None
+    if origin is None or not isinstance(algorithm, Mapping):
         return
     base = presets().get(str(algorithm.get("preset", DEFAULT_PRESET)))
     if base is None or algorithm.get("old", "reread") != "reread":
         return
     said = set(algorithm)
     if not said:
-        table.set(("algorithm",), {}, ORIGIN)
+        table.set(("algorithm",), {}, origin)
     if "old" not in said and base.old != "reread":
-        table.set(("algorithm", "old"), "reread", ORIGIN)
+        table.set(("algorithm", "old"), "reread", origin)
     if "importance" not in said and not any(isinstance(weight, RolloutCorrection) for weight in base.importance):
         correction: Values = {"kind": RolloutCorrection.__name__, "mode": "token_truncate"}
-        table.set(("algorithm", "importance"), [*map(as_entry, base.importance), correction], ORIGIN)
+        table.set(("algorithm", "importance"), [*map(as_entry, base.importance), correction], origin)
+
+
+def origin_of(policy: Mapping[str, object]) -> str | None:
+    """The setting of a [policy] table by which sampler and reader differ; None: there is none."""
+    quantized = policy.get("quantized")
+    if isinstance(policy.get("engine"), Mapping):
+        return ORIGIN
+    return FAST if isinstance(quantized, Mapping) and quantized.get("kernels") == "fast" else None
 
 
 def as_entry(part: object) -> Values:

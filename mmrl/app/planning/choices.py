@@ -21,6 +21,7 @@ from mmrl.core.types import Prompt
 from mmrl.data.files.pictures import picture_size
 from mmrl.policies.flow.dry_run import encoders_of, size_of_generator
 from mmrl.policies.flow.settings import SINGLE, FlowPolicyConfig
+from mmrl.policies.shared.quantized.host import is_tied
 from mmrl.policies.shared.quantized.layer import count_weights
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.families.base import Family
@@ -67,6 +68,8 @@ class Facts:
     """Numbers of a latent of one token."""
     parts: tuple[str, ...] = ()
     """Parts whose linear layers may rest in 4 bits, the one that adapters train in first."""
+    has_own_head: bool = False
+    """Of a model that writes: are its input embeddings a table of their own, which may rest on the host?"""
 
     @property
     def is_tiny(self) -> bool:
@@ -82,7 +85,8 @@ class Facts:
         if isinstance(policy, TextPolicyConfig):
             model, family = meta_model(policy)
             limits = type(family).limit_pixels is not Family.limit_pixels
-            return cls(count_weights(model), area, limits, parts=small_parts(model, family))
+            own_head = not is_tied(model)
+            return cls(count_weights(model), area, limits, parts=small_parts(model, family), has_own_head=own_head)
         weights, side = size_of_generator(policy)
         kind, family = sketch_of_model(replace(policy, height=side, width=side))
         parts = (
@@ -116,11 +120,14 @@ def in_4_bits(resolved: Resolved, facts: Facts, device: Device, need: int) -> It
     weights = Choice("policy.weights", "nf4", why)
     yield [weights]
     first, *more = facts.parts
-    if more and is_free(resolved, "policy.quantized"):
-        yield [
-            weights,
-            Choice("policy.quantized", {"parts": list(facts.parts)}, f"with {first} alone in 4 bits it would not fit"),
-        ]
+    if not is_free(resolved, "policy.quantized"):
+        return
+    every = {"parts": list(facts.parts)}
+    if more:
+        yield [weights, Choice("policy.quantized", every, f"with {first} alone in 4 bits it would not fit")]
+    if facts.has_own_head:
+        table = Choice("policy.quantized", {**every, "embeddings": "host"}, "beside its input embeddings it would not fit")
+        yield [weights, table]
 
 
 def area_of(prompt: Prompt) -> int:

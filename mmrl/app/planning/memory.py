@@ -1,7 +1,7 @@
 """How much memory of a card a run takes, from models without weights."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from mmap import PAGESIZE
 from pathlib import Path
@@ -10,8 +10,10 @@ import torch
 
 from mmrl.app.config.run import RunConfig
 from mmrl.app.planning.cards import gigabytes_of
+from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.policies.shared.call_log import DryRun
 from mmrl.policies.shared.meta_models import size_of
+from mmrl.policies.shared.quantized.host import host_weights
 from mmrl.policies.shared.quantized.layer import SCALES_OF, count_weights, nf4_layers
 from mmrl.training.optim import OptimizerSettings
 
@@ -68,9 +70,11 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     This process has loaded the libraries, processor and data that the run will load, and no weights: so much they take there.
     """
     libraries = resident_now()
-    weights = list(dry_run.network.parameters())
+    far = list(host_weights(dry_run.network))
+    at_host = {id(weight) for weight in far}
+    weights = [weight for weight in dry_run.network.parameters() if id(weight) not in at_host]
     trained = [weight for weight in weights if weight.requires_grad]
-    size, shadows = size_of(trained), sorted(dry_run.policy.shadows)
+    size, shadows = size_of(trained), copies_of(config, dry_run.policy.shadows)
     stays = {f"weights in {name_of(dtype)}": size_of(w for w in weights if w.dtype == dtype) for dtype in dtypes(weights)}
     if scales := size_of(getattr(layer, name) for _, layer in nf4_layers(dry_run.network) for name in SCALES_OF):
         stays |= {"weights in 4 bits": stays.pop("weights in int8"), "scales of weights in 4 bits": scales}
@@ -93,11 +97,20 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     parameters, taught = count_weights(dry_run.network), sum(weight.numel() for weight in trained)
     memory = Memory(stays, phases, dry_run.parts_of_activations(), parameters, taught)
     host = {LIBRARIES: libraries, **dry_run.host_bytes(), **(beside if is_far else {})}
+    host |= {"input embeddings": size_of(far)} if far else {}
     shared = 0
     if config.checkpoint.asynchronous:
         host[WRITTEN] = memory.checkpoint(len(shadows))
         shared = overlap(host[WRITTEN], phases, config)
     return replace(memory, host=host, overlap=shared)
+
+
+def copies_of(config: RunConfig, shadows: Iterable[str]) -> list[str]:
+    """The weights that a run keeps copies of: the reference of a fresh adapter is the model without it, unless a term rebases."""
+    policy, terms = config.policy, config.algorithm.algorithm.objective
+    fresh = policy.lora is not None and policy.lora.adapter is None and not getattr(policy, "scores", ())
+    moves = any(with_hooks(term, TermHooks).rebase_after for _, term in terms)
+    return sorted(name for name in shadows if name != "ref" or moves or not fresh)
 
 
 def overlap(copy: int, phases: Mapping[str, int], config: RunConfig) -> int:

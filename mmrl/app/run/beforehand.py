@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Protocol, runtime_checkable
 
 from mmrl.app.config.reward_needs import Need, needs_of, reads_boxes, refuse_missing_package
@@ -118,6 +119,22 @@ def check_quantized(policy: object, ranks: Ranks) -> None:
             f"policy.weights is {policy.weights!r}, and FSDP and ZeRO-3 cut weights that are numbers: start with "
             "configs/accelerate/ddp.yaml, or leave policy.weights out"
         )
+    if isinstance(policy, TextPolicyConfig) and policy.quantized.embeddings == "host" and ranks.world > 1:
+        raise ValueError(
+            f"policy.quantized.embeddings is 'host', which is for one GPU, and there are {ranks.world} processes: start one, or "
+            "leave it out"
+        )
+    if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and policy.quantized.kernels == "fast":
+        refuse_fast_kernels(ranks)
+
+
+def refuse_fast_kernels(ranks: Ranks) -> None:
+    """Raise ValueError where bitsandbytes' kernels for weights in 4 bits are not installed, or there is no GPU for them."""
+    place, remedy = "policy.quantized.kernels is 'fast', which are those of bitsandbytes", "leave it out"
+    if find_spec("bitsandbytes") is None:
+        raise ValueError(f'{place}, and it is not installed: pip install "mmrl[quantized]", or {remedy}')
+    if ranks.accelerator is None or ranks.accelerator.device.type != "cuda":
+        raise ValueError(f"{place} and act on a GPU alone, of which this run has none: {remedy}")
 
 
 def check_environment(config: RunConfig, ranks: Ranks) -> None:

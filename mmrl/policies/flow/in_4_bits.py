@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.shared.quantized.layer import Nf4Linear, nf4_layers
+from mmrl.policies.shared.quantized.layer import Nf4Linear, nf4_layers, set_kernels
 from mmrl.policies.shared.quantized.load import cast_rest, codes_folder, linear_names, load_network, nf4_settings, plain_config
 from mmrl.policies.shared.quantized.stored import NETWORK, NF4, files_in, method_of
 from mmrl.runtime.pretrained import load_whole, refuse_non_finite
@@ -56,7 +56,9 @@ def load_part(
     if not files:
         raise ValueError(f"{place} has no .safetensors files, from which alone weights in 4 bits are made: save it again")
     if is_network:
-        return load_network(kind, folder, files, dtype, double, place)
+        network = load_network(kind, folder, files, dtype, double, place)
+        set_kernels(network, config.quantized.kernels)
+        return network
     reader_config = plain_config(kind.config_class.from_pretrained(folder))
     with torch.device("meta"):
         reader = kind(reader_config)
@@ -75,6 +77,7 @@ def load_part(
     )
     refuse_non_finite(((f"{name}.weight", layer.offset) for name, layer in nf4_layers(loaded)), place)
     cast_rest(loaded, dtype)
+    set_kernels(loaded, config.quantized.kernels)
     return loaded
 
 

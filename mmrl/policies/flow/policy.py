@@ -89,7 +89,7 @@ class FlowPolicy(PolicyHooks):
 
     @property
     def exact_sampler(self) -> bool:
-        return self.generator.exact
+        return self.generator.exact and self.config.quantized.kernels == "equal"
 
     def audit(self, rollouts: Rollouts) -> None:
         self.parts.audit(self, rollouts)

@@ -23,6 +23,9 @@ class FlowQuantizedSettings:
     """transformer: the network that trains adapters, or both of them; text_encoders: all that the pipeline has."""
     double: bool = True
     """Scales of 64 weights rest in 8 bits: 0.516 bytes a weight. False: in float32, 0.5625 bytes a weight."""
+    kernels: Literal["equal", "fast"] = "equal"
+    """equal: one way to compute for sampling and reading. fast: bitsandbytes' own on a GPU (`pip install "mmrl[quantized]"`),
+    which differ with the number of rows: old log-probabilities are read again, and ratios corrected, as with policy.engine."""
 
 
 @dataclass(frozen=True)

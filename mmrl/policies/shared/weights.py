@@ -58,6 +58,7 @@ class Shadow:
     """
 
     weights: list[Tensor]
+    """None of them: it is the model without its adapter."""
     order: list[nn.Parameter]
     """The live weights that these are copies of."""
     rest: Rest = "device"
@@ -127,8 +128,10 @@ class Weights:
         # Looked up once: while a forward runs, sharded weights are other ones.
         trainable = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
         self.named = {name.removeprefix(prefix): weight for name, weight in trainable}
-        self.shadows = {name: Shadow.of(list(self.named.values()), rest) for name in wanted}
+        self.rest: Rest = rest
         self._is_bare: tuple[list[int], bool] | None = None
+        self.shadows = {name: self._copy() for name in wanted}
+        self._drop_bare_copy()
         self.num_updates = 0
         self._swapped = "policy", 0
         """Which weights the module holds now, and the thread that swapped them in."""
@@ -164,8 +167,24 @@ class Weights:
     def _adapters(self) -> list[AdaptedLayer]:
         return adapter_layers(self.module.modules())
 
+    def _copy(self) -> Shadow:
+        return Shadow.of(list(self.named.values()), self.rest)
+
+    def _drop_bare_copy(self) -> None:
+        """Keep no copy for a reference that is the model without its adapter: it has one from the first rebase on."""
+        own = set(map(id, self.named.values()))
+        if "ref" in self.shadows and self._reference_is_bare() and own >= {id(weight) for weight in self._outer_matrices()}:
+            self.shadows["ref"].weights.clear()
+            self.__dict__.pop("_outer", None)
+
+    def _outer_matrices(self) -> list[Tensor]:
+        """The outer matrices of all adapters, those included that do not train."""
+        return [weight for name, weight in self.module.named_parameters() if "lora_B" in name]
+
     def _reference_is_bare(self) -> bool:
         """Is the reference the model without its adapter, as with a fresh one, which adds nothing?"""
+        if self.named and not self.shadows["ref"].weights:
+            return True
         # Values are looked at once for each time they were written: on a GPU every look waits for all work before it.
         versions = [weight._version for weight in self._outer]
         if self._is_bare is None or self._is_bare[0] != versions:
@@ -194,7 +213,10 @@ class Weights:
             rebase: the reference takes over the current weights.
         """
         if rebase and "ref" in self.shadows:
-            self.shadows["ref"].follow(0.0)
+            if self.shadows["ref"].weights:
+                self.shadows["ref"].follow(0.0)
+            else:
+                self.shadows["ref"], self._is_bare = self._copy(), None
         if "previous" in self.shadows:
             self.shadows["previous"].take_over(self.shadows["start"].weights)
             self.shadows["start"].follow(0.0)
@@ -207,7 +229,8 @@ class Weights:
 
         def table(values: Iterable[Tensor]) -> dict[str, Tensor]:
             kept: dict[str, Tensor] = {}
-            for (name, weight), value in zip(self.named.items(), values, strict=True):
+            # a reference without a copy has no values
+            for (name, weight), value in zip(self.named.items(), values, strict=False):
                 if keep or isinstance(weight, Partitioned | Distributed):
                     one = whole(weight, value)
                     kept |= {name: one} if keep else {}
@@ -230,11 +253,15 @@ class Weights:
                 )
         for name, weight in self.named.items():
             put(weight, state["weights"][name])
-        for name, shadow in self.shadows.items():
-            for (key, weight), value in zip(self.named.items(), shadow.weights, strict=True):
-                put(weight, state["shadows"][name][key], value)
+        for name, found in state["shadows"].items():
+            if not self.shadows[name].weights:
+                self.shadows[name] = self._copy()
+            for (key, weight), value in zip(self.named.items(), self.shadows[name].weights, strict=True):
+                # the reference of an adapter that adds nothing: none was kept
+                put(weight, found[key] if found else torch.zeros_like(state["weights"][key]), value)
         # Loaded through .data, which changes no version counter.
         self._is_bare = None
+        self._drop_bare_copy()
         self.num_updates = int(state.get("num_updates", 0))
 
 

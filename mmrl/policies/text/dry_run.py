@@ -19,6 +19,7 @@ from mmrl.core.types import Prompt
 from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of, tensors_in
+from mmrl.policies.shared.quantized.host import rest_on_host
 from mmrl.policies.shared.quantized.load import put_stored
 from mmrl.policies.shared.quantized.stored import method_of
 from mmrl.policies.shared.weights import Weights
@@ -64,6 +65,8 @@ def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
         if config.weights == "nf4" or method_of(model_config) is not None:
             in_4_bits.refuse_other_codes(model_config, config)
             put_stored(model, in_4_bits.layers_in_4_bits(model, config, family, method_of(model_config) is not None))
+        if config.quantized.embeddings == "host":
+            rest_on_host(model, config.model)
         if config.lora is not None:
             loading.add_adapter(model, family, replace(config.lora, adapter=None))
         loading.add_head(model, config.scores, Path())

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mmrl.policies.shared.quantized.layer import nf4_layers
+from mmrl.policies.shared.quantized.host import rest_on_host
+from mmrl.policies.shared.quantized.layer import nf4_layers, set_kernels
 from mmrl.policies.shared.quantized.stored import NF4, file_of, files_by, files_in, method_of
 from mmrl.policies.text.families import Family, belongs, model_class
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
@@ -35,6 +36,8 @@ def load_quantized(
     with torch.device("meta"):
         code: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
         model: Any = model_class(plain).from_config(plain, **code)
+    if config.quantized.embeddings == "host":
+        rest_on_host(model, config.model)
     names = [] if stored else layers_to_quantize(model, family, config.quantized.parts)
     kept: Path | None = None
     if not stored and not config.trust_remote_code:
@@ -59,6 +62,7 @@ def load_quantized(
     model.name_or_path = model.config.name_or_path = config.model
     refuse_non_finite(((f"{name}.weight", layer.offset) for name, layer in nf4_layers(model)), place)
     cast_rest(model, dtype)
+    set_kernels(model, config.quantized.kernels)
     return model
 
 

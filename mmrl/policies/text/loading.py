@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, load_adapter, lora_config, switch_casts
+from mmrl.policies.shared.quantized.host import rest_on_host
 from mmrl.policies.shared.quantized.stored import method_of
 from mmrl.policies.shared.variants import refuse_variant, variants_in
 from mmrl.policies.shared.weights import whole
@@ -73,6 +74,8 @@ def load(config: TextPolicyConfig) -> Loaded:
         model = load_weights(config.model, model_config, dtype=dtype, **remote)
     switch_off_dropout(model)
     check_head(model, family)
+    if config.quantized.embeddings == "host":
+        rest_on_host(model, config.model)
     packs = prepare_packing(model, config)
     adapter = add_adapter(model, family, config.lora) if config.lora else None
     switch_casts(casting_layers(model.modules()), on=config.dtype == "float32")

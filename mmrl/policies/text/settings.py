@@ -43,6 +43,12 @@ class QuantizedSettings:
     """Parts of the model."""
     double: bool = True
     """Scales of 64 weights rest in 8 bits: 0.516 bytes a weight. False: in float32, 0.5625 bytes a weight."""
+    kernels: Literal["equal", "fast"] = "equal"
+    """equal: one way to compute for sampling and reading. fast: bitsandbytes' own on a GPU (`pip install "mmrl[quantized]"`),
+    which differ with the number of rows: old log-probabilities are read again, and ratios corrected, as with policy.engine."""
+    embeddings: Literal["device", "host"] = "device"
+    """Where input embeddings rest. host: in the host's memory, and rows are looked up there; for one GPU, and for models whose
+    head has weights of its own."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """What config, prompts and rewards show of a run is refused, or said, before its model is loaded."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from mmrl.app.commands.check import check
@@ -10,8 +12,9 @@ from mmrl.app.modality.flow_checks import warn_of_guidance
 from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.planning.device import target_device
 from mmrl.app.plugins.resolve import load as rewards_load
-from mmrl.app.run.beforehand import idle_settings, look_at_scoring
+from mmrl.app.run.beforehand import check_quantized, idle_settings, look_at_scoring
 from mmrl.app.run.build import build
+from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings, warn_of_idle_settings
@@ -221,3 +224,31 @@ def test_a_reward_that_is_watched_only_and_a_few_bad_prompts_are_warned_of(caplo
     few, none = (record.message for record in caplog.records)
     assert few.startswith("1 of 3 prompts of [data] lack the column target")
     assert none.startswith("reward 'ocr' cannot score 1 of 1 prompts")
+
+
+SMALL = ["policy.weights=nf4", "policy.lora.rank=4"]
+
+
+@pytest.mark.parametrize("name", ["tiny/image", "tiny/flow"])
+def test_fast_kernels_bring_corrections_and_need_their_package_and_a_card(name: str, monkeypatch: pytest.MonkeyPatch):
+    resolved = load(name, [*SMALL, "policy.quantized.kernels=fast"])
+    algorithm = resolved.config.algorithm.algorithm
+    assert algorithm.old == "reread" and "RolloutCorrection" in [type(one).__name__ for one in algorithm.importance]
+    assert resolved.origin(("algorithm", "importance")) == 'default with policy.quantized.kernels = "fast"'
+    equal = load(name, SMALL).config.algorithm.algorithm
+    assert "RolloutCorrection" not in [type(one).__name__ for one in equal.importance]
+    monkeypatch.setattr("mmrl.app.run.beforehand.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"kernels is 'fast', .* it is not installed: pip install .mmrl\[quantized\]"):
+        build(resolved)
+    monkeypatch.setattr("mmrl.app.run.beforehand.find_spec", lambda name: SimpleNamespace())
+    with pytest.raises(ValueError, match=r"kernels is 'fast', .* act on a GPU alone, of which this run has none: leave it out"):
+        build(resolved)
+
+
+def test_embeddings_on_the_host_are_for_one_process():
+    policy = load("tiny/image", [*SMALL, "policy.quantized.embeddings=host"]).config.policy
+    check_quantized(policy, Ranks())
+    ranks = Ranks()
+    ranks.world = 2
+    with pytest.raises(ValueError, match=r"embeddings is 'host', which is for one GPU, and there are 2 processes: start one"):
+        check_quantized(policy, ranks)

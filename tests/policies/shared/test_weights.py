@@ -86,6 +86,10 @@ class Adapted(nn.Module):
         self.lora_B = nn.ModuleDict({"default": nn.Linear(1, 2, bias=False).requires_grad_(trains)})
         nn.init.zeros_(outer_weight(self))
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        added = 0.0 if self._disable_adapters else self.lora_B["default"](self.lora_A["default"](x))
+        return self.base(x) + added
+
 
 def outer_weight(module: nn.Module, name: str = "lora_B.default.weight") -> nn.Parameter:
     return dict(module.named_parameters())[name]
@@ -123,6 +127,7 @@ class Looks(TorchDispatchMode):
 def test_the_adapters_of_a_reference_are_looked_at_again_only_when_they_were_written():
     net = nn.Sequential(Adapted(), Adapted())
     weights = Weights(net, {"ref"}, 0.9)
+    weights.end_step(rebase=True)
     moved = {name: torch.ones_like(weight) for name, weight in weights.named.items()}
     state = {**weights.state_dict(), "shadows": {"ref": moved}}
     with Looks() as looks:
@@ -133,3 +138,56 @@ def test_the_adapters_of_a_reference_are_looked_at_again_only_when_they_were_wri
         weights.load_state_dict(state)
         with weights.swapped_in("ref"):
             assert not any(layer._disable_adapters for layer in net)
+
+
+def adapter(outer: float = 0.0) -> nn.Sequential:
+    """A layer with an adapter, which adds nothing at first unless `outer` is another number."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Adapted())
+    nn.init.constant_(outer_weight(net, "0.lora_B.default.weight"), outer)
+    return net
+
+
+def seen(weights: Weights, model: str) -> torch.Tensor:
+    with weights.swapped_in(model):
+        return weights.module(torch.ones(1, 2)).detach()
+
+
+def move_trained(weights: Weights) -> None:
+    with torch.no_grad():
+        for weight in weights.named.values():
+            weight += 0.5
+
+
+def test_a_reference_without_an_adapter_is_kept_from_its_first_rebase_on():
+    weights = Weights(adapter(), {"ref"}, 0.9)
+    bare = seen(weights, "policy")
+    assert weights.shadows["ref"].weights == [] and weights.state_dict()["shadows"] == {"ref": {}}
+    move_trained(weights)
+    assert torch.equal(seen(weights, "ref"), bare) and not torch.equal(bare, seen(weights, "policy"))
+    weights.end_step(rebase=True)
+    moved = seen(weights, "policy")
+    move_trained(weights)
+    assert torch.equal(seen(weights, "ref"), moved) and len(weights.shadows["ref"].weights) == 2
+    assert weights.state_dict()["shadows"]["ref"].keys() == weights.named.keys()
+
+
+@pytest.mark.parametrize("rebased", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_states_with_and_without_a_copy_go_on(rebased: bool, begun: bool):
+    """`begun`: the other process built its reference from an adapter that adds something, so it has a copy."""
+    weights = Weights(adapter(), {"ref"}, 0.9)
+    move_trained(weights)
+    weights.end_step(rebase=rebased)
+    move_trained(weights)
+    again = Weights(adapter(0.1 if begun else 0.0), {"ref"}, 0.9)
+    again.load_state_dict(weights.state_dict())
+    assert all(torch.equal(seen(again, model), seen(weights, model)) for model in ("ref", "policy"))
+    assert bool(again.shadows["ref"].weights) == rebased
+
+
+def test_an_adapter_that_adds_something_has_a_copy_from_the_start():
+    weights = Weights(adapter(0.1), {"ref"}, 0.9)
+    before = seen(weights, "policy")
+    move_trained(weights)
+    assert torch.equal(seen(weights, "ref"), before)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.policies.shared.quantized.table import BLOCK, SCALES, Codes, dequantize
+from mmrl.policies.shared.quantized.table import BLOCK, SCALES, Codes, dequantize, dynamic, nf4
 
 SCALES_OF = ("scales", "units", "offset")
 """The buffers beside `weight`."""
@@ -25,6 +25,8 @@ class Nf4Linear(nn.Linear):
     scales: Tensor
     units: Tensor
     offset: Tensor
+    fast: bool = False
+    """On a card products are those of bitsandbytes, which takes other kernels for few rows than for many."""
 
     def __init__(self, like: nn.Linear, double: bool = True) -> None:
         nn.Module.__init__(self)
@@ -64,6 +66,8 @@ class Nf4Linear(nn.Linear):
         kind = input.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
         bias = None if self.bias is None else self.bias.to(dtype)
+        if self.fast and kind == "cuda":
+            return fast_product(input.to(dtype), bias, self)
         return Product.apply(input.to(dtype), bias, self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Nf4Linear":
@@ -90,6 +94,26 @@ class Product(torch.autograd.Function):
         (gradient,) = gradients
         with torch.autocast(gradient.device.type, enabled=False):
             return gradient @ ctx.layer.whole(gradient.dtype), None, None
+
+
+def fast_product(x: Float[Tensor, "*b i"], bias: Tensor | None, layer: Nf4Linear) -> Float[Tensor, "*b o"]:
+    """x W^T + b and its gradient for x, by bitsandbytes' own operator."""
+    from bitsandbytes import matmul_4bit  # type: ignore[import-not-found] - an extra
+    from bitsandbytes.functional import QuantState  # type: ignore[import-not-found]
+
+    double, device = not layer.scales.is_floating_point(), x.device
+    inner = QuantState(layer.units, code=dynamic().to(device), blocksize=SCALES, dtype=torch.float32) if double else None
+    shape = torch.Size((layer.out_features, layer.in_features))
+    how: dict[str, Any] = {"quant_type": "nf4", "dtype": x.dtype, "offset": layer.offset if double else None, "state2": inner}
+    state = QuantState(layer.scales, shape=shape, code=nf4().to(device), blocksize=BLOCK, **how)
+    with torch.autocast(device.type, enabled=False):
+        return matmul_4bit(x, layer.codes.codes[:, None].t(), quant_state=state, bias=bias)
+
+
+def set_kernels(model: nn.Module, kernels: str) -> None:
+    """Let the layers in 4 bits of a model compute as `policy.quantized.kernels` says."""
+    for _, layer in nf4_layers(model):
+        layer.fast = kernels == "fast"
 
 
 def nf4_layers(model: nn.Module) -> Iterator[tuple[str, Nf4Linear]]:
