@@ -38,7 +38,7 @@ def text_at(prompt: Prompt, column: str) -> str:
 
 
 def value_at(prompt: Prompt, column: str) -> object:
-    """What a prompt has to teach, in whatever form."""
+    """The completion of a prompt, in whatever form its data have it."""
     found = prompt.columns.get(column or COMPLETION)
     if found is None and not column and prompt.answer is not None:
         try:
@@ -149,9 +149,9 @@ class Taught(Once):
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         requests = one_request_each(prompts, 1, first_id, seed)
-        return [replace(request, role="injected", written=self._written(request)) for request in requests]
+        return [replace(request, role="injected", written=self._completion(request)) for request in requests]
 
-    def _written(self, request: Request) -> str | Dialogue:
+    def _completion(self, request: Request) -> str | Dialogue:
         chance, keeps = random.Random(f"{request.seed}/thought").random(), 1 - self.thought_dropout
         turns = dialogue_at(request.prompt, self.column)
         if not turns:
