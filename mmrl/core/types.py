@@ -64,6 +64,16 @@ class Branch:
 
 
 @dataclass(frozen=True)
+class Dialogue:
+    """A whole completion of several turns that is given: `Dialogue((Turn("?", (0, 0), Observation("7")), Turn("B", (0, 0))))`."""
+
+    turns: tuple[Turn, ...]
+    """Texts of the policy, each but the last with the answer to it; their spans are found when they are written down."""
+    last_only: bool = False
+    """True: the last turn trains alone."""
+
+
+@dataclass(frozen=True)
 class Shown:
     """The prompt that a completion is sampled behind: `Shown(with_hint)`, `Shown(with_hint, trained=True)`."""
 
@@ -106,11 +116,11 @@ class Request:
     """Sample i of this request is drawn from a generator seeded by (seed, i): it can be drawn again alone."""
     shown: Shown = Shown()
     """What is shown while sampling, and whether training reads it too."""
-    written: str | Prefix | Branch | StoredRow | None = None
-    """The part of the completion that is given. A text: all of it, for role `injected`; its log-probabilities are evaluated
-    before the first update. A prefix: how every completion begins; `max_new_tokens` counts it, and leaves room for one more token
-    at least. A branch: how every episode begins. A row of an earlier step: all of it, for role `replayed`, one per request; its
-    group may be a known one, or a new one of negative id."""
+    written: str | Dialogue | Prefix | Branch | StoredRow | None = None
+    """The part of the completion that is given. A text or dialogue: all of it, for role `injected`; its log-probabilities are
+    evaluated before the first update. A prefix: how every completion begins; `max_new_tokens` counts it, and leaves room for one
+    more token at least. A branch: how every episode begins. A row of an earlier step: all of it, for role `replayed`, one per
+    request; its group may be a known one, or a new one of negative id."""
     tempering: Tempering = Tempering()
     """What is sampled otherwise than in the rest of the run."""
     turns: int | None = None
@@ -129,7 +139,7 @@ class Request:
     @property
     def is_written(self) -> bool:
         """Is the whole completion given, so that nothing is sampled?"""
-        return isinstance(self.written, str | StoredRow)
+        return isinstance(self.written, str | Dialogue | StoredRow)
 
 
 class Reading(NamedTuple):

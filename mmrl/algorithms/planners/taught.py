@@ -2,21 +2,22 @@
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from mmrl.algorithms.planners.base import Once, one_request_each
 from mmrl.algorithms.planners.video import answer_text
 from mmrl.core.ranges import Share, check_ranges
-from mmrl.core.samples import Media
-from mmrl.core.types import Prompt, Request, Shown
+from mmrl.core.samples import Media, Observation, Turn
+from mmrl.core.types import Dialogue, Prompt, Request, Shown
 
 COMPLETION = "completion"
 """The column in which data sets keep an answer exactly as it was written."""
 THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 NO_THOUGHT = "<think>\n\n</think>"
 PAIR = 2
+ASSISTANT, ANSWERS = "assistant", ("user", "tool")
 
 
 def text_at(prompt: Prompt, column: str) -> str:
@@ -25,22 +26,72 @@ def text_at(prompt: Prompt, column: str) -> str:
     Raises:
         ValueError: there is none, or it is no text.
     """
-    named = column or COMPLETION
-    found = prompt.columns.get(named)
-    if found is None and not column and prompt.answer is not None:
-        try:
-            found = answer_text(prompt)
-        except ValueError:
-            found = prompt.answer
-    found = message_text(found)
+    found = message_text(value_at(prompt, column))
     if isinstance(found, str) and found.strip():
         return found
-    known = ", ".join(sorted(prompt.columns)) or "none"
-    what = f"has {str(cast(object, found))[:80]!r}" if found is not None else "has nothing"
+    named, known = column or COMPLETION, ", ".join(sorted(prompt.columns)) or "none"
+    what = f"has {str(found)[:80]!r}" if found is not None else "has nothing"
     raise ValueError(
         f"prompt {prompt.id!r} {what} in the column {named[:80]!r}, where a stage that teaches finds the completion "
         f"(its columns: {known}): write texts there as the model should, or name another one with column"
     )
+
+
+def value_at(prompt: Prompt, column: str) -> object:
+    """The completion of a prompt, in whatever form its data have it."""
+    found = prompt.columns.get(column or COMPLETION)
+    if found is None and not column and prompt.answer is not None:
+        try:
+            return answer_text(prompt)
+        except ValueError:
+            return cast(object, prompt.answer)
+    return cast(object, found)
+
+
+def dialogue_at(prompt: Prompt, column: str) -> tuple[Turn, ...]:
+    """The turns of a completion that is a list of messages with several of the model's; () for any other completion.
+
+    Messages before the model's first one are the prompt, and not looked at. Those between its turns are `user` or `tool`; their
+    pictures are parts of the content, or in `images`.
+
+    Raises:
+        ValueError: a turn or an answer is empty or in the wrong place.
+    """
+    said, named = messages_of(value_at(prompt, column)), column or COMPLETION
+    roles = [str(one.get("role")) for one in said]
+    if roles.count(ASSISTANT) < PAIR:
+        return ()
+    first = roles.index(ASSISTANT)
+    said, roles = said[first:], roles[first:]
+    if set(roles[::2]) != {ASSISTANT} or not set(roles[1::2]) <= {*ANSWERS} or len(roles) % 2 == 0:
+        raise ValueError(
+            f"prompt {prompt.id!r} has turns by {', '.join(roles)[:200]} in the column {named[:80]!r}: {ASSISTANT} takes turns "
+            f"with {' or '.join(ANSWERS)}, and has the last word"
+        )
+    turns: list[Turn] = []
+    for number, one in enumerate(said[::2]):
+        text = message_text([one])
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"prompt {prompt.id!r}: turn {number + 1} of its dialogue is {str(text)[:80]!r}: it must be a text")
+        answer = said[2 * number + 1] if 2 * number + 1 < len(said) else None
+        turns.append(Turn(text, (0, 0), None if answer is None else observation_of(answer)))
+    return tuple(turns)
+
+
+def messages_of(found: object) -> list[dict[str, Any]]:
+    """The messages of a list of them; [] for anything else."""
+    items = cast(list[Any], found) if isinstance(found, list) else []
+    return [cast(dict[str, Any], one) for one in items if isinstance(one, dict)]
+
+
+def observation_of(said: Mapping[str, Any]) -> Observation:
+    """A message between two turns of the model, as a world's answer."""
+    content, role = said.get("content"), said["role"]
+    parts = messages_of(content) or [{"type": "text", "text": content or ""}]
+    shown = [part for part in parts if part.get("type") == "image"]
+    pictures: list[Media] = [*(said.get("images") or ()), *(part["image"] for part in shown if part.get("image") is not None)]
+    text = "".join("<image>" if part.get("type") == "image" else str(part.get("text", "")) for part in parts)
+    return Observation(text, tuple(pictures), role=role)
 
 
 def message_text(found: Any) -> object:
@@ -62,7 +113,9 @@ def without_thought(text: str, keeps: float, chance: float) -> str:
 
 @dataclass(frozen=True)
 class Taught(Once):
-    """One row per prompt: the completion that the data has, of which every token trains.
+    """One row per prompt: the completion that the data has, of which every token of the model trains.
+
+    A completion may be a dialogue: a list of messages, of which those of the assistant train.
 
     Take the advantage Demonstrated and the term Imitation with it. Of a share of the rows the thought between <think> and
     </think> is left empty, which teaches when not to think (thought dropout of TON, arXiv:2505.16854).
@@ -70,6 +123,8 @@ class Taught(Once):
 
     column: str = ""
     """The column with the completion, as the model should write it. Empty: `completion` where there is one, else the answer."""
+    turns: Literal["all", "last"] = "all"
+    """Of a dialogue: all turns of the model train, or its last one alone."""
     thought_dropout: Share = 0.0
     """The share of rows whose thought is left empty, drawn anew at every visit of a prompt; 0.5 in TON."""
 
@@ -77,7 +132,15 @@ class Taught(Once):
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt without a completion, and for thoughts to be dropped where there are none."""
-        texts = [text_at(prompt, self.column) for prompt in prompts]
+        dialogues = [dialogue_at(prompt, self.column) for prompt in prompts]
+        texts = [
+            "".join(turn.text for turn in turns) if turns else text_at(prompt, self.column)
+            for prompt, turns in zip(prompts, dialogues, strict=True)
+        ]
+        if self.turns == "last" and texts and not any(dialogues):
+            raise ValueError(
+                f"turns is 'last', and none of the {len(texts)} completions that were looked at is a dialogue: leave turns out"
+            )
         if self.thought_dropout and texts and not any(map(THOUGHT.search, texts)):
             raise ValueError(
                 f"thought_dropout is {self.thought_dropout:g}, and none of the {len(texts)} completions that were looked at has "
@@ -86,11 +149,16 @@ class Taught(Once):
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         requests = one_request_each(prompts, 1, first_id, seed)
-        return [replace(request, role="injected", written=self._text(request)) for request in requests]
+        return [replace(request, role="injected", written=self._completion(request)) for request in requests]
 
-    def _text(self, request: Request) -> str:
-        chance = random.Random(f"{request.seed}/thought").random()
-        return without_thought(text_at(request.prompt, self.column), 1 - self.thought_dropout, chance)
+    def _completion(self, request: Request) -> str | Dialogue:
+        chance, keeps = random.Random(f"{request.seed}/thought").random(), 1 - self.thought_dropout
+        turns = dialogue_at(request.prompt, self.column)
+        if not turns:
+            return without_thought(text_at(request.prompt, self.column), keeps, chance)
+        return Dialogue(
+            tuple(replace(turn, text=without_thought(turn.text, keeps, chance)) for turn in turns), self.turns == "last"
+        )
 
 
 def pair_of(prompt: Prompt, chosen: str, rejected: str) -> tuple[str, str]:

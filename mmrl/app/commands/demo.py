@@ -160,6 +160,6 @@ def taught_model(name: str, seed: int, short: bool = False) -> Path:
 
         wait.begin()
         try:
-            return build.taught_model(modality_of(policy).name, policy.model.removeprefix(build.TINY), seed, note, short)
+            return build.teach_once(modality_of(policy).name, policy.model.removeprefix(build.TINY), seed, note, short)
         finally:
             wait.end()

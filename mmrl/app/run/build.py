@@ -270,7 +270,7 @@ def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
 
     family = name.removeprefix(TINY)
     if family in TAUGHT.get(modality.name, {}):
-        return taught_model(modality.name, family)
+        return teach_once(modality.name, family)
 
     def make(folder: Path) -> None:
         with hushed_saving():
@@ -279,7 +279,7 @@ def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
     return keep(cache_folder() / f"random-{__version__}" / family, "", modality.index_file, make)
 
 
-def taught_model(kind: str, name: str, seed: int = 0, progress: Note | None = None, short: bool = False) -> Path:
+def teach_once(kind: str, name: str, seed: int = 0, progress: Note | None = None, short: bool = False) -> Path:
     """The folder of a model of mmrl.tiny.taught, taught once and then kept; `short`: a few steps long."""
     from mmrl.tiny.keep import hash_of, keep
     from mmrl.tiny.taught import TAUGHT, Pupil

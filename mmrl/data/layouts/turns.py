@@ -14,7 +14,10 @@ ASKS, ANSWERS_BACK, SETS = "user", "assistant", "system"
 """The three roles."""
 _DATA_URL = "data:image/"
 _FILE_URL = "file://"
-REMEDY = "write one row per question, or let `mmrl data convert FILE OUT --turns each` do so"
+REMEDY = (
+    "write one row per question, or let `mmrl data convert FILE OUT --turns each` do so; the data set dialogues keeps it whole, "
+    "for a stage that teaches"
+)
 
 
 @dataclass(frozen=True)

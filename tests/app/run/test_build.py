@@ -266,12 +266,12 @@ def test_a_stage_teaches_a_model_once_and_the_same_again(monkeypatch: pytest.Mon
         made += [demo.taught_model("grounding", 0, short=True)]
         assert torch.equal(torch.get_rng_state(), before)
         note = lambda step, last, loss: steps.append((step, last))  # noqa: E731
-        assert building.taught_model("text", "grounding", 0, note, short=True) == made[-1] and not steps, "taught twice"
+        assert building.teach_once("text", "grounding", 0, note, short=True) == made[-1] and not steps, "taught twice"
     first, second = ((folder / "model.safetensors").read_bytes() for folder in made)
     assert first == second and made[0].name == made[1].name
     untaught = building.tiny_model("tiny:untaught_grounding")
     assert first != (untaught / "model.safetensors").read_bytes()
-    assert building.taught_model("text", "grounding", 1, note, short=True).name != made[0].name
+    assert building.teach_once("text", "grounding", 1, note, short=True).name != made[0].name
     assert steps == [(1, 2), (2, 2)]
 
 

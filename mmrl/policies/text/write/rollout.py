@@ -13,7 +13,7 @@ from torch import Tensor
 from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Ended, Segment, Turn, last_turn, segments_of, turn_ids
-from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample, StoredRow, Tempering
+from mmrl.core.types import Dialogue, Group, Prompt, Reading, Request, Rollouts, Sample, StoredRow, Tempering
 from mmrl.policies.shared.weights import check_reading
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.prompt.encode import Encoded
@@ -71,7 +71,7 @@ class Row:
         if isinstance(written, StoredRow):
             return len(written.logprobs) > 0
         plain = self.request.view == "plain" and self.request.tempering.temperature is None
-        return not isinstance(written, str) and plain and self.shown == self.prompt
+        return not self.request.is_written and plain and self.shown == self.prompt
 
     def restore(self, stored: StoredRow) -> None:
         """Take up a row of an earlier step, token by token."""
@@ -151,13 +151,13 @@ def check_requests(requests: Sequence[Request], models: frozenset[str], views: f
             raise ValueError(f"{name} names the view {request.view!r}; this text policy has {', '.join(sorted(views))}")
         if request.model not in models:
             raise ValueError(f"{name} asks for the weights {request.model!r}; this policy keeps {', '.join(sorted(models))}")
-        if request.role == "injected" and not isinstance(request.written, str) and request.shown.prompt is None:
+        if request.role == "injected" and not isinstance(request.written, str | Dialogue) and request.shown.prompt is None:
             raise ValueError(f"{name} has the role 'injected' but no text: give Request.written, or Request.shown to sample it")
         if request.shown_prompt.id != request.prompt.id:
             raise ValueError(
                 f"{name} shows prompt {request.shown_prompt.id!r}: what is shown must keep the id of what is trained"
             )
-        if isinstance(request.written, str) and request.role == "note":
+        if isinstance(request.written, str | Dialogue) and request.role == "note":
             raise ValueError(f"{name} gives the whole completion, and asks for one to be written: leave Request.written out")
         is_stored = isinstance(request.written, StoredRow)
         if (request.role == "replayed") != is_stored or (is_stored and request.count != 1):
