@@ -1,0 +1,128 @@
+"""Rows of conversations as prompts with the completion that follows: turns of the model, and what is said and shown between."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmrl.core.samples import IMAGE, VIDEO
+from mmrl.core.types import Prompt, Video
+from mmrl.data.files.paths import cell_below, path_below
+from mmrl.data.files.pictures import open_picture, picture_size
+from mmrl.data.files.videos import check_video
+from mmrl.data.layouts.base import CLIPS, PICTURES, one_of
+from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, ROLES, SETS, decode_source, text_and_media
+from mmrl.data.readers import Cell, Row
+from mmrl.data.validate import FILE_ROW
+
+COLUMNS = ("messages", "conversations", "conversation")
+TOOLS = ("tool", "function", "observation", "tool_response", "ipython")
+"""How files call what a tool answers."""
+ANSWERED = "tool"
+
+
+@dataclass
+class Shelf:
+    """The pictures and clips of a row that no turn has shown yet."""
+
+    root: Path
+    anywhere: bool
+    pictures: list[Cell] = field(default_factory=list[Cell])
+    clips: list[Cell] = field(default_factory=list[Cell])
+
+    @classmethod
+    def of(cls, row: Row, root: Path, anywhere: bool) -> "Shelf":
+        def listed(names: tuple[str, ...]) -> list[Cell]:
+            found = one_of(row, *names)
+            return [] if found is None else list(found) if isinstance(found, list) else [found]
+
+        return cls(root, anywhere, listed(PICTURES), listed(CLIPS))
+
+    def prompt(self, row: Row) -> Prompt:
+        """The row; ValueError for turns that are no dialogue, or media that do not fit them."""
+        said = [self.turn(item, number) for number, item in enumerate(_turns(row))]
+        _check_order([role for role, _, _ in said])
+        if self.pictures and not any(IMAGE.marker in text for _, text, _ in said):
+            role, text, media = said[0]
+            said[0], self.pictures = (role, text, (*map(self.picture, self.pictures), *media)), []
+        if self.pictures or self.clips:
+            left = f"{len(self.pictures)} pictures and {len(self.clips)} clips"
+            raise ValueError(f"the row lists {left} that no turn shows: write a marker {IMAGE.marker} or {VIDEO.marker} for each")
+        (_, question, shown), rest = said[0], said[1:]
+        later = [{"role": role, "content": text, "images": media} for role, text, media in rest]
+        completion = later[0]["content"] if len(later) == 1 else later
+        columns = {"completion": completion, FILE_ROW: row.place}
+        return Prompt(str(row.values.get("id", row.number)), question, shown, columns=columns)
+
+    def turn(self, item: Cell, number: int) -> tuple[str, str, tuple[object, ...]]:
+        """Who speaks, the text with its markers, and the media at them."""
+        role, content = _role_and_content(item)
+        text, pictures, clips = text_and_media(content)
+        if not isinstance(text, str) or not (text.strip() or role == ANSWERED):
+            raise ValueError(f"turn {number + 1}, of {role}, is {str(text)[:80]!r}: it must be a text that is not empty")
+        own, moving = [one for one in pictures if one is not None], [one for one in clips if one is not None]
+        if role == ANSWERS_BACK and (IMAGE.marker in text or VIDEO.marker in text):
+            raise ValueError(
+                f"turn {number + 1}, of {role}, shows a picture or clip, which this model does not write: leave it out"
+            )
+        if number and VIDEO.marker in text:
+            raise ValueError(f"turn {number + 1}, of {role}, shows a clip: clips may stand in the first question alone")
+        media: list[object] = []
+        for piece in text.split("<")[1:]:
+            if f"<{piece}".startswith(IMAGE.marker):
+                media.append(self.picture(_next(own or self.pictures, IMAGE.noun)))
+            elif f"<{piece}".startswith(VIDEO.marker):
+                media.append(self.clip(_next(moving or self.clips, VIDEO.noun)))
+        if not number and VIDEO.marker not in text:
+            media += [self.clip(self.clips.pop(0)) for _ in range(len(self.clips))]
+        return role, text.strip(), tuple(media)
+
+    def picture(self, cell: Cell) -> object:
+        shown = cell_below(self.root, decode_source(cell), self.anywhere)
+        picture_size(shown)
+        return shown if isinstance(shown, str) else open_picture(shown)
+
+    def clip(self, cell: Cell) -> object:
+        if not isinstance(cell, str):
+            raise ValueError(f"a clip must be a path, not {str(cell)[:80]!r}")
+        video = Video(str(path_below(self.root, cell, "image_root", self.anywhere)))
+        check_video(video, decode=False)
+        return video
+
+
+def _turns(row: Row) -> list[Cell]:
+    """The row's turns, with those of a column `completion` behind them."""
+    column = next((name for name in COLUMNS if row.values.get(name) is not None), COLUMNS[0])
+    found, more = row.values.get(column), row.values.get("completion")
+    if not isinstance(found, list) or not found:
+        there = ", ".join(map(str, row.values)) or "no columns"
+        raise ValueError(f"column {column} must be a list of turns, not {str(found)[:80]!r} (the row has {there})")
+    return [*found, *(more if isinstance(more, list) else [])]
+
+
+def _role_and_content(item: Cell) -> tuple[str, Cell]:
+    if not isinstance(item, dict):
+        raise ValueError(f"a turn must be an object with role and content, or from and value, not {str(item)[:80]}")
+    name, content = item.get("role", item.get("from")), item.get("content", item.get("value"))
+    role = ANSWERED if str(name).lower() in TOOLS else ROLES.get(str(name).lower())
+    if role is None:
+        raise ValueError(f"a turn is by {name!r}: only {', '.join((*ROLES, *TOOLS))} are understood")
+    if role == SETS:
+        raise ValueError("a turn is a system message, of which a run has one for all: set policy.system_prompt, and leave it out")
+    if item.get("tool_calls"):
+        raise ValueError("a turn has tool_calls: write the call in its content, as the model is to write it")
+    return role, content
+
+
+def _next(shelf: list[Cell], noun: str) -> Cell:
+    if not shelf:
+        raise ValueError(f"the turns show more {noun}s than the row lists: list one for each marker")
+    return shelf.pop(0)
+
+
+def _check_order(roles: Sequence[str]) -> None:
+    """Raise ValueError unless the model answers every turn of others, and has the last word."""
+    if roles[0] != ASKS or len(roles) % 2 or set(roles[1::2]) != {ANSWERS_BACK} or ANSWERS_BACK in roles[::2]:
+        raise ValueError(
+            f"the turns are by {', '.join(roles)[:200]}: {ASKS} begins, {ANSWERS_BACK} answers every turn of others and has the "
+            "last word"
+        )
