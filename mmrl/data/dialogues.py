@@ -31,11 +31,11 @@ class Shelf:
 
     @classmethod
     def of(cls, row: Row, root: Path, anywhere: bool) -> "Shelf":
-        def listed(names: tuple[str, ...]) -> list[Cell]:
+        def as_list(names: tuple[str, ...]) -> list[Cell]:
             found = one_of(row, *names)
             return [] if found is None else list(found) if isinstance(found, list) else [found]
 
-        return cls(root, anywhere, listed(PICTURES), listed(CLIPS))
+        return cls(root, anywhere, as_list(PICTURES), as_list(CLIPS))
 
     def prompt(self, row: Row) -> Prompt:
         """The row; ValueError for turns that are no dialogue, or media that do not fit them."""

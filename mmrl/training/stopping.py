@@ -6,7 +6,7 @@ request is followed at once: the work is thrown away, and the state saved is the
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -102,20 +102,6 @@ class Audit:
         first = next(filter(None, self.ranks.gather(found)), "")
         if first:
             raise TrainingStoppedError(f"step {step}: {first}")
-
-
-def refuse_nan(step: int, totals: Mapping[str, float], keep: Callable[[], str]) -> None:
-    """Stop before an update by a loss or a gradient that is not finite; `keep` writes its batch down, and says where.
-
-    Raises:
-        TrainingStoppedError: names the one that is not.
-    """
-    bad = [name for name in ("loss", "policy/grad_norm") if not math.isfinite(totals[name])]
-    if bad:
-        raise TrainingStoppedError(
-            f"step {step}: {' and '.join(bad)} is not finite{keep()}. The weights were not updated: "
-            "lower optimizer.lr, use float32, or look for a reward or log-probability that explodes"
-        )
 
 
 def refuse_nothing_to_train(step: int, ranks: Ranks, trained: Rollouts, scores: Scores) -> None:

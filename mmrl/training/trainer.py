@@ -38,7 +38,6 @@ from mmrl.training.stopping import (
     Stop,
     TrainingStoppedError,
     refuse_broken_weights,
-    refuse_nan,
     refuse_nothing_to_train,
 )
 from mmrl.training.watch.goal import Goal
@@ -341,6 +340,20 @@ def tell_sampler(sampler: PromptSampler | Collector, ranks: Ranks, rollouts: Rol
     mine = [(group.prompt, total[rollouts.group_ids == group.id].tolist()) for group in rollouts.groups]
     pairs = [pair for part in ranks.gather(mine) for pair in part]
     sampler.observe([prompt for prompt, _ in pairs], [totals for _, totals in pairs])
+
+
+def refuse_nan(step: int, totals: Mapping[str, float], keep: Callable[[], str]) -> None:
+    """Stop before an update by a loss or a gradient that is not finite; `keep` writes its batch down, and says where.
+
+    Raises:
+        TrainingStoppedError: names the one that is not.
+    """
+    bad = [name for name in ("loss", "policy/grad_norm") if not math.isfinite(totals[name])]
+    if bad:
+        raise TrainingStoppedError(
+            f"step {step}: {' and '.join(bad)} is not finite{keep()}. The weights were not updated: "
+            "lower optimizer.lr, use float32, or look for a reward or log-probability that explodes"
+        )
 
 
 def share_averages(totals: dict[str, float]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import Diagnostics, State, View
 from mmrl.core.ranks import OwnState, Ranks
 from mmrl.core.readings import SCORE, VALUE
-from mmrl.core.types import Batch, Branch, Dialogue, Prompt, Reading, Request, Rollouts, Scope, Trace
+from mmrl.core.types import Batch, Branch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import reshard, wrap_module
@@ -35,10 +35,10 @@ from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
 from mmrl.policies.text.vision.cache import cache_of
-from mmrl.policies.text.write.dialogue import recite
+from mmrl.policies.text.write.dialogue import write_given
 from mmrl.policies.text.write.episodes import Player, check_episodes
 from mmrl.policies.text.write.generate import HotSampling, Publication, publish, rest, wake
-from mmrl.policies.text.write.prefix import append, fill_given
+from mmrl.policies.text.write.prefix import append
 from mmrl.policies.text.write.rollout import (
     PromptCache,
     Row,
@@ -173,10 +173,8 @@ class TextPolicy(PolicyHooks):
             self._followed = True
         drawn = [row for row in rows if not row.request.is_written]
         for row in rows:
-            if isinstance(row.request.written, Dialogue):
-                recite(row, row.request.written, prompts[row.shown], self)
-            elif row.request.written is not None:
-                fill_given(row, self)
+            if row.request.written is not None:
+                write_given(row, prompts[row.shown], self)
         versions = [self.weights.num_updates]
         for model in sorted(self.shadows | {"policy"}):
             own, played = by_turns([row for row in drawn if row.request.model == model], self.parts.worlds)

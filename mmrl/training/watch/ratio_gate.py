@@ -109,7 +109,7 @@ class RatioGate:
     looks: bool = field(default=True, init=False)
     """Are the next rollouts compared? Those of a process's first step; of an engine, of the first few."""
     _lags: bool = field(default=False, init=False)
-    """Did earlier weights write the rows of this step?"""
+    """Do earlier weights write the rows?"""
     _looks: int = field(default=0, init=False)
 
     @property
@@ -127,9 +127,9 @@ class RatioGate:
         """Does rounding make more than what float32's bounds allow?"""
         return self.rounding is not None and self.rounding.is_coarse
 
-    def begin_step(self, lags: bool) -> None:
-        """Rows come that the live weights wrote, or earlier ones (`lags`)."""
-        self._lags = lags
+    def note_lag(self) -> None:
+        """From this step on, rows are written by earlier weights than those that train."""
+        self._lags = True
 
     def check(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor) -> float:
         """The largest |log ratio| before the first update, which must vanish: the weights are still those that sampled.

@@ -10,7 +10,16 @@ from mmrl.policies.text.prompt.encode import Encoded, name_in_file
 from mmrl.policies.text.prompt.templates import QUESTION, Message, messages
 from mmrl.policies.text.write.episodes import Episode
 from mmrl.policies.text.write.observe import NAME, between, observe
+from mmrl.policies.text.write.prefix import fill_given
 from mmrl.policies.text.write.rollout import Row, tokens_of
+
+
+def write_given(row: Row, prompt: Encoded, host: TextHost) -> None:
+    """Write down what a row's request gives; raises ValueError for what no completion, or no dialogue, may hold."""
+    if isinstance(row.request.written, Dialogue):
+        recite(row, row.request.written, prompt, host)
+    else:
+        fill_given(row, host)
 
 
 def recite(row: Row, given: Dialogue, prompt: Encoded, host: TextHost) -> None:
