@@ -44,3 +44,31 @@ def test_length_mistakes_are_named(reward):
         reward("length", low=9, high=8)
     with pytest.raises(ValueError, match="'p7' has no tokens"):
         reward("length")(Group(0, Prompt("p7"), (Sample("x"),)))
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "levels"),
+    [
+        ("body/hand/six fingers", 1.0, [1, 1, 1]),
+        ("Body > Hand > Six Fingers", 1.0, [1, 1, 1]),
+        ("body/hand/four fingers", 2 / 3, [1, 1, 0]),
+        ("body/foot", 1 / 3, [1, 0, 0]),
+        ("body", 1 / 3, [1, 0, 0]),
+        ("text", 0.0, [0, 0, 0]),
+        ("body/hand/six fingers; text", (2 / 3 + 1 + 1) / 3, [2 / 3, 1, 1]),
+        ("", 0.0, [0, 0, 0]),
+    ],
+)
+def test_labels_count_by_level(reward, group_of, text, value, levels):
+    (found,) = reward("label_levels")(group_of("body/hand/six fingers", text))
+    assert found.value == pytest.approx(value)
+    assert [found.parts[f"level_{i}"] for i in (1, 2, 3)] == pytest.approx(levels)
+
+
+def test_levels_of_labels_may_weigh_more(reward, group_of):
+    (found,) = reward("label_levels", weights=(1.0, 3.0))(group_of("body/hand", "body/foot"))
+    assert found.value == pytest.approx(1 / 4)
+    (deeper,) = reward("label_levels", weights=(1.0, 3.0))(group_of("a/b/c", "a/b/d"))
+    assert deeper.value == pytest.approx(4 / 7), "the last weight counts for finer levels"
+    with pytest.raises(ValueError, match="weights are all 0, so nothing would count"):
+        reward("label_levels", weights=(0.0,))

@@ -78,7 +78,7 @@ def own_schema(prompt: Prompt, reward: Any, output: str) -> object:
 
 def source(prompt: Prompt, reward: object, output: str) -> object:
     if not prompt.media:
-        raise ValueError(f"prompt {prompt.id!r} has no picture to change")
+        raise ValueError(f"prompt {prompt.id!r} has no picture")
     return prompt
 
 
@@ -107,6 +107,7 @@ NEEDS = {
     "math_answer": Need(TEXT, answer(lambda prompt: str(prompt.answer)), package="math_verify"),
     "ocr_wer": Need(TEXT, answer(true_text), package="rapidfuzz"),
     "rouge": Need(TEXT, answer(true_text), package="rouge_score"),
+    "label_levels": Need("labels as answer, a text", answer(true_text)),
     "by_type": Need("the column problem_type, and an answer of that type", answer_of_type),
     "json_schema": Need("the column that the setting column names, unless there is one schema", own_schema),
     "majority_vote": Need("nothing", samples=2, alone="1 for any answer that can be read"),
@@ -120,6 +121,7 @@ NEEDS = {
     "shapes": Need("the columns colour, shape and side", columns("colour", "shape", "side")),
     "gliding_shapes": Need("the columns colour, shape and way", columns("colour", "shape", "way")),
     "shape_edits": Need("a picture, and the columns of the data set shape_edits", columns("colour", "shape", "side", "part")),
+    "first_frame": Need("a picture", source),
     "keeps_rest": Need("a picture; the column mask helps", source),
     "toward_target": Need("a picture, and the column target with the picture to come near to", target),
     "smooth_motion": Need("nothing", package="cv2"),
