@@ -23,6 +23,7 @@ SMALL = {
     "unigrpo": ["group_size=4", "schedule.num_steps=6", "schedule.size=2", "schedule.high=4"],
     "ddpo": ["group_size=4", "schedule.num_steps=4", "advantage.size=4", "advantage.least=4"],
     "pref_grpo": ["group_size=4", "schedule.num_steps=4", "schedule.trained_per_row=2", "needs_rewards=[]"],
+    "sol_rl": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3", "planner.each=2", "planner.steps=2"],
     "diffusion_nft": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],
     "crd": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],
     "dgpo": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],

@@ -123,10 +123,10 @@ class Taught(Once):
 
     column: str = ""
     """The column with the completion, as the model should write it. Empty: `completion` where there is one, else the answer."""
-    turns: Literal["all", "last"] = "all"
-    """Of a dialogue: all turns of the model train, or its last one alone."""
     thought_dropout: Share = 0.0
     """The share of rows whose thought is left empty, drawn anew at every visit of a prompt; 0.5 in TON."""
+    turns: Literal["all", "last"] = "all"
+    """Of a dialogue: all turns of the model train, or its last one alone."""
 
     __post_init__ = check_ranges
 

@@ -172,14 +172,9 @@ class Weights:
 
     def _drop_bare_copy(self) -> None:
         """Keep no copy for a reference that is the model without its adapter: it has one from the first rebase on."""
-        own = set(map(id, self.named.values()))
-        if "ref" in self.shadows and self._reference_is_bare() and own >= {id(weight) for weight in self._outer_matrices()}:
+        if "ref" in self.shadows and self._reference_is_bare():
             self.shadows["ref"].weights.clear()
             self.__dict__.pop("_outer", None)
-
-    def _outer_matrices(self) -> list[Tensor]:
-        """The outer matrices of all adapters, those included that do not train."""
-        return [weight for name, weight in self.module.named_parameters() if "lora_B" in name]
 
     def _reference_is_bare(self) -> bool:
         """Is the reference the model without its adapter, as with a fresh one, which adds nothing?"""

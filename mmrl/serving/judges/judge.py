@@ -44,9 +44,6 @@ class Endpoint:
 
     url: str = "http://127.0.0.1:8000/v1"
     """Where the server answers, /v1 included."""
-    run: str = ""
-    """The folder of a run of yours, whose model is asked in place of a server, sampled as its held-out prompts are; empty: the
-    server. Its memory is in no plan."""
     model: str = ""
     """Empty: the first one the server lists."""
     api_key_env: str = ""
@@ -70,6 +67,9 @@ class Endpoint:
     """jpeg is sent at quality 95."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Further keys of the request: `{ chat_template_kwargs = { enable_thinking = false } }`."""
+    run: str = ""
+    """The folder of a run of yours, whose model is asked in place of a server, sampled as its held-out prompts are; empty: the
+    server. Its memory is in no plan."""
 
     # read by pydantic when a config's table becomes an Endpoint: a misspelt key is an error
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type

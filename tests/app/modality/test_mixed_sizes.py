@@ -26,6 +26,7 @@ from tests.support.flow_runs import SMALL, Make, with_preset
 ROWS = [{"prompt": "a red fox"}, {"prompt": "two dogs", "width": 32, "height": 16}, {"prompt": "hi", "width": 32, "height": 32}]
 STEPS = {"sd3": 4, "flux": 4, "qwen_image": 8, "z_image": 4, "flux2": 4, "flux2_klein": 4, "sana": 2, "sd15": 2, "sdxl": 2}
 STEPS |= {"kontext": 4, "qwen_edit": 8, "qwen_edit_2511": 8, "wan": 16, "wan_5b": 32, "wan_a14b": 16}
+STEPS |= {"wan_i2v": 16, "wan_i2v_a14b": 16}
 """Family -> the pixels whose multiples its tiny model draws."""
 
 
@@ -148,11 +149,14 @@ def test_every_familys_grid_is_known_before_its_weights_load(make: Make, tmp_pat
     """For the run's own size and for a prompt's, with the nearest sizes that fit."""
     step = STEPS[family]
     low, high = 32 // step * step or step, (32 // step + 1) * step
-    own = make(f"policy.model=tiny:{family}", f"policy.height={low + 1}", f"policy.width={low}", "policy.max_prompt_tokens=3")
-    media = (Image.fromarray(np.zeros((32, 32, 3), np.uint8)),) if "kontext" in family or "edit" in family else ()
+    words = [f"policy.model=tiny:{family}", f"policy.max_prompt_tokens={512 if family == 'wan_i2v' else 3}"]
+    words += ["policy.frames=5"] if "i2v" in family else []
+    own = make(*words, f"policy.height={low + 1}", f"policy.width={low}")
+    takes_a_picture = any(word in family for word in ("kontext", "edit", "i2v"))
+    media = (Image.fromarray(np.zeros((32, 32, 3), np.uint8)),) if takes_a_picture else ()
     with pytest.raises(ValueError, match=rf"policy\.height is {low + 1}, but this model draws multiples of {step} pixels.*{low}"):
         check(own, [Prompt("a", "a red fox", media)])
-    fits = make(f"policy.model=tiny:{family}", f"policy.height={low}", f"policy.width={low}", "policy.max_prompt_tokens=3")
+    fits = make(*words, f"policy.height={low}", f"policy.width={low}")
     check(fits, [Prompt("a", "a red fox", media, columns={"width": low, "height": high})])
     message = rf"'a' asks for {low} x {high - 1} pixels, but this model draws multiples of {step} pixels.*: take .*{low} x {high}"
     with pytest.raises(ValueError, match=message):

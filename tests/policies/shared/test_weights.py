@@ -103,7 +103,9 @@ def test_the_reference_of_a_fresh_adapter_is_the_bare_model():
         assert all(layer._disable_adapters for layer in net)
     assert not any(layer._disable_adapters for layer in net)
     # an adapter that was loaded and does not train is part of the reference
+    net = nn.Sequential(Adapted(), Adapted(trains=False))
     nn.init.ones_(outer_weight(net, "1.lora_B.default.weight"))
+    weights = Weights(net, {"ref"}, 0.9)
     with weights.swapped_in("ref"):
         assert not any(layer._disable_adapters for layer in net)
 

@@ -53,8 +53,12 @@ def test_two_processes_equal_one(tiny: Callable[[str], str], joined: Joined, fol
 def test_processes_that_keep_features_of_pictures_equal_one(joined: Joined, folder: Path):
     """One of them sees no picture: sharded, it passes the vision part as often as the other; replicated, it never does."""
     one = joined("one", "adapter")
+    assert not one["state"]["shadows"].pop("ref"), "one process keeps no copy of a reference that is the bare model"
     for kind in KINDS:
-        torch.testing.assert_close(joined(kind, "adapter"), one, atol=2e-5, rtol=1e-5)
+        found = joined(kind, "adapter")
+        reference = found["state"]["shadows"].pop("ref")
+        assert not any(bool(weight.any()) for name, weight in reference.items() if "lora_B" in name)
+        torch.testing.assert_close(found, one, atol=2e-5, rtol=1e-5)
         sizes = [(folder / name / "adapter" / "adapter_model.safetensors").stat().st_size for name in (kind, "one")]
         assert sizes[0] == sizes[1]
     assert one["rows"]["0 policy"] != one["rows"]["0 ref"]

@@ -17,8 +17,6 @@ from mmrl.policies.flow.families.wan.text import Wan
 from mmrl.policies.flow.families.z_image import ZImage
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 
-TIME_PER_TOKEN = "WanPipeline with expand_timesteps"
-"""Wan 2.2 5B, whose class does not tell it from the others."""
 FAMILIES: dict[str, type[FlowFamily]] = {
     "StableDiffusion3Pipeline": StableDiffusion3,
     "FluxPipeline": Flux,
@@ -33,7 +31,6 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "QwenImageEditPlusPipeline": QwenImageEdit,
     "WanPipeline": Wan,
     "WanImageToVideoPipeline": WanImage,
-    TIME_PER_TOKEN: WanFirstLatent,
 }
 """Class of a diffusers pipeline -> its family."""
 RELATIVES = {
@@ -80,15 +77,15 @@ def family_of(index: Index, model: str, own: type[FlowFamily] | None = None) -> 
     Raises ValueError for a pipeline that is unknown or not whole, or whose scheduler does not take the family's steps.
     """
     name = str(index.get("_class_name"))
-    if name.startswith("Wan") and index.get("expand_timesteps"):
-        name = TIME_PER_TOKEN
     if own is None and name not in FAMILIES:
         kind = f"{'an' if name[:1] in 'AEIOU' else 'a'} {name}"
         raise ValueError(
             f"policy.model {model!r} is {kind}, which is not known here{relative(name)}: use "
             f"one of {', '.join(sorted(FAMILIES))}, or give policy.family a family of your own"
         )
-    family = own or FAMILIES[name]
+    # Wan 2.2 5B, whose class does not tell it from the others
+    has_own_times = own is None and name.startswith("Wan") and index.get("expand_timesteps")
+    family = WanFirstLatent if has_own_times else own or FAMILIES[name]
     if not any(network in index for network in family.networks):
         raise ValueError(
             f"policy.model {model!r} has no part {family.networks[0]!r}, which {family.__name__} trains: take a "

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 from mmrl.policies.flow.families.base import FlowFamily, Index, Pipeline
-from mmrl.policies.flow.families.known import FAMILIES
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.runtime.pretrained import REMEDY, numbers_in, readable, refuse_absurd_sizes
 
@@ -41,7 +40,7 @@ def sketch_of(kind: type[FlowFamily], index: Index, config: FlowPolicyConfig) ->
         pipeline = SimpleNamespace(**parts, config=facts, vae_scale_factor=scale_of(configs["vae"]))
         return make_family(kind, pipeline, config)
     except OF_A_BROKEN_CONFIG as error:
-        if kind in FAMILIES.values():
+        if kind.__module__.startswith("mmrl."):
             raise ValueError(
                 f"policy.model {config.model!r}: the configs of its parts do not make a {kind.__name__}: {REMEDY} "
                 f"({type(error).__name__}: {error})"

@@ -109,7 +109,7 @@ class QwenVL(Family):
             times["second_per_grid_ts"] = torch.tensor(seconds, dtype=torch.float64)
         positions = mrope_positions(core, token_ids, type_ids, media.get("image_grid_thw"), **times)
         if timed:
-            self.set_times(positions, type_ids, clips, self.config.vision_config.tokens_per_second)
+            self.set_times(positions, type_ids, clips, float(self.config.vision_config.tokens_per_second))
         return after_clips(positions, type_ids)
 
     def set_times(self, positions: Int[Tensor, "3 p"], type_ids: Tensor, clips: Sequence[Frames], rate: float) -> None:

@@ -118,7 +118,6 @@ class WanFirstLatent(FromFrame):
     the other frames alone.
     """
 
-    tasks = ("text to video", "text to image", "clips from a first frame")
     sources = (0, 1)
 
     @property

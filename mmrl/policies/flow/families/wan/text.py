@@ -33,7 +33,7 @@ class Wan(FlowFamily):
     schedulers = frozenset({EULER, "UniPCMultistepScheduler"})
     draws_clips = True
     packed = False
-    tasks = ("text to video", "text to image")
+    tasks = ("text to video", "text to image", "clips from a first frame (2.2 5B)")
     licence = "Apache-2.0"
     licence_read = "makers"
 
