@@ -63,7 +63,7 @@ class KeyFrameBoxes:
     def _score(self, text: str, frames: Sequence[_Frame], space: Space) -> Scored:
         if self.template is not None and not keeps_format(text, self.template):
             return _score_of(format=0.0)
-        named = _named_frame(text)
+        named = _frame_of(text)
         if named is None:
             return _score_of(unparsed=1.0)
         if not 0 <= named < len(frames) or not frames[named].area:
@@ -97,7 +97,7 @@ def _frames(prompt: Prompt, column: str, sizes: Sequence[MediaSize]) -> list[_Fr
     return found
 
 
-def _named_frame(text: str) -> int | None:
+def _frame_of(text: str) -> int | None:
     try:
         answer = json.loads(strip_fence(answer_block(text)))
     except (ValueError, RecursionError):

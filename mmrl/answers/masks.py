@@ -5,18 +5,21 @@ What a model writes is checked here before it reaches pycocotools, whose C code 
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any, cast
+from types import ModuleType
+from typing import cast
 
 Size = tuple[int, int]
 """Height and width."""
+Runs = Mapping[str, object]
+"""A mask as pycocotools has it."""
 
 
 class NotAMaskError(ValueError):
     """The text says why."""
 
 
-def read_mask(mask: object, size: Size | None, tools: Any) -> tuple[Size, Any]:
-    """A mask's size, and its run lengths as pycocotools has them.
+def read_mask(mask: object, size: Size | None, tools: ModuleType) -> tuple[Size, Runs]:
+    """A mask's size, and its run lengths.
 
     Args:
         mask: {"size": [height, width], "counts": COCO's text or a list}, or {"polygon": [[x1, y1, x2, y2, ...], ...]}.

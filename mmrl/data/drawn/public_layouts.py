@@ -201,8 +201,8 @@ def key_frames(folder: Path, seed: int) -> None:
                 "question": "In which frame is the 7 largest, and where is it? Frames count from 0.",
                 "masks": [[{"polygon": [[x1, y1, x2, y1, x2, y2, x1, y2]]}] for x1, y1, x2, y2 in corners],
             }
-            told = json.dumps({"keyframe_id": best, "bbox_2d_list": [corners[best]]})
-            rows.append({**asked, "completion": think_first("I compare the three.", told)})
+            named = json.dumps({"keyframe_id": best, "bbox_2d_list": [corners[best]]})
+            rows.append({**asked, "completion": think_first("I compare the three.", named)})
         write_jsonl({place / f"{file}.jsonl": rows for file in files})
 
 
