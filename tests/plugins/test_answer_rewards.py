@@ -1,4 +1,4 @@
-"""majority_vote, json_schema, math_answer, mask_iou, pairwise_win_rate: numbers by hand, and what goes wrong elsewhere."""
+"""majority_vote, json_schema, math_answer, rewards of masks, pairwise_win_rate: numbers by hand, and what fails elsewhere."""
 
 import json
 import math
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
 
 
@@ -215,6 +216,46 @@ def test_polygons(reward):
 def test_what_is_no_mask_scores_nothing_and_is_counted(text, reward):
     [scored] = reward("mask_iou")(group(rle(square(0, 0, 10)), text))
     assert scored.value == 0 and scored.parts["unparsed"] == 1
+
+
+def key_frames(*texts, masks=None, space="pixel", **fields):
+    """Frame 0 shows nothing, frame 1 a square of 25 pixels, frame 2 one of 100 and one of 25; 30 x 20 pixels, seen as 60 x 40."""
+    shown = [[], [rle(square(0, 0, 5))], [rle(square(0, 0, 10)), rle(square(12, 20, 5))]]
+    samples = tuple(Sample(text, media_sizes=(MediaSize(30, 20, 60, 40),) * 3) for text in texts)
+    found = Group(0, Prompt("p7", "?", columns={"masks": shown if masks is None else masks}), samples)
+    return load("key_frame_boxes", "rewards")(space=space, **fields)(found)
+
+
+def key_frame(frame, *boxes):
+    return f"<think>a</think><answer>{json.dumps({'keyframe_id': frame, 'bbox_2d_list': boxes})}</answer>"
+
+
+def test_a_key_frame_counts_by_its_area_and_the_boxes_in_it():
+    whole, small = key_frame(2, [20, 12, 25, 17], [0, 0, 10, 10]), key_frame(1, [0, 0, 5, 5])
+    half, none, far = key_frame(2, [0, 0, 10, 5]), key_frame(2), key_frame(2, [0, 0, 10, 100])
+    found = key_frames(whole, small, half, none, far)
+    assert values(found) == [2, 25 / 125 + 1, 1 + 0.5 / 2, 1, 1], "25 of 125 pixels; IoU 1/2 for one of two boxes"
+    assert [one.parts["outside"] for one in found] == [0, 0, 0, 0, 1]
+    assert values(key_frames(key_frame(2, [0, 0, 20, 20], [40, 24, 50, 34]), space="resized")) == [2]
+    assert values(key_frames("[0, 0, 5, 5]", small, template="think")) == [0, 25 / 125 + 1]
+
+
+def test_a_frame_that_shows_nothing_or_does_not_exist_scores_nothing():
+    others = [key_frame(k, [0, 0, 10, 10]) for k in (0, 3, -1)]
+    found = key_frames(*others, key_frame("2", [0, 0, 10, 10]), key_frame(True), "[0, 0, 10, 10]", "<answer>{</answer>")
+    assert values(found) == [0] * 7
+    assert [one.parts["unparsed"] for one in found] == [0, 0, 0, 1, 1, 1, 1]
+    assert values(key_frames(key_frame(0, [0, 0, 1, 1]), masks=[[], [rle(square(0, 0, 0))]])) == [0]
+
+
+def test_masks_of_frames_are_refused_by_frame_and_column():
+    with pytest.raises(ValueError, match="frame 1 in column 'masks' of prompt 'p7' holds no masks: "):
+        key_frames("", masks=[[], [{"size": [20, 30], "counts": [1]}]])
+    with pytest.raises(ValueError, match="masks of frame 0 in column 'masks' of prompt 'p7' have other sizes than its picture"):
+        key_frames("", masks=[[rle(square(0, 0, 10, 30, 20))]])
+    with pytest.raises(ValueError, match='space is still "auto"'):
+        key_frames("", space="auto")
+    assert load("key_frame_boxes", "rewards")(space="pixel")(group("4", "5")) == [None]
 
 
 def test_masks_of_another_size_and_empty_ones(reward):

@@ -100,6 +100,9 @@ NEEDS = {
     "point_in_box": BOX,
     "multi_box": BOX,
     "mask_iou": Need("a mask as answer", answer(true_mask), package="pycocotools"),
+    "key_frame_boxes": Need(
+        "the column masks, a list of masks per frame", lambda p, r, o: p.columns.get(r.column), package="pycocotools"
+    ),
     "temporal_iou": SPANS,
     "key_frame": SPANS,
     "choice": Need("letters of its options as answer", answer(true_letters)),

@@ -6,6 +6,7 @@
     clevrer      clevrer/{train,validation}.json with their clips, and nextgqa/test.csv with gsub_test.json and videos/
     lessons      NAME/{sft,simple,rl,pairs,test}.jsonl with pictures for each NAME of CHAINS: which digit is next to the 7, with
                  thoughts, rules, and better and worse answers
+    key_frames   veason_r1/{sft,rl,test}.jsonl: in which of three pictures a digit is largest, and where, with its masks
     comparisons  unified_reward_think/{sft,rl,test}.jsonl: which of two pictures shows a digit
     prompts      geneval/, ocr/, pickscore/, hpd/: GenEval's metadata, lines with quoted text, lines of text
 
@@ -186,6 +187,25 @@ def comparisons(folder: Path, seed: int) -> None:
         write_jsonl({place / f"{file}.jsonl": rows for file in files})
 
 
+def key_frames(folder: Path, seed: int) -> None:
+    """Three frames of a 7; its masks are the rectangles around its ink."""
+    place = folder / "veason_r1"
+    for split, files in {"train": ("sft", "rl"), "held_out": ("test",)}.items():
+        rows: list[Row] = []
+        for i in range(SIZE[split]):
+            scenes = [scene_of(split, seed, 3 * i + k) for k in range(3)]
+            corners = [[int(x) for x in scene.asked.corners] for scene in scenes]
+            best = max(range(3), key=lambda k: (corners[k][2] - corners[k][0]) * (corners[k][3] - corners[k][1]))
+            asked: Row = {
+                "images": [store(scene, place, f"{split}_{3 * i + k:03d}") for k, scene in enumerate(scenes)],
+                "question": "In which frame is the 7 largest, and where is it? Frames count from 0.",
+                "masks": [[{"polygon": [[x1, y1, x2, y1, x2, y2, x1, y2]]}] for x1, y1, x2, y2 in corners],
+            }
+            named = json.dumps({"keyframe_id": best, "bbox_2d_list": [corners[best]]})
+            rows.append({**asked, "completion": think_first("I compare the three.", named)})
+        write_jsonl({place / f"{file}.jsonl": rows for file in files})
+
+
 def store(scene: Scene, folder: Path, name: str) -> str:
     """The path, from the folder, of the file that a scene was saved in."""
     return str(save(scene, folder / "pictures" / f"{name}.jpg").relative_to(folder))
@@ -223,6 +243,7 @@ LAYOUTS: dict[str, Callable[[Path, int], None]] = {
     "clevrer": questions,
     "prompts": prompts,
     "lessons": lessons,
+    "key_frames": key_frames,
     "comparisons": comparisons,
 }
 """Name -> what writes its files, from a folder and a seed."""

@@ -57,8 +57,32 @@ def clip(file: Path, seconds: int) -> None:
     write_mp4(file, np.zeros((10 * seconds, 320, 480, 3), np.uint8), 10)
 
 
+CHAINS: dict[str, dict[str, object]] = {
+    **{name: {"image": "wide.png"} for name in ("ton_geoqa", "vlaa_thinker", "mm_rlhf", "mm_helix", "trimpi")},
+    "unified_reward_think": {"images": ["wide.png"] * 2},
+    "veason_r1": {"images": ["wide.png"] * 6, "masks": [[{"polygon": [[0, 0, 9, 0, 9, 9]]}]] * 6},
+    "veripo_video": {"video": "half_minute.mp4"},
+}
+"""Recipe of stages -> what a row of its data shows."""
+
+
+def lessons(folder: Path) -> None:
+    """Rows for every kind of stage, with thoughts and answers of a page."""
+    thought = f"<think>{'It lies between the two lines. ' * 60}</think><answer>"
+    told = {name: f"{thought}{answer}</answer>" for name, answer in (("completion", 4), ("chosen", 4), ("rejected", 5))}
+    for name, shown in CHAINS.items():
+        picture(folder / name / "wide.png", 1280, 720)
+        if "video" in shown:
+            clip(folder / name / "half_minute.mp4", 30)
+        facts = {**shown, **told, "answer": 4, "policy": "Count on. " * 200, "margin": 1}
+        rows = [{"id": str(i), "question": f"What is angle {i}?", **facts} for i in range(ROWS)]
+        for file in ("sft", "simple", "rl", "pairs", "test"):
+            (folder / name / f"{file}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
 def lay(folder: Path) -> None:
-    """Data of published sizes: COCO's pictures, screens, clips of half a minute and of five seconds; prompts."""
+    """Data of published sizes: COCO's pictures, screens, clips of half a minute and of five seconds; prompts; lessons."""
+    lessons(folder)
     for name in ("refcoco", "refcoco+", "refcocog"):
         boxes(folder, name, 640, 480)
     boxes(folder, "gui_train", 1920, 1080)
