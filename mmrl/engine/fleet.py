@@ -63,6 +63,7 @@ class Fleet:
             EngineMismatchError: a server answers as if it had other weights.
             ValueError: a server says that it cannot read them.
         """
+        self.is_left = False
         with ThreadPoolExecutor(len(self.members)) as pool:
             for member, trouble in zip(self.members, pool.map(self._push_to, self.members), strict=True):
                 member.alive, member.trouble = not trouble, trouble

@@ -89,7 +89,7 @@ WORDS = [
     'algorithm.planner={kind="Taught"}',
     "algorithm.group_size=1",
     "algorithm.minibatches=2",
-    "data.written=true",
+    "data.written=right",
 ]
 """Completions of the data, which end whatever the weights are."""
 

@@ -99,6 +99,10 @@ def lay_desk(folder: Path, reward: str, row: dict[str, object]) -> None:
     write_mp4(folder / "Charades_v1_480" / "AO8RW.mp4", frames, 10)
     write_wav(folder / "hall.wav", [tone(2.0)])
     (folder / "sounds.jsonl").write_text('{"audio": "hall.wav", "question": "the bell rings", "span": [0.5, 1.5]}\n')
+    asked, answered = {"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "A square."}
+    chat = {"messages": [asked, answered, {"role": "user", "content": "Its colour?"}, {"role": "assistant", "content": "Green."}]}
+    (folder / "chats.jsonl").write_text(json.dumps(chat | {"image": str(picture)}) + "\n")
+    (folder / "starts.jsonl").write_text(json.dumps({"image": str(picture), "prompt": "it moves left"}) + "\n")
     (folder / "Video-R1-260k.json").write_text("[]")
     (folder / "prompts.txt").write_text("a red fox\n")
     (folder / "pictures").mkdir()
