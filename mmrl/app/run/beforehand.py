@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from mmrl.app.config.reward_needs import Need, needs_of, reads_boxes, refuse_missing_package
 from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, TrackerConfig, UnweightedReward
+from mmrl.app.modality.merge import is_stored_in_codes
 from mmrl.app.modality.registry import modality_of
 from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.ranks import Ranks
@@ -114,7 +115,13 @@ def check_ahead(config: RunConfig, ranks: Ranks) -> None:
 
 def check_quantized(policy: object, ranks: Ranks) -> None:
     """Refuse weights in 4 bits where they are spread over processes."""
-    if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and policy.weights != "float" and ranks.is_sharded:
+    spread = ranks.is_sharded and isinstance(policy, TextPolicyConfig | FlowPolicyConfig)
+    if spread and policy.weights == "float" and is_stored_in_codes(policy):
+        raise ValueError(
+            f"policy.model {policy.model!r} is stored in 4 bits, and FSDP and ZeRO-3 cut weights that are numbers: start with "
+            "configs/accelerate/ddp.yaml, or take the original"
+        )
+    if spread and policy.weights != "float":
         raise ValueError(
             f"policy.weights is {policy.weights!r}, and FSDP and ZeRO-3 cut weights that are numbers: start with "
             "configs/accelerate/ddp.yaml, or leave policy.weights out"
