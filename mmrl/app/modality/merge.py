@@ -40,8 +40,9 @@ def on_original(policy: TextPolicyConfig | FlowPolicyConfig) -> TextPolicyConfig
 
 def is_stored_in_codes(policy: TextPolicyConfig | FlowPolicyConfig) -> bool:
     """Are weights of the model quantized in its files?"""
-    files = [file_of(policy.model, "config.json")]
-    if isinstance(policy, FlowPolicyConfig):
+    if isinstance(policy, TextPolicyConfig):
+        files = [file_of(policy.model, "config.json")]
+    else:
         from mmrl.policies.flow.families.known import own_family
         from mmrl.policies.flow.loading import load_index, pipeline_folder
         from mmrl.policies.flow.single_file import is_single
