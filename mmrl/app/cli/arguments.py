@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from typer import Argument, Option
 
@@ -86,11 +86,27 @@ class EvalOptions:
     ] = None
 
 
+@dataclass(frozen=True)
+class ExportOptions:
+    """The options of an export: which weights, and in which form."""
+
+    step: Annotated[int | None, Option(help="Use this checkpoint instead of the newest.")] = None
+    merge: Annotated[bool, Option(help="Merge LoRA into the model's weights.")] = False
+    onto: Annotated[
+        Literal["trained", "original"],
+        Option(help="With --merge, after training in 4 bits: the rounded weights, or the stored ones, with other answers."),
+    ] = "trained"
+    weights: Annotated[Literal["live", "ema"], Option(help="The trained weights, or their running average.")] = "live"
+    form: Annotated[Literal["diffusers", "peft", "kohya"], Option(help="Of a generator's adapter: whose programs read it.")] = (
+        "diffusers"
+    )
+
+
 def with_task(function: Callable[..., None]) -> Callable[..., None]:
     """Replace the command's first argument, an object of options, by an option per field, after the argument behind it."""
     signature = inspect.signature(function)
     first, following, *rest = signature.parameters.values()
-    cls: type[TaskOptions | EvalOptions | FileOptions] = first.annotation
+    cls: type[TaskOptions | EvalOptions | FileOptions | ExportOptions] = first.annotation
     hints = get_type_hints(cls, include_extras=True)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     own = [inspect.Parameter(f.name, kind, default=f.default, annotation=hints[f.name]) for f in fields(cls)]

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import AsJson, EvalOptions, Overrides, PlanOptions, RunFolder, TaskOptions, with_task
+from mmrl.app.cli.arguments import AsJson, EvalOptions, ExportOptions, Overrides, PlanOptions, RunFolder, TaskOptions, with_task
 from mmrl.app.cli.data import data
 from mmrl.app.cli.environment import environment
 from mmrl.app.cli.look import compare, report, watch
@@ -280,24 +280,21 @@ def arena(
 
 
 @app.command()
+@with_task
 def export(
+    options: ExportOptions,
     run: RunFolder,
     folder: Annotated[Path, Argument(metavar="DIR", help="Folder to write to; must be new or empty.")],
-    step: Annotated[int | None, Option(help="Use this checkpoint instead of the newest.")] = None,
-    merge: Annotated[bool, Option(help="Merge LoRA into the model's weights.")] = False,
-    weights: Annotated[Literal["live", "ema"], Option(help="The trained weights, or their running average.")] = "live",
     push: Annotated[
         str | None, Option(metavar="OWNER/NAME", help="Also upload it to this repository on the Hugging Face hub.")
     ] = None,
     private: Annotated[bool, Option("--private", help="With --push: make the repository private.")] = False,
-    form: Annotated[
-        Literal["diffusers", "peft", "kohya"], Option(help="Of a generator's adapter: whose programs read it.")
-    ] = "diffusers",
 ) -> None:
     """Write the trained model in the format of transformers, peft or diffusers, with a model card; --push uploads it."""
+    from mmrl.app.export.export import export as write
     from mmrl.app.export.export import export_and_push
 
-    typer.echo(export_and_push(run, folder, merge, step, weights, push, private, form))
+    typer.echo(export_and_push(lambda: write(run, folder, **vars(options)), push, private))
 
 
 @app.command()

@@ -19,6 +19,10 @@ from mmrl.training.evaluate import Weights
 CONFIG = "run.toml"
 """The run's config, in the exported folder."""
 TOO_FEW = "too few prompts"
+ON_ORIGINAL = (
+    "LoRA that was trained beside weights in 4 bits, merged onto the original ones: answers differ from those of training, and "
+    "no figure here was measured with these weights"
+)
 HOW = "shares are written as fractions. Intervals: 95 % over prompts, Wilson's for shares, by bootstrap else."
 
 
@@ -57,7 +61,7 @@ def model_card(exported: Exported) -> str:
     loading = modality_of(config.policy).loading
     shown = shown_name(config.policy.model)
     library = loading.adapter_library if is_adapter else loading.library
-    held = {"adapter": f"a LoRA adapter for {library}", "merged": "merged LoRA", "whole": "all trained"}[one.kind]
+    held = {"adapter": f"a LoRA adapter for {library}", "merged": "merged LoRA", "whole": "all trained"}
     rewards = [f"{reward.label} (weight {reward.weight:g})" for reward in config.reward]
     versions = one.data.versions
     lines = [
@@ -68,7 +72,7 @@ def model_card(exported: Exported) -> str:
         f"- rewards: {', '.join(rewards)}",
         f"- data: {config.data.use}",
         f"- base model: {shown}",
-        f"- weights: {held}{', averaged over training (ema)' if one.weights == 'ema' else ''}",
+        f"- weights: {held.get(one.kind, ON_ORIGINAL)}{', averaged over training (ema)' if one.weights == 'ema' else ''}",
         f"- {template_line(one.facts)}",
         f"- evaluated with: {evaluation_words(config, one.facts)}",
         f"- mmrl {versions.get('mmrl', 'unknown')}, {loading.library} {versions.get(loading.library, 'unknown')}",

@@ -1,9 +1,10 @@
 """The trained model of a run as a folder that its own library loads, with processor, prompt template and model card."""
 
 import gc
+import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import tomli_w
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import RunConfig, as_table
 from mmrl.app.errors import Terminal
-from mmrl.app.export.card import CONFIG, Exported, model_card, shown_name
+from mmrl.app.export.card import CONFIG, ON_ORIGINAL, Exported, model_card, shown_name
 from mmrl.app.export.forms import Form, check_form, in_form, rewrite
 from mmrl.app.export.pictures import pictures
-from mmrl.app.modality.again import FACTS
+from mmrl.app.modality.again import FACTS, MERGED
 from mmrl.app.modality.base import ExportKind
+from mmrl.app.modality.merge import Onto, on_original
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.modality.templates import template_text
 from mmrl.app.plugins.python_objects import is_of_python
@@ -29,39 +31,38 @@ from mmrl.runtime.disk import room_for
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import Weights
 
+log = logging.getLogger("mmrl")
 
-def export_and_push(
-    run: Path,
-    out: Path,
-    merge: bool,
-    step: int | None,
-    weights: Weights,
-    push: str | None,
-    private: bool,
-    form: Form = "diffusers",
-) -> str:
-    """Export, and upload the folder to a repository of the hub; where it lies then. Errors of `export` and `check_push`."""
+
+def export_and_push(write: Callable[[], Path], push: str | None, private: bool) -> str:
+    """Export, and upload the folder to a repository of the hub; where it lies then. Errors of `write` and `check_push`."""
     if push is None:
         if private:
             raise ValueError("--private is for a repository of the hub: name it with --push OWNER/NAME, or leave --private out")
-        return str(export(run, out, merge, step, weights, form))
+        return str(write())
     from mmrl.app.export.hub import check_push, push_folder
 
     check_push(push)
-    folder = export(run, out, merge, step, weights, form)
-    return push_folder(folder, push, private, Terminal())
+    return push_folder(write(), push, private, Terminal())
 
 
 def export(
-    run: Path, out: Path, merge: bool = False, step: int | None = None, weights: Weights = "live", form: Form = "diffusers"
+    run: Path,
+    out: Path,
+    merge: bool = False,
+    step: int | None = None,
+    weights: Weights = "live",
+    form: Form = "diffusers",
+    onto: Onto = "trained",
 ) -> Path:
     """Write the policy of checkpoint `step` (default: the newest whole one) to `out` and return it.
 
     All weights trained: a model folder for AutoModelForImageTextToText or DiffusionPipeline. LoRA: an adapter folder for peft
     or load_lora_weights, or with `merge` a model folder that holds the sum. `weights` = ema writes the average that the run kept
-    of them, `form` is that of a generator's adapter. Nothing is left behind when it fails.
+    of them, `form` is that of a generator's adapter. `onto` = original merges onto the stored weights of a model that was
+    trained beside 4 bits, in place of what these stand for. Nothing is left behind when it fails.
     Raises FileNotFoundError where `run` holds no run or its base model is gone, and ValueError where `out` is not empty, or
-    there is no such checkpoint, no average, nothing to merge, or no such form of this model.
+    there is no such checkpoint, no average, nothing to merge or to merge onto, or no such form of this model.
     """
     data = load(run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -69,10 +70,14 @@ def export(
     config = configs.load(str(data.run.config_file)).config
     if merge and config.policy.lora is None:
         raise ValueError(f"{data.run.path} trained the model's own weights, so there is no adapter to merge: leave out --merge")
+    policy_config = below = with_local_model(config).policy
     kind: ExportKind = "whole" if config.policy.lora is None else "merged" if merge else "adapter"
-    check_form(form, with_local_model(config).policy, kind == "adapter")
+    check_form(form, policy_config, kind == "adapter")
+    if onto == "original":
+        if not merge:
+            raise ValueError("--onto original says what an adapter is merged onto: add --merge, or leave it out")
+        kind, below = "onto original", on_original(policy_config)
     state = part_of_state(data.run.path, Checkpoints(data.run.checkpoints).load(step), weights)
-    policy_config = with_local_model(config).policy
     modality = modality_of(policy_config)
     with hushed_saving():
         policy = build_policy(policy_config, frozenset(state["policy"]["shadows"]))
@@ -92,10 +97,12 @@ def export(
             del policy, state
             gc.collect()
             with hushed_saving():
-                modality.merge(folder, policy_config)
+                modality.merge(folder, below)
         (folder / "README.md").write_text(card, encoding="utf-8")
         (folder / FACTS).write_text(template_text(facts), encoding="utf-8")
         write_config(config, kind, folder)
+    if kind == "onto original":
+        log.warning("%s holds %s", out, ON_ORIGINAL)
     return out
 
 
@@ -121,8 +128,9 @@ def write_config(config: RunConfig, kind: ExportKind, folder: Path) -> None:
     if is_of_python(table):
         return
     table.pop("output", None)
-    if kind == "merged":
-        table["policy"].pop("lora", None)
+    if kind in MERGED:
+        for name in ("lora", "weights", "quantized"):
+            table["policy"].pop(name, None)
     text = tomli_w.dumps(without_folders(table))
     (folder / CONFIG).write_text(f"# {config.algorithm.label}; paths are cut to their last part\n{text}", encoding="utf-8")
 

@@ -1,6 +1,6 @@
 """The part of a model card that lets others answer held-out prompts again without mmrl: how far it agrees, and the code."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from mmrl.app.modality.base import EvaluationTable, ExportKind
 from mmrl.app.modality.templates import answers_with, call_of, dtype_to_load, pipeline_call
@@ -10,7 +10,11 @@ from mmrl.policies.text.policy import TextPolicy
 from mmrl.training.evaluate import SEED_STEP
 
 FACTS = "prompt_template.json"
-MERGED = "adding the adapter to the weights rounded them"
+MERGED: Mapping[ExportKind, str] = {
+    "merged": "adding the adapter to the weights rounded them",
+    "onto original": "the run's own weights were in 4 bits, and these are not",
+}
+"""Why the weights of an export are not those of its run."""
 READ_FACTS = f'template = json.load(open("THIS_FOLDER/{FACTS}", encoding="utf-8"))'
 
 
@@ -18,7 +22,7 @@ def write_again(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKin
     """Transformers code that writes the answer to a held-out question, greedily as an evaluation does."""
     reasons = [
         *(["the run computed in bfloat16"] if policy.config.dtype != "float32" else []),
-        *([MERGED] if kind == "merged" else []),
+        *([MERGED[kind]] if kind in MERGED else []),
     ]
     temperature = answers_with(policy, evaluation).temperature
     if temperature > 0:
@@ -142,8 +146,8 @@ def reasons_to_differ(policy: FlowPolicy, evaluation: EvaluationTable, plan: Rol
     config = policy.config
     if "bfloat16" in (config.dtype, config.vae_dtype):
         yield "the run computed in bfloat16, with latents in float32"
-    if kind == "merged":
-        yield MERGED
+    if kind in MERGED:
+        yield MERGED[kind]
     if config.vae_tiling:
         yield "the run decoded in tiles"
     call = call_of(policy, plan)

@@ -31,7 +31,7 @@ class Loading:
     adapter_note: str
 
 
-ExportKind = Literal["whole", "adapter", "merged"]
+ExportKind = Literal["whole", "adapter", "merged", "onto original"]
 """What an exported folder holds: the model whose weights all trained, an adapter, or the sum of model and adapter."""
 
 

@@ -7,20 +7,50 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from mmrl.app.modality.weight_files import SHARD, StoredWeights, find_weights, write_weights
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.shared.quantized.stored import file_of
+from mmrl.policies.shared.quantized.stored import file_of, method_of
 from mmrl.policies.shared.quantized.table import round_weight
+from mmrl.policies.text.settings import TextPolicyConfig
 
 Deltas = Mapping[str, Callable[[], Tensor]]
 """Name of a weight -> what an adapter adds to it, computed when it is asked for."""
+Onto = Literal["trained", "original"]
+"""What an adapter that was trained beside 4 bits is added to: the numbers that these stand for, or those they were made from."""
 TRANSFORMER = "diffusion_pytorch_model"
 """How diffusers names the files of a network."""
+
+
+def on_original(policy: TextPolicyConfig | FlowPolicyConfig) -> TextPolicyConfig | FlowPolicyConfig:
+    """The settings of a policy beside its weights as they are stored; ValueError where it was trained beside these."""
+    if policy.weights == "float" or is_stored_in_codes(policy):
+        raise ValueError(
+            f"the adapter was trained beside the weights that {policy.model!r} stores, so there are no others to merge it onto: "
+            "leave --onto out"
+        )
+    if isinstance(policy, TextPolicyConfig):
+        return replace(policy, weights="float", quantized=type(policy.quantized)())
+    return replace(policy, weights="float", quantized=type(policy.quantized)())
+
+
+def is_stored_in_codes(policy: TextPolicyConfig | FlowPolicyConfig) -> bool:
+    """Are weights of the model quantized in its files?"""
+    if isinstance(policy, TextPolicyConfig):
+        files = [file_of(policy.model, "config.json")]
+    else:
+        from mmrl.policies.flow.families.known import own_family
+        from mmrl.policies.flow.loading import load_index, pipeline_folder
+        from mmrl.policies.flow.single_file import is_single
+
+        if is_single(policy):
+            return False
+        files = [*pipeline_folder(policy.model, load_index(policy.model, own_family(policy))).glob("*/config.json")]
+    return any(method_of(json.loads(file.read_text(encoding="utf-8"))) for file in files if file is not None)
 
 
 def merge_adapter(

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from mmrl.app.config.reward_needs import Need, needs_of, reads_boxes, refuse_missing_package
 from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, TrackerConfig, UnweightedReward
+from mmrl.app.modality.merge import is_stored_in_codes
 from mmrl.app.modality.registry import modality_of
 from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.ranks import Ranks
@@ -114,11 +115,8 @@ def check_ahead(config: RunConfig, ranks: Ranks) -> None:
 
 def check_quantized(policy: object, ranks: Ranks) -> None:
     """Refuse weights in 4 bits where they are spread over processes."""
-    if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and policy.weights != "float" and ranks.is_sharded:
-        raise ValueError(
-            f"policy.weights is {policy.weights!r}, and FSDP and ZeRO-3 cut weights that are numbers: start with "
-            "configs/accelerate/ddp.yaml, or leave policy.weights out"
-        )
+    if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and ranks.is_sharded:
+        refuse_sharded_codes(policy)
     if isinstance(policy, TextPolicyConfig) and policy.quantized.embeddings == "host" and ranks.world > 1:
         raise ValueError(
             f"policy.quantized.embeddings is 'host', which is for one GPU, and there are {ranks.world} processes: start one, or "
@@ -126,6 +124,19 @@ def check_quantized(policy: object, ranks: Ranks) -> None:
         )
     if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and policy.quantized.kernels == "fast":
         refuse_fast_kernels(ranks)
+
+
+def refuse_sharded_codes(policy: TextPolicyConfig | FlowPolicyConfig) -> None:
+    """Raise ValueError for weights in 4 bits, made or stored, of a run that cuts its weights."""
+    if policy.weights != "float":
+        place, remedy = f"policy.weights is {policy.weights!r}", "leave policy.weights out"
+    elif is_stored_in_codes(policy):
+        place, remedy = f"policy.model {policy.model!r} is stored in 4 bits", "take the original"
+    else:
+        return
+    raise ValueError(
+        f"{place}, and FSDP and ZeRO-3 cut weights that are numbers: start with configs/accelerate/ddp.yaml, or {remedy}"
+    )
 
 
 def refuse_fast_kernels(ranks: Ranks) -> None:

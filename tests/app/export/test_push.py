@@ -13,7 +13,7 @@ from rich.console import Console
 
 from mmrl.app.config.run import load
 from mmrl.app.errors import sentence
-from mmrl.app.export.export import export_and_push
+from mmrl.app.export.export import export, export_and_push
 from mmrl.app.export.hub import check_push, push_folder
 from mmrl.app.run.build import build_policy
 from mmrl.app.run.folder import RunDir
@@ -120,7 +120,7 @@ def test_without_token_or_network_nothing_is_exported(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(ValueError, match=r"the hub answered 401 .*it does not know the token: run `hf auth login`"):
-        export_and_push(tmp_path / "run", tmp_path / "new", False, None, "live", NAME, False)
+        export_and_push(lambda: export(tmp_path / "run", tmp_path / "new"), NAME, False)
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(ValueError, match="there is no token for the Hugging Face hub"):
         check_push(NAME)
@@ -132,7 +132,7 @@ def test_without_token_or_network_nothing_is_exported(
     with pytest.raises(ValueError, match="nothing goes to the hub while HF_HUB_OFFLINE"):
         check_push(NAME)
     with pytest.raises(ValueError, match="name it with --push OWNER/NAME, or leave --private out"):
-        export_and_push(tmp_path / "run", tmp_path / "new", False, None, "live", None, True)
+        export_and_push(lambda: export(tmp_path / "run", tmp_path / "new"), None, True)
     assert not (tmp_path / "new").exists()
 
 

@@ -114,7 +114,8 @@ class Recipe:
                 shutil.copyfile(file, folder / file.name)
         (folder / "config.json").write_text(json.dumps(self._config(), indent=2), encoding="utf-8")
         held = {file.name: [file.stat().st_size, hash_of(file)] for file in sorted(folder.iterdir())}
-        (folder / RECORD).write_text(json.dumps({"format": FORMAT, "files": held}), encoding="utf-8")
+        record = {"format": FORMAT, "key": self._key(), "files": held}
+        (folder / RECORD).write_text(json.dumps(record), encoding="utf-8")
 
     @torch.no_grad()
     def _write_codes(self, file: Path, target: Path) -> list[str]:
@@ -149,13 +150,14 @@ def description(double: bool, model: nn.Module | None = None, names: Collection[
 
 
 def is_whole(entry: Path) -> bool:
-    """Does an entry of the cache hold every byte that was written?"""
+    """Does an entry of the cache hold every byte that was written, and for this key?"""
     try:
         record: Mapping[str, object] = json.loads((entry / RECORD).read_text(encoding="utf-8"))
         files = record["files"]
         assert isinstance(files, Mapping)
         sizes = all((entry / name).stat().st_size == size for name, (size, _) in files.items())
-        return record["format"] == FORMAT and sizes and all(hash_of(entry / name) == own for name, (_, own) in files.items())
+        is_own = record["format"] == FORMAT and entry.name == f"codes-{record['key']}"
+        return is_own and sizes and all(hash_of(entry / name) == own for name, (_, own) in files.items())
     except (OSError, ValueError, KeyError, TypeError, AssertionError):
         return False
 

@@ -105,11 +105,16 @@ def other_format(entry: Path) -> None:
     (entry / RECORD).write_text(json.dumps({**record, "format": 0}))
 
 
+def other_model(entry: Path) -> None:
+    record = json.loads((entry / RECORD).read_text())
+    (entry / RECORD).write_text(json.dumps({**record, "key": "0123456789ab"}))
+
+
 def strange(entry: Path) -> None:
     (entry / RECORD).write_text("[]")
 
 
-@pytest.mark.parametrize("spoil", [cut, flip, forget, other_format, strange])
+@pytest.mark.parametrize("spoil", [cut, flip, forget, other_format, other_model, strange])
 def test_an_entry_that_is_not_as_it_was_written_is_made_again(
     spoil: Any, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
