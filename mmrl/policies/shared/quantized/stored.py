@@ -104,7 +104,9 @@ def facts_of_weight(name: str, read: Mapping[str, Read]) -> tuple[Sequence[int],
         raise ValueError(f"{name} is in FP4, and NF4 is read: take another folder of the model")
     try:
         said = json.loads(bytes(read[name + STATE](name + STATE).tolist()))
-        shape, block, nested = said["shape"], said["blocksize"], said.get("nested_blocksize", SCALES)
+        shape, block, nested = [int(size) for size in said["shape"]], said["blocksize"], said.get("nested_blocksize", SCALES)
+        if len(shape) != 2 or min(shape) < 1:
+            raise ValueError("no matrix")
         dtype = getattr(torch, said["dtype"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{name}{STATE} does not describe a weight in 4 bits: {REMEDY}") from error
