@@ -23,7 +23,7 @@ CODE = "trust_remote_code"
 REMEDY = "download or save it again, or name the model that its config.json is of"
 MOST_LAYERS, WIDEST = 4096, 2**24
 """Far beyond every published model; more would fill the memory before a file of weights is looked at."""
-LAYERS = re.compile(r"(^|_)(layers?|depth|blocks)(_(?!rope_theta)|$)")
+LAYERS = re.compile(r"(^|(?<!per)_)(layers?|depth|blocks)(_(?!rope_theta)|$)")
 SIZES = re.compile(r"(^|_)(size|dims?|channels|heads|experts|groups|embd)(_|$)")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -12,7 +12,7 @@ from mmrl.app.config.data import data_tables
 from mmrl.app.config.run import Resolved, RunConfig, read_run
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import STAGE
-from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.app.toml.did_you_mean import did_you_mean, nearest
 from mmrl.app.toml.reader import UnknownKeyError, check_slip, make
 from mmrl.app.toml.tables import KeyPath, Table, Values, leaves
 from mmrl.training.settings import TRAINS, StageKind, StageSettings, TrainSettings, Until, in_turn
@@ -154,11 +154,21 @@ def check_rows(stages: Sequence[Stage], table: Table) -> None:
         if stage.miner is None:
             continue
         if not any(stage.name in one.sources for one in stages[k + 1 :]):
+            refuse_near_names(stage, stages[k + 1 :], table)
             where, data = table.origin(("stage",)) or "the config", f'data = {{use = "{STAGE}{stage.name}"}}'
             raise ValueError(
                 f"{where}, {stage.place or stage.name}: no later stage takes its rows: give one {data}, or remove this one"
             )
         check_mining(stage)
+
+
+def refuse_near_names(stage: Stage, later: Sequence[Stage], table: Table) -> None:
+    """Raise ValueError where the data of a later stage are nearly called by the rows of this one."""
+    for one in later:
+        for _, data in data_tables(one.resolved.config.data, ("data",)):
+            if nearest(data.use, [meant := f"{STAGE}{stage.name}"]) is not None:
+                where = table.at(("stage", str(one.number - 1), "data", "use"))
+                raise ValueError(f"{where} is {data.use!r}, and no later stage takes the rows of {meant!r}: did you mean that?")
 
 
 def check_mining(stage: Stage) -> None:
