@@ -141,9 +141,7 @@ class VllmGenerator:
         there = [i for i in range(len(prompt_index)) if i not in set(here)]
         written: list[Written | None] = [None] * len(prompt_index)
         if self.host.ranks.anyone(bool(here)):
-            for i, one in zip(
-                here, write_locally(self.local, prompts, prompt_index, [seeds[i] for i in here], sampling, here), strict=False
-            ):
+            for i, one in zip(here, write_locally(self.local, prompts, prompt_index, seeds, sampling, here), strict=False):
                 written[i] = one
         for i, one in zip(there, self._write_there(prompts, prompt_index, seeds, sampling, there), strict=True):
             written[i] = one

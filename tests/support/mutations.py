@@ -24,8 +24,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 NOBODY = "zzzzzzzzzzzz"
 NAMED = ("preset", "kind", "use")
 """Keys whose values are names of mmrl's own things."""
-OF_THE_DATA = ("columns",)
-"""Tables whose keys belong to the layout of a file: a slip is refused when it is opened."""
+OF_THE_DATA = ("columns", "schema")
+"""Tables whose keys belong to the layout of a file, where a slip is refused when it is opened, or to a JSON schema."""
 WRONG = {"text": "ten", "number as text": "3", "truth": True, "list": [1], "table": {"a": 1}, "number": 7, "fraction": 0.5}
 Tables = dict[str, dict[str, Any]]
 

@@ -168,7 +168,7 @@ def refuse_near_names(stage: Stage, later: Sequence[Stage], table: Table) -> Non
         for _, data in data_tables(one.resolved.config.data, ("data",)):
             if nearest(data.use, [meant := f"{STAGE}{stage.name}"]) is not None:
                 where = table.at(("stage", str(one.number - 1), "data", "use"))
-                raise ValueError(f"{where} is {data.use!r}, and no later stage takes the rows of {meant!r}: did you mean that?")
+                raise ValueError(f"{where} is {data.use!r}: did you mean {meant!r}, whose rows no later stage takes?")
 
 
 def check_mining(stage: Stage) -> None:
