@@ -1,6 +1,7 @@
 """Tables of a config as objects: one pass over a table checks its keys, reads every value by its type and makes the object."""
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, lru_cache
@@ -178,6 +179,7 @@ def adapter(kind: Any) -> Any:
 def problems(error: ValidationError, value: object, path: KeyPath, table: Table) -> list[str]:
     """One sentence for each key pydantic refused; a dataclass that refuses its own values names the key itself."""
     found: dict[str, list[str]] = {}
+    meant: dict[str, str] = {}
     for one in error.errors():
         at = (*path, *keys_of(one["loc"], value, one["type"] == "missing"))
         text = one["msg"].removeprefix("Value error, ")
@@ -186,8 +188,18 @@ def problems(error: ValidationError, value: object, path: KeyPath, table: Table)
         elif one["type"] == "missing":
             found.setdefault(f"{table.at(at)} is missing", [])
         else:
-            found.setdefault(f"{table.at(at)} is {one['input']!r}", []).append(text[0].lower() + text[1:])
-    return [f"{place}: {' or '.join(texts)}" if texts else place for place, texts in found.items()]
+            place = f"{table.at(at)} is {one['input']!r}"
+            found.setdefault(place, []).append(text[0].lower() + text[1:])
+            if near := near_word(one):
+                meant[place] = f"; did you mean {near!r}?"
+    return [f"{place}: {' or '.join(texts)}{meant.get(place, '')}" if texts else place for place, texts in found.items()]
+
+
+def near_word(error: Any) -> str | None:
+    """The word of a closed list that a slip is near to."""
+    if error["type"] != "literal_error" or not isinstance(error["input"], str):
+        return None
+    return nearest(error["input"], re.findall(r"'([^']*)'", error["ctx"]["expected"]))
 
 
 def keys_of(location: Sequence[Any], value: Any, missing: bool) -> Iterator[str]:
