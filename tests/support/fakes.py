@@ -18,6 +18,7 @@ from mmrl.core.samples import Segment, segments_of
 from mmrl.core.types import (
     Batch,
     Branch,
+    Dialogue,
     Group,
     Prefix,
     Prompt,
@@ -302,7 +303,7 @@ def letter_at(t: int, request: Request, given: Sequence[int], drawn: int) -> int
     return given[t] if t < len(given) else drawn
 
 
-def begun_by(written: str | Prefix | Branch | StoredRow | None, length: int) -> list[int]:
+def begun_by(written: str | Dialogue | Prefix | Branch | StoredRow | None, length: int) -> list[int]:
     """The letters that a completion begins with, as far as the policy knows them; one at least is left to sample."""
     if not isinstance(written, Prefix):
         return []

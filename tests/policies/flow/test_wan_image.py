@@ -47,9 +47,8 @@ def asked(count: int = 1) -> list[Request]:
 def ask_pipeline(pipeline: Any, folder: str, output: str, requests: list[Request]) -> list[Any]:
     """What the pipeline's own call from a first frame gives for the same noise, prompt by prompt."""
     if type(pipeline).__name__ == "WanPipeline":
-        pipeline = diffusers.WanImageToVideoPipeline(  # type: ignore[reportPrivateImportUsage]
-            **pipeline.components, image_processor=None, image_encoder=None, expand_timesteps=True
-        )
+        kind: Any = diffusers.WanImageToVideoPipeline  # type: ignore[reportPrivateImportUsage]
+        pipeline = kind(**pipeline.components, image_processor=None, image_encoder=None, expand_timesteps=True)
     pipeline.set_progress_bar_config(disable=True)
     tokens = next(TOKENS[name] for name in sorted(TOKENS, key=len, reverse=True) if name in folder)
     told = {"num_inference_steps": STEPS, "height": SIDE, "width": SIDE, "num_frames": FRAMES, "guidance_scale": 3.0}
