@@ -130,13 +130,21 @@ def refuse_sharded_codes(policy: TextPolicyConfig | FlowPolicyConfig) -> None:
     """Raise ValueError for weights in 4 bits, made or stored, of a run that cuts its weights."""
     if policy.weights != "float":
         place, remedy = f"policy.weights is {policy.weights!r}", "leave policy.weights out"
-    elif is_stored_in_codes(policy):
+    elif is_coded(policy):
         place, remedy = f"policy.model {policy.model!r} is stored in 4 bits", "take the original"
     else:
         return
     raise ValueError(
         f"{place}, and FSDP and ZeRO-3 cut weights that are numbers: start with configs/accelerate/ddp.yaml, or {remedy}"
     )
+
+
+def is_coded(policy: TextPolicyConfig | FlowPolicyConfig) -> bool:
+    """Are the model's stored weights codes? False for what is no model: loading says why."""
+    try:
+        return is_stored_in_codes(policy)
+    except OSError:
+        return False
 
 
 def refuse_fast_kernels(ranks: Ranks) -> None:
