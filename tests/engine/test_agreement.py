@@ -28,7 +28,7 @@ def test_log_probabilities_are_those_that_are_read(
     name: str, join: Join, asked: Sequence[Prompt], monkeypatch: pytest.MonkeyPatch
 ):
     policy = join()
-    monkeypatch.setattr(server_of(policy), "_write_locally", None)
+    monkeypatch.setattr("mmrl.engine.generator.write_locally", None)
     (prompt,) = (prompt for prompt in asked if prompt.id == name)
     for temperature in (1.0, 0.7):
         sampling = hotter(policy, temperature=temperature)
@@ -122,7 +122,7 @@ def test_turns_with_pictures_between_them(join: Join, asked: Sequence[Prompt], m
     policy = join(worlds=Inline(looking, Limits(turns=4, tokens=1500)))
     generator = server_of(policy)
     write = generator.write
-    monkeypatch.setattr(generator, "_write_locally", None)
+    monkeypatch.setattr("mmrl.engine.generator.write_locally", None)
     # what is played must not depend on where a random model stops
     monkeypatch.setattr(generator, "write", lambda *given: replace(one := write(*given), stopped=torch.ones_like(one.stopped)))
     requests = [Request(prompt, 3, group_id=i, seed=70 + i) for i, prompt in enumerate(asked[:3])]
