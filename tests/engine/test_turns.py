@@ -37,9 +37,6 @@ class Ending(VllmGenerator):
         written = super().write(prompts, prompt_index, seeds, sampling)
         return replace(written, stopped=torch.ones_like(written.stopped))
 
-    def _write_locally(self, prompts: Any, prompt_index: Any, seeds: Any, sampling: Sampling, rows: Any) -> Any:
-        pytest.fail("the policy's own network wrote a turn")
-
 
 @pytest.fixture(scope="module")
 def two(tiny: Callable[[str], str]) -> Iterator[list[FakeEngine]]:
@@ -48,8 +45,9 @@ def two(tiny: Callable[[str], str]) -> Iterator[list[FakeEngine]]:
 
 
 @pytest.fixture
-def make(tiny: Callable[[str], str], two: list[FakeEngine]) -> Iterator[Make]:
-    """Policies that play with worlds, and whose turns `count` of the servers write."""
+def make(tiny: Callable[[str], str], two: list[FakeEngine], monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Policies that play with worlds, and whose turns `count` of the servers write, never their own network."""
+    monkeypatch.setattr("mmrl.engine.generator.write_locally", lambda *_: pytest.fail("the policy's own network wrote a turn"))
     made: list[TextPolicy] = []
 
     def build(answer: Answer = looking, count: int = 1, most: int = 6, **settings: Any) -> TextPolicy:
