@@ -48,7 +48,7 @@ class Gymnasium:
         if ".py" in self.place:
             return load(self.place, "environments")(**self.make)
         try:
-            import gymnasium  # type: ignore[import-not-found]
+            import gymnasium  # type: ignore[import-not-found] - an optional package
         except ImportError:
             raise ValueError(f"gymnasium:{self.place} needs the package gymnasium: pip install gymnasium") from None
         try:

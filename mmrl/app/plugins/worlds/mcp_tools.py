@@ -43,9 +43,9 @@ class McpTools:
     async def connection(self) -> AsyncIterator[Foreign]:
         """A session that is greeted; ValueError where the package is missing."""
         try:
-            from mcp import ClientSession, StdioServerParameters  # type: ignore[import-not-found]
-            from mcp.client.stdio import stdio_client  # type: ignore[import-not-found]
-            from mcp.client.streamable_http import streamable_http_client  # type: ignore[import-not-found]
+            from mcp import ClientSession, StdioServerParameters  # type: ignore[import-not-found] - an optional package
+            from mcp.client.stdio import stdio_client  # type: ignore[import-not-found] - an optional package
+            from mcp.client.streamable_http import streamable_http_client  # type: ignore[import-not-found] - an optional package
         except ImportError:
             raise ValueError(f"mcp:{self.place} needs the package mcp, from 2.0 on: pip install mcp") from None
         async with AsyncExitStack() as stack:

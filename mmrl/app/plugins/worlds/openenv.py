@@ -36,7 +36,7 @@ class OpenEnv:
 
     async def open(self, prompt: Prompt, seed: int, /) -> "OpenEnvWorld":
         try:
-            from openenv.core import GenericEnvClient  # type: ignore[import-not-found]
+            from openenv.core import GenericEnvClient  # type: ignore[import-not-found] - an optional package
         except ImportError:
             raise ValueError(f"openenv:{self.place} needs the package openenv-core: pip install openenv-core") from None
         session: Foreign = GenericEnvClient(base_url=self.place)

@@ -37,7 +37,7 @@ class VerifiersTurns:
     @cached_property
     def environment(self) -> Foreign:
         try:
-            import verifiers  # type: ignore[import-not-found]
+            import verifiers  # type: ignore[import-not-found] - an optional package
         except ImportError:
             raise ValueError(f"verifiers:{self.place} needs the package: pip install 'verifiers<0.2'") from None
         if not hasattr(verifiers, "MultiTurnEnv"):
