@@ -88,6 +88,13 @@ def test_pairs_that_teach_nothing_are_refused(columns: dict[str, object], messag
         Pairs().check_prompts([replace(PAIR, columns=columns)])
 
 
+def test_pairs_that_contradict_each_other_are_refused():
+    turned = replace(PAIR, id="q", columns={"chosen": "right", "rejected": "left"})
+    with pytest.raises(ValueError, match="prompts 'p' and 'q' are the same, and each prefers the completion that the other one"):
+        Pairs().check_prompts([PAIR, turned])
+    Pairs().check_prompts([PAIR, replace(PAIR, id="q"), replace(turned, text="which?!"), replace(turned, media=("a.png",))])
+
+
 def loss_of(term: Preference, live: torch.Tensor, margin: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
     """Of one pair of two tokens and one, whose prompt has the column `margin`."""
     algorithm = Algorithm(((1.0, term),), aggregation=KINDS["dpo"].aggregation)

@@ -7,6 +7,7 @@ from pathlib import Path
 from PIL import Image
 
 from mmrl.algorithms.planners.base import Once, one_request_each
+from mmrl.algorithms.planners.taught import refuse_both_ways
 from mmrl.core.samples import IMAGE, kind_of
 from mmrl.core.types import Prompt, Request
 
@@ -57,7 +58,7 @@ class TaughtPairs(Once):
     """The column with the other one."""
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Raises ValueError for a prompt without a pair, or with one file twice."""
+        """Raises ValueError for a prompt without a pair, with one file twice, or that another prompt contradicts."""
         for prompt in prompts:
             for column in (self.chosen, self.rejected):
                 refuse_no_picture(prompt, column)
@@ -66,6 +67,7 @@ class TaughtPairs(Once):
                     f"prompt {prompt.id!r} has the same picture in the columns {self.chosen!r} and {self.rejected!r}, and such a "
                     "pair teaches nothing: remove it from the data"
                 )
+        refuse_both_ways((prompt, (str(prompt.columns[self.chosen]), str(prompt.columns[self.rejected]))) for prompt in prompts)
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         return [

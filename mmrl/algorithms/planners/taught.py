@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -176,6 +176,19 @@ def pair_of(prompt: Prompt, chosen: str, rejected: str) -> tuple[str, str]:
     return texts
 
 
+def refuse_both_ways(pairs: Iterable[tuple[Prompt, tuple[Hashable, Hashable]]]) -> None:
+    """Raise ValueError where two equal prompts prefer the same two completions the other way round."""
+    seen: dict[Hashable, str] = {}
+    for prompt, (chosen, rejected) in pairs:
+        asked = prompt.text, *map(str, prompt.media)
+        if other := seen.get((asked, rejected, chosen)):
+            raise ValueError(
+                f"prompts {other!r} and {prompt.id!r} are the same, and each prefers the completion that the other one rejects: "
+                "such pairs teach nothing together, so remove one of them, or both"
+            )
+        seen[asked, chosen, rejected] = prompt.id
+
+
 @dataclass(frozen=True)
 class Pairs(Once):
     """Two rows per prompt: the completion that the data prefers, and the one that it does not.
@@ -191,9 +204,8 @@ class Pairs(Once):
     __post_init__ = check_ranges
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Raises ValueError for a prompt without a pair, or with two equal completions."""
-        for prompt in prompts:
-            pair_of(prompt, self.chosen, self.rejected)
+        """Raises ValueError for a prompt without a pair, with two equal completions, or that another prompt contradicts."""
+        refuse_both_ways((prompt, pair_of(prompt, self.chosen, self.rejected)) for prompt in prompts)
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         return [

@@ -34,8 +34,22 @@ def read_runs_as_rewards(table: Table) -> None:
             else:
                 holder = cast(Mapping[str, object], holder).get(key) if isinstance(holder, Mapping) else None
         changed = with_runs(holder)
+        refuse_own_run(table.values.get("output"), changed, table.at(path))
         if changed != holder:
             table.set(path, changed, table.origin(path) or table.at(path))
+
+
+def refuse_own_run(output: object, rewards: object, place: str) -> None:
+    """Raise ValueError for a reward that is the run which it would train."""
+    for use, args in rewards_in(rewards):
+        server = args.get("server")
+        asked = use, args.get("run"), server.get("run") if isinstance(server, Mapping) else None
+        runs = {Path(run).resolve() for run in asked if isinstance(run, str)}
+        if isinstance(output, str) and Path(output).resolve() in runs:
+            raise ValueError(
+                f"{place} asks the run {output!r}, which is the output of this one: a model may not reward itself, so give the "
+                "run another output, or the reward another run"
+            )
 
 
 def check_needed_rewards(assembly: Assembly, rewards: Sequence[Weighed], table: Table, evaluated: bool = False) -> None:

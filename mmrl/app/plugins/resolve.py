@@ -7,6 +7,7 @@
 import ast
 import hashlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -90,10 +91,8 @@ def locate(spec: str, kind: str, base: Path | None = None) -> tuple[Path, str]:
         file = folder / f"{place}.py"
         if file.is_file():
             return file.resolve(), wanted
-    names = [listed.name for listed in listing(kind)]
-    raise ValueError(
-        f"no {SINGULAR[kind]} is called {place!r}: {did_you_mean(place, names)}; for a file of yours write ./{place}.py"
-    )
+    names, own = [listed.name for listed in listing(kind)], f"{os.path.join('.', place)}.py"
+    raise ValueError(f"no {SINGULAR[kind]} is called {place!r}: {did_you_mean(place, names)}; for a file of yours write {own}")
 
 
 def default_name(spec: str) -> str:

@@ -21,6 +21,7 @@ SHORT = [
     "stage=[{kind='filter', num_prompts=4, num_samples=2, low=0.0, high=0.9, success_at=0.5}, "
     "{kind='rl', data={use='stage:filter'}, until={metric='stops', at_least=2.0, most=1, every=1, num_prompts=2}}]",
 ]
+ON_PAIRS = "{kind='dpo', steps=1, data={use='stage:filter'}}"
 
 
 def resolved(folder: Path, *words: str) -> Resolved:
@@ -98,6 +99,10 @@ def test_prompts_are_filtered_stopped_amid_and_continued(
         (
             ["stage.0.success_at=9.0", "stage.0.low=0.1"],
             r"stage 1 of 2, filter: no prompts among the samples of 4 prompts; right are 0 of 2",
+        ),
+        (
+            ["stage.0={kind='pairs', name='filter', num_prompts=4, num_samples=2, gap=9.0}", "stage.1=" + ON_PAIRS],
+            r"stage 1 of 2, filter: no pairs among the samples of 4 prompts; the samples of every prompt are alike, cut or",
         ),
         (["stage.1.until.metric='stop'"], "until.metric is 'stop', and what is measured is .*stops, total: take one of them"),
     ],

@@ -77,3 +77,18 @@ def test_the_need_survives_the_run_folder(tmp_path: Path):
     config = run("mm_upt", '[[reward]]\nuse = "majority_vote"').config
     configs.save(config, tmp_path / "config.toml")
     assert configs.resolve(Table.read(tmp_path / "config.toml")).config == config
+
+
+@pytest.mark.parametrize(
+    "written", ['use = "rm"', 'use = "reward_model"\nrun = "./rm"', 'use = "vlm_judge"\nserver = { run = "rm" }']
+)
+def test_a_run_may_not_reward_itself(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    table = configs.load("tiny/image").table
+    table.set(("output",), "rm", "test")
+    for path in (("reward",), ("evaluation", "reward"), ("stage",)):
+        own = Table.of(table.values, "a.toml")
+        rewards = tomllib.loads(f"[[reward]]\n{written}")["reward"]
+        own.set(path, [{"kind": "rl", "steps": 1, "reward": rewards}] if path == ("stage",) else rewards, "test")
+        with pytest.raises(ValueError, match="asks the run 'rm', which is the output of this one: a model may not reward itself"):
+            configs.resolve(own)

@@ -102,6 +102,10 @@ def test_a_checkpoint_at_a_border_is_of_the_stage_that_ended():
         ([{**SFT, "colum": "x"}], "stage.0.colum is unknown in a stage of the kind 'sft'"),
         ([{**SFT, "optimizer": {"rl": 1.0}}], "a.toml, stage 1: optimizer.rl is unknown"),
         ([SFT, {**RL, "reward": []}], "stage 2: reward is missing"),
+        (
+            [SFT, {**RL, "algorithm": {"preset": "mm_upt"}}],
+            "stage 2: .*a method that trains on the reward 'majority_vote', and no",
+        ),
         ([{**SFT, "algorithm": "dapo"}], r"write \[stage.algorithm\]"),
         ([SFT] * 101, "stage has 101 stages, and a chain 100 at most"),
         ([{**PAIRS, "steps": 2}, DPO], "a.toml: stage.0.steps is given, and a stage of the kind 'pairs' has none: leave it out"),

@@ -226,3 +226,11 @@ def test_prompts_that_teach_nothing_are_refused(planner: Any, columns: dict[str,
         planner.check_prompts([Prompt("cat", "a cat", columns=columns)])
     TaughtPictures().check_prompts(PROMPTS)
     TaughtPairs().check_prompts(PROMPTS)
+
+
+def test_pairs_of_pictures_that_contradict_each_other_are_refused():
+    pair = Prompt("cat", "a cat", columns={"chosen": "a.png", "rejected": "b.png"})
+    turned = replace(pair, id="other", columns={"chosen": "b.png", "rejected": "a.png"})
+    with pytest.raises(ValueError, match="prompts 'cat' and 'other' are the same"):
+        TaughtPairs().check_prompts([pair, turned])
+    TaughtPairs().check_prompts([pair, replace(turned, text="a dog")])
