@@ -8,15 +8,22 @@ Licence: the digits are from the UCI repository, CC BY 4.0; the drawing is own c
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from mmrl import Prompt, Video
-from mmrl.core.ranges import Count, Positive, Seed
+import numpy as np
+
+from mmrl import Interval, Prompt, Video
+from mmrl.answers.spans.parsing import format_interval
+from mmrl.core.ranges import Count, Seed
 from mmrl.data.drawn import moving, scenes
 from mmrl.data.files.mp4 import clip_folder, write_once
 from mmrl.data.lazy import LazyPrompts
 
 __all__ = ["load"]
+LOOSEN = 0.6
+"""Both ends of a hurried span are pushed out by up to this share of its length."""
+CONFUSED, CARELESS = 0.5, 0.75
+"""Share of hurried spans that are another digit's, and of hurried answers that name one digit, where there are two."""
 _TYPES = {"when": "temporal grounding", "which": "multiple choice", "how_many": "numerical", "order": "multiple choice"}
 
 
@@ -27,8 +34,8 @@ def load(
     questions: Sequence[str] = moving.KINDS,
     clip: moving.ClipStyle | Mapping[str, Any] | None = None,
     template: str = "{question}",
-    sample_fps: Positive | None = None,
     folder: str | Path | None = None,
+    written: Literal["", "right", "hurried"] = "",
 ) -> Sequence[Prompt]:
     """Prompts with one clip; the answer is an Interval in seconds (when), letters such as "A,C" (which, order) or a number.
 
@@ -41,12 +48,15 @@ def load(
         questions: when, which, how_many, order; a clip's is drawn from this list, in which a kind may stand repeatedly.
         clip: what clips look like: any field of mmrl.data.drawn.moving.ClipStyle, as in `clip = {side = 32, seconds = 6.0}`.
         template: the prompt's text, with {question} in it.
-        sample_fps: frames per second the model is to see; the policy's setting by default.
         folder: where to keep the files, in a folder named by a hash of what they show; by default MMRL_CACHE or ~/.cache/mmrl.
+        written: right: a column `completion` holds the answer to when and which as a model is to write it. hurried: as an
+            annotator in a hurry would: spans too long, half of them another digit's, and mostly one digit named where two are.
 
     Raises:
         ValueError: no such split or question, or clips that cannot be drawn.
     """
+    if written and not {"when", "which"}.issuperset(questions):
+        raise ValueError(f"written is {written!r}, and questions are {list(questions)}: answers are written to when and which")
     if "{question}" not in template:
         raise ValueError(f"template {template!r} must contain {{question}}")
     style, kinds = clip if isinstance(clip, moving.ClipStyle) else moving.style_of(clip or {}), tuple(questions)
@@ -66,11 +76,22 @@ def load(
             "fps": float(style.fps),
             "options": drawn.options,
             "spans": {actor.digit: drawn.span(actor) for actor in drawn.digits},
-        }
+        } | ({"completion": _written(drawn, np.random.default_rng([seed, index]), written == "hurried")} if written else {})
         text = template.replace("{question}", drawn.text)
-        return Prompt(name, text, (Video(str(file), fps=sample_fps),), drawn.answer, columns)
+        return Prompt(name, text, (Video(str(file)),), drawn.answer, columns)
 
     prompts = LazyPrompts(size, prompt)
     if size:
         prompts[0]
     return prompts
+
+
+def _written(clip: moving.Clip, rng: np.random.Generator, is_hurried: bool) -> str:
+    """An annotator's answer, the same at every reading of the prompt: a span (when) or letters (which)."""
+    sloppy = is_hurried and len(clip.digits) > 1 and rng.random() < (CONFUSED if clip.kind == "when" else CARELESS)
+    if clip.kind == "when":
+        span = clip.span(clip.digits[rng.integers(1, len(clip.digits)) if sloppy else 0])
+        before, after = (rng.uniform(0, LOOSEN * is_hurried, 2) * span.length).tolist()
+        return format_interval(Interval(max(0.0, span.start - before), min(clip.duration, span.end + after)))
+    letters = str(clip.answer).split(",")
+    return str(rng.choice(letters)) if sloppy else ",".join(letters)

@@ -1,10 +1,11 @@
 """Masked and grouped reductions on the shapes of mmrl.core.types."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def within(group_ids: Int[Tensor, " n"], x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
@@ -50,6 +51,18 @@ def join_rows(parts: Sequence[Tensor]) -> Tensor:
 def own_part(x: Tensor, shape: torch.Size) -> Tensor:
     """(n, t, *shape) of (n, t, e) that `join_rows` made flat."""
     return x[..., : shape.numel()].reshape(*x.shape[:2], *shape)
+
+
+def mark_tables(module: nn.Module) -> None:
+    """Note which matrices are tables of rows that are looked up: embeddings."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding):
+            cast(Any, layer.weight).is_table = True
+
+
+def is_matrix(weight: Tensor) -> bool:
+    """Is the weight a matrix that something is multiplied with?"""
+    return weight.ndim == 2 and not hasattr(weight, "is_table")
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

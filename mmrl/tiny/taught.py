@@ -6,10 +6,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mmrl.data.drawn import scenes
+from mmrl.data.drawn import moving, scenes
 from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
+from mmrl.data.files import mp4
 from mmrl.tiny import tokenizer
 from mmrl.tiny.flow import clip_generator, editor, generator
 from mmrl.tiny.keep import Progress
@@ -48,6 +49,13 @@ BOXES = Pupil(
     ("stage.0.steps=80", "prompts_per_step=8", "data.size=640"),
 )
 """A Qwen3-VL that draws boxes round digits as hurried annotators do."""
+SPANS = Pupil(
+    "tiny/hurried_spans",
+    clips.build,
+    (clips, student, tokenizer, moving, scenes, mp4),
+    ("stage.0.steps=20", "data.size=40"),
+)
+"""A Qwen3-VL that tells when a digit is to be seen in a clip, and which digits are, as hurried annotators do."""
 
 
 def shapes(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
@@ -75,12 +83,6 @@ def glides(seed: int = 0, progress: Progress | None = None, short: bool = False)
     return clip_generator.warm_start(few, progress=progress)
 
 
-def spans_and_letters(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
-    """A Qwen3-VL that tells when a digit is to be seen in a clip, and which digits are, as hurried annotators do."""
-    settings = clips.WarmStart(seed=seed)
-    return clips.warm_start(replace(settings, steps=20, num_clips=40) if short else settings, progress=progress)
-
-
 def looks(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
     """A Qwen3-VL that can zoom in on a small digit and read it there, and mostly answers without."""
     settings = look_twice.WarmStart(seed=seed)
@@ -89,7 +91,7 @@ def looks(seed: int = 0, progress: Progress | None = None, short: bool = False) 
 
 
 TAUGHT: Mapping[str, Mapping[str, Teach | Pupil]] = {
-    "text": {"grounding": BOXES, "clips": spans_and_letters, "look_twice": looks},
+    "text": {"grounding": BOXES, "clips": SPANS, "look_twice": looks},
     "flow": {"shapes": shapes, "numbers": numbers, "edits": edits, "glides": glides},
 }
 """Kind of policy -> name -> how it is taught."""

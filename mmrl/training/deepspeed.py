@@ -32,7 +32,7 @@ class DeepSpeedEngine:
             )
         begun = self.zero.optimizer
         if len(begun.param_groups) != 1 or len(optimizer.param_groups) != 1:
-            raise ValueError("DeepSpeed is driven with one group of weights: build the optimizer with one")
+            raise ValueError("DeepSpeed is driven with one group of weights: take optimizer.kind = 'adamw'")
         optimizer.param_groups[0]["params"] = begun.param_groups[0]["params"]
         self.zero.optimizer = engine.basic_optimizer = optimizer
 

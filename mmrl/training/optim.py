@@ -19,8 +19,8 @@ Rest = Literal["device", "cpu"]
 class OptimizerSettings:
     """AdamW without weight decay by default: RL fine-tuning moves little and should not shrink what it does not move."""
 
-    kind: Literal["adamw", "sgd"] = "adamw"
-    """AdamW, or gradient descent with momentum."""
+    kind: Literal["adamw", "muon", "sgd"] = "adamw"
+    """AdamW; Muon for matrices and AdamW for embeddings and all else (arXiv:2502.16982); or gradient descent with momentum."""
     lr: Annotated[float, Range(above=0, high=1000)] = 1e-6
     """Learning rate after the warm-up; with AdamW about how far an update moves a weight."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
@@ -28,7 +28,7 @@ class OptimizerSettings:
     eps: Positive = 1e-8
     """AdamW: added to the root of the mean squared gradient."""
     weight_decay: Annotated[float, Range(0, high=1000)] = 0.0
-    """AdamW's weight decay: an update shrinks each weight by this share times lr."""
+    """AdamW's and Muon's weight decay: an update shrinks each weight by this share times lr."""
     momentum: BelowOne = 0.0
     """Momentum of sgd."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -63,6 +63,10 @@ class OptimizerSettings:
             optimizer: torch.optim.Optimizer = torch.optim.AdamW(
                 trained, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=can_fuse(trained)
             )
+        elif self.kind == "muon":
+            from mmrl.training.muon import Muon
+
+            optimizer = Muon(trained, self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
         else:
             optimizer = torch.optim.SGD(trained, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
         return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.factor(step, total_steps))
@@ -73,13 +77,20 @@ def can_fuse(weights: Iterable[nn.Parameter]) -> bool | None:
     return True if all(weight.device.type == "cuda" and weight.is_floating_point() for weight in weights) else None
 
 
-def check_rest(rest: Rest, ranks: Ranks) -> None:
-    """Refuse to move a state that is sharded over processes.
+def check_optimizer(settings: OptimizerSettings, ranks: Ranks) -> None:
+    """Refuse to move a state that is sharded over processes, and matrices of which each has a part only.
 
     Raises:
         ValueError: the weights are sharded, or a library owns the optimizer's step.
     """
-    if rest == "cpu" and (ranks.is_sharded or ranks.engine is not None):
+    if not (ranks.is_sharded or ranks.engine is not None):
+        return
+    if settings.kind == "muon":
+        raise ValueError(
+            "optimizer.kind is 'muon', which looks at whole matrices, and FSDP or DeepSpeed keeps a part of each on each GPU: "
+            "take adamw, or start with configs/accelerate/ddp.yaml"
+        )
+    if settings.rest == "cpu":
         raise ValueError(
             "optimizer.rest is 'cpu', but FSDP or DeepSpeed keeps a part of the state on each GPU: leave optimizer.rest out, or "
             "start with configs/accelerate/ddp.yaml"

@@ -26,7 +26,7 @@ from mmrl.training.collect import Collected, Collector, rows_of_now
 from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.measure import UpdateFigures, reward_metrics, rollout_metrics, stopwatch, with_shares
-from mmrl.training.optim import check_rest, put_to_rest, woken
+from mmrl.training.optim import check_optimizer, put_to_rest, woken
 from mmrl.training.reference_reads import ReferenceReads, of_scores
 from mmrl.training.resources.micro_batch import MicroBatches
 from mmrl.training.resources.profile import Profile
@@ -326,7 +326,7 @@ def collector_for(settings: TrainSettings) -> type[Collector]:
 
 def check_processes(algorithm: Algorithm, settings: TrainSettings, ranks: Ranks) -> None:
     """Raise ValueError for an objective or an optimizer that cannot be shared by several processes."""
-    check_rest(settings.optimizer.rest, ranks)
+    check_optimizer(settings.optimizer, ranks)
     if ranks.world > 1 and algorithm.scope == "batch":
         raise ValueError(
             "the objective has a term that chooses among all actions of a minibatch (scope 'batch'); every process would choose "

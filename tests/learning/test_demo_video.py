@@ -1,21 +1,26 @@
 """The demo of clips on one seed, shortened: TW-GRPO on a real Qwen3-VL class raises the overlap of spans in held-out clips."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mmrl.app.commands import demo
-from mmrl.tiny.text.clips import STYLE, WarmStart, warm_start
+from mmrl.app.config import run as configs
+from mmrl.app.run.build import teach
+from mmrl.tiny.taught import SPANS
 
 
 @pytest.mark.evidence
 def test_video_demo_learns_and_shows_film_strips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path))
     # one digit in a clip, and spans alone: gains over seeds are many times their spread, those of the demo's own mix are not
-    style = replace(STYLE, shown=(1, 1))
-    taught = warm_start(replace(WarmStart(), steps=200, num_clips=400, questions=("when",), style=style))
+    taught, alone = (
+        tmp_path / "taught",
+        ['data.questions=["when"]', "data.clip.shown=[1,1]", "data.size=400", "stage.0.steps=200"],
+    )
+    words = [*SPANS.words(0, False), f"policy.model={str(SPANS.build(tmp_path / 'untaught', 0))!r}", *alone]
+    teach(configs.load(SPANS.config, words), taught, None)
     short = ["steps=30", "evaluate_every=0", "samples_every=15", "optimizer.lr=1e-3", "optimizer.lr_schedule=constant"]
     for data, size in (("data", 400), ("evaluation.data", 192)):
         short += [f'{data}.questions=["when"]', f"{data}.clip.shown=[1,1]", f"{data}.size={size}"]

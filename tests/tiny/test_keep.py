@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from mmrl.data.drawn import scenes
 from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
 from mmrl.tiny import keep, teaching
 from mmrl.tiny.flow import clip_generator, editor, generator
-from mmrl.tiny.taught import BOXES
-from mmrl.tiny.text import clips, look_twice
+from mmrl.tiny.taught import BOXES, SPANS, Pupil
+from mmrl.tiny.text import look_twice
 
 COMMON = {"mmrl.tiny.keep", "mmrl.tiny.byte_tokens"}
 """Where models are kept, and names of types."""
@@ -40,7 +39,6 @@ def modules_of(module: ModuleType) -> set[str]:
         (generator, generator.WarmStart(Prints())),
         (clip_generator, clip_generator.WarmStart(Glides())),
         (editor, editor.EditorStart()),
-        (clips, clips.WarmStart()),
         (look_twice, look_twice.WarmStart()),
     ],
 )
@@ -59,10 +57,11 @@ def test_all_code_of_a_taught_model_is_in_its_name(module: ModuleType, settings:
     assert used <= counted | COMMON
 
 
-def test_all_code_of_a_model_that_stages_teach_is_in_its_name():
-    counted = {module.__name__ for module in BOXES.code}
-    builds = {"mmrl.tiny.text.student", "mmrl.tiny.text.muon", "mmrl.tiny.teaching"}
-    assert modules_of(BOXES.code[0]) | modules_of(scenes) <= counted | COMMON | builds
+@pytest.mark.parametrize("pupil", [BOXES, SPANS])
+def test_all_code_of_a_model_that_stages_teach_is_in_its_name(pupil: Pupil):
+    counted = {module.__name__ for module in pupil.code}
+    builds = {"mmrl.tiny.text.student", "mmrl.training.muon", "mmrl.tiny.teaching"}
+    assert modules_of(pupil.code[0]) | modules_of(pupil.code[3]) <= counted | COMMON | builds
 
 
 def test_a_name_depends_on_settings_code_and_versions():

@@ -15,6 +15,7 @@ from mmrl.policies.shared.call_log import DryRun
 from mmrl.policies.shared.meta_models import size_of
 from mmrl.policies.shared.quantized.host import host_weights
 from mmrl.policies.shared.quantized.layer import SCALES_OF, count_weights, nf4_layers
+from mmrl.runtime.tensors import is_matrix
 from mmrl.training.optim import OptimizerSettings
 
 GIB = 2**30
@@ -79,7 +80,7 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     if scales := size_of(getattr(layer, name) for _, layer in nf4_layers(dry_run.network) for name in SCALES_OF):
         stays |= {"weights in 4 bits": stays.pop("weights in int8"), "scales of weights in 4 bits": scales}
     stays |= dry_run.beside()
-    stays |= {"gradients": size, f"optimizer ({config.optimizer.kind})": states(config.optimizer) * size}
+    stays |= {"gradients": size, f"optimizer ({config.optimizer.kind})": remembered(config.optimizer, trained)}
     if config.ahead:
         # of every step in flight, of the live weights, and those put aside while others are looked through
         stays["weights of steps in flight"] = (config.ahead + 2) * size
@@ -91,7 +92,7 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     if shadows and "read" in phases and not is_far:
         # The live weights are put aside while others are looked through.
         phases["read"] += size
-    if config.optimizer.kind == "adamw":
+    if config.optimizer.kind != "sgd":
         # Its updates of all weights are computed together on a card.
         phases["optimizer step"] = size
     parameters, taught = count_weights(dry_run.network), sum(weight.numel() for weight in trained)
@@ -127,9 +128,12 @@ def resident_now() -> int:
         return 0
 
 
-def states(optimizer: OptimizerSettings) -> int:
-    """How often the optimizer remembers a weight."""
-    return 2 if optimizer.kind == "adamw" else int(optimizer.momentum != 0)
+def remembered(optimizer: OptimizerSettings, weights: Sequence[torch.Tensor]) -> int:
+    """Bytes of the numbers that the optimizer keeps for weights: two for each with AdamW, one for Muon's matrices."""
+    if optimizer.kind == "sgd":
+        return size_of(weights) * int(optimizer.momentum != 0)
+    single = [weight for weight in weights if optimizer.kind == "muon" and is_matrix(weight)]
+    return 2 * size_of(weights) - size_of(single)
 
 
 def dtypes(weights: Sequence[torch.Tensor]) -> list[torch.dtype]:

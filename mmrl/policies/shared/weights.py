@@ -15,6 +15,7 @@ from mmrl.core.ranks import OwnState, gathered
 from mmrl.core.types import Reading
 from mmrl.policies.shared.lora import AdaptedLayer, adapter_layers, switch_adapters
 from mmrl.policies.shared.sharding import reshard
+from mmrl.runtime.tensors import mark_tables
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -128,6 +129,7 @@ class Weights:
         # Looked up once: while a forward runs, sharded weights are other ones.
         trainable = [(name, weight) for name, weight in module.named_parameters() if weight.requires_grad]
         self.named = {name.removeprefix(prefix): weight for name, weight in trainable}
+        mark_tables(module)
         self.rest: Rest = rest
         self._is_bare: tuple[list[int], bool] | None = None
         self.shadows = {name: self._copy() for name in wanted}

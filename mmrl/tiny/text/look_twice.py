@@ -25,8 +25,9 @@ from mmrl.tiny import tokenizer as tokenizers
 from mmrl.tiny.byte_tokens import Built, HubObject
 from mmrl.tiny.keep import Progress, hash_of, keep
 from mmrl.tiny.teaching import Note, cosine
-from mmrl.tiny.text import muon, student
+from mmrl.tiny.text import student
 from mmrl.tiny.text.student import Imitation, learn, with_answers
+from mmrl.training import muon
 
 SIDE = 64
 """The model sees pictures of 64 x 64 pixels, and parts of them as large."""

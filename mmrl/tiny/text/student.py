@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from mmrl.runtime.tensors import mark_tables
 from mmrl.tiny.byte_tokens import Built, HubObject, Kwargs
 from mmrl.tiny.keep import Progress
 from mmrl.tiny.teaching import cosine
-from mmrl.tiny.text.muon import Muon
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_ids, qwen_tokenizer
+from mmrl.training.muon import Muon
 
 PATCH = 8
 """Pixels; merged 2 by 2, and over pairs of frames: 32 x 32 pixels are 4 tokens, a second of two such frames too."""
@@ -93,17 +94,17 @@ def imitate(
 
 def learn(model: HubObject, batches: Iterable[dict[str, Tensor]], lr: Callable[[int], float]) -> Iterator[float]:
     """Train on a batch each time the loss is asked for, at the learning rate of that step (from 0)."""
-    optimizers = muon_and_adamw(model, lr(0))
+    mark_tables(model)
+    optimizer = Muon(model.parameters(), lr(0), weight_decay=0.0)
     for step, fed in enumerate(batches):
         model.train()
-        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        for group in optimizer.param_groups:
             group["lr"] = lr(step)
         loss = model(**fed).loss
         model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
+        optimizer.step()
         yield loss.item()
 
 
@@ -118,14 +119,6 @@ def with_answers(fed: dict[str, Tensor], tokenizer: HubObject, answers: Sequence
         "mm_token_type_ids": torch.cat([fed["mm_token_type_ids"], torch.zeros_like(ids)], dim=1),
         "labels": torch.cat([unlabelled, ids.masked_fill(mask == 0, -100)], dim=1),
     }
-
-
-def muon_and_adamw(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """The optimizers: Muon for matrices, AdamW for embeddings and all else."""
-    matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
-    chosen = {id(weight) for weight in matrices}
-    rest = [weight for weight in model.parameters() if id(weight) not in chosen]
-    return [Muon(matrices, lr), torch.optim.AdamW(rest, lr=lr, weight_decay=0.0)]
 
 
 def _config(tokenizer: HubObject, side: int) -> HubObject:

@@ -7,6 +7,8 @@ import av
 import numpy as np
 import pytest
 
+from mmrl.answers.spans.interval import temporal_iou
+from mmrl.answers.spans.parsing import parse_intervals
 from mmrl.app.plugins.resolve import load
 from mmrl.data.drawn import moving, scenes
 from mmrl.data.drawn.moving import KINDS, LETTERS, ClipStyle, draw, plan_clip
@@ -14,6 +16,15 @@ from mmrl.data.drawn.scenes import glyph_rows
 from mmrl.data.files.mp4 import write_mp4
 
 SHIPPED = Path(__file__).resolve().parents[3] / "datasets" / "moving_digits.py"
+ONE_OR_TWO = {
+    "side": 32,
+    "glyph": [20, 24],
+    "seconds": 5.6,
+    "stay": [1.2, 4.0],
+    "digits": [0, 3, 4, 7],
+    "asked": [7],
+    "shown": [1, 2],
+}
 SMALL = {"side": 32, "glyph": [14, 16], "seconds": 5.0, "stay": [1.5, 3.0], "crossing": 0.2}
 
 
@@ -167,20 +178,57 @@ def test_half_a_file_is_never_left(tmp_path):
 
 
 def test_prompts_carry_what_rewards_need(prompts):
-    asked = prompts("held_out", size=30, clip=SMALL, template="{question} Answer briefly.", sample_fps=2.0)
+    asked = prompts("held_out", size=30, clip=SMALL, template="{question} Answer briefly.")
     assert len({prompt.id for prompt in asked}) == 30 and asked[-1].id == asked[29].id and asked[1:3][0].id == asked[1].id
     types = {"when": "temporal grounding", "which": "multiple choice", "how_many": "numerical", "order": "multiple choice"}
     for prompt in asked:
         columns = prompt.columns
         assert columns["problem_type"] == types[columns["question_kind"]] and columns["duration"] == 5.0
-        assert prompt.text.endswith(" Answer briefly.") and prompt.media[0].fps == 2.0
+        assert prompt.text.endswith(" Answer briefly.")
         if columns["question_kind"] == "when":
             assert prompt.answer == columns["spans"][int(prompt.text.split()[3])]
     with pytest.raises(IndexError):
         asked[30]
 
 
+def test_hurried_spans_are_too_long_and_half_of_those_with_a_choice_are_another_digit_s(prompts):
+    right, hurried = (prompts(size=300, seed=3, clip=ONE_OR_TWO, questions=["when"], written=how) for how in ("right", "hurried"))
+    wrong = clear = 0
+    for exact, prompt in zip(right, hurried, strict=True):
+        assert temporal_iou(only_span(exact), exact.answer) > 0.9
+        span, spans = only_span(prompt), prompt.columns["spans"]
+        assert any(span.start <= one.start + 0.05 and span.end >= one.end - 0.05 for one in spans.values())
+        overlaps = [
+            temporal_iou(span, prompt.answer),
+            *(temporal_iou(span, one) for one in spans.values() if one != prompt.answer),
+        ]
+        if len(spans) == 1:
+            # both ends out by at most 0.6 of the length, each rounded by at most 0.05 seconds
+            assert overlaps[0] > 1 / 2.2 - 0.06
+        elif abs(overlaps[0] - overlaps[1]) > 0.2:
+            clear, wrong = clear + 1, wrong + (overlaps[1] > overlaps[0])
+    assert 0.35 < wrong / clear < 0.65
+
+
+def test_of_two_digits_the_hurried_mostly_name_one(prompts):
+    whole = both = 0
+    for prompt in prompts(size=300, seed=3, clip=ONE_OR_TWO, questions=["which"], written="hurried"):
+        named, right = set(prompt.columns["completion"].split(",")), set(prompt.answer.split(","))
+        assert named <= right and (len(right) == 2 or named == right)
+        both, whole = both + (len(right) == 2), whole + (len(right) == 2 and named == right)
+    assert 0.15 < whole / both < 0.35
+
+
+def only_span(prompt):
+    [span] = parse_intervals(prompt.columns["completion"])
+    return span
+
+
 def test_mistakes_are_refused_with_a_reason(prompts):
+    with pytest.raises(
+        ValueError, match=r"written is 'right', and questions are .'order'.: answers are written to when and which"
+    ):
+        prompts(questions=["order"], written="right")
     with pytest.raises(ValueError, match="one of train, held_out"):
         prompts("test")
     with pytest.raises(ValueError, match="'why'"):

@@ -13,7 +13,7 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.core.ranks import OwnState, Ranks, whole_state
 from mmrl.policies.shared.weights import Weights
 from mmrl.training.checkpoints.state import copy_state
-from mmrl.training.optim import OptimizerSettings, can_fuse, check_rest, put_to_rest, woken
+from mmrl.training.optim import OptimizerSettings, can_fuse, check_optimizer, put_to_rest, woken
 from tests.support.fakes import FakeAccelerator, FakeTextPolicy
 from tests.support.trainers import make_trainer
 
@@ -102,8 +102,8 @@ def test_moments_that_rest_train_the_same_and_are_saved_and_loaded():
 
 def test_what_is_spread_over_processes_cannot_rest():
     with pytest.raises(ValueError, match=r"optimizer\.rest is 'cpu', but FSDP or DeepSpeed"):
-        check_rest("cpu", Ranks(FakeAccelerator(2, "FSDP")))
-    check_rest("device", Ranks(FakeAccelerator(2, "FSDP")))
+        check_optimizer(OptimizerSettings(rest="cpu"), Ranks(FakeAccelerator(2, "FSDP")))
+    check_optimizer(OptimizerSettings(), Ranks(FakeAccelerator(2, "FSDP")))
     with pytest.raises(ValueError, match=r"policy\.copies_on is 'cpu'"):
         Weights(nn.Linear(2, 2), {"ref"}, sharded=True, rest="cpu")
 
