@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mmrl.app.planning.memory import remembered
-from mmrl.core.ranks import Ranks
+from mmrl.core.ranks import Ranks, load_whole_state, whole_state
 from mmrl.runtime.tensors import mark_tables
 from mmrl.training.muon import Muon, orthogonalize
 from mmrl.training.optim import OptimizerSettings, check_optimizer
@@ -84,3 +84,21 @@ def test_the_plan_counts_one_number_for_a_matrix_and_two_for_all_else():
 def test_weights_of_which_each_process_has_a_part_are_refused():
     with pytest.raises(ValueError, match=r"optimizer\.kind is 'muon', which looks at whole matrices"):
         check_optimizer(OptimizerSettings("muon"), Ranks(FakeAccelerator(2, "FSDP")))
+
+
+def test_a_saved_state_goes_on_as_if_nothing_had_been():
+    begun, later = ([nn.Parameter(random((4, 3), 0)), nn.Parameter(random((3,), 1))] for _ in range(2))
+    whole, again = (OptimizerSettings("muon", lr=0.1).build(weights, 10)[0] for weights in (begun, later))
+
+    def step(optimizer: torch.optim.Optimizer, seed: int) -> None:
+        for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+            weight.grad = random(tuple(weight.shape), seed)
+        optimizer.step()
+
+    step(whole, 5)
+    for weight, other in zip(begun, later, strict=True):
+        other.data.copy_(weight.data)
+    load_whole_state(again, whole_state(whole))
+    for optimizer in (whole, again):
+        step(optimizer, 6)
+    assert all(torch.equal(weight, other) for weight, other in zip(begun, later, strict=True))
