@@ -76,7 +76,7 @@ def load(
             "fps": float(style.fps),
             "options": drawn.options,
             "spans": {actor.digit: drawn.span(actor) for actor in drawn.digits},
-        } | ({"completion": _written(drawn, np.random.default_rng([seed, index]), written == "hurried")} if written else {})
+        } | ({"completion": _written(drawn, np.random.default_rng([*drawn.key, 2]), written == "hurried")} if written else {})
         text = template.replace("{question}", drawn.text)
         return Prompt(name, text, (Video(str(file)),), drawn.answer, columns)
 
