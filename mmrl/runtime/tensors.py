@@ -1,11 +1,12 @@
 """Masked and grouped reductions on the shapes of mmrl.core.types."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+
+_TABLE = "is_table"
 
 
 def within(group_ids: Int[Tensor, " n"], x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
@@ -57,12 +58,12 @@ def mark_tables(module: nn.Module) -> None:
     """Note which matrices are tables of rows that are looked up: embeddings."""
     for layer in module.modules():
         if isinstance(layer, nn.Embedding):
-            cast(Any, layer.weight).is_table = True
+            setattr(layer.weight, _TABLE, True)
 
 
 def is_matrix(weight: Tensor) -> bool:
     """Is the weight a matrix that something is multiplied with?"""
-    return weight.ndim == 2 and not hasattr(weight, "is_table")
+    return weight.ndim == 2 and not hasattr(weight, _TABLE)
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:

@@ -1,7 +1,8 @@
 """Optimizer and learning rate schedule from settings, and where the optimizer's state is kept between updates."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -11,8 +12,14 @@ from torch import Tensor, nn
 
 from mmrl.core.ranges import BelowOne, LargeOrNone, NonNegative, Positive, Range, check_ranges
 from mmrl.core.ranks import Ranks
+from mmrl.runtime.tensors import is_matrix
 
 Rest = Literal["device", "cpu"]
+_MOMENTUM = 0.95
+_STEPS = 5
+_COEFFICIENTS = 3.4445, -4.7750, 2.0315
+"""Of the quintic polynomial, from Keller Jordan's "Muon: An optimizer for hidden layers in neural networks"."""
+_TINY = 1e-7
 
 
 @dataclass(frozen=True)
@@ -64,8 +71,6 @@ class OptimizerSettings:
                 trained, lr=self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay, fused=can_fuse(trained)
             )
         elif self.kind == "muon":
-            from mmrl.training.muon import Muon
-
             optimizer = Muon(trained, self.lr, betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
         else:
             optimizer = torch.optim.SGD(trained, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
@@ -119,3 +124,75 @@ def move(optimizer: torch.optim.Optimizer, to: torch.device | None) -> None:
         for name, x in own.items():
             if isinstance(x, Tensor) and x.ndim > 0 and x.device != (to or weight.device):
                 own[name] = x.to(to or weight.device)
+
+
+class Muon(torch.optim.AdamW):
+    """W <- (1 - lr d) W - 0.2 lr sqrt(max(m, n)) NS5(lerp(g, b, 0.95)),  b <- lerp(b, g, 0.05);  W is m x n, NS5 orthogonalizes.
+
+    In float32, for torch's takes its products in bfloat16, which a CPU without that type computes 19 times as slowly. Otherwise
+    `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"` for matrices (arXiv:2502.16982), d the weight decay. Embeddings,
+    and all that is no matrix, follow AdamW at the same rate.
+    """
+
+    def __init__(
+        self,
+        weights: Iterable[Tensor],
+        lr: float,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        found = list(weights)
+        matrices = [weight for weight in found if is_matrix(weight)]
+        chosen = set(map(id, matrices))
+        rest = [weight for weight in found if id(weight) not in chosen]
+        super().__init__([{"params": rest}, {"params": matrices}], lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override] - no loss is returned
+        group = self.param_groups[1]
+        weights = [weight for weight in group["params"] if weight.grad is not None]
+        gradients = [weight.grad for weight in weights]
+        # AdamW passes over what has no gradient
+        for weight in weights:
+            weight.grad = None
+        super().step()
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
+        for shelf, updates in _by_shape(weights, [self._update(weight) for weight in weights]):
+            rate = 0.2 * group["lr"] * math.sqrt(max(shelf[0].shape))
+            for weight, update in zip(shelf, orthogonalize(torch.stack(updates)), strict=True):
+                weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=rate)
+
+    def _update(self, weight: Tensor) -> Tensor:
+        state: dict[str, Tensor] = self.state[weight]
+        assert weight.grad is not None
+        if "mean" not in state:
+            # AdamW loads no state without a step
+            state |= {"mean": torch.zeros_like(weight), "step": torch.zeros(())}
+        return weight.grad.lerp(state["mean"].lerp_(weight.grad, 1 - _MOMENTUM), _MOMENTUM)
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """The nearest matrices with orthonormal rows or columns, roughly: singular values end between 0.7 and 1.2.
+
+    Args:
+        matrices: (number, m, n); five steps of Newton-Schulz are taken in their own dtype.
+    """
+    if matrices.shape[-2] > matrices.shape[-1]:
+        return orthogonalize(matrices.mT).mT
+    a, b, c = _COEFFICIENTS
+    x = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=_TINY)
+    for _ in range(_STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+def _by_shape(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Iterable[tuple[list[Tensor], list[Tensor]]]:
+    shelves: dict[torch.Size, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+    for weight, update in zip(weights, updates, strict=True):
+        shelf = shelves[weight.shape]
+        shelf[0].append(weight)
+        shelf[1].append(update)
+    return shelves.values()

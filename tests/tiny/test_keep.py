@@ -60,7 +60,7 @@ def test_all_code_of_a_taught_model_is_in_its_name(module: ModuleType, settings:
 @pytest.mark.parametrize("pupil", [BOXES, SPANS])
 def test_all_code_of_a_model_that_stages_teach_is_in_its_name(pupil: Pupil):
     counted = {module.__name__ for module in pupil.code}
-    builds = {"mmrl.tiny.text.student", "mmrl.training.muon", "mmrl.tiny.teaching"}
+    builds = {"mmrl.tiny.text.student", "mmrl.training.optim", "mmrl.tiny.teaching"}
     assert modules_of(pupil.code[0]) | modules_of(pupil.code[3]) <= counted | COMMON | builds
 
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from mmrl.app.planning.memory import remembered
+from mmrl.app.planning.memory import state_bytes
 from mmrl.core.ranks import Ranks, load_whole_state, whole_state
 from mmrl.runtime.tensors import mark_tables
-from mmrl.training.muon import Muon, orthogonalize
-from mmrl.training.optim import OptimizerSettings, check_optimizer
+from mmrl.training.optim import Muon, OptimizerSettings, check_optimizer, orthogonalize
 from tests.support.fakes import FakeAccelerator
 
 SHAPES = [(12, 5), (5, 12), (8, 8), (8, 8)]
@@ -68,7 +67,7 @@ def test_embeddings_and_all_that_is_no_matrix_follow_adamw():
         optimizer.step()
         plain.step()
     assert torch.equal(table.weight, others[0]) and torch.equal(layer.bias, others[1])
-    assert weights[1].grad is not None and set(optimizer.state[layer.weight]) == {"mean"}
+    assert weights[1].grad is not None and set(optimizer.state[layer.weight]) == {"mean", "step"}
     alone = Muon([kept := before.requires_grad_()], 0.1, weight_decay=0.3)
     for seed in range(3):
         kept.grad = random((3, 4), seed + 1)
@@ -78,7 +77,7 @@ def test_embeddings_and_all_that_is_no_matrix_follow_adamw():
 
 def test_the_plan_counts_one_number_for_a_matrix_and_two_for_all_else():
     weights = [nn.Parameter(torch.zeros(3, 4)), nn.Parameter(torch.zeros(5))]
-    assert [remembered(OptimizerSettings(kind), weights) for kind in ("adamw", "muon", "sgd")] == [2 * 4 * 17, 4 * (12 + 10), 0]
+    assert [state_bytes(OptimizerSettings(kind), weights) for kind in ("adamw", "muon", "sgd")] == [2 * 4 * 17, 4 * (12 + 10), 0]
 
 
 def test_weights_of_which_each_process_has_a_part_are_refused():

@@ -80,7 +80,7 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     if scales := size_of(getattr(layer, name) for _, layer in nf4_layers(dry_run.network) for name in SCALES_OF):
         stays |= {"weights in 4 bits": stays.pop("weights in int8"), "scales of weights in 4 bits": scales}
     stays |= dry_run.beside()
-    stays |= {"gradients": size, f"optimizer ({config.optimizer.kind})": remembered(config.optimizer, trained)}
+    stays |= {"gradients": size, f"optimizer ({config.optimizer.kind})": state_bytes(config.optimizer, trained)}
     if config.ahead:
         # of every step in flight, of the live weights, and those put aside while others are looked through
         stays["weights of steps in flight"] = (config.ahead + 2) * size
@@ -128,7 +128,7 @@ def resident_now() -> int:
         return 0
 
 
-def remembered(optimizer: OptimizerSettings, weights: Sequence[torch.Tensor]) -> int:
+def state_bytes(optimizer: OptimizerSettings, weights: Sequence[torch.Tensor]) -> int:
     """Bytes of the numbers that the optimizer keeps for weights: two for each with AdamW, one for Muon's matrices."""
     if optimizer.kind == "sgd":
         return size_of(weights) * int(optimizer.momentum != 0)

@@ -27,7 +27,7 @@ from mmrl.tiny.keep import Progress, hash_of, keep
 from mmrl.tiny.teaching import Note, cosine
 from mmrl.tiny.text import student
 from mmrl.tiny.text.student import Imitation, learn, with_answers
-from mmrl.training import muon
+from mmrl.training import optim
 
 SIDE = 64
 """The model sees pictures of 64 x 64 pixels, and parts of them as large."""
@@ -107,7 +107,7 @@ def warm_start(settings: WarmStart = WarmStart(), folder: Path | None = None, pr
 
 def fingerprint(settings: WarmStart) -> str:
     """See `keep.hash_of`."""
-    code = (WarmStart, student, muon, teaching, tokenizers, small_digits, zoom)
+    code = (WarmStart, student, optim, teaching, tokenizers, small_digits, zoom)
     return hash_of(settings, code, ("torch", "transformers"))
 
 

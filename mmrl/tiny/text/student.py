@@ -15,7 +15,7 @@ from mmrl.tiny.byte_tokens import Built, HubObject, Kwargs
 from mmrl.tiny.keep import Progress
 from mmrl.tiny.teaching import cosine
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_ids, qwen_tokenizer
-from mmrl.training.muon import Muon
+from mmrl.training.optim import Muon
 
 PATCH = 8
 """Pixels; merged 2 by 2, and over pairs of frames: 32 x 32 pixels are 4 tokens, a second of two such frames too."""
