@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from mmrl.core.samples import EngineUnavailableError
 from mmrl.engine.agreement import Probe
@@ -19,6 +20,8 @@ from mmrl.engine.wire.request import Ask, WirePrompt
 from mmrl.policies.text.engine_settings import EngineConfig
 
 log = logging.getLogger("mmrl")
+T = TypeVar("T")
+R = TypeVar("R")
 POLL_S = 0.2
 THREADS = 64
 """Requests of one process that are under way at one server."""
@@ -63,10 +66,8 @@ class Fleet:
             EngineMismatchError: a server answers as if it had other weights.
             ValueError: a server says that it cannot read them.
         """
-        self.is_left = False
-        with ThreadPoolExecutor(len(self.members)) as pool:
-            for member, trouble in zip(self.members, pool.map(self._push_to, self.members), strict=True):
-                member.alive, member.trouble = not trouble, trouble
+        for member, trouble in zip(self.members, self._together(self._push_to, self.members, len(self.members)), strict=True):
+            member.alive, member.trouble = not trouble, trouble
         self._wait_for_one()
 
     def give_weights(self) -> None:
@@ -112,19 +113,32 @@ class Fleet:
         """
         if not asks:
             return []
-        self.is_left = False
-        pool = ThreadPoolExecutor(min(len(asks), THREADS * len(self.members)))
-        jobs = [pool.submit(self._ask, i, ask, prompts[ask.prompt], params, limits) for i, ask in enumerate(asks)]
+
+        def ask(place: int) -> list[Written]:
+            return self._ask(place, asks[place], prompts[asks[place].prompt], params, limits)
+
+        return self._together(ask, range(len(asks)), min(len(asks), THREADS * len(self.members)))
+
+    def _together(self, work: Callable[[T], R], items: Sequence[T], threads: int) -> list[R]:
+        """All answers; after an error, or when the run is asked to stop, the other calls are given up and not waited for."""
+        pool = ThreadPoolExecutor(threads)
         try:
-            return [job.result() for job in jobs]
+            return list(pool.map(work, items))
         except BaseException:
             self.leave()
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
+    def begin(self) -> None:
+        """Allow calls again after `leave`."""
+        if self.is_left:
+            self.is_left = False
+            for member in self.members:
+                member.client.reopen()
+
     def leave(self) -> None:
-        """Give up the completions that are written; their threads end at once, and not when servers answer."""
+        """Give up what is written or pushed: its threads end at once, and not when servers answer, and no call goes out."""
         self.is_left = True
         for member in self.members:
             member.client.close()

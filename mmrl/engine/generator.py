@@ -96,6 +96,8 @@ class VllmGenerator:
         From then on the policy's own network writes under other weights than the live ones alone.
         """
         self._publishes = True
+        if self.fleet is not None:
+            self.fleet.begin()
         update, probe = self._set_aside(version)
 
         def hold() -> None:
@@ -149,7 +151,9 @@ class VllmGenerator:
         return completions_of(found, is_cut(sampling), self.version)
 
     def wake(self) -> None:
-        """Let servers that sleep take their card's memory back; every process calls it."""
+        """Let servers be asked again after a stop, and those that sleep take their card's memory back; every process calls it."""
+        if self.fleet is not None and not self._publishes:
+            self.fleet.begin()
         if self._asleep and self.fleet is not None:
             self._on_main(self._each(EngineClient.wake))
             self._asleep = False

@@ -52,7 +52,11 @@ class AnswerError(Exception):
 
 
 _under_way: "WeakKeyDictionary[AsyncClient, set[Future[Answer]]]" = WeakKeyDictionary()
-"""The calls of each client that wait for their answers."""
+"""The calls of each open client that wait for their answers."""
+_changing = threading.Lock()
+"""Held while a call is added, and while a client is closed: none slips through between."""
+CLOSE_S = 1.0
+"""Longest wait for connections to be closed; they are idle or given up."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +99,12 @@ def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES, client
         if logging.getLogger(name).level == logging.NOTSET:
             logging.getLogger(name).setLevel(level)
     seconds = min(max(seconds, 0.01), threading.TIMEOUT_MAX)
-    future = asyncio.run_coroutine_threadsafe(_exchange(request, most_bytes, client), loop("http-loop"))
-    calls = set[Future[Answer]]() if client is None else _under_way.setdefault(client, set())
-    calls.add(future)
+    with _changing:
+        calls = set[Future[Answer]]() if client is None else _under_way.get(client)
+        if calls is None:
+            raise UnreachableError("the connection was closed here")
+        future = asyncio.run_coroutine_threadsafe(_exchange(request, most_bytes, client), loop("http-loop"))
+        calls.add(future)
     try:
         return future.result(seconds)
     except TimeoutError:
@@ -140,19 +147,23 @@ def open_client(url: str, connections: int = 1, idle_s: float = 0.0) -> "AsyncCl
     """Connections to a server that stay open, idle ones for `idle_s`; proxies of the environment serve other machines only."""
     from httpx import AsyncClient, Limits, Timeout
 
-    return AsyncClient(
+    client = AsyncClient(
         timeout=Timeout(None, connect=CONNECT_S),
         limits=Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=idle_s),
         trust_env=not is_local(urlsplit(url).hostname or ""),
         verify=certificates(),
     )
+    _under_way[client] = set()
+    return client
 
 
 def close_client(client: "AsyncClient") -> None:
-    """Close its connections; calls that are under way raise UnreachableError."""
-    for future in tuple(_under_way.get(client, ())):
-        future.cancel()
-    asyncio.run_coroutine_threadsafe(client.aclose(), loop("http-loop")).result(CONNECT_S)
+    """Close its connections; calls that are under way raise UnreachableError, and so do later ones."""
+    with _changing:
+        for future in tuple(_under_way.pop(client, ())):
+            future.cancel()
+    with contextlib.suppress(TimeoutError):
+        asyncio.run_coroutine_threadsafe(client.aclose(), loop("http-loop")).result(CLOSE_S)
 
 
 async def _exchange(request: Request, most_bytes: int, client: Any) -> Answer:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from mmrl.app.run.build import Job, build
 from mmrl.app.toml.tables import Table
 from mmrl.engine.generator import VllmGenerator
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
+from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.fake_engines import ask, engines, make_environment
 
@@ -133,6 +136,26 @@ def test_steps_ahead_of_training_equal_those_of_a_resumed_run(config, tmp_path):
         assert all(torch.equal(weight, wanted[name]) for name, weight in weights_of(other).items())
         for one in (job, other):
             generator_of(one).close()
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_stop_does_not_wait_for_the_server(config, tmp_path, ahead):
+    """The server holds the test question that follows new weights, or completions, far longer than this test waits."""
+    folder = tmp_path / "run"
+    with engines(config().config.policy.model) as (engine,):
+        there = f'policy.engine.url=["{engine.url}"]', "policy.engine.timeout_s=6000.0", "steps=1000", "evaluation.seen=0"
+        words = ["train", str(tmp_path / "run.toml"), *there, f"ahead={ahead}", f"output={folder}"]
+        run = subprocess.Popen([sys.executable, "-m", "mmrl", *words], stderr=subprocess.PIPE, text=True)
+        assert run.stderr is not None
+        said = next(line for line in run.stderr if line.startswith("step 1/"))
+        engine.order(hold=True)
+        while not engine.told()["waiting"]:
+            time.sleep(0.02)
+        run.send_signal(signal.SIGINT)
+        said += run.communicate(timeout=100)[1]
+        assert engine.told()["waiting"], "the server has answered nothing"
+    assert run.returncode == 0 and "Traceback" not in said
+    assert f"saved after step {Checkpoints(folder / 'checkpoints').steps()[-1]}" in said
 
 
 def test_defaults_of_an_engine_give_way_to_what_the_config_says(config):

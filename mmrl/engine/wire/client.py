@@ -1,9 +1,9 @@
 """One vLLM server as its client sees it: JSON over HTTP, and errors that say whether asking again may help."""
 
 import json
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from mmrl.runtime.fetch import (
@@ -53,11 +53,23 @@ class EngineClient:
     """The longest that a call may take: requests for completions and updates of weights do, others are to be quicker."""
     token_env: str = ""
     connections: int = 128
+    _open: list[Any] = field(default_factory=list[Any], init=False, repr=False, compare=False)
+    """httpx's client, which keeps connections open, from the first call on."""
+    _gone: threading.Event = field(default_factory=threading.Event, init=False, repr=False, compare=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
-    @cached_property
+    @property
     def http(self) -> Any:
-        """httpx's client, which keeps connections open."""
-        return open_client(self.url, self.connections, IDLE_S)
+        """httpx's client.
+
+        Raises:
+            EngineDownError: calls were given up.
+        """
+        with self._lock:
+            if self._gone.is_set():
+                raise EngineDownError(f"calls to {self.url} were given up")
+            self._open[:] = self._open or [open_client(self.url, self.connections, IDLE_S)]
+            return self._open[0]
 
     @property
     def token(self) -> str | None:
@@ -177,9 +189,17 @@ class EngineClient:
         self.post("/wake_up", seconds=self.timeout_s)
 
     def close(self) -> None:
-        """Give up calls that are under way; a later one opens a connection again."""
-        if (http := self.__dict__.pop("http", None)) is not None:
+        """Give up calls that are under way, and all later ones until `reopen`."""
+        with self._lock:
+            self._gone.set()
+            found = self._open.copy()
+            self._open.clear()
+        for http in found:
             close_client(http)
+
+    def reopen(self) -> None:
+        """Allow calls again."""
+        self._gone.clear()
 
 
 def words_of(text: str) -> str:
