@@ -29,13 +29,13 @@ from mmrl.engine.wire.client import EngineClient, EngineDownError
 from mmrl.engine.wire.request import sampling_params, share_rows
 from mmrl.engine.wire_prompts import untold_clip, wire_prompts
 from mmrl.policies.shared.lora import ADAPTER
-from mmrl.policies.shared.weights import Weights
+from mmrl.policies.shared.weights import Publication, Weights
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
-from mmrl.policies.text.write.generate import Completions, LocalGenerator, Publication
+from mmrl.policies.text.write.generate import Completions, LocalGenerator
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import stack_ragged
 

@@ -22,6 +22,8 @@ WATCHDOG = Path(__file__).parent / "watchdog.py"
 START_S = 1200.0
 """A large model is read from disk, and kernels are compiled, before a server answers."""
 POLL_S = 0.2
+END_S = 3.0
+"""A server that is asked to end is killed after this: a run that is stopped is saved, and its user waits."""
 TAIL = 12
 """Lines of a log in a message."""
 
@@ -165,7 +167,7 @@ def end_group(processes: "list[subprocess.Popen[bytes]]") -> None:
         if process.stdin is not None:
             process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.0 if process is not processes[-1] else 15.0)
+            process.wait(0.0 if process is not processes[-1] else END_S)
         kill_group(process)
 
 

@@ -71,6 +71,11 @@ class WorkerProcess:
             if self._process is not None:
                 self._kill()
 
+    def give_up(self) -> None:
+        """Kill the process without waiting for a call that is under way, which raises WorkerError; the next starts it again."""
+        if (process := self._process) is not None and process.pid is not None:
+            process.kill()
+
     def _start(self) -> Connection:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()

@@ -76,7 +76,8 @@ class ReferenceReads:
         Unless `old` is "reread", the sampler's record is used where other weights or an engine may have sampled: the ratio then
         corrects for that.
         """
-        sampled_here = with_hooks(self.policy, PolicyHooks).exact_sampler and not self.policy.shadows
+        is_exact = with_hooks(self.policy, PolicyHooks).exact_sampler
+        sampled_here = is_exact and not self.policy.shadows and not self.settings.ahead
         return self.algorithm.old_can_be_live and (self.algorithm.old == "reread" or sampled_here)
 
     def with_old(self, batch: Batch, live: Mapping[Reading, Tensor]) -> Batch:

@@ -23,7 +23,17 @@ from mmrl.app.commands.cache import cache
 from mmrl.app.commands.demo import DEMOS
 from mmrl.app.commands.engine import engine
 from mmrl.app.commands.help import InOrder, complete_config, complete_name
-from mmrl.app.errors import TRACEBACK, is_for_people, leave_loudly, printable, protect_streams, sentence, start
+from mmrl.app.errors import (
+    TRACEBACK,
+    StoppedExit,
+    is_for_people,
+    leave_loudly,
+    leave_now,
+    printable,
+    protect_streams,
+    sentence,
+    start,
+)
 
 app = typer.Typer(cls=InOrder, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 demo = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
@@ -70,6 +80,8 @@ def main() -> None:
         start.begin()
     try:
         app()
+    except StoppedExit:
+        leave_now(0)
     except BaseException as error:  # noqa: BLE001 - bugs are raised again
         if not is_for_people(error):
             leave_loudly(error)

@@ -16,7 +16,7 @@ from mmrl.engine.command import ServeCommand, serve_command
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 
-Kind = Literal["engine", "reward server", "trainers"]
+Kind = Literal["engine", "sampler", "reward server", "trainers"]
 HERE = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # servers that other machines reach ask for a token
 TENSOR_PARALLEL = "--tensor-parallel-size"
@@ -34,8 +34,9 @@ class Process:
     port: int
     """Where it listens; of trainers, where they meet."""
     url: str
-    """The address that answers once it is ready; empty for trainers."""
+    """The address that answers once it is ready; empty for trainers and samplers."""
     words: tuple[str, ...]
+    """Its command line; empty: the trainer starts it."""
     environment: tuple[tuple[str, str], ...] = ()
     """Variables of its own."""
     missing: str = ""
@@ -112,7 +113,7 @@ def place(resolved: Resolved, train: Sequence[str], hosts: Sequence[str], shippe
     refuse_same_ports(cluster, [*engines, *rewards])
     overrides = [*engine_overrides(config, [engine.url for engine in engines]), *reward_overrides(config, rewards, hosts)]
     trainers = [trainers_of(cluster, node, hosts, shipped, [*train, *overrides]) for node in range(cluster.nodes)]
-    return Placement(tuple(hosts), (*engines, *rewards, *trainers), tuple(overrides))
+    return Placement(tuple(hosts), (*engines, *rewards, *trainers, *samplers_of(cluster)), tuple(overrides))
 
 
 def place_engines(config: RunConfig, hosts: Sequence[str]) -> list[Process]:
@@ -133,7 +134,7 @@ def place_engines(config: RunConfig, hosts: Sequence[str]) -> list[Process]:
     found: list[Process] = []
     for number in range(cluster.engines):
         node, place = number % cluster.nodes, number // cluster.nodes
-        port, first = cluster.engine_port + place, cluster.trainers_per_node + place * cluster.gpus_per_engine
+        port, first = cluster.engine_port + place, cluster.cards_of_trainers + place * cluster.gpus_per_engine
         gpus = tuple(range(first, first + cluster.gpus_per_engine)) if cluster.gpus_per_node else ()
         command, missing = engine_command(policy, engine, port, cluster)
         url = f"http://{HERE if cluster.nodes == 1 else hosts[node]}:{port}"
@@ -159,7 +160,7 @@ def engine_command(policy: TextPolicyConfig, engine: EngineConfig, port: int, cl
 def place_rewards(cluster: ClusterConfig, specs: Sequence[RewardSpec], hosts: Sequence[str]) -> list[Process]:
     """The reward servers, on the first machine; their cards come last."""
     found: list[Process] = []
-    first = cluster.trainers_per_node + cluster.most_engines * cluster.gpus_per_engine
+    first = cluster.cards_of_trainers + cluster.most_engines * cluster.gpus_per_engine
     for number, spec in enumerate(specs):
         start = first + number * cluster.gpus_per_reward
         gpus = tuple(range(start, start + cluster.gpus_per_reward)) if cluster.gpus_per_node else ()
@@ -169,6 +170,13 @@ def place_rewards(cluster: ClusterConfig, specs: Sequence[RewardSpec], hosts: Se
         own = (("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus))),)
         found.append(Process(f"reward server {number}", "reward server", 0, gpus, spec.port, url, words, own))
     return found
+
+
+def samplers_of(cluster: ClusterConfig) -> list[Process]:
+    """The processes that the trainer starts, each on one of the cards after its own."""
+    cards = [0 if cluster.samplers_share else 1 + i for i in range(cluster.samplers)]
+    own = [(card,) if cluster.gpus_per_node else () for card in cards]
+    return [Process(f"sampler {i}", "sampler", 0, gpus, 0, "", ()) for i, gpus in enumerate(own)]
 
 
 def refuse_same_ports(cluster: ClusterConfig, servers: Sequence[Process]) -> None:
@@ -227,6 +235,6 @@ def trainers_of(cluster: ClusterConfig, node: int, hosts: Sequence[str], shipped
         words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(cluster.nodes), "--nproc_per_node", str(count)]
         words += ["--node_rank", str(node), "--master_addr", main, "--master_port", str(cluster.port)]
         words += ["-m", "mmrl", "train", *train]
-    gpus = tuple(range(count)) if cluster.gpus_per_node else ()
+    gpus = tuple(range(cluster.cards_of_trainers)) if cluster.gpus_per_node else ()
     own = (("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus))), ("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "4")))
     return Process("trainers" if count > 1 else "trainer", "trainers", node, gpus, cluster.port, "", tuple(words), own)

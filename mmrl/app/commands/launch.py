@@ -99,14 +99,20 @@ def lines_of(placement: Placement) -> list[str]:
     for node, host in enumerate(placement.hosts):
         lines.append(f"node {node} ({'this machine' if len(placement.hosts) == 1 else host})")
         for process in placement.of_node(node):
+            if process.kind == "sampler":
+                lines.append(f"  {process.name}: {place_of(process)}, started by the trainer, and again when it dies")
+                continue
             after = "starts first" if process.url or not servers else f"waits for {servers}"
-            place = f"GPU {ranges(process.gpus)}" if process.gpus else "no GPU"
-            lines.append(f"  {process.name}: {place}, port {process.port}, {after}")
+            lines.append(f"  {process.name}: {place_of(process)}, port {process.port}, {after}")
             lines += [f"    {name}={shlex.quote(shown(name, value))} \\" for name, value in process.environment]
             lines.append(f"    {shlex.join(process.words)}")
             lines += [f"    not on this machine: {process.missing}"] if process.missing else []
     lines.append("when the trainers end, or one of them fails, everything ends; a server that dies is started again")
     return lines
+
+
+def place_of(process: Process) -> str:
+    return f"GPU {ranges(process.gpus)}" if process.gpus else "no GPU"
 
 
 def shown(name: str, value: str) -> str:
@@ -123,7 +129,7 @@ def start(config: RunConfig, placement: Placement, given: LaunchArguments) -> in
 
     Raises ValueError: a port is taken, there are too few cards, a program or a key is missing, or a server did not start.
     """
-    mine = placement.of_node(given.node or 0)
+    mine = [process for process in placement.of_node(given.node or 0) if process.words]
     refuse_missing(config, mine, len(placement.hosts))
     cards = own_cards(max((max(process.gpus, default=-1) for process in mine), default=-1) + 1)
     folder = log_folder(config, given)

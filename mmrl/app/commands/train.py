@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RunConfig, as_table
 from mmrl.app.config.stages import Stage, chain_label, stage_at, stages_of
 from mmrl.app.config.tasks import one_line
-from mmrl.app.errors import printable, waiting
+from mmrl.app.errors import StoppedExit, printable, waiting
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import is_of_python
@@ -135,7 +134,7 @@ def run_training(resolved: Resolved, resume: Path | None = None, place: str = ""
     """Train what a config describes; a run that is stopped ends the program with 0."""
     run, job = run_job(resolved, resume, place, profile=profile)
     if job is not None and job.trainer.is_stopped:
-        sys.exit(0)
+        raise StoppedExit(0)
     return run
 
 

@@ -25,6 +25,5 @@ def with_values(resolved: Resolved, values: Mapping[str, object], origin: str) -
 def without_engine(resolved: Resolved) -> Resolved:
     """The run with its own network as writer, one step after the other: no server is needed to look at what was trained."""
     config = resolved.config
-    if not isinstance(config.policy, TextPolicyConfig):
-        return resolved
-    return replace(resolved, config=replace(config, ahead=0, policy=replace(config.policy, engine=None)))
+    policy = replace(config.policy, engine=None) if isinstance(config.policy, TextPolicyConfig) else config.policy
+    return replace(resolved, config=replace(config, ahead=0, policy=policy, cluster=replace(config.cluster, samplers=0)))

@@ -13,7 +13,7 @@ MOST_PROCESSES = 256
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """Machines and processes of a run that `mmrl launch` starts; `mmrl train` does not look at it."""
+    """Machines and processes of a run that `mmrl launch` starts; `mmrl train` looks at `samplers` alone."""
 
     nodes: Annotated[int, Range(1, 2**12)] = 1
     """Machines, all alike."""
@@ -29,6 +29,11 @@ class ClusterConfig:
     """Cards of each engine: more than one splits the model among them."""
     engine_port: Port = 8100
     """Of the first engine of every machine; the next ones count on from it."""
+    samplers: Annotated[int, Range(0, 256)] = 0
+    """Processes that draw an image generator's pictures with copies of its weights, started by the trainer, `mmrl train` too;
+    each takes a card of its own. 0 = the network that trains draws."""
+    samplers_share: bool = False
+    """True: samplers use the trainer's card, which pays where rewards take long and the card has memory for all."""
     rewards: tuple[str, ...] = ()
     """Specs of reward servers (`mmrl reward serve SPEC`), all on the first machine; the spec says the port."""
     gpus_per_reward: Cards = 0
@@ -52,21 +57,32 @@ class ClusterConfig:
                 f"cluster starts {max(self.trainers_per_node, self.most_engines)} processes of a kind on each machine, and at "
                 f"most {MOST_PROCESSES} are started: set cluster.nodes, or fewer trainers and engines"
             )
+        if self.samplers and self.trainers > 1:
+            raise ValueError(
+                f"cluster.samplers is {self.samplers}, and cluster.trainers {self.trainers}: samplers draw for one trainer: "
+                "set cluster.trainers = 1, or cluster.samplers = 0"
+            )
         if not self.gpus_per_node:
             if self.weights == "shards":
                 raise ValueError('cluster.weights is "shards", which needs cards: set cluster.gpus_per_node, or take replicas')
             return
-        wanted = self.trainers_per_node + self.most_engines * self.gpus_per_engine + len(self.rewards) * self.gpus_per_reward
+        engines, rewards = self.most_engines * self.gpus_per_engine, len(self.rewards) * self.gpus_per_reward
+        wanted = self.cards_of_trainers + engines + rewards
         if wanted > self.gpus_per_node:
             raise ValueError(
                 f"cluster.gpus_per_node is {self.gpus_per_node}, and the first node needs {wanted}: {self.trainers_per_node} for "
-                f"trainers, {self.most_engines * self.gpus_per_engine} for {self.most_engines} engine(s), "
-                f"{len(self.rewards) * self.gpus_per_reward} for {len(self.rewards)} reward server(s): start fewer, or more nodes"
+                f"trainers, {self.cards_of_trainers - self.trainers_per_node} for samplers, {engines} for {self.most_engines} "
+                f"engine(s), {rewards} for {len(self.rewards)} reward server(s): start fewer, or more nodes"
             )
 
     @property
     def trainers_per_node(self) -> int:
         return self.trainers // self.nodes
+
+    @property
+    def cards_of_trainers(self) -> int:
+        """Cards of a machine's trainers and of their samplers, which come first."""
+        return self.trainers_per_node + (0 if self.samplers_share else self.samplers)
 
     @property
     def most_engines(self) -> int:

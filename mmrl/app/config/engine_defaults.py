@@ -6,24 +6,28 @@ from dataclasses import fields
 from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.config.algorithm import DEFAULT_PRESET, presets
 from mmrl.app.toml.tables import Table, Values
+from mmrl.core.readings import OLD_LOGPROBS
 
 ORIGIN, FAST = "default with policy.engine", 'default with policy.quantized.kernels = "fast"'
+AHEAD = "default with ahead"
 """The origins of these values, as `mmrl show` prints them."""
 
 
 def add_engine_defaults(table: Table) -> None:
     """Let old be read again, and correct for the engine's own rounding, where the config does not speak of it.
 
-    An engine's kernels are others than the trainer's, and fast ones of weights in 4 bits differ with the number of rows: recorded
-    log-probabilities are not quite those that are read. The policy reads `old` itself, and old / rollout, clamped per token,
-    weighs every action.
+    Samples drawn ahead of training have other weights, an engine's kernels are others than the trainer's, and fast ones of
+    weights in 4 bits differ with the number of rows: recorded log-probabilities are not quite those that are read. The policy
+    reads `old` itself, and old / rollout, clamped per token, weighs every action.
     """
-    policy, algorithm = table.values.get("policy"), table.values.get("algorithm", {})
-    origin = origin_of(policy) if isinstance(policy, Mapping) else None
+    algorithm, origin = table.values.get("algorithm", {}), origin_of(table.values)
     if origin is None or not isinstance(algorithm, Mapping):
         return
     base = presets().get(str(algorithm.get("preset", DEFAULT_PRESET)))
     if base is None or algorithm.get("old", "reread") != "reread":
+        return
+    if origin == AHEAD and OLD_LOGPROBS not in base.all_reads:
+        # noised copies have no record that could be compared
         return
     said = set(algorithm)
     if not said:
@@ -35,8 +39,13 @@ def add_engine_defaults(table: Table) -> None:
         table.set(("algorithm", "importance"), [*map(as_entry, base.importance), correction], origin)
 
 
-def origin_of(policy: Mapping[str, object]) -> str | None:
-    """The setting of a [policy] table by which sampler and reader differ; None: there is none."""
+def origin_of(values: Mapping[str, object]) -> str | None:
+    """The setting of a config by which sampler and reader differ; None: there is none."""
+    policy, cluster = values.get("policy"), values.get("cluster")
+    if not isinstance(policy, Mapping):
+        return None
+    if values.get("ahead") and isinstance(cluster, Mapping) and cluster.get("samplers"):
+        return AHEAD
     quantized = policy.get("quantized")
     if isinstance(policy.get("engine"), Mapping):
         return ORIGIN

@@ -19,6 +19,7 @@ Model = TypeVar("Model", bound=Policy)
 
 if TYPE_CHECKING:
     from mmrl.policies.shared.call_log import DryRun
+    from mmrl.policies.shared.workers.settings import SamplerSettings
 
 
 @dataclass(frozen=True)
@@ -156,8 +157,9 @@ class Modality(Protocol[Settings, Model]):
         ema_decay: Callable[[int], float] | None,
         views: Mapping[str, View],
         worlds: Worlds | None = None,
+        samplers: "SamplerSettings | None" = None,
     ) -> Model:
-        """The policy, and the worlds that answer its turns; ValueError where its samples have none."""
+        """The policy, with the worlds that answer its turns and the processes that sample; ValueError where it takes none."""
         ...
 
     def build_dry_run(

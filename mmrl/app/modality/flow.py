@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mmrl.policies.flow.families.base import FlowFamily
     from mmrl.policies.flow.policy import FlowPolicy
     from mmrl.policies.shared.call_log import DryRun
+    from mmrl.policies.shared.workers.settings import SamplerSettings
 
 EVALUATION_STEPS = 28
 LOOK_AHEAD = 100
@@ -146,16 +147,21 @@ class FlowModality:
         ema_decay: Callable[[int], float] | None,
         views: Mapping[str, View],
         worlds: Worlds | None = None,
+        samplers: "SamplerSettings | None" = None,
     ) -> "FlowPolicy":
         from diffusers.utils import logging
 
+        from mmrl.policies.flow.parts import FlowParts
         from mmrl.policies.flow.policy import FlowPolicy
+        from mmrl.policies.flow.write.remote import remote_generator
+        from mmrl.policies.shared.weights import USUAL_DECAY
 
         if worlds is not None:
             raise ValueError("policy.kind is 'flow', whose pictures are drawn in one go: remove [environment]")
         if not sys.stderr.isatty():
             logging.disable_progress_bar()
-        return FlowPolicy(policy, shadows) if ema_decay is None else FlowPolicy(policy, shadows, ema_decay)
+        parts = FlowParts() if samplers is None else FlowParts(generator=remote_generator(samplers))
+        return FlowPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, parts)
 
     def build_dry_run(
         self, policy: FlowPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None

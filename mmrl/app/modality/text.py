@@ -18,6 +18,7 @@ from mmrl.training.evaluate import Variant
 
 if TYPE_CHECKING:
     from mmrl.policies.shared.call_log import DryRun
+    from mmrl.policies.shared.workers.settings import SamplerSettings
     from mmrl.policies.text.policy import TextPolicy
 
 IDLE_COLUMNS = ("system", "system_prompt", "temperature", "top_p", "max_tokens", "max_new_tokens", "stop")
@@ -118,6 +119,7 @@ class TextModality:
         ema_decay: Callable[[int], float] | None,
         views: Mapping[str, View],
         worlds: Worlds | None = None,
+        samplers: "SamplerSettings | None" = None,
     ) -> "TextPolicy":
         from mmrl.engine.generator import text_parts
         from mmrl.policies.shared.weights import USUAL_DECAY

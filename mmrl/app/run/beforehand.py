@@ -19,6 +19,7 @@ from mmrl.core.sources import first_of_each
 from mmrl.core.types import Prompt
 from mmrl.engine.command import resolve_sync
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.shared.workers.settings import SamplerSettings
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.scorers.sizes import HoldsModels
@@ -61,6 +62,7 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     check_environment(config, ranks)
     check_quantized(config.policy, ranks)
     check_axes(config)
+    check_samplers(config, ranks)
     check_ahead(config, ranks)
     warn_of_idle_settings(config)
 
@@ -94,6 +96,28 @@ def check_axes(config: RunConfig) -> None:
         )
 
 
+def check_samplers(config: RunConfig, ranks: Ranks) -> None:
+    """Refuse processes that sample where they cannot have the policy's model, its weights or a card."""
+    count, policy = config.cluster.samplers, config.policy
+    if not count:
+        return
+    reasons = {
+        "policy.kind is 'text', and they draw pictures: add [policy.engine], or set cluster.samplers = 0": (
+            not isinstance(policy, FlowPolicyConfig)
+        ),
+        f"the run has {ranks.world} processes that train, and they draw for one: start one, or set cluster.samplers = 0": (
+            ranks.world > 1
+        ),
+        "policy.family is a file of your own, which they do not load: leave policy.family out, or set cluster.samplers = 0": (
+            isinstance(policy, FlowPolicyConfig) and policy.family is not None
+        ),
+    }
+    for reason in [reason for reason, holds in reasons.items() if holds]:
+        raise ValueError(f"cluster.samplers is {count}, and {reason}")
+    if ranks.accelerator is not None and ranks.accelerator.device.type == "cuda":
+        SamplerSettings(count, shares=config.cluster.samplers_share).places()
+
+
 def check_ahead(config: RunConfig, ranks: Ranks) -> None:
     """Refuse sampling ahead of training where the network that trains would have to sample."""
     if not config.ahead:
@@ -101,8 +125,10 @@ def check_ahead(config: RunConfig, ranks: Ranks) -> None:
     policy = config.policy if isinstance(config.policy, TextPolicyConfig) else None
     engine = None if policy is None else policy.engine
     broadcasts = policy is not None and engine is not None and resolve_sync(policy, engine) == "broadcast"
+    draws = isinstance(config.policy, FlowPolicyConfig)
     reasons = {
-        "there is no [policy.engine], so the network that trains writes": engine is None,
+        "there is no [policy.engine], so the network that trains writes": engine is None and not draws,
+        "cluster.samplers is 0, so the network that trains draws": draws and not config.cluster.samplers,
         "policy.engine.sleep has servers rest while the policy trains": engine is not None and engine.sleep,
         'policy.engine.sync = "broadcast" keeps one version of the weights, so it allows 1': broadcasts and config.ahead > 1,
         "the run is a chain of stages": bool(config.stage),

@@ -39,6 +39,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.sources import Sources, StreamedSources, first_of_each
 from mmrl.core.types import Prompt
 from mmrl.data.validate import Report, check
+from mmrl.policies.shared.workers.settings import SamplerSettings
 from mmrl.runtime.cache import cache_folder, note_use
 from mmrl.runtime.process_state import keep_random_state, seed
 from mmrl.runtime.repeating import bit_for_bit
@@ -117,7 +118,14 @@ def build(
     torch.manual_seed(config.seed)
     if after is None:
         with ranks.main_first(to_fetch), waiting(f"loading model {resolved.config.policy.model}"):
-            policy = build_policy(config.policy, shadows_of(config, algorithm), algorithm.ema_decay, algorithm.views, worlds)
+            policy = build_policy(
+                config.policy,
+                shadows_of(config, algorithm),
+                algorithm.ema_decay,
+                algorithm.views,
+                worlds,
+                samplers_of(config),
+            )
     else:
         policy = stage_policy(after.policy, config, algorithm)
     algorithm.check(policy)
@@ -246,8 +254,15 @@ def build_policy(
     ema_decay: Callable[[int], float] | None = None,
     views: Mapping[str, View] = MappingProxyType({}),
     worlds: Worlds | None = None,
+    samplers: SamplerSettings | None = None,
 ) -> Policy:
-    return modality_of(config).build(config, shadows, ema_decay, views, worlds)
+    return modality_of(config).build(config, shadows, ema_decay, views, worlds, samplers)
+
+
+def samplers_of(config: RunConfig) -> SamplerSettings | None:
+    """The processes that sample for the one that trains; None: there are none."""
+    cluster = config.cluster
+    return SamplerSettings(cluster.samplers, cluster.restarts, cluster.samplers_share) if cluster.samplers else None
 
 
 def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:

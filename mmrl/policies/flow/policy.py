@@ -36,10 +36,11 @@ from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join
 from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
 from mmrl.policies.flow.write.given import refuse_given
+from mmrl.policies.flow.write.remote import write_all
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import wrap_module
 from mmrl.policies.shared.tf32 import switch_tf32
-from mmrl.policies.shared.weights import USUAL_DECAY, Decay, check_reading
+from mmrl.policies.shared.weights import USUAL_DECAY, Decay, Publication, check_reading, publish
 from mmrl.runtime.spans import in_span
 
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
@@ -79,7 +80,7 @@ class FlowPolicy(PolicyHooks):
         self.ranks = Ranks()
         self.file = SingleFile(config).fingerprint() if is_single(config) else ""
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
-        self._followed = False
+        self._followed = self._publishes = False
         self.forward, self.decoder = parts.forward(self), parts.decoder(self)
         self.generator = parts.generator(self)
 
@@ -109,6 +110,12 @@ class FlowPolicy(PolicyHooks):
         self.weights.follow()
         self._followed = False
 
+    def publish(self, version: int | None = None) -> Publication:
+        """See Publishing. From the first call on rollouts may be drawn in another thread than the one that trains."""
+        self._publishes = True
+        self.net.uploads.clear()
+        return publish(self.generator, self.weights.num_updates if version is None else version)
+
     def begin_stage(self, shadows: Iterable[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]) -> None:
         self.ema_decay = USUAL_DECAY if ema_decay is None else ema_decay
         updates = self.weights.num_updates
@@ -130,7 +137,8 @@ class FlowPolicy(PolicyHooks):
                 "the plan's base_from finishes with the reference's weights, which this policy keeps none of: make it "
                 'with shadows = ["ref"]'
             )
-        self.net.uploads.clear()
+        if not self._publishes:
+            self.net.uploads.clear()
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)
             self._followed = True
@@ -144,7 +152,7 @@ class FlowPolicy(PolicyHooks):
             missing = self.ranks.forwards(len(own)) - len(own)
             if own or missing:
                 with self.weights.swapped_in(model):
-                    sampled += [self.generator.write(part, self._sigma_table(plan, size)) for size, part in own]
+                    sampled += write_all(self.generator, [(part, self._sigma_table(plan, size)) for size, part in own])
                     idle += [self.generator.write(stand_in, self._sigma_table(plan)) for _ in range(missing)]
         if sampled:
             return assemble(sampled, requests)

@@ -293,6 +293,33 @@ class FollowsWeights(Protocol):
         ...
 
 
+Publication = tuple[int, Callable[[], None], Callable[[], None]]
+"""The number of weights that were set aside, a call by which they write from then on, and one that gives up what is written."""
+
+
+@runtime_checkable
+class Publishing(Protocol):
+    """A generator with weights of its own, which may write with earlier ones while the live ones move."""
+
+    def publish(self, version: int) -> Publication:
+        """Set the live weights aside under this number; see Publication."""
+        ...
+
+
+def publish(generator: FollowsWeights, version: int) -> Publication:
+    """Let a generator set the live weights aside.
+
+    Raises:
+        ValueError: it samples with the network that trains.
+    """
+    if not isinstance(generator, Publishing):
+        raise ValueError(
+            "ahead is above 0, and the network that trains samples: add [policy.engine] to a model that writes, or "
+            "cluster.samplers to an image generator, or set ahead = 0"
+        )
+    return generator.publish(version)
+
+
 def put_aside(weight: Tensor, rest: Rest) -> Tensor:
     """A copy of a weight, on its device or in the machine's memory."""
     return weight.clone() if rest == "device" else weight.to("cpu", copy=True)

@@ -19,7 +19,7 @@ from mmrl.core.types import Batch, Branch, Prompt, Reading, Request, Rollouts, S
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import reshard, wrap_module
-from mmrl.policies.shared.weights import USUAL_DECAY, Decay
+from mmrl.policies.shared.weights import USUAL_DECAY, Decay, Publication, publish
 from mmrl.policies.text.check.turns import check_worlds
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.loading import banned_tokens, writer_of
@@ -37,7 +37,7 @@ from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
 from mmrl.policies.text.vision.cache import cache_of
 from mmrl.policies.text.write.dialogue import write_given
 from mmrl.policies.text.write.episodes import Player, check_episodes
-from mmrl.policies.text.write.generate import HotSampling, Publication, publish, rest, wake
+from mmrl.policies.text.write.generate import HotSampling, rest, wake
 from mmrl.policies.text.write.prefix import append
 from mmrl.policies.text.write.rollout import (
     PromptCache,

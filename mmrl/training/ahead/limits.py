@@ -29,7 +29,7 @@ def reason_for_none(algorithm: Algorithm) -> str:
         return f"{kind} plans by what the step before trained on"
     if planner.inspects or planner.views:
         return f"{kind} looks at samples with the network that trains meanwhile"
-    return "a generator's samples are drawn by the network that trains" if algorithm.schedule is not None else ""
+    return ""
 
 
 def refuse_lag(algorithm: Algorithm, ahead: int) -> None:

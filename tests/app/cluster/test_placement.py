@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.cluster.placement import Placement, place
+from mmrl.app.commands.launch import lines_of
 from mmrl.app.config import run as configs
 from mmrl.app.plugins.resolve import shipped_folder
 from tests.support.fake_engines import make_environment
@@ -46,6 +47,20 @@ def test_one_node_of_eight_cards(tmp_path: Path, spec: str):
         'policy.engine.url=["http://127.0.0.1:8100"]',
         *('policy.engine.environment=""', "policy.engine.port=0", 'policy.engine.devices=""', "policy.engine.options=[]"),
     )
+
+
+def test_samplers_have_the_cards_after_their_trainers_which_starts_them():
+    words = ["cluster={gpus_per_node=4, samplers=2}"]
+    placement = place(configs.load("tiny/flow", words), ["tiny/flow", *words], ["127.0.0.1"], shipped_folder("configs"))
+    assert [(p.name, p.gpus, bool(p.words)) for p in placement.processes] == [
+        ("trainer", (0, 1, 2), True),
+        ("sampler 0", (1,), False),
+        ("sampler 1", (2,), False),
+    ]
+    assert lines_of(placement)[-3:-1] == [
+        "  sampler 0: GPU 1, started by the trainer, and again when it dies",
+        "  sampler 1: GPU 2, started by the trainer, and again when it dies",
+    ]
 
 
 def test_two_nodes_share_engines_and_the_first_one_has_the_rewards(spec: str):

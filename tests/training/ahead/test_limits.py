@@ -1,16 +1,19 @@
 """How far ahead methods may be sampled, and the sentences that refuse a config before its model is loaded."""
 
+from pathlib import Path
+
 import pytest
 
 from mmrl.algorithms.presets import PRESETS
 from mmrl.app.config.run import load
 from mmrl.app.run.beforehand import look_at_settings
 from mmrl.core.ranks import Ranks
+from mmrl.policies.shared.workers.settings import SamplerSettings
 from mmrl.training.ahead.limits import max_ahead
 from tests.support.fakes import FakeAccelerator
 
 ENGINE = 'policy.engine.url=["http://127.0.0.1:9"]'
-AHEAD = {"grpo": 1, "dapo": 1, "gspo": 1, "remix": 0, "t_grpo": 0, "arpo_gui": 0, "hapo": 0, "flow_grpo": 0}
+AHEAD = {"grpo": 1, "dapo": 1, "gspo": 1, "remix": 0, "t_grpo": 0, "arpo_gui": 0, "hapo": 0, "flow_grpo": 1, "diffusion_nft": 1}
 
 
 @pytest.mark.parametrize("name", AHEAD)
@@ -36,6 +39,36 @@ def test_what_cannot_be_sampled_ahead_is_refused(overrides: tuple[str, ...], wor
     config = load("tiny/image", ["ahead=1", *overrides]).config
     with pytest.raises(ValueError, match=f"ahead is [12], and .*{words}"):
         look_at_settings(config, Ranks())
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "words"),
+    [
+        ("tiny/flow", ("ahead=1",), "ahead is 1, and cluster.samplers is 0, so the network that trains draws: change that"),
+        ("tiny/image", ("cluster.samplers=1",), "cluster.samplers is 1, and policy.kind is 'text', and they draw pictures"),
+        ("tiny/flow", ("cluster.samplers=1", "policy.family=./mine.py:Mine"), "policy.family is a file of your own"),
+        ("tiny/flow", ("cluster.samplers=1", "algorithm.importance=[]", "ahead=2"), "allows 1: nothing in it corrects"),
+    ],
+)
+def test_what_samplers_cannot_do_is_refused(config: str, overrides: tuple[str, ...], words: str, tmp_path: Path):
+    (tmp_path / "mine.py").write_text("class Mine:\n    pass\n")
+    resolved = load(config, [word.replace("./mine.py", f"{tmp_path}/mine.py") for word in overrides])
+    with pytest.raises(ValueError, match=words):
+        look_at_settings(resolved.config, Ranks())
+
+
+def test_samplers_draw_for_one_trainer_on_cards_of_their_own(monkeypatch: pytest.MonkeyPatch):
+    config = load("tiny/flow", ["ahead=2", "cluster.samplers=2"]).config
+    look_at_settings(config, Ranks())
+    assert max_ahead(config.algorithm.algorithm) == 2, "by the correction that comes with a lag"
+    with pytest.raises(ValueError, match=r"cluster.samplers is 2, and the run has 2 processes that train"):
+        look_at_settings(config, Ranks(FakeAccelerator(2)))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    with pytest.raises(ValueError, match=r"this process sees 2 card\(s\), one of which trains: .* cluster.samplers_share = true"):
+        SamplerSettings(2).places()
+    assert [place.card for place in SamplerSettings(1).places()] == ["6"]
+    assert [place.card for place in SamplerSettings(2, shares=True).places()] == ["4", "4"]
 
 
 def test_several_processes_are_refused():

@@ -74,30 +74,6 @@ def rest(generator: Generator) -> None:
         generator.rest()
 
 
-Publication = tuple[int, Callable[[], None], Callable[[], None]]
-"""The number of weights that were set aside, a call by which they write from then on, and one that gives up what is written."""
-
-
-@runtime_checkable
-class Publishing(Protocol):
-    """A generator with weights of its own, which may write with earlier ones while the live ones move."""
-
-    def publish(self, version: int) -> Publication:
-        """Set the live weights aside under this number; see Publication."""
-        ...
-
-
-def publish(generator: Generator, version: int) -> Publication:
-    """Let a generator set the live weights aside.
-
-    Raises:
-        ValueError: it writes with the network that trains.
-    """
-    if not isinstance(generator, Publishing):
-        raise ValueError("ahead is above 0, and the network that trains writes: add [policy.engine], or set ahead = 0")
-    return generator.publish(version)
-
-
 @dataclass(frozen=True)
 class Completions:
     """Written completions, on the CPU."""

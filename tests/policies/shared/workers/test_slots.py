@@ -1,0 +1,39 @@
+"""Weights cross between processes whole and by their version, or not at all."""
+
+import pickle
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from mmrl.policies.shared.workers.slots import HEAD, Slots, TornWeightsError, buffer_of
+
+WEIGHTS = [torch.arange(6.0).reshape(2, 3), torch.ones(3, dtype=torch.bfloat16), torch.zeros(0, 4)]
+
+
+@pytest.fixture
+def slots() -> Iterator[Slots]:
+    made = Slots.for_weights(WEIGHTS)
+    yield made
+    made.free()
+
+
+def test_each_slot_gives_back_what_was_written(slots: Slots):
+    other: Slots = pickle.loads(pickle.dumps(slots))  # noqa: S301 - our own bytes
+    slots.write(0, 3, WEIGHTS)
+    slots.write(1, 4, [-weight for weight in WEIGHTS])
+    for place, version, sign in ((0, 3, 1), (1, 4, -1)):
+        into = [torch.full_like(weight, 7) for weight in WEIGHTS]
+        other.read(place, version, into)
+        assert all(torch.equal(found, sign * weight) for found, weight in zip(into, WEIGHTS, strict=True))
+
+
+def test_a_lost_a_torn_and_a_replaced_publication_are_refused(slots: Slots):
+    into = [torch.empty_like(weight) for weight in WEIGHTS]
+    with pytest.raises(TornWeightsError, match="version 3, and the memory it shares with the trainer holds -1 to -1"):
+        slots.read(0, 3, into)
+    slots.write(0, 3, WEIGHTS)
+    HEAD.pack_into(buffer_of(slots.name), 0, 4, 3)
+    for version in (3, 4):
+        with pytest.raises(TornWeightsError, match="holds 4 to 3: a publication was lost, written in part or replaced too early"):
+            slots.read(0, version, into)
