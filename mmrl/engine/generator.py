@@ -96,8 +96,6 @@ class VllmGenerator:
         From then on the policy's own network writes under other weights than the live ones alone.
         """
         self._publishes = True
-        if self.fleet is not None:
-            self.fleet.begin()
         update, probe = self._set_aside(version)
 
         def hold() -> None:
@@ -108,8 +106,8 @@ class VllmGenerator:
         return version, hold, self.fleet.leave
 
     def _set_aside(self, version: int) -> tuple[Update, Probe]:
-        if self.fleet is None:
-            self.fleet = self._open()
+        self.fleet = self.fleet or self._open()
+        self.fleet.begin()
         self.wake()
         update = Update(f"{self.run}-{version}", self.folder / f"{self.run}-{version}")
         self.sync.save(self.host, update)

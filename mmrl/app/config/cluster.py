@@ -70,9 +70,9 @@ class ClusterConfig:
         wanted = self.cards_of_trainers + engines + rewards
         if wanted > self.gpus_per_node:
             raise ValueError(
-                f"cluster.gpus_per_node is {self.gpus_per_node}, and the first node needs {wanted}: {self.trainers_per_node} for "
-                f"trainers, {self.cards_of_trainers - self.trainers_per_node} for samplers, {engines} for {self.most_engines} "
-                f"engine(s), {rewards} for {len(self.rewards)} reward server(s): start fewer, or more nodes"
+                f"cluster.gpus_per_node is {self.gpus_per_node}, and the first node needs {wanted}: {self.cards_of_trainers} for "
+                f"trainers{' and samplers' if self.samplers else ''}, {engines} for {self.most_engines} engine(s), "
+                f"{rewards} for {len(self.rewards)} reward server(s): start fewer, or more nodes"
             )
 
     @property

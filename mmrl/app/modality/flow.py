@@ -153,7 +153,7 @@ class FlowModality:
 
         from mmrl.policies.flow.parts import FlowParts
         from mmrl.policies.flow.policy import FlowPolicy
-        from mmrl.policies.flow.write.remote import remote_generator
+        from mmrl.policies.flow.sampler import remote_generator
         from mmrl.policies.shared.weights import USUAL_DECAY
 
         if worlds is not None:

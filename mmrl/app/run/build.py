@@ -118,14 +118,7 @@ def build(
     torch.manual_seed(config.seed)
     if after is None:
         with ranks.main_first(to_fetch), waiting(f"loading model {resolved.config.policy.model}"):
-            policy = build_policy(
-                config.policy,
-                shadows_of(config, algorithm),
-                algorithm.ema_decay,
-                algorithm.views,
-                worlds,
-                samplers_of(config),
-            )
+            policy = policy_of_run(config, algorithm, worlds)
     else:
         policy = stage_policy(after.policy, config, algorithm)
     algorithm.check(policy)
@@ -257,6 +250,12 @@ def build_policy(
     samplers: SamplerSettings | None = None,
 ) -> Policy:
     return modality_of(config).build(config, shadows, ema_decay, views, worlds, samplers)
+
+
+def policy_of_run(config: RunConfig, algorithm: Algorithm, worlds: Worlds | None) -> Policy:
+    """The policy that trains, with what the run keeps beside its weights and who samples for it."""
+    kept, samplers = shadows_of(config, algorithm), samplers_of(config)
+    return build_policy(config.policy, kept, algorithm.ema_decay, algorithm.views, worlds, samplers)
 
 
 def samplers_of(config: RunConfig) -> SamplerSettings | None:

@@ -1,18 +1,15 @@
 """Images that other processes draw, with the policy's own weights of some version, equal to the bit."""
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, cast, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from mmrl.core.types import Request
 from mmrl.policies.flow.host import FlowHost
-from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.trace import SigmaTable
 from mmrl.policies.flow.write.generate import Generator, LocalGenerator, Sampled
 from mmrl.policies.shared.weights import Publication, Weights
@@ -25,40 +22,6 @@ from mmrl.runtime.workers import WorkerProcess
 Part = tuple[Sequence[Request], SigmaTable]
 
 
-class FlowSampler:
-    """The call that a sampling process answers: a policy of the same config, with the weights that a slot holds."""
-
-    def __init__(self, config: FlowPolicyConfig, slots: Slots, place: Place) -> None:
-        self.config, self.slots, self.place = config, slots, place
-
-    def prepare(self) -> None:
-        """Load the model, once the process has started."""
-        self.place.enter()
-        from accelerate import Accelerator
-        from diffusers.utils import logging as drawing
-        from tqdm import tqdm
-        from transformers.utils import logging as words
-
-        from mmrl.policies.flow.policy import FlowPolicy
-
-        # tqdm's own lock is a semaphore of the machine, which stays behind where a process is killed
-        tqdm.set_lock(threading.RLock())
-        for library in (words, drawing):
-            library.disable_progress_bar()
-        self.policy = FlowPolicy(self.config)
-        self.policy.prepare(Accelerator(cpu=not self.place.card))
-
-    @torch.no_grad()
-    def __call__(self, place: int, version: int, requests: Sequence[Request], sigma_table: SigmaTable) -> Sampled:
-        """A chunk, drawn with the weights of a version; what only the drawing itself needs stays behind."""
-        policy = self.policy
-        self.slots.read(place, version, list(policy.weights.named.values()))
-        policy.weights.num_updates = version
-        policy.net.uploads.clear()
-        drawn = policy.generator.write(requests, sigma_table)
-        return replace(drawn, requests=(), trajectory=replace(drawn.trajectory, states=(), means=()))
-
-
 class RemoteGenerator:
     """Draws in other processes; under weights other than the live ones with the network that trains.
 
@@ -67,8 +30,9 @@ class RemoteGenerator:
 
     exact = True
 
-    def __init__(self, host: FlowHost, settings: SamplerSettings) -> None:
-        self.host, self.settings, self.local = host, settings, LocalGenerator(host)
+    def __init__(self, host: FlowHost, settings: SamplerSettings, make: Callable[[Slots, Place], Callable[..., Sampled]]) -> None:
+        """`make` gives the call that a process at a place answers, with the weights of these slots."""
+        self.host, self.settings, self.make, self.local = host, settings, make, LocalGenerator(host)
         self.crew: Crew | None = None
         self.slots: Slots | None = None
         self.version, self.place = -1, 0
@@ -131,8 +95,7 @@ class RemoteGenerator:
         if self.crew is None:
             places = self.settings.places()
             self.slots = Slots.for_weights(list(self.host.weights.named.values()))
-            samplers = [FlowSampler(self.host.config, self.slots, place) for place in places]
-            self.crew = Crew([WorkerProcess(one) for one in samplers], self.settings.restarts)
+            self.crew = Crew([WorkerProcess(self.make(self.slots, place)) for place in places], self.settings.restarts)
             weakref.finalize(self, close, self.crew, self.slots)
         return self.crew
 
@@ -152,7 +115,7 @@ def write_all(generator: Generator, parts: Sequence[Part]) -> list[Sampled]:
 
 
 def chunks_of(requests: Sequence[Request], most: int) -> Iterator[list[Request]]:
-    """Whole requests in their order, of at most so many rows together, or one alone."""
+    """Whole requests in their order, of at most `most` rows together, or one alone."""
     chunk, rows = list[Request](), 0
     for request in requests:
         if chunk and rows + request.count > most:
@@ -162,11 +125,6 @@ def chunks_of(requests: Sequence[Request], most: int) -> Iterator[list[Request]]
         rows += request.count
     if chunk:
         yield chunk
-
-
-def remote_generator(settings: SamplerSettings) -> Callable[[FlowHost], Generator]:
-    """The part of a policy whose images these processes draw."""
-    return lambda host: RemoteGenerator(host, settings)
 
 
 def close(crew: Crew, slots: Slots) -> None:
