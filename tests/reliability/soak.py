@@ -46,7 +46,8 @@ KINDS: dict[str, tuple[str, list[str]]] = {
         [*EVERY_STEP, SHORT[0], SHORT[1], *MOVING, "algorithm.minibatches=2", "ahead=2", "cluster.samplers=1"],
     ),
 }
-"""Config and overrides: averaged weights, an adapter, a moving learning rate, shuffled minibatches, several epochs of data; `ahead`: drawn by a process beside the trainer."""
+"""Config and overrides: averaged weights, an adapter, a moving learning rate, shuffled minibatches, several epochs of data;
+`ahead`: drawn by a process beside the trainer."""
 SUITE = ("text", "video", "flow")
 """The kinds that the test suite kills; in the others every attempt loads a model twice."""
 

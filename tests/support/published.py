@@ -25,6 +25,8 @@ class PublishingPolicy(fakes.FakeTextPolicy):
     """Called with `rollout` and with `read` where a card would be busy."""
     lost: frozenset[int] = frozenset()
     """Publications that never arrive, counted from 0."""
+    twice: frozenset[int] = frozenset()
+    """Publications that are applied twice."""
     given: int = -1
     """The version that the copy has."""
     num_updates: int = 0
@@ -44,7 +46,7 @@ class PublishingPolicy(fakes.FakeTextPolicy):
         def hold() -> None:
             if place not in self.lost:
                 self.copy.nets["policy"].load_state_dict(weights)
-                self.given = number
+                self.given = number + (place in self.twice)
 
         return number, hold, lambda: None
 

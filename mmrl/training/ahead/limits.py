@@ -1,9 +1,19 @@
 """How far ahead of its training each method may be sampled."""
 
+from typing import Protocol, runtime_checkable
+
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.hooks import PlannerHooks, TermHooks, defines, with_hooks
 
 PREVIOUS = "previous"
+
+
+@runtime_checkable
+class SamplesWith(Protocol):
+    """A planner whose samples are drawn with weights of this name."""
+
+    @property
+    def model(self) -> str: ...
 
 
 def max_ahead(algorithm: Algorithm) -> int:
@@ -29,6 +39,8 @@ def reason_for_none(algorithm: Algorithm) -> str:
         return f"{kind} plans by what the step before trained on"
     if planner.inspects or planner.views:
         return f"{kind} looks at samples with the network that trains meanwhile"
+    if isinstance(algorithm.planner, SamplesWith) and algorithm.planner.model != "policy":
+        return f"{kind} samples with the weights {algorithm.planner.model!r}, which the network has that trains meanwhile"
     return ""
 
 

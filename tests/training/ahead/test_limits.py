@@ -13,7 +13,18 @@ from mmrl.training.ahead.limits import max_ahead
 from tests.support.fakes import FakeAccelerator
 
 ENGINE = 'policy.engine.url=["http://127.0.0.1:9"]'
-AHEAD = {"grpo": 1, "dapo": 1, "gspo": 1, "remix": 0, "t_grpo": 0, "arpo_gui": 0, "hapo": 0, "flow_grpo": 1, "diffusion_nft": 1}
+AHEAD = {
+    "grpo": 1,
+    "dapo": 1,
+    "gspo": 1,
+    "remix": 0,
+    "t_grpo": 0,
+    "arpo_gui": 0,
+    "hapo": 0,
+    "flow_grpo": 1,
+    "diffusion_nft": 0,
+    "awm": 1,
+}
 
 
 @pytest.mark.parametrize("name", AHEAD)
@@ -31,6 +42,7 @@ def test_presets_know_how_far(name: str):
             (ENGINE, "algorithm.preset=remix"),
             "allows 0: BetweenReferences changes its reference at the end of a step; set ahead = 0",
         ),
+        ((ENGINE, "algorithm.preset=t_grpo"), "allows 0: Probed looks at samples with the network that trains meanwhile"),
         ((ENGINE, "algorithm.preset=hapo"), "allows 0: ByDoubt plans by what the step before trained on"),
         ((ENGINE, "algorithm.importance=[]", "ahead=2"), "allows 1: nothing in it corrects"),
     ],
@@ -48,6 +60,11 @@ def test_what_cannot_be_sampled_ahead_is_refused(overrides: tuple[str, ...], wor
         ("tiny/image", ("cluster.samplers=1",), "cluster.samplers is 1, and policy.kind is 'text', and they draw pictures"),
         ("tiny/flow", ("cluster.samplers=1", "policy.family=./mine.py:Mine"), "policy.family is a file of your own"),
         ("tiny/flow", ("cluster.samplers=1", "algorithm.importance=[]", "ahead=2"), "allows 1: nothing in it corrects"),
+        (
+            "tiny/flow",
+            ("cluster.samplers=1", "algorithm.planner={kind='SampleFrom', model='ref'}", "ahead=1"),
+            "allows 0: SampleFrom samples with the weights 'ref', which the network has that trains meanwhile",
+        ),
     ],
 )
 def test_what_samplers_cannot_do_is_refused(config: str, overrides: tuple[str, ...], words: str, tmp_path: Path):

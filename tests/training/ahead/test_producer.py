@@ -130,10 +130,16 @@ def test_a_stop_within_a_step_loses_nothing(monkeypatch: pytest.MonkeyPatch):
     assert torch.equal(run(again), whole)
 
 
-def test_a_lost_publication_is_refused_by_name():
-    trainer = make(1, policy=PublishingPolicy(lost=frozenset({2})))
-    with pytest.raises(OtherVersionError, match=r"step 4: .* version 1, and ahead = 1 says 2"):
-        trainer.fit()
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ({"lost": frozenset({2})}, r"step 4: .* version 1, and ahead = 1 says 2: an update was lost"),
+        ({"twice": frozenset({2})}, r"step 4: .* version 3, and ahead = 1 says 2: .* or given twice"),
+    ],
+)
+def test_a_publication_that_is_lost_or_applied_twice_is_refused_by_name(fault: dict[str, Any], words: str):
+    with pytest.raises(OtherVersionError, match=words):
+        make(1, policy=PublishingPolicy(**fault)).fit()
 
 
 def test_errors_of_the_thread_reach_the_trainer_with_their_trace():
