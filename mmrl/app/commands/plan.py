@@ -194,7 +194,7 @@ def print_geometry(made: Plan) -> None:
         **({"largest step": f"{sizes_text(made.heaviest)}: memory is counted for it"} if made.heaviest else {}),
         **({"episodes": made.episode} if made.episode else {}),
         **(
-            {"sampling": f"beside training, {config.ahead} step(s) ahead: the engine needs cards of its own"}
+            {"sampling": f"beside training, {config.ahead} step(s) ahead: engines and samplers need cards of their own"}
             if config.ahead
             else {}
         ),

@@ -280,7 +280,7 @@ def waiting(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         yield (
             "trainer_idle",
             f"training waited for samples {share:.0%} of the time of the last {limits.window} steps: add engines "
-            "(policy.engine.url), look for slow rewards, or set ahead = 2 if steps take unequally long",
+            "(policy.engine.url) or cluster.samplers, look for slow rewards, or set ahead = 2 if steps take unequally long",
         )
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from shutil import disk_usage
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ HEAD = struct.Struct("qq")
 """Version before and after the weights of a slot: unlike while they are written."""
 ALIGNED = 64
 NOTHING = -1
+SHARED = Path("/dev/shm")
 
 
 class TornWeightsError(UnavailableError):
@@ -37,9 +40,19 @@ class Slots:
 
     @classmethod
     def for_weights(cls, weights: Sequence[Tensor]) -> "Slots":
-        """New memory, which `free` gives back."""
+        """New memory, which `free` gives back.
+
+        Raises:
+            ValueError: the machine has not enough of it.
+        """
         dtypes, shapes = tuple(weight.dtype for weight in weights), tuple(tuple(weight.shape) for weight in weights)
         size = cls("", dtypes, shapes).size
+        room = disk_usage(SHARED).free if SHARED.exists() else 2 * size
+        if room < 2 * size:
+            raise ValueError(
+                f"samplers are given the weights through {2 * size / 2**20:.0f} MiB of shared memory, and {SHARED} has "
+                f"{room / 2**20:.0f} MiB: give the container more (docker run --shm-size), or set cluster.samplers = 0"
+            )
         memory = SharedMemory(create=True, size=2 * size)
         found = cls(memory.name, dtypes, shapes)
         for place in (0, 1):

@@ -2,10 +2,12 @@
 
 import pickle
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from mmrl.policies.shared.workers import slots as slots_module
 from mmrl.policies.shared.workers.slots import HEAD, Slots, TornWeightsError, buffer_of
 
 WEIGHTS = [torch.arange(6.0).reshape(2, 3), torch.ones(3, dtype=torch.bfloat16), torch.zeros(0, 4)]
@@ -26,6 +28,12 @@ def test_each_slot_gives_back_what_was_written(slots: Slots):
         into = [torch.full_like(weight, 7) for weight in WEIGHTS]
         other.read(place, version, into)
         assert all(torch.equal(found, sign * weight) for found, weight in zip(into, WEIGHTS, strict=True))
+
+
+def test_too_little_shared_memory_is_refused_before_a_write_beyond_it_kills_the_process(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(slots_module, "disk_usage", lambda folder: SimpleNamespace(free=500))
+    with pytest.raises(ValueError, match=r"through 0 MiB of shared memory, and /dev/shm has 0 MiB: .* docker run --shm-size"):
+        Slots.for_weights([torch.zeros(1000)])
 
 
 def test_a_lost_a_torn_and_a_replaced_publication_are_refused(slots: Slots):
