@@ -32,7 +32,7 @@ def test_each_slot_gives_back_what_was_written(slots: Slots):
 
 def test_too_little_shared_memory_is_refused_before_a_write_beyond_it_kills_the_process(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(slots_module, "disk_usage", lambda folder: SimpleNamespace(free=500))
-    with pytest.raises(ValueError, match=r"through 0 MiB of shared memory, and /dev/shm has 0 MiB: .* docker run --shm-size"):
+    with pytest.raises(ValueError, match=r"through 0 MiB of shared memory, and /dev/shm has 0 MiB: .*docker run --shm-size"):
         Slots.for_weights([torch.zeros(1000)])
 
 
