@@ -20,6 +20,9 @@ from tests.support.flow_fakes import nearness
 POINTS = PointTask("points", "three captions, each with a point of the plane", "minus the mean distance to the caption's point")
 FLOW = small("flow_grpo")
 PLAIN = replace(FLOW, objective=((1.0, Clip(low=CLIP, high=CLIP)),))
+WITH_A_TEACHER = replace(
+    POINTS, name="points_with_a_teacher", claim="three captions, each with a point of the plane, and a teacher that knows them"
+)
 LEVELS = {"0": 0.0, "1": 4.0, "2": 8.0}
 """What every picture of a caption earns beside its own merit."""
 
@@ -139,6 +142,8 @@ ROWS = [
     Row("flow_dppo", DIVERGENCE, replace(DIVERGENCE, objective=PLAIN.objective), "a clip of ratios, tuned to the task", POINTS),
     Row("sol_rl", at_ten(small("sol_rl")), at_ten(small("diffusion_nft")), "diffusion_nft, which trains on all that it draws",
         RARE),
+    Row("diffusion_opd", small("diffusion_opd"), PLAIN, "flow_grpo without KL, which has the reward and no teacher",
+        WITH_A_TEACHER),
     Row("ddpo", ALONE, replace(ALONE, advantage=ReinforcePlusPlus()), "the mean of the step for a baseline", UNEVEN),
 ]  # fmt: skip
 ELSEWHERE = {"pref_grpo": "its idea is the reward: tests/plugins/test_judge_rewards.py"}

@@ -38,6 +38,14 @@ class FlowTrace:
         return FlowTrace(self.plan, self.sigmas, self.columns[steps], tensors)
 
 
+class Knows(nn.Module):
+    """A teacher: its velocity at (x, t, c) leads straight to the point of c."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        x, t, c = given[..., :2], given[..., 2:3], given[..., 3:]
+        return (x - c @ torch.tensor(TARGETS)) / t.clamp(min=1e-3)
+
+
 @dataclass
 class FakeFlowPolicy:
     """A velocity net over (x, t, prompt.columns["vector"])."""
@@ -54,6 +62,7 @@ class FakeFlowPolicy:
         self.nets["policy"] = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 2))
         for name in ("ref", "ema"):
             self.nets[name] = copy.deepcopy(self.nets["policy"]).requires_grad_(False)
+        self.nets["teacher"] = Knows()
 
     def velocity(self, model: str, x: Tensor, t: Tensor, c: Tensor) -> Tensor:
         return self.nets[model](torch.cat([x, t[..., None], c], -1))
@@ -128,6 +137,9 @@ class FakeFlowPolicy:
         columns = []
         for place, index in enumerate(trace.columns.tolist()):
             step, x, x_next = trace.plan.steps[index], trace.tensors["x"][:, place], trace.tensors["x_next"][:, place]
+            if trace.plan.imitate and quantity == "mean":
+                columns.append(x - trace.tensors["dt"][:, place, None] * v[:, place])
+                continue
             if not step.trained:  # zeros that hang on the graph, so that a part without trained steps has a gradient
                 nothing = 0 * v[:, place]
                 columns.append(nothing.sum(-1) if quantity == "logprobs" else nothing)

@@ -62,6 +62,11 @@ def with_algorithm(make: Make, preset: str, *words: str) -> Resolved:
         ("refl", ["schedule.kind=Forward"], r"gradient of rewards, but its schedule Forward keeps no path .*Surrogate"),
         ("flow_sft", ["schedule.kind=Surrogate"], r"noised copies of its samples, but its schedule Surrogate makes none"),
         ("refl", [], r"and 'jpeg_size' has none: take rewards that score pixels"),
+        (
+            "diffusion_opd",
+            [],
+            r"diffusion_opd follows teachers, and policy.teachers is empty: add a table \[\[policy.teachers\]\]",
+        ),
         ("flow_grpo_fast", ["schedule.low=7", "schedule.high=9"], "3 steps do not fit between low = 7 and high = 9"),
         (
             "branch_grpo",
@@ -76,6 +81,29 @@ def with_algorithm(make: Make, preset: str, *words: str) -> Resolved:
 def test_schedules_that_do_not_fit_are_refused(make: Make, preset: str, words: list[str], message: str):
     with pytest.raises(ValueError, match=message):
         build(with_algorithm(make, preset, *words))
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize(
+    ("preset", "columns", "message"),
+    [
+        ("diffusion_opd", {}, r"prompt '.*' has no column 'teacher' \(2 of 2 prompts .*: give each one of 'ocr', 'taste'"),
+        ("diffusion_opd", {"teacher": "art"}, r"prompt '.*' names the teacher 'art' \(2 of 2 prompts"),
+        ("flow_grpo", {"teacher": "ocr"}, r"holds 2 adapters, and nothing in algorithm .*flow_grpo.* reads them"),
+    ],
+)
+def test_prompts_name_their_teachers(make: Make, tmp_path: Path, preset: str, columns: dict[str, str], message: str):
+    (tmp_path / "drawings.py").write_text(
+        '"""Two prompts."""\n\nfrom mmrl import Prompt\n\n\n'
+        f"def load() -> list[Prompt]:\n    return [Prompt(x, x, columns={columns!r}) for x in 'ab']\n"
+    )
+    resolved = make(
+        "policy.teachers=[{name='ocr', adapter='x'}, {name='taste', adapter='y', guidance=1.0}]", "policy.lora.rank=2"
+    )
+    resolved.table.set(("data",), {"use": "./drawings.py"}, "test")
+    resolved.table.set(("algorithm",), {"preset": preset}, "test")
+    with pytest.raises(ValueError, match=message):
+        build(configs.resolve(resolved.table))
 
 
 @pytest.mark.usefixtures("unloaded")

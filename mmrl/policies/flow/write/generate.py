@@ -18,6 +18,7 @@ from mmrl.flow.layout import Layout, SeededNoise, lay_out, surrogate_steps
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.sizes import Size
+from mmrl.policies.flow.teachers import numbers_of
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join, trace_of_noised, trace_of_steps
 from mmrl.policies.flow.transfer import LateCheck, send_home
 from mmrl.policies.shared.weights import FollowsWeights, Weights
@@ -87,6 +88,8 @@ class LocalGenerator:
             trace = trace_of_noised(finished, keys, sigma_table, conditions, prompts)
         else:
             trace = trace_of_steps(trajectory, sigma_table, conditions, prompts)
+        if teachers := host.config.teachers:
+            trace = replace(trace, teachers=numbers_of([request.prompt for request in requests], teachers)[prompts])
         if plan.surrogate is not None:
             trace = replace(trace, through=torch.stack([one for _, one in surrogate_steps(plan, counts, seeds)]))
         images = host.decode(finished, sigma_table.size)
