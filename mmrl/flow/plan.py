@@ -81,6 +81,8 @@ class RolloutPlan:
     imitate: int = 0
     """Train this many of the first steps on velocities or means alone, which need no noise: a teacher's, on the policy's own path
     (DiffusionOPD)."""
+    previews: bool = False
+    """Decode what every step predicts, so that rewards can be asked about it."""
     truncated_timesteps: bool = False
     """Feed the network int(1000 sigma), as DanceGRPO's relatives do; the step itself uses the exact sigma."""
     guidance: float | None = None

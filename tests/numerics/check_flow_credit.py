@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.per_step import StepRewards
 from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL, RatioNorm
 from mmrl.algorithms.objectives.groups_of_errors import CenteredReward, GroupPreference
@@ -259,3 +260,13 @@ def distance_from_a_teacher(vector: Vector) -> None:
     close(0.5 * FlowKL("mean_mse", "teacher")(euler, batch)[0], out["ode_half_square"], tolerance)
     close(FlowKL("true", "teacher")(noisy, batch)[0], out["sde_true_kl"], tolerance)
     close(FlowKL("no_dt", "teacher")(noisy, batch)[0].mean(0), out["verl_no_dt_mean_per_step"], tolerance)
+
+
+@checks("vgpo.formulas.a", "vgpo.formulas.b")
+def rewards_per_step(vector: Vector) -> None:
+    p, rewards, out = vector.params, tensor(vector.inputs["instant_rewards"]), vector.outputs
+    advantage = StepRewards(p["gamma"], p["k"], 1.0, ddof=p["ddof"], eps=p["eps"], zero_below=0.0)
+    values = advantage.values_of(rewards)
+    close(values, out["value"], vector.tolerance)
+    close(advantage.weights_of(values), out["step_weight"], vector.tolerance)
+    close(advantage.compare(values), out["advantage"], vector.tolerance)

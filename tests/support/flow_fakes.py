@@ -82,6 +82,9 @@ class FakeFlowPolicy:
 
         found = integrate(plan, sigmas, layout, velocity, noise)
         groups, group_ids, sample_ids = grouped(requests, found.samples)
+        if plan.previews:
+            ways = [found.prediction(i, torch.arange(len(rows))) for i in range(1, plan.num_steps)]
+            groups = with_previews(groups, torch.stack(ways, 1))
         if plan.forward is not None:
             keys = [(request.group_id, i) for request in requests for i in request.numbers]
             trace = self._noised(plan, sigmas, found.samples, c, keys)
@@ -205,6 +208,12 @@ def grouped(requests: Sequence[Request], samples: Tensor) -> tuple[tuple[Group, 
         sample_ids += range(request.count)
         start += request.count
     return tuple(groups), torch.tensor(group_ids), torch.tensor(sample_ids)
+
+
+def with_previews(groups: Sequence[Group], predictions: Tensor) -> tuple[Group, ...]:
+    """The groups with what every step but the last predicted of their samples."""
+    rest = iter(predictions)
+    return tuple(replace(one, samples=tuple(replace(x, previews=tuple(next(rest))) for x in one.samples)) for one in groups)
 
 
 def prompts() -> list[Prompt]:

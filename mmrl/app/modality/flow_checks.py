@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.core.hooks import PlannerHooks, TermHooks, with_hooks
+from mmrl.core.hooks import AdvantageHooks, PlannerHooks, TermHooks, with_hooks
 from mmrl.core.readings import DT, MEAN, PIXELS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.core.types import ClipRange, Prompt
 from mmrl.data.files.pictures import picture_size
@@ -69,6 +69,7 @@ def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None
             f"algorithm {label}: {compared[0]} compares the errors of a prompt's samples, which are noised at different times: "
             "set algorithm.schedule.times.shared = true"
         )
+    check_previews(algorithm, plan, label)
     planner = with_hooks(algorithm.planner, PlannerHooks)
     if planner.scouts:
         try:
@@ -77,6 +78,21 @@ def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None
             raise ValueError(f"algorithm {label}: {type(algorithm.planner).__name__}: {error}") from error
     if not plan.trains:
         raise ValueError(f"the schedule {schedule} of algorithm {label} trains no step at training step 0: give it noisy steps")
+
+
+def check_previews(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None:
+    """Raise ValueError where an advantage looks at rewards of every step, and none are asked; or the other way round."""
+    looks, name = with_hooks(algorithm.advantage, AdvantageHooks).previews, type(algorithm.advantage).__name__
+    if looks and not plan.previews:
+        raise ValueError(
+            f"algorithm {label}: the advantage {name} compares rewards of what every step predicts, and the schedule "
+            f'{type(algorithm.schedule).__name__} decodes none: set algorithm.schedule.kind = "Full" with previews = true'
+        )
+    if plan.previews and not looks:
+        raise ValueError(
+            f"algorithm {label} decodes what every step predicts, and the advantage {name} does not look at it: set "
+            "algorithm.schedule.previews = false, or take the advantage StepRewards"
+        )
 
 
 def check_teachers(algorithm: Algorithm, teachers: Sequence[TeacherSettings], prompts: Sequence[Prompt], label: str) -> None:

@@ -67,6 +67,12 @@ def with_algorithm(make: Make, preset: str, *words: str) -> Resolved:
             [],
             r"diffusion_opd follows teachers, and policy.teachers is empty: add a table \[\[policy.teachers\]\]",
         ),
+        (
+            "vgpo",
+            ["schedule.previews=false"],
+            r"StepRewards compares rewards of what every step predicts, .*: set .* previews = true",
+        ),
+        ("flow_grpo", ["schedule.previews=true"], r"decodes what every step predicts, and the advantage GroupNorm does not look"),
         ("flow_grpo_fast", ["schedule.low=7", "schedule.high=9"], "3 steps do not fit between low = 7 and high = 9"),
         (
             "branch_grpo",

@@ -23,7 +23,7 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
-from tests.support.flow_policies import batch_of, make, stir
+from tests.support.flow_policies import batch_of, counted, make, stir
 
 Tiny = Callable[[str], str]
 STEPS = 4
@@ -145,3 +145,12 @@ def test_what_is_refused(tiny: Tiny, taught: dict[str, Path], tmp_path: Path):
         make(tiny("sd3"), teachers=(TeacherSettings("a", "x"), TeacherSettings("a", "y")))
     with pytest.raises(ValueError, match=r"all of its weights train: set policy\.lora"):
         make(tiny("sd3"), lora=None, teachers=(TeacherSettings("a", "x"),))
+
+
+def test_a_step_reads_each_action_under_one_teacher(tiny: Tiny, taught: dict[str, Path]):
+    """With both passes of guidance where it has them: ocr none, taste its own."""
+    policy = student(tiny("sd3"), taught)
+    rollouts = policy.rollout(asked("ocr", "taste", "taste"), PLAN)
+    with counted(policy) as seen, torch.no_grad():
+        values(policy, rollouts, of("teacher"))
+    assert sum(seen) == 2 * (STEPS - 1) * (1 + 2 + 2)
