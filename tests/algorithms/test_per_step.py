@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.per_step import StepRewards
+from mmrl.core.protocols import Advantage
 from mmrl.core.types import Rollouts, Scores
 from tests.support.rows import make_batch
 
@@ -28,8 +29,7 @@ def rows(rewards: Tensor) -> tuple[Scores, Rollouts]:
     return Scores(("r",), rewards[:, -1:], status, torch.ones(1)), replace(rollouts, groups=tuple(groups))
 
 
-def credit(advantage: object, rewards: Tensor) -> Tensor:
-    assert callable(advantage)
+def credit(advantage: Advantage, rewards: Tensor) -> Tensor:
     return advantage(*rows(rewards)).values
 
 

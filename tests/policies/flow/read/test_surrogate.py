@@ -125,6 +125,18 @@ def test_sparse_with_the_last_step_alone_is_draft_1(tiny: Tiny):
     assert torch.equal(one, other)
 
 
+def test_a_bridge_that_passes_nothing_is_sparse(tiny: Tiny):
+    """With the same steps, and no factor for the others."""
+    policy = make(tiny("sd3"))
+    rollouts = policy.rollout(requests(2), plan_of(SurrogatePath("bridge", steps=3, rescale=0.0, alpha=0.0)))
+    trace = rollouts.trace
+    assert isinstance(trace, FlowTrace) and not trace.through.any()
+    table = replace(trace.sigma_tables[0], plan=plan_of(SurrogatePath("sparse", steps=3)))
+    as_sparse = replace(rollouts, trace=replace(trace, sigma_tables=(table,)))
+    one, other = (gradient(policy, pixels_of(policy, found).sum()) for found in (rollouts, as_sparse))
+    assert torch.equal(one, other)
+
+
 def test_refl_decodes_what_one_late_step_points_at(tiny: Tiny):
     policy = make(tiny("sd3"))
     rollouts = policy.rollout(requests(4), plan_of(SurrogatePath("refl", steps=1, tail=0.5)))
