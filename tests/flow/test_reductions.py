@@ -163,9 +163,9 @@ def test_what_all_errors_of_a_group_share_is_no_preference():
     v, ref, target = errors(3)
     term, more = GroupPreference(beta=20.0, clip=None), torch.zeros(3, 1, 6, dtype=torch.float64)
     more[:, :, 0] = 1.5
-    wide = [torch.cat([x, torch.zeros_like(x)], 2) for x in (v, ref, target)]
+    wide, *others = (torch.cat([x, torch.zeros_like(x)], 2) for x in (v, ref, target))
     found = [
-        preference(term, wide[0] + torch.cat([torch.zeros_like(more), shift], 2), *wide[1:], [1.5, -0.5, -1.0], [4, 4, 4])
+        preference(term, wide + torch.cat([torch.zeros_like(more), shift], 2), others[0], others[1], [1.5, -0.5, -1.0], [4, 4, 4])
         for shift in (0 * more, more)
     ]
     torch.testing.assert_close(found[0][1]["policy/disorder"], found[1][1]["policy/disorder"])

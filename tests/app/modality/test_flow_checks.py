@@ -1,5 +1,6 @@
 """Image generators: what is refused or said before a run costs time, and the ways to evaluate and export one."""
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -293,3 +294,26 @@ def test_a_folder_of_whole_weights_says_that_the_base_finished_its_pictures(make
 
 def with_run(resolved: Resolved) -> Resolved:
     return configs.resolve(resolved.table, ["steps=1", "output=run"])
+
+
+def test_gradients_of_rewards_and_groups_take_turns_in_one_run(make: Make, tmp_path: Path):
+    """As two stages, on the same weights."""
+    (tmp_path / "blue.py").write_text(
+        '"""How blue pictures are.\n\nModality: image\nRange: 0 to 1\n"""\n\nimport numpy as np\n\n\nclass Blue:\n'
+        '    """Mean of the blue pixels."""\n\n    def __call__(self, group):\n'
+        "        return [float(np.asarray(one.image)[..., 2].mean() / 255) for one in group.samples]\n\n"
+        "    def of_pixels(self, pixels, prompts):\n        return pixels[:, 2].flatten(1).mean(1)\n"
+    )
+    policy = (
+        (Path(configs.__file__).parents[3] / "configs/tiny/flow.toml").read_text().partition("[policy]")[2].partition("[data]")[0]
+    )
+    (tmp_path / "turns.toml").write_text(
+        "prompts_per_step = 2\nmicro_batch = 64\n[policy]" + policy + '[data]\nuse = "prompts"\ntexts = ["a fox", "a door"]\n'
+        '[[reward]]\nuse = "./blue.py:Blue"\nname = "blue"\n'
+        '[[stage]]\nkind = "rl"\nsteps = 1\n[stage.algorithm]\npreset = "draft_k"\nschedule = {num_steps = 4}\n'
+        '[[stage]]\nkind = "rl"\nsteps = 1\n[stage.algorithm]\npreset = "flow_grpo"\ngroup_size = 4\nschedule = {num_steps = 4}\n'
+    )
+    run = run_training(configs.load(str(tmp_path / "turns.toml"), ["output=run"]))
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "policy/grad_norm" in line]
+    assert ["policy/reward" in line for line in steps] == [True, False] and all(line["policy/grad_norm"] > 0 for line in steps)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.pixels import with_rewards
+from mmrl.algorithms.pixels import try_gradient, with_rewards
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import PIXELS, VELOCITY
 from mmrl.core.types import Group, Prompt, Rollouts
@@ -44,6 +44,8 @@ class Blue:
             return blue.detach()
         if self.broken == "count":
             return blue.sum()
+        if self.broken == "reversed":
+            return 2 * blue.detach() - blue
         if self.broken == "nan":
             return blue * float("nan")
         return blue + (0 * pixels.flatten(1).sum(1)).sqrt() if self.broken == "root" else blue
@@ -188,18 +190,27 @@ def test_presets_raise_the_reward(tiny: Tiny, name: str):
     assert totals[-1] > first["reward/total"] + 0.02
 
 
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        ("detached", "reward 'blue' gave scores without a gradient: leave out detach"),
-        ("nan", "reward 'blue' gave tensor.* for 2 pictures, and must give a finite number each"),
-        ("count", "reward 'blue' gave .* and must give a finite number each"),
-        ("root", "the gradient of reward 'blue' with respect to pixels is not finite"),
-    ],
-)
+BROKEN = [
+    ("detached", "reward 'blue' gave scores without a gradient: leave out detach"),
+    ("nan", "reward 'blue' gave tensor.* for 2 pictures, and must give a finite number each"),
+    ("count", "reward 'blue' gave .* and must give a finite number each"),
+    ("root", "the gradient of reward 'blue' with respect to pixels is not finite"),
+]
+
+
+@pytest.mark.parametrize(("broken", "message"), BROKEN)
 def test_rewards_without_a_gradient_are_refused_by_name(tiny: Tiny, broken: str, message: str):
     with pytest.raises(ValueError, match=message):
         trainer_of(make(tiny("sd3"), guidance=1.0), small("draft_k"), Blue(broken)).step()
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"), [*BROKEN, ("reversed", r"the gradient of reward 'blue' points away .* changes by -")]
+)
+def test_a_trial_refuses_them_before_a_run(broken: str, message: str):
+    try_gradient("blue", Blue(), prompts()[0])
+    with pytest.raises(ValueError, match=message.replace("2 pictures", "1 pictures")):
+        try_gradient("blue", Blue(broken), prompts()[0])
 
 
 def test_what_is_refused_before(tiny: Tiny):
