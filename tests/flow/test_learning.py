@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mmrl.algorithms.advantages.per_step import StepRewards
+from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.objectives.flow import DivergenceMask

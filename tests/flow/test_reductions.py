@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.algorithms.advantages.flow import BestOfN
+from mmrl.algorithms.advantages.flow import BestOfN, StepRewards
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.per_step import StepRewards
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL
 from mmrl.algorithms.objectives.forward import AdvantageMatching, Matching

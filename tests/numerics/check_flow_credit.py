@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.per_step import StepRewards
 from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL, RatioNorm
 from mmrl.algorithms.objectives.groups_of_errors import CenteredReward, GroupPreference

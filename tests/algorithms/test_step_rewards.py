@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.per_step import StepRewards
 from mmrl.core.protocols import Advantage
 from mmrl.core.types import Rollouts, Scores
 from tests.support.rows import make_batch
