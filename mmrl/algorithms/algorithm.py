@@ -21,8 +21,9 @@ from mmrl.flow.plan import Schedule
 
 Part = TypeVar("Part")
 SCOPES: tuple[Scope, ...] = ("action", "rollout", "group", "batch")
-OF_THE_STEP = ("old", "rollout", "start")
-"""These need no extra weights: `old` and `start` are read before the first update, `rollout` was recorded while sampling."""
+NO_COPIES = ("old", "rollout", "start", "teacher")
+"""These need no copy of the weights: `old` and `start` are read before the first update, `rollout` was recorded while sampling,
+and teachers are adapters of the policy."""
 OF_SCORES = "scores"
 """The model of readings that the trainer makes of rewards."""
 
@@ -111,7 +112,7 @@ class Algorithm:
     @property
     def shadows(self) -> frozenset[str]:
         """Weights that must be kept beside the live ones."""
-        return frozenset(reading.model for reading in self.frozen_reads) - set(OF_THE_STEP)
+        return frozenset(reading.model for reading in self.frozen_reads) - set(NO_COPIES)
 
     @property
     def views(self) -> dict[str, View]:

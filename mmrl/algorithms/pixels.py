@@ -14,6 +14,9 @@ from mmrl.algorithms.objectives.terms import Penalty, actions_only
 from mmrl.core.protocols import Term
 from mmrl.core.types import Batch, Prompt, Reading, Scope
 
+TRIAL = 64
+"""Pixels along a side of the picture that rewards are tried with."""
+
 
 @runtime_checkable
 class TakesPixels(Protocol):
@@ -85,6 +88,31 @@ def refuse_broken(name: str, gradient: Tensor) -> None:
         raise ValueError(
             f"the gradient of reward {name!r} with respect to pixels is not finite: look for a root, a logarithm or a norm at 0 "
             "in its of_pixels; the weights were not updated"
+        )
+
+
+def try_gradient(name: str, reward: TakesPixels, prompt: Prompt) -> None:
+    """Ask a reward for the gradient at a picture of noise, and take a small step along it, before a run begins.
+
+    Raises:
+        ValueError: what `score_of` raises, or the score falls by half or more of what the gradient says that it rises; names the
+            reward.
+    """
+    noise = torch.rand(1, 3, TRIAL, TRIAL, generator=torch.Generator().manual_seed(0))
+    with torch.enable_grad():
+        pixels = noise.clone().requires_grad_()
+        here = score_of(name, reward, pixels, [prompt])
+        (slope,) = torch.autograd.grad(here.sum(), pixels)
+    steep = float(slope.square().sum().sqrt())
+    if steep == 0:
+        return
+    size = min(1e-2 * max(1.0, abs(float(here))) / steep, 0.02 * noise.numel() ** 0.5)
+    with torch.no_grad():
+        found = float(score_of(name, reward, noise + size * slope / steep, [prompt]) - here)
+    if found < -0.5 * size * steep:
+        raise ValueError(
+            f"the gradient of reward {name!r} points away from better pictures: along it the score should rise by "
+            f"{size * steep:.2g}, and changes by {found:.2g}: look for a sign, or a backward of your own, in its of_pixels"
         )
 
 

@@ -76,6 +76,8 @@ class AdvantageHooks(PartHooks):
     """The fewest samples per prompt that have an advantage."""
     unscored: bool = False
     """Does it look at no reward, so that none is asked?"""
+    previews: bool = False
+    """Does it look at the rewards of what every step predicted (`Sample.values`)?"""
 
 
 class WeightHooks(PartHooks):

@@ -258,7 +258,7 @@ def _shard_like(weight: Any, x: object) -> object:
 def without_media(group: Group) -> Group:
     """The same group without pictures, light enough to send."""
     prompt = Prompt(group.prompt.id, group.prompt.text, (), group.prompt.answer, group.prompt.columns)
-    samples = tuple(replace(sample, image=None, video=None, turns=blind(sample.turns)) for sample in group.samples)
+    samples = tuple(replace(sample, image=None, video=None, previews=(), turns=blind(sample.turns)) for sample in group.samples)
     return Group(group.id, prompt, samples, notes=group.notes, seen=group.seen)
 
 

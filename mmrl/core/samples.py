@@ -296,6 +296,8 @@ class Sample:
     """What it was sampled at, where a planner asked for another temperature than the run's."""
     values: tuple[tuple[int, float], ...] = ()
     """Places in it, as numbers of its tokens, and the mean reward of what the policy went on with from there."""
+    previews: tuple[Media, ...] = ()
+    """Of image generators: what each step but the last predicted, until it is scored (`values`); empty where nothing asks."""
     earlier: str = ""
     """The text in front of its last turn: earlier turns, and what the environment answered."""
     turns: tuple[Turn, ...] = ()

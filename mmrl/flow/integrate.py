@@ -28,6 +28,8 @@ class Trajectory:
     """Means of what the latents of column i + 1 were drawn from; the latents themselves where nothing was drawn."""
     logprobs: Float[Tensor, "n t"]
     """0 at steps that do not train."""
+    predictions: tuple[Tensor, ...] = ()
+    """The data that every step's input predicts, the latents of column i + 1; empty unless the plan asks for them."""
 
     def state(self, column: int, rows: Int[Tensor, " k"]) -> Float[Tensor, "k ..."]:
         """Latents of these rows."""
@@ -36,6 +38,10 @@ class Trajectory:
     def mean(self, step: int, rows: Int[Tensor, " k"]) -> Float[Tensor, "k ..."]:
         """Means of the transitions of these rows."""
         return self._rows_of(self.means[step], step + 1, rows)
+
+    def prediction(self, column: int, rows: Int[Tensor, " k"]) -> Float[Tensor, "k ..."]:
+        """The data that the latents of a column predict, for these rows."""
+        return self._rows_of(self.predictions[column], column + 1, rows)
 
     @property
     def samples(self) -> Float[Tensor, "n ..."]:
@@ -83,7 +89,7 @@ def integrate(
     evaluating them again from the record gives the same numbers.
     """
     x = _round_to(noise(0, layout.owners(0)), storage)
-    states, means, logprobs = [keep(x)], list[Tensor](), list[Tensor]()
+    states, means, logprobs, predictions = [keep(x)], list[Tensor](), list[Tensor](), list[Tensor]()
     before: Before | None = None
     for i, step in enumerate(plan.steps):
         v = velocity(x, i, layout.owners(i)).to(x)
@@ -95,6 +101,8 @@ def integrate(
         if before is not None:
             before = Before(before.data[parents], before.sigma)
         here = Before(data_of(x, v, float(sigmas[i])), float(sigmas[i]))
+        if plan.previews:
+            predictions.append(keep(here.data))
         way = SolverStep(x, v, here.sigma, float(sigmas[i + 1]), before, lambda c=i + 1, rows=children: noise(c, rows))
         # Rows that a stochastic step skips take an Euler step.
         solver = step.dynamics if isinstance(step.dynamics, Solver) else ODE()
@@ -114,7 +122,7 @@ def integrate(
         states.append(keep(x))
         means.append(states[-1] if mean is x else keep(mean))
         logprobs.append(lp[to_device(layout.places(i + 1), x.device)])
-    return Trajectory(layout, tuple(states), tuple(means), torch.stack(logprobs, 1))
+    return Trajectory(layout, tuple(states), tuple(means), torch.stack(logprobs, 1), tuple(predictions))
 
 
 def _round_to(x: Tensor, storage: torch.dtype | None) -> Tensor:

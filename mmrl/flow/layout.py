@@ -82,6 +82,8 @@ def _one(plan: RolloutPlan, count: int, seed: int) -> Layout:
         stochastic = stochastic & (torch.arange(plan.num_steps) == _branch_steps(plan, count)[:, None])
     owned = state_ids[:, 1:] == torch.arange(count)[:, None]
     trained = stochastic & owned & torch.tensor([step.trained for step in plan.steps])
+    if plan.imitate:
+        trained = (torch.arange(plan.num_steps) < plan.imitate).expand(count, -1)
     if plan.surrogate is not None:
         trained = torch.stack([active for active, _ in surrogate_steps(plan, [count], [seed])])
     if plan.trained_per_row is not None:

@@ -78,6 +78,11 @@ class RolloutPlan:
     """Train on noised copies of the finished samples, at these times, instead of on the steps."""
     surrogate: SurrogatePath | None = None
     """Train on the gradient of rewards along this path, instead of on densities of the steps."""
+    imitate: int = 0
+    """Train this many of the first steps on velocities or means alone, which need no noise: a teacher's, on the policy's own path
+    (DiffusionOPD)."""
+    previews: bool = False
+    """Decode what every step predicts, so that rewards can be asked about it."""
     truncated_timesteps: bool = False
     """Feed the network int(1000 sigma), as DanceGRPO's relatives do; the step itself uses the exact sigma."""
     guidance: float | None = None
@@ -94,17 +99,22 @@ class RolloutPlan:
             raise ValueError(f"noisy_at chooses a step of whole chains, and this plan makes a {self.shape}: leave it out")
         if self.forward is not None and any(step.trained for step in self.steps):
             raise ValueError("a forward plan trains on noised samples, not on steps: use ode, dpm2 or sa steps")
-        trains = self.forward is not None or self.surrogate is not None or any(step.trained for step in self.steps)
-        if self.base_from is not None and trains:
+        if self.base_from is not None and self.trains:
             raise ValueError(
                 f"a plan that trains finishes with the weights from before training from step {self.base_from} on, and ratios "
                 "would not start at 1: mix weights in evaluations only (evaluation.base_from)"
             )
-        if self.guidance is not None and trains:
+        if self.guidance is not None and self.trains:
             raise ValueError(
                 f"a plan that trains has guidance {self.guidance} of its own, but training evaluates its steps again with the "
                 "policy's, and ratios would not start at 1: set policy.guidance instead"
             )
+
+    @property
+    def trains(self) -> bool:
+        """Is there anything to train on along it?"""
+        further = self.forward is not None or self.surrogate is not None or self.imitate > 0
+        return further or any(step.trained for step in self.steps)
 
     @property
     def num_steps(self) -> int:

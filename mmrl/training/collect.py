@@ -20,6 +20,7 @@ from mmrl.runtime.tensors import pad_actions
 from mmrl.training.measure import stopwatch
 from mmrl.training.prompt_source import Drawing
 from mmrl.training.reference_reads import ReferenceReads
+from mmrl.training.rewards.previews import score_previews
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
 from mmrl.training.settings import TrainSettings
 
@@ -138,6 +139,8 @@ class Collector:
         discarded = sum(self.ranks.gather(drawn - len(rollouts)))
         scores = self.rewards.scores(rollouts, tables)
         rollouts = with_seen(rollouts, scores, gone, self.stored)
+        if any(sample.previews for group in rollouts.groups for sample in group.samples):
+            rollouts = score_previews(self.rewards, rollouts, scores)
         scores = self.with_probes(scores, rollouts, probed)
         return Collected(rollouts, scores, tables, rounds, discarded, times | self.drain_metrics())
 

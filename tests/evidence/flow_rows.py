@@ -1,5 +1,6 @@
 """Methods for image generators against Flow-GRPO or themselves without their idea, at an equal cost of network calls."""
 
+import math
 from dataclasses import replace
 from typing import Any, cast
 
@@ -20,6 +21,24 @@ from tests.support.flow_fakes import nearness
 POINTS = PointTask("points", "three captions, each with a point of the plane", "minus the mean distance to the caption's point")
 FLOW = small("flow_grpo")
 PLAIN = replace(FLOW, objective=((1.0, Clip(low=CLIP, high=CLIP)),))
+WITH_A_TEACHER = replace(
+    POINTS, name="points_with_a_teacher", claim="three captions, each with a point of the plane, and a teacher that knows them"
+)
+
+
+def closeness(group: Group) -> list[float]:
+    """exp(-distance to the caption's point), above 0."""
+    return [math.exp(value) for value in nearness(group)]
+
+
+NEAR = PointTask(
+    "close_points",
+    "three captions, each with a point of the plane, and a reward above 0 that every step's prediction can be given",
+    "mean of exp(-distance to the caption's point)",
+    closeness,
+    lambda groups: mean([mean(closeness(group)) for group in groups]),
+)
+PER_STEP = replace(small("vgpo"), advantage=PRESETS["vgpo"].advantage)
 LEVELS = {"0": 0.0, "1": 4.0, "2": 8.0}
 """What every picture of a caption earns beside its own merit."""
 
@@ -139,6 +158,9 @@ ROWS = [
     Row("flow_dppo", DIVERGENCE, replace(DIVERGENCE, objective=PLAIN.objective), "a clip of ratios, tuned to the task", POINTS),
     Row("sol_rl", at_ten(small("sol_rl")), at_ten(small("diffusion_nft")), "diffusion_nft, which trains on all that it draws",
         RARE),
+    Row("diffusion_opd", replace(small("diffusion_opd"), group_size=1), PLAIN,
+        "flow_grpo without KL, which has the reward and no teacher", WITH_A_TEACHER),
+    Row("vgpo", PER_STEP, PLAIN, "flow_grpo without KL: the reward of the end for every step", NEAR),
     Row("ddpo", ALONE, replace(ALONE, advantage=ReinforcePlusPlus()), "the mean of the step for a baseline", UNEVEN),
 ]  # fmt: skip
 ELSEWHERE = {"pref_grpo": "its idea is the reward: tests/plugins/test_judge_rewards.py"}

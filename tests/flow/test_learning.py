@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.objectives.flow import DivergenceMask
@@ -55,6 +56,9 @@ def small(name: str) -> Algorithm:
     schedule = replace(own, **steps)
     trunks = 2 if isinstance(schedule, Branching) else 1
     size, minibatches = trunks * getattr(schedule, "group_size", 12), min(4, algorithm.minibatches)
+    advantage = algorithm.advantage
+    if isinstance(advantage, StepRewards):  # rewards here are negative
+        algorithm = replace(algorithm, advantage=replace(advantage, weigh=False, anchor=0.0))
     return replace(algorithm, objective=objective, schedule=schedule, group_size=size, minibatches=minibatches)
 
 

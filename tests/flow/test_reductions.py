@@ -1,19 +1,26 @@
-"""One method is another where they should agree, in whole training steps."""
+"""One method is another where they should agree: in whole training steps, or in the values and gradients of its part."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
+from mmrl.algorithms.advantages.flow import BestOfN, StepRewards
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL
+from mmrl.algorithms.objectives.forward import AdvantageMatching, Matching
+from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference, GroupPreference
 from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.planners.flow import extremes
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.algorithms.weights.noise import EqualGradient
+from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
 from mmrl.flow.schedules import Branching, Full, OneStep, Tree, Window
 from tests.flow.test_learning import small
+from tests.support.rows import make_batch, rollouts, scores
 from tests.support.trainers import make_trainer
 
 NORM = GroupNorm(ddof=0, eps=1e-4, clip=5.0)
@@ -26,9 +33,9 @@ BASE = replace(
 )
 
 
-def trained(algorithm, steps=2, **numbers):
+def trained(algorithm, steps=2, function=None, **numbers):
     """Weights after a few steps."""
-    trainer = make_trainer(algorithm, ratio_bound=1e-5, **numbers)
+    trainer = make_trainer(algorithm, function, ratio_bound=1e-5, **numbers)
     for _ in range(steps):
         trainer.step()
     return torch.cat([weight.detach().flatten() for weight in trainer.policy.parameters()])
@@ -95,3 +102,98 @@ def test_updates_do_not_depend_on_the_cut(name, micro_batch):
     algorithm = replace(small(name), minibatches=1)
     whole, cut = (trained(algorithm, micro_batch=size, lr=1e-3) for size in (10_000, micro_batch))
     torch.testing.assert_close(cut, whole, atol=3e-6, rtol=1e-4)
+
+
+def test_rewards_per_step_that_count_the_end_alone_are_flow_grpo():
+    """Where every preview has the reward of the end: gamma, anchor and weights of steps off."""
+
+    def of_the_caption(group):
+        return [float(i % 3) for i in range(len(group.samples))]
+
+    process = StepRewards(gamma=0.0, anchor=0.0, weigh=False, eps=NORM.eps, clip=NORM.clip)
+    found = [
+        trained(replace(BASE, advantage=advantage, schedule=replace(Full(6), previews=previews)), function=of_the_caption)
+        for advantage, previews in ((NORM, False), (process, True))
+    ]
+    torch.testing.assert_close(*found, atol=1e-6, rtol=1e-6)
+
+
+def test_the_deviation_of_the_most_spread_group_is_that_of_a_lone_prompts():
+    """And a group a thousandth as spread teaches a thousandth as much (LongCat-Video)."""
+    rewards = scores(torch.tensor([[1.0], [2.0], [4.0]]))
+    rows = rollouts(torch.ones(3, 2), [5, 5, 5])
+    most, own = (GroupNorm(scale, ddof=0, zero_below=0.0)(rewards, rows).values for scale in ("max_group", "group"))
+    assert torch.equal(most, own)
+    two = rollouts(torch.ones(4, 1), [0, 0, 1, 1])
+    values = GroupNorm("max_group", ddof=0, eps=0.0, zero_below=0.0)(
+        scores(torch.tensor([[0.0], [1.0], [0.0], [1e-3]])), two
+    ).values
+    torch.testing.assert_close(values[:, 0], torch.tensor([-1.0, 1.0, -1e-3, 1e-3]))
+
+
+def preference(term, v, ref, target, advantages, ids):
+    """Values, measures and the gradient with respect to v of a term on errors."""
+    live = v.clone().requires_grad_()
+    readings = {reading: live if reading.model == "policy" else ref for reading in term.reads}
+    readings |= {TARGET_VELOCITY: target, SIGMA: torch.full(v.shape[:2], 0.5, dtype=v.dtype)}
+    values, infos = term(readings, make_batch(torch.ones(v.shape[:2]), torch.tensor(advantages, dtype=v.dtype), {}, ids))
+    return values, infos, torch.autograd.grad(values.sum(), live)[0]
+
+
+def errors(rows, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(rows, 1, 6, generator=generator, dtype=torch.float64) for _ in range(3)]
+
+
+def test_a_pair_at_its_reference_costs_ln_2_and_swapping_it_turns_the_margin():
+    v, ref, target = errors(2)
+    term = DenoisingPreference(beta=8.0)
+    values, _, gradient = preference(term, v, v, target, [1.0, -1.0], [0, 0])
+    assert values.tolist() == [[pytest.approx(math.log(2))]] * 2
+    # both actions of the pair hold its loss: twice beta / 4 times the gradient of e_w - e_l
+    wanted = 2 * term.beta / 4 * 2 * (v - target) / 6 * torch.tensor([1.0, -1.0], dtype=v.dtype)[:, None, None]
+    torch.testing.assert_close(gradient, wanted)
+    margins = [preference(term, v, ref, target, sign, [0, 0])[1]["policy/margin"] for sign in ([1.0, -1.0], [-1.0, 1.0])]
+    torch.testing.assert_close(margins[0], -margins[1])
+
+
+def test_what_all_errors_of_a_group_share_is_no_preference():
+    """Where advantages add up to 0, a constant added to every error changes neither the sum nor the gradient."""
+    v, ref, target = errors(3)
+    term, more = GroupPreference(beta=20.0, clip=None), torch.zeros(3, 1, 6, dtype=torch.float64)
+    more[:, :, 0] = 1.5
+    wide, *others = (torch.cat([x, torch.zeros_like(x)], 2) for x in (v, ref, target))
+    found = [
+        preference(term, wide + torch.cat([torch.zeros_like(more), shift], 2), others[0], others[1], [1.5, -0.5, -1.0], [4, 4, 4])
+        for shift in (0 * more, more)
+    ]
+    torch.testing.assert_close(found[0][1]["policy/disorder"], found[1][1]["policy/disorder"])
+    torch.testing.assert_close(found[0][2][:, :, :6], found[1][2][:, :, :6])
+
+
+def test_rejection_fine_tuning_is_matching_with_labels_for_advantages():
+    """Of a group of one it is plain flow matching on the policy's own samples."""
+    v, ref, target = errors(4)
+    for labels, ids in (([0.0, 1.0, 1.0, 0.0], [0] * 4), ([1.0] * 4, [0, 1, 2, 3])):
+        terms = (Matching(guidance=None), AdvantageMatching("uniform"))
+        ours, theirs = (preference(term, v, ref, target, labels, ids)[2] for term in terms)
+        wanted = torch.tensor(labels, dtype=v.dtype)[:, None, None] * 2 * (v - target) / 6
+        torch.testing.assert_close(ours, wanted)
+        torch.testing.assert_close(theirs, wanted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scouts_in_all_steps_train_the_rows_of_best_of_n(seed):
+    """But on means and deviations of these rows alone, where BestOfN has those of all."""
+    rewards = torch.randn(12, generator=torch.Generator().manual_seed(seed))
+    kept = BestOfN(6)(scores(rewards[:, None]), rollouts(torch.ones(12, 1), [0] * 12)).keep
+    assert sorted(extremes(rewards.tolist(), 3, 3)) == kept.nonzero()[:, 0].tolist()
+
+
+def test_a_reference_without_guidance_is_the_plain_one():
+    """For a policy that has none."""
+    term = FlowKL("velocity_mse", guidance=1.0)
+    plain = replace(BASE, objective=((1.0, Clip(0.02, 0.02)), (0.1, replace(term, guidance=None))))
+    guided = replace(plain, objective=(plain.objective[0], (0.1, term)))
+    assert VELOCITY._replace(model="ref", guidance=1.0) in term.reads
+    torch.testing.assert_close(trained(guided), trained(plain), atol=1e-6, rtol=1e-6)

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL, RatioNorm
@@ -19,6 +20,7 @@ from mmrl.flow.integrate import integrate
 from mmrl.flow.layout import lay_out
 from mmrl.flow.path import velocity_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan, steps_where
+from mmrl.policies.flow.read.evaluate import euler_means
 from tests.numerics.check_flow import checks, each
 from tests.numerics.check_flow_parts import column, credited
 from tests.numerics.registry import Vector, check, close, tensor
@@ -237,3 +239,34 @@ def normalized_ratios_near_the_reference(vector: Vector) -> None:
     velocities = {VELOCITY: column(vector, "v"), VELOCITY._replace(model="ref"): column(vector, "v_ref")}
     kl, _ = FlowKL("velocity_mse")(velocities, batch_of(torch.zeros(len(inputs["v"]), 1, dtype=torch.float64)))
     close(kl.mean(), out["velocity_mse"], tolerance)
+
+
+@checks("opd.kl.a", "opd.kl.b")
+def distance_from_a_teacher(vector: Vector) -> None:
+    """Half the squared means on steps without noise, the KL divergence on noisy ones, and verl-omni's without the step."""
+    p, inputs, out, tolerance = vector.params, vector.inputs, vector.outputs, vector.tolerance
+    sigmas, steps = tensor(inputs["sigmas"]), torch.tensor(p["steps"])
+    x, batch = tensor(inputs["x"]), batch_of(torch.zeros(len(inputs["x"]), len(steps), dtype=torch.float64))
+    dynamics, ways = FlowSDE(p["level"]), {name: tensor(inputs[f"v_{name}"]) for name in ("student", "teacher")}
+    std = dynamics.deviation(sigmas, steps).expand(len(x), -1)
+    readings = {STD: std, DT: (sigmas[steps] - sigmas[steps + 1]).expand(len(x), -1)}
+    euler, noisy = dict[Reading, Tensor](), dict(readings)
+    for reading, v in zip((MEAN, MEAN._replace(model="teacher")), ways.values(), strict=True):
+        euler[reading] = torch.stack(
+            [euler_means(x[:, i], v[:, i], sigmas, steps[i].expand(len(x))) for i in range(len(steps))], 1
+        )
+        means = [dynamics.transition(x[:, i], v[:, i], sigmas, steps[i].expand(len(x))).mean for i in range(len(steps))]
+        noisy[reading] = torch.stack(means, 1)
+    close(0.5 * FlowKL("mean_mse", "teacher")(euler, batch)[0], out["ode_half_square"], tolerance)
+    close(FlowKL("true", "teacher")(noisy, batch)[0], out["sde_true_kl"], tolerance)
+    close(FlowKL("no_dt", "teacher")(noisy, batch)[0].mean(0), out["verl_no_dt_mean_per_step"], tolerance)
+
+
+@checks("vgpo.formulas.a", "vgpo.formulas.b")
+def rewards_per_step(vector: Vector) -> None:
+    p, rewards, out = vector.params, tensor(vector.inputs["instant_rewards"]), vector.outputs
+    advantage = StepRewards(p["gamma"], p["k"], 1.0, ddof=p["ddof"], eps=p["eps"], zero_below=0.0)
+    values = advantage.values_of(rewards)
+    close(values, out["value"], vector.tolerance)
+    close(advantage.weights_of(values), out["step_weight"], vector.tolerance)
+    close(advantage.compare(values), out["advantage"], vector.tolerance)

@@ -38,6 +38,14 @@ class FlowTrace:
         return FlowTrace(self.plan, self.sigmas, self.columns[steps], tensors)
 
 
+class Knows(nn.Module):
+    """A teacher: its velocity at (x, t, c) leads straight to the point of c."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        x, t, c = given[..., :2], given[..., 2:3], given[..., 3:]
+        return (x - c @ torch.tensor(TARGETS)) / t.clamp(min=1e-3)
+
+
 @dataclass
 class FakeFlowPolicy:
     """A velocity net over (x, t, prompt.columns["vector"])."""
@@ -54,6 +62,7 @@ class FakeFlowPolicy:
         self.nets["policy"] = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 2))
         for name in ("ref", "ema"):
             self.nets[name] = copy.deepcopy(self.nets["policy"]).requires_grad_(False)
+        self.nets["teacher"] = Knows()
 
     def velocity(self, model: str, x: Tensor, t: Tensor, c: Tensor) -> Tensor:
         return self.nets[model](torch.cat([x, t[..., None], c], -1))
@@ -73,6 +82,9 @@ class FakeFlowPolicy:
 
         found = integrate(plan, sigmas, layout, velocity, noise)
         groups, group_ids, sample_ids = grouped(requests, found.samples)
+        if plan.previews:
+            ways = [found.prediction(i, torch.arange(len(rows))) for i in range(1, plan.num_steps)]
+            groups = with_previews(groups, torch.stack(ways, 1))
         if plan.forward is not None:
             keys = [(request.group_id, i) for request in requests for i in request.numbers]
             trace = self._noised(plan, sigmas, found.samples, c, keys)
@@ -128,6 +140,9 @@ class FakeFlowPolicy:
         columns = []
         for place, index in enumerate(trace.columns.tolist()):
             step, x, x_next = trace.plan.steps[index], trace.tensors["x"][:, place], trace.tensors["x_next"][:, place]
+            if trace.plan.imitate and quantity == "mean":
+                columns.append(x - trace.tensors["dt"][:, place, None] * v[:, place])
+                continue
             if not step.trained:  # zeros that hang on the graph, so that a part without trained steps has a gradient
                 nothing = 0 * v[:, place]
                 columns.append(nothing.sum(-1) if quantity == "logprobs" else nothing)
@@ -193,6 +208,12 @@ def grouped(requests: Sequence[Request], samples: Tensor) -> tuple[tuple[Group, 
         sample_ids += range(request.count)
         start += request.count
     return tuple(groups), torch.tensor(group_ids), torch.tensor(sample_ids)
+
+
+def with_previews(groups: Sequence[Group], predictions: Tensor) -> tuple[Group, ...]:
+    """The groups with what every step but the last predicted of their samples."""
+    rest = iter(predictions)
+    return tuple(replace(one, samples=tuple(replace(x, previews=tuple(next(rest))) for x in one.samples)) for one in groups)
 
 
 def prompts() -> list[Prompt]:

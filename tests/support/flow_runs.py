@@ -22,6 +22,7 @@ SMALL = {
     "branch_mix_grpo": ["group_size=4", "schedule.num_steps=6", "schedule.split_steps=[0, 2]", "schedule.window=[1, 2]"],
     "unigrpo": ["group_size=4", "schedule.num_steps=6", "schedule.size=2", "schedule.high=4"],
     "ddpo": ["group_size=4", "schedule.num_steps=4", "advantage.size=4", "advantage.least=4"],
+    "vgpo": ["group_size=4", "schedule.num_steps=4", "advantage.weigh=false"],
     "pref_grpo": ["group_size=4", "schedule.num_steps=4", "schedule.trained_per_row=2", "needs_rewards=[]"],
     "sol_rl": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3", "planner.each=2", "planner.steps=2"],
     "diffusion_nft": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],

@@ -7,6 +7,8 @@ from mmrl.core.readings import PIXELS
 BY_PIXELS = {name: algorithm for name, algorithm in PRESETS.items() if PIXELS in algorithm.live_reads}
 """They train on the gradient of rewards, through a decoder: tests/policies/flow/read/test_surrogate.py."""
 FLOW = {name: one for name, one in PRESETS.items() if one.schedule is not None and name not in BY_PIXELS}
+WITH_TEACHERS = {name for name, one in FLOW.items() if any(reading.model == "teacher" for reading in one.all_reads)}
+"""They need prompts that name an adapter: with real models in tests/policies/flow/test_teachers.py."""
 VIDEO = {name: PRESETS[name] for name, (_, file) in documents().items() if file.stem == "video"}
 """On prompts with clips."""
 TEXT = {name: one for name, one in PRESETS.items() if one.schedule is None and name not in VIDEO}

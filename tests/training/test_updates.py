@@ -46,7 +46,7 @@ EXEMPT = {
     "diffusion_nft": "no ratio",
     "crd": "no ratio",
     "dgpo": "no ratio",
-    **dict.fromkeys(("flow_sft", "sol_rl", "refl", "draft_k", "flow_bp"), "no ratio"),
+    **dict.fromkeys(("flow_sft", "sol_rl", "refl", "draft_k", "flow_bp", "diffusion_opd"), "no ratio"),
     "flow_dpo": "no ratio",
     "awm": "its paper takes one update, and its ratio is that of the policy with itself",
     "hart": "no ratio: no clip is printed in its paper",

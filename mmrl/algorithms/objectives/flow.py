@@ -31,8 +31,8 @@ class FlowKL(Penalty):
     form: Literal["true", "no_dt", "mean_mse", "velocity_mse"] = "true"
     """true: KL divergence in nats per element. no_dt: that times sigma - sigma'. mean_mse, velocity_mse: squared distances per
     element."""
-    model: Literal["ref", "ema", "old"] = "ref"
-    """The weights to stay near."""
+    model: Literal["ref", "ema", "old", "teacher"] = "ref"
+    """The weights to stay near; teacher: the adapter of policy.teachers that the row's prompt names, with its own guidance."""
     guidance: NonNegative | None = None
     """The guidance that these are read with, while the policy has its own: training without guidance takes the model's usual
     one here (DGPO, CRD: 4.5). None: the policy's."""

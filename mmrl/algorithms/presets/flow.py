@@ -8,6 +8,7 @@ so with latents of a few hundred elements take 1e-3 to 1e-2, or nearly everythin
 from dataclasses import replace
 
 from mmrl.algorithms.advantages.decoupled import Decoupled
+from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.remembered import PromptHistory
 from mmrl.algorithms.advantages.tree import TreeNorm
@@ -261,6 +262,20 @@ UniGRPO, the part that draws: Unified Policy Optimization for Reasoning-Driven V
 2 updates per step; with one all ratios are 1. Samples and training are without guidance (policy.guidance = 1). How far the window
 may move is ours (schedule.high). The code can weigh steps by their length, which is off by default (importance InverseStep). Not
 implemented: the part that writes, which needs a model of both.
+"""
+
+vgpo = replace(
+    flow_grpo,
+    advantage=StepRewards(clip=5.0),
+    schedule=Full(num_steps=10, dynamics="flow_sde", level=0.7, previews=True),
+)
+"""Flow-GRPO whose steps are each credited with the rewards of what they and later steps predict, compared within the group.
+
+VGPO, Value-Guided Policy Optimization, arXiv:2512.12387, of which no code is published.
+What the paper leaves open is ours: gamma 0.9, an anchor of 0.5 on the first half of the steps, eps, the clip of 5, and all that
+is Flow-GRPO's. 2 updates per step; with one the clip never acts. Every step is decoded and scored, without a further call of the
+network. Rewards must not be negative (advantage.weigh = false takes any). Flow-GRPO with process rewards alone is
+advantage.gamma = 0, anchor = 0 and weigh = false. Nothing that is published is left out.
 """
 
 pref_grpo = replace(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.pixels import with_rewards
+from mmrl.algorithms.pixels import TakesPixels, try_gradient, with_rewards
 from mmrl.answers.boxes.attempts import true_boxes
 from mmrl.answers.questions import problem_type, true_letters, true_number, true_text
 from mmrl.answers.spans.attempts import true_spans
@@ -199,14 +199,17 @@ def declared_space(function: object) -> str | None:
     return getattr(function, "space", None) if is_dataclass(function) else None
 
 
-def with_gradients(algorithm: Algorithm, rewards: Sequence[NamedReward], watches: bool) -> Algorithm:
+def with_gradients(
+    algorithm: Algorithm, rewards: Sequence[NamedReward], watches: bool, prompts: Sequence[Prompt] = ()
+) -> Algorithm:
     """The algorithm whose terms on the gradient of rewards have those of the run; says so where no reward is watched.
 
     Args:
         watches: do others score held-out prompts?
+        prompts: each reward is tried with the first one, on a picture of noise.
 
     Raises:
-        ValueError: a weighted reward has no gradient, or is transformed.
+        ValueError: a weighted reward has no gradient, one that is not finite or points away, or is transformed.
     """
     objective = with_rewards(algorithm.objective, [(one.name, one.weight, one.function) for one in rewards])
     if objective == algorithm.objective:
@@ -217,6 +220,9 @@ def with_gradients(algorithm: Algorithm, rewards: Sequence[NamedReward], watches
             f"reward {bent[0]!r} has a transform, which the gradient of its pixels does not pass: leave the transform out, or "
             "set objective.0.top of RewardGradient"
         )
+    for one in rewards:
+        if prompts and one.weight and isinstance(one.function, TakesPixels):
+            try_gradient(one.name, one.function, prompts[0])
     if not watches and all(one.weight for one in rewards):
         log.warning(
             "this run trains on the gradient of its rewards, which is the fastest way to find their faults, and no reward is "

@@ -14,6 +14,7 @@ from mmrl.app.modality.base import AlsoTable, EvaluationTable, ExportKind, Loadi
 from mmrl.app.modality.flow_checks import (
     IDLE_COLUMNS,
     check_objective,
+    check_teachers,
     refuse_comparison_of_sizes,
     refuse_plans,
     refuse_sizes,
@@ -134,6 +135,7 @@ class FlowModality:
         plan = algorithm.schedule.at(0)
         lay_out(plan, [algorithm.group_size], [0])
         check_objective(algorithm, plan, label)
+        check_teachers(algorithm, policy.teachers, prompts, label)
         refuse_comparison_of_sizes(algorithm, {own_size(prompt) or (policy.width, policy.height) for prompt in prompts})
         return algorithm
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.core.hooks import PlannerHooks, TermHooks, with_hooks
+from mmrl.core.hooks import AdvantageHooks, PlannerHooks, TermHooks, with_hooks
 from mmrl.core.readings import DT, MEAN, PIXELS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.core.types import ClipRange, Prompt
 from mmrl.data.files.pictures import picture_size
@@ -16,8 +16,9 @@ from mmrl.data.validate import FILE_ROW
 from mmrl.flow.plan import RolloutPlan, in_few_steps
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.read.evaluate import OF_LATENTS
-from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.flow.settings import FlowPolicyConfig, TeacherSettings
 from mmrl.policies.flow.sizes import Size, own_size, size_text
+from mmrl.policies.flow.teachers import TEACHER, refuse_missing_teachers
 
 OF_NOISE = {"logprobs", *(reading.quantity for reading in (MEAN, SAMPLED_MEAN, STD, PULL, DT))}
 """Quantities that only noisy steps have."""
@@ -38,11 +39,12 @@ log = logging.getLogger("mmrl")
 def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None:
     """Raise ValueError where the schedule lacks what the objective reads, or nothing trains."""
     read = {reading.quantity for reading in algorithm.all_reads}
+    of_noise = OF_NOISE - ({MEAN.quantity} if plan.imitate else set())
     noisy = any(step.trained for step in plan.steps)
     schedule = type(algorithm.schedule).__name__
-    if read & OF_NOISE and not noisy:
+    if read & of_noise and not noisy:
         raise ValueError(
-            f"algorithm {label} compares densities of noisy steps (it reads {', '.join(sorted(read & OF_NOISE))}), but its "
+            f"algorithm {label} compares densities of noisy steps (it reads {', '.join(sorted(read & of_noise))}), but its "
             f"schedule {schedule} has no noisy step that trains: take the schedule Full, Window, Tree or Branching, or an "
             "objective on velocities such as diffusion_nft's"
         )
@@ -67,14 +69,47 @@ def check_objective(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None
             f"algorithm {label}: {compared[0]} compares the errors of a prompt's samples, which are noised at different times: "
             "set algorithm.schedule.times.shared = true"
         )
+    check_previews(algorithm, plan, label)
     planner = with_hooks(algorithm.planner, PlannerHooks)
     if planner.scouts:
         try:
             in_few_steps(plan, 1)
         except ValueError as error:
             raise ValueError(f"algorithm {label}: {type(algorithm.planner).__name__}: {error}") from error
-    if not noisy and plan.forward is None and plan.surrogate is None:
+    if not plan.trains:
         raise ValueError(f"the schedule {schedule} of algorithm {label} trains no step at training step 0: give it noisy steps")
+
+
+def check_previews(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None:
+    """Raise ValueError where an advantage looks at rewards of every step, and none are asked; or the other way round."""
+    looks, name = with_hooks(algorithm.advantage, AdvantageHooks).previews, type(algorithm.advantage).__name__
+    if looks and not plan.previews:
+        raise ValueError(
+            f"algorithm {label}: the advantage {name} compares rewards of what every step predicts, and the schedule "
+            f'{type(algorithm.schedule).__name__} decodes none: set algorithm.schedule.kind = "Full" with previews = true'
+        )
+    if plan.previews and not looks:
+        raise ValueError(
+            f"algorithm {label} decodes what every step predicts, and the advantage {name} does not look at it: set "
+            "algorithm.schedule.previews = false, or take the advantage StepRewards"
+        )
+
+
+def check_teachers(algorithm: Algorithm, teachers: Sequence[TeacherSettings], prompts: Sequence[Prompt], label: str) -> None:
+    """Raise ValueError where an objective reads teachers and there are none, or a prompt names none; or where none reads them."""
+    reads = any(reading.model == TEACHER for reading in algorithm.all_reads)
+    if reads and not teachers:
+        raise ValueError(
+            f"algorithm {label} follows teachers, and policy.teachers is empty: add a table [[policy.teachers]] with name and "
+            "adapter for each"
+        )
+    if reads:
+        refuse_missing_teachers(prompts, teachers)
+    elif teachers:
+        raise ValueError(
+            f"policy.teachers holds {len(teachers)} adapters, and nothing in algorithm {label} reads them: take the preset "
+            'diffusion_opd, a term FlowKL with model = "teacher", or remove them'
+        )
 
 
 def refuse_sizes(prompts: Sequence[Prompt], family: FlowFamily | None) -> None:

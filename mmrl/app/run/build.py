@@ -112,7 +112,7 @@ def build(
     with ranks.main_first(to_fetch):
         space = modality.box_space(config.policy)
     rewards, watched = reward_runners(config, loaded, loaded_more, space)
-    algorithm = with_gradients(algorithm, rewards.rewards, bool(config.evaluation.reward))
+    algorithm = with_gradients(algorithm, rewards.rewards, bool(config.evaluation.reward), firsts)
     look_at_scoring(config, loaded, loaded_more, firsts, held_out)
     worlds = worlds_of(config, plug_ins, firsts, space)
     torch.manual_seed(config.seed)

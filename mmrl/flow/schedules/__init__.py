@@ -4,6 +4,7 @@ from mmrl.flow.schedules.branching import Branching
 from mmrl.flow.schedules.forward import Forward
 from mmrl.flow.schedules.full import Full
 from mmrl.flow.schedules.one_step import OneStep
+from mmrl.flow.schedules.own_path import OwnPath
 from mmrl.flow.schedules.random_subset import RandomSubset
 from mmrl.flow.schedules.surrogate import Surrogate
 from mmrl.flow.schedules.tree import Tree, even_splits
@@ -14,6 +15,7 @@ __all__ = [
     "Forward",
     "Full",
     "OneStep",
+    "OwnPath",
     "RandomSubset",
     "Surrogate",
     "Tree",

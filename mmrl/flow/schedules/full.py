@@ -25,6 +25,8 @@ class Full:
     """Every sample trains this many of them, chosen at random (DanceGRPO)."""
     initial_noise: InitialNoise = "sample"
     spacing: Spacing | None = None
+    previews: bool = False
+    """Decode what every step predicts, for advantages of rewards per step (StepRewards): as many decodes and rewards as steps."""
     truncated_timesteps: bool = False
 
     def __post_init__(self) -> None:
@@ -53,5 +55,6 @@ class Full:
             self.spacing,
             initial_noise=self.initial_noise,
             trained_per_row=self.trained_per_row,
+            previews=self.previews,
             truncated_timesteps=self.truncated_timesteps,
         )

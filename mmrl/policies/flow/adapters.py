@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mmrl.policies.flow.families.base import FlowFamily, Pipeline
 from mmrl.policies.shared.lora import (
     ADAPTER,
+    KEY,
     LoraSettings,
     check_adapter_folder,
     check_adapter_weights,
@@ -30,7 +31,8 @@ def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings
     """
     network = getattr(pipeline, name)
     if lora.adapter is not None:
-        load_adapter(pipeline, family, lora, name)
+        load_adapter(pipeline, family, lora.adapter, name)
+        warn_of_idle_settings(lora, network.peft_config[ADAPTER])
     else:
         targets = family.lora_targets if lora.targets == "auto" else lora.targets
         network.add_adapter(lora_config(lora, targets, start="gaussian"))
@@ -41,29 +43,30 @@ def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings
     network.eval()
 
 
-def load_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings, name: str) -> None:
+def load_adapter(
+    pipeline: Pipeline, family: type[FlowFamily], place: str, name: str, adapter: str = ADAPTER, key: str = KEY
+) -> None:
     """Load the adapter of one network, by the pipeline's own loader where it has one; all but the first have their own folder."""
-    place, network = str(lora.adapter), getattr(pipeline, name)
-    check_adapter_folder(place)
+    network = getattr(pipeline, name)
+    check_adapter_folder(place, key)
     top = Path(place).expanduser()
     folder = top if name == family.networks[0] else top / name
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"policy.lora.adapter {place!r} has no folder {name!r}, where the adapter of the model's second network lies: name "
+            f"{key} {place!r} has no folder {name!r}, where the adapter of the model's second network lies: name "
             "a folder that mmrl saved for this model"
         )
-    with readable(f"policy.lora.adapter {place!r}", str(folder)):
+    with readable(f"{key} {place!r}", str(folder)):
         if not hasattr(pipeline, "load_lora_weights"):
             from safetensors.torch import load_file
 
-            network.load_lora_adapter(str(folder), prefix=None, adapter_name=ADAPTER, use_safetensors=True)
+            network.load_lora_adapter(str(folder), prefix=None, adapter_name=adapter, use_safetensors=True)
             saved = load_file(folder / WEIGHTS)
         else:
             further = {} if name == family.networks[0] else {f"load_into_{name}": True}
-            pipeline.load_lora_weights(str(folder), adapter_name=ADAPTER, **further)
+            pipeline.load_lora_weights(str(folder), adapter_name=adapter, **further)
             saved = weights_in(pipeline, family, folder)
-    check_adapter(network, saved, place)
-    warn_of_idle_settings(lora, network.peft_config[ADAPTER])
+    check_adapter(network, saved, place, adapter, key)
 
 
 def weights_in(pipeline: Pipeline, family: type[FlowFamily], folder: Path) -> dict[str, Tensor]:
@@ -76,21 +79,19 @@ def weights_in(pipeline: Pipeline, family: type[FlowFamily], folder: Path) -> di
     return {name.removeprefix(f"{prefix}."): value for name, value in weights.items() if not name.startswith(others)}
 
 
-def check_adapter(network: nn.Module, saved: Mapping[str, Tensor], folder: str) -> None:
+def check_adapter(network: nn.Module, saved: Mapping[str, Tensor], folder: str, name: str, key: str) -> None:
     """Raise ValueError unless the adapter was made without dropout and all its weights were `saved` in `folder`."""
     from peft.tuners.tuners_utils import check_target_module_exists
     from peft.utils import get_peft_model_state_dict
 
-    adapter = getattr(network, "peft_config", {}).get(ADAPTER)
+    adapter = getattr(network, "peft_config", {}).get(name)
     if adapter is None:
-        raise ValueError(
-            f"policy.lora.adapter {folder!r} holds no weights for the transformer: name the adapter of an image generator"
-        )
-    refuse_dropout(folder, adapter)
-    check_adapter_weights(folder, saved, get_peft_model_state_dict(network, adapter_name=ADAPTER))
-    plain = [name for name, module in network.named_modules() if not hasattr(module, "lora_A")]
-    bare = [name for name in plain if check_target_module_exists(adapter, name)]
-    refuse_other_keys(bare, (), (), f"policy.lora.adapter {folder!r}", "LoRA adapter of this model")
+        raise ValueError(f"{key} {folder!r} holds no weights for the transformer: name the adapter of an image generator")
+    refuse_dropout(folder, adapter, key)
+    check_adapter_weights(folder, saved, get_peft_model_state_dict(network, adapter_name=name), key)
+    plain = [place for place, module in network.named_modules() if not hasattr(module, "lora_A")]
+    bare = [place for place in plain if check_target_module_exists(adapter, place)]
+    refuse_other_keys(bare, (), (), f"{key} {folder!r}", "LoRA adapter of this model")
 
 
 def save_adapter(pipeline: Pipeline, networks: Mapping[str, nn.Module], folder: Path, is_main: bool) -> None:

@@ -178,7 +178,8 @@ class DryGenerator:
         states = {id(one): len(one) for one in (*trajectory.states, *trajectory.means)}
         count, family = len(sampled.images), self.family.at(size)
         self.log.latents += 4 * math.prod(family.latent_shape) * (sum(states.values()) + len(sampled.trace.latents))
-        self.log.decoded += 3 * family.settings.frames * math.prod(size) * count
+        each = sigma_table.plan.num_steps if sigma_table.plan.previews else 1
+        self.log.decoded += 3 * family.settings.frames * math.prod(size) * count * each
         self.log.drawn[size] = self.log.drawn.get(size, 0) + count
         return sampled
 

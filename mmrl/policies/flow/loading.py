@@ -15,6 +15,7 @@ from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.in_4_bits import holds_codes, load_part, parts_in_4_bits
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single, pipeline_of
+from mmrl.policies.flow.teachers import add_teachers
 from mmrl.policies.flow.write.sketch import make_family, sketch_of
 from mmrl.policies.shared.chat_templates import refuse_endless
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, switch_casts
@@ -50,6 +51,7 @@ def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowF
         part.requires_grad_(False)
         part.eval()
     add_trainable(pipeline, kind, config.lora)
+    add_teachers(pipeline, kind, config.teachers)
     for network in networks_of(pipeline, kind).values():
         switch_casts(casting_layers(network.modules()), on=config.dtype == "float32")
         if config.gradient_checkpointing:

@@ -33,6 +33,7 @@ from mmrl.policies.flow.rounding import FlowRounding
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single
 from mmrl.policies.flow.sizes import Size
+from mmrl.policies.flow.teachers import TEACHER, read_teachers
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join
 from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
 from mmrl.policies.flow.write.given import refuse_given
@@ -174,7 +175,8 @@ class FlowPolicy(PolicyHooks):
         wanted: dict[tuple[str, float | None], list[Reading]] = {}
         for reading in readings:
             also_old = {"old"} if reading.quantity in QUANTITIES - FROM_VELOCITY else set[str]()
-            check_reading(reading, "flow", self.offers, self.shadows | {"policy"} | also_old, {"plain"})
+            further = {TEACHER} if self.config.teachers else set[str]()
+            check_reading(reading, "flow", self.offers, self.shadows | {"policy"} | also_old | further, {"plain"})
             check_quantity(trace, reading.quantity)
             wanted.setdefault((reading.model, reading.guidance), []).append(reading)
         out: dict[Reading, Tensor] = {}
@@ -182,12 +184,19 @@ class FlowPolicy(PolicyHooks):
         def velocities(actions: Sequence[Actions], guidance: float | None) -> Sequence[Tensor]:
             return velocities_of(self, self.forward, [noisy_latents(trace, *own) for own in actions], trace.conditions, guidance)
 
+        def quantities_of(asked: set[str], own: Bool[Tensor, "n t"], guidance: float | None) -> dict[str, Tensor]:
+            return read_trace(trace, asked, own, partial(velocities, guidance=guidance))
+
         for (model, guidance), asked in wanted.items():
+            quantities = {reading.quantity for reading in asked}
+            if model == TEACHER:
+                values = read_teachers(self, trace, mask, guidance, partial(quantities_of, quantities))
+                out |= {reading: values[reading.quantity] for reading in asked}
+                continue
             with self.weights.swapped_in("policy" if model == "old" else model):
-                quantities = {reading.quantity for reading in asked}
                 values = {"pixels": read_pixels(self, trace, mask, guidance)} if "pixels" in quantities else {}
                 if others := quantities - {"pixels"}:
-                    values |= read_trace(trace, others, mask, partial(velocities, guidance=guidance))
+                    values |= quantities_of(others, mask, guidance)
             out |= {reading: values[reading.quantity] for reading in asked}
         return out
 

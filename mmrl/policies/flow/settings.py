@@ -29,6 +29,20 @@ class FlowQuantizedSettings:
 
 
 @dataclass(frozen=True)
+class TeacherSettings:
+    """An adapter that knows how prompts of one kind are drawn: those whose column `teacher` holds its name."""
+
+    name: str
+    """As in the column `teacher` of prompts."""
+    adapter: str
+    """Folder of a saved adapter of the same model."""
+    guidance: Factor | None = None
+    """The guidance that it is read with; None: the policy's."""
+
+    __post_init__ = check_ranges
+
+
+@dataclass(frozen=True)
 class FlowPolicyConfig:
     """A flow-matching pipeline of diffusers, how it is trained and what it draws."""
 
@@ -55,6 +69,8 @@ class FlowPolicyConfig:
     Latents, steps and log-probabilities are always float32."""
     lora: LoraSettings | None = None
     """None: all weights of the transformer train. targets = auto are the layers the family's papers adapt."""
+    teachers: tuple[TeacherSettings, ...] = ()
+    """Adapters beside policy.lora, for objectives that read the model `teacher` (diffusion_opd)."""
     weights: Literal["float", "nf4"] = "float"
     """nf4: linear layers rest in 4 bits (arXiv:2305.14314), .52 bytes a weight in place of 2, and adapters train beside them;
     needs policy.lora."""
@@ -118,12 +134,23 @@ class FlowPolicyConfig:
         check_ranges(self)
         check_file(self.model, self.base, self.variant)
         check_tf32(self.tf32, self.dtype)
+        check_teachers([one.name for one in self.teachers], self.lora)
         refuse_idle(self.weights, self.quantized, FlowQuantizedSettings(), self.lora)
         if self.weights != "float" and self.model.endswith(SINGLE):
             raise ValueError(
                 f'policy.weights is "nf4", and policy.model {self.model!r} is one file, whose weights are renamed as they load: '
                 "give the folder of the pipeline"
             )
+
+
+def check_teachers(names: list[str], lora: LoraSettings | None) -> None:
+    """Raise ValueError for two teachers of one name, and for teachers of a model all of whose weights train."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"policy.teachers has {twice[0]!r} twice: give each its own name")
+    if names and lora is None:
+        raise ValueError(
+            "policy.teachers are adapters on the model as it was loaded, and all of its weights train: set policy.lora"
+        )
 
 
 def check_file(model: str, base: str | None, variant: str | None) -> None:

@@ -108,6 +108,8 @@ class FlowTrace:
     """t of the latent that the network sees."""
     timesteps: Float[Tensor, "n t"]
     """The time that the network is given for it, 1000 = noise."""
+    teachers: Int[Tensor, " n"]
+    """The place of the row's teacher in policy.teachers; -1: it has none."""
     through: Float[Tensor, "n t"]
     """Of surrogate plans, how much of the gradient of earlier steps passes into the step's latent; elsewhere 0."""
 
@@ -118,7 +120,8 @@ class FlowTrace:
         """Some rows and some of their actions; the latents stay where they are."""
         per_action = ("steps", "before", "after", "means", "sigma", "timesteps", "through")
         cut = {name: getattr(self, name)[rows][:, steps] for name in per_action}
-        return replace(self, prompt_index=self.prompt_index[rows], course_index=self.course_index[rows], **cut)
+        whole = {name: getattr(self, name)[rows] for name in ("prompt_index", "course_index", "teachers")}
+        return replace(self, **whole, **cut)
 
     def by_size(self, rows: Int[Tensor, " m"]) -> list[tuple[Size, Int[Tensor, " k"]]]:
         """Every size of pictures, and the places of its rows in `rows`; without rows one size that has none."""
@@ -148,6 +151,11 @@ class FlowTrace:
     def has_densities(self) -> bool:
         """Is there a step that trains, so that it makes sense to ask for log-probabilities?"""
         return any(step.trained for sigma_table in self.sigma_tables for step in sigma_table.plan.steps)
+
+    @property
+    def imitates(self) -> bool:
+        """Are there steps whose velocities and means train, without a density?"""
+        return any(sigma_table.plan.imitate for sigma_table in self.sigma_tables)
 
     @property
     def surrogate(self) -> SurrogatePath | None:
@@ -195,6 +203,7 @@ def trace_of_steps(
         prompt_index=prompt_index,
         sigma_tables=(sigma_table,),
         course_index=torch.zeros(n, dtype=torch.long),
+        teachers=torch.full((n,), -1),
         steps=torch.arange(t).repeat(n, 1),
         latents=Latents((torch.cat(kept),)),
         before=torch.stack(at[:-1], 1),
@@ -227,6 +236,7 @@ def trace_of_noised(
         prompt_index=prompt_index,
         sigma_tables=(sigma_table,),
         course_index=torch.zeros(n, dtype=torch.long),
+        teachers=torch.full((n,), -1),
         steps=torch.arange(k).repeat(n, 1),
         latents=Latents((torch.cat([samples.cpu(), noise.flatten(0, 1)]),)),
         before=rows,
@@ -250,6 +260,7 @@ def join(traces: Sequence[FlowTrace]) -> FlowTrace:
             {
                 "prompt_index": trace.prompt_index + shifts["conditions"],
                 "course_index": trace.course_index + shifts["sigma_tables"],
+                "teachers": trace.teachers,
                 "steps": pad_actions(trace.steps, width, -1.0),
                 **{name: pad_actions(getattr(trace, name) + shifts["latents"], width) for name in ("before", "after", "means")},
                 "sigma": pad_actions(trace.sigma, width),

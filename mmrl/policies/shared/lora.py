@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mmrl")
 ADAPTER = "default"
 """The name that peft and diffusers give an adapter without one."""
+KEY = "policy.lora.adapter"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class AdaptedLayer(Protocol):
     _disable_adapters: bool
     scaling: dict[str, float]
     """Adapter -> what its output is multiplied by."""
+    _active_adapter: str | list[str]
 
 
 @runtime_checkable
@@ -76,6 +78,20 @@ def switch_adapters(layers: Sequence[AdaptedLayer], on: bool) -> Iterator[None]:
     finally:
         for layer, disabled in zip(layers, kept, strict=True):
             layer._disable_adapters = disabled
+
+
+@contextmanager
+def with_adapter(layers: Sequence[AdaptedLayer], name: str) -> Iterator[None]:
+    """Let these layers compute with the adapter of this name alone, or with none where they lack it, for the time of a block."""
+    # peft's own switch also changes which weights take gradients.
+    kept = [layer._active_adapter for layer in layers]
+    for layer in layers:
+        layer._active_adapter = [name]
+    try:
+        yield
+    finally:
+        for layer, active in zip(layers, kept, strict=True):
+            layer._active_adapter = active
 
 
 @contextmanager
@@ -134,11 +150,11 @@ def load_adapter(model: object, lora: LoraSettings) -> "PeftModel":
     return adapter
 
 
-def check_adapter_weights(folder: str, saved: Mapping[str, "Tensor"], own: Mapping[str, "Tensor"]) -> None:
+def check_adapter_weights(folder: str, saved: Mapping[str, "Tensor"], own: Mapping[str, "Tensor"], key: str = KEY) -> None:
     """Raise ValueError unless `saved` holds all weights of the adapter in the model (`own`), no others, and finite ones."""
     from mmrl.runtime.pretrained import refuse_non_finite, refuse_other_keys
 
-    place = f"policy.lora.adapter {folder!r}"
+    place = f"{key} {folder!r}"
     refuse_other_keys(own.keys() - saved.keys(), saved.keys() - own.keys(), (), place, "LoRA adapter of this model")
     refuse_non_finite(saved.items(), place)
 
@@ -156,13 +172,13 @@ def warn_of_idle_settings(lora: LoraSettings, config: object) -> None:
         )
 
 
-def check_adapter_folder(folder: str) -> None:
+def check_adapter_folder(folder: str, key: str = KEY) -> None:
     """Raise FileNotFoundError unless there is a folder to load an adapter from."""
     if not Path(folder).expanduser().is_dir():
-        raise FileNotFoundError(f"policy.lora.adapter: there is no folder {folder!r}{near(folder)}: check the path")
+        raise FileNotFoundError(f"{key}: there is no folder {folder!r}{near(folder)}: check the path")
 
 
-def refuse_dropout(folder: str, config: object) -> None:
+def refuse_dropout(folder: str, config: object, key: str = KEY) -> None:
     """Raise ValueError for a loaded adapter that was made with dropout; `config` is peft's."""
     if getattr(config, "lora_dropout", 0):
-        raise ValueError(f"policy.lora.adapter {folder!r} was made with dropout: set lora_dropout to 0 in its config")
+        raise ValueError(f"{key} {folder!r} was made with dropout: set lora_dropout to 0 in its config")

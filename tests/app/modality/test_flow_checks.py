@@ -1,5 +1,6 @@
 """Image generators: what is refused or said before a run costs time, and the ways to evaluate and export one."""
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,17 @@ def with_algorithm(make: Make, preset: str, *words: str) -> Resolved:
         ("refl", ["schedule.kind=Forward"], r"gradient of rewards, but its schedule Forward keeps no path .*Surrogate"),
         ("flow_sft", ["schedule.kind=Surrogate"], r"noised copies of its samples, but its schedule Surrogate makes none"),
         ("refl", [], r"and 'jpeg_size' has none: take rewards that score pixels"),
+        (
+            "diffusion_opd",
+            [],
+            r"diffusion_opd follows teachers, and policy.teachers is empty: add a table \[\[policy.teachers\]\]",
+        ),
+        (
+            "vgpo",
+            ["schedule.previews=false"],
+            r"StepRewards compares rewards of what every step predicts, .*: set .* previews = true",
+        ),
+        ("flow_grpo", ["schedule.previews=true"], r"decodes what every step predicts, and the advantage GroupNorm does not look"),
         ("flow_grpo_fast", ["schedule.low=7", "schedule.high=9"], "3 steps do not fit between low = 7 and high = 9"),
         (
             "branch_grpo",
@@ -76,6 +88,29 @@ def with_algorithm(make: Make, preset: str, *words: str) -> Resolved:
 def test_schedules_that_do_not_fit_are_refused(make: Make, preset: str, words: list[str], message: str):
     with pytest.raises(ValueError, match=message):
         build(with_algorithm(make, preset, *words))
+
+
+@pytest.mark.usefixtures("unloaded")
+@pytest.mark.parametrize(
+    ("preset", "columns", "message"),
+    [
+        ("diffusion_opd", {}, r"prompt '.*' has no column 'teacher' \(2 of 2 prompts .*: give each one of 'ocr', 'taste'"),
+        ("diffusion_opd", {"teacher": "art"}, r"prompt '.*' names the teacher 'art' \(2 of 2 prompts"),
+        ("flow_grpo", {"teacher": "ocr"}, r"holds 2 adapters, and nothing in algorithm .*flow_grpo.* reads them"),
+    ],
+)
+def test_prompts_name_their_teachers(make: Make, tmp_path: Path, preset: str, columns: dict[str, str], message: str):
+    (tmp_path / "drawings.py").write_text(
+        '"""Two prompts."""\n\nfrom mmrl import Prompt\n\n\n'
+        f"def load() -> list[Prompt]:\n    return [Prompt(x, x, columns={columns!r}) for x in 'ab']\n"
+    )
+    resolved = make(
+        "policy.teachers=[{name='ocr', adapter='x'}, {name='taste', adapter='y', guidance=1.0}]", "policy.lora.rank=2"
+    )
+    resolved.table.set(("data",), {"use": "./drawings.py"}, "test")
+    resolved.table.set(("algorithm",), {"preset": preset}, "test")
+    with pytest.raises(ValueError, match=message):
+        build(configs.resolve(resolved.table))
 
 
 @pytest.mark.usefixtures("unloaded")
@@ -259,3 +294,26 @@ def test_a_folder_of_whole_weights_says_that_the_base_finished_its_pictures(make
 
 def with_run(resolved: Resolved) -> Resolved:
     return configs.resolve(resolved.table, ["steps=1", "output=run"])
+
+
+def test_gradients_of_rewards_and_groups_take_turns_in_one_run(make: Make, tmp_path: Path):
+    """As two stages, on the same weights."""
+    (tmp_path / "blue.py").write_text(
+        '"""How blue pictures are.\n\nModality: image\nRange: 0 to 1\n"""\n\nimport numpy as np\n\n\nclass Blue:\n'
+        '    """Mean of the blue pixels."""\n\n    def __call__(self, group):\n'
+        "        return [float(np.asarray(one.image)[..., 2].mean() / 255) for one in group.samples]\n\n"
+        "    def of_pixels(self, pixels, prompts):\n        return pixels[:, 2].flatten(1).mean(1)\n"
+    )
+    policy = (
+        (Path(configs.__file__).parents[3] / "configs/tiny/flow.toml").read_text().partition("[policy]")[2].partition("[data]")[0]
+    )
+    (tmp_path / "turns.toml").write_text(
+        "prompts_per_step = 2\nmicro_batch = 64\n[policy]" + policy + '[data]\nuse = "prompts"\ntexts = ["a fox", "a door"]\n'
+        '[[reward]]\nuse = "./blue.py:Blue"\nname = "blue"\n'
+        '[[stage]]\nkind = "rl"\nsteps = 1\n[stage.algorithm]\npreset = "draft_k"\nschedule = {num_steps = 4}\n'
+        '[[stage]]\nkind = "rl"\nsteps = 1\n[stage.algorithm]\npreset = "flow_grpo"\ngroup_size = 4\nschedule = {num_steps = 4}\n'
+    )
+    run = run_training(configs.load(str(tmp_path / "turns.toml"), ["output=run"]))
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "policy/grad_norm" in line]
+    assert ["policy/reward" in line for line in steps] == [True, False] and all(line["policy/grad_norm"] > 0 for line in steps)

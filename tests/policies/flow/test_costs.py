@@ -24,14 +24,15 @@ from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.support.flow_costs import forwards
 from tests.support.flow_policies import make, prompts
-from tests.support.presets import FLOW as PRESETS
+from tests.support.presets import FLOW, WITH_TEACHERS
 
+PRESETS = {name: one for name, one in FLOW.items() if name not in WITH_TEACHERS}
 PLAIN = {"flow_grpo": 1, "flow_grpo_fast": 0, "cps": 0, "grpo_guard": 0, "mix_grpo": 0, "mix_grpo_flash": 0, "temp_flow_grpo": 1}
 NO_KL = dict.fromkeys(
     ("dance_grpo", "branch_grpo", "branch_mix_grpo", "ddpo", "pref_grpo", "flow_dppo", "flash_grpo", "few_step"), 0
 )
 FORWARD = {"diffusion_nft": 2, "sol_rl": 2, "awm": 2, "crd": 2, "dgpo": 3, "flow_sft": 0, "flow_dpo": 1}
-FROZEN = PLAIN | NO_KL | FORWARD | {"unigrpo": 1}
+FROZEN = PLAIN | NO_KL | FORWARD | {"unigrpo": 1, "vgpo": 1}
 """Other weights that read every trained transition: the reference, the old policy of DiffusionNFT, the average of AWM."""
 PLAINLY = {"flow_sft": 1, "flow_dpo": 2}
 """Those that read without guidance whatever the policy has, and how many samples of a group they train."""
@@ -60,6 +61,7 @@ SMALL: dict[str, tuple[Any, int, int, int]] = {
     "branch_mix_grpo": (Tree(5, (0, 2), window=(2, 1), window_every=1, last="ode"), 4, 13, 2 + 4 + 4),
     "unigrpo": (Window(5, 2, move="random", high=4), 4, 4 * 5, 4 * 2),
     "ddpo": (Full(5, "ddim", 1.0), 4, 4 * 5, 4 * 4),
+    "vgpo": (Full(5, previews=True), 4, 4 * 5, 4 * 4),
     "pref_grpo": (Full(5, trained_per_row=3), 4, 4 * 5, 4 * 3),
     "diffusion_nft": (Forward(5, times=TimeSampler("rollout", count=3)), 4, 4 * 5, 4 * 3),
     "crd": (Forward(5, "ode", times=TimeSampler("uniform", count=3, shared=True)), 4, 4 * 5, 4 * 3),
@@ -143,6 +145,7 @@ DEFAULTS = {
     "branch_mix_grpo": (203 / 16, 34 / 16),
     "unigrpo": (25, 3),
     "ddpo": (50, 49),
+    "vgpo": (10, 9),
     "pref_grpo": (25, 14),
     "diffusion_nft": (10, 9),
     "crd": (10, 20),

@@ -13,9 +13,8 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
-from tests.policies.flow.test_costs import FROZEN, PLAINLY, SCOUTS, SMALL, any_variety
+from tests.policies.flow.test_costs import FROZEN, PLAINLY, PRESETS, SCOUTS, SMALL, any_variety
 from tests.support.flow_policies import counted, make, prompts
-from tests.support.presets import FLOW as PRESETS
 
 
 def trainer_of(policy, algorithm):

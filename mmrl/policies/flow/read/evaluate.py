@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.flow.integrate import gaussian_of
+from mmrl.flow.path import like_batch
 from mmrl.policies.flow.sizes import Size, size_text
 from mmrl.policies.flow.trace import FlowTrace
 from mmrl.runtime.tensors import to_device
@@ -26,7 +27,7 @@ Actions = tuple[Int[Tensor, " m"], Int[Tensor, " m"]]
 
 def check_quantity(trace: FlowTrace, quantity: str) -> None:
     """Raise ValueError for a quantity that means nothing on this schedule."""
-    if quantity in OF_DENSITIES and not trace.has_densities:
+    if quantity in OF_DENSITIES - ({"mean"} if trace.imitates else set()) and not trace.has_densities:
         raise ValueError(
             f"the objective reads {quantity!r}, but the schedule has no noisy step that trains, so there is no density: "
             "use a schedule with noise (Full, Window, Tree, Branching), or an objective on velocities with schedule Forward"
@@ -122,11 +123,21 @@ def densities(
         for kind in kinds.unique().tolist():
             places, step = here[kinds == kind], sigma_table.plan.steps[kind]
             own = to_device(places, v.device)
+            if not step.stochastic:
+                means = means.index_copy(0, own, euler_means(x[own], v[own], sigma_table.sigmas, steps[places]))
+                continue
             gaussian = gaussian_of(step, x[own], v[own], sigma_table.sigmas, steps[places])
             means = means.index_copy(0, own, gaussian.mean)
             if step.trained:
                 logprobs = logprobs.index_copy(0, own, gaussian.log_density(x_next[own]))
     return {"mean": means, "logprobs": logprobs}
+
+
+def euler_means(
+    x: Float[Tensor, "m ..."], v: Float[Tensor, "m ..."], sigmas: Float[Tensor, " t1"], steps: Int[Tensor, " m"]
+) -> Float[Tensor, "m ..."]:
+    """Where steps without noise end."""
+    return x - like_batch((sigmas[steps] - sigmas[steps + 1]).to(x.device), x) * v
 
 
 def scatter(

@@ -18,6 +18,7 @@ from mmrl.flow.layout import Layout, SeededNoise, lay_out, surrogate_steps
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.sizes import Size
+from mmrl.policies.flow.teachers import numbers_of
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join, trace_of_noised, trace_of_steps
 from mmrl.policies.flow.transfer import LateCheck, send_home
 from mmrl.policies.shared.weights import FollowsWeights, Weights
@@ -87,10 +88,16 @@ class LocalGenerator:
             trace = trace_of_noised(finished, keys, sigma_table, conditions, prompts)
         else:
             trace = trace_of_steps(trajectory, sigma_table, conditions, prompts)
+        if teachers := host.config.teachers:
+            trace = replace(trace, teachers=numbers_of([request.prompt for request in requests], teachers)[prompts])
         if plan.surrogate is not None:
             trace = replace(trace, through=torch.stack([one for _, one in surrogate_steps(plan, counts, seeds)]))
-        images = host.decode(finished, sigma_table.size)
-        return Sampled(requests, keys, trajectory, trace, images, host.weights.num_updates, family.fps)
+        images, rows = host.decode(finished, sigma_table.size), torch.arange(len(keys))
+        columns = range(1, plan.num_steps) if plan.previews else ()
+        # What the step behind a latent shows: the latent's own prediction, whose velocity the next step asked for.
+        previews = [host.decode(family.finish(trajectory.prediction(i, rows), 0.0), sigma_table.size) for i in columns]
+        drawn = list(zip(*previews, strict=True)) if previews else [()] * len(keys)
+        return Sampled(requests, keys, trajectory, trace, images, host.weights.num_updates, family.fps, drawn)
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,8 @@ class Sampled:
     """The number of updates behind the weights that drew them."""
     fps: float | None = None
     """Frames per second of clips."""
+    previews: Sequence[tuple[object, ...]] = ()
+    """What every step but the last predicted of every row, where the plan asks for it; (): for none."""
 
     @property
     def action_mask(self) -> Bool[Tensor, "n t"]:
@@ -156,12 +165,13 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
     sample_ids: list[int] = []
     for part in sampled:
         owners = [request for request in part.requests for _ in range(request.count)]
-        for request, drawn in zip(owners, part.images, strict=True):
+        previews = part.previews or [()] * len(owners)
+        for request, drawn, shown in zip(owners, part.images, previews, strict=True):
             group_ids.append(request.group_id)
             sample_ids.append(len(samples[request.group_id]))
             is_clip = isinstance(drawn, np.ndarray)
             made = Sample(video=drawn, fps=part.fps) if is_clip else Sample(image=drawn, role=request.role)
-            samples[request.group_id].append(made)
+            samples[request.group_id].append(replace(made, previews=shown) if shown else made)
     layouts = [part.trajectory.layout for part in sampled]
     are_shared = any(bool((layout.node_ids != torch.arange(len(layout))[:, None]).any()) for layout in layouts)
     nodes = [node_ids(part.trajectory.layout, part.keys) for part in sampled]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.pixels import with_rewards
+from mmrl.algorithms.pixels import try_gradient, with_rewards
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import PIXELS, VELOCITY
 from mmrl.core.types import Group, Prompt, Rollouts
@@ -44,6 +44,8 @@ class Blue:
             return blue.detach()
         if self.broken == "count":
             return blue.sum()
+        if self.broken == "reversed":
+            return 2 * blue.detach() - blue
         if self.broken == "nan":
             return blue * float("nan")
         return blue + (0 * pixels.flatten(1).sum(1)).sqrt() if self.broken == "root" else blue
@@ -125,6 +127,18 @@ def test_sparse_with_the_last_step_alone_is_draft_1(tiny: Tiny):
     assert torch.equal(one, other)
 
 
+def test_a_bridge_that_passes_nothing_is_sparse(tiny: Tiny):
+    """With the same steps, and no factor for the others."""
+    policy = make(tiny("sd3"))
+    rollouts = policy.rollout(requests(2), plan_of(SurrogatePath("bridge", steps=3, rescale=0.0, alpha=0.0)))
+    trace = rollouts.trace
+    assert isinstance(trace, FlowTrace) and not trace.through.any()
+    table = replace(trace.sigma_tables[0], plan=plan_of(SurrogatePath("sparse", steps=3)))
+    as_sparse = replace(rollouts, trace=replace(trace, sigma_tables=(table,)))
+    one, other = (gradient(policy, pixels_of(policy, found).sum()) for found in (rollouts, as_sparse))
+    assert torch.equal(one, other)
+
+
 def test_refl_decodes_what_one_late_step_points_at(tiny: Tiny):
     policy = make(tiny("sd3"))
     rollouts = policy.rollout(requests(4), plan_of(SurrogatePath("refl", steps=1, tail=0.5)))
@@ -176,18 +190,27 @@ def test_presets_raise_the_reward(tiny: Tiny, name: str):
     assert totals[-1] > first["reward/total"] + 0.02
 
 
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        ("detached", "reward 'blue' gave scores without a gradient: leave out detach"),
-        ("nan", "reward 'blue' gave tensor.* for 2 pictures, and must give a finite number each"),
-        ("count", "reward 'blue' gave .* and must give a finite number each"),
-        ("root", "the gradient of reward 'blue' with respect to pixels is not finite"),
-    ],
-)
+BROKEN = [
+    ("detached", "reward 'blue' gave scores without a gradient: leave out detach"),
+    ("nan", "reward 'blue' gave tensor.* for 2 pictures, and must give a finite number each"),
+    ("count", "reward 'blue' gave .* and must give a finite number each"),
+    ("root", "the gradient of reward 'blue' with respect to pixels is not finite"),
+]
+
+
+@pytest.mark.parametrize(("broken", "message"), BROKEN)
 def test_rewards_without_a_gradient_are_refused_by_name(tiny: Tiny, broken: str, message: str):
     with pytest.raises(ValueError, match=message):
         trainer_of(make(tiny("sd3"), guidance=1.0), small("draft_k"), Blue(broken)).step()
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"), [*BROKEN, ("reversed", r"the gradient of reward 'blue' points away .* changes by -")]
+)
+def test_a_trial_refuses_them_before_a_run(broken: str, message: str):
+    try_gradient("blue", Blue(), prompts()[0])
+    with pytest.raises(ValueError, match=message.replace("2 pictures", "1 pictures")):
+        try_gradient("blue", Blue(broken), prompts()[0])
 
 
 def test_what_is_refused_before(tiny: Tiny):

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from mmrl.core.protocols import Policy
-from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.readings import ROLLOUT_LOGPROBS, VELOCITY
 from mmrl.core.types import Prompt, Request, Tempering
 from mmrl.flow.layout import generator_of
+from mmrl.flow.path import data_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Forward, Full
 from mmrl.flow.times import TimeSampler
-from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig, FlowTrace
 from mmrl.policies.shared.lora import LoraSettings
 from tests.support.flow_policies import FAMILIES, PLANS, PROMPT_TOKENS, latents, make, prompts, requests
 
@@ -329,3 +330,16 @@ def test_a_scouts_seed_is_drawn_again_alone(tiny):
     assert abs(redrawn - first[[0, 1]]).max() > 10 and abs(rough - first).max() > 2
     with pytest.raises(ValueError, match=r"requests of one rollout ask for \{.*\} steps"):
         policy.rollout([*asked, replace(asked[0], group_id=1, tempering=Tempering(num_steps=2))], plan)
+
+
+def test_previews_are_what_the_next_steps_velocity_points_at(tiny):
+    policy = make(tiny("sd3"))
+    rollouts = policy.rollout(requests(2), Full(num_steps=4, previews=True).at(0))
+    trace, rows = rollouts.trace, torch.arange(4)
+    assert isinstance(trace, FlowTrace) and all(len(sample.previews) == 3 for _, sample in rollouts.samples())
+    v = policy.read(trace, [VELOCITY], rollouts.action_mask)[VELOCITY].detach()
+    for column in (1, 2):
+        ahead = data_of(trace.latents[trace.before[rows, column]], v[:, column], trace.sigma[rows, column])
+        for (_, sample), wanted in zip(rollouts.samples(), policy.decode(policy.family.finish(ahead, 0.0)), strict=True):
+            shown = [np.asarray(one, np.int64) for one in (sample.previews[column - 1], wanted)]
+            assert np.abs(shown[0] - shown[1]).max() <= 1

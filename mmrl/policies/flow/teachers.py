@@ -1,0 +1,83 @@
+"""Teachers: adapters beside the one that trains, each for the prompts that name it (DiffusionOPD, arXiv:2605.15055)."""
+
+from collections.abc import Callable, Sequence
+from warnings import catch_warnings, filterwarnings
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from mmrl.core.types import Prompt
+from mmrl.policies.flow.adapters import load_adapter
+from mmrl.policies.flow.families.base import FlowFamily, Pipeline, networks_of
+from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.settings import TeacherSettings
+from mmrl.policies.flow.trace import FlowTrace
+from mmrl.policies.shared.lora import ADAPTER, adapter_layers, with_adapter
+
+TEACHER = "teacher"
+"""The column of prompts that names their teacher, and the model of readings under it."""
+Read = Callable[[Bool[Tensor, "n t"], float | None], dict[str, Tensor]]
+"""Quantities of the actions in a mask, under the adapter that is active, with a guidance."""
+
+
+def adapter_of(number: int) -> str:
+    """How peft knows the teacher of this place in policy.teachers."""
+    return f"teacher_{number}"
+
+
+def add_teachers(pipeline: Pipeline, family: type[FlowFamily], teachers: Sequence[TeacherSettings]) -> None:
+    """Load the adapters of teachers, in float32 and frozen, beside the one that trains, which stays the active one.
+
+    Raises FileNotFoundError for an adapter that is not there, ValueError for one that is broken, not whole or of another model.
+    """
+    if not teachers:
+        return
+    for name, network in networks_of(pipeline, family).items():
+        trained = {key for key, weight in network.named_parameters() if weight.requires_grad}
+        for number, one in enumerate(teachers):
+            with catch_warnings():
+                filterwarnings("ignore", "Already found a `peft_config`")  # one is there on purpose
+                load_adapter(pipeline, family, one.adapter, name, adapter_of(number), f"policy.teachers.{number}.adapter")
+        network.set_adapter(ADAPTER)
+        for key, weight in network.named_parameters():
+            weight.requires_grad_(key in trained)
+            if "lora_" in key:
+                weight.data = weight.data.float()
+        network.eval()
+
+
+def numbers_of(prompts: Sequence[Prompt], teachers: Sequence[TeacherSettings]) -> Int[Tensor, " n"]:
+    """The place of every prompt's teacher in policy.teachers; -1 of a prompt that names none of them."""
+    places = {one.name: i for i, one in enumerate(teachers)}
+    return torch.tensor([places.get(str(prompt.columns.get(TEACHER)), -1) for prompt in prompts], dtype=torch.long)
+
+
+def refuse_missing_teachers(prompts: Sequence[Prompt], teachers: Sequence[TeacherSettings]) -> None:
+    """Raise ValueError for a prompt that names none of the teachers."""
+    lost = (numbers_of(prompts, teachers) < 0).nonzero()[:, 0].tolist()
+    if lost:
+        named, known = prompts[lost[0]].columns.get(TEACHER), ", ".join(repr(one.name) for one in teachers)
+        what = f"has no column {TEACHER!r}" if named is None else f"names the teacher {named!r}"
+        raise ValueError(
+            f"prompt {prompts[lost[0]].id!r} {what} ({len(lost)} of {len(prompts)} prompts have none of policy.teachers): give "
+            f"each one of {known} in the column {TEACHER!r}"
+        )
+
+
+def read_teachers(
+    host: FlowHost, trace: FlowTrace, mask: Bool[Tensor, "n t"], guidance: float | None, read: Read
+) -> dict[str, Tensor]:
+    """Quantities under the teacher of every row, with its own guidance or else this one; without a gradient.
+
+    Raises ValueError for rows without a teacher.
+    """
+    if bool((mask.any(1) & (trace.teachers < 0)).any()):
+        raise ValueError(f"rows are read under the model {TEACHER!r}, and prompts of theirs name none of policy.teachers")
+    layers, found = adapter_layers(host.net.modules()), dict[str, Tensor]()
+    for number, one in enumerate(host.config.teachers):
+        # Every process reads under every teacher, whether or not it has rows of it.
+        with with_adapter(layers, adapter_of(number)), torch.no_grad():
+            own = read(mask & (trace.teachers == number)[:, None], guidance if one.guidance is None else one.guidance)
+        found = {name: found[name] + value if name in found else value for name, value in own.items()}
+    return found
