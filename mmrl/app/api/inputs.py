@@ -172,7 +172,7 @@ def kind_for(algorithm: AlgorithmInput) -> str:
 
 
 def kind_of_model(policy: PolicyInput) -> str:
-    """The kind by the folder's index file or the tiny family; what may be of several, as a name on the hub may, is taken for text."""
+    """The kind by the folder's index file or the tiny family; names on the hub, and what may be several, count as text."""
     from mmrl.tiny.taught import TAUGHT
 
     name = str(policy)

@@ -9,10 +9,20 @@ from jaxtyping import Int
 from PIL import Image
 from torch import Tensor
 
+from mmrl.policies.shared.published import Published
 from mmrl.policies.text.families import TextOnly
 
 TYPES = ("janus",)
 """Types of models that draw by tokens."""
+PUBLISHED = {
+    "janus": Published(
+        ("text to pictures",),
+        "Janus-Pro: MIT; others: see the card",
+        "makers",
+        "codes as by its own generate; rollouts re-read with guidance, gradients, exports",
+    )
+}
+"""The public weights."""
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ class TextPolicy(PolicyHooks):
         Raises ValueError for an unknown view or model, an injected request without text, or a prompt that cannot be encoded.
         """
         sampling = check_sampling(sampling, self.config.sampling)
-        check_requests(requests, self.shadows | {"policy"}, self._known_views)
+        check_requests(requests, self.shadows | {"policy"}, frozenset({"plain", *self.views}))
         requests = [show_as_trained(request, self.views) for request in requests]
         if self.parts.worlds is not None or any(isinstance(request.written, Branch) for request in requests):
             check_episodes(requests, self.parts.worlds)
@@ -202,7 +202,7 @@ class TextPolicy(PolicyHooks):
         """
         assert isinstance(trace, TextTrace)
         rest(self.generator)
-        known, out = (self.offers, self.shadows | {"policy"}, self._known_views), dict[Reading, Tensor]()
+        known, out = (self.offers, self.shadows | {"policy"}, frozenset({"plain", *self.views})), dict[Reading, Tensor]()
         for (model, view, temperature), asked in by_weights(readings, *known).items():
             names = {reading.quantity for reading in asked}
             with self.weights.swapped_in(model):
@@ -281,10 +281,6 @@ class TextPolicy(PolicyHooks):
     @property
     def prefetches(self) -> bool:
         return self.encode.videos.used
-
-    @property
-    def _known_views(self) -> frozenset[str]:
-        return frozenset({"plain", *self.views})
 
     def _write(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> int:
         """Draw rows of one temperature; returns the version of the weights that wrote. Without rows, keep step with others."""

@@ -41,15 +41,8 @@ def untaught(side: int, codes: int, width: int) -> tuple[HubObject, HubObject]:
     from transformers import JanusConfig, JanusForConditionalGeneration, JanusImageProcessor, JanusProcessor
 
     tokenizer = byte_tokenizer(MARKS, bos="<|begin|>")
-    vision: Kwargs = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision |= {
-        "image_size": 7 * side,
-        "patch_size": 7,
-        "mlp_ratio": 2.0,
-        "projection_dim": width,
-        "num_image_tokens": side**2,
-        "depth": 2,
-    }
+    vision: Kwargs = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 2.0, "depth": 2}
+    vision |= {"image_size": 7 * side, "patch_size": 7, "projection_dim": width, "num_image_tokens": side**2}
     drawing: Kwargs = {"embed_dim": 8, "num_embeddings": codes, "latent_channels": 8, "num_patches": side, "base_channels": 32}
     drawing |= {"channel_multiplier": [1, 1], "num_res_blocks": 1, "num_hidden_layers": 2}
     drawing |= {"projection_dim": width, "image_token_embed_dim": width}
