@@ -150,7 +150,9 @@ def samples_of(group: Group) -> Iterator[Sample]:
 def with_pictures(group: Group, pictures: Iterator[Image.Image]) -> Group:
     """A group whose samples, in the order of `samples_of`, show pictures."""
 
-    def shown(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    def with_images(samples: Sequence[Sample]) -> tuple[Sample, ...]:
         return tuple(replace(sample, text=None, image=next(pictures), truncated=False) for sample in samples)
 
-    return replace(group, samples=shown(group.samples), probes={view: shown(own) for view, own in group.probes.items()})
+    return replace(
+        group, samples=with_images(group.samples), probes={view: with_images(own) for view, own in group.probes.items()}
+    )

@@ -30,6 +30,8 @@ def build(family: str, folder: Path, seed: int = 0, side: int = 4, codes: int = 
     tokenizer, names = processor.tokenizer, ("bos_token_id", "eos_token_id", "pad_token_id")
     for name in names:
         setattr(model.generation_config, name, getattr(tokenizer, name))
+    # Otherwise it is made anew from the model's config, which knows no such token.
+    model.generation_config._from_model_config = False
     model.generation_config.generation_kwargs = {"boi_token_id": tokenizer.convert_tokens_to_ids(MARKS["boi_token"])}
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
@@ -57,7 +59,9 @@ def untaught(side: int, codes: int, width: int) -> tuple[HubObject, HubObject]:
         tie_word_embeddings=False,
     )
     processor = JanusProcessor(
-        image_processor=JanusImageProcessor(size={"height": 7 * side, "width": 7 * side}, min_size=7),
+        image_processor=JanusImageProcessor(
+            size={"height": 7 * side, "width": 7 * side}, min_size=7, image_mean=[0.5] * 3, image_std=[0.5] * 3
+        ),
         tokenizer=tokenizer,
         chat_template=chat_template(MARKS["image_token"]),
         num_image_tokens=side**2,
