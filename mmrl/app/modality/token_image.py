@@ -51,7 +51,7 @@ class TokenImageModality:
         return self.output
 
     def evaluation_defaults(self, policy: CodePolicyConfig) -> dict[str, Any]:
-        """As in training: the most likely codes make poor pictures."""
+        """The sampling of training: the most likely codes make poor pictures."""
         return {"sampling": policy.sampling}
 
     def eval_sampling(self, evaluation: EvaluationTable) -> Sampling | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from mmrl.core.types import Prefix, Prompt, Request, Rollouts, StoredRow
 from mmrl.policies.codes.policy import CodePolicy, CodePolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.settings import Sampling
+from mmrl.policies.text.trace import TextTrace
 from mmrl.tiny.text.janus import build
 
 BOUND = 2e-5
@@ -35,8 +36,8 @@ def draw(folder: str, **settings: Any) -> tuple[CodePolicy, Rollouts]:
 
 
 def reread(policy: CodePolicy, rollouts: Rollouts, rows: slice = slice(None)) -> torch.Tensor:
-    places = torch.arange(len(rollouts))[rows]
-    return policy.read(rollouts.trace.take(places), [LOGPROBS], rollouts.action_mask[places])[LOGPROBS].detach()
+    places, trace = torch.arange(len(rollouts))[rows], cast(TextTrace, rollouts.trace)
+    return policy.read(trace.take(places), [LOGPROBS], rollouts.action_mask[places])[LOGPROBS].detach()
 
 
 def plain(folder: str) -> tuple[Any, Any]:
@@ -119,7 +120,7 @@ def test_checkpointed_layers_give_the_same_gradient(folder: str):
         policy, rollouts = draw(folder, gradient_checkpointing=twice)
         policy.read(rollouts.trace, [LOGPROBS], rollouts.action_mask)[LOGPROBS].sum().backward()
         found.append(torch.cat([weight.grad.flatten() for weight in policy.parameters() if weight.grad is not None]))
-    assert torch.allclose(*found, atol=1e-5)
+    assert torch.allclose(found[0], found[1], atol=1e-5)
 
 
 def test_an_adapter_draws_the_same_codes_once_it_was_loaded_by_peft(folder: str, tmp_path: Path):
