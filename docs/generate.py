@@ -42,6 +42,7 @@ from mmrl.core.episodes import Limits
 from mmrl.data.convert import convert
 from mmrl.data.suites.table import SUITES
 from mmrl.data.video_rows import ANSWER, CHOOSE, WHEN
+from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig, FlowQuantizedSettings
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
@@ -71,6 +72,7 @@ TABLES: dict[str, tuple[str, type]] = {
     "[policy.sampling]": ("How completions are sampled; `[evaluation.sampling]` has the same keys.", Sampling),
     "[policy.video]": ("How much of a clip the model sees.", VideoSettings),
     "[policy], kind = flow": ("A generator.", FlowPolicyConfig),
+    "[policy], kind = token_image": ("A model that draws by tokens.", CodePolicyConfig),
     "[policy.engine]": ("Without it the policy samples with its own network ([vLLM](../how_to/engine.md)).", EngineConfig),
     "[policy.quantized]": ("Acts with `policy.weights = \"nf4\"`.", QuantizedSettings),
     "[policy.quantized], kind = flow": ("The same for a generator.", FlowQuantizedSettings),

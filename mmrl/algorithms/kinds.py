@@ -35,11 +35,17 @@ KINDS: Mapping[str, Algorithm] = {
         objective=((1.0, Ratings()),), advantage=Demonstrated(), aggregation=SequenceMean(), planner=Taught(), group_size=1
     ),
     "sft_of_pictures": replace(SFT, objective=((1.0, Matching()),), planner=TaughtPictures(), schedule=ANY_TIME),
+    "sft_of_codes": replace(SFT, planner=TaughtPictures()),
+    "dpo_of_codes": replace(DPO, planner=TaughtPairs()),
     "dpo_of_pictures": replace(DPO, objective=((1.0, DenoisingPreference()),), planner=TaughtPairs(), schedule=ANY_TIME),
 }
 """The kind of a stage -> the algorithm that it starts from; generators have their own."""
 
 
+OWN_KINDS = {"flow": "pictures", "token_image": "codes"}
+"""Kind of policy -> the end of the names of its entries in KINDS."""
+
+
 def kind_for(name: object, policy: object) -> object:
     """The entry of KINDS for a kind of stage and the kind of a policy: `kind_for("sft", "flow")`; other names stay."""
-    return own if policy == "flow" and (own := f"{name}_of_pictures") in KINDS else name
+    return own if (own := f"{name}_of_{OWN_KINDS.get(str(policy))}") in KINDS else name

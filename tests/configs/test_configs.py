@@ -16,6 +16,7 @@ NAMES = [listed.name for listed in all_configs()]
 IMAGE = [name for name in NAMES if name.startswith("image/")]
 VIDEO = [name for name in NAMES if name.startswith("video/")]
 T2I = [name for name in NAMES if name.startswith("t2i/")]
+BY_TOKENS = [name for name in NAMES if name.startswith("token_image/")]
 T2V = [name for name in NAMES if name.startswith("t2v/")]
 SMALL = [
     "steps=2",
@@ -159,7 +160,17 @@ def test_a_real_clip_config_trains_a_tiny_wan_of_its_kind(name: str):
     check_two_steps(configs.resolve(resolved.table, [*words, *given, *tree, f"policy.model=tiny:{kind}"]))
 
 
-@pytest.mark.parametrize("name", ["tiny/image", "tiny/clips", "tiny/flow"])
+@pytest.mark.parametrize("name", BY_TOKENS)
+def test_a_real_config_trains_a_tiny_model_that_draws_by_tokens(name: str):
+    """Its algorithm, guidance and dtype stay."""
+    resolved = configs.load(name)
+    resolved.table.set(("data",), dict(TEXTS), "test")
+    resolved.table.set(("evaluation", "data"), dict(TEXTS), "test")
+    resolved.table.set(("reward",), [{"use": "jpeg_size"}], "test")
+    check_two_steps(configs.resolve(resolved.table, [*SMALL[:-1], "policy.model=tiny:janus"]))
+
+
+@pytest.mark.parametrize("name", ["tiny/image", "tiny/clips", "tiny/flow", "tiny/token_image"])
 def test_the_tiny_one_trains_as_it_is(name: str):
     check_two_steps(configs.load(name))
 

@@ -229,8 +229,9 @@ def test_toml(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         file.write_text(block.text)
         read_spec(file)
         return
-    draws = values.get("policy", {}).get("kind") == "flow"
-    base = Table.read(find_config("tiny/flow" if draws else "tiny/image")).values
+    drawing = {"flow": "tiny/flow", "token_image": "tiny/token_image"}
+    kind = values.get("policy", {}).get("kind", "text")
+    base = Table.read(find_config(drawing.get(kind, "tiny/image"))).values
     read_plug_ins(configs.resolve(Table.of(laid_over(base, values), block.name)))
 
 

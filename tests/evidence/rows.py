@@ -1,6 +1,7 @@
 """All rows: a file of rows is added here."""
 
 from tests.evidence import (
+    code_rows,
     flow_rows,
     pixel_rows,
     planner_rows,
@@ -15,7 +16,7 @@ from tests.evidence import (
 
 FILES = (
     *(text_rows, state_rows, planner_rows, video_rows, flow_rows, sampler_rows, reference_rows, turn_rows),
-    *(pixel_rows, stage_rows),
+    *(pixel_rows, stage_rows, code_rows),
 )
 ROWS = [row for file in FILES for row in file.ROWS]
 ELSEWHERE = {**text_rows.ELSEWHERE, **video_rows.ELSEWHERE, **flow_rows.ELSEWHERE}

@@ -197,7 +197,7 @@ class Row(Generic[Way]):
     """A method against its plain twin: the same but for the idea."""
 
     method: str
-    """Name of the preset, of the sampler, or of the recipe."""
+    """Name of the preset, of the sampler, of the recipe, or of the kind of policy."""
     algorithm: Way
     twin: Way
     without: str

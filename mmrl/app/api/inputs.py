@@ -172,16 +172,18 @@ def kind_for(algorithm: AlgorithmInput) -> str:
 
 
 def kind_of_model(policy: PolicyInput) -> str:
-    """text or flow, by the folder's index file or the tiny family; a name on the hub is taken for text."""
+    """The kind by the folder's index file or the tiny family; names on the hub, and what may be several, count as text."""
     from mmrl.tiny.taught import TAUGHT
 
     name = str(policy)
     if name.startswith("tiny:"):
         from mmrl.tiny.flow.pipelines import PIPELINES
+        from mmrl.tiny.text.janus import FAMILIES as DRAW_BY_TOKENS
 
-        return "flow" if name.removeprefix("tiny:") in {*PIPELINES, *TAUGHT["flow"]} else "text"
+        drawing = {**dict.fromkeys(DRAW_BY_TOKENS, "token_image"), **dict.fromkeys((*PIPELINES, *TAUGHT["flow"]), "flow")}
+        return drawing.get(name.removeprefix("tiny:"), "text")
     found = [kind for kind, modality in MODALITIES.items() if (Path(name).expanduser() / modality.index_file).is_file()]
-    return found[-1] if found else "text"
+    return "flow" if "flow" in found else "text"
 
 
 def merge(table: Values, more: Mapping[str, object]) -> Values:

@@ -305,7 +305,7 @@ def print_time(timing: Timing, config: RunConfig, memory: Memory, price: float |
         grid.add_row("one evaluation", f"{timing.evaluation:.3f}")
     console.print(grid)
     actions = sum(one["rollout/actions"] for one in timing.steps) / len(timing.steps)
-    what = "tokens of completions" if modality_of(config.policy).output == "text" else "trained denoising steps"
+    what = "trained denoising steps" if modality_of(config.policy).name == "flow" else "tokens of completions"
     console.print(f"{actions / step:.1f} {what} per second")
     if timing.peak:
         off = memory.peak / timing.peak - 1

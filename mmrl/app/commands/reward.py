@@ -36,6 +36,7 @@ from mmrl.app.run.sample_files import strip_of, write_clip
 from mmrl.app.toml.tables import Table
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Group, Prompt, Sample
+from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.prompt.templates import tags_of
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
@@ -140,6 +141,8 @@ def inputs_of_test(
         if config.policy.frames > 1:
             raise ValueError("rewards of clips are tried on clips that you have: mmrl reward score REWARD FOLDER")
         style = replace(style, draws=(config.policy.width, config.policy.height))
+    elif isinstance(config.policy, CodePolicyConfig):
+        style = replace(style, draws=(DRAWN_SIDE, DRAWN_SIDE))
     elif not space_given:
         space = space_of(config)
         style = probes.Style(

@@ -329,7 +329,7 @@ def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:
     if not isinstance(given, Mapping):
         return {}
     for other in MODALITIES.values():
-        for key in other.evaluation_keys if other is not modality else ():
+        for key in sorted(set(other.evaluation_keys) - set(modality.evaluation_keys)):
             if given.get(key) not in (None, [], (), NONE):
                 raise ValueError(
                     f"{table.at(('evaluation', key))} is for policy.kind = {other.name!r}, and this is {modality.name!r}: "

@@ -41,7 +41,8 @@ class Plan:
 
     @property
     def is_text(self) -> bool:
-        return modality_of(self.config.policy).output == "text"
+        """Are actions tokens, and micro-batches positions?"""
+        return modality_of(self.config.policy).name != "flow"
 
 
 def draw_up(resolved: Resolved, processes: int = 1, on_card: bool | None = None) -> Plan:

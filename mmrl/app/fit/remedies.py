@@ -8,6 +8,7 @@ from mmrl.app.fit.plan import Estimates, Plan
 from mmrl.app.planning.choices import Choice, Facts, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import Memory, size_text
+from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 
 SHOWN = 3
@@ -97,7 +98,7 @@ def cheaper(resolved: Resolved) -> Iterator[tuple[str, list[Choice]]]:
         yield f"adapters in bfloat16: policy.dtype=bfloat16 policy.lora.rank={SMALL_RANK}", adapters
     if isinstance(policy, TextPolicyConfig):
         yield from shorter(policy)
-    elif min(policy.height, policy.width) > SMALL_SIDE:
+    elif isinstance(policy, FlowPolicyConfig) and min(policy.height, policy.width) > SMALL_SIDE:
         sides = [Choice(key, SMALL_SIDE, "") for key in ("policy.height", "policy.width")]
         yield f"smaller pictures: policy.height={SMALL_SIDE} policy.width={SMALL_SIDE}", sides
 

@@ -8,7 +8,6 @@ from mmrl.app.planning.choices import Choice
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import size_text
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.text.settings import TextPolicyConfig
 
 Sizes = Mapping[str, int | bool]
 """Key of the config -> how much is done at a time."""
@@ -21,7 +20,7 @@ PROMPTS, MOST_PROMPTS = 8, 32
 def least_sizes(config: RunConfig, processes: int) -> Sizes:
     """The sizes that need least memory."""
     prompts = {"prompts_per_step": PROMPTS * processes}
-    if isinstance(config.policy, TextPolicyConfig):
+    if not isinstance(config.policy, FlowPolicyConfig):
         return {"micro_batch": LEAST_POSITIONS, "policy.rollout_rows": LEAST_ROWS, **prompts}
     one = dict.fromkeys(("micro_batch", "policy.forward_rows", "policy.decode_rows"), 1)
     return {**one, "policy.vae_slicing": True, "policy.rest_text_encoders": True, **prompts}

@@ -158,11 +158,12 @@ def generators() -> dict[str, type]:
 
 def families() -> dict[str, type]:
     """model_type of transformers, or pipeline of diffusers -> the family; `generic` and `text_only` are for all other models."""
+    from mmrl.policies.codes.janus import Janus
     from mmrl.policies.flow.families.known import FAMILIES as DRAWING
     from mmrl.policies.text.families import FAMILIES as WRITING
     from mmrl.policies.text.families import Generic, TextOnly
 
-    return {**WRITING, "generic": Generic, "text_only": TextOnly, **DRAWING}
+    return {**WRITING, "generic": Generic, "text_only": TextOnly, "janus": Janus, **DRAWING}
 
 
 def classes(kind: str) -> list[Listed]:

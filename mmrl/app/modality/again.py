@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mmrl.app.modality.base import EvaluationTable, ExportKind
 from mmrl.app.modality.templates import answers_with, call_of, dtype_to_load, pipeline_call
 from mmrl.flow.plan import RolloutPlan
+from mmrl.policies.codes.policy import CodePolicy
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.training.evaluate import SEED_STEP
@@ -82,6 +83,33 @@ def begins_by_itself(policy: TextPolicy) -> bool:
     bos = policy.tokenizer.bos_token
     chat = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
     return bos is not None and policy.processor.apply_chat_template(chat, tokenize=False).startswith(bos)
+
+
+def draw_codes_again(policy: CodePolicy) -> list[str]:
+    """Transformers code that draws a picture with the run's guidance."""
+    return [
+        "These lines draw a picture as the run does, with random numbers of their own: "
+        f"`{FACTS}` says how codes are drawn, and `mmrl eval` draws the run's again.",
+        "",
+        "```python",
+        "import json",
+        "",
+        "from PIL import Image",
+        "from transformers import AutoProcessor, JanusForConditionalGeneration",
+        "",
+        f'model = JanusForConditionalGeneration.from_pretrained("THIS_FOLDER", dtype="{dtype_to_load(policy)}")',
+        'processor = AutoProcessor.from_pretrained("THIS_FOLDER")',
+        READ_FACTS,
+        "",
+        'chat = [{"role": "user", "content": [{"type": "text", "text": "PROMPT"}]}]',
+        "text = processor.apply_chat_template(chat, add_generation_prompt=True)",
+        'inputs = processor(text=[text], generation_mode="image", return_tensors="pt")',
+        'codes = model.generate(**inputs, **template["generate"])',
+        "pixels = model.decode_image_tokens(codes).float()",
+        'bytes = processor.postprocess(list(pixels), return_tensors="pt")["pixel_values"]',
+        "picture = Image.fromarray(bytes[0].permute(1, 2, 0).numpy())",
+        "```",
+    ]
 
 
 def draw_again(

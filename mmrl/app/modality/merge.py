@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.app.modality.weight_files import SHARD, StoredWeights, find_weights, write_weights
+from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.quantized.stored import file_of, method_of
 from mmrl.policies.shared.quantized.table import round_weight
@@ -26,9 +27,9 @@ TRANSFORMER = "diffusion_pytorch_model"
 """How diffusers names the files of a network."""
 
 
-def on_original(policy: TextPolicyConfig | FlowPolicyConfig) -> TextPolicyConfig | FlowPolicyConfig:
+def on_original(policy: TextPolicyConfig | FlowPolicyConfig | CodePolicyConfig) -> TextPolicyConfig | FlowPolicyConfig:
     """The settings of a policy beside its weights as they are stored; ValueError where it was trained beside these."""
-    if policy.weights == "float" or is_stored_in_codes(policy):
+    if isinstance(policy, CodePolicyConfig) or policy.weights == "float" or is_stored_in_codes(policy):
         raise ValueError(
             f"the adapter was trained beside the weights that {policy.model!r} stores, so there are no others to merge it onto: "
             "leave --onto out"

@@ -5,14 +5,16 @@ from typing import Any
 from mmrl.app.modality.base import Modality
 from mmrl.app.modality.flow import FlowModality
 from mmrl.app.modality.text import TextModality
+from mmrl.app.modality.token_image import TokenImageModality
+from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 
-PolicyConfig = TextPolicyConfig | FlowPolicyConfig
+PolicyConfig = TextPolicyConfig | FlowPolicyConfig | CodePolicyConfig
 
 
 AnyModality = Modality[Any, Any]
-MODALITIES: dict[str, AnyModality] = {"text": TextModality(), "flow": FlowModality()}
+MODALITIES: dict[str, AnyModality] = {"text": TextModality(), "flow": FlowModality(), "token_image": TokenImageModality()}
 
 
 POLICIES: dict[str, type] = {name: modality.settings for name, modality in MODALITIES.items()}

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from mmrl.app.modality.base import EvaluationTable
 from mmrl.flow.plan import RolloutPlan
+from mmrl.policies.codes.policy import CodePolicy
 from mmrl.policies.flow.families.base import CallsPipeline, PipelineCall
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.text.policy import TextPolicy
@@ -68,6 +69,31 @@ def generate_arguments(policy: TextPolicy, sampling: Sampling) -> dict[str, obje
     if sampling.temperature > 0:
         given |= {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
     return given | ({"stop_strings": list(sampling.stop)} if sampling.stop else {})
+
+
+def code_template(policy: CodePolicy, evaluation: EvaluationTable) -> dict[str, object]:
+    """The facts of a model that draws by tokens: nothing is put around its prompts but its own chat template."""
+    sampling = answers_with(policy, evaluation)
+    return {
+        "template": "none",
+        "system": "",
+        "prefix": "",
+        "suffix": "",
+        "chat_template_sha256": hashlib.sha256(str(policy.processor.chat_template).encode()).hexdigest(),
+        "side": policy.family.side,
+        "dtype": dtype_to_load(policy),
+        "guidance": policy.drawing.guidance,
+        "sampling": asdict(policy.drawing.sampling),
+        "evaluation_sampling": asdict(sampling),
+        "generate": {
+            "generation_mode": "image",
+            "guidance_scale": policy.drawing.guidance,
+            "do_sample": sampling.temperature > 0,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            **({"temperature": sampling.temperature} if sampling.temperature > 0 else {}),
+        },
+    }
 
 
 def flow_template(policy: FlowPolicy, evaluation: EvaluationTable, plan: RolloutPlan) -> dict[str, object]:

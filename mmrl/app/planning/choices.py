@@ -19,6 +19,8 @@ from mmrl.app.planning.memory import size_text
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.types import Prompt
 from mmrl.data.files.pictures import picture_size
+from mmrl.policies.codes.janus import family_of as codes_of
+from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.dry_run import encoders_of, size_of_generator
 from mmrl.policies.flow.settings import SINGLE, FlowPolicyConfig
 from mmrl.policies.shared.quantized.host import is_tied
@@ -87,6 +89,8 @@ class Facts:
             limits = type(family).limit_pixels is not Family.limit_pixels
             own_head = not is_tied(model)
             return cls(count_weights(model), area, limits, parts=small_parts(model, family), has_own_head=own_head)
+        if isinstance(policy, CodePolicyConfig):
+            return cls(count_weights(meta_model(TextPolicyConfig(policy.model), codes_of)[0]), area)
         weights, side = size_of_generator(policy)
         kind, family = sketch_of_model(replace(policy, height=side, width=side))
         parts = (
@@ -146,6 +150,8 @@ def usual_choices(resolved: Resolved, facts: Facts) -> list[Choice]:
     policy = resolved.config.policy
     if isinstance(policy, TextPolicyConfig):
         found = tiny_choices(facts) if facts.is_tiny else text_choices(resolved, policy, facts)
+    elif isinstance(policy, CodePolicyConfig):
+        found = tiny_choices(facts) if facts.is_tiny else real_choices(resolved, facts, rank=64, lr=1e-5)
     else:
         found = tiny_drawing(resolved, policy, facts) if facts.is_tiny else drawing_choices(resolved, facts)
     return [choice for choice in found if is_free(resolved, choice.key)]

@@ -4,7 +4,7 @@ Prompts are read by the model's own processor, completions have a length that is
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,17 +43,17 @@ JOINED = "flash_meta"
 """A name with flash means to towers that cut pictures into windows: one call, given where windows begin."""
 
 
-def load_meta(config: TextPolicyConfig) -> Loaded:
+def load_meta(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of) -> Loaded:
     """The model and its processor as `loading.load` gives them, without weights; FileNotFoundError where files are missing."""
-    model, family = meta_model(config)
+    model, family = meta_model(config, kind)
     processor, packs = load_processor(config, family), prepare_packing(model, config, weights=False)
     return Loaded(model, processor, family, None, loading.stop_tokens(model, processor.tokenizer), packs)
 
 
-def meta_model(config: TextPolicyConfig) -> tuple[Any, Family]:
+def meta_model(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of) -> tuple[Any, Family]:
     """The model as `loading.load` prepares it, without weights, from its config.json; raises as that does."""
     model_config = loading.load_config(config)
-    family = family_of(model_config)
+    family = kind(model_config)
     options: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
     if config.attn_implementation:
         options["attn_implementation"] = config.attn_implementation
@@ -169,12 +169,32 @@ class TextDryRun:
         def evaluator(host: TextHost) -> DryEvaluator:
             return DryEvaluator(host.net, self.log, still)
 
-        parts = TextParts(load_meta, generator, evaluator, still.keeper(), no_audit, worlds=worlds)
-        self.policy = TextPolicy(config, shadows, views=views, parts=parts)
+        self.policy = self.build(
+            config,
+            shadows,
+            views,
+            TextParts(
+                load=self.load,
+                generator=generator,
+                evaluator=evaluator,
+                weights=still.keeper(),
+                audit=no_audit,
+                worlds=worlds,
+            ),
+        )
         if worlds is not None:
             worlds.fill(self.policy.encode, self.length)
             self.policy.encode = replace(self.policy.encode, processor=OneReading(self.policy.processor))
             self.log.episode = worlds.words
+
+    def load(self, config: TextPolicyConfig) -> Loaded:
+        return load_meta(config)
+
+    def build(
+        self, config: TextPolicyConfig, shadows: Iterable[str], views: Mapping[str, View] | None, parts: TextParts
+    ) -> TextPolicy:
+        """The policy of these parts."""
+        return TextPolicy(config, shadows, views=views, parts=parts)
 
     @property
     def network(self) -> nn.Module:

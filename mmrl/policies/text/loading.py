@@ -17,7 +17,7 @@ from mmrl.policies.shared.quantized.stored import method_of
 from mmrl.policies.shared.variants import refuse_variant, variants_in
 from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.families import Family, belongs, family_of, is_text_only, model_class
-from mmrl.policies.text.families.text_only import TextProcessor
+from mmrl.policies.text.families.text_only import TextOnly, TextProcessor
 from mmrl.policies.text.families.types import refusal_of
 from mmrl.policies.text.in_4_bits import load_quantized, refuse_other_codes, weights_folder
 from mmrl.policies.text.read.packable import prepare_packing
@@ -44,17 +44,19 @@ class Loaded:
     eos_token_ids: tuple[int, ...] = ()
     packs: bool = False
     """Can its language model read packed rows?"""
+    codes: bool = False
+    """Are its completions codes of pictures, in a vocabulary of their own, and not the tokenizer's tokens?"""
 
 
-def load(config: TextPolicyConfig) -> Loaded:
-    """Load model and processor.
+def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of) -> Loaded:
+    """Load model and processor; `kind` says the family of the model's own config.
 
     Raises:
         FileNotFoundError: no such folder or hub model.
         ValueError: a model that cannot write or chat, trains nothing, is broken, not whole, or cannot read rows packed as wanted.
     """
     model_config = load_config(config)
-    family = family_of(model_config)
+    family = kind(model_config)
     remote: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
     with refusing_code(config.model), readable(f"policy.model {config.model!r}", config.model):
         processor = processor_of(config, family)
@@ -91,9 +93,10 @@ def processor_of(config: TextPolicyConfig, family: Family) -> Any:
     """The model's processor; for a text-only model, its tokenizer in the same role."""
     from transformers import AutoProcessor, AutoTokenizer
 
-    load = AutoProcessor if family.sees else AutoTokenizer
+    plain = type(family) is TextOnly
+    load = AutoTokenizer if plain else AutoProcessor
     found: Any = load.from_pretrained(config.model, trust_remote_code=config.trust_remote_code)
-    return found if family.sees else TextProcessor(found)
+    return TextProcessor(found) if plain else found
 
 
 def check_processor(processor: Any, model: str, family: Family) -> None:
@@ -264,6 +267,8 @@ def stop_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 def banned_tokens(loaded: Loaded) -> frozenset[int]:
     """Tokens a completion must not hold: those of media, padding, beginning of text, and ids the tokenizer cannot write."""
+    if loaded.codes:
+        return frozenset()
     tokenizer = loaded.processor.tokenizer
     empty = range(len(tokenizer), loaded.model.get_output_embeddings().weight.shape[0])
     odd = {tokenizer.pad_token_id, tokenizer.bos_token_id} - {None}

@@ -73,7 +73,7 @@ class TextNet(nn.Module):
         # accelerate looks here for the kinds of layers it may shard, and stops at a kind the model was built without.
         present = {type(module).__name__ for module in model.modules()}
         self._no_split_modules = [name for name in model._no_split_modules or () if name in present]
-        banned = torch.zeros(model.get_output_embeddings().weight.shape[0], dtype=torch.bool)
+        banned = torch.zeros(self.num_tokens, dtype=torch.bool)
         banned[sorted(banned_ids)] = True
         self.register_buffer("banned", banned, persistent=False)
         self.stand_in: Media | None = None
@@ -127,6 +127,11 @@ class TextNet(nn.Module):
         return config._attn_implementation in ("sdpa", NAME) and kinds == {"full_attention"} and not slides
 
     @property
+    def num_tokens(self) -> int:
+        """How many tokens it chooses among."""
+        return self.model.get_output_embeddings().weight.shape[0]
+
+    @property
     def core(self) -> Any:
         """The model below its head."""
         return self.model.model
@@ -150,6 +155,19 @@ class TextNet(nn.Module):
                 **self.vision(media, row.media),
             )
         return out.last_hidden_state[0]
+
+    def read_rows(
+        self,
+        prompts: Int[Tensor, "n p"],
+        fed: Int[Tensor, "n r"],
+        attention: Int[Tensor, "n k"],
+        positions: Int[Tensor, "a n k"],
+        **shown: object,
+    ) -> Float[Tensor, "n k d"]:
+        """Hidden states of rows that each begin with their prompt; `shown`: types and media, as the model takes them."""
+        tokens = torch.cat([prompts, fed], dim=1)
+        out = self.core(input_ids=tokens, attention_mask=attention, position_ids=axes(positions), use_cache=False, **shown)
+        return out.last_hidden_state
 
     def prefill(self, prompts: PromptBatch) -> tuple[Float[Tensor, "u d"], Cache]:
         """Hidden state after each prompt, and the cache of keys and values."""

@@ -14,6 +14,7 @@ from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.check.diagnose import TextDiagnostics
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.loading import Loaded, load
+from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.read.evaluate import Evaluator, LocalEvaluator
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.text.write.generate import Generator, LocalGenerator
@@ -37,6 +38,8 @@ class TextParts:
     """The replaceable parts of a TextPolicy, and the usual ones."""
 
     load: Callable[[TextPolicyConfig], Loaded] = load
+    net: Callable[..., TextNet] = TextNet
+    """Every forward goes through it; its arguments are those of TextNet."""
     generator: Callable[[TextHost], Generator] = own_generator
     """Writes completions."""
     evaluator: Callable[[TextHost], Evaluator] = LocalEvaluator

@@ -50,6 +50,7 @@ from mmrl.policies.text.write.rollout import (
     show_as_trained,
     split_rows,
     texts_of,
+    tokens_of,
     vocabulary_of,
 )
 from mmrl.policies.video.input import VideoInput
@@ -93,7 +94,7 @@ class TextPolicy(PolicyHooks):
         self.banned, self.media_token_ids = banned_tokens(loaded), self.family.media_token_ids(self.tokenizer)
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
         features = cache_of(loaded.model.model, self.family, config.vision_cache_mib)
-        self.net = TextNet(loaded.model, self.family, self.banned, pad, config.dtype == "bfloat16", features)
+        self.net = parts.net(loaded.model, self.family, self.banned, pad, config.dtype == "bfloat16", features)
         self.module: nn.Module = self.net
         videos = VideoInput(config.video, self.family.frame_rule(self.processor, config.video), self.family.ear(self.processor))
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos, self.net.count)
@@ -161,7 +162,7 @@ class TextPolicy(PolicyHooks):
         Raises ValueError for an unknown view or model, an injected request without text, or a prompt that cannot be encoded.
         """
         sampling = check_sampling(sampling, self.config.sampling)
-        check_requests(requests, self.shadows | {"policy"}, self._known_views)
+        check_requests(requests, self.shadows | {"policy"}, frozenset({"plain", *self.views}))
         requests = [show_as_trained(request, self.views) for request in requests]
         if self.parts.worlds is not None or any(isinstance(request.written, Branch) for request in requests):
             check_episodes(requests, self.parts.worlds)
@@ -201,7 +202,7 @@ class TextPolicy(PolicyHooks):
         """
         assert isinstance(trace, TextTrace)
         rest(self.generator)
-        known, out = (self.offers, self.shadows | {"policy"}, self._known_views), dict[Reading, Tensor]()
+        known, out = (self.offers, self.shadows | {"policy"}, frozenset({"plain", *self.views})), dict[Reading, Tensor]()
         for (model, view, temperature), asked in by_weights(readings, *known).items():
             names = {reading.quantity for reading in asked}
             with self.weights.swapped_in(model):
@@ -268,6 +269,9 @@ class TextPolicy(PolicyHooks):
     def decode(self, tokens: list[list[int]]) -> list[str]:
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
+    def tokens_given(self, request: Request) -> list[int]:
+        return tokens_of(str(request.written), request.prompt.id, self.tokenizer, self.eos_token_ids[0], self.banned)
+
     def prefetch(self, prompts: Iterable[Prompt]) -> None:
         self.encode.prefetch(prompts)
 
@@ -277,10 +281,6 @@ class TextPolicy(PolicyHooks):
     @property
     def prefetches(self) -> bool:
         return self.encode.videos.used
-
-    @property
-    def _known_views(self) -> frozenset[str]:
-        return frozenset({"plain", *self.views})
 
     def _write(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> int:
         """Draw rows of one temperature; returns the version of the weights that wrote. Without rows, keep step with others."""
@@ -304,7 +304,7 @@ class TextPolicy(PolicyHooks):
         count, width = mask.shape
         if count == 0:
             # Other processes wait for this one's forward and backward.
-            trace, view = trace_of_nothing(trace, self.stand_in(), self.eos_token_ids[0]), "plain"
+            trace, view = trace_of_nothing(trace, self.stand_in(), next(iter(self.eos_token_ids), 0)), "plain"
             mask = torch.zeros(1, 1, dtype=torch.bool)
         trace = replace(trace.compact(), packed=self.reads_packed(trace))
         shown = [show(prompt, view, self) for prompt in trace.prompts]

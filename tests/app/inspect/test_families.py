@@ -3,7 +3,7 @@
 from mmrl.app.inspect.families import HEAD, MARKS, WIDTHS, public_weights, table
 from mmrl.app.inspect.things import families
 from mmrl.policies.shared.published import NOTES, Published
-from mmrl.tiny.text import vlms
+from mmrl.tiny.text import janus, vlms
 
 
 def cells(line: str) -> list[str]:
@@ -52,4 +52,4 @@ def test_a_row_promises_tests_only_where_a_tiny_model_is():
     """A family is tested on a model of its own class, or says whose it shares."""
     for name, one in public_weights().items():
         if not name.endswith("Pipeline") and name not in ("generic", "text_only"):
-            assert (name in vlms.FAMILIES) != one.tested.startswith("nothing of its own"), name
+            assert (name in {*vlms.FAMILIES, *janus.FAMILIES}) != one.tested.startswith("nothing of its own"), name

@@ -24,8 +24,8 @@ NAMED = ("suite", OF_JUDGE)
 """Rewards that are told which suite they score."""
 ALL = 2**31
 """More held-out prompts than there are: all of them."""
-PRESETS = {"text": "dr_grpo", "flow": "cps"}
-"""Algorithms that need no reward of their own; nothing trains."""
+PRESETS = {"text": "dr_grpo", "flow": "cps", "token_image": "dr_grpo"}
+"""Kind of policy -> algorithms that need no reward of their own; nothing trains."""
 
 OWN_KEYS = ("reward", "also", "sampling")
 """Of a run's [evaluation], what a suite does not take over; texts are then sampled greedily."""
@@ -46,14 +46,14 @@ def of_suite(suite: Suite, subject: str, data: str | None, overrides: Sequence[s
     by = f"suite {suite.name}"
     table = Table.of(bare(suite, subject), by) if run is None else Table.read(run.config_file)
     kind = table.values["policy"].get("kind", "text")
-    if kind != suite.kind:
+    if (kind == "text") != (suite.kind == "text"):
         raise ValueError(
             f"{subject} has a policy of kind {kind!r}, and suite {suite.name} is for {suite.kind!r}: take another suite"
         )
     source: Values = {"use": "suite", "suite": suite.name}
     reward: Values = dict(suite.reward)
     table.set(("data",), source | ({} if data is None else {"path": data}), by)
-    table.set(("algorithm",), {"preset": PRESETS[suite.kind]}, by)
+    table.set(("algorithm",), {"preset": PRESETS[kind]}, by)
     table.set(("reward",), [reward | ({"suite": suite.name} if reward["use"] in NAMED else {})], by)
     kept = {key: value for key, value in table.values.get("evaluation", {}).items() if key not in OWN_KEYS}
     own = {"data": deepcopy(table.values["data"]), "num_prompts": ALL, "num_samples": suite.num_samples, "by": list(suite.by)}

@@ -23,9 +23,11 @@ from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.determinism import deterministic
 from mmrl.training.evaluate import MODELS
 
+DRAWS = 'has a model that draws, and writes nothing: let it draw with mmrl draw {run} "a prompt"'
 REMEDIES = {
     "text": 'has a model that writes, and draws nothing: ask it with mmrl ask {run} PICTURE "a question"',
-    "flow": 'has a model that draws, and writes nothing: let it draw with mmrl draw {run} "a prompt"',
+    "flow": DRAWS,
+    "token_image": DRAWS,
 }
 """Kind of policy -> why another command is for it."""
 
@@ -42,11 +44,11 @@ class Answer:
     """How the model writes boxes; None where that is unknown, or it writes none."""
 
 
-def config_of(run: RunDir, kind: str) -> RunConfig:
-    """The settings of a run whose policy is of this kind, without an engine; ValueError for the other kind."""
+def config_of(run: RunDir, *kinds: str) -> RunConfig:
+    """The settings of a run whose policy is of one of these kinds, without an engine; ValueError for another."""
     config = without_engine(configs.load(str(run.config_file))).config
     own = modality_of(config.policy).name
-    if own != kind:
+    if own not in kinds:
         raise ValueError(f"{run.path} {REMEDIES[own].format(run=run.path)}")
     return config
 

@@ -33,9 +33,8 @@ def draw(
     for a run whose model writes, a file of another kind, and as in `answer`.
     """
     run = RunDir.open(path)
-    config = config_of(run, "flow")
-    assert isinstance(config.policy, FlowPolicyConfig)
-    is_clip = config.policy.frames > 1
+    config = config_of(run, "flow", "token_image")
+    is_clip = isinstance(config.policy, FlowPolicyConfig) and config.policy.frames > 1
     refuse_other_out(out, CLIPS if is_clip else PICTURES, "a clip" if is_clip else "a picture")
     refuse_missing(images)
     prompt = Prompt(text, text, tuple(map(str, images)))

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from mmrl.core.readings import SCORE, VALUE
 from mmrl.policies.text.families import Media
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.net import TextNet, axes
+from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packed.row import PackedRow, pack_row
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.read.divergence import group_divergence
@@ -115,15 +115,15 @@ class Evaluation:
         types, own = prompts.type_ids, types_of(self.insets, self.fed.shape, self.fed.device)
         numbers = numbers_of(self.insets, len(index), len(prompts.media))
         shown = [number for prompt, within in zip(index.tolist(), numbers, strict=True) for number in (prompt, *within)]
-        out = net.core(
-            input_ids=torch.cat([prompts.token_ids[index], self.fed], dim=1),
-            attention_mask=self.attention(),
-            position_ids=axes(torch.cat([prompts.positions[:, index], self.positions()], dim=2)),
-            use_cache=False,
+        hidden = net.read_rows(
+            prompts.token_ids[index],
+            self.fed,
+            self.attention(),
+            torch.cat([prompts.positions[:, index], self.positions()], dim=2),
             **net.types(None if types is None else torch.cat([types[index], own], dim=1)),
             **net.vision(self.media, shown),
         )
-        return out.last_hidden_state[:, prompts.token_ids.shape[1] - 1 :]
+        return hidden[:, prompts.token_ids.shape[1] - 1 :]
 
     def evaluate(
         self, net: TextNet, hidden: Float[Tensor, "m d"], tokens: Int[Tensor, " m"], temperature: Float[Tensor, " m"]

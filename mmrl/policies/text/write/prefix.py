@@ -12,7 +12,7 @@ from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.answer_tokens import reaching
 from mmrl.policies.text.trace import Inset, offsets_of, types_of
-from mmrl.policies.text.write.rollout import Row, tokens_of
+from mmrl.policies.text.write.rollout import Row
 
 
 def tokens_to_keep(prefix: Prefix, decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[int]:
@@ -65,7 +65,7 @@ def fill_given(row: Row, host: TextHost) -> None:
     if isinstance(written, StoredRow):
         row.restore(written)
     elif isinstance(written, str):
-        row.tokens = tokens_of(written, prompt_id, host.tokenizer, host.eos_token_ids[0], host.banned)
+        row.tokens = host.tokens_given(row.request)
         row.segments = segments_of([("policy", len(row.tokens))])
     elif isinstance(written, Prefix):
         kept = tokens_to_keep(written, host.decode, host.eos_token_ids)

@@ -1,0 +1,162 @@
+"""Policies that draw by tokens, as the commands see them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading
+from mmrl.app.modality.idle_columns import warn_of_columns
+from mmrl.app.modality.merge import merge_adapter
+from mmrl.app.modality.text import LOADING, TextModality
+from mmrl.core.episodes import Limits, Worlds
+from mmrl.core.protocols import View
+from mmrl.core.types import Prompt
+from mmrl.policies.codes.settings import CodePolicyConfig, check_sampling
+from mmrl.policies.flow.sizes import own_size, size_text
+from mmrl.policies.text.settings import Sampling
+from mmrl.training.evaluate import Variant
+
+if TYPE_CHECKING:
+    from mmrl.policies.codes.janus import Janus
+    from mmrl.policies.codes.policy import CodePolicy
+    from mmrl.policies.shared.call_log import DryRun
+
+IDLE_COLUMNS = ("guidance", "guidance_scale", "temperature", "negative_prompt", "seed", "resolution")
+"""Columns of data sets that look as if they set how a picture is drawn."""
+
+
+def family_of_model(policy: CodePolicyConfig) -> "Janus":
+    """The family of a model by its config; raises what `load_config` and `family_of` raise."""
+    from mmrl.policies.codes.janus import family_of
+    from mmrl.policies.text.loading import load_config
+    from mmrl.policies.text.settings import TextPolicyConfig
+
+    return family_of(load_config(TextPolicyConfig(policy.model)))
+
+
+@dataclass(frozen=True)
+class TokenImageModality:
+    """Models that write the codes of a picture, one after the other."""
+
+    name: str = "token_image"
+    settings: type[CodePolicyConfig] = CodePolicyConfig
+    evaluation_keys: tuple[str, ...] = ("sampling",)
+    output: str = "image"
+    index_file: str = "config.json"
+    loading: Loading = LOADING
+
+    def output_of(self, policy: CodePolicyConfig) -> str:
+        return self.output
+
+    def evaluation_defaults(self, policy: CodePolicyConfig) -> dict[str, Any]:
+        """The sampling of training: the most likely codes make poor pictures."""
+        return {"sampling": policy.sampling}
+
+    def eval_sampling(self, evaluation: EvaluationTable) -> Sampling | None:
+        return evaluation.sampling
+
+    def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
+        if turned := [one.name for one in evaluation.also if one.turns is not None]:
+            raise ValueError(f"evaluation.also {turned[0]!r} sets turns, and pictures are drawn in one go: leave it out")
+        return TextModality().variants(evaluation)
+
+    def check_prompts(self, policy: CodePolicyConfig, prompts: Sequence[Prompt]) -> None:
+        side = family_of_model(policy).side
+        for prompt in prompts:
+            if prompt.media:
+                raise ValueError(f"prompt {prompt.id!r} shows media, and the policy draws from text alone: leave them out")
+            if (size := own_size(prompt)) not in (None, (side, side)):
+                raise ValueError(
+                    f"prompt {prompt.id!r} asks for {size_text(size or (0, 0))} pixels, and policy.model {policy.model!r} draws "
+                    f"{side} x {side} alone: remove the columns width and height"
+                )
+
+    def check_plans(
+        self, policy: CodePolicyConfig, algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
+    ) -> None:
+        self.variants(evaluation)
+        if evaluation.sampling is not None:
+            check_sampling(evaluation.sampling, "evaluation.sampling")
+
+    def warn_after_load(
+        self, policy: "CodePolicy", algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
+    ) -> None:
+        warn_of_columns(prompts, IDLE_COLUMNS)
+
+    def adapt_algorithm(
+        self, algorithm: Algorithm, policy: CodePolicyConfig, label: str, prompts: Sequence[Prompt] = ()
+    ) -> Algorithm:
+        if algorithm.schedule is not None:
+            raise ValueError(
+                f"algorithm {label} has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is "
+                "'token_image', which draws by tokens: take a preset for text such as grpo"
+            )
+        return algorithm.with_length(family_of_model(policy).num_codes)
+
+    def look_around(self, policy: CodePolicyConfig, episodes: Limits | None = None) -> None:
+        """Pictures are drawn by the policy itself."""
+
+    def build(
+        self,
+        policy: CodePolicyConfig,
+        shadows: frozenset[str],
+        ema_decay: Callable[[int], float] | None,
+        views: Mapping[str, View],
+        worlds: Worlds | None = None,
+    ) -> "CodePolicy":
+        from mmrl.policies.codes.policy import CodePolicy
+        from mmrl.policies.shared.weights import USUAL_DECAY
+
+        if worlds is not None:
+            raise ValueError("policy.kind is 'token_image', whose pictures are drawn in one go: remove [environment]")
+        return CodePolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, views)
+
+    def build_dry_run(
+        self, policy: CodePolicyConfig, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None
+    ) -> "DryRun":
+        from mmrl.policies.codes.dry_run import CodeDryRun
+
+        return CodeDryRun(policy, shadows, views)
+
+    def box_space(self, policy: CodePolicyConfig) -> str | None:
+        return None
+
+    def refuse_box_reward(self, reward: str) -> None:
+        raise ValueError(
+            f"reward {reward!r} reads boxes that a model wrote, but policy.kind is 'token_image', which draws pictures: "
+            "take a reward of pictures such as jpeg_size"
+        )
+
+    def with_box_space(self, policy: CodePolicyConfig, space: str | None) -> CodePolicyConfig:
+        return policy
+
+    def build_tiny(self, family: str, folder: Path) -> object:
+        from mmrl.tiny.text import janus
+
+        return janus.build(family, folder)
+
+    def task(self, policy: "CodePolicy") -> str:
+        return "any-to-any"
+
+    def snippet(self, policy: "CodePolicy", base: str, adapter: bool) -> Sequence[str]:
+        return (
+            "from transformers import AutoProcessor, JanusForConditionalGeneration",
+            "",
+            'model = JanusForConditionalGeneration.from_pretrained("THIS_FOLDER")',
+            'processor = AutoProcessor.from_pretrained("THIS_FOLDER")',
+        )
+
+    def template(self, policy: "CodePolicy", evaluation: EvaluationTable) -> dict[str, object]:
+        from mmrl.app.modality.templates import code_template
+
+        return code_template(policy, evaluation)
+
+    def again(self, policy: "CodePolicy", evaluation: EvaluationTable, base: str, kind: ExportKind) -> Sequence[str]:
+        from mmrl.app.modality.again import draw_codes_again
+
+        return draw_codes_again(policy)
+
+    def merge(self, folder: Path, policy: CodePolicyConfig) -> None:
+        merge_adapter(folder, policy.model)

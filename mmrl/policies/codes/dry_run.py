@@ -1,0 +1,47 @@
+"""A policy that draws by tokens, going through the motions of a run without its weights."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from PIL import Image
+
+from mmrl.core.protocols import View
+from mmrl.policies.codes.janus import family_of
+from mmrl.policies.codes.policy import CodePolicy, as_drawing, text_settings
+from mmrl.policies.codes.settings import CodePolicyConfig
+from mmrl.policies.shared.meta_models import LiveBytes
+from mmrl.policies.text.dry_run import TextDryRun, load_meta
+from mmrl.policies.text.loading import Loaded
+from mmrl.policies.text.parts import TextParts
+from mmrl.policies.text.settings import TextPolicyConfig
+
+
+class Sketching(CodePolicy):
+    """One whose pictures are grey."""
+
+    def pictures(self, codes: Sequence[Sequence[int]]) -> list[Any]:
+        return [Image.new("RGB", (self.family.side, self.family.side), (99, 99, 99))] * len(codes)
+
+
+class CodeDryRun(TextDryRun):
+    """A CodePolicy that writes unlikely codes and reads zeros; raises what `load_meta` and CodePolicy raise."""
+
+    def __init__(self, config: CodePolicyConfig, shadows: Iterable[str] = (), views: Mapping[str, View] | None = None) -> None:
+        self.drawing = config
+        super().__init__(text_settings(config), shadows, views)
+
+    def load(self, config: TextPolicyConfig) -> Loaded:
+        return as_drawing(load_meta(config, family_of))
+
+    def build(
+        self, config: TextPolicyConfig, shadows: Iterable[str], views: Mapping[str, View] | None, parts: TextParts
+    ) -> CodePolicy:
+        return Sketching(self.drawing, shadows, views=views, parts=parts)
+
+    def activations(self) -> dict[str, int]:
+        found, policy = super().activations(), self.policy
+        assert isinstance(policy, CodePolicy)
+        with LiveBytes() as live:
+            policy.pixels(torch.zeros(self.drawing.decode_rows, policy.family.num_codes, dtype=torch.long))
+        return {**found, "decode": live.peak}

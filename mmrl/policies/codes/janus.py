@@ -1,0 +1,122 @@
+"""Janus and Janus-Pro (arXiv:2410.13848, arXiv:2501.17811): codes have a table, a head and a decoder of their own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Int
+from PIL import Image
+from torch import Tensor
+
+from mmrl.policies.shared.published import Published
+from mmrl.policies.text.families import TextOnly
+
+TYPES = ("janus",)
+"""Types of models that draw by tokens."""
+PUBLISHED = {
+    "janus": Published(
+        ("text to pictures",),
+        "Janus-Pro: MIT; others: see the card",
+        "makers",
+        "codes as by its own generate; rollouts re-read with guidance, gradients, exports",
+    )
+}
+"""The public weights."""
+
+
+@dataclass(frozen=True)
+class Janus(TextOnly):
+    """Prompts are text, completions codes; the part that sees pictures rests."""
+
+    vision: tuple[str, ...] = ("vision_model", "vqmodel")
+    projector: tuple[str, ...] = ("aligner", "lm_head")
+    """The head of text among them: no code passes it."""
+    language: tuple[str, ...] = ("language_model",)
+    kept: tuple[int, ...] = ()
+    """Tokens of a prompt that stay when guidance takes its words away: the first, and the one that begins a picture."""
+
+    @property
+    def num_codes(self) -> int:
+        """Codes of a picture."""
+        return int(self.config.vq_config.num_patches) ** 2
+
+    @property
+    def vocabulary(self) -> int:
+        """Different codes."""
+        return int(self.config.vq_config.num_embeddings)
+
+    @property
+    def side(self) -> int:
+        """Width and height of a picture, in pixels."""
+        return int(self.config.vq_config.num_patches) * 2 ** (len(self.config.vq_config.channel_multiplier) - 1)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt at most."""
+        return int(self.config.get_text_config().max_position_embeddings) - self.num_codes
+
+    def media_token_ids(self, tokenizer: object) -> frozenset[int]:
+        """None: completions are not of the tokenizer."""
+        return frozenset()
+
+    def without_words(self, token_ids: Int[Tensor, "n p"], pad: int) -> Int[Tensor, "n p"]:
+        """Prompts whose words became padding, in place and seen, as the model's own `generate` has them."""
+        words = token_ids != pad
+        for token in self.kept:
+            words &= token_ids != token
+        return token_ids.masked_fill(words, pad)
+
+
+def family_of(config: Any) -> Janus:
+    """The family of a model's config; ValueError for a model that does not draw by tokens, or whose parts do not fit."""
+    if config.model_type not in TYPES:
+        raise ValueError(
+            f"policy.kind is 'token_image', and a model of type {config.model_type} does not draw by tokens: take "
+            f"one of type {' or '.join(TYPES)}, or set policy.kind = 'text'"
+        )
+    family, seen = Janus(config), config.vision_config.num_image_tokens
+    if seen != family.num_codes:
+        raise ValueError(
+            f"the model's config says that a picture has {seen} tokens, and its decoder takes {family.num_codes} codes: "
+            "take the config that came with the weights"
+        )
+    if config.vq_config.image_token_embed_dim != config.get_text_config().hidden_size:
+        raise ValueError(
+            f"the model's head of codes takes {config.vq_config.image_token_embed_dim} numbers, and its language model gives "
+            f"{config.get_text_config().hidden_size}: take the config that came with the weights"
+        )
+    return family
+
+
+@dataclass(frozen=True)
+class DrawingProcessor:
+    """The model's processor as it asks for pictures: a chat ends with the token that begins one."""
+
+    inner: Any
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.inner.tokenizer
+
+    @property
+    def chat_template(self) -> object:
+        return self.inner.chat_template
+
+    def apply_chat_template(self, chat: Sequence[object], **options: object) -> str:
+        """The chat as text, and the beginning of a picture."""
+        return self.inner.apply_chat_template(chat, **options) + self.inner.image_start_token
+
+    def __call__(self, text: Sequence[str], **options: object) -> object:
+        """Token ids (n, p) and their mask."""
+        return self.tokenizer(list(text), **options)
+
+    def pictures(self, pixels: Sequence[Tensor]) -> list[Image.Image]:
+        """PIL images of pixels (y, x, 3) in [-1, 1]."""
+        # Asked for PIL images, the processor of transformers 5.23 raises: it takes that word for a kind of tensor.
+        found: Tensor = self.inner.postprocess(list(pixels), return_tensors="pt")["pixel_values"]
+        return [Image.fromarray(one.permute(1, 2, 0).numpy()) for one in found]
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write the processor's files."""
+        self.inner.save_pretrained(folder)

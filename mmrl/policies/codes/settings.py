@@ -1,0 +1,70 @@
+"""Settings of policies that draw by tokens: a plain frozen dataclass, validated at the file boundary."""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from mmrl.core.ranges import Count, Factor, Large, check_ranges
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+
+
+@dataclass(frozen=True)
+class CodePolicyConfig:
+    """A model that draws by tokens, how it is trained and how it samples."""
+
+    model: str
+    """A folder, or a name on the Hugging Face hub."""
+    guidance: Factor = 5.0
+    """Guidance in sampling, training and evaluation, the logits being u + guidance (c - u) with the prompt (c) and without its
+    words (u); 1 = none, which halves the work."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16: full fine-tuning keeps float32 master weights and computes in bfloat16; with LoRA only adapters are float32."""
+    lora: LoraSettings | None = None
+    """None: the language model trains, with the embeddings and the head of codes; what sees and decodes pictures never does."""
+    gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """How codes are drawn while training. A picture has as many as the model says, so max_new_tokens and stop are left out."""
+    max_prompt_tokens: Count | None = None
+    """A longer prompt is an error; None: as many as the model has positions for, beside the codes."""
+    rollout_rows: Count = 128
+    """Pictures written side by side; guidance doubles them. Samples do not depend on it."""
+    decode_rows: Count = 16
+    """Pictures made of codes at the same time."""
+    logit_chunk: Large = 2**26
+    """Logits that exist at the same time; guidance doubles them."""
+    attn_implementation: str | None = None
+    """Kernel of attention by transformers' name (sdpa, eager, flash_attention_2); None: its own choice."""
+    copies_on: Literal["device", "cpu"] = "device"
+    """Where reference and averaged weights are kept while not in use; cpu: they leave a GPU's memory to the run."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        check_sampling(self.sampling, "policy.sampling")
+
+    def as_text(self, codes: int, longest: int) -> TextPolicyConfig:
+        """The settings of the text policy that writes this number of codes behind prompts of at most `longest` tokens."""
+        return TextPolicyConfig(
+            model=self.model,
+            dtype=self.dtype,
+            lora=self.lora,
+            freeze=("vision", "projector"),
+            gradient_checkpointing=self.gradient_checkpointing,
+            prefix="repeated",
+            sampling=replace(self.sampling, max_new_tokens=codes),
+            max_prompt_tokens=longest if self.max_prompt_tokens is None else min(self.max_prompt_tokens, longest),
+            rollout_rows=self.rollout_rows,
+            logit_chunk=self.logit_chunk,
+            vision_cache_mib=0,
+            attn_implementation=self.attn_implementation,
+            copies_on=self.copies_on,
+        )
+
+
+def check_sampling(sampling: Sampling, place: str) -> None:
+    """Raise ValueError for settings of where a completion ends, which a picture does after its last code."""
+    for name in ("max_new_tokens", "stop"):
+        if getattr(sampling, name) != getattr(Sampling(), name):
+            raise ValueError(
+                f"{place}.{name} is {getattr(sampling, name)!r}, and a picture ends after its last code: leave it out"
+            )

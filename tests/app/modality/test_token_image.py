@@ -1,0 +1,124 @@
+"""Drawing by tokens through the commands: runs with pictures, resumed exactly, planned, exported, taught; what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from mmrl.app.commands.train import TrainArguments, run_training, train
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved
+from mmrl.app.export.export import export
+from mmrl.app.fit.plan import draw_up
+from mmrl.app.run.build import build
+from mmrl.app.run.folder import RunDir
+from mmrl.training.checkpoints.save import Checkpoints
+
+NAME = "tiny/token_image"
+TWO = ["steps=2", "save_every=1", "evaluate_every=1", "policy.lora.rank=2"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMRL_CACHE", str(cache))
+    monkeypatch.chdir(tmp_path)
+
+
+def small(*words: str) -> Resolved:
+    return configs.load(NAME, words)
+
+
+def test_a_run_shows_pictures_goes_on_exactly_and_is_exported(tmp_path: Path):
+    whole = run_training(small(*TWO, f"output={tmp_path / 'whole'}"))
+    half = run_training(small(*TWO, "steps=1", f"output={tmp_path / 'half'}"))
+    train(TrainArguments(["steps=2"], resume=half.path))
+    found = [Checkpoints(run.checkpoints).load(2)["policy"]["weights"] for run in (whole, RunDir.open(half.path))]
+    assert found[0] and all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert {Image.open(file).size for file in whole.path.rglob("*.png")} == {(8, 8)}
+    assert "data:image/png" in (whole.path / "report.html").read_text()
+    for merge in (False, True):
+        export(whole.path, tmp_path / f"out-{merge}", merge=merge)
+        card = (tmp_path / f"out-{merge}" / "README.md").read_text()
+        assert "pipeline_tag: any-to-any" in card and 'generation_mode="image"' in card
+        facts = json.loads((tmp_path / f"out-{merge}" / "prompt_template.json").read_text())
+        assert (facts["guidance"], facts["side"], facts["generate"]["guidance_scale"]) == (3.0, 8, 3.0)
+    again = build(small(f"policy.model={tmp_path / 'out-True'}")).policy
+    assert torch.equal(codes(again), codes(build(small(f"policy.lora.adapter={tmp_path / 'out-False'}")).policy))
+
+
+def codes(policy: object) -> torch.Tensor:
+    """Greedy codes of a prompt."""
+    from mmrl.core.types import Prompt, Request
+    from mmrl.policies.codes.policy import CodePolicy
+    from mmrl.policies.text.settings import Sampling
+
+    assert isinstance(policy, CodePolicy)
+    [group] = policy.rollout([Request(Prompt("a", "a red fox"), 1, 0)], Sampling(temperature=0.0)).groups
+    return torch.tensor(group.samples[0].token_ids)
+
+
+def test_a_plan_counts_both_passes_and_the_decoder():
+    one, two = (draw_up(small(f"policy.guidance={guidance}")).memory for guidance in (1.0, 3.0))
+    assert two.phases["update"] > 1.5 * one.phases["update"]
+    assert one.phases["decode"] == two.phases["decode"] > 0
+
+
+@pytest.mark.parametrize("preset", ["dapo", "gspo", "cispo", "dr_grpo", "reinforce_pp", "rloo"])
+def test_methods_for_text_take_a_step(preset: str):
+    resolved = small()
+    resolved.table.set(("algorithm",), {"preset": preset, "group_size": 4}, "test")
+    metrics = build(configs.resolve(resolved.table, ["evaluation.num_prompts=0"])).trainer.step()
+    assert metrics["policy/grad_norm"] >= 0 and metrics["rollout/length"] == 16
+
+
+def test_pairs_of_pictures_teach_what_people_prefer(tmp_path: Path):
+    lines: list[str] = []
+    for i in range(4):
+        for name, grey in (("chosen", 240), ("rejected", 10)):
+            Image.effect_noise((8, 8), 9 + i).point([min(255, x // 8 + grey) for x in range(256)]).save(
+                tmp_path / f"{name}{i}.png"
+            )
+        lines.append(json.dumps({"prompt": f"number {i}", "chosen": f"chosen{i}.png", "rejected": f"rejected{i}.png"}))
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    resolved = small()
+    for key in ("reward", "evaluation"):
+        resolved.table.values.pop(key)
+    resolved.table.set(("algorithm",), {"preset": "dpo"}, "test")
+    resolved.table.set(("data",), {"use": "pictures", "path": str(tmp_path / "rows.jsonl")}, "test")
+    trainer = build(configs.resolve(resolved.table, ["evaluate_every=0", "optimizer.lr=3e-3"])).trainer
+    losses = [trainer.step()["loss"] for _ in range(4)]
+    assert losses[0] == pytest.approx(0.6931, abs=1e-3)
+    assert losses[-1] < losses[0] - 0.05
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["policy.guidance=0.5"], "guidance is 0.5"),
+        (["policy.sampling.max_new_tokens=9"], "policy.sampling.max_new_tokens is 9"),
+        (["evaluation.sampling.stop=['x']"], "evaluation.sampling.stop"),
+        (["evaluation.num_steps=9"], "is for policy.kind = 'flow', and this is 'token_image'"),
+        (["algorithm={preset='flow_grpo'}"], "has a schedule of denoising steps"),
+        (["policy.model=tiny:sd3"], "no tiny model of family 'sd3' draws by tokens"),
+        (["reward=[{use='iou'}]"], "reads boxes|policy.kind is 'token_image'|text"),
+        (["environment={use='x.py'}"], "x.py|environment"),
+    ],
+)
+def test_what_does_not_fit_is_refused(words: list[str], complaint: str):
+    with pytest.raises((ValueError, FileNotFoundError), match=complaint):
+        build(small(*words))
+
+
+def test_other_sizes_of_pictures_are_refused(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a red fox", "width": 16, "height": 16}')
+    resolved = small()
+    resolved.table.set(("data",), {"use": "prompts", "path": str(tmp_path / "rows.jsonl")}, "test")
+    with pytest.raises(ValueError, match=r"asks for 16 x 16 pixels, and policy.model .* draws 8 x 8 alone"):
+        build(configs.resolve(resolved.table, []))
