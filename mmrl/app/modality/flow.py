@@ -153,9 +153,9 @@ class FlowModality:
     ) -> "FlowPolicy":
         from diffusers.utils import logging
 
+        from mmrl.app.modality.flow_sampler import remote_generator
         from mmrl.policies.flow.parts import FlowParts
         from mmrl.policies.flow.policy import FlowPolicy
-        from mmrl.policies.flow.sampler import remote_generator
         from mmrl.policies.shared.weights import USUAL_DECAY
 
         if worlds is not None:

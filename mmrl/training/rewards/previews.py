@@ -16,7 +16,7 @@ def score_previews(rewards: RewardRunner, rollouts: Rollouts, scores: Scores) ->
     """
     own = dict(zip(pairs_of(rollouts), scores.total().tolist(), strict=True))
     found: dict[tuple[int, int], list[float]] = {pair: [] for pair in own}
-    shown = [(group, shown_at(group, step)) for group in rollouts.groups for step in range(most_previews(group))]
+    shown = [(group, as_predicted(group, step)) for group in rollouts.groups for step in range(most_previews(group))]
     tables = rewards.score([one for _, one in shown])
     for (group, _), table in zip(shown, tables, strict=True):
         totals = Scores(rewards.names, table.values, table.status, rewards.weights).total()
@@ -44,7 +44,7 @@ def most_previews(group: Group) -> int:
     return min(len(sample.previews) for sample in group.samples)
 
 
-def shown_at(group: Group, step: int) -> Group:
+def as_predicted(group: Group, step: int) -> Group:
     """The group as if its samples were what a step predicted."""
     return replace(group, samples=tuple(preview_of(sample, step) for sample in group.samples), probes={})
 
