@@ -329,13 +329,8 @@ class Replay(torch.autograd.Function):
         kept, *tensors = ctx.saved_tensors
         take(kept, ctx.cost.backward)
         wanted = ctx.needs_input_grad[4:]
-        return (
-            None,
-            None,
-            None,
-            None,
-            *(torch.empty_like(one) if need else None for one, need in zip(tensors, wanted, strict=True)),
-        )
+        given = (torch.empty_like(one) if need else None for one, need in zip(tensors, wanted, strict=True))
+        return None, None, None, None, *given
 
 
 def take(maker: Tensor, count: int) -> Tensor:
