@@ -103,9 +103,7 @@ def test_reports_of_libraries_are_not_logged_and_other_warnings_are(caplog, monk
     assert caplog.messages == ["attention is slow"]
 
 
-@pytest.mark.parametrize(
-    "key", ["num_hidden_layers", "n_layer", "depth", "num_blocks", "num_kv_shared_layers"]
-)
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layer", "depth", "num_blocks", "num_kv_shared_layers"])
 def test_more_layers_than_any_model_has_are_refused_by_name(key: str):
     refuse_absurd_sizes({"text_config": {key: 4096}}, "policy.model 'x'")
     with pytest.raises(ValueError, match=rf"policy.model 'x': {key} in its config is 4097: no model has more than 4096"):

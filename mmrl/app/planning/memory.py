@@ -173,7 +173,7 @@ def usable(room: int) -> int:
 
 
 def less_to_hold(memory: Memory, is_text: bool) -> str:
-    """What to change where weights and what belongs to them are too much."""
+    """The change that helps where weights and what belongs to them are too much."""
     if "weights in 4 bits" not in memory.stays:
         return 'set policy.dtype = "bfloat16", [policy.lora] and policy.weights = "nf4", freeze parts, or shard (FSDP)'
     if is_text:
