@@ -9,8 +9,10 @@ table of markdown; before each measurement the clock is looked at, and what no l
 machine without a card, `--tiny` runs the same code on tiny models.
 
 What is measured: Qwen2.5-VL-3B's shape with LoRA, 8 prompts x 8 samples, one long picture each, packed prompts and gradient
-checkpointing on and off, TRL beside it where it is installed; SD3.5-medium's shape with LoRA under Flow-GRPO, MixGRPO and
-TempFlow-GRPO at 512 and 1024 pixels. MFU is that of the update (benchmarks/gpu_measures.py says how it is counted).
+checkpointing on and off, TRL beside it where it is installed; Qwen2.5-VL-7B's shape in 4 bits, with both kinds of
+kernels (fast ones need bitsandbytes, which is too large for the wheels), and in bfloat16; SD3.5-medium's shape with LoRA under
+Flow-GRPO, MixGRPO and TempFlow-GRPO at 512 and 1024 pixels. MFU is that of the update (benchmarks/gpu_measures.py says how it is
+counted).
 """
 
 import argparse
@@ -32,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("tests", "vlm", "images")
+PARTS = ("tests", "vlm", "nf4", "images")
 METHODS = ("flow_grpo", "mix_grpo", "temp_flow_grpo")
 GRACE = 15.0
 """Seconds kept for the end."""
@@ -162,6 +164,20 @@ def vlm_part(session: Session, card: Any, folder: Path, args: argparse.Namespace
             card.reset()
 
 
+def nf4_part(session: Session, card: Any, folder: Path, args: argparse.Namespace) -> None:
+    from gpu_measures import TINY, Sizes, text
+    from gpu_models import vlm
+
+    sizes = TINY if args.tiny else Sizes()
+    model = vlm(folder / "vlm-7b", card.device, args.tiny, is_7b=True)
+    card.reset()
+    for kernels in ("equal", "fast") if args.tiny else ("equal", "fast", None):
+        words = "weights in bfloat16" if kernels is None else f"weights in 4 bits, {kernels} kernels"
+        work = partial(text, card, model, sizes, checkpointing=True, prefix="auto", kernels=kernels)
+        session.measure("nf4", f"VLM of 7B, mmrl, {words}", work)
+        card.reset()
+
+
 def image_part(session: Session, card: Any, folder: Path, args: argparse.Namespace) -> None:
     from gpu_measures import TINY, Sizes, pixels
     from gpu_models import images
@@ -222,6 +238,8 @@ def main() -> None:
     try:
         if "vlm" in args.only:
             vlm_part(session, card, folder, args)
+        if "nf4" in args.only:
+            nf4_part(session, card, folder, args)
         if "images" in args.only:
             image_part(session, card, folder, args)
     finally:

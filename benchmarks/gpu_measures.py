@@ -135,12 +135,15 @@ def pictures(sizes: Sizes, count: int) -> list[Any]:
     ]
 
 
-def text(card: Card, model: str, sizes: Sizes, checkpointing: bool, prefix: str) -> Found:
-    """GRPO on the VLM with LoRA, as the shipped configs for one card have it."""
+def text(card: Card, model: str, sizes: Sizes, checkpointing: bool, prefix: str, kernels: str | None = None) -> Found:
+    """GRPO on the VLM with LoRA, as the shipped configs for one card have it; kernels: of weights in 4 bits, where they are."""
     from mmrl.algorithms.presets import PRESETS
     from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+    from mmrl.policies.text.settings import QuantizedSettings
 
     chosen: Any = {"prefix": prefix, "gradient_checkpointing": checkpointing, "dtype": "bfloat16", "lora": lora()}
+    if kernels is not None:
+        chosen |= {"weights": "nf4", "quantized": QuantizedSettings(kernels=kernels)}  # type: ignore[arg-type] - one of its words
     config = TextPolicyConfig(model, sampling=Sampling(max_new_tokens=sizes.tokens), **chosen)
     algorithm = replace(PRESETS["grpo"], objective=PRESETS["grpo"].objective[:1], group_size=sizes.group_size, old="reread")
     drawn = pictures(sizes, 2 * sizes.prompts)

@@ -1,8 +1,8 @@
 """Models of published sizes with random weights, written to a folder without a download; and tiny ones of the same classes.
 
-Shapes are those of the public config files of Qwen2.5-VL-3B and Stable Diffusion 3.5 medium. Tokenizers know bytes only, and as
-many tokens that no text gives as the real vocabulary has; prompts are made up, so what words they are does not matter. SD3.5's
-text encoders keep their widths and lose their depth (they run once per prompt), and T5 is absent.
+Shapes are those of the public config files of Qwen2.5-VL-3B and 7B and Stable Diffusion 3.5 medium. Tokenizers know bytes only,
+and as many tokens that no text gives as the real vocabulary has; prompts are made up, so what words they are does not matter.
+SD3.5's text encoders keep their widths and lose their depth (they run once per prompt), and T5 is absent.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-VOCABULARY = 151_936
+VOCABULARY, VOCABULARY_7B = 151_936, 152_064
 TOKEN = 28
 """Pixels per token and side of Qwen2.5-VL."""
 SD35_MEDIUM: dict[str, Any] = {
@@ -45,8 +45,8 @@ def made_on(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def vlm(folder: Path, device: torch.device, tiny: bool) -> str:
-    """Write a Qwen2.5-VL (3.75 B weights, or 0.1 M) and return where."""
+def vlm(folder: Path, device: torch.device, tiny: bool, is_7b: bool = False) -> str:
+    """Write a Qwen2.5-VL (3.75 B weights, 8.29 B, or 0.1 M) and return where."""
     from transformers import AutoProcessor, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     from mmrl.tiny.text import vlms
@@ -57,17 +57,17 @@ def vlm(folder: Path, device: torch.device, tiny: bool) -> str:
     processor.save_pretrained(folder)
     if tiny:
         return str(folder)
-    config: Any = published_vlm(Qwen2_5_VLConfig.from_pretrained(folder))
+    config: Any = published_vlm(Qwen2_5_VLConfig.from_pretrained(folder), is_7b)
     with made_on(device, torch.bfloat16):
         model: Any = Qwen2_5_VLForConditionalGeneration(config)
     model.generation_config = type(model.generation_config).from_pretrained(folder)
     model.save_pretrained(folder)
-    fill_vocabulary(folder / "tokenizer.json", VOCABULARY)
+    fill_vocabulary(folder / "tokenizer.json", VOCABULARY_7B if is_7b else VOCABULARY)
     return str(folder)
 
 
-def published_vlm(config: Any) -> Any:
-    """The config with the sizes of Qwen2.5-VL-3B."""
+def published_vlm(config: Any, is_7b: bool = False) -> Any:
+    """The config with the sizes of Qwen2.5-VL-3B or 7B."""
     text, vision = config.text_config, config.vision_config
     text.hidden_size, text.intermediate_size, text.num_hidden_layers = 2048, 11008, 36
     text.num_attention_heads, text.num_key_value_heads, text.vocab_size = 16, 2, VOCABULARY
@@ -76,6 +76,11 @@ def published_vlm(config: Any) -> Any:
     config.tie_word_embeddings = text.tie_word_embeddings = True
     vision.depth, vision.hidden_size, vision.num_heads, vision.intermediate_size = 32, 1280, 16, 3420
     vision.window_size, vision.fullatt_block_indexes, vision.out_hidden_size = 112, [7, 15, 23, 31], 2048
+    if is_7b:
+        text.hidden_size, text.intermediate_size, text.num_hidden_layers = 3584, 18944, 28
+        text.num_attention_heads, text.num_key_value_heads, text.vocab_size = 28, 4, VOCABULARY_7B
+        text.layer_types, vision.out_hidden_size = ["full_attention"] * 28, 3584
+        config.tie_word_embeddings = text.tie_word_embeddings = False
     return config
 
 

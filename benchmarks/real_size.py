@@ -1,6 +1,6 @@
 """Real sizes on a CPU: a VLM of Qwen2.5-VL-3B's shape and a pipeline of SD3.5-medium's, from `mmrl plan` to merged weights.
 
-    python -m benchmarks.real_size --folder models          about half an hour, 13 GiB of memory, 25 GB of disk
+    python -m benchmarks.real_size --folder models          more than half an hour, 13 GiB of memory, 25 GB of disk
     python -m benchmarks.real_size --folder models --small  the same commands on narrow models, in a minute
 
 Weights are random, in bfloat16, written once to the folder. Every command runs in a process of its own, one at a time, whose
@@ -57,16 +57,15 @@ class Shape:
     """Changes for narrow models."""
 
 
+VLM = "image/qwen25vl_3b_refcoco_24gb"
+FEW = (
+    *("prompts_per_step=2", "algorithm.group_size=4", "policy.sampling.max_new_tokens=24"),
+    *("policy.max_pixels=200704", "evaluation.num_prompts=0", "max_unparsed=1.0"),
+)
+NARROW = ("policy.lora.rank=4", "policy.max_pixels=12544", "policy.sampling.max_new_tokens=6")
 SHAPES = {
-    "vlm": Shape(
-        "Qwen2.5-VL-3B's shape, LoRA",
-        "image/qwen25vl_3b_refcoco_24gb",
-        (
-            *("prompts_per_step=2", "algorithm.group_size=4", "policy.sampling.max_new_tokens=24"),
-            *("policy.max_pixels=200704", "evaluation.num_prompts=0", "max_unparsed=1.0"),
-        ),
-        ("policy.lora.rank=4", "policy.max_pixels=12544", "policy.sampling.max_new_tokens=6"),
-    ),
+    "vlm": Shape("Qwen2.5-VL-3B's shape, LoRA", VLM, FEW, NARROW),
+    "nf4": Shape("Qwen2.5-VL-3B's shape in 4 bits, LoRA", VLM, ("policy.weights=nf4", *FEW), NARROW),
     "pipeline": Shape(
         "SD3.5-medium's shape, LoRA",
         "t2i/sd35_medium_pickscore",
@@ -184,14 +183,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--most", type=float, default=14.0, help="GiB at which a command is stopped")
     chosen = parser.parse_args(arguments)
     folder: Path = chosen.folder.resolve()
-    make = {"vlm": vlm_with_weights, "pipeline": pipeline_with_weights}
     for kind in chosen.shapes:
         cut = "-small" if chosen.small else "" if chosen.layers is None else f"-{chosen.layers}"
-        shape, model = SHAPES[kind], folder / (kind + cut)
+        name, make = ("pipeline", pipeline_with_weights) if kind == "pipeline" else ("vlm", vlm_with_weights)
+        shape, model = SHAPES[kind], folder / (name + cut)
         if not model.exists():
             partial = folder / f"{model.name}.partial"
-            make[kind](partial, chosen.small, None if chosen.small else chosen.layers).rename(model)
-        place = folder / time.strftime(f"{model.name}-%Y%m%d-%H%M%S")
+            make(partial, chosen.small, None if chosen.small else chosen.layers).rename(model)
+        place = folder / time.strftime(f"{kind}{cut}-%Y%m%d-%H%M%S")
         print(f"\n{shape.title}: {shape.config} {' '.join(shape.words)}\n", flush=True)
         print("| command | seconds | peak GiB | of no file | plan said | off |\n|---|--:|--:|--:|--:|--:|", flush=True)
         Bench(shape, place, chosen.small, chosen.most).all(model, rows_of(kind, place), chosen.commands)

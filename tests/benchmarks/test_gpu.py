@@ -19,14 +19,14 @@ def run(gpu, monkeypatch, *words: str) -> None:
 
 
 def test_the_whole_script_runs_tiny(script, monkeypatch, tmp_path, capsys):
-    run(script("gpu"), monkeypatch, "--tiny", "--minutes", "60", "--out", str(tmp_path), "--only", "vlm", "images")
+    run(script("gpu"), monkeypatch, "--tiny", "--minutes", "60", "--out", str(tmp_path), "--only", "vlm", "nf4", "images")
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
-    assert [row.get("error") for row in rows] == [None] * 5
-    assert {row["name"].split(",")[0] for row in rows} == {"VLM", "images of 16"}
+    assert [row.get("error") for row in rows] == [None] * 7
+    assert {row["name"].split(",")[0] for row in rows} == {"VLM", "VLM of 7B", "images of 16"}
     assert all(row["tflop"] > 0 and row["update_s"] < row["step_s"] and row["mfu"] is None for row in rows)
     assert all(0 < row["share"] < 1 for row in rows if row["part"].startswith("images"))
     table = (tmp_path / "gpu.md").read_text()
-    assert table in capsys.readouterr().out and table.count("\n| ") == 6 and "--tiny` on CPU, torch" in table
+    assert table in capsys.readouterr().out and table.count("\n| ") == 8 and "--tiny` on CPU, torch" in table
 
 
 def test_without_a_card_it_says_what_to_do(script, monkeypatch, tmp_path):
@@ -98,8 +98,10 @@ def test_models_have_their_published_sizes(script, tmp_path):
     vlms.build("qwen2_5_vl", tmp_path)
     with models.made_on(torch.device("meta"), torch.bfloat16):
         vlm = Qwen2_5_VLForConditionalGeneration(models.published_vlm(Qwen2_5_VLConfig.from_pretrained(tmp_path)))
+        large = Qwen2_5_VLForConditionalGeneration(models.published_vlm(Qwen2_5_VLConfig.from_pretrained(tmp_path), is_7b=True))
         images = pipeline_parts.diffusers_object("SD3Transformer2DModel", **models.SD35_MEDIUM)
     assert sum(weight.numel() for weight in vlm.parameters()) == 3_754_622_976
+    assert sum(weight.numel() for weight in large.parameters()) == 8_292_166_656
     assert sum(weight.numel() for weight in images.parameters()) == 2_243_171_520
     assert next(vlm.parameters()).dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
 

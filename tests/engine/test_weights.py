@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,12 +13,13 @@ from safetensors.torch import load_file, save_file
 from mmrl.core.types import Prompt, Request
 from mmrl.engine.broadcast import BroadcastSync
 from mmrl.engine.sync import Update
+from mmrl.engine.venv import find_venv
 from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.engine.wire.client import EngineClient, EngineRefusedError
 from mmrl.engine.worker.weight_group import WeightGroup
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import TextPolicy
-from tests.engine.servers import CLOSE, gap, move, renew, server_of
+from tests.engine.servers import CLOSE, environment, gap, move, renew, server_of
 
 pytestmark = pytest.mark.engine
 Join = Callable[..., TextPolicy]
@@ -132,3 +134,11 @@ def test_a_transfer_that_broke_is_mended_by_the_next(join: Join, asked: Sequence
     assert len(sent) == within + 1 + 1 + len(names), "broken off, joined anew, and all sent again"
     assert (gap(policy, rollouts) < CLOSE, rollouts.weights_version) == (True, 1)
     assert gap(policy, before) > 100 * CLOSE
+
+
+def test_it_knows_no_format_of_bitsandbytes():
+    """The reason why 4 bits and an engine exclude each other: one that does would read the folder in mmrl's cache."""
+    python = find_venv(environment()).folder / "bin" / "python"
+    look = "from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS as m; print('bitsandbytes' in m, 'fp8' in m)"
+    found = subprocess.run([python, "-c", look], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "False True"

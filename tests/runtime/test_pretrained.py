@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from mmrl.runtime.pretrained import broken_file, load_whole, readable, refuse_non_finite, refuse_other_keys
+from mmrl.runtime.pretrained import broken_file, load_whole, readable, refuse_absurd_sizes, refuse_non_finite, refuse_other_keys
 
 
 def loader(model=None, log=None, **report):
@@ -101,3 +101,16 @@ def test_reports_of_libraries_are_not_logged_and_other_warnings_are(caplog, monk
         load_whole(loader(log="CLIP LOAD REPORT"), "x", "place")
         load_whole(loader(log="attention is slow"), "x", "place")
     assert caplog.messages == ["attention is slow"]
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layer", "depth", "num_blocks", "num_kv_shared_layers"])
+def test_more_layers_than_any_model_has_are_refused_by_name(key: str):
+    refuse_absurd_sizes({"text_config": {key: 4096}}, "policy.model 'x'")
+    with pytest.raises(ValueError, match=rf"policy.model 'x': {key} in its config is 4097: no model has more than 4096"):
+        refuse_absurd_sizes({"text_config": {key: 4097}}, "policy.model 'x'")
+
+
+@pytest.mark.parametrize("key", ["vocab_size_per_layer_input", "hidden_size_per_layer_input", "layers_rope_theta"])
+def test_sizes_of_each_layer_are_no_numbers_of_layers(key: str):
+    """Gemma 4's vocabulary of inputs per layer has 262,144 tokens."""
+    refuse_absurd_sizes({"text_config": {key: 262_144}}, "policy.model 'x'")

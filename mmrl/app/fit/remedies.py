@@ -35,7 +35,7 @@ def refusal(estimates: Estimates, resolved: Resolved, made: Plan, device: Device
     memory = made.memory
     largest = sorted(parts_of(memory).items(), key=lambda part: -part[1])[:SHOWN]
     named = ", ".join(f"{name} {size_text(size)}" for name, size in largest)
-    known = list(remedies(resolved, made, device, facts))
+    known = [*remedies(resolved, made, device, facts), *fewer_bits(estimates, resolved, made, device, facts)]
     if len(known) < SHOWN or memory.phases[memory.largest_phase] > WORTH * memory.peak:
         known += smaller_settings(estimates, resolved, made, device)
     found = sorted(known, key=lambda remedy: -remedy.saves)[:SHOWN]
@@ -59,14 +59,14 @@ def remedies(resolved: Resolved, made: Plan, device: Device, facts: Facts) -> It
     weights = sum(size for name, size in memory.stays.items() if name.startswith("weights in"))
     trained = sum(size for name, size in memory.stays.items() if name.startswith(("gradients", "optimizer")))
     missing = device.use_of(memory) - device.usable
-    each = weights // facts.weights if facts.weights else 0
-    if each and weights > missing:
-        fitting = (weights - missing) / each
+    if facts.weights and weights > missing:
+        fitting = (weights - missing) * facts.weights / weights
         yield Remedy(missing, f"a smaller model: at most {fitting / 1e9:.1f} billion weights fit beside the rest")
-    if device.is_card:
+    if device.is_card and policy.weights == "float":
         cards = next((n for n in (2, 4, MOST_CARDS) if (weights + trained) * (n - 1) // n >= missing), MOST_CARDS)
         saved = (weights + trained) * (cards - 1) // cards
         yield Remedy(saved, f"{cards} such cards that share the weights: {SHARDS.format(cards=cards)}")
+    if device.is_card:
         yield from rewards_elsewhere(made)
     if policy.lora is not None and policy.lora.rank > SMALL_RANK:
         adapter = trained + sum(size for name, size in memory.stays.items() if name.startswith("weights kept beside"))
@@ -79,6 +79,15 @@ def rewards_elsewhere(made: Plan) -> Iterator[Remedy]:
     held = sum(made.rewards.stays.values())
     if held:
         yield Remedy(held, 'rewards in a process of their own (mmrl reward serve), or device = "cpu" in [[reward]]')
+
+
+def fewer_bits(estimates: Estimates, resolved: Resolved, made: Plan, device: Device, facts: Facts) -> Iterator[Remedy]:
+    """Weights in 4 bits, where a config said that they rest otherwise."""
+    policy = resolved.config.policy
+    served = isinstance(policy, TextPolicyConfig) and policy.engine is not None
+    if device.is_card and facts.parts and policy.weights == "float" and policy.lora is not None and not served:
+        small = with_choices(resolved, [Choice("policy.weights", "nf4", "")])
+        yield Remedy(made.memory.peak - estimates.of(small).memory.peak, "weights in 4 bits: policy.weights=nf4")
 
 
 def smaller_settings(estimates: Estimates, resolved: Resolved, made: Plan, device: Device) -> Iterator[Remedy]:

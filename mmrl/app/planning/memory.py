@@ -172,6 +172,15 @@ def usable(room: int) -> int:
     return int(room * (1 - SPARE)) - CONTEXT
 
 
+def less_to_hold(memory: Memory, is_text: bool) -> str:
+    """The change that helps where weights and what belongs to them are too much."""
+    if "weights in 4 bits" not in memory.stays:
+        return 'set policy.dtype = "bfloat16", [policy.lora] and policy.weights = "nf4", freeze parts, or shard (FSDP)'
+    if is_text:
+        return 'name more parts in policy.quantized.parts, or set policy.quantized.embeddings = "host"'
+    return "add text_encoders to policy.quantized.parts, or set policy.rest_text_encoders = true"
+
+
 def advice(memory: Memory, room: int, is_text: bool) -> str | None:
     """Why a run does not fit into a card and what to change, or None where it fits."""
     if memory.peak <= usable(room):
@@ -180,9 +189,7 @@ def advice(memory: Memory, room: int, is_text: bool) -> str | None:
     named = ", ".join(f"{name} {size_text(size)}" for name, size in largest[:3])
     phase = memory.largest_phase
     if sum(memory.stays.values()) > usable(room):
-        remedy = (
-            'what stays is too much by itself: set policy.dtype = "bfloat16" and [policy.lora], freeze parts, or shard (FSDP)'
-        )
+        remedy = f"what stays is too much by itself: {less_to_hold(memory, is_text)}"
     elif phase == "update":
         remedy = "lower micro_batch, or set policy.gradient_checkpointing = true"
         remedy += " or lower policy.logit_chunk" if is_text else " and lower policy.forward_rows"

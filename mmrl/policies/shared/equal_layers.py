@@ -279,10 +279,12 @@ def stand_in(cost: LayerCost, leaves: Sequence[object]) -> tuple[Any, bool]:
     """
     for one, count in zip(counters_in(leaves), cost.obeyed, strict=True):
         one.obeyed += count
-    tensors = [one for one in leaves if isinstance(one, FakeTensor)]
+    maker = next(one for one in leaves if isinstance(one, FakeTensor))
+    # real ones as well: a mask lives as long as the layer that it was given to may go back
+    tensors = [one for one in leaves if isinstance(one, Tensor)]
     anchor = torch.zeros((), requires_grad=any(one.has_gradient for one in cost.outputs))
-    is_kept = anchor.requires_grad and keeps(tensors[0], anchor)
-    made = list(Replay.apply(cost, is_kept, anchor, *tensors))  # type: ignore[arg-type] - a tuple
+    is_kept = anchor.requires_grad and keeps(maker, anchor)
+    made = list(Replay.apply(cost, is_kept, anchor, maker, *tensors))  # type: ignore[arg-type] - a tuple
     return tree_unflatten(made, cost.spec), is_kept and cost.kept > 0
 
 
@@ -312,8 +314,7 @@ class Replay(torch.autograd.Function):
     """Takes a layer's bytes forwards and backwards."""
 
     @staticmethod
-    def forward(ctx: Any, cost: LayerCost, is_kept: bool, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        maker = tensors[0]
+    def forward(ctx: Any, cost: LayerCost, is_kept: bool, anchor: Tensor, maker: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         take(maker, cost.forward if is_kept else cost.passing)
         places = [take(maker, count) for count in cost.storages]
         outputs = tuple(places[one.storage].view(one.dtype).as_strided(one.shape, one.stride, one.begin) for one in cost.outputs)
@@ -327,8 +328,9 @@ class Replay(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         kept, *tensors = ctx.saved_tensors
         take(kept, ctx.cost.backward)
-        wanted = ctx.needs_input_grad[3:]
-        return None, None, None, *(torch.empty_like(one) if need else None for one, need in zip(tensors, wanted, strict=True))
+        wanted = ctx.needs_input_grad[4:]
+        given = (torch.empty_like(one) if need else None for one, need in zip(tensors, wanted, strict=True))
+        return None, None, None, None, *given
 
 
 def take(maker: Tensor, count: int) -> Tensor:

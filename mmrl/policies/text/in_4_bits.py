@@ -119,7 +119,7 @@ def refuse_idle_codes(config: TextPolicyConfig) -> None:
     if config.lora is None:
         raise ValueError(f"{place} is stored in 4 bits, which do not train: add [policy.lora], whose adapters train beside them")
     if config.engine is not None:
-        raise ValueError(f"{place} is stored in 4 bits, which a server computes with otherwise: remove [policy.engine]")
+        raise ValueError(f"{place} is stored in 4 bits, which vLLM cannot read: remove [policy.engine], or take the original")
 
 
 def weights_folder(model: str) -> Path:

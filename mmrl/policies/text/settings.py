@@ -138,8 +138,8 @@ def refuse_quantized(policy: TextPolicyConfig) -> None:
     refuse_idle(policy.weights, policy.quantized, QuantizedSettings(), policy.lora)
     if policy.weights != "float" and policy.engine is not None:
         raise ValueError(
-            'policy.weights is "nf4", and the server of [policy.engine] reads the folder\'s own weights, whose answers differ: '
-            "remove one of the two"
+            'policy.weights is "nf4", and the server of [policy.engine] reads the folder\'s own weights, for vLLM knows no NF4: '
+            "answers would differ, so remove one of the two"
         )
 
 

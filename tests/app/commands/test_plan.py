@@ -286,7 +286,10 @@ def test_advice_names_what_to_lower(phase, remedy):
     assert said is not None and remedy in said and f"{phase} 30.00 GiB" in said and "needs about 38.50 GiB" in said
     assert advice(memory, 42 * GIB, is_text=True) is None
     whole = advice(Memory({"weights in float32": 30 * GIB}, {phase: GIB}), 24 * GIB, is_text=True)
-    assert whole is not None and "bfloat16" in whole
+    assert whole is not None and "bfloat16" in whole and 'policy.weights = "nf4"' in whole
+    for is_text, change in ((True, "policy.quantized.embeddings"), (False, "policy.rest_text_encoders")):
+        small = advice(Memory({"weights in 4 bits": 30 * GIB}, {phase: GIB}), 24 * GIB, is_text=is_text)
+        assert small is not None and change in small and "shard" not in small
 
 
 def test_sizes_of_cards():

@@ -252,3 +252,17 @@ def test_embeddings_on_the_host_are_for_one_process():
     ranks.world = 2
     with pytest.raises(ValueError, match=r"embeddings is 'host', which is for one GPU, and there are 2 processes: start one"):
         check_quantized(policy, ranks)
+
+
+@pytest.mark.parametrize("name", ["tiny/image", "tiny/flow"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_weights_in_4_bits_are_not_cut(name: str, stored: bool, monkeypatch: pytest.MonkeyPatch):
+    """By FSDP or ZeRO-3, whether they are made or stored."""
+    monkeypatch.setattr("mmrl.app.run.beforehand.is_stored_in_codes", lambda policy: stored)
+    words = SMALL[stored:]
+    policy = load(name, words).config.policy
+    check_quantized(policy, Ranks())
+    monkeypatch.setattr(Ranks, "is_sharded", True)
+    said = "is stored in 4 bits" if stored else "policy.weights is 'nf4'"
+    with pytest.raises(ValueError, match=rf"{said}, and FSDP and ZeRO-3 cut weights that are numbers: start with .*ddp\.yaml"):
+        check_quantized(policy, Ranks())

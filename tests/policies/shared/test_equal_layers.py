@@ -183,7 +183,7 @@ def both(made: CountedRun) -> tuple[dict[str, int], dict[str, int]]:
 QUICK = ("qwen2_5_vl", "qwen3_5", "sd3")
 """In make test; all others in make evidence."""
 TEXT_WORDS = ["policy.dtype=bfloat16", "policy.gradient_checkpointing=true", "algorithm.old=reread"]
-GENERATORS = [name for name in PIPELINES if "edit" not in name and name not in ("kontext", "sd15", "sdxl")]
+GENERATORS = [name for name in PIPELINES if "edit" not in name and "i2v" not in name and name not in ("kontext", "sd15", "sdxl")]
 """Those that draw with the data and schedule of the small config."""
 
 

@@ -1,5 +1,6 @@
 """Folders that others quantized by bitsandbytes are read as they are: the same codes, without the package."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.policies.shared.quantized.layer import digest, nf4_layers
 from mmrl.policies.text.dry_run import meta_model
+from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import QuantizedSettings
 from tests.policies.text.test_quantized import LORA, in_4_bits, with_adapter
 from tests.support.stored_codes import change_weights, store_codes
@@ -62,9 +64,17 @@ def other_kind(found: dict[str, Tensor], name: str) -> None:
     found[f"{name}.quant_state.bitsandbytes__fp4"] = found.pop(f"{name}.quant_state.bitsandbytes__nf4")
 
 
+def describe(found: dict[str, Tensor], name: str, **words: object) -> None:
+    state = f"{name}.quant_state.bitsandbytes__nf4"
+    said = {**json.loads(bytes(found[state].tolist())), **words}
+    found[state] = torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
+        (partial(describe, dtype="save"), r"q_proj\.weight\S* does not describe a weight in 4 bits"),
+        (partial(describe, nested_offset="wide"), r"q_proj\.weight\S* says no nested_offset"),
         (nan_scales, r"q_proj\.weight has scales that are NaN or infinite"),
         (other_values, r"q_proj\.weight has codes that stand for other values"),
         (no_scales, r"q_proj\.weight\.absmax is missing"),
@@ -91,6 +101,8 @@ def test_a_file_cut_short_and_weights_that_would_train_are_refused(tiny, tmp_pat
     folder = store_codes(tiny("qwen3_vl"), tmp_path / "qwen3_vl", LAYERS)
     with pytest.raises(ValueError, match=r"is stored in 4 bits, which do not train: add \[policy.lora\]"):
         make(str(folder))
+    with pytest.raises(ValueError, match=r"is stored in 4 bits, which vLLM cannot read: remove \[policy.engine\], or take"):
+        make(str(folder), lora=LORA, engine=EngineConfig(url=("http://127.0.0.1:9",)))
     [file] = folder.glob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"its file .*model.safetensors is cut short or broken"):

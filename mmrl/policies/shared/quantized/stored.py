@@ -108,6 +108,8 @@ def facts_of_weight(name: str, read: Mapping[str, Read]) -> tuple[Sequence[int],
         if len(shape) != 2 or min(shape) < 1:
             raise ValueError("no matrix")
         dtype = getattr(torch, said["dtype"])
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ValueError("no type of weights")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{name}{STATE} does not describe a weight in 4 bits: {REMEDY}") from error
     if block != BLOCK or nested != SCALES:
@@ -153,9 +155,10 @@ def read_codes(name: str, read: Mapping[str, Read]) -> Codes:
 def offset_of(name: str, read: Mapping[str, Read]) -> Tensor:
     """The number that was taken off the scales of a weight before they became codes."""
     said = json.loads(bytes(read[name + STATE](name + STATE).tolist()))
-    if "nested_offset" not in said:
+    offset = said.get("nested_offset")
+    if not isinstance(offset, int | float):
         raise ValueError(f"{name}{STATE} says no nested_offset, without which its scales mean nothing: {REMEDY}")
-    return torch.tensor(float(said["nested_offset"]), device="cpu")
+    return torch.tensor(float(offset), device="cpu")
 
 
 def tensors_of(name: str, codes: Codes, shape: Sequence[int], dtype: torch.dtype) -> dict[str, Tensor]:

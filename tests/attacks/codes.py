@@ -1,0 +1,193 @@
+"""Attacks by weights in 4 bits: codes that are not what they say, other weights than before, another's entry of the cache."""
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.attacks.attack import Attack, BrokenError, expect_done, expect_sentence, run_mmrl
+from tests.attacks.models import C, M, change, config, fill, tiny
+
+Weights = dict[str, Any]
+Q = "model.layers.0.self_attn.q_proj.weight"
+STATE = f"{Q}.quant_state.bitsandbytes__nf4"
+NF4 = ["policy.weights=nf4", "policy.lora={rank = 2}"]
+SHORT = ["steps=1", "output=run", "evaluation={}", "evaluate_every=0"]
+KEEP = "from mmrl.policies.shared.quantized import kept\nkept.WORTH_KEEPING = 0\n"
+"""Codes of tiny models are kept in the cache, too."""
+
+
+def stored(folder: Path, double: bool = True) -> Path:
+    """A tiny model whose language part is stored in 4 bits."""
+    from tests.support.stored_codes import store_codes
+
+    return store_codes(tiny("text", folder), folder / "codes", r"model\.layers\..*proj\.weight", double)
+
+
+def train(model: str, folder: Path, *words: str) -> Any:
+    return run_mmrl(["train", "tiny/image", f"policy.model=./{model}", "policy.lora={rank = 2}", *SHORT, *words], folder)
+
+
+def take_codes(words: tuple[str, ...], damage: Callable[[Path], object], double: bool, folder: Path) -> str:
+    """Train beside damaged codes: refused, the tensor named, no checkpoint."""
+    damage(stored(folder, double))
+    ended = train("codes", folder)
+    if list(folder.glob("run/checkpoints/*")):
+        raise BrokenError("it was trained on")
+    return expect_sentence(ended, *words)
+
+
+def describe(words: dict[str, object]) -> Callable[[Weights], object]:
+    """Say other facts of a weight in 4 bits."""
+
+    def damage(weights: Weights) -> None:
+        import torch
+
+        said = {**json.loads(bytes(weights[STATE].tolist())), **words}
+        weights[STATE] = torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)
+
+    return damage
+
+
+def noise(weights: Weights) -> None:
+    weights[STATE] = weights[STATE].flip(0).contiguous()
+
+
+def empty_blocks(folder: Path) -> str:
+    """A matrix of zeros, whose blocks have no largest number."""
+    change(M, lambda weights: weights[Q].zero_(), tiny("text", folder))
+    return expect_done(train("model", folder, *NF4))
+
+
+def refused(kind: str, words: tuple[str, ...], given: tuple[str, ...], folder: Path) -> str:
+    """Settings that have no use for 4 bits, before any weights are there: the files of weights are taken away."""
+    model = tiny(kind, folder)
+    for file in model.rglob("*.safetensors"):
+        file.unlink()
+    name = "tiny/flow" if kind == "flow" else "tiny/image"
+    return expect_sentence(run_mmrl(["train", name, "policy.model=./model", *SHORT, *given], folder), *words)
+
+
+def quantized_otherwise(method: dict[str, object], words: tuple[str, ...], folder: Path) -> str:
+    model = tiny("text", folder)
+    config(C, "quantization_config", method, model)
+    (model / M).unlink()
+    return expect_sentence(train("model", folder), *words)
+
+
+def other_weights(folder: Path) -> str:
+    """Resume a run beside a model whose weights changed meanwhile."""
+    model = tiny("text", folder)
+    expect_done(train("model", folder, *NF4, "save_every=1"))
+    change(M, lambda weights: weights[Q].mul_(-1), model)
+    return expect_sentence(run_mmrl(["train", "--resume", "run", "steps=2"], folder), "other weights in 4 bits")
+
+
+def kept(damage: Callable[[Path, Path], object], folder: Path) -> str:
+    """Start again on an entry of the cache that was changed: its codes are made again, and the run trains the same."""
+    (folder / "python").mkdir()
+    (folder / "python/sitecustomize.py").write_text(KEEP)
+    root = Path(__file__).parents[2]
+    env = {"MMRL_CACHE": str(folder / "cache"), "PYTHONPATH": f"{folder / 'python'}:{root}"}
+    shutil.copytree(tiny("text", folder), folder / "other")
+    change(M, lambda weights: weights[Q].mul_(-1), folder / "other")
+
+    def start(name: str, output: str) -> str:
+        words = ["train", "tiny/image", f"policy.model=./{name}", *NF4, *SHORT, f"output={output}"]
+        ended = run_mmrl(words, folder, env=env)
+        expect_done(ended)
+        return ended.out + ended.err
+
+    entries = list[Path]()
+    for name in ("model", "other"):
+        start(name, name)
+        entries += sorted(set(folder.glob("cache/codes-*")) - {*entries})
+    if len(entries) != 2:
+        raise BrokenError(f"{len(entries)} entries are kept of two models")
+    damage(*entries)
+    said = start("model", "again")
+    if "codes are made again" not in said and "are not kept" not in said:
+        raise BrokenError(f"it was taken: {said[-300:]!r}")
+    first, again = ((folder / name / "metrics.jsonl").read_text() for name in ("model", "again"))
+    if rewards(first) != rewards(again):
+        raise BrokenError("the run drew other samples")
+    return "made again"
+
+
+def rewards(lines: str) -> list[object]:
+    """What a run's samples got, and how likely they were."""
+    return [[json.loads(line).get(key) for key in ("reward/mean", "ratio/mean", "loss")] for line in lines.splitlines()]
+
+
+def exchange(entry: Path, other: Path) -> None:
+    shutil.rmtree(entry)
+    shutil.copytree(other, entry)
+
+
+def flip(entry: Path, other: Path) -> None:
+    file = next(entry.glob("*.safetensors"))
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def link(entry: Path, other: Path) -> None:
+    shutil.rmtree(entry)
+    entry.symlink_to(other)
+
+
+CODES: dict[str, tuple[tuple[str, ...], Callable[[Path], object], bool]] = {
+    "NaN in a unit of scales": (
+        ("q_proj.weight has scales that are NaN or infinite",),
+        partial(change, M, fill(f"{Q}.nested_absmax", float("nan"))),
+        True,
+    ),
+    "NaN in a scale": (
+        ("q_proj.weight has scales that are NaN or infinite",),
+        partial(change, M, fill(f"{Q}.absmax", float("nan"))),
+        False,
+    ),
+    "an offset without end": (
+        ("q_proj.weight has scales that are NaN or infinite",),
+        partial(change, M, describe({"nested_offset": float("inf")})),
+        True,
+    ),
+    "an offset that is text": (("q_proj.weight",), partial(change, M, describe({"nested_offset": "wide"})), True),
+    "scales are missing": (
+        ("q_proj.weight.absmax is missing",),
+        partial(change, M, lambda weights: weights.pop(f"{Q}.absmax")),
+        True,
+    ),
+    "a shape of 2^80 weights": (("q_proj.weight",), partial(change, M, describe({"shape": [2**40, 2**40]})), True),
+    "a shape of negative size": (("q_proj.weight",), partial(change, M, describe({"shape": [-32, -32]})), True),
+    "a shape of one number": (("q_proj.weight",), partial(change, M, describe({"shape": [1024]})), True),
+    "a shape that is text": (("q_proj.weight",), partial(change, M, describe({"shape": "ab"})), True),
+    "a type that is a function": (("q_proj.weight",), partial(change, M, describe({"dtype": "save"})), True),
+    "blocks of no weights": (("q_proj.weight",), partial(change, M, describe({"blocksize": 0})), True),
+    "a description that is noise": (("does not describe a weight in 4 bits",), partial(change, M, noise), True),
+    "cut short": (("cut short",), lambda folder: (folder / M).write_bytes((folder / M).read_bytes()[:-999]), True),
+}
+SETTINGS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "without adapters": ("text", ("add [policy.lora]",), ("policy.weights=nf4",)),
+    "of a generator, without adapters": ("flow", ("add [policy.lora]",), ("policy.weights=nf4",)),
+    "with a server": ("text", ("[policy.engine]",), (*NF4, "policy.engine={}")),
+    "int8": ("text", ("policy.weights",), ("policy.weights=int8", "policy.lora={rank = 2}")),
+    "a part that nobody has": ("text", ("policy.quantized.parts",), (*NF4, "policy.quantized.parts=['wings']")),
+    "no part": ("text", ("policy.quantized.parts is empty",), (*NF4, "policy.quantized.parts=[]")),
+}
+METHODS: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
+    "GPTQ": ({"quant_method": "gptq", "bits": 4}, ("gptq", "take the original")),
+    "bitsandbytes in 8 bits": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, ("8 bits", "take the original")),
+    "a method that is no text": ({"quant_method": ["nf4"]}, ("policy.model",)),
+}
+ENTRIES = {"that of another model": exchange, "one byte is another": flip, "a link to another": link}
+ATTACKS = [
+    *(Attack("4 bits", f"stored codes: {name}", partial(take_codes, *case)) for name, case in CODES.items()),
+    *(Attack("4 bits", f"settings: {name}", partial(refused, *case)) for name, case in SETTINGS.items()),
+    *(Attack("4 bits", f"a folder quantized by {name}", partial(quantized_otherwise, *case)) for name, case in METHODS.items()),
+    *(Attack("4 bits", f"an entry of the cache: {name}", partial(kept, case)) for name, case in ENTRIES.items()),
+    Attack("4 bits", "a matrix of zeros", empty_blocks),
+    Attack("4 bits", "a run that is resumed beside other weights", other_weights),
+]
