@@ -12,6 +12,7 @@ from mmrl.app.fit.plan import draw_up
 from mmrl.app.planning.known import settings_of
 from mmrl.app.planning.memory import GIB, advice
 from mmrl.app.plugins.catalog import configs
+from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from tests.configs.test_configs import TEXTS
 
@@ -27,6 +28,7 @@ def size_in(name: str) -> int:
 def test_adapters_train_beside_4_bits_of_a_model_that_can_be_planned(name: str):
     config = load(name).config
     policy, head = config.policy, Path(f"configs/{name}.toml").read_text().splitlines()[0]
+    assert not isinstance(policy, CodePolicyConfig)
     assert (policy.weights, policy.dtype) == ("nf4", "bfloat16") and policy.lora is not None and policy.gradient_checkpointing
     assert settings_of(config) is not None and f"one {size_in(name)} GB card" in head
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mmrl.policies.codes.janus import Janus
     from mmrl.policies.codes.policy import CodePolicy
     from mmrl.policies.shared.call_log import DryRun
+    from mmrl.policies.shared.workers.settings import SamplerSettings
 
 IDLE_COLUMNS = ("guidance", "guidance_scale", "temperature", "negative_prompt", "seed", "resolution")
 """Columns of data sets that look as if they set how a picture is drawn."""
@@ -105,6 +106,7 @@ class TokenImageModality:
         ema_decay: Callable[[int], float] | None,
         views: Mapping[str, View],
         worlds: Worlds | None = None,
+        samplers: "SamplerSettings | None" = None,
     ) -> "CodePolicy":
         from mmrl.policies.codes.policy import CodePolicy
         from mmrl.policies.shared.weights import USUAL_DECAY

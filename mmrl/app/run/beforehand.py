@@ -102,9 +102,8 @@ def check_samplers(config: RunConfig, ranks: Ranks) -> None:
     if not count:
         return
     reasons = {
-        "policy.kind is 'text', and they draw pictures: add [policy.engine], or set cluster.samplers = 0": (
-            not isinstance(policy, FlowPolicyConfig)
-        ),
+        f"policy.kind is {modality_of(policy).name!r}, and they draw for 'flow' alone: set cluster.samplers = 0, and where the "
+        "policy writes add [policy.engine]": not isinstance(policy, FlowPolicyConfig),
         f"the run has {ranks.world} processes that train, and they draw for one: start one, or set cluster.samplers = 0": (
             ranks.world > 1
         ),
