@@ -57,7 +57,11 @@ def test_what_cannot_be_sampled_ahead_is_refused(overrides: tuple[str, ...], wor
     ("config", "overrides", "words"),
     [
         ("tiny/flow", ("ahead=1",), "ahead is 1, and cluster.samplers is 0, so the network that trains draws: change that"),
-        ("tiny/image", ("cluster.samplers=1",), "cluster.samplers is 1, and policy.kind is 'text', and they draw pictures"),
+        (
+            "tiny/image",
+            ("cluster.samplers=1",),
+            "cluster.samplers is 1, and policy.kind is 'text', and they draw for 'flow' alone",
+        ),
         ("tiny/flow", ("cluster.samplers=1", "policy.family=./mine.py:Mine"), "policy.family is a file of your own"),
         ("tiny/flow", ("cluster.samplers=1", "algorithm.importance=[]", "ahead=2"), "allows 1: nothing in it corrects"),
         (
