@@ -48,6 +48,7 @@ def test_only_the_first_process_takes_a_server_back(tiny: Callable[[str], str], 
         first.write(*asked)
         calls = engine.told()["calls"]
         assert calls.count("/pause?mode=wait") == 2 and calls.count("/update_weights") == 1, "after a reset that failed, again"
+        second.begin()
         second.members[0] = replace(second.members[0], alive=False)
         second.write(*asked)
         assert len(engine.told()["wrote"]) == 3, "a first question, and a row of each"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mmrl.app.config.run import Resolved
 from mmrl.app.fit.plan import Estimates, Plan
+from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.planning.choices import Choice, Facts, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import Memory, size_text
@@ -62,7 +63,7 @@ def remedies(resolved: Resolved, made: Plan, device: Device, facts: Facts) -> It
     if facts.weights and weights > missing:
         fitting = (weights - missing) * facts.weights / weights
         yield Remedy(missing, f"a smaller model: at most {fitting / 1e9:.1f} billion weights fit beside the rest")
-    if device.is_card and policy.weights == "float":
+    if device.is_card and rests_whole(policy):
         cards = next((n for n in (2, 4, MOST_CARDS) if (weights + trained) * (n - 1) // n >= missing), MOST_CARDS)
         saved = (weights + trained) * (cards - 1) // cards
         yield Remedy(saved, f"{cards} such cards that share the weights: {SHARDS.format(cards=cards)}")
@@ -72,6 +73,11 @@ def remedies(resolved: Resolved, made: Plan, device: Device, facts: Facts) -> It
         adapter = trained + sum(size for name, size in memory.stays.items() if name.startswith("weights kept beside"))
         share = 1 - SMALL_RANK / policy.lora.rank
         yield Remedy(int(share * (adapter + 4 * memory.trained)), f"smaller adapters: policy.lora.rank={SMALL_RANK}")
+
+
+def rests_whole(policy: PolicyConfig) -> bool:
+    """May its weights rest in 4 bits, or be shared by cards, and do they rest as they are?"""
+    return isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and policy.weights == "float"
 
 
 def rewards_elsewhere(made: Plan) -> Iterator[Remedy]:
@@ -85,7 +91,7 @@ def fewer_bits(estimates: Estimates, resolved: Resolved, made: Plan, device: Dev
     """Weights in 4 bits, where a config said that they rest otherwise."""
     policy = resolved.config.policy
     served = isinstance(policy, TextPolicyConfig) and policy.engine is not None
-    if device.is_card and facts.parts and policy.weights == "float" and policy.lora is not None and not served:
+    if device.is_card and facts.parts and rests_whole(policy) and policy.lora is not None and not served:
         small = with_choices(resolved, [Choice("policy.weights", "nf4", "")])
         yield Remedy(made.memory.peak - estimates.of(small).memory.peak, "weights in 4 bits: policy.weights=nf4")
 
