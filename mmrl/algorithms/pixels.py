@@ -106,9 +106,9 @@ def try_gradient(name: str, reward: TakesPixels, prompt: Prompt) -> None:
     steep = float(slope.square().sum().sqrt())
     if steep == 0:
         return
-    size = min(1e-2 * max(1.0, abs(float(here))) / steep, 0.02 * noise.numel() ** 0.5)
+    size = min(1e-2 * max(1.0, abs(here.item())) / steep, 0.02 * noise.numel() ** 0.5)
     with torch.no_grad():
-        found = float(score_of(name, reward, noise + size * slope / steep, [prompt]) - here)
+        found = (score_of(name, reward, noise + size * slope / steep, [prompt]) - here).item()
     if found < -0.5 * size * steep:
         raise ValueError(
             f"the gradient of reward {name!r} points away from better pictures: along it the score should rise by "

@@ -30,9 +30,12 @@ SMALL = {
     "dgpo": ["group_size=4", "schedule.num_steps=5", "schedule.times.count=3"],
     "flow_sft": ["group_size=4", "schedule.num_steps=5"],
     "flow_dpo": ["group_size=4", "schedule.num_steps=5"],
+    "diffusion_opd": ["group_size=1", "schedule.num_steps=4"],
     "awm": ["group_size=4", "schedule.num_steps=6", "schedule.times.count=2"],
 }
 """Overrides under `algorithm` that make a preset cheap."""
+ALONE = sorted(SMALL.keys() - {"diffusion_opd"})
+"""Presets that need no adapter of another run."""
 FAMILIES = {"sd3": 3, "flux": 24, "qwen_image": 40}
 """Family -> max_prompt_tokens of its tiny pipeline."""
 LATE_FAMILIES = {"z_image": 40, "flux2": 128, "flux2_klein": 40, "sana": 24, "sd15": 77, "sdxl": 77}

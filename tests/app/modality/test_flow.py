@@ -21,7 +21,7 @@ from mmrl.app.run.folder import RunDir
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.training.checkpoints.save import Checkpoints
-from tests.support.flow_runs import FAMILIES, SMALL, Make, of_family, with_preset
+from tests.support.flow_runs import ALONE, FAMILIES, SMALL, Make, of_family, with_preset
 from tests.support.presets import FLOW as PRESETS
 from tests.support.presets import TEXT as TEXT_PRESETS
 
@@ -120,7 +120,7 @@ def test_every_preset_is_saved_and_read_again(make: Make, tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("name", ALONE)
 def test_every_preset_takes_a_step_on_every_family(make: Make, name: str, family: str):
     """With guidance and an adapter; the ratio gate (1e-6) passes."""
     job = build(with_preset(make, name, *of_family(family)))

@@ -21,7 +21,7 @@ from mmrl.app.run.folder import RunDir
 from mmrl.core.types import Prompt
 from mmrl.policies.flow import loading
 from mmrl.tiny.flow.pipelines import PIPELINES
-from tests.support.flow_runs import SMALL, Make, with_preset
+from tests.support.flow_runs import ALONE, Make, with_preset
 
 ROWS = [{"prompt": "a red fox"}, {"prompt": "two dogs", "width": 32, "height": 16}, {"prompt": "hi", "width": 32, "height": 32}]
 STEPS = {"sd3": 4, "flux": 4, "qwen_image": 8, "z_image": 4, "flux2": 4, "flux2_klein": 4, "sana": 2, "sd15": 2, "sdxl": 2}
@@ -66,7 +66,7 @@ def test_a_run_draws_every_prompt_at_its_size_and_goes_on_where_it_stopped(make:
     assert whole.report_file.read_text().count("data:image/png") >= 6
 
 
-@pytest.mark.parametrize("preset", sorted(SMALL))
+@pytest.mark.parametrize("preset", ALONE)
 def test_presets_take_a_step_on_sizes_of_their_own(make: Make, tmp_path: Path, preset: str):
     """The ratio gate (1e-6) passes."""
     needs = ["algorithm.minibatches=1"] if preset != "temp_flow_grpo" else []
