@@ -78,6 +78,7 @@ class Adapted(nn.Module):
 
     _disable_adapters = False
     scaling: ClassVar = {"default": 1.0}
+    _active_adapter = "default"
 
     def __init__(self, trains: bool = True) -> None:
         super().__init__()

@@ -396,7 +396,8 @@ def test_every_preset_finds_what_it_reads(tiny, name):
     assert schedule is not None
     size = 54 if name == "temp_flow_grpo" else 16 if name.startswith("branch") else 2
     rollouts = policy.rollout([Request(Prompt("p", "x"), size, 0, model=sampler_of(algorithm))], schedule.at(0))
-    wanted = [r._replace(model="policy") if r.model in ("old", "rollout") else r for r in algorithm.all_reads]
+    by_others = ("old", "rollout", "teacher")
+    wanted = [r._replace(model="policy") if r.model in by_others else r for r in algorithm.all_reads]
     found = policy.read(rollouts.trace, list(dict.fromkeys(wanted)), rollouts.action_mask)
     assert all(bool(value.isfinite().all()) for value in found.values())
 
