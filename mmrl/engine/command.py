@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +70,20 @@ def serve_command(
     words += ["--mm-processor-kwargs", json.dumps(pixels)] if pixels else []
     words += [*sync_words(resolve_sync(policy, engine), lora_rank), *memory_words(engine, on_cpu), *engine.options]
     return ServeCommand(tuple(words), tuple(variables(engine, on_cpu).items()))
+
+
+def judge_command(model: str, port: int, cards: int, options: Sequence[str], environment: str = "") -> ServeCommand:
+    """The command that serves a model as it is, to rewards on this machine, on the cards that it is shown.
+
+    Raises:
+        ValueError: there is no environment of vLLM, or its version is not one that mmrl was tested with.
+    """
+    venv = find_venv(Path(environment).expanduser() if environment else None)
+    on_cpu = "cpu" in venv.version
+    words = [str(venv.program), "serve", model, "--host", "127.0.0.1", "--port", str(port)]
+    words += ["--tensor-parallel-size", str(cards)] if cards > 1 else []
+    own = {"VLLM_NO_USAGE_STATS": "1"} | ({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if on_cpu else {})
+    return ServeCommand((*words, *memory_words(EngineConfig(), on_cpu), *options), tuple(own.items()))
 
 
 def sync_words(sync: str, lora_rank: int) -> list[str]:

@@ -177,7 +177,7 @@ def launch(
     node: Annotated[int | None, Option(help="With several nodes, the number of this one; set by the batch script.")] = None,
     hosts: Annotated[str, Option(metavar="A,B,...", help="The names of all nodes; set by the batch script.")] = "",
 ) -> None:
-    """Start the trainers, engines and reward servers that a config describes; for several nodes, print a Slurm batch script."""
+    """Start the trainers and servers that a config describes; for several nodes, print a Slurm batch script."""
     from mmrl.app.commands.launch import LaunchArguments
     from mmrl.app.commands.launch import launch as run_launch
 

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -12,11 +12,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.run import Resolved, RunConfig
-from mmrl.engine.command import ServeCommand, serve_command
+from mmrl.engine.command import ServeCommand, judge_command, serve_command
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 
-Kind = Literal["engine", "sampler", "reward server", "trainers"]
+Kind = Literal["engine", "sampler", "reward server", "judge", "trainers"]
 HERE = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # servers that other machines reach ask for a token
 TENSOR_PARALLEL = "--tensor-parallel-size"
@@ -109,11 +109,11 @@ def place(resolved: Resolved, train: Sequence[str], hosts: Sequence[str], shippe
             f"set it to a multiple of {cluster.trainers}"
         )
     specs = [RewardSpec.read(file, shipped) for file in cluster.rewards]
-    engines, rewards = place_engines(config, hosts), place_rewards(cluster, specs, hosts)
-    refuse_same_ports(cluster, [*engines, *rewards])
+    engines, rewards, judges = place_engines(config, hosts), place_rewards(cluster, specs, hosts), place_judges(config)
+    refuse_same_ports(cluster, [*engines, *rewards, *judges])
     overrides = [*engine_overrides(config, [engine.url for engine in engines]), *reward_overrides(config, rewards, hosts)]
     trainers = [trainers_of(cluster, node, hosts, shipped, [*train, *overrides]) for node in range(cluster.nodes)]
-    return Placement(tuple(hosts), (*engines, *rewards, *trainers, *samplers_of(cluster)), tuple(overrides))
+    return Placement(tuple(hosts), (*engines, *rewards, *judges, *trainers, *samplers_of(cluster)), tuple(overrides))
 
 
 def place_engines(config: RunConfig, hosts: Sequence[str]) -> list[Process]:
@@ -158,7 +158,7 @@ def engine_command(policy: TextPolicyConfig, engine: EngineConfig, port: int, cl
 
 
 def place_rewards(cluster: ClusterConfig, specs: Sequence[RewardSpec], hosts: Sequence[str]) -> list[Process]:
-    """The reward servers, on the first machine; their cards come last."""
+    """The reward servers, on the first machine; their cards come after the engines'."""
     found: list[Process] = []
     first = cluster.cards_of_trainers + cluster.most_engines * cluster.gpus_per_engine
     for number, spec in enumerate(specs):
@@ -169,6 +169,34 @@ def place_rewards(cluster: ClusterConfig, specs: Sequence[RewardSpec], hosts: Se
         url = f"http://{HERE if cluster.nodes == 1 else hosts[0]}:{spec.port}"
         own = (("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus))),)
         found.append(Process(f"reward server {number}", "reward server", 0, gpus, spec.port, url, words, own))
+    return found
+
+
+def place_judges(config: RunConfig) -> list[Process]:
+    """The judges, whose cards come last; ValueError for one that no reward asks."""
+    cluster, policy, found = config.cluster, config.policy, list[Process]()
+    engine = policy.engine if isinstance(policy, TextPolicyConfig) else None
+    rewards = [*config.reward, *config.evaluation.reward]
+    asked = {port_of(str(server.get("url", ""))) for one in rewards if isinstance(server := one.args.get("server"), Mapping)}
+    before = cluster.cards_of_trainers + cluster.most_engines * cluster.gpus_per_engine
+    before += len(cluster.rewards) * cluster.gpus_per_reward
+    for number, model in enumerate(cluster.judges):
+        port, cards = cluster.judge_port + number, cluster.gpus_per_judge
+        if port not in asked:
+            raise ValueError(
+                f"no [[reward]] asks judge {number} ({model}): write server = {{ url = "
+                f'"http://{HERE}:{port}/v1" }} into one that asks a model, or remove it from cluster.judges'
+            )
+        first = before + number * cards
+        gpus = tuple(range(first, first + cards)) if cluster.gpus_per_node else ()
+        try:
+            command, missing = judge_command(model, port, cards, cluster.judge_options, engine.environment if engine else ""), ""
+        except ValueError as error:
+            words = ("vllm", "serve", model, "--host", HERE, "--port", str(port), *cluster.judge_options, "...")
+            command, missing = ServeCommand(words, ()), str(error)
+        own = (*command.environment, ("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus))))
+        url = f"http://{HERE}:{port}"
+        found.append(Process(f"judge {number}", "judge", 0, gpus, port, url, command.words, own, missing))
     return found
 
 

@@ -1,6 +1,7 @@
 """The processes of one machine, started and watched until the trainers end; then all of them end.
 
-Servers that die are started again. Signals go to the processes that train, which save and end well; a second one ends everything.
+Servers that die are started again; where a judge stays down, the run is asked to save and end. Signals go to the processes that
+train, which save and end well; a second one ends everything.
 """
 
 import contextlib
@@ -36,6 +37,8 @@ class Supervised:
     """Where its output goes; None: to the terminal."""
     restarts: int = 0
     """How often it may still be started again."""
+    is_needed: bool = False
+    """Nothing trains without it: where it stays down, the trainers are asked to save and end."""
     running: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
     """The watchdog, whose child it is."""
 
@@ -84,6 +87,8 @@ class Supervisor:
     tell: Callable[[str], None]
     asked_by: list[signal.Signals] = field(default_factory=list[signal.Signals])
     """Signals that this program got."""
+    is_lost: bool = False
+    """A server stays down that nothing trains without."""
 
     def run(self) -> int:
         """Start, watch and end everything; the exit code of the trainers. ValueError where a server does not come to answer."""
@@ -116,7 +121,7 @@ class Supervisor:
         return not self.asked_by
 
     def _train(self) -> int:
-        """Run the trainers to their end, and start servers that die again."""
+        """Run the trainers to their end, and start servers that die again; an exit code above 0 where one is lost."""
         self.trainers.start()
         num_reported = 0
         while (code := self.trainers.code()) is None:
@@ -126,7 +131,7 @@ class Supervisor:
             for server in self.servers:
                 self._look_after(server)
             time.sleep(POLL_S)
-        return code
+        return code or int(self.is_lost)
 
     def _look_after(self, server: Supervised) -> None:
         code = server.code()
@@ -136,7 +141,13 @@ class Supervisor:
         kill_group(server.running)
         server.running = None
         if server.restarts <= 0:
-            self.tell(f"{server.name} died (exit code {code}) and stays down: cluster.restarts are used up{tail(server.log)}")
+            where = f", and the run ends with it: look into {server.log}" if server.is_needed else ""
+            self.tell(
+                f"{server.name} died (exit code {code}) and stays down: cluster.restarts are used up{where}{tail(server.log)}"
+            )
+            if server.is_needed and not self.is_lost:
+                self.is_lost = True
+                self.asked_by.append(signal.SIGTERM)
             return
         server.restarts -= 1
         self.tell(f"{server.name} died (exit code {code}): it is started again, {server.restarts} more time(s) after this")

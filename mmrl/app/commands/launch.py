@@ -172,7 +172,9 @@ def refuse_busy(process: Process) -> None:
     try:
         free_port(process.port)
     except ValueError:
-        key = {"engine": "cluster.engine_port", "trainers": "cluster.port"}.get(process.kind, "the port of its spec")
+        key = {"engine": "cluster.engine_port", "judge": "cluster.judge_port", "trainers": "cluster.port"}.get(
+            process.kind, "the port of its spec"
+        )
         raise ValueError(
             f"port {process.port} of {process.name} is taken by another program: end that, or change {key}"
         ) from None
@@ -191,7 +193,7 @@ def own_cards(wanted: int) -> list[str]:
     if len(found) < wanted:
         raise ValueError(
             f"the processes of this node need {wanted} GPUs, and it shows {len(found)}{source}: change cluster.trainers, "
-            "cluster.engines or cluster.gpus_per_node"
+            "cluster.engines, cluster.judges or cluster.gpus_per_node"
         )
     return found
 
@@ -203,7 +205,7 @@ def to_supervise(process: Process, cards: Sequence[str], folder: Path | None = N
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     environment |= dict(process.environment) | {CARDS: ",".join(cards[i] for i in process.gpus)}
     log = None if folder is None else folder / f"{process.name.replace(' ', '-')}.log"
-    return Supervised(process.name, process.words, environment, process.url, log, restarts)
+    return Supervised(process.name, process.words, environment, process.url, log, restarts, process.kind == "judge")
 
 
 def log_folder(config: RunConfig, given: LaunchArguments) -> Path:

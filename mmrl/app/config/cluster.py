@@ -38,12 +38,21 @@ class ClusterConfig:
     """Specs of reward servers (`mmrl reward serve SPEC`), all on the first machine; the spec says the port."""
     gpus_per_reward: Cards = 0
     """Cards of each reward server; 0 = it computes on the CPU."""
+    judges: tuple[str, ...] = ()
+    """Models that vLLM serves to rewards, names of the hub or folders; a [[reward]] asks one whose server.url
+    has its port."""
+    gpus_per_judge: Annotated[int, Range(1, 256)] = 1
+    """Cards of each judge: more than one splits the model among them."""
+    judge_port: Port = 8200
+    """Of the first judge; the next ones count on from it."""
+    judge_options: tuple[str, ...] = ()
+    """Further words of `vllm serve` for every judge: `["--max-model-len", "8192"]`."""
     port: Port = 29500
     """The port where trainers meet, on the first machine."""
     restarts: CountOrNone = 3
-    """How often an engine or a reward server that died is started again."""
+    """How often an engine, a reward server or a judge that died is started again. The run ends with a judge that stays down."""
     patience_s: Positive = 1800.0
-    """Seconds that engines and reward servers may take until they answer: large models are read from disk first."""
+    """Seconds that servers may take until they answer: large models are read from disk first."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -62,17 +71,24 @@ class ClusterConfig:
                 f"cluster.samplers is {self.samplers}, and cluster.trainers {self.trainers}: samplers draw for one trainer: "
                 "set cluster.trainers = 1, or cluster.samplers = 0"
             )
+        if self.judges and self.nodes > 1:
+            raise ValueError(
+                f"cluster.judges names {len(self.judges)} model(s), and cluster.nodes is {self.nodes}: judges are started beside "
+                "trainers of one machine, so serve them yourself, with a key, and name them in the rewards' server.url"
+            )
         if not self.gpus_per_node:
             if self.weights == "shards":
                 raise ValueError('cluster.weights is "shards", which needs cards: set cluster.gpus_per_node, or take replicas')
             return
         engines, rewards = self.most_engines * self.gpus_per_engine, len(self.rewards) * self.gpus_per_reward
-        wanted = self.cards_of_trainers + engines + rewards
+        judges = len(self.judges) * self.gpus_per_judge
+        wanted = self.cards_of_trainers + engines + rewards + judges
         if wanted > self.gpus_per_node:
             raise ValueError(
                 f"cluster.gpus_per_node is {self.gpus_per_node}, and the first node needs {wanted}: {self.cards_of_trainers} for "
                 f"trainers{' and samplers' if self.samplers else ''}, {engines} for {self.most_engines} engine(s), "
-                f"{rewards} for {len(self.rewards)} reward server(s): start fewer, or more nodes"
+                f"{rewards} for {len(self.rewards)} reward server(s), {judges} for {len(self.judges)} judge(s): "
+                "start fewer, or more nodes"
             )
 
     @property

@@ -4,9 +4,11 @@ import json
 import logging
 import random
 import re
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from math import exp, nan
 from pathlib import Path
@@ -182,12 +184,37 @@ def ask(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | Judge
         except JudgeError as error:
             return error
 
-    with ThreadPoolExecutor(min(endpoint.concurrency, len(questions))) as pool:
-        outcomes = list(pool.map(ask_one, questions))
+    outcomes = in_threads(ask_one, questions, min(endpoint.concurrency, len(questions)))
     for outcome in outcomes:
         if isinstance(outcome, HopelessError):
             raise outcome
     return outcomes
+
+
+def in_threads(
+    call: Callable[[Question], Reply | JudgeError], questions: Sequence[Question], count: int
+) -> list[Reply | JudgeError]:
+    """The call's answers, in order; who is interrupted leaves threads behind that ask no more, and that no program waits for."""
+    futures = [Future[Reply | JudgeError]() for _ in questions]
+    waiting, is_left = deque(zip(futures, questions, strict=True)), threading.Event()
+
+    def work() -> None:
+        while not is_left.is_set():
+            try:
+                future, question = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                future.set_result(call(question))
+            except BaseException as error:  # noqa: BLE001 - who asked raises it
+                future.set_exception(error)
+
+    for number in range(count):
+        threading.Thread(target=work, name=f"judge-{number}", daemon=True).start()
+    try:
+        return [future.result() for future in futures]
+    finally:
+        is_left.set()
 
 
 def ask_run(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | JudgeError]:

@@ -63,6 +63,49 @@ def test_samplers_have_the_cards_after_their_trainers_which_starts_them():
     ]
 
 
+def test_judges_have_the_last_cards_and_a_port_that_rewards_ask(tmp_path: Path, spec: str):
+    environment = make_environment(tmp_path / "engine", "0.32.0")
+    engine = f"policy.engine={{kind='vllm', environment='{environment}'}}"
+    judge = "{use='vlm_judge', server={url='http://127.0.0.1:8300/v1'}}"
+    cluster = (
+        f"gpus_per_node=8, trainers=2, engines=1, rewards=['{spec}'], gpus_per_reward=1, judges=['org/judge'], gpus_per_judge=2"
+    )
+    words = [engine, f"reward=[{{use='http://127.0.0.1:8533/tidy'}}, {judge}]"]
+    words += [f"cluster={{{cluster}, judge_port=8300, judge_options=['--max-model-len', '9000']}}"]
+    placement = planned(words)
+    one = next(process for process in placement.processes if process.kind == "judge")
+    assert (one.gpus, one.url, one.missing) == ((4, 5), "http://127.0.0.1:8300", "")
+    assert dict(one.environment)["CUDA_VISIBLE_DEVICES"] == "4,5" and "VLLM_SERVER_DEV_MODE" not in dict(one.environment)
+    assert " ".join(one.words).startswith(
+        f"{environment}/bin/vllm serve org/judge --host 127.0.0.1 --port 8300 --tensor-parallel-size 2"
+    )
+    assert one.words[-2:] == ("--max-model-len", "9000")
+    said = "\n".join(lines_of(placement))
+    assert "  judge 0: GPU 4-5, port 8300, starts first\n" in said
+    assert "trainers: GPU 0-1, port 29500, waits for engine 0, reward server 0, judge 0\n" in said
+
+
+JUDGED = "reward=[{use='vlm_judge', server={url='http://127.0.0.1:8200/v1'}}]"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cluster.judges=['m']"], r'no \[\[reward\]\] asks judge 0 \(m\): write server = { url = "http://127.0.0.1:8200/v1" }'),
+        ([JUDGED, "cluster={judges=['m', 'n']}"], r"no \[\[reward\]\] asks judge 1 \(n\)"),
+        ([JUDGED, "cluster={judges=['m'], gpus_per_node=2, trainers=2}"], r"the first node needs 3: 2 for .* 1 for 1 judge\(s\)"),
+        ([JUDGED, "cluster={judges=['m'], nodes=2, trainers=2}"], r"cluster.judges names 1 model\(s\), and cluster.nodes is 2"),
+        (
+            [JUDGED.replace("8200", "29500"), "cluster={judges=['m'], judge_port=29500}"],
+            "port 29500 is given to judge 0, and the trainers meet",
+        ),
+    ],
+)
+def test_what_judges_cannot_do(words: list[str], message: str):
+    with pytest.raises(ValueError, match=message):
+        planned(words)
+
+
 def test_two_nodes_share_engines_and_the_first_one_has_the_rewards(spec: str):
     words = [*ENGINE, ASKED, f"cluster={{nodes=2, gpus_per_node=8, trainers=12, engines=3, rewards=['{spec}']}}"]
     placement = planned(words, ["a", "b"], node=1)

@@ -140,6 +140,24 @@ def test_a_server_that_dies_is_started_again_until_that_is_used_up(tmp_path: Pat
     assert told[1].startswith("engine 0 died (exit code 137) and stays down: cluster.restarts are used up\n  serving")
 
 
+def test_a_judge_that_stays_down_ends_the_run_which_is_saved_first(tmp_path: Path):
+    one, told = server(tmp_path), list[str]()
+    one.name, one.is_needed = "judge 0", True
+
+    def act() -> None:
+        wait_until((tmp_path / "said.ready").exists)
+        assert one.running is not None
+        os.kill(children(one.running.pid)[0], signal.SIGKILL)
+
+    thread = meanwhile(act)
+    assert watch([one], trainers(POLITE, tmp_path / "said"), told).run() == 1
+    thread.join()
+    assert (tmp_path / "said").read_text() == "SIGTERM"
+    where = f"the run ends with it: look into {tmp_path / 'server.log'}\n  serving"
+    assert told[0] == f"judge 0 died (exit code 137) and stays down: cluster.restarts are used up, and {where}"
+    assert told[1].startswith("SIGTERM: the trainers are asked to save and end")
+
+
 def test_a_server_that_does_not_start_stops_the_launch(tmp_path: Path):
     one, file = server(tmp_path, code="print('no such model'); raise SystemExit(7)"), tmp_path / "started"
     with pytest.raises(ValueError, match=r"engine 0 ended with exit code 7 before the trainers started.*\n  no such model"):

@@ -1,0 +1,92 @@
+"""A judge on a server, asked beside the updates: it overlaps with them, and holds up no stop."""
+
+import signal
+import socket
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.weights.importance import RolloutCorrection
+from mmrl.core.samples import Scored
+from mmrl.core.types import Group
+from mmrl.serving.judges.judge import Endpoint, Question, ask_for_scores
+from mmrl.training.ahead import producer
+from mmrl.training.trainer import Trainer
+from tests.attacks.client import COMPLETION
+from tests.support import fakes
+from tests.support.published import PublishingPolicy
+from tests.support.rude_servers import answers, rude
+from tests.support.trainers import make_trainer
+
+LONG_S = 30.0
+"""What never comes is waited for so long; a test that holds does not."""
+PROMPTS = 4
+"""Of a step: a question for each."""
+
+
+def judged(url: str, ahead: int, steps: int, policy: PublishingPolicy | None = None) -> Trainer:
+    """A trainer whose samples a server judges, with one question per group."""
+    endpoint = Endpoint(f"{url}/v1", "m", retries=0)
+
+    def judge(group: Group) -> list[float]:
+        [scored] = ask_for_scores(endpoint, [Question(group.prompt.text)], lambda reply: Scored(float(reply.text)))
+        return [(scored.value or 0.0) + reward for reward in fakes.right_letter(group)]
+
+    correction = RolloutCorrection(mode="token_truncate", high=2.0)
+    algorithm = replace(PRESETS["grpo"], old="reread", importance=(correction,))
+    return make_trainer(algorithm, judge, policy=policy or PublishingPolicy(), steps=steps, ahead=ahead, prompts_per_step=PROMPTS)
+
+
+def test_a_judge_answers_while_the_step_before_is_trained():
+    """Each answer waits for the update of the step before to begin, and each update for a question about the step behind it."""
+    steps, met = 4, list[bool]()
+    asked, begun = ([threading.Event() for _ in range(steps + 1)] for _ in range(2))
+
+    def update(what: str) -> None:
+        if what == "read" and torch.is_grad_enabled():
+            begun[trainer.index].set()
+            met.append(asked[trainer.index + 1].wait(LONG_S))
+
+    def judge(connection: socket.socket, request: bytes) -> None:
+        step = (len(server.requests) - 1) // PROMPTS
+        asked[step].set()
+        met.append(step == 0 or begun[step - 1].wait(LONG_S))
+        answers(200, COMPLETION)(connection, request)
+
+    asked[steps].set()
+    with rude(judge) as server:
+        trainer = judged(server.url, 1, steps, PublishingPolicy(waits=update))
+        trainer.fit()
+    assert all(met) and len(met) == steps + steps * PROMPTS == steps + len(server.requests)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_stop_does_not_wait_for_a_judge_that_never_answers(ahead: int, monkeypatch: pytest.MonkeyPatch):
+    ended, left = threading.Event(), threading.Event()
+    monkeypatch.setattr(producer, "CLOSE_S", 0.01)
+
+    def judge(connection: socket.socket, request: bytes) -> None:
+        if len(server.requests) <= 2 * PROMPTS:
+            answers(200, COMPLETION)(connection, request)
+            return
+        until = time.monotonic() + LONG_S
+        while not ended.is_set() and time.monotonic() < until:
+            # again, should the first one come at a moment that is never interrupted
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            ended.wait(0.5)
+        left.set()
+
+    before = signal.getsignal(signal.SIGUSR1)
+    with rude(judge) as server:
+        trainer = judged(server.url, ahead, steps=5)
+        signal.signal(signal.SIGUSR1, lambda number, frame: trainer.stop.ask("SIGUSR1", frame) and None)
+        trainer.fit()
+        assert trainer.is_stopped and not left.is_set(), "the judge still thinks"
+        ended.set()
+        assert left.wait(LONG_S)
+    signal.signal(signal.SIGUSR1, before)
+    assert trainer.index == 2 and len(server.requests) == 2 * PROMPTS + 1
