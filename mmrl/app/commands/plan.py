@@ -149,6 +149,7 @@ def tell_plan(resolved: Resolved, made: Plan, size: int | None, calibrate: int, 
         "usual_step": made.usual,
         "longest_step": made.most,
         "memory": {**vars(memory), "peak": memory.peak, "resident": memory.resident, "not_counted": not_counted(made)},
+        "sampler": None if made.sampler is None else {**vars(made.sampler), "peak": made.sampler.peak},
         "card": size,
         "fits": None if size is None else trouble is None,
         "advice": trouble,
@@ -250,12 +251,7 @@ def print_calls(made: Plan) -> None:
 
 def print_memory(made: Plan, on_card: bool) -> None:
     """The parts of a process's memory and their sum; with a card, what lies in the memory of the host is no part of it."""
-    grid = Grid("memory of a process", "", box=None)
-    for name, value in made.memory.stays.items():
-        grid.add_row(name, size_text(value))
-    for name, value in made.memory.phases.items():
-        mark = "  <- the largest of these counts" if name == made.memory.largest_phase else ""
-        grid.add_row(f"while {PHASES.get(name, name)}", f"+ {size_text(value)}{mark}")
+    grid = memory_grid("memory of a process", made.memory)
     for name, value in made.memory.parts.items():
         grid.add_row(f"  part of it: {name}", size_text(value))
     for name, value in made.memory.host.items():
@@ -265,8 +261,25 @@ def print_memory(made: Plan, on_card: bool) -> None:
         grid.add_row("CUDA itself", size_text(CONTEXT))
     grid.add_row("at most", size_text(made.memory.peak + CONTEXT if on_card else made.memory.resident), style="bold")
     console.print(grid)
+    if made.sampler is not None:
+        where = "beside the trainer" if made.config.cluster.samplers_share or not on_card else "on a card of its own"
+        grid = memory_grid(f"memory of a sampler, {where}", made.sampler)
+        most = made.sampler.peak + CONTEXT if on_card else made.sampler.resident
+        grid.add_row("at most", size_text(most), style="bold")
+        console.print(grid)
     if missing := not_counted(made):
         console.print(f"not counted: {'; '.join(missing)}", markup=False)
+
+
+def memory_grid(title: str, memory: Memory) -> Grid:
+    """What stays, and what comes on top of it while something is done."""
+    grid = Grid(title, "", box=None)
+    for name, value in memory.stays.items():
+        grid.add_row(name, size_text(value))
+    for name, value in memory.phases.items():
+        mark = "  <- the largest of these counts" if name == memory.largest_phase else ""
+        grid.add_row(f"while {PHASES.get(name, name)}", f"+ {size_text(value)}{mark}")
+    return grid
 
 
 def not_counted(made: Plan) -> list[str]:

@@ -8,7 +8,7 @@ from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun
 from mmrl.app.planning.known import note_of, with_settings
-from mmrl.app.planning.memory import Memory, estimate, has_card
+from mmrl.app.planning.memory import CONTEXT, Memory, estimate, has_card, of_sampler
 from mmrl.app.planning.reward_memory import RewardMemory, add_rewards, reward_memory
 from mmrl.app.run.beforehand import refuse_unknown_space
 from mmrl.app.run.build import check_ranks, first_prompts, load_prompts
@@ -31,6 +31,8 @@ class Plan:
     readings: Sequence[str]
     """The readings before the first update."""
     rewards: RewardMemory = field(default_factory=RewardMemory)
+    sampler: Memory | None = None
+    """Of each process of `cluster.samplers`; None: there are none."""
     note: str = ""
     """A sentence about a model that is not on this machine; empty for one that is."""
     episode: str = ""
@@ -89,9 +91,17 @@ class Estimates:
         usual = counted.calls()
         largest = counted.dry_run.largest_of(self.prompts, share)
         heaviest = counted.calls(prompts=largest).drawn if largest else {}
-        memory = add_rewards(estimate(counted.dry_run, config, self.processes), self.rewards)
+        alone, sampler = estimate(counted.dry_run, config, self.processes), None
+        if config.cluster.samplers:
+            sampler = of_sampler(counted.dry_run, alone)
+        if sampler is not None and config.cluster.samplers_share:
+            name = f"{config.cluster.samplers} sampler(s) that share it"
+            alone = replace(alone, stays={**alone.stays, name: config.cluster.samplers * (sampler.peak + CONTEXT)})
+        memory = add_rewards(alone, self.rewards)
         most = counted.calls(worst=True) if algorithm.planner.max_rounds > 1 else None
         readings = [f"{reading.quantity} of {reading.model}" for reading in algorithm.frozen_reads if reading.model != "rollout"]
         shown = replace(config, policy=replace(config.policy, model=resolved.config.policy.model))
         note, episode = note_of(resolved.config), counted.dry_run.log.episode
-        return Plan(shown, self.processes, len(few), usual, most, memory, readings, self.rewards, note, episode, heaviest)
+        return Plan(
+            shown, self.processes, len(few), usual, most, memory, readings, self.rewards, sampler, note, episode, heaviest
+        )

@@ -106,6 +106,16 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     return replace(memory, host=host, overlap=shared)
 
 
+def of_sampler(dry_run: DryRun, memory: Memory) -> Memory:
+    """The same of a process of `cluster.samplers`: weights and sampling, without gradients, optimizer and other copies."""
+    held = {"weights in 4 bits", "scales of weights in 4 bits", *dry_run.beside()}
+    held |= {f"weights in {name_of(dtype)}" for dtype in dtypes(list(dry_run.network.parameters()))}
+    stays = {name: size for name, size in memory.stays.items() if name in held}
+    phases = {name: size for name, size in memory.phases.items() if name in ("rollout", "decode", "encode")}
+    host = {LIBRARIES: memory.host[LIBRARIES]}
+    return Memory(stays, phases, {}, memory.parameters, memory.trained, host)
+
+
 def copies_of(config: RunConfig, shadows: Iterable[str]) -> list[str]:
     """The weights that a run keeps copies of: the reference of a fresh adapter is the model without it, unless a term rebases."""
     policy, terms = config.policy, config.algorithm.algorithm.objective
