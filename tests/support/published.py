@@ -27,6 +27,8 @@ class PublishingPolicy(fakes.FakeTextPolicy):
     """Publications that never arrive, counted from 0."""
     twice: frozenset[int] = frozenset()
     """Publications that are applied twice."""
+    denied: frozenset[int] = frozenset()
+    """Publications that never arrive, although it says that they did."""
     given: int = -1
     """The version that the copy has."""
     num_updates: int = 0
@@ -45,7 +47,8 @@ class PublishingPolicy(fakes.FakeTextPolicy):
 
         def hold() -> None:
             if place not in self.lost:
-                self.copy.nets["policy"].load_state_dict(weights)
+                if place not in self.denied:
+                    self.copy.nets["policy"].load_state_dict(weights)
                 self.given = number + (place in self.twice)
 
         return number, hold, lambda: None

@@ -37,7 +37,7 @@ EXCHANGED, KEEP_ROWS = "exchanged rows", "Every row must keep its own record: lo
 EXCHANGE_SHRINKS = 100.0
 """How many times nearer a row must be to another row's record than to its own."""
 ENGINE_LOOKS = 4
-"""Steps at whose beginning an engine is compared: caches that were not emptied show after an update only."""
+"""Steps at whose beginning an engine or a sampler ahead is compared: what is kept from before shows after an update only."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class RatioGate:
     noise: float = field(default=math.nan, init=False)
     """Mean |difference| between readings that are equal but for rounding, once it was measured."""
     looks: bool = field(default=True, init=False)
-    """Are the next rollouts compared? Those of a process's first step; of an engine, of the first few."""
+    """Are the next rollouts compared? Those of a process's first step; of an engine and of samplers ahead, of the first few."""
     _lags: bool = field(default=False, init=False)
     """Do earlier weights write the rows?"""
     _looks: int = field(default=0, init=False)
@@ -116,6 +116,10 @@ class RatioGate:
     def is_exact(self) -> bool:
         """Does the network that trains sample, too?"""
         return with_hooks(self.policy, PolicyHooks).exact_sampler
+
+    @property
+    def _looks_on(self) -> bool:
+        return (not self.is_exact or self.settings.ahead > 0) and self._looks < ENGINE_LOOKS
 
     @property
     def rounding(self) -> Rounding | None:
@@ -139,7 +143,7 @@ class RatioGate:
                 and the likely cause.
         """
         self._looks += 1
-        self.looks = self.closed or (not self.is_exact and self._looks < ENGINE_LOOKS)
+        self.looks = self.closed or self._looks_on
         moment = "before the first update" if self.closed else "before this step's first update"
         return self._check(moment, rollouts, noted, evaluated)
 
@@ -149,7 +153,7 @@ class RatioGate:
         Where old log-probabilities are not the live ones themselves, the mean must be below a tenth of the objective's clip range
         besides, or a fifth where rounding is coarse, unless the config bounds the mean itself.
         """
-        self.closed, self.looks = False, not self.is_exact and self._looks < ENGINE_LOOKS
+        self.closed, self.looks = False, self._looks_on
         noted = None if self._lags else micro_batch.rollouts.recorded.get(ROLLOUT_LOGPROBS)
         old = micro_batch.frozen.get(OLD_LOGPROBS, noted)
         if old is None or LOGPROBS not in live:

@@ -142,6 +142,13 @@ def test_a_publication_that_is_lost_or_applied_twice_is_refused_by_name(fault: d
         make(1, policy=PublishingPolicy(**fault)).fit()
 
 
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_older_weights_under_the_name_of_later_ones_do_not_fit_their_record(ahead: int):
+    """Versions say nothing here, so the first steps are read again under the weights that are named."""
+    with pytest.raises(TrainingStoppedError, match=r"before this step's first update .*\|log ratio\| is"):
+        make(ahead, policy=PublishingPolicy(denied=frozenset({1}))).fit()
+
+
 def test_errors_of_the_thread_reach_the_trainer_with_their_trace():
     calls = list[str]()
 
