@@ -272,7 +272,7 @@ def print_memory(made: Plan, on_card: bool) -> None:
 
 
 def memory_grid(title: str, memory: Memory) -> Grid:
-    """What stays, and what comes on top of it while something is done."""
+    """A table of the parts that stay, and of those that come on top while something is done."""
     grid = Grid(title, "", box=None)
     for name, value in memory.stays.items():
         grid.add_row(name, size_text(value))
