@@ -17,7 +17,7 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.commands import train as commands
 from mmrl.app.commands.train import TrainArguments
-from mmrl.app.run.signals import listen
+from mmrl.app.run.signals import Listener, listen
 from mmrl.core.protocols import Callback
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group
@@ -160,6 +160,20 @@ def test_nothing_is_broken_off_while_weights_are_exchanged():
                 signal.sigtimedwait([], 0.01)
         events.append("never")
     assert events == ["in place", "back"]
+
+
+def test_a_signal_that_waits_its_turn_kills_no_run_that_has_ended_meanwhile():
+    sent: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sent.append(number))
+    listener = Listener(Stop())
+    try:
+        listener.send_again(signal.SIGTERM)
+        assert not sent
+        signal.signal(signal.SIGTERM, listener)
+        listener.send_again(signal.SIGTERM)
+        assert listener.stop.asked_by == "SIGTERM"
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_several_processes_stop_together_and_only_at_a_beginning():

@@ -41,9 +41,15 @@ class Listener:
                 os.write(2, text.encode())
         if self.stop.ask(name, frame):
             self.retries += 1
-            again = threading.Timer(AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, number))
+            again = threading.Timer(AGAIN_S, self.send_again, (number,))
             again.daemon = True
             again.start()
+
+    def send_again(self, number: int) -> None:
+        """Interrupt the main thread once more, unless the run has ended meanwhile: the next handler may be the one that kills."""
+        listens = signal.getsignal(number) is self
+        if listens and (main := threading.main_thread().ident) is not None:
+            signal.pthread_kill(main, number)
 
 
 @contextmanager
