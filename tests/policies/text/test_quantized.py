@@ -88,6 +88,17 @@ def test_vision_and_head_stay_as_they_are_unless_vision_is_named(tiny):
     assert not isinstance(both.net.model.get_output_embeddings(), Nf4Linear)
 
 
+def test_adapters_of_frozen_layers_do_not_train(tiny):
+    def trained(policy: TextPolicy) -> set[str]:
+        return {name for name, weight in policy.net.model.named_parameters() if weight.requires_grad}
+
+    whole, part = (trained(in_4_bits(tiny("qwen3_vl"), freeze=freeze)) for freeze in ((), ("layers:0-0",)))
+    assert part and whole - part == {name for name in whole if ".layers.0." in name}
+    assert part == trained(make(tiny("qwen3_vl"), lora=LORA, freeze=("layers:0-0",)))
+    with pytest.raises(ValueError, match=r"policy.freeze = \['language'\] leaves nothing to train"):
+        in_4_bits(tiny("qwen3_vl"), freeze=("language",))
+
+
 def test_an_adapter_goes_on_beside_the_same_codes_alone(tiny, tmp_path):
     policy = in_4_bits(tiny("qwen3_vl"))
     state = policy.state_dict()
