@@ -92,7 +92,8 @@ def dequantize(found: Codes, size: int, dtype: torch.dtype) -> Float[Tensor, " s
         if not scale.is_floating_point():
             units = found.units[start // (BLOCK * SCALES) : -(-last // SCALES)].repeat_interleave(SCALES)[: last - first]
             scale = steps[scale.int()] * units + found.offset
-        values = pair[found.codes[start // 2 : -(-end // 2)].int()].flatten()
+        # both values of a byte are looked up as one number of 8 bytes
+        values = pair.view(torch.int64)[:, 0].index_select(0, found.codes[start // 2 : -(-end // 2)].int()).view(torch.float32)
         out[start:end] = (in_blocks(values, BLOCK) * scale[:, None]).flatten()[: end - start]
     return out
 
