@@ -130,9 +130,9 @@ class Bench:
                 print(self.run(what, *words, code=("-c", LOAD)).output.splitlines()[-1])
         refused = "check" in commands and self.run("check", "check", *words, planned=True).code
         bounds = ["ratio_bound=10", "mean_ratio_bound=10"] if refused else []
-        train = [*words, *bounds, f"output={out}", "save_every=1"]
+        train = [*words, *bounds, f"output={out}", "save_every=1", f"steps={STEPS}", *self.changes]
         if "train" in commands:
-            self.run(f"train, {STEPS} steps", "train", *train, f"steps={STEPS}", planned=True)
+            self.run("train", "train", *train, planned=True)
         if "resume" in commands:
             # two: a single one has no checkpoint's copy beside it, which a plan of a whole run counts
             self.run("resume, 2 steps more", "train", f"steps={STEPS + 2}", "--resume", str(out), planned=True)
