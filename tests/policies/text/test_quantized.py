@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from mmrl.app.modality.merge import merge_adapter
-from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.readings import REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import Nf4Linear, digest, nf4_layers
 from mmrl.policies.text.engine_settings import EngineConfig
@@ -54,12 +54,15 @@ def rounded(folder: str, policy: TextPolicy, target: Path) -> str:
 
 @pytest.mark.parametrize("family", [one for one in EVERY if "qwen3_5_moe" not in str(one)])
 def test_reads_writes_and_learns_as_the_rounded_model(tiny, family, tmp_path):
-    policy = in_4_bits(tiny(family))
-    twin = with_adapter(make(rounded(tiny(family), policy, tmp_path / "rounded"), lora=LORA))
+    policy = in_4_bits(tiny(family), shadows=("ref",))
+    bare = rounded(tiny(family), policy, tmp_path / "rounded")
+    twin = with_adapter(make(bare, lora=LORA))
     rollouts = policy.rollout(mixed())
     torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], logprobs(policy, rollouts).detach(), atol=FP32_BOUND, rtol=0)
     torch.testing.assert_close(logprobs(policy, rollouts), logprobs(twin, rollouts), atol=1e-6, rtol=0)
     assert relative_difference(gradients(policy, rollouts), gradients(twin, rollouts)) < 1e-6
+    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
+    torch.testing.assert_close(reference, logprobs(make(bare), rollouts).detach(), atol=1e-6, rtol=0)
     with torch.no_grad():
         assert (logprobs(make(tiny(family), lora=LORA), rollouts) - logprobs(twin, rollouts)).abs().max() > 1e-3, "4 bits round"
 
