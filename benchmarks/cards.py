@@ -6,7 +6,7 @@ with the smallest sizes, which a card must hold at least; the run then grows int
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -17,8 +17,14 @@ from mmrl.app.fit.plan import Estimates, prompts_of
 from mmrl.app.fit.sizes import least_sizes
 from mmrl.app.planning.choices import in_4_bits, usual_choices, with_choices
 from mmrl.app.planning.device import target_device
+from mmrl.app.planning.known import with_settings
 from mmrl.app.planning.memory import CONTEXT, GIB, usable
 from mmrl.app.planning.reward_memory import reward_memory
+from mmrl.policies.flow.dry_run import encoders_of
+from mmrl.policies.flow.families.known import family_of
+from mmrl.policies.flow.loading import load_index
+from mmrl.policies.flow.settings import FlowPolicyConfig, FlowQuantizedSettings
+from mmrl.policies.shared.lora import LoraSettings
 
 CARDS = (8, 12, 16, 24, 48, 80)
 PICTURES = ("policy.height=512", "policy.width=512", "policy.rest_text_encoders=true")
@@ -54,11 +60,14 @@ SHAPES = (
     Shape("Qwen3-VL-8B", "grounding", "Qwen/Qwen3-VL-8B-Instruct"),
     Shape("Qwen3.5-9B", "grounding", "Qwen/Qwen3.5-9B", SPACE),
     Shape("Gemma 3 4B", "grounding", "google/gemma-3-4b-it", SPACE),
+    Shape("Gemma 4 E4B", "grounding", "google/gemma-4-E4B-it", SPACE),
     Shape("FLUX.1-dev", "t2i", "black-forest-labs/FLUX.1-dev", PICTURES),
     Shape("SD3.5-L", "t2i", "stabilityai/stable-diffusion-3.5-large", PICTURES),
     Shape("Qwen-Image", "t2i", "Qwen/Qwen-Image", PICTURES),
     Shape("Wan 2.1 14B, 33 frames", "t2v", "Wan-AI/Wan2.1-T2V-14B-Diffusers", (*PICTURES, "policy.frames=33")),
 )
+ENCODERS = {"T5-XXL": ("FLUX.1-dev", "text_encoder_2"), "UMT5-XXL": ("Wan 2.1 14B, 33 frames", "text_encoder")}
+"""Text encoder -> the run that has it, and its name there."""
 
 
 def peaks(shape: Shape) -> Iterator[tuple[str, int, int]]:
@@ -84,6 +93,19 @@ def row(shape: Shape) -> str:
     return "| " + " | ".join([shape.name, *held, *figures, *[""] * (len(WAYS) - len(found)), *cells]) + " |"
 
 
+def encoder_row(name: str) -> str:
+    """A line of the table: what a text encoder weighs."""
+    user, part = ENCODERS[name]
+    [shape] = [shape for shape in SHAPES if shape.name == user]
+    policy = with_settings(shape.resolve().config).policy
+    assert isinstance(policy, FlowPolicyConfig)
+    whole = replace(policy, dtype="bfloat16", lora=LoraSettings(4, 4))
+    small = replace(whole, weights="nf4", quantized=FlowQuantizedSettings(("text_encoders",)))
+    family = family_of(load_index(policy.model), policy.model)
+    held = [f"{encoders_of(one, family)[part] / GIB:.1f}" for one in (whole, small)]
+    return "| " + " | ".join([name, *held, *[""] * (len(WAYS) + len(CARDS))]) + " |"
+
+
 def main() -> None:
     wanted = sys.argv[1:]
     heads = ["model", "weights in bf16", "in nf4", *(f"a run in {way}" for way in WAYS), *(f"{card} GB" for card in CARDS)]
@@ -91,6 +113,9 @@ def main() -> None:
     for shape in SHAPES:
         if not wanted or shape.name in wanted:
             print(row(shape), flush=True)
+    for name in ENCODERS:
+        if not wanted or name in wanted:
+            print(encoder_row(name), flush=True)
 
 
 if __name__ == "__main__":

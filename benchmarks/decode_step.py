@@ -1,12 +1,14 @@
 """CPU milliseconds of decoding one token where nothing but Python counts: a deep model of tiny width, with LoRA and without.
 
     python benchmarks/decode_step.py
+    python benchmarks/decode_step.py --folder models/vlm-2 --kinds "lora, bfloat16" "lora, 4 bits"      of a model in a folder
 
 A Qwen2.5-VL of 36 layers, 32 numbers wide, writes `--tokens` tokens of `--rows` completions of one prompt; figures are those of
 the whole, reading the prompt included, divided by the tokens of one completion. Kernels are torch's operators, and looks are the
 places where the host asks for a value, which on a GPU waits for all work before it (tests/support/host_looks.py counts them).
 Once the generator looks every 16 tokens at which rows are done, as it does on a GPU, and once at every token; both take turns in
-one process. With bfloat16 the model computes under autocast, as on a GPU; on a CPU that is slow for other reasons.
+one process. With bfloat16 the model computes under autocast, as on a GPU; on a CPU that is slow for other reasons. In 4 bits it
+computes in bfloat16 by equal kernels; fast ones are for a GPU, where benchmarks/gpu.py measures them.
 """
 
 import argparse
@@ -24,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parents[1]
-KINDS = ("full", "lora", "lora, bfloat16")
+KINDS = ("full", "lora", "lora, bfloat16", "lora, 4 bits")
+USUAL = KINDS[:3]
 REPEATS = 3
 
 
@@ -34,7 +37,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(USUAL))
+    parser.add_argument("--folder", type=Path, help="decode with this model instead, such as one of real_size.py")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     parser.add_argument("--side", choices=KINDS, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
@@ -60,10 +64,11 @@ def side(args: argparse.Namespace) -> None:
     from mmrl.policies.text.write.generate import LOOK_EVERY, LocalGenerator
 
     torch.set_num_threads(1)
-    dtype = "bfloat16" if "bfloat16" in args.side else "float32"
+    dtype = "bfloat16" if "bits" in args.side or "bfloat16" in args.side else "float32"
     lora = LoraSettings(rank=4, alpha=8) if "lora" in args.side else None
     sampling = Sampling(max_new_tokens=args.tokens)
-    policy = TextPolicy(TextPolicyConfig(args.model, dtype=dtype, lora=lora, sampling=sampling))
+    weights = "nf4" if "bits" in args.side else "float"
+    policy = TextPolicy(TextPolicyConfig(args.model, dtype=dtype, lora=lora, weights=weights, sampling=sampling))
     rows = list(range(args.rows))
     work = LocalGenerator(policy).generation(
         [policy.encode(Prompt("p", "what is it?"))], [0 for _ in rows], [(0, i) for i in rows], sampling
@@ -110,7 +115,7 @@ def main() -> None:
     if args.side:
         side(args)
         return
-    model = deep_model(args.layers, Path(tempfile.mkdtemp()) / "model")
+    model = deep_model(args.layers, Path(tempfile.mkdtemp()) / "model") if args.folder is None else str(args.folder.resolve())
     words = [f"--tokens={args.tokens}", f"--rows={args.rows}", f"--model={model}"]
     environment = os.environ | {"PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
     found: dict[str, list[dict[str, dict[str, Any]]]] = {kind: [] for kind in args.kinds}

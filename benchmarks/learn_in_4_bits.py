@@ -1,6 +1,7 @@
 """Do adapters beside weights in 4 bits learn as adapters beside the weights as they are?
 
     python benchmarks/learn_in_4_bits.py pairs.jsonl --tasks t2i grounding --seeds 0 1 2 3 4 5 6 7
+    python benchmarks/learn_in_4_bits.py few.jsonl --seeds 0 --short          every part is a few steps long: does it run?
 
 Both sides of a pair have the same model, seed, data and noise. Every finished run is a line of the file, and is not made again,
 so that a command which was stopped goes on where it was. At the end: a table, and the 95 % interval of the mean difference.
@@ -23,7 +24,7 @@ from mmrl.app.commands import demo
 SEEDS = range(8)
 T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 """Number of pairs -> the 97.5 % quantile of Student's t."""
-SHORT = ("evaluate_every=0", "save_every=0", "samples_every=0", "optimizer.lr_schedule=linear")
+USUAL = ("evaluate_every=0", "save_every=0", "samples_every=0", "optimizer.lr_schedule=linear")
 TASKS = {
     "t2i": ("eval/total", ("steps=40", "evaluation.num_samples=32")),
     "grounding": (
@@ -36,6 +37,11 @@ TASKS = {
     ),
 }
 """Demo -> the number of held-out prompts that is compared, and what differs from the demo."""
+FEW = {
+    "t2i": ("steps=1", "evaluation.num_samples=1"),
+    "grounding": ("steps=1", "prompts_per_step=2", "evaluation.num_prompts=4", "evaluation.data.size=4"),
+}
+"""Demo -> what is less in a run that only shows that all works."""
 SIDES = {"float": (), "nf4": ("policy.weights=nf4",)}
 Outcome = tuple[float, float]
 """A number before and after training."""
@@ -43,11 +49,12 @@ Key = tuple[str, int, str]
 """Task, seed and side."""
 
 
-def outcome(task: str, folder: Path, seed: int, side: str) -> Outcome:
-    """The number before and after training the model that was taught with seed 0."""
+def outcome(task: str, folder: Path, seed: int, side: str, short: bool = False) -> Outcome:
+    """The number before and after training the model that was taught with seed 0; `short`: as `demo.run` means it."""
     name, settings = TASKS[task]
-    model = f"policy.model={str(demo.taught_model(task, 0))!r}"
-    run = demo.run(task, folder, seed=seed, overrides=[*SHORT, *settings, *SIDES[side], model])
+    model = f"policy.model={str(demo.taught_model(task, 0, short))!r}"
+    words = [*USUAL, *settings, *SIDES[side], model, *(FEW[task] if short else ())]
+    run = demo.run(task, folder, seed, words, short)
     lines = [json.loads(line) for line in run.metrics_file.read_text(encoding="utf-8").splitlines()]
     found = [line[name] for line in lines if name in line]
     return found[0], found[-1]
@@ -60,14 +67,14 @@ def read(file: Path) -> dict[Key, Outcome]:
     return {(row["task"], row["seed"], row["side"]): (row["before"], row["after"]) for row in rows}
 
 
-def collect(file: Path, tasks: Iterable[str], seeds: Iterable[int]) -> dict[Key, Outcome]:
+def collect(file: Path, tasks: Iterable[str], seeds: Iterable[int], short: bool = False) -> dict[Key, Outcome]:
     """All runs of these tasks and seeds: those in the file, and the others, which are written to it one by one."""
     found = read(file)
     for task, seed, side in [(task, seed, side) for seed in seeds for task in tasks for side in SIDES]:
         if (task, seed, side) in found:
             continue
         with TemporaryDirectory() as folder:
-            before, after = outcome(task, Path(folder) / "run", seed, side)
+            before, after = outcome(task, Path(folder) / "run", seed, side, short)
         row = {"task": task, "seed": seed, "side": side, "before": before, "after": after}
         with file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
@@ -107,9 +114,10 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS], default=[*TASKS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[*SEEDS])
+    parser.add_argument("--short", action="store_true")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    found = collect(chosen.file, chosen.tasks, chosen.seeds)
+    found = collect(chosen.file, chosen.tasks, chosen.seeds, chosen.short)
     print("\n\n".join(table(found, task) for task in chosen.tasks))
 
 

@@ -31,7 +31,19 @@ VARIETY = """def variety(group):
     return [len(set(sample.text)) / 100 for sample in group.samples]
 """
 """A reward that tells the texts of random weights apart, so that every row trains."""
-COMMANDS = ("plan", "check", "train", "resume", "export", "merge")
+COMMANDS = ("plan", "load", "check", "train", "resume", "export", "merge")
+LOAD = """
+import sys
+from mmrl.app.config import run
+from mmrl.policies.shared.quantized.layer import nf4_layers
+from mmrl.policies.text.policy import TextPolicy
+net = TextPolicy(run.load(sys.argv[1], sys.argv[2:]).config.policy).net
+layers = dict(nf4_layers(net))
+linear, held = sum(layer.size for layer in layers.values()), sum(layer.num_bytes for layer in layers.values())
+rest = sum(x.numel() * x.element_size() for x in net.parameters()) - sum(layer.weight.numel() for layer in layers.values())
+print(f"{held / 2**30:.2f} GiB for {linear} weights in 4 bits, {held / linear:.4f} bytes a weight; {rest / 2**30:.2f} GiB beside")
+"""
+"""A model that writes is loaded, and no more: what its weights take."""
 AT_MOST = re.compile(r"at most\s+([\d.]+) (GiB|MiB)")
 
 
@@ -87,14 +99,16 @@ class Bench:
     folder: Path
     small: bool
     most: float
+    changes: Sequence[str] = ()
+    """Words of the config, after the shape's own."""
     lines: list[str] = field(default_factory=list[str])
     planned: float = 0.0
     """Bytes that `mmrl plan` said."""
 
-    def run(self, what: str, *words: str, planned: bool = False) -> Use:
-        """Run a command of mmrl, and note what it took."""
+    def run(self, what: str, *words: str, planned: bool = False, code: Sequence[str] = ("-m", "mmrl")) -> Use:
+        """Run a command of mmrl or other code, and note what it took."""
         log = self.folder / f"{re.sub('[^a-z]+', '-', what)}.log"
-        use = watch([sys.executable, "-m", "mmrl", *words], log, self.most * GIB)
+        use = watch([sys.executable, *code, *words], log, self.most * GIB)
         said = off = ""
         if planned and self.planned:
             said, off = f"{self.planned / GIB:.2f}", f"{self.planned / use.peak - 1:+.0%}"
@@ -107,15 +121,18 @@ class Bench:
     def all(self, model: Path, rows: Sequence[str], commands: Sequence[str] = COMMANDS) -> None:
         """Plan, check, train, resume, export and merge, or some of these."""
         shape, out = self.shape, self.folder / "run"
-        words = [shape.config, f"policy.model={model}", *rows, *shape.words, *(shape.small if self.small else ())]
+        words = [shape.config, f"policy.model={model}", *rows, *shape.words, *(shape.small if self.small else ()), *self.changes]
         if "plan" in commands:
             found = AT_MOST.search(self.run("plan", "plan", *words).output)
             self.planned = 0.0 if found is None else float(found[1]) * (GIB if found[2] == "GiB" else 2**20)
+        if "load" in commands:
+            for what in ("load, codes made", "load"):
+                print(self.run(what, *words, code=("-c", LOAD)).output.splitlines()[-1])
         refused = "check" in commands and self.run("check", "check", *words, planned=True).code
         bounds = ["ratio_bound=10", "mean_ratio_bound=10"] if refused else []
-        train = [*words, *bounds, f"output={out}", "save_every=1"]
+        train = [*words, *bounds, f"output={out}", "save_every=1", f"steps={STEPS}", *self.changes]
         if "train" in commands:
-            self.run(f"train, {STEPS} steps", "train", *train, f"steps={STEPS}", planned=True)
+            self.run("train", "train", *train, planned=True)
         if "resume" in commands:
             # two: a single one has no checkpoint's copy beside it, which a plan of a whole run counts
             self.run("resume, 2 steps more", "train", f"steps={STEPS + 2}", "--resume", str(out), planned=True)
@@ -181,6 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="narrow models, to see that all commands work")
     parser.add_argument("--layers", type=int, help="of every stack, in the real width; all by default")
     parser.add_argument("--most", type=float, default=14.0, help="GiB at which a command is stopped")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="other settings of every run")
     chosen = parser.parse_args(arguments)
     folder: Path = chosen.folder.resolve()
     for kind in chosen.shapes:
@@ -191,9 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             partial = folder / f"{model.name}.partial"
             make(partial, chosen.small, None if chosen.small else chosen.layers).rename(model)
         place = folder / time.strftime(f"{kind}{cut}-%Y%m%d-%H%M%S")
-        print(f"\n{shape.title}: {shape.config} {' '.join(shape.words)}\n", flush=True)
+        print(f"\n{shape.title}: {shape.config} {' '.join((*shape.words, *chosen.set))}\n", flush=True)
         print("| command | seconds | peak GiB | of no file | plan said | off |\n|---|--:|--:|--:|--:|--:|", flush=True)
-        Bench(shape, place, chosen.small, chosen.most).all(model, rows_of(kind, place), chosen.commands)
+        Bench(shape, place, chosen.small, chosen.most, chosen.set).all(model, rows_of(kind, place), chosen.commands)
 
 
 if __name__ == "__main__":

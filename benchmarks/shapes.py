@@ -62,6 +62,7 @@ def vlm(folder: Path, name: str) -> Path:
     config = model.config.to_dict()
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in vlms.QWEN_TOKENS.items()}
     config |= {f"{key}_id": value for key, value in ids.items()} | {"tie_word_embeddings": language["tie_word_embeddings"]}
+    config["dtype"] = "bfloat16"
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
     config["text_config"] = {"model_type": config["text_config"]["model_type"], **towers["text_config"], **language, **ends}
     vision = {**towers["vision_config"], "out_hidden_size": language["hidden_size"]}

@@ -40,14 +40,14 @@ TEXT = [
 KINDS: dict[str, tuple[str, list[str]]] = {
     "text": ("tiny/image", [*EVERY_STEP, *SHORT, *CACHED, *MOVING, *TEXT, "data.size=7"]),
     "video": ("tiny/clips", [*EVERY_STEP, *SHORT, *CACHED, *MOVING, "policy.sampling.max_new_tokens=6", "data.size=5"]),
-    "flow": ("tiny/flow", [*EVERY_STEP, *SHORT, *MOVING, "algorithm.minibatches=2"]),
+    "flow": ("tiny/flow", [*EVERY_STEP, *SHORT, *MOVING, "algorithm.minibatches=2", "policy.weights=nf4"]),
     "ahead": (
         "tiny/flow",
         [*EVERY_STEP, SHORT[0], SHORT[1], *MOVING, "algorithm.minibatches=2", "ahead=2", "cluster.samplers=1"],
     ),
 }
 """Config and overrides: averaged weights, an adapter, a moving learning rate, shuffled minibatches, several epochs of data;
-`ahead`: drawn by a process beside the trainer."""
+`flow`: beside weights in 4 bits; `ahead`: drawn by a process beside the trainer."""
 SUITE = ("text", "video", "flow")
 """The kinds that the test suite kills; in the others every attempt loads a model twice."""
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.real_size import SHAPES, Bench, memory_of, rows_of, watch
+from benchmarks.real_size import LOAD, SHAPES, Bench, memory_of, rows_of, watch
 from benchmarks.shapes import vlm_with_weights
 from mmrl.app.planning.memory import GIB
+from mmrl.tiny.text.vlms import build
 
 
 @pytest.mark.slow
@@ -17,7 +18,7 @@ def test_a_narrow_model_is_planned_trained_and_merged(tmp_path: Path, capsys: py
     bench = Bench(SHAPES["vlm"], place, small=True, most=4.0)
     bench.all(model, rows_of("vlm", place), ("plan", "train", "merge"))
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in bench.lines]
-    assert [line[0] for line in lines] == ["plan", "train, 2 steps", "export --merge"]
+    assert [line[0] for line in lines] == ["plan", "train", "export --merge"]
     planned, peak = float(lines[1][4]), float(lines[1][2])
     # what narrow models take is the libraries, which the plan found in its own process
     assert peak / 2 < planned < 2 * peak
@@ -38,3 +39,12 @@ def test_memory_of_a_process_is_read_and_of_none_is_0():
         process.stdin.close()
     assert 0 < own <= highest
     assert memory_of(process.pid) == (0, 0)
+
+
+def test_what_weights_in_4_bits_take_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Two layers of q and o (32 x 32), k and v (32 x 16), and three matrices of 32 x 64; small blocks have large scales."""
+    words = [f"policy.model={build('qwen2_5_vl', tmp_path / 'model')}", "policy.weights=nf4", "policy.lora.rank=2"]
+    monkeypatch.setattr(sys, "argv", ["-c", "tiny/image", *words])
+    exec(LOAD, {})
+    said = capsys.readouterr().out
+    assert f" for {2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)} weights in 4 bits, 0.5" in said and " GiB beside" in said

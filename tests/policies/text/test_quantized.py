@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from mmrl.app.modality.merge import merge_adapter
-from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.readings import REF_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import Nf4Linear, digest, nf4_layers
 from mmrl.policies.text.engine_settings import EngineConfig
@@ -54,12 +54,15 @@ def rounded(folder: str, policy: TextPolicy, target: Path) -> str:
 
 @pytest.mark.parametrize("family", [one for one in EVERY if "qwen3_5_moe" not in str(one)])
 def test_reads_writes_and_learns_as_the_rounded_model(tiny, family, tmp_path):
-    policy = in_4_bits(tiny(family))
-    twin = with_adapter(make(rounded(tiny(family), policy, tmp_path / "rounded"), lora=LORA))
+    policy = in_4_bits(tiny(family), shadows=("ref",))
+    bare = rounded(tiny(family), policy, tmp_path / "rounded")
+    twin = with_adapter(make(bare, lora=LORA))
     rollouts = policy.rollout(mixed())
     torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], logprobs(policy, rollouts).detach(), atol=FP32_BOUND, rtol=0)
     torch.testing.assert_close(logprobs(policy, rollouts), logprobs(twin, rollouts), atol=1e-6, rtol=0)
     assert relative_difference(gradients(policy, rollouts), gradients(twin, rollouts)) < 1e-6
+    reference = policy.read(rollouts.trace, [REF_LOGPROBS], rollouts.action_mask)[REF_LOGPROBS]
+    torch.testing.assert_close(reference, logprobs(make(bare), rollouts).detach(), atol=1e-6, rtol=0)
     with torch.no_grad():
         assert (logprobs(make(tiny(family), lora=LORA), rollouts) - logprobs(twin, rollouts)).abs().max() > 1e-3, "4 bits round"
 
@@ -86,6 +89,17 @@ def test_vision_and_head_stay_as_they_are_unless_vision_is_named(tiny):
     both = in_4_bits(tiny("qwen2_5_vl"), quantized=QuantizedSettings(("language", "vision")))
     assert {name for name, _ in nf4_layers(both.net.model)} > set(named)
     assert not isinstance(both.net.model.get_output_embeddings(), Nf4Linear)
+
+
+def test_adapters_of_frozen_layers_do_not_train(tiny):
+    def trained(policy: TextPolicy) -> set[str]:
+        return {name for name, weight in policy.net.model.named_parameters() if weight.requires_grad}
+
+    whole, part = (trained(in_4_bits(tiny("qwen3_vl"), freeze=freeze)) for freeze in ((), ("layers:0-0",)))
+    assert part and whole - part == {name for name in whole if ".layers.0." in name}
+    assert part == trained(make(tiny("qwen3_vl"), lora=LORA, freeze=("layers:0-0",)))
+    with pytest.raises(ValueError, match=r"policy.freeze = \['language'\] leaves nothing to train"):
+        in_4_bits(tiny("qwen3_vl"), freeze=("language",))
 
 
 def test_an_adapter_goes_on_beside_the_same_codes_alone(tiny, tmp_path):

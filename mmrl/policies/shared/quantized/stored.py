@@ -135,7 +135,7 @@ def read_codes(name: str, read: Mapping[str, Read]) -> Codes:
     blocks = -(-rows * columns // BLOCK)
     codes, scales, own = part("").flatten(), part(".absmax").flatten(), part(".quant_map")
     double = f"{name}.nested_absmax" in read
-    units, offset = scales.new_zeros(0, dtype=torch.float32), torch.tensor(0.0, device="cpu")
+    units, offset = scales.new_zeros(0, dtype=torch.float32), torch.tensor(0.0, dtype=torch.float32, device="cpu")
     if double:
         units, offset = part(".nested_absmax").flatten(), offset_of(name, read)
     sizes = (codes.numel(), scales.numel(), units.numel())
@@ -158,7 +158,7 @@ def offset_of(name: str, read: Mapping[str, Read]) -> Tensor:
     offset = said.get("nested_offset")
     if not isinstance(offset, int | float):
         raise ValueError(f"{name}{STATE} says no nested_offset, without which its scales mean nothing: {REMEDY}")
-    return torch.tensor(float(offset), device="cpu")
+    return torch.tensor(float(offset), dtype=torch.float32, device="cpu")
 
 
 def tensors_of(name: str, codes: Codes, shape: Sequence[int], dtype: torch.dtype) -> dict[str, Tensor]:

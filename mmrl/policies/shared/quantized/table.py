@@ -24,7 +24,7 @@ NF4 = (
 
 @cache
 def nf4() -> Float[Tensor, " 16"]:
-    return torch.tensor(NF4, device="cpu")
+    return torch.tensor(NF4, dtype=torch.float32, device="cpu")
 
 
 @cache
@@ -42,10 +42,10 @@ def dynamic() -> Float[Tensor, " 256"]:
     """
     found = [0.0, 1.0]
     for exponent in range(7):
-        edges = torch.linspace(0.1, 1, 2**exponent + 1, device="cpu")
+        edges = torch.linspace(0.1, 1, 2**exponent + 1, dtype=torch.float32, device="cpu")
         middles = (10.0 ** (exponent - 6) * ((edges[:-1] + edges[1:]) / 2)).tolist()
         found += [*middles, *(-one for one in middles)]
-    return torch.tensor(sorted(found), device="cpu")
+    return torch.tensor(sorted(found), dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,8 @@ def dequantize(found: Codes, size: int, dtype: torch.dtype) -> Float[Tensor, " s
         if not scale.is_floating_point():
             units = found.units[start // (BLOCK * SCALES) : -(-last // SCALES)].repeat_interleave(SCALES)[: last - first]
             scale = steps[scale.int()] * units + found.offset
-        values = pair[found.codes[start // 2 : -(-end // 2)].int()].flatten()
+        # both values of a byte are looked up as one number of 8 bytes
+        values = pair.view(torch.int64)[:, 0].index_select(0, found.codes[start // 2 : -(-end // 2)].int()).view(torch.float32)
         out[start:end] = (in_blocks(values, BLOCK) * scale[:, None]).flatten()[: end - start]
     return out
 

@@ -102,6 +102,12 @@ class PackedMask:
     def obeyed(self, count: int) -> None:
         self.packed.obeyed = count
 
+    def __getitem__(self, part: tuple[slice, ...]) -> "PackedMask":
+        """Itself for all queries, which Gemma 4's layers without keys of their own cut it to; TypeError for fewer."""
+        if any(piece.start or piece.stop is not None for piece in part):
+            raise TypeError("some queries of a packed row are asked for alone: set policy.prefix = 'repeated'")
+        return self
+
     def causal(self, before: int, count: int, device: torch.device) -> Bool[Tensor, "q k"]:
         """Which of `before + count` tokens the last `count` see; made once for all layers."""
         if (before, count) not in self.lower:

@@ -15,11 +15,12 @@ from mmrl.policies.shared.quantized import kept
 from mmrl.policies.shared.quantized.kept import RECORD, Recipe, description, is_whole
 from mmrl.policies.shared.quantized.layer import base_of, digest
 from mmrl.policies.shared.quantized.stored import files_in, read_codes, tensors_in
-from mmrl.policies.shared.quantized.table import quantize
+from mmrl.policies.shared.quantized.table import dynamic, nf4, pairs, quantize
 from mmrl.tiny.flow.pipelines import build
 from tests.app.modality.test_merge import RealBytes
 from tests.policies.flow.test_in_4_bits import in_4_bits as drawing
 from tests.policies.text.test_quantized import in_4_bits
+from tests.support.stored_codes import change_weights
 
 
 @pytest.fixture
@@ -49,6 +50,23 @@ def test_the_second_start_reads_what_the_first_wrote(tiny, family: str, cache: P
     assert (entry / "tokenizer.json").is_file() and "visual" not in json.loads((entry / "config.json").read_text())
     monkeypatch.undo()
     assert digest(in_4_bits(tiny(family)).net.model) == digest(first.net.model), "the same as without a cache"
+
+
+def test_weights_in_bfloat16_have_the_same_codes_at_every_start(
+    tiny, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """transformers makes numbers of the weights' type while it loads, where offsets and tables must be as they are."""
+    folder = tmp_path / "narrow"
+    shutil.copytree(tiny("qwen3_vl"), folder)
+    change_weights(folder, lambda found: {name: weight.bfloat16() for name, weight in found.items()})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    first = digest(in_4_bits(str(folder)).net.model)
+    for table in (nf4, pairs, dynamic):
+        table.cache_clear()
+    assert len(entries(cache)) == 1 and digest(in_4_bits(str(folder)).net.model) == first
+    monkeypatch.undo()
+    assert digest(in_4_bits(str(folder)).net.model) == first, "the same as without a cache"
 
 
 def test_parts_of_a_pipeline_are_kept_apart(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,7 @@
 """Files that bitsandbytes 0.50.2 wrote (bitsandbytes.safetensors) are read bit for bit, and written alike."""
 
 import json
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,13 +18,25 @@ from mmrl.policies.shared.quantized.stored import (
     tensors_of,
     weights_in,
 )
-from mmrl.policies.shared.quantized.table import dequantize
+from mmrl.policies.shared.quantized.table import dequantize, dynamic, nf4, pairs
 
 GOLD = Path(__file__).parent / "bitsandbytes.safetensors"
 """Normal numbers times .05 of 48 x 128, 20 x 72, 300 x 64 and, with scales in float32, 16 x 128 weights; fourth rows are 0."""
 READ = tensors_in([GOLD])
 
 
+@pytest.fixture(params=["float32", "bfloat16"])
+def usual(request: pytest.FixtureRequest) -> Iterator[None]:
+    """torch's usual type, which transformers sets to a model's own while it loads; no table was made before."""
+    for made in (nf4, pairs, dynamic):
+        made.cache_clear()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, request.param))
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("usual")
 @pytest.mark.parametrize("name", weights_in(READ))
 def test_values_are_those_that_bitsandbytes_makes(name: str):
     with safe_open(GOLD, framework="pt") as file:

@@ -2,16 +2,20 @@
 
 import pytest
 import torch
+from transformers.masking_utils import causal_mask_function
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families.base import parameters_of
 from mmrl.policies.text.families.generic import COUNTS, Generic
+from mmrl.policies.text.packed.attention import Packed, PackedMask
 from mmrl.policies.text.policy import Sampling
+from mmrl.tiny.text import by_rule
 from tests.support.text_policies import (
     FP32_BOUND,
     LATE,
+    gradients,
     ids_of,
     logprobs,
     make,
@@ -20,6 +24,7 @@ from tests.support.text_policies import (
     plain_logprobs,
     plain_model,
     prompts,
+    relative_difference,
     text_trace,
 )
 
@@ -36,6 +41,22 @@ def test_sampled_read_again_and_transformers_alone_agree(tiny, family):
     for expected in (logprobs(policy, rollouts), plain_logprobs(tiny(family), policy, rollouts)):
         torch.testing.assert_close(noted, expected.detach(), atol=FP32_BOUND, rtol=0)
     policy.audit(rollouts)
+
+
+def test_layers_without_keys_of_their_own_read_packed_rows_alike(tmp_path):
+    """The later layers of Gemma 4 E4B take the keys of earlier ones, and cut masks to the queries whose logits are asked for."""
+    folder, kinds = str(tmp_path / "gemma4"), ["sliding_attention", "full_attention"] * 2
+    for part in by_rule.gemma4(num_hidden_layers=4, num_kv_shared_layers=2, layer_types=kinds, global_head_dim=16):
+        part.save_pretrained(folder)
+    packed, repeated = (make(folder, prefix=prefix) for prefix in ("packed", "repeated"))
+    checked = make(folder, prefix="packed", gradient_checkpointing=True)
+    rollouts = packed.rollout(mixed())
+    for other in (repeated, checked):
+        torch.testing.assert_close(logprobs(packed, rollouts), logprobs(other, rollouts), atol=FP32_BOUND, rtol=0)
+        assert relative_difference(gradients(packed, rollouts), gradients(other, rollouts)) < 1e-4
+    torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], logprobs(packed, rollouts).detach(), atol=FP32_BOUND, rtol=0)
+    with pytest.raises(TypeError, match="some queries of a packed row are asked for alone"):
+        PackedMask(Packed(()), causal_mask_function, False)[:, :, -1:]
 
 
 @pytest.mark.parametrize("family", ["gemma4", "muse_glimmer"])
