@@ -60,6 +60,9 @@ FAMILIES = {
     "FLUX.1": "flux",
     "Qwen-Image": "qwen_image",
     "Z-Image": "z_image",
+    "Krea-2": "krea2",
+    "Chroma": "chroma",
+    "Lumina-Image": "lumina2",
     "FLUX.2-dev": "flux2",
     "FLUX.2-klein": "flux2_klein",
     "Sana": "sana",
@@ -82,7 +85,8 @@ def test_there_are_configs_for_both_families_and_sizes():
     shown = {configs.load(name).table.values["algorithm"]["preset"] for name in VIDEO}
     assert shown == {"temp_samp_r1", "tw_grpo", "reg_grpo", "grpo", "urpa"}
     assert {family(configs.load(name).config.policy.model) for name in T2I} == {
-        *("sd3", "flux", "qwen_image", "z_image", "flux2", "flux2_klein", "sana", "sd15", "sdxl")
+        *("sd3", "flux", "qwen_image", "z_image", "flux2", "flux2_klein", "sana", "sd15", "sdxl"),
+        *("krea2", "chroma", "lumina2"),
     }
 
 

@@ -39,6 +39,7 @@ ALONE = sorted(SMALL.keys() - {"diffusion_opd"})
 FAMILIES = {"sd3": 3, "flux": 24, "qwen_image": 40}
 """Family -> max_prompt_tokens of its tiny pipeline."""
 LATE_FAMILIES = {"z_image": 40, "flux2": 128, "flux2_klein": 40, "sana": 24, "sd15": 77, "sdxl": 77}
+LATE_FAMILIES |= {"krea2": 40, "chroma": 24, "lumina2": 200}
 """The newer ones, and Stable Diffusion's older ones."""
 
 

@@ -58,6 +58,9 @@ CASES = {
         RolloutPlan((StepPlan(DPM2()),) * STEPS),
         1e-4,
     ),
+    "krea2": Case("krea2", 4.0, tokens(40, guidance_scale=3.0), {"max_prompt_tokens": 40}),
+    "chroma": Case("chroma", 3.0, tokens(24, guidance_scale=3.0), {"max_prompt_tokens": 24}),
+    "lumina2": Case("lumina2", 3.0, tokens(200, guidance_scale=3.0), {"max_prompt_tokens": 200}),
     "sd15": Case("sd15", 3.0, {"guidance_scale": 3.0}, bound=1e-4),
     "sdxl": Case("sdxl", 3.0, {"guidance_scale": 3.0}, bound=1e-4),
 }
@@ -72,9 +75,10 @@ def policy_of(tiny: Any, case: Case, **settings: Any) -> FlowPolicy:
 
 
 def noise_of(policy: FlowPolicy, plan: RolloutPlan, count: int) -> Tensor:
-    """The initial noise of the first samples of `requests(count=1)`."""
+    """The initial noise of the first samples of `requests(count=1)`, as the pipeline takes it."""
     seeds = tuple(7 + i for i in range(count))
-    return SeededNoise(plan, (1,) * count, seeds, policy.family.latent_shape)(0, torch.arange(count))
+    noise = SeededNoise(plan, (1,) * count, seeds, policy.family.latent_shape)(0, torch.arange(count))
+    return policy.family.pack(noise) if policy.family.packed else noise
 
 
 @torch.no_grad()

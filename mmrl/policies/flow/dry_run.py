@@ -63,7 +63,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
             put_layers(network, linear_names(network), config.quantized.double)
     for part in (vae, *networks.values()):
         part.requires_grad_(False).eval()
-    encoders = [name for name, part in index.items() if name.startswith("text_encoder") and part != [None, None]]
+    encoders = [name for name, part in index.items() if name.startswith("text_encoder") and isinstance(part, list) and any(part)]
     pipeline = SimpleNamespace(
         **networks,
         vae=vae,

@@ -16,7 +16,7 @@ from mmrl.policies.flow.in_4_bits import holds_codes, load_part, parts_in_4_bits
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single, pipeline_of
 from mmrl.policies.flow.teachers import add_teachers
-from mmrl.policies.flow.write.sketch import make_family, sketch_of
+from mmrl.policies.flow.write.sketch import is_number, make_family, sketch_of
 from mmrl.policies.shared.chat_templates import refuse_endless
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, switch_casts
 from mmrl.policies.shared.variants import refuse_variant, variants_in
@@ -170,6 +170,8 @@ def load_index(model: str, own: type[FlowFamily] | None = None) -> Index:
         ) from None
     family = family_of(index, model, own)
     index |= {name: [None, None] for name in family.left_out if name in index}
+    # Lists of numbers, such as the layers that Krea 2 reads, are no parts.
+    index |= {name: tuple(part) for name, part in index.items() if isinstance(part, list) and part and is_number(part)}
     refuse_odd_parts(index, family, place)
     library, name = index["scheduler"]
     with readable(f"{place} (scheduler)", model):

@@ -38,6 +38,8 @@ def fake_weights(*modules: nn.Module) -> None:
         for name, value in list(vars(module).items()):
             if isinstance(value, Tensor) and value.device.type == "meta":
                 setattr(module, name, fake(value))
+            elif isinstance(value, list) and value and all(isinstance(one, Tensor) and one.is_meta for one in value):
+                setattr(module, name, [fake(one) for one in value])
 
 
 class KnownMasks(TorchDispatchMode):

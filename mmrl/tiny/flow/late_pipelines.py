@@ -3,7 +3,18 @@
 from collections.abc import Callable
 
 from mmrl.tiny.byte_tokens import HubObject, Kwargs, byte_tokenizer
-from mmrl.tiny.flow.pipeline_parts import LATENTS, autoencoder, clip_reader, diffusers_object, halving_autoencoder, scheduler
+from mmrl.tiny.flow.pipeline_parts import (
+    HEADS,
+    LATENTS,
+    QWEN_TEMPLATE,
+    autoencoder,
+    clip_autoencoder,
+    clip_reader,
+    diffusers_object,
+    halving_autoencoder,
+    scheduler,
+    t5_tokenizer,
+)
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
 
 HIDDEN = 16
@@ -109,6 +120,105 @@ def flux2_klein(is_distilled: bool = False) -> HubObject:
     encoder = Qwen3ForCausalLM(Qwen3Config(**qwen3(tokenizer, 27)))
     parts = flux2_parts(False)
     return diffusers_object("Flux2KleinPipeline", text_encoder=encoder, tokenizer=tokenizer, is_distilled=is_distilled, **parts)
+
+
+def krea2(is_distilled: bool = False) -> HubObject:
+    """A Krea 2 with three layers of a Qwen3-VL."""
+    from transformers import Qwen3VLConfig, Qwen3VLModel
+
+    tokenizer = chat_tokenizer(QWEN_TEMPLATE, "assistant\n")
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": HIDDEN}
+    config = Qwen3VLConfig(
+        text_config={**qwen3(tokenizer, 2), "rope_parameters": rope, "pad_token_id": tokenizer.pad_token_id},
+        vision_config={**vision, "deepstack_visual_indexes": [0]},
+    )
+    transformer = diffusers_object(
+        "Krea2Transformer2DModel",
+        in_channels=4 * LATENTS,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=32,
+        timestep_embed_dim=8,
+        text_hidden_dim=HIDDEN,
+        num_text_layers=3,
+        text_num_attention_heads=2,
+        text_num_key_value_heads=1,
+        text_intermediate_size=16,
+        num_layerwise_text_blocks=1,
+        num_refiner_text_blocks=1,
+        axes_dims_rope=(4, 2, 2),
+    )
+    return diffusers_object(
+        "Krea2Pipeline",
+        transformer=transformer,
+        vae=clip_autoencoder(),
+        text_encoder=Qwen3VLModel(config),
+        tokenizer=tokenizer,
+        text_encoder_select_layers=(0, 1, 2),
+        is_distilled=is_distilled,
+        scheduler=scheduler(use_dynamic_shifting=True, max_image_seq_len=6400),
+    )
+
+
+def chroma() -> HubObject:
+    """A Chroma with a T5."""
+    from transformers import T5Config, T5EncoderModel
+
+    tokenizer = t5_tokenizer()
+    transformer = diffusers_object(
+        "ChromaTransformer2DModel",
+        in_channels=4 * LATENTS,
+        num_layers=1,
+        num_single_layers=1,
+        joint_attention_dim=32,
+        axes_dims_rope=[4, 4, 8],
+        approximator_hidden_dim=32,
+        approximator_layers=1,
+        approximator_num_channels=16,
+        **HEADS,
+    )
+    t5 = T5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    return diffusers_object(
+        "ChromaPipeline",
+        transformer=transformer,
+        vae=autoencoder(),
+        scheduler=scheduler(),
+        text_encoder=T5EncoderModel(t5),
+        tokenizer=tokenizer,
+    )
+
+
+def lumina2() -> HubObject:
+    """A Lumina-Image 2, whose pipeline expects an autoencoder that halves both sides three times."""
+    from transformers import Gemma2Config, Gemma2Model
+
+    tokenizer = byte_tokenizer({})
+    tokenizer.padding_side = "right"
+    text = Gemma2Config(**{**qwen3(tokenizer, 2), "hidden_size": 8, "head_dim": 16})
+    transformer = diffusers_object(
+        "Lumina2Transformer2DModel",
+        sample_size=4,
+        in_channels=LATENTS,
+        hidden_size=32,
+        num_layers=1,
+        num_refiner_layers=1,
+        num_attention_heads=2,
+        num_kv_heads=1,
+        multiple_of=16,
+        axes_dim_rope=[8, 4, 4],
+        cap_feat_dim=8,
+    )
+    return diffusers_object(
+        "Lumina2Pipeline",
+        transformer=transformer,
+        vae=halving_autoencoder("AutoencoderKL", 3, sample_size=16, scaling_factor=1.5, shift_factor=0.06),
+        scheduler=scheduler(shift=6.0),
+        text_encoder=Gemma2Model(text),
+        tokenizer=tokenizer,
+    )
 
 
 def sana() -> HubObject:
@@ -225,6 +335,9 @@ LATE_PIPELINES: dict[str, Callable[[], HubObject]] = {
     "flux2": flux2,
     "flux2_klein": flux2_klein,
     "sana": sana,
+    "krea2": krea2,
+    "chroma": chroma,
+    "lumina2": lumina2,
     "sd15": sd15,
     "sdxl": sdxl,
 }

@@ -12,6 +12,11 @@ CLIP_TOKENS = 32
 LATENTS = 4
 """Channels."""
 HEADS: Kwargs = {"attention_head_dim": 16, "num_attention_heads": 2}
+QWEN_TEMPLATE = (
+    "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "
+    "objects and background:\nuser\n"
+)
+"""The text that Qwen-Image writes before a prompt and cuts off again by its 34 tokens: here, too, every word must be one."""
 
 
 def diffusers_object(name: str, **settings: object) -> HubObject:
@@ -30,18 +35,32 @@ def autoencoder() -> HubObject:
     return halving_autoencoder("AutoencoderKL", sample_size=16, scaling_factor=1.5, shift_factor=0.06)
 
 
-def halving_autoencoder(name: str, **settings: object) -> HubObject:
-    """The same of a class like AutoencoderKL."""
+def halving_autoencoder(name: str, times: int = 1, **settings: object) -> HubObject:
+    """The same, `times` times, of a class like AutoencoderKL."""
     return diffusers_object(
         name,
-        block_out_channels=(8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(8,) * (times + 1),
+        down_block_types=("DownEncoderBlock2D",) * (times + 1),
+        up_block_types=("UpDecoderBlock2D",) * (times + 1),
         latent_channels=LATENTS,
         norm_num_groups=4,
         use_quant_conv=False,
         use_post_quant_conv=False,
         **settings,
+    )
+
+
+def clip_autoencoder() -> HubObject:
+    """Qwen-Image's autoencoder, which is a video's and halves both sides twice."""
+    return diffusers_object(
+        "AutoencoderKLQwenImage",
+        base_dim=8,
+        z_dim=LATENTS,
+        dim_mult=[1, 2, 2],
+        num_res_blocks=1,
+        temperal_downsample=[False, True],
+        latents_mean=[0.1, -0.1, 0.2, 0.0],
+        latents_std=[0.9, 1.1, 1.0, 1.2],
     )
 
 

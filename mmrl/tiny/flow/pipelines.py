@@ -15,7 +15,9 @@ from mmrl.tiny.flow.late_pipelines import LATE_PIPELINES
 from mmrl.tiny.flow.pipeline_parts import (
     HEADS,
     LATENTS,
+    QWEN_TEMPLATE,
     autoencoder,
+    clip_autoencoder,
     clip_reader,
     diffusers_object,
     qwen_encoder,
@@ -25,12 +27,6 @@ from mmrl.tiny.flow.pipeline_parts import (
 from mmrl.tiny.flow.wan import WAN_PIPELINES
 from mmrl.tiny.text.vlms import draw_weights
 from mmrl.tiny.tokenizer import qwen_tokenizer
-
-QWEN_TEMPLATE = (
-    "system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, spatial relationships of the "
-    "objects and background:\nuser\n"
-)
-"""The text that Qwen-Image writes before a prompt and cuts off again by its 34 tokens: here, too, every word must be one."""
 
 
 def build(family: str, folder: Path, seed: int = 0) -> Path:
@@ -120,16 +116,6 @@ def flux() -> HubObject:
 def qwen_image() -> HubObject:
     """A Qwen-Image: Qwen2.5-VL reads the prompt, the autoencoder is a video's, and steps end at sigma 0.02."""
     tokenizer = qwen_tokenizer([QWEN_TEMPLATE], num_tokens=500)
-    vae = diffusers_object(
-        "AutoencoderKLQwenImage",
-        base_dim=8,
-        z_dim=LATENTS,
-        dim_mult=[1, 2, 2],
-        num_res_blocks=1,
-        temperal_downsample=[False, True],
-        latents_mean=[0.1, -0.1, 0.2, 0.0],
-        latents_std=[0.9, 1.1, 1.0, 1.2],
-    )
     transformer = diffusers_object(
         "QwenImageTransformer2DModel",
         patch_size=2,
@@ -144,7 +130,7 @@ def qwen_image() -> HubObject:
         "QwenImagePipeline",
         transformer=transformer,
         scheduler=scheduler(use_dynamic_shifting=True, shift_terminal=0.02),
-        vae=vae,
+        vae=clip_autoencoder(),
         text_encoder=qwen_encoder(tokenizer),
         tokenizer=tokenizer,
     )

@@ -15,15 +15,23 @@ from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift
 from mmrl.policies.flow import loading
+from mmrl.policies.flow.families.flux import Chroma
 from mmrl.policies.flow.families.flux2 import Flux2
+from mmrl.policies.flow.families.krea2 import Krea2
 from mmrl.policies.flow.families.sana import Sana
 from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
-from mmrl.policies.flow.families.z_image import ZImage
+from mmrl.policies.flow.families.z_image import Lumina2, ZImage
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from tests.support.flow_policies import LORA, requests
-from tests.support.late_families import CASES, gap, policy_of
+from tests.support.late_families import CASES, Case, gap, policy_of
 
 VELOCITY, ENCODE = ZImage.velocity, StableDiffusionXL.encode
+READ, TOLD, PLACES = Chroma.encode, Lumina2.encode, Krea2._places
+
+
+def whole(condition: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Without a difference between tokens and padding."""
+    return {**condition, "mask": torch.ones_like(condition["mask"])}
 
 
 def without_size(family: object, prompts: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -46,6 +54,16 @@ FACTS: dict[str, tuple[str, type, str, Any]] = {
     "tokens in another order": ("flux2", Flux2, "pack", lambda self, x: x.transpose(2, 3).flatten(2).transpose(1, 2)),
     "an even table": ("sana", Sana, "spacing", lambda self: LinearShift(3.0)),
     "no instruction": ("sana", Sana, "instruction", None),
+    "columns before rows": ("krea2", Krea2, "_places", lambda self, *rest: PLACES(self, *rest)[:, [0, 2, 1]]),
+    "padding is seen in full": ("chroma", Chroma, "encode", lambda self, *rest: whole(READ(self, *rest))),
+    "FLUX.1's dynamic shift": ("chroma", Chroma, "spacing", lambda self: DynamicShift()),
+    "the norm is not kept": ("lumina2", Lumina2, "keep_norm", False),
+    "no prompt has the instruction too": (
+        "lumina2",
+        Lumina2,
+        "encode",
+        lambda self, text, device: TOLD(self, text or " ", device),
+    ),
     "noise is not scaled": ("sd15", StableDiffusion, "start", lambda self, noise, sigma: noise),
     "the end is not scaled back": ("sd15", StableDiffusion, "finish", lambda self, x, sigma: x),
     "no prompt is no zeros": ("sdxl", StableDiffusionXL, "encode", lambda self, text, device: ENCODE(self, f"{text} ", device)),
@@ -70,6 +88,24 @@ def test_z_images_sigmas_are_its_pipelines_bit_for_bit(tiny, steps):
     pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tiny(case.model))
     pipeline("a cat", 32, 32, num_inference_steps=steps, guidance_scale=0.0, max_sequence_length=64, output_type="latent")
     assert torch.equal(policy_of(tiny, case).sigmas(evaluation_plan(steps)), pipeline.scheduler.sigmas)
+
+
+def test_a_distilled_krea_2_is_its_pipeline(tiny, tmp_path):
+    """One shift for all sizes, and no guidance unless asked for."""
+    folder = changed(tiny, tmp_path, "krea2/model_index.json", {"is_distilled": True})
+    case = Case("krea2", 1.0, {"guidance_scale": 0.0, "max_sequence_length": 40})
+    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(folder)
+    policy = FlowPolicy(FlowPolicyConfig(folder, 32, 32, max_prompt_tokens=40))
+    assert gap(policy, case, pipeline) < case.bound
+    torch.testing.assert_close(policy.sigmas(evaluation_plan(4)), pipeline.scheduler.sigmas, atol=2e-7, rtol=0)
+
+
+def test_sigmas_of_a_beta_distribution_are_refused(tiny, tmp_path):
+    folder = changed(tiny, tmp_path, f"chroma/{SCHEDULER}", {"use_beta_sigmas": True})
+    policy = FlowPolicy(FlowPolicyConfig(folder, 16, 16, max_prompt_tokens=24))
+    with pytest.raises(ValueError, match="use_beta_sigmas, and its sigmas cannot be reproduced here"):
+        policy.sigmas(evaluation_plan(4))
+    assert policy.sigmas(evaluation_plan(4, LinearShift(1.0))).tolist() == [1.0, 0.75, 0.5, 0.25, 0.0]
 
 
 @pytest.mark.parametrize("eta", [0.3, 1.0])
@@ -116,6 +152,7 @@ SCHEDULER = "scheduler/scheduler_config.json"
     ("part", "change", "settings", "message"),
     [
         ("flux2_klein/model_index.json", {"is_distilled": True}, {"guidance": 4.0}, "distilled FLUX.2-klein, which is drawn"),
+        ("krea2/model_index.json", {"is_distilled": True}, {"guidance": 4.0}, "distilled Krea 2, which is drawn"),
         (f"sana/{SCHEDULER}", {"use_flow_sigmas": False}, {}, "does not follow flow matching"),
         (f"sd15/{SCHEDULER}", {"beta_schedule": "squaredcos_cap_v2"}, {}, "noise schedule .* is not known here"),
         (f"sd15/{SCHEDULER}", {"rescale_betas_zero_snr": True}, {}, "zero terminal signal"),

@@ -44,12 +44,16 @@ Tiny = Callable[[str], str]
 NFT = Forward(num_steps=4, times=TimeSampler("rollout", count=3)).at(0)
 EVERY = {**PLANS, "nft": NFT}
 TOKENS = {**PROMPT_TOKENS, "z_image": 64, "flux2": 160, "flux2_klein": 64, "sana": 48, "wan": 24, "wan_5b": 24}
+TOKENS |= {"krea2": 40, "chroma": 24, "lumina2": 200}
 SIZES: list[Size | None] = [None, (32, 16), (16, 32)]
 """Of the three prompts; of the same number of tokens, so that only the size tells their latents apart where these are packed."""
 OF_WAN: list[Size | None] = [None, (64, 32), (32, 64)]
 WAYS = [("sd3", plan) for plan in ("flow_grpo", "tree", "branches", "nft")]
 WAYS += [("flux", plan) for plan in ("flow_grpo", "mix", "nft")] + [("qwen_image", "flow_grpo")]
-WAYS += [(family, "flow_grpo") for family in ("z_image", "flux2", "sana", "sd15", "sdxl", "wan", "wan_5b")]
+WAYS += [
+    (family, "flow_grpo")
+    for family in ("z_image", "flux2", "sana", "sd15", "sdxl", "wan", "wan_5b", "krea2", "chroma", "lumina2")
+]
 
 
 def sized(prompt: Prompt, size: Size | None) -> Prompt:

@@ -14,7 +14,7 @@ from mmrl.policies.flow.policy import FlowPolicy
 from tests.support.flow_policies import FAMILIES, make
 from tests.support.late_families import CASES, policy_of
 
-LATE = ("z_image", "flux2", "flux2_klein")
+LATE = ("z_image", "flux2", "flux2_klein", "krea2", "chroma", "lumina2")
 OTHERWISE = ("sana", "sd15", "sdxl")
 """Their pipelines take other steps."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor, nn
 
@@ -15,10 +15,11 @@ from mmrl.flow.dynamics import name_of
 from mmrl.flow.dynamics.sde import EulerMaruyama
 from mmrl.flow.path import nearest_multiple, no_longer_than, velocity_with_guidance
 from mmrl.flow.plan import RolloutPlan
-from mmrl.flow.sigmas import LinearShift, Spacing, spacing_of
+from mmrl.flow.sigmas import LinearShift, Spacing, StaticShift, spacing_of
 from mmrl.policies.flow.families.facts import EULER, FamilyFacts
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Grid, Size, own_size
+from mmrl.runtime.tensors import to_device
 
 Pipeline = Any
 """A pipeline of diffusers, whose parts have no types."""
@@ -169,10 +170,8 @@ class FlowFamily(FamilyFacts):
     def spacing(self) -> Spacing:
         """How the pipeline spaces its steps: diffusers gives these families an even grid and shifts it."""
         scheduler = self.pipeline.scheduler
-        config = scheduler.config
-        if config.get("use_dynamic_shifting") or config.get("use_flow_sigmas"):
-            return spacing_of({**config, "_class_name": type(scheduler).__name__})
-        return LinearShift(config["shift"], listed="float64")
+        found = spacing_of({**scheduler.config, "_class_name": type(scheduler).__name__})
+        return LinearShift(found.shift, listed="float64") if isinstance(found, StaticShift) else found
 
     @property
     def is_distilled(self) -> bool:
@@ -332,3 +331,13 @@ def networks_of(pipeline: Pipeline, family: type[FlowFamily]) -> dict[str, Any]:
 
 def token_count(tokenizer: Any, text: str) -> int:
     return len(tokenizer(text).input_ids)
+
+
+def side_by_side(
+    texts: Sequence[Tensor], length: int | None = None
+) -> tuple[Float[Tensor, "n tokens ..."], Bool[Tensor, "n tokens"]]:
+    """Embeddings (tokens, ...) padded at their ends to the longest or to `length`, and a mask that is True at tokens."""
+    most = max(len(text) for text in texts) if length is None else length
+    padded = torch.stack([torch.cat([text, text.new_zeros(most - len(text), *text.shape[1:])]) for text in texts])
+    mask = torch.arange(most) < torch.tensor([len(text) for text in texts])[:, None]
+    return padded, to_device(mask, padded.device)

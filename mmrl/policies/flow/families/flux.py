@@ -1,7 +1,10 @@
 """FLUX.1: T5 tokens and CLIP's summary, packed latents, and (dev) the guidance as an input of the transformer."""
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -72,3 +75,80 @@ class Flux(FlowFamily):
         rows, columns = (torch.arange(side // 2, device=x.device, dtype=x.dtype) for side in (h, w))
         grid = torch.cartesian_prod(rows, columns).view(-1, 2)
         return torch.cat([grid.new_zeros(len(grid), 1), grid], 1)
+
+
+@dataclass(frozen=True)
+class Chroma(Flux):
+    """A FLUX.1-schnell without CLIP's summary and with guidance by a second pass: 3, as its makers draw; Flash has none.
+
+    Not supported: Chroma1-Base's own scheduler, whose sigmas follow a beta distribution.
+    """
+
+    licence = "Apache-2.0"
+    licence_read = "others"
+    usual_guidance = 3.0
+
+    @property
+    def default_guidance(self) -> float:
+        return 1.0 if self.is_distilled else self.usual_guidance
+
+    @property
+    def is_distilled(self) -> bool:
+        """Known by its name."""
+        return "flash" in str(self.pipeline.config._name_or_path).lower()
+
+    @property
+    def embeds_guidance(self) -> bool:
+        return False
+
+    def pipeline_call(self, guidance: float) -> PipelineCall | None:
+        """None below 1, where the pipeline makes one pass."""
+        arguments = {"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens}
+        return None if guidance < 1 else PipelineCall(arguments)
+
+    def encode(self, text: str, device: torch.device) -> Condition:
+        embeds, _, mask, *_ = self.pipeline.encode_prompt(
+            text, device=device, do_classifier_free_guidance=False, max_sequence_length=self.prompt_tokens
+        )
+        return {"embeds": embeds[0].cpu(), "mask": mask[0].cpu()}
+
+    def blank_condition(self, dtype: torch.dtype) -> Condition:
+        embeds = torch.zeros(max(1, self.prompt_tokens), self.config.joint_attention_dim, dtype=dtype)
+        return {"embeds": embeds, "mask": torch.ones(len(embeds), dtype=dtype)}
+
+    def count_tokens(self, text: str) -> tuple[int, int]:
+        return token_count(self.pipeline.tokenizer, text), self.prompt_tokens
+
+    def velocity(
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+    ) -> Tensor:
+        # It holds numbers, which diffusers adds to the scores: padding is seen a little, and cannot be cut.
+        mask = torch.cat([prompts["mask"], prompts["mask"].new_ones(x.shape[:2])], 1)
+        with mask_kept(transformer, mask):
+            return transformer(
+                hidden_states=x,
+                timestep=timesteps / 1000,
+                encoder_hidden_states=prompts["embeds"],
+                txt_ids=x.new_zeros(prompts["mask"].shape[1], 3),
+                img_ids=self._places(x),
+                attention_mask=mask,
+                return_dict=False,
+            )[0]
+
+
+@contextmanager
+def mask_kept(transformer: Any, mask: Tensor) -> Generator[None]:
+    """Give the mask to blocks over all tokens, which diffusers 0.42 calls without it where gradients are checkpointed."""
+    if not transformer.gradient_checkpointing:
+        yield
+        return
+    plain = transformer._gradient_checkpointing_func
+
+    def call(block: nn.Module, *inputs: Tensor) -> Any:
+        return plain(partial(block, attention_mask=mask) if len(inputs) == 3 else block, *inputs)
+
+    transformer._gradient_checkpointing_func = call
+    try:
+        yield
+    finally:
+        transformer._gradient_checkpointing_func = plain

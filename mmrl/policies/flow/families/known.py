@@ -4,9 +4,10 @@ from typing import NoReturn
 
 from mmrl.policies.flow.families.base import FlowFamily, Index
 from mmrl.policies.flow.families.facts import EULER
-from mmrl.policies.flow.families.flux import Flux
+from mmrl.policies.flow.families.flux import Chroma, Flux
 from mmrl.policies.flow.families.flux2 import Flux2, Flux2Klein
 from mmrl.policies.flow.families.kontext import Kontext
+from mmrl.policies.flow.families.krea2 import Krea2
 from mmrl.policies.flow.families.qwen_edit import QwenImageEdit
 from mmrl.policies.flow.families.qwen_image import QwenImage
 from mmrl.policies.flow.families.sana import Sana
@@ -14,7 +15,7 @@ from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
 from mmrl.policies.flow.families.wan.image import WanFirstLatent, WanImage
 from mmrl.policies.flow.families.wan.text import Wan
-from mmrl.policies.flow.families.z_image import ZImage
+from mmrl.policies.flow.families.z_image import Lumina2, ZImage
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 
 FAMILIES: dict[str, type[FlowFamily]] = {
@@ -29,6 +30,9 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "StableDiffusionPipeline": StableDiffusion,
     "StableDiffusionXLPipeline": StableDiffusionXL,
     "QwenImageEditPlusPipeline": QwenImageEdit,
+    "Krea2Pipeline": Krea2,
+    "ChromaPipeline": Chroma,
+    "Lumina2Pipeline": Lumina2,
     "WanPipeline": Wan,
     "WanImageToVideoPipeline": WanImage,
 }
@@ -40,12 +44,13 @@ RELATIVES = {
     "FluxKontext": "FluxKontextPipeline",
     "Flux2": "Flux2Pipeline",
     "Flux": "FluxPipeline",
-    "Chroma": "FluxPipeline",
+    "Chroma": "ChromaPipeline",
+    "Krea": "Krea2Pipeline",
     "QwenImage": "QwenImagePipeline",
     "Sana": "SanaPipeline",
     "PixArt": "SanaPipeline",
     "AuraFlow": "StableDiffusion3Pipeline",
-    "Lumina": "ZImagePipeline",
+    "Lumina": "Lumina2Pipeline",
     "ZImage": "ZImagePipeline",
     "Kolors": "StableDiffusionXLPipeline",
     "LatentConsistency": "StableDiffusionPipeline",

@@ -6,16 +6,35 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
-from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, PipelineCall, token_count
-from mmrl.runtime.tensors import to_device
+from mmrl.policies.flow.families.base import ATTENTION, Condition, FlowFamily, PipelineCall, side_by_side, token_count
 
 FEED_FORWARD = ("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2")
 
 
 @dataclass(frozen=True)
-class QwenImage(FlowFamily):
+class QwenParts(FlowFamily):
+    """Qwen-Image's texts of different length and its autoencoder, which is a video's; images have one frame."""
+
+    def collate(self, conditions: Sequence[Condition], full: bool) -> dict[str, Tensor]:
+        """Padded at the end, with a mask that is True at tokens where that is not everywhere."""
+        padded, mask = side_by_side([one["embeds"] for one in conditions], self.prompt_tokens if full else None)
+        whole = min(len(one["embeds"]) for one in conditions) == padded.shape[1]
+        return {"embeds": padded} if whole else {"embeds": padded, "mask": mask}
+
+    def normalize(self, latents: Float[Tensor, "n c 1 h w"]) -> Float[Tensor, "n c h w"]:
+        config = self.pipeline.vae.config
+        mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1) for x in (config.latents_mean, config.latents_std))
+        return (latents[:, :, 0] - mean) / std
+
+    def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
+        vae = self.pipeline.vae
+        mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
+        return vae.decode((latents * std + mean)[:, :, None], return_dict=False)[0][:, :, 0]
+
+
+@dataclass(frozen=True)
+class QwenImage(QwenParts):
     """arXiv:2508.02324. Guidance 4 against a prompt of one space. Not supported: variants that embed the guidance."""
 
     licence = "Apache-2.0"
@@ -50,18 +69,6 @@ class QwenImage(FlowFamily):
         whole = token_count(self.pipeline.tokenizer, self.pipeline.prompt_template_encode.format(text))
         return whole - self.pipeline.prompt_template_encode_start_idx, self.prompt_tokens
 
-    def collate(self, conditions: Sequence[Condition], full: bool) -> dict[str, Tensor]:
-        """Padded at the end, with a mask that is True at tokens where that is not everywhere."""
-        embeds = [condition["embeds"] for condition in conditions]
-        lengths = [len(one) for one in embeds]
-        padded = pad_sequence(embeds, batch_first=True)
-        if full:
-            padded = torch.nn.functional.pad(padded, (0, 0, 0, self.prompt_tokens - padded.shape[1]))
-        if min(lengths) == padded.shape[1]:
-            return {"embeds": padded}
-        mask = torch.arange(padded.shape[1]) < torch.tensor(lengths)[:, None]
-        return {"embeds": padded, "mask": to_device(mask, padded.device)}
-
     def velocity(
         self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
@@ -74,14 +81,3 @@ class QwenImage(FlowFamily):
             img_shapes=[[(1, h // 2, w // 2)]] * len(x),
             return_dict=False,
         )[0]
-
-    def normalize(self, latents: Float[Tensor, "n c 1 h w"]) -> Float[Tensor, "n c h w"]:
-        config = self.pipeline.vae.config
-        mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1) for x in (config.latents_mean, config.latents_std))
-        return (latents[:, :, 0] - mean) / std
-
-    def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
-        """The autoencoder is a video's; images have one frame."""
-        vae = self.pipeline.vae
-        mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
-        return vae.decode((latents * std + mean)[:, :, None], return_dict=False)[0][:, :, 0]

@@ -1,4 +1,4 @@
-"""Z-Image: Qwen3's features without padding, lists instead of batches, time towards the data, a velocity that is turned."""
+"""Z-Image and the older Lumina-Image 2: features without padding, time towards the data, a velocity that is turned."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from mmrl.flow.sigmas import LinearShift, Spacing
-from mmrl.policies.flow.families.base import Condition, FlowFamily, PipelineCall, token_count
+from mmrl.policies.flow.families.base import Condition, FlowFamily, PipelineCall, side_by_side, token_count
 from mmrl.runtime.tensors import to_device
 
 LAYERS = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
@@ -20,7 +20,7 @@ FEED_FORWARD = ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
 class ZImage(FlowFamily):
     """arXiv:2511.22699. Guidance 5 is the pipeline's 4, which adds 4 times the difference; Turbo, known by its name, has 1.
 
-    Not supported: the pipeline's cfg_normalization and cfg_truncation, which are off there too.
+    Qwen3 reads; lists stand for batches. Not supported: the pipeline's cfg_normalization and cfg_truncation, off there too.
     """
 
     licence = "Apache-2.0"
@@ -77,3 +77,56 @@ class ZImage(FlowFamily):
         # 1 - t / 1000 rounds differently, and the transformer multiplies by 1000 again.
         out = transformer(list(x[:, :, None].unbind(0)), (1000 - timesteps) / 1000, texts, return_dict=False)[0]
         return -torch.stack(list(out))[:, :, 0]
+
+
+@dataclass(frozen=True)
+class Lumina2(FlowFamily):
+    """arXiv:2503.21758: Gemma-2 reads a sentence of instruction before the prompt. Guidance 4, which keeps the norm.
+
+    Not supported: the pipeline's cfg_trunc_ratio, which is off there too.
+    """
+
+    licence = "Apache-2.0"
+    usual_guidance = 4.0
+    usual_prompt_tokens = 256
+    lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", *(f"feed_forward.linear_{i}" for i in (1, 2, 3)))
+    packed = False
+    keep_norm = True
+
+    def pipeline_call(self, guidance: float) -> PipelineCall | None:
+        """None below 1, where the pipeline makes one pass."""
+        arguments = {"guidance_scale": guidance, "max_sequence_length": self.prompt_tokens}
+        return None if guidance < 1 else PipelineCall(arguments)
+
+    def encode(self, text: str, device: torch.device) -> Condition:
+        """No prompt has no instruction."""
+        none = text == self.empty_prompt
+        found = self.pipeline.encode_prompt(
+            text, device=device, do_classifier_free_guidance=none, max_sequence_length=self.prompt_tokens
+        )
+        embeds, mask = found[2:] if none else found[:2]
+        return {"embeds": embeds[0][mask[0].bool()].cpu()}
+
+    def blank_condition(self, dtype: torch.dtype) -> Condition:
+        return {"embeds": torch.zeros(max(1, self.prompt_tokens), self.config.cap_feat_dim, dtype=dtype)}
+
+    def count_tokens(self, text: str) -> tuple[int, int]:
+        """With the instruction before the prompt."""
+        whole = f"{self.pipeline.system_prompt} <Prompt Start> {text}"
+        return token_count(self.pipeline.tokenizer, whole), self.prompt_tokens
+
+    def collate(self, conditions: Sequence[Condition], full: bool) -> dict[str, Tensor]:
+        """Padded at the end, with a mask that is True at tokens."""
+        padded, mask = side_by_side([one["embeds"] for one in conditions], self.prompt_tokens if full else None)
+        return {"embeds": padded, "mask": mask}
+
+    def velocity(
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+    ) -> Tensor:
+        return -transformer(
+            hidden_states=x,
+            timestep=1 - timesteps / 1000,
+            encoder_hidden_states=prompts["embeds"],
+            encoder_attention_mask=prompts["mask"],
+            return_dict=False,
+        )[0]
