@@ -11,7 +11,7 @@ from mmrl.policies.codes.janus import family_of
 from mmrl.policies.codes.policy import CodePolicy, as_drawing, text_settings
 from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.shared.meta_models import LiveBytes
-from mmrl.policies.text.dry_run import TextDryRun, load_meta
+from mmrl.policies.text.dry_run import LOGITS, TextDryRun, load_meta
 from mmrl.policies.text.loading import Loaded
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -45,3 +45,9 @@ class CodeDryRun(TextDryRun):
         with LiveBytes() as live:
             policy.pixels(torch.zeros(self.drawing.decode_rows, policy.family.num_codes, dtype=torch.long))
         return {**found, "decode": live.peak}
+
+    def parts_of_activations(self) -> dict[str, int]:
+        """With the logits of both passes."""
+        found = super().parts_of_activations()
+        both = self.drawing.guidance != 1 and LOGITS in found
+        return {**found, LOGITS: 2 * found[LOGITS]} if both else found

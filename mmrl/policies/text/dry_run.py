@@ -42,6 +42,9 @@ DOUBT = {"logprobs": -1.0, "entropy": 1.0}
 JOINED = "flash_meta"
 """A name with flash means to towers that cut pictures into windows: one call, given where windows begin."""
 
+LOGITS = "logits that exist at one time"
+"""A part of the memory of a forward."""
+
 
 def load_meta(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of) -> Loaded:
     """The model and its processor as `loading.load` gives them, without weights; FileNotFoundError where files are missing."""
@@ -252,7 +255,7 @@ class TextDryRun:
             vocabulary = len(self.policy.net.banned)
             rows = max(int(work.mask.sum()) for work in read.values())
             at_once = min(rows, max(1, self.policy.config.logit_chunk // vocabulary))
-            found["logits that exist at one time"] = 4 * vocabulary * at_once
+            found[LOGITS] = 4 * vocabulary * at_once
         return found
 
 

@@ -14,6 +14,7 @@ from mmrl.app.export.export import export
 from mmrl.app.fit.plan import draw_up
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
+from mmrl.policies.text.dry_run import LOGITS
 from mmrl.training.checkpoints.save import Checkpoints
 
 NAME = "tiny/token_image"
@@ -68,6 +69,7 @@ def test_a_plan_counts_both_passes_and_the_decoder():
     one, two = (draw_up(small(f"policy.guidance={guidance}")).memory for guidance in (1.0, 3.0))
     assert two.phases["update"] > 1.5 * one.phases["update"]
     assert one.phases["decode"] == two.phases["decode"] > 0
+    assert two.parts[LOGITS] == 2 * one.parts[LOGITS] > 0
 
 
 @pytest.mark.parametrize("preset", ["dapo", "gspo", "cispo", "dr_grpo", "reinforce_pp", "rloo"])

@@ -245,7 +245,7 @@ def test_groups_that_do_not_fill_trees_are_refused(tiny):
             {"_class_name": "AuraFlowPipeline"},
             "an AuraFlowPipeline, .* relative here is StableDiffusion3Pipeline",
         ),
-        ({"_class_name": "OddPipeline"}, "is an OddPipeline, which is not known here: use one of Flux2KleinPipeline, "),
+        ({"_class_name": "OddPipeline"}, "is an OddPipeline, which is not known here: use one of ChromaPipeline, "),
         ({"scheduler": ["diffusers", "DDIMScheduler"]}, "comes with the scheduler DDIMScheduler"),
     ],
 )
