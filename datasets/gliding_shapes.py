@@ -27,7 +27,8 @@ def load(split: str = "train", size: Count | None = None, seed: Seed = 0, first_
         split: train or held_out.
         size: only the first n; None: all.
         seed: seed of the order, and of place and size in first frames.
-        first_frame: pixels a side of a picture of the shape where it starts, which every prompt holds; None: text alone.
+        first_frame: pixels a side of a picture that every prompt holds, of the shape in the middle, from where it may go any way;
+            None: text alone.
 
     Raises:
         ValueError: no such split, or more captions than it has.
@@ -38,5 +39,5 @@ def load(split: str = "train", size: Count | None = None, seed: Seed = 0, first_
 
 def _starting(prompt: Prompt, side: int, seed: int) -> Prompt:
     rng = np.random.default_rng([seed, zlib.crc32(prompt.id.encode())])
-    first = to_bytes(draw(Glide(**prompt.columns), side, frames=2, rng=rng)[0])
+    first = to_bytes(draw(Glide(**prompt.columns), side, frames=2, rng=rng, from_middle=True)[0])
     return replace(prompt, media=(Image.fromarray(first),))

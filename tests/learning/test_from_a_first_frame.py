@@ -8,6 +8,7 @@ import pytest
 
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
+from mmrl.data.drawn.gliding import Glides
 from mmrl.tiny.flow.clip_generator import warm_start
 from tests.learning.test_demo_t2v import SIDE, SMALL
 
@@ -15,13 +16,14 @@ from tests.learning.test_demo_t2v import SIDE, SMALL
 @pytest.mark.evidence
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_small_model_learns_where_to_go_from_a_picture(tmp_path: Path, seed: int):
-    model = warm_start(replace(SMALL, seed=seed, from_frame=True, name="starts"), tmp_path / "model")
+    data = Glides(side=SIDE, confused=0.5, flickering=0.3, from_middle=True)
+    model = warm_start(replace(SMALL, data=data, seed=seed, from_frame=True, name="starts"), tmp_path / "model")
     resolved = configs.load("tiny/t2v")
     sizes = [f"policy.{side}={SIDE}" for side in ("height", "width")]
-    data = [f"data.first_frame={SIDE}", f"evaluation.data.first_frame={SIDE}", f"seed={seed}", f"policy.model={str(model)!r}"]
+    pictures = [f"data.first_frame={SIDE}", f"evaluation.data.first_frame={SIDE}", f"seed={seed}", f"policy.model={str(model)!r}"]
     rewards = "reward=[{use = 'gliding_shapes'}, {use = 'first_frame', weight = 0.5}]"
     words = ["steps=50", "evaluate_every=0", "evaluation.num_samples=8", "optimizer.lr=2e-3", f"output={str(tmp_path / 'run')!r}"]
-    run = run_training(configs.resolve(resolved.table, [*sizes, *data, rewards, *words]))
+    run = run_training(configs.resolve(resolved.table, [*sizes, *pictures, rewards, *words]))
     lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     before, after = (line for line in lines if "eval/gliding_shapes" in line)
     assert after["eval/gliding_shapes"] > before["eval/gliding_shapes"] + 0.1

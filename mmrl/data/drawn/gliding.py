@@ -40,10 +40,18 @@ HELD_OUT = every_fourth(GLIDES, COLOURS, SHAPES, WAYS)
 TRAIN = tuple(glide for glide in GLIDES if glide not in HELD_OUT)
 
 
-def draw(glide: Glide, side: int, frames: int, rng: np.random.Generator | None = None, flickering: bool = False) -> Clip:
+def draw(
+    glide: Glide,
+    side: int,
+    frames: int,
+    rng: np.random.Generator | None = None,
+    flickering: bool = False,
+    from_middle: bool = False,
+) -> Clip:
     """The clip of a shape that glides evenly through the middle; with a generator, place and size vary a little.
 
-    A flickering clip changes its tint in every frame and its shape jumps by a few pixels; it needs a generator, else ValueError.
+    One that starts from the middle and ends at the edge has a first frame that does not tell the way. A flickering clip changes
+    its tint in every frame and its shape jumps by a few pixels; it needs a generator, else ValueError.
     """
     if flickering and rng is None:
         raise ValueError("a clip flickers by chance: give `draw` a generator of random numbers")
@@ -52,8 +60,10 @@ def draw(glide: Glide, side: int, frames: int, rng: np.random.Generator | None =
     early, aside, large = np.zeros(3) if rng is None else rng.uniform(-1, 1, 3)
     area = side**2 * (0.11 + 0.02 * large)
     pictures: list[NDArray[np.float64]] = []
-    for t in np.linspace(-1, 1, frames):
-        middle = side * (0.5 + along * (REACH * t + 0.02 * early) + across * 0.06 * aside)
+    spread = (0.04, 0.04) if from_middle else (0.02, 0.06)
+    path = np.linspace(0, 1.5, frames) if from_middle else np.linspace(-1, 1, frames)
+    for t in path:
+        middle = side * (0.5 + along * (REACH * t + spread[0] * early) + across * spread[1] * aside)
         tint = np.ones(3)
         if flickering and rng is not None:
             middle = middle + rng.uniform(-side, side, 2) * 0.08
@@ -73,6 +83,8 @@ class Glides:
     """Share of captions that belong to another clip."""
     flickering: float = 0.5
     """Share of clips that flicker."""
+    from_middle: bool = False
+    """Shapes start in the middle."""
 
     @property
     def words(self) -> Sequence[str]:
@@ -83,5 +95,5 @@ class Glides:
         """`size` clips (size, frames, side, side, 3) and their captions."""
         shown = [TRAIN[i] for i in rng.integers(len(TRAIN), size=size)]
         written = [TRAIN[rng.integers(len(TRAIN))] if rng.random() < self.confused else glide for glide in shown]
-        clips = [draw(glide, self.side, self.frames, rng, rng.random() < self.flickering) for glide in shown]
+        clips = [draw(glide, self.side, self.frames, rng, rng.random() < self.flickering, self.from_middle) for glide in shown]
         return to_bytes(np.stack(clips)), [glide.caption for glide in written]
