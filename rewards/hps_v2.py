@@ -14,12 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mmrl import Group, Scored
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmrl import Group, Prompt, Scored
 from mmrl.core.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.encoders import OpenClipEncoder, cosines, open_clip_checkpoint
 from mmrl.serving.scorers.models import read_weights
+from mmrl.serving.scorers.pixels import cosines_of_pixels
 from mmrl.serving.scorers.sizes import ModelSize, checkpoint_size
 
 FILES = {"2.0": "HPS_v2_compressed.pt", "2.1": "HPS_v2.1_compressed.pt"}
@@ -54,6 +58,10 @@ class HpsV2:
         found = cosines(self._encoder(), pictures_of(group), group.prompt.text, self.batch_size)
         return [Scored(cosine, {"cut_prompt": float(cut)}) for cosine, cut in zip(found.values.tolist(), found.cut, strict=True)]
 
+    def of_pixels(self, pixels: Tensor, prompts: Sequence[Prompt]) -> Tensor:
+        """The same scores with a gradient, for pictures (n, 3, y, x) in [0, 1]."""
+        return cosines_of_pixels(self._encoder(), pixels, [prompt.text for prompt in prompts], self.batch_size)
+
     def _encoder(self) -> OpenClipEncoder:
         name = FILES[self.version]
         held, tokenizer = open_clip_checkpoint(
@@ -64,17 +72,23 @@ class HpsV2:
         )
         size = held.model.visual.image_size
         side = size[0] if isinstance(size, tuple) else size
-        return OpenClipEncoder(held, lambda picture: _letterbox(picture, side), tokenizer)
+        return OpenClipEncoder(
+            held, lambda picture: _letterbox(_tensor(picture), side), tokenizer, lambda pixels: _letterbox(pixels, side)
+        )
 
 
-def _letterbox(picture: Any, side: int) -> Any:
-    """(3, side, side), normalized, with black bars."""
-    from torch.nn.functional import pad
+def _tensor(picture: Any) -> Tensor:
+    from torchvision.transforms.functional import to_tensor
+
+    return to_tensor(picture)
+
+
+def _letterbox(pixels: Tensor, side: int) -> Tensor:
+    """(..., 3, side, side), normalized, with black bars."""
     from torchvision.transforms import InterpolationMode
-    from torchvision.transforms.functional import normalize, resize, to_tensor
+    from torchvision.transforms.functional import normalize, resize
 
-    pixels = to_tensor(picture)
-    height, width = pixels.shape[1:]
+    height, width = pixels.shape[-2:]
     if (share := side / max(height, width)) != 1:
         height, width = max(1, round(height * share)), max(1, round(width * share))
         pixels = resize(pixels, [height, width], InterpolationMode.BICUBIC, antialias=True)

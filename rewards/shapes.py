@@ -9,7 +9,8 @@ Ink is what differs from paper. With its area and its middle, and dist = distanc
     shape       (IoU of the ink with the asked shape of the same area and middle - 0.75) / 0.2
     background  1 - mean dist(pixel, paper) outside of that shape / 0.2
 
-each clipped to [0, 1]. A picture that autoencoders blur a little scores 0.9, one of another colour, shape or side 0.7.
+each clipped to [0, 1]. A picture that autoencoders blur a little scores 0.9, one of another colour, shape or side 0.7. Colour and
+background have a gradient; side and shape count pixels of ink, and have none.
 
 Modality: image
 Needs: columns colour, shape and side, as the data set `shapes` has them
@@ -18,10 +19,13 @@ Source: own
 Licence: Apache-2.0
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from mmrl import Group, Prompt, Sample, Scored
 from mmrl.core.ranges import Share, check_ranges
@@ -40,29 +44,38 @@ class ShapeMatch:
     __post_init__ = check_ranges
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
-        wish = _wish(group.prompt)
-        return [self._score(_pixels(sample, group.prompt), wish) for sample in group.samples]
+        wish, found = _wish(group.prompt), list[float | Scored | None]()
+        for sample in group.samples:
+            parts = {name: float(value) for name, value in self._parts(_pixels(sample, group.prompt), wish).items()}
+            found.append(Scored(float(np.mean(list(parts.values()))), parts))
+        return found
 
-    def _score(self, pixels: Any, wish: Wish) -> Scored:
+    def of_pixels(self, pixels: Float[Tensor, "n 3 y x"], prompts: Sequence[Prompt]) -> Float[Tensor, " n"]:
+        """The same scores with a gradient, for square pictures in [0, 1]."""
+        shown = pixels.permute(0, 2, 3, 1)
+        parts = [self._parts(one, _wish(prompt)) for one, prompt in zip(shown, prompts, strict=True)]
+        return torch.stack([torch.stack([*own.values()]).mean() for own in parts])
+
+    def _parts(self, pixels: Float[Tensor, "y x 3"], wish: Wish) -> dict[str, Float[Tensor, ""]]:
         side = len(pixels)
         stain = _distance(pixels, PAPER)
-        ink = stain > self.ink
+        inked = stain.detach() > self.ink
+        ink = inked.cpu().numpy()
         low, high = self.areas
         if not low <= ink.mean() <= high:
-            return Scored(0.0, dict.fromkeys(("colour", "side", "shape", "background"), 0.0))
+            return dict.fromkeys(("colour", "side", "shape", "background"), 0 * pixels.sum())
         rows, columns = np.nonzero(ink)
         x, y = float(columns.mean()) + 0.5, float(rows.mean()) + 0.5
         ideal = ideal_mask(wish.shape, x, y, float(ink.sum()), side)
         overlap = np.minimum(ink, ideal).sum() / np.maximum(ink, ideal).sum()
         away = np.hypot(*np.subtract((x, y), place(wish.side, side))) / side
-        around = ideal_mask(wish.shape, x, y, 1.5 * float(ink.sum()), side) == 0
-        parts = {
-            "colour": np.clip(1 - (_distance(pixels[ink], COLOURS[wish.colour]) - 0.1) / 0.5, 0, 1).mean(),
-            "side": np.clip(1 - (away - 0.04) / 0.2, 0, 1),
-            "shape": np.clip((overlap - 0.75) / 0.2, 0, 1),
-            "background": np.clip(1 - stain[around].mean() / 0.2, 0, 1),
+        around = torch.from_numpy(ideal_mask(wish.shape, x, y, 1.5 * float(ink.sum()), side) == 0).to(stain.device)
+        return {
+            "colour": (1 - (_distance(pixels[inked], COLOURS[wish.colour]) - 0.1) / 0.5).clamp(0, 1).mean(),
+            "side": stain.new_tensor(np.clip(1 - (away - 0.04) / 0.2, 0, 1)),
+            "shape": stain.new_tensor(np.clip((overlap - 0.75) / 0.2, 0, 1)),
+            "background": (1 - stain[around].mean() / 0.2).clamp(0, 1),
         }
-        return Scored(float(np.mean(list(parts.values()))), {name: float(value) for name, value in parts.items()})
 
 
 def _wish(prompt: Prompt) -> Wish:
@@ -75,11 +88,11 @@ def _wish(prompt: Prompt) -> Wish:
     return wish
 
 
-def _pixels(sample: Sample, prompt: Prompt) -> Any:
+def _pixels(sample: Sample, prompt: Prompt) -> Float[Tensor, "y x 3"]:
     if not hasattr(sample.image, "convert") or sample.image.width != sample.image.height:
         raise ValueError(f"a sample of prompt {prompt.id!r} has no square picture: this reward is for policies that draw")
-    return np.asarray(sample.image.convert("RGB"), np.float32) / 255
+    return torch.from_numpy(np.asarray(sample.image.convert("RGB"), np.float32) / 255)
 
 
-def _distance(pixels: Any, colour: tuple[float, float, float]) -> Any:
-    return np.linalg.norm(pixels - np.array(colour, np.float32), axis=-1)
+def _distance(pixels: Float[Tensor, "... 3"], colour: tuple[float, float, float]) -> Float[Tensor, "..."]:
+    return (pixels - pixels.new_tensor(colour)).norm(dim=-1)

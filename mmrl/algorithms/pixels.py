@@ -131,8 +131,8 @@ def with_rewards(
     if without or not weighted:
         raise ValueError(
             f"RewardGradient trains on the gradient of rewards, and {', '.join(map(repr, without)) or 'no reward'} has none: "
-            "take rewards that score pixels (clip_score, pick_score, aesthetic, or your own with a method of_pixels), and give "
-            "others weight = 0"
+            "take rewards that score pixels (clip_score, pick_score, hps_v2, aesthetic, or your own with a method of_pixels), "
+            "and give others weight = 0"
         )
     bound = tuple((name, weight, one) for name, weight, one in weighted if isinstance(one, TakesPixels))
     return tuple((coef, BoundGradient(term, bound) if isinstance(term, RewardGradient) else term) for coef, term in objective)

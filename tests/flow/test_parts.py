@@ -286,6 +286,23 @@ def test_a_group_preference_is_half_of_matching_at_its_reference_and_without_a_b
     torch.testing.assert_close(gradients[0], gradients[1] / 2)
 
 
+def test_a_group_of_equal_rewards_has_no_preference():
+    """Beside one that has: it keeps its value and gets no gradient, nor takes one away."""
+    generator = torch.Generator().manual_seed(6)
+    v, target, moved = (torch.randn(5, 2, 5, generator=generator, dtype=torch.float64) for _ in range(3))
+    ids, values = [4, 4, 7, 7, 7], torch.tensor([[1.0], [3.0], [2.0], [2.0], [2.0]])
+    credit = GroupNorm(ddof=0, eps=1e-4)(scores(values), rollouts(torch.ones(5, 2), ids))
+    gradients = []
+    for rows in (slice(0, 5), slice(0, 2)):
+        live = moved[rows].clone().requires_grad_()
+        batch = make_batch(torch.ones(len(live), 2), credit.values[rows, 0].double(), {}, ids[rows])
+        own = {"ref": v[rows], "ema": v[rows]}
+        readings = {VELOCITY: live, TARGET_VELOCITY: target[rows], **{VELOCITY._replace(model=m): x for m, x in own.items()}}
+        gradients.append(torch.autograd.grad(GroupPreference(5.0)(readings, batch)[0].sum(), live)[0])
+    assert not gradients[0][2:].any() and bool(gradients[1].any())
+    torch.testing.assert_close(gradients[0][:2], gradients[1])
+
+
 def forward_gradient(term, advantages, seed=0):
     """Gradient of a forward term with respect to the velocity, at the velocity that sampled."""
     generator = torch.Generator().manual_seed(seed)

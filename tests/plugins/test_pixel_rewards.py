@@ -1,5 +1,6 @@
 """Shipped rewards with a gradient: the scores of their pictures, a gradient that raises them, and what has none."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,35 @@ def test_pictures_of_the_encoders_own_size_are_prepared_exactly(folder: Path):
     assert isinstance(encoder, HubEncoder)
     shown = [picture(i, (28, 28)) for i in range(2)]
     torch.testing.assert_close(prepare(encoder.processor, pixels_of(shown)), encoder.pixels(shown), atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def hps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A small model of open_clip's as a checkpoint of HPSv2."""
+    import open_clip
+
+    folder = tmp_path_factory.mktemp("hps")
+    vision = {"image_size": 28, "layers": 1, "width": 32, "head_width": 16, "patch_size": 7}
+    text = {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
+    torch.manual_seed(1)
+    weights = open_clip.CLIP(16, vision, text).state_dict()  # type: ignore[arg-type]
+    (folder / "small-hps.json").write_text(json.dumps({"embed_dim": 16, "vision_cfg": vision, "text_cfg": text}))
+    torch.save({"state_dict": weights}, folder / "HPS_v2.1_compressed.pt")
+    return {"checkpoint": str(folder), "architecture": str(folder / "small-hps.json"), "device": "cpu"}
+
+
+@pytest.mark.parametrize("size", [(64, 48), (28, 28), (20, 33)])
+def test_hps_scores_pixels_between_its_black_bars(reward: Any, hps: dict[str, str], size: tuple[int, int]):
+    """On the tensor from the start, so nothing but the order of sums may differ."""
+    one = reward("hps_v2", batch_size=1, **hps)
+    prompts, shown = [Prompt(text, text) for text in TEXTS], [picture(i, size) for i in range(2)]
+    told = [one(Group(0, p, (Sample(image=image),)))[0].value for p, image in zip(prompts, shown, strict=True)]
+    pixels = pixels_of(shown).requires_grad_()
+    found = one.of_pixels(pixels, prompts)
+    torch.testing.assert_close(found.detach(), torch.tensor(told), atol=1e-5, rtol=1e-5)
+    (gradient,) = torch.autograd.grad(found.sum(), pixels)
+    better = one.of_pixels((pixels + 1e-3 * gradient / gradient.abs().mean()).detach(), prompts)
+    assert bool((better > found.detach()).all())
 
 
 def test_models_of_open_clip_have_no_gradient(reward: Any, monkeypatch: pytest.MonkeyPatch):

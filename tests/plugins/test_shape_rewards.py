@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from mmrl.core.types import Group, Prompt, Sample
@@ -77,6 +78,19 @@ def test_a_round_blob_is_no_square_and_a_second_shape_costs(score):
     both = np.minimum(draw(WISH, 32), draw(WISH._replace(side="bottom"), 32))
     _, two = score(WISH, picture(both))
     assert two["shape"] == 0 and two["side"] < 0.2
+
+
+def test_pixels_score_as_pictures_do_and_ascent_raises_colour_and_background(reward):
+    drawn = [stain(draw(one, 32), np.random.default_rng(i)) for i, one in enumerate((WISH, WISH._replace(colour="yellow")))]
+    prompts, blank = [Prompt("a", columns=WISH._asdict())] * 3, np.full((32, 32, 3), 0.92)
+    shown = [picture(one) for one in (*drawn, blank)]
+    told = [reward("shapes")(Group(0, prompts[0], (Sample(image=one),)))[0].value for one in shown]
+    pixels = torch.stack([torch.from_numpy(np.asarray(one).copy()).permute(2, 0, 1) / 255 for one in shown]).requires_grad_()
+    found = reward("shapes").of_pixels(pixels, prompts)
+    assert found.tolist() == pytest.approx(told, abs=1e-6) and told[2] == 0
+    (gradient,) = torch.autograd.grad(found.sum(), pixels)
+    better = reward("shapes").of_pixels((pixels + 0.3 * gradient / gradient.abs().amax()).detach(), prompts)
+    assert bool((better > found)[:2].all()) and not gradient[2].any() and bool(gradient.isfinite().all())
 
 
 def test_mistakes_are_named(reward):

@@ -24,6 +24,7 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Group, Prompt, Request, Rollouts, Scores
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
+from tests.flow.test_learning import small
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.presets import VIDEO, of_files
 from tests.support.trainers import at_most_one, make_trainer
@@ -57,6 +58,8 @@ ALGORITHMS = {
 HELPED = replace(PRESETS["scaf_grpo"], planner=Scaffold(after=1))
 PLANNERS = {name: PRESETS[name] for name in [*of_files("hints", "cut_answers"), "arpo_gui"]} | {"scaf_grpo": HELPED}
 COLUMNS = {"hints": ["a", "ab"], "hint": "ab", "solution": "abcd", "policy": "ab"}
+DRAWN = ("dgpo", "crd", "flow_dpo", "sol_rl")
+"""They draw, and compare the samples of a prompt in the loss or choose among them."""
 STATE = ("aepo", "ares", "dcpo", "hart", "remix", "riskpo", "spo", "ssr")
 
 
@@ -69,6 +72,8 @@ def cases() -> Iterator[tuple[str, Callable[..., Trainer]]]:
         yield name, partial(helped_trainer, algorithm, told)
     for name in STATE:
         yield name, partial(make_trainer, PRESETS[name], at_most_one, prompts_per_step=8)
+    for name in DRAWN:
+        yield name, partial(make_trainer, small(name), prompts_per_step=4, micro_batch=20)
     mixed = [*CLIPS[:3], *prompts()[3:]]
     for name in VIDEO:
         yield name, partial(video_trainer, name, mixed)

@@ -27,6 +27,7 @@ from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import pipeline_of
 from mmrl.policies.flow.sizes import Size
+from mmrl.policies.flow.teachers import teacher_bytes
 from mmrl.policies.flow.trace import NoisyLatents, SigmaTable
 from mmrl.policies.flow.write.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.write.given import picture_samples
@@ -272,6 +273,8 @@ class FlowDryRun:
         """Part -> bytes of further networks."""
         config = self.policy.config
         encoders = {} if config.rest_text_encoders else encoders_of(config, type(self.family))
+        if config.teachers:
+            encoders["adapters of teachers"] = teacher_bytes(config.teachers, type(self.family).networks)
         return {"vae": size_of(self.policy.pipeline.vae.parameters()), **encoders}
 
     def activations(self) -> dict[str, int]:

@@ -1,19 +1,23 @@
 """Teachers: adapters beside the one that trains, each for the prompts that name it (DiffusionOPD, arXiv:2605.15055)."""
 
+import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from warnings import catch_warnings, filterwarnings
 
 import torch
 from jaxtyping import Bool, Int
+from safetensors import safe_open
 from torch import Tensor
 
 from mmrl.core.types import Prompt
-from mmrl.policies.flow.adapters import load_adapter
+from mmrl.policies.flow.adapters import WEIGHTS, load_adapter
 from mmrl.policies.flow.families.base import FlowFamily, Pipeline, networks_of
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.settings import TeacherSettings
 from mmrl.policies.flow.trace import FlowTrace
-from mmrl.policies.shared.lora import ADAPTER, adapter_layers, with_adapter
+from mmrl.policies.shared.lora import ADAPTER, adapter_layers, check_adapter_folder, with_adapter
+from mmrl.runtime.pretrained import readable
 
 TEACHER = "teacher"
 """The column of prompts that names their teacher, and the model of readings under it."""
@@ -45,6 +49,22 @@ def add_teachers(pipeline: Pipeline, family: type[FlowFamily], teachers: Sequenc
             if "lora_" in key:
                 weight.data = weight.data.float()
         network.eval()
+
+
+def teacher_bytes(teachers: Sequence[TeacherSettings], networks: Sequence[str]) -> int:
+    """Bytes that the adapters of teachers take in memory, read from their files' headers; `networks` are those that train.
+
+    Raises FileNotFoundError for an adapter that is not there.
+    """
+    total = 0
+    for number, one in enumerate(teachers):
+        check_adapter_folder(one.adapter, f"policy.teachers.{number}.adapter")
+        top = Path(one.adapter).expanduser()
+        for file in (top / ("" if name == networks[0] else name) / WEIGHTS for name in networks):
+            with readable(f"policy.teachers.{number}.adapter {one.adapter!r}", str(file)), safe_open(file, "pt") as saved:
+                shapes = [saved.get_slice(key).get_shape() for key in saved.keys() if not key.startswith("text_encoder")]  # noqa: SIM118
+            total += 4 * sum(map(math.prod, shapes))
+    return total
 
 
 def numbers_of(prompts: Sequence[Prompt], teachers: Sequence[TeacherSettings]) -> Int[Tensor, " n"]:

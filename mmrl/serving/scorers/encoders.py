@@ -80,6 +80,8 @@ class OpenClipEncoder:
     held: HeldModel
     transform: Callable[[Image.Image], Tensor]
     tokenizer: Callable[..., Tensor]
+    of_pixels: Callable[[Float[Tensor, "n 3 y x"]], Float[Tensor, "n 3 h w"]] | None = None
+    """The same preprocessing of pictures in [0, 1], with a gradient; None: it has none."""
 
     def pixels(self, pictures: Sequence[Image.Image]) -> Float[Tensor, "n 3 h w"]:
         return torch.stack([self.transform(picture) for picture in pictures])

@@ -1,6 +1,7 @@
 """Encoders' vectors of pictures that are tensors, with a gradient: their preprocessing as published, by torch in place of PIL."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -17,9 +18,10 @@ def pixel_features(encoder: Encoder, pixels: Float[Tensor, "n 3 y x"], batch_siz
     They differ from those of PIL's pictures by rounding and by the way that sizes are changed.
 
     Raises:
-        ValueError: the encoder is open_clip's, whose preprocessing takes PIL pictures only.
+        ValueError: the encoder is open_clip's with its own preprocessing, which takes PIL pictures only.
     """
-    if not isinstance(encoder, HubEncoder):
+    ready = partial(prepare, encoder.processor) if isinstance(encoder, HubEncoder) else encoder.of_pixels
+    if ready is None:
         raise ValueError(
             "models of open_clip score PIL pictures, which carry no gradient: name a model of transformers, such as "
             "openai/clip-vit-large-patch14"
@@ -27,7 +29,7 @@ def pixel_features(encoder: Encoder, pixels: Float[Tensor, "n 3 y x"], batch_siz
 
     def encode(some: Tensor) -> Tensor:
         with encoder.held.lock:
-            return encoder.encode_pictures(prepare(encoder.processor, some.to(encoder.held.device)))
+            return encoder.encode_pictures(ready(some.to(encoder.held.device)))
 
     found = [checkpoint(encode, some, use_reentrant=False) for some in pixels.split(batch_size)]
     return torch.cat([one for one in found if isinstance(one, Tensor)])

@@ -12,6 +12,7 @@ from mmrl.app.lab.arena.lane import Lane, Point, Stint
 from mmrl.app.lab.arena.ranking import half_width, is_clearly_better, standings
 from mmrl.app.lab.arena.words import contest_of
 from tests.support.launcher import started
+from tests.support.presets import BY_PIXELS, FLOW
 
 
 def contest(*methods: str, task: str = "grounding", **more: object) -> Contest:
@@ -86,13 +87,34 @@ def test_all_methods_get_as_many_samples_per_step():
     assert {one.optimizer.lr_schedule for one in sizes} == {"constant"}
 
 
-@pytest.mark.parametrize("name", ["flow_grpo", "mix_grpo", "temp_flow_grpo", "branch_mix_grpo", "diffusion_nft"])
+ELSEWHERE = {
+    "diffusion_opd": r"diffusion_opd cannot take part .*: .* follows teachers, and policy.teachers is empty",
+    "pref_grpo": r"'pref_grpo', a method that trains on the reward 'pairwise_win_rate'",
+}
+"""Preset for generators -> why it cannot take part."""
+
+
+@pytest.mark.parametrize("name", sorted(FLOW | BY_PIXELS))
 def test_methods_for_generators_are_cut_to_the_small_model(name: str):
-    made = resolve_run(contest(name, task="t2i"), name, 0).config.algorithm.algorithm
+    asked = contest(name, task="t2i")
+    if name in ELSEWHERE:
+        with pytest.raises(ValueError, match=ELSEWHERE[name]):
+            check_prompts(asked, [resolve_run(asked, name, 0)])
+        return
+    resolved = resolve_run(asked, name, 0)
+    check_prompts(asked, [resolved])
+    made = resolved.config.algorithm.algorithm
     assert made.schedule is not None and made.schedule.at(0).num_steps <= 10
     if (forward := made.schedule.at(0).forward) is not None and forward.kind == "rollout":
         assert forward.count < made.schedule.at(0).num_steps
     assert all(getattr(term, "low", 1e-2) == 1e-2 for _, term in made.objective)
+    assert all(reading.guidance in (None, 1) for reading in made.all_reads)
+
+
+def test_methods_on_gradients_need_rewards_that_have_one():
+    asked = contest("draft_k", task="t2i", overrides=('reward.0.use="jpeg_size"',))
+    with pytest.raises(ValueError, match=r"draft_k cannot take part .*: .* 'jpeg_size' has none: .*; leave it out of --methods"):
+        check_prompts(asked, [resolve_run(asked, "draft_k", 0)])
 
 
 def lanes(folder: Path, **finals: tuple[float, ...]) -> list[Lane]:

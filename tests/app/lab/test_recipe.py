@@ -38,8 +38,8 @@ def empty_desk(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("MMRL_CACHE", str(cache))
 
 
-def test_there_are_recipes_of_sixteen_papers():
-    assert len({one.recipe.arxiv for one in RECIPES.values()}) == 16
+def test_there_are_recipes_of_twenty_one_papers():
+    assert len({one.recipe.arxiv for one in RECIPES.values()}) == 21
     tasks = {name for name in RECIPES if name.startswith("flow_grpo")}
     assert tasks == {"flow_grpo_geneval", "flow_grpo_ocr", "flow_grpo_pickscore"}
 
@@ -85,6 +85,29 @@ def test_flow_grpo_is_the_code_that_its_authors_ran():
         assert (advantage.scale, advantage.ddof, advantage.eps, advantage.clip) == ("batch", 0, 1e-4, 5.0)  # type: ignore[attr-defined]
         assert (config.evaluation.num_steps, config.evaluation.weights) == (40, "ema")
         assert (config.policy.guidance, config.policy.lora.rank, config.optimizer.lr) == (4.5, 32, 3e-4)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts", "samples", "updates", "steps", "guidance", "rank", "first"),
+    [
+        ("dgpo_geneval", 8, 16, 1, 10, 1.0, 64, {"beta": 100.0, "clip": 1e-3, "ref": "ref"}),
+        ("dgpo_ocr", 8, 16, 1, 10, 1.0, 64, {"beta": 100.0, "clip": 1e-3, "ref": "ref"}),
+        ("crd_geneval", 48, 24, 2, 10, 1.0, 32, {"beta": 1.0, "clip": 5.0, "normalized": True}),
+        ("flow_dppo_pickscore", 48, 16, 2, 10, 1.0, 32, {"threshold": 1e-5, "divide": True}),
+        ("flow_bp_hps", 64, 1, 1, 25, 3.5, 64, {"top": 0.55}),
+        ("refl_hps", 64, 1, 1, 25, 3.5, 64, {"top": 0.55}),
+    ],
+)
+def test_methods_of_2026_have_the_settings_of_their_code(
+    name: str, prompts: int, samples: int, updates: int, steps: int, guidance: float, rank: int, first: dict[str, object]
+):
+    config = configs.load(f"recipes/{name}").config
+    algorithm, policy = config.algorithm.algorithm, config.policy
+    assert (config.prompts_per_step, algorithm.group_size, algorithm.updates) == (prompts, samples, updates)
+    assert algorithm.schedule is not None and algorithm.schedule.at(0).num_steps == steps
+    assert (policy.guidance, policy.lora.rank, policy.lora.alpha) == (guidance, rank, 2 * rank)  # type: ignore[union-attr]
+    _, term = algorithm.objective[0]
+    assert {key: getattr(term, key) for key in first} == first
 
 
 CHAINS = {name: one for name, one in RECIPES.items() if configs.load(str(one.config)).config.stage}

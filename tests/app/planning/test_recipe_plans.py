@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.shapes import flux, stable_diffusion, vlm
-from mmrl.app.lab.recipes.facts import find_recipe, recipes
+from mmrl.app.lab.recipes.facts import find_recipe, recipe_files, recipes
 from mmrl.app.toml.tables import Table
 from mmrl.data.drawn.public_layouts import draw, write_json
 from mmrl.data.files.mp4 import write_mp4
@@ -26,8 +26,9 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 ROWS = 40
 GENEVAL = ("facebook/mask2former-swin-small-coco-instance", "openai/clip-vit-large-patch14")
 JUDGES = {
-    **dict.fromkeys(("diffusion_nft_geneval", "flow_grpo_geneval", "temp_flow_grpo_geneval"), GENEVAL),
-    "flow_grpo_pickscore": ("yuvalkirstain/PickScore_v1",),
+    **dict.fromkeys([name for name in recipe_files() if name.endswith("_geneval")], GENEVAL),
+    **dict.fromkeys(("flow_dppo_pickscore", "flow_grpo_pickscore"), ("yuvalkirstain/PickScore_v1",)),
+    **dict.fromkeys(("flow_bp_hps", "refl_hps"), ("xswu/HPSv2", "yuvalkirstain/PickScore_v1")),
     "mix_grpo_flux": ("xswu/HPSv2", "yuvalkirstain/PickScore_v1", "THUDM/ImageReward"),
 }
 """Recipe -> the models inside its rewards."""

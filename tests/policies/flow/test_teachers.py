@@ -16,6 +16,7 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import MEAN, VELOCITY
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts
 from mmrl.flow.schedules import Full, OwnPath
+from mmrl.policies.flow.dry_run import FlowDryRun
 from mmrl.policies.flow.policy import FlowPolicy, FlowTrace
 from mmrl.policies.flow.settings import TeacherSettings
 from mmrl.policies.shared.lora import LoraSettings
@@ -128,6 +129,16 @@ def test_a_run_comes_near_its_teachers(tiny: Tiny, taught: dict[str, Path]):
     trainer = Trainer(policy, algorithm, Shuffled(prompts, seed=0), RewardRunner([], unscored=True), settings)
     losses = [trainer.step()["loss"] for _ in range(8)]
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_their_bytes_are_planned(tiny: Tiny, taught: dict[str, Path], tmp_path: Path):
+    policy = student(tiny("sd3"), taught)
+    held = sum(weight.nbytes for name, weight in policy.net.named_parameters() if "teacher_" in name)
+    dry_run, alone = (FlowDryRun(replace(policy.config, teachers=teachers)) for teachers in (policy.config.teachers, ()))
+    assert dry_run.beside() == {**alone.beside(), "adapters of teachers": held} and held > 0
+    lost = replace(policy.config, teachers=(TeacherSettings("a", str(tmp_path / "gone")),))
+    with pytest.raises(FileNotFoundError, match=r"policy\.teachers\.0\.adapter: there is no folder"):
+        FlowDryRun(lost).beside()
 
 
 def test_what_is_refused(tiny: Tiny, taught: dict[str, Path], tmp_path: Path):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.pixels import with_rewards
 from mmrl.app.commands.demo import taught_model
 from mmrl.app.config.algorithm import assemble, presets
 from mmrl.app.config.plug_ins import read_plug_ins
@@ -161,19 +162,22 @@ def check_modality(method: str, algorithm: Algorithm, task: str, kind: str) -> N
 
 
 def check_prompts(contest: Contest, runs: Sequence[Resolved]) -> None:
-    """Raise ValueError for methods whose planner or views cannot work with the task's prompts, before a model is loaded.
+    """Raise ValueError for methods that cannot work with the task's prompts, rewards or policy, before a model is loaded.
 
     Prompts that a model of the user's own cannot be shown are refused too; the task's own model was taught on them.
     """
     prompts: list[Prompt] | None = None
     for resolved in runs:
-        algorithm = deepcopy(resolved.config.algorithm.algorithm)
+        algorithm, label = deepcopy(resolved.config.algorithm.algorithm), resolved.config.algorithm.label
         if prompts is None:
             loaded = load_prompts(read_plug_ins(resolved).data, f"[data] {resolved.config.data.use}")
             prompts = [*islice(loaded, 4)]
             if contest.model is not None:
                 modality_of(resolved.config.policy).check_prompts(resolved.config.policy, prompts)
         try:
+            algorithm = modality_of(resolved.config.policy).adapt_algorithm(algorithm, resolved.config.policy, label, prompts)
+            if algorithm.schedule is not None:
+                refuse_rewards_without_gradient(resolved, algorithm)
             algorithm.planner.first(prompts, algorithm.group_size, 0, 0)
             for view in algorithm.views.values():
                 view(prompts[0], 0)
@@ -182,6 +186,14 @@ def check_prompts(contest: Contest, runs: Sequence[Resolved]) -> None:
                 f"{resolved.name} cannot take part in the task {contest.task}: {error}; leave it out of --methods, or change it "
                 "in a TOML file of your own"
             ) from error
+
+
+def refuse_rewards_without_gradient(resolved: Resolved, algorithm: Algorithm) -> None:
+    """Raise ValueError where a method trains on the gradient of rewards and one has none."""
+    plug_ins = read_plug_ins(resolved).rewards
+    _ = with_rewards(
+        algorithm.objective, [(one.use, one.weight, make()) for one, make in zip(resolved.config.reward, plug_ins, strict=True)]
+    )
 
 
 def start_of(contest: Contest) -> str:
