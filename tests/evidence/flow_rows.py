@@ -140,7 +140,8 @@ ROWS = [
         Row(name, small(name), PLAIN, "flow_grpo without KL", POINTS)
         for name in (
             *("flow_grpo_fast", "cps", "mix_grpo", "mix_grpo_flash", "temp_flow_grpo", "dance_grpo", "branch_grpo"),
-            *("branch_mix_grpo", "diffusion_nft", "awm", "flash_grpo", "crd", "dgpo", "unigrpo", "flow_sft", "flow_dpo", "sol_rl"),
+            *("branch_mix_grpo", "diffusion_nft", "awm", "flash_grpo", "crd", "dgpo", "unigrpo", "flow_sft", "flow_dpo"),
+            "sol_rl",
         )
     ),
     *(

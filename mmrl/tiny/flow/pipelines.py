@@ -115,7 +115,7 @@ def flux() -> HubObject:
 
 def qwen_image() -> HubObject:
     """A Qwen-Image: Qwen2.5-VL reads the prompt, the autoencoder is a video's, and steps end at sigma 0.02."""
-    tokenizer = qwen_tokenizer([QWEN_TEMPLATE], num_tokens=500)
+    tokenizer, vae = qwen_tokenizer([QWEN_TEMPLATE], num_tokens=500), clip_autoencoder()
     transformer = diffusers_object(
         "QwenImageTransformer2DModel",
         patch_size=2,
@@ -130,7 +130,7 @@ def qwen_image() -> HubObject:
         "QwenImagePipeline",
         transformer=transformer,
         scheduler=scheduler(use_dynamic_shifting=True, shift_terminal=0.02),
-        vae=clip_autoencoder(),
+        vae=vae,
         text_encoder=qwen_encoder(tokenizer),
         tokenizer=tokenizer,
     )
