@@ -13,7 +13,8 @@ from torch import Tensor
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.serving.scorers.encoders import HubEncoder, OpenClipEncoder, encoder_of
 from mmrl.serving.scorers.pixels import prepare
-from mmrl.tiny.scorers import clip
+from mmrl.tiny.byte_tokens import byte_tokenizer
+from mmrl.tiny.scorers import clip, draw_weights
 
 TEXTS = ("a red fox", "two dogs")
 
@@ -73,6 +74,30 @@ def test_pictures_of_the_encoders_own_size_are_prepared_exactly(folder: Path):
     assert isinstance(encoder, HubEncoder)
     shown = [picture(i, (28, 28)) for i in range(2)]
     torch.testing.assert_close(prepare(encoder.processor, pixels_of(shown)), encoder.pixels(shown), atol=1e-5, rtol=1e-5)
+
+
+def test_siglip_gives_a_gradient_through_its_own_preparation(reward: Any, tmp_path: Path):
+    """Its pictures are squashed to a square, and its texts padded to their full length."""
+    from transformers import SiglipConfig, SiglipImageProcessor, SiglipModel
+
+    tokenizer = byte_tokenizer({})
+    small = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**small, "vocab_size": len(tokenizer), "max_position_embeddings": 16}
+    model = SiglipModel(SiglipConfig(text_config=text, vision_config={**small, "image_size": 28, "patch_size": 14}))
+    draw_weights(model)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    SiglipImageProcessor(size={"height": 28, "width": 28}).save_pretrained(tmp_path)
+    one, prompts = reward("clip_score", model=str(tmp_path), batch_size=1), [Prompt(text, text) for text in ("red", "dogs")]
+    for size, within in (((28, 28), 1e-5), ((64, 48), 0.01)):
+        shown = [picture(i, size) for i in range(2)]
+        told = torch.tensor([one(Group(0, p, (Sample(image=image),)))[0].value for p, image in zip(prompts, shown, strict=True)])
+        pixels = pixels_of(shown).requires_grad_()
+        found = one.of_pixels(pixels, prompts)
+        assert float((found - told).detach().abs().max()) < within
+        (gradient,) = torch.autograd.grad(found.sum(), pixels)
+        better = one.of_pixels((pixels + 1e-3 * gradient / gradient.abs().mean()).detach(), prompts)
+        assert bool((better > found.detach()).all())
 
 
 @pytest.fixture(scope="module")
