@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from threading import Thread, current_thread
 from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 
 class ProcessChangedError(RuntimeError):
@@ -36,6 +38,8 @@ class ProcessState:
         return " and ".join(f"{WORDS[name]} from {getattr(self, name)} to {getattr(now, name)}" for name in changed)
 
 
+LEFT_BEHIND: WeakSet[Thread] = WeakSet()
+"""Threads that nobody waits for any more: what they put back when they end would be put in the middle of something else."""
 WORDS = {
     "folder": "the working directory",
     "dtype": "torch's default dtype",
@@ -82,6 +86,8 @@ def loaded_torch() -> ModuleType | None:
 
 
 def put_back(name: str, value: str | bool) -> None:
+    if current_thread() in LEFT_BEHIND:
+        return
     torch = loaded_torch()
     if name == "folder":
         os.chdir(str(value)) if value != GONE else None
@@ -139,9 +145,12 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
+    """Put every global random generator where it was; a thread that was left behind changes none."""
     import numpy as np
     import torch
 
+    if current_thread() in LEFT_BEHIND:
+        return
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]

@@ -21,7 +21,7 @@ from mmrl.core.protocols import Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS, WEIGHTS_VERSION
 from mmrl.core.types import Prompt, Request, Rollouts
-from mmrl.runtime.process_state import random_state, set_random_state
+from mmrl.runtime.process_state import LEFT_BEHIND, random_state, set_random_state
 from mmrl.training.ahead.limits import refuse_lag
 from mmrl.training.checkpoints.state import copy_state, remembers
 from mmrl.training.collect import Collected, Collector, Draws
@@ -137,7 +137,7 @@ class Ahead(Collector):
         collected.times |= {"rollout/staleness": float(step - version), "time/publish_s": now - begun - waited}
         collected.times |= {"time/idle/trainer": waited / max(now - self._taken, waited)} if self._taken else {}
         self._taken = now
-        collected.under = None if version == step else partial(self._under, self._versions[version].weights)
+        collected.under = None if version == step else partial(under, self._parameters, self._versions[version].weights)
         return collected
 
     def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
@@ -157,14 +157,20 @@ class Ahead(Collector):
         self._versions[step].hold()
 
     def close(self) -> None:
-        """Collect no more."""
+        """Collect no more. A thread that does not end is left behind, and the random generators are the trainer's again."""
         with self._moved:
             is_busy, self._closed = self._is_busy, True
             self._moved.notify_all()
         if is_busy and self._version is not None:
             self._version.leave()
-        if self._thread is not None:
-            self._thread.join(CLOSE_S)
+        if self._thread is None:
+            return
+        self._thread.join(CLOSE_S)
+        with self._moved:
+            if self._thread.is_alive():
+                LEFT_BEHIND.add(self._thread)
+                if self._outside is not None:
+                    set_random_state(self._outside | {"cuda": []})
 
     def draws(self, state: Draws) -> State:
         """The same, with the scores that are still to be heard of and the thread's own random generators."""
@@ -241,7 +247,7 @@ class Ahead(Collector):
                 self._publish(version)
                 continue
             number, weights = self._kept[version]
-            with self._under(weights):
+            with under(self._parameters, weights):
                 self._publish(version, number)
         self._kept = {}
         self._next, self._last = step, min(step + self.ahead, self.steps) - 1
@@ -291,18 +297,6 @@ class Ahead(Collector):
             self._versions = {**self._versions, step: Version(weights, *self.policy.publish(number))}
 
     @contextmanager
-    def _under(self, weights: Sequence[Tensor]) -> Iterator[None]:
-        """A block in which the policy has other weights."""
-        # through .data the version counters stay, as for shadows
-        live = [weight.data for weight in self._parameters]
-        kept = [weight.clone() for weight in live]
-        put(live, weights)
-        try:
-            yield
-        finally:
-            put(live, kept)
-
-    @contextmanager
     def _own_random_state(self) -> Iterator[None]:
         """A block of the thread in which rewards draw from its own random generators. Cards keep theirs: the trainer has them."""
         with self._moved:
@@ -339,6 +333,19 @@ def check_lag(policy: Policy, rewards: RewardRunner, algorithm: Algorithm, setti
             "would change that between steps in flight: set ahead = 0"
         )
     refuse_lag(algorithm, settings.ahead)
+
+
+@contextmanager
+def under(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> Iterator[None]:
+    """A block in which these parameters have other weights."""
+    # through .data the version counters stay, as for shadows
+    live = [weight.data for weight in parameters]
+    kept = [weight.clone() for weight in live]
+    put(live, weights)
+    try:
+        yield
+    finally:
+        put(live, kept)
 
 
 @torch.no_grad()

@@ -37,7 +37,9 @@ def test_who_is_interrupted_leaves_at_once_and_asks_no_more(interrupted: int):
 
     with rude(think) as server:
         with pytest.raises(AskedToStopError):
-            ask(Endpoint(f"{server.url}/v1", "m", concurrency=2), [Question(str(i)) for i in range(6)])
+            ask(Endpoint(f"{server.url}/v1", "m", concurrency=2, retries=0), [Question(str(i)) for i in range(6)])
         assert not waited, "both questions were still open"
         left.set()
+        for thread in [thread for thread in threading.enumerate() if thread.name.startswith("judge-")]:
+            thread.join(LONG_S)
     assert len(server.requests) == 2
