@@ -15,8 +15,8 @@ from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift
 from mmrl.policies.flow import loading
-from mmrl.policies.flow.families.flux import Chroma
-from mmrl.policies.flow.families.flux2 import Flux2
+from mmrl.policies.flow.families.flux.flux1 import Chroma
+from mmrl.policies.flow.families.flux.flux2 import Flux2
 from mmrl.policies.flow.families.krea2 import Krea2
 from mmrl.policies.flow.families.sana import Sana
 from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL

@@ -18,10 +18,10 @@ from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.policies.flow import net
 from mmrl.policies.flow.families import flux2, kontext
-from mmrl.policies.flow.families.flux import Flux
-from mmrl.policies.flow.families.flux2 import places
-from mmrl.policies.flow.families.kontext import Kontext
-from mmrl.policies.flow.families.qwen_edit import QwenImageEdit
+from mmrl.policies.flow.families.flux.flux1 import Flux
+from mmrl.policies.flow.families.flux.flux2 import places
+from mmrl.policies.flow.families.flux.kontext import Kontext
+from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
 from mmrl.policies.flow.families.sources import latents_of
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from tests.support.flow_policies import LORA, PLANS, latents, logprobs, stir

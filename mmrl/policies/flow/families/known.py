@@ -4,12 +4,12 @@ from typing import NoReturn
 
 from mmrl.policies.flow.families.base import FlowFamily, Index
 from mmrl.policies.flow.families.facts import EULER
-from mmrl.policies.flow.families.flux import Chroma, Flux
-from mmrl.policies.flow.families.flux2 import Flux2, Flux2Klein
-from mmrl.policies.flow.families.kontext import Kontext
+from mmrl.policies.flow.families.flux.flux1 import Chroma, Flux
+from mmrl.policies.flow.families.flux.flux2 import Flux2, Flux2Klein
+from mmrl.policies.flow.families.flux.kontext import Kontext
 from mmrl.policies.flow.families.krea2 import Krea2
-from mmrl.policies.flow.families.qwen_edit import QwenImageEdit
-from mmrl.policies.flow.families.qwen_image import QwenImage
+from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
+from mmrl.policies.flow.families.qwen.image import QwenImage
 from mmrl.policies.flow.families.sana import Sana
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL

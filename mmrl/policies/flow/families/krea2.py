@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mmrl.flow.sigmas import DynamicShift, Spacing
 from mmrl.policies.flow.families.base import Condition, Index, PipelineCall, token_count
-from mmrl.policies.flow.families.qwen_image import QwenParts
+from mmrl.policies.flow.families.qwen.image import QwenParts
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
 LAYERS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_gate", "attn.to_out.0", "ff.gate", "ff.up", "ff.down")

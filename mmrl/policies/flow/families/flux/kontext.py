@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.policies.flow.families.base import SOURCE, Condition
-from mmrl.policies.flow.families.flux import Flux
+from mmrl.policies.flow.families.flux.flux1 import Flux
 from mmrl.policies.flow.families.sources import latents_of
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.policies.flow.families.base import SOURCE, Condition
-from mmrl.policies.flow.families.qwen_image import QwenImage
+from mmrl.policies.flow.families.qwen.image import QwenImage
 from mmrl.policies.flow.families.sources import latents_of
 
 READ_PIXELS = 384 * 384

@@ -1,0 +1,1 @@
+"""FLUX.1, FLUX.2 and their editors."""
