@@ -1,5 +1,6 @@
 """Noise levels of models that were trained to predict noise, as sigmas of a flow."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,7 +77,7 @@ class DiffusionTable:
 def table_of(scheduler_config: Mapping[str, Any]) -> DiffusionTable:
     """The table of a diffusers scheduler of noise prediction; "linspace" times become leading ones.
 
-    Raises ValueError for an unknown noise schedule.
+    Raises ValueError for an unknown noise schedule, or numbers that are none.
     """
     known = dict(scheduler_config)
     schedule, placing = known.get("beta_schedule"), known.get("timestep_spacing", "leading")
@@ -86,11 +87,26 @@ def table_of(scheduler_config: Mapping[str, Any]) -> DiffusionTable:
             "is not known here: take a Stable Diffusion with scaled_linear or linear betas"
         )
     return DiffusionTable(
-        known["beta_start"],
-        known["beta_end"],
+        number_of(known, "beta_start"),
+        number_of(known, "beta_end"),
         schedule,
-        known["num_train_timesteps"],
+        int(number_of(known, "num_train_timesteps")),
         "trailing" if placing == "trailing" else "leading",
-        known.get("steps_offset", 0),
+        int(number_of(known, "steps_offset", 0.0)),
         bool(known.get("set_alpha_to_one")),
     )
+
+
+def number_of(scheduler_config: Mapping[str, Any], name: str, otherwise: float | None = None) -> float:
+    """A number of a scheduler's config, which may write 3.0 as 3.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    value = scheduler_config.get(name, otherwise)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(
+            f"the model's scheduler_config.json has {name} = {value!r}, which is no number: take the file anew from where the "
+            "model comes from"
+        )
+    return float(value)

@@ -7,14 +7,16 @@ u -> sigma that keeps both ends and returns diffusers' own numbers in float32.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.ranges import BelowOne, Count, Number, Positive, PositiveShare, check_ranges
-from mmrl.flow.diffusion_table import DiffusionTable
+from mmrl.core.ranges import BelowOne, Count, Number, Positive, PositiveShare, Range, check_ranges
+from mmrl.flow.diffusion_table import DiffusionTable, number_of
+
+Exponent = Annotated[float, Range(-20, 20, why="e to it is a factor of the noise")]
 
 
 def shift_by(factor: float, u: Tensor) -> Tensor:
@@ -53,9 +55,9 @@ class StaticShift:
 class DynamicShift:
     """sigma = e^mu / (e^mu + 1 / u - 1), mu linear in the number of image tokens, u from 1 to 1 / T (FLUX, Qwen-Image)."""
 
-    base_shift: Number = 0.5
+    base_shift: Exponent = 0.5
     """mu at base_tokens."""
-    max_shift: Number = 1.15
+    max_shift: Exponent = 1.15
     """mu at max_tokens."""
     base_tokens: Count = 256
     """Image tokens at which mu is base_shift."""
@@ -212,7 +214,7 @@ def spacing_of(scheduler_config: Mapping[str, Any]) -> Spacing:
     """The spacing of a diffusers flow-matching scheduler, from its config.
 
     Raises:
-        ValueError: a scheduler whose spacing is unknown.
+        ValueError: a scheduler whose spacing is unknown, or numbers that are none.
     """
     unknown = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
     used = [name for name in unknown if scheduler_config.get(name)]
@@ -225,16 +227,16 @@ def spacing_of(scheduler_config: Mapping[str, Any]) -> Spacing:
             f"the model's scheduler has {what}, and its sigmas cannot be reproduced here: "
             "set schedule.spacing to StaticShift, DynamicShift or LinearShift"
         )
+    train_steps = int(number_of(scheduler_config, "num_train_timesteps", 1000.0))
     if scheduler_config.get("use_flow_sigmas"):
         is_unipc = "UniPC" in str(scheduler_config.get("_class_name"))
-        train_steps = scheduler_config.get("num_train_timesteps", 1000)
-        return FlowSigmas(scheduler_config["flow_shift"], 1.0 if is_unipc else 1 - 1 / train_steps, train_steps)
+        return FlowSigmas(number_of(scheduler_config, shift), 1.0 if is_unipc else 1 - 1 / train_steps, train_steps)
     if scheduler_config.get("use_dynamic_shifting"):
         return DynamicShift(
-            base_shift=scheduler_config.get("base_shift", 0.5),
-            max_shift=scheduler_config.get("max_shift", 1.15),
-            base_tokens=scheduler_config.get("base_image_seq_len", 256),
-            max_tokens=scheduler_config.get("max_image_seq_len", 4096),
-            terminal=scheduler_config.get("shift_terminal"),
+            base_shift=number_of(scheduler_config, "base_shift", 0.5),
+            max_shift=number_of(scheduler_config, "max_shift", 1.15),
+            base_tokens=int(number_of(scheduler_config, "base_image_seq_len", 256.0)),
+            max_tokens=int(number_of(scheduler_config, "max_image_seq_len", 4096.0)),
+            terminal=number_of(scheduler_config, "shift_terminal") if scheduler_config.get("shift_terminal") else None,
         )
-    return StaticShift(scheduler_config["shift"], scheduler_config.get("num_train_timesteps", 1000))
+    return StaticShift(number_of(scheduler_config, shift), train_steps)

@@ -24,7 +24,7 @@ REMEDY = "download or save it again, or name the model that its config.json is o
 MOST_LAYERS, WIDEST = 4096, 2**24
 """Far beyond every published model; more would fill the memory before a file of weights is looked at."""
 LAYERS = re.compile(r"(^|(?<!per)_)(layers?|depth|blocks)(_(?!rope_theta)|$)")
-SIZES = re.compile(r"(^|_)(size|dims?|channels|heads|experts|groups|embd)(_|$)")
+SIZES = re.compile(r"(^|_)(size|dims?|channels|heads|experts|groups|embd|padding)(_|$)")
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

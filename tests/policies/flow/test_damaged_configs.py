@@ -134,4 +134,5 @@ def test_damages_of_every_part_end_in_a_sentence(tiny, tmp_path, family: str):
 @pytest.mark.evidence
 @pytest.mark.parametrize("family", ["sd3", "flux", "qwen_image", "z_image", "wan", "sana", "sd15", "sdxl", "flux2"])
 def test_damages_of_every_part_end_in_a_sentence_or_a_picture(tiny, tmp_path, family: str):
-    assert walk(copy_of(tiny, family, tmp_path), 7, 0, draw) == []
+    bad = walk(copy_of(tiny, family, tmp_path), 7, 0, draw)
+    assert not bad, "\n".join(bad)

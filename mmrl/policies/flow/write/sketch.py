@@ -71,19 +71,22 @@ def config_with_defaults(model: str, index: Index, name: str) -> Any:
     hints = get_type_hints(cls.__init__)
     for key, default in defaults.items():
         may_be_none = default is None or type(None) in get_args(hints.get(key))
-        if key in written and not (written[key] is None and may_be_none) and not is_like(default, written[key], key):
+        like = 1 if default is None and set(get_args(hints.get(key))) == {int, type(None)} else default
+        if key in written and not (written[key] is None and may_be_none) and not is_like(like, written[key], key):
             raise ValueError(f"{place}: {key} in its config is {written[key]!r}, where its class has {default!r}: {REMEDY}")
     return import_module("diffusers.configuration_utils").FrozenDict({**defaults, **written})
 
 
 def is_like(default: object, value: Any, key: str) -> bool:
-    """May a class whose parameter has this default take this value? Counts and factors stay above 0, numbers may be lists."""
+    """May a class whose parameter has this default take this value? Counts and factors stay above 0, counts may be lists."""
     if isinstance(default, str):
         return isinstance(value, str | list | tuple)
     if isinstance(default, tuple | list) and default:
         return isinstance(value, list | tuple) and len(value) > 0 and (is_number(value) or not is_number(default))
-    if not is_number(default) or value == default:
+    if not is_number(default) or (value == default and not isinstance(value, bool)):
         return True
+    if isinstance(value, list | tuple) and (isinstance(default, float) or (isinstance(default, int) and not value)):
+        return False
     may_be_0 = default == 0 or (isinstance(default, float) and "factor" not in key) or "layers" in key or "padding" in key
     return is_number(value) and all(math.isfinite(one) and (one > 0 or may_be_0) for one in numbers_in(value))
 
