@@ -96,7 +96,7 @@ def test_a_merged_pipeline_draws_as_it_did(tiny, family, tmp_path):
     asked, plan = requests(num_prompts=1, count=2), evaluation_plan(3)
     for weight in merged.parameters():
         weight.data.zero_()
-    torch.testing.assert_close(latents(merged, asked, plan), latents(policy, asked, plan), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(latents(merged, asked, plan), latents(policy, asked, plan), atol=1e-4, rtol=1e-4)
 
 
 def test_an_adapter_goes_on_beside_the_same_codes_alone(tiny):

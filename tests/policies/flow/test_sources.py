@@ -17,7 +17,7 @@ from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.policies.flow import net
-from mmrl.policies.flow.families import flux2, kontext
+from mmrl.policies.flow.families.flux import flux2, kontext
 from mmrl.policies.flow.families.flux.flux1 import Flux
 from mmrl.policies.flow.families.flux.flux2 import places
 from mmrl.policies.flow.families.flux.kontext import Kontext
