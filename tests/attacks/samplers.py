@@ -25,9 +25,10 @@ from tests.attacks.attack import Attack, BrokenError
 STEPS = 4
 WORDS = [f"steps={STEPS}", "prompts_per_step=2", "evaluation.num_prompts=0", "policy.lora.rank=2", "optimizer.lr=0.1"]
 BESIDE = [*WORDS, "ahead=1", "cluster.samplers=2"]
+EVEN = Path(__file__).parents[1] / "support" / "even_letters.py"
 CONFIGS = {
     "flow": ("tiny/flow", "policy.forward_rows=8"),
-    "text": ("tiny/image", "policy.rollout_rows=4", "policy.sampling.max_new_tokens=8"),
+    "text": ("tiny/image", "policy.rollout_rows=8", f"reward.0.use={EVEN}"),
 }
 HERE = Place("", 1, False)
 LOADING = Lock()

@@ -133,7 +133,7 @@ def check_ahead(config: RunConfig, ranks: Ranks) -> None:
         "policy.engine.sleep has servers rest while the policy trains": engine is not None and engine.sleep,
         'policy.engine.sync = "broadcast" keeps one version of the weights, so it allows 1': broadcasts and config.ahead > 1,
         "the run is a chain of stages": bool(config.stage),
-        f"the run has {ranks.world} processes, and one may train": ranks.world > 1,
+        f"FSDP or ZeRO-3 spreads the weights over the run's {ranks.world} processes": ranks.is_sharded,
     }
     for reason in [reason for reason, holds in reasons.items() if holds]:
         raise ValueError(f"ahead is {config.ahead}, and {reason}: change that, or set ahead = 0")

@@ -93,9 +93,12 @@ def test_samplers_draw_for_one_trainer_on_cards_of_their_own(monkeypatch: pytest
     assert [place.card for place in SamplerSettings(2, shares=True).places()] == ["4", "4"]
 
 
-def test_several_processes_are_refused():
-    with pytest.raises(ValueError, match="the run has 2 processes"):
-        look_at_settings(load("tiny/image", ["ahead=1", ENGINE]).config, Ranks(FakeAccelerator(2)))
+def test_weights_that_are_spread_over_processes_are_refused(monkeypatch: pytest.MonkeyPatch):
+    config = load("tiny/image", ["ahead=1", ENGINE]).config
+    look_at_settings(config, Ranks(FakeAccelerator(2)))
+    monkeypatch.setattr(Ranks, "is_sharded", True)
+    with pytest.raises(ValueError, match=r"FSDP or ZeRO-3 spreads the weights over the run's 2 processes: change that"):
+        look_at_settings(config, Ranks(FakeAccelerator(2)))
 
 
 def test_an_engine_brings_what_a_lag_needs():

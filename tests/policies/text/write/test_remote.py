@@ -1,6 +1,7 @@
 """Completions that another process writes: the same bits as the trainer's own, beside its updates and after a resume."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ TINY = [
     "policy.lora.rank=2",
     "optimizer.lr=0.1",
     "policy.sampling.max_new_tokens=8",
+    f"reward.0.use={Path(__file__).parents[3] / 'support' / 'even_letters.py'}",
 ]
 
 
