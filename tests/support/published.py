@@ -49,7 +49,7 @@ class PublishingPolicy(fakes.FakeTextPolicy):
         def hold() -> None:
             if place not in self.lost:
                 if place not in self.denied:
-                    put(self.copy.parameters(), weights)
+                    put(list(self.copy.parameters()), weights)
                 self.given = number + (place in self.twice)
 
         return number, hold, lambda: None
