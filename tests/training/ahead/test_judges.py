@@ -83,15 +83,19 @@ def undisturbed() -> list[Tensor]:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_judge_that_dies_at_some_question_leaves_no_trace(moment: int, undisturbed: list[Tensor], tmp_path: Path):
-    """The run stops, and goes on when a judge answers again, at another address."""
+    """With max_failed = 0 the run stops, and goes on when a judge answers again, at another address."""
 
     def dies(connection: socket.socket, request: bytes) -> None:
         if len(server.requests) <= moment:
             answers(200, COMPLETION)(connection, request)
 
     kept = Records(checkpoints=Checkpoints(tmp_path))
-    with rude(dies) as server, pytest.raises(ValueError, match="step "):
-        judged(server.url, 2, QUESTIONS // PROMPTS, records=kept, save_every=1).fit()
+    with rude(dies) as server:
+        first = judged(server.url, 2, QUESTIONS // PROMPTS, records=kept, save_every=1)
+        for reward in first.collector.rewards.rewards:
+            reward.__dict__["max_failed"] = 0.0
+        with pytest.raises(ValueError, match="cannot be reached"):
+            first.fit()
     with rude(answers(200, COMPLETION)) as server:
         again = judged(server.url, 2, QUESTIONS // PROMPTS)
         if kept.checkpoints is not None and kept.checkpoints.steps():
