@@ -80,7 +80,7 @@ def run(twist: Twist = plain, fault: Fault = Slots.write, kind: str = "flow") ->
     with LOADING:
         job = build(load(config, [*BESIDE, *words]))
         generator: Remote = getattr(job.policy, "generator")  # noqa: B009 - a policy's own part
-        made = Slots.for_weights(job.policy.parameters())
+        made = Slots.for_weights(list(job.policy.parameters()))
         slots = FaultySlots(made.name, made.dtypes, made.shapes)
         slots.__dict__["fault"] = fault
         samplers = [cast("SamplingProcess", generator.make(slots, HERE)) for _ in range(2)]
