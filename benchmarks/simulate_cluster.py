@@ -51,8 +51,8 @@ class Layout:
         return self.trainers + self.samplers
 
     def runs(self, is_text: bool) -> bool:
-        """Does mmrl start it? Samplers serve one trainer, engines of several write without a lag."""
-        return self.trainers == 1 or not self.samplers or (is_text and self.ahead == 0)
+        """Does mmrl start it? Samplers serve one trainer, engines several."""
+        return self.trainers == 1 or not self.samplers or is_text
 
 
 @dataclass(frozen=True)

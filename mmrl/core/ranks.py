@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -56,6 +57,8 @@ class Ranks:
     def __init__(self, accelerator: Accelerator | None = None, engine: Engine | None = None) -> None:
         """`engine` owns the update where a library does."""
         self.accelerator, self.engine = accelerator, engine
+        self._group: Any = None
+        """The process group of `gather`; None: that of training."""
         self.world: int = accelerator.num_processes if accelerator is not None else 1
         self.rank: int = accelerator.process_index if accelerator is not None else 0
 
@@ -73,8 +76,16 @@ class Ranks:
         if self.world == 1:
             return [x]
         gathered = [x] * self.world
-        torch.distributed.all_gather_object(gathered, x)
+        torch.distributed.all_gather_object(gathered, x, group=self._group)
         return gathered
+
+    def apart(self) -> "Ranks":
+        """The same processes, who gather in a group of their own: for a thread beside the one that trains."""
+        if self.world == 1:
+            return self
+        other = copy(self)
+        other._group = torch.distributed.new_group(backend="gloo")
+        return other
 
     def sum(self, values: Sequence[float | int]) -> list[float]:
         """Elementwise over ranks."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmrl.core.episodes import Limits as EpisodeLimits
 from mmrl.core.episodes import Worlds
+from mmrl.core.ranks import Ranks
 from mmrl.core.samples import EngineUnavailableError
 from mmrl.engine.agreement import Probe, limits_of
 from mmrl.engine.broadcast import BroadcastSync
@@ -74,6 +75,8 @@ class VllmGenerator:
         self.version = -1
         """The updates of the weights that the servers have."""
         self._publishes = False
+        self._beside: Ranks | None = None
+        """The processes, for the thread that writes while the others train."""
         self._asleep = False
         self._told: set[str] = set()
 
@@ -97,6 +100,7 @@ class VllmGenerator:
         """
         self._publishes = True
         update, probe = self._set_aside(version)
+        self._beside = self._beside or self.ranks.apart()
 
         def hold() -> None:
             if self.version != version:
@@ -104,6 +108,11 @@ class VllmGenerator:
 
         assert self.fleet is not None
         return version, hold, self.fleet.leave
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that are given weights together."""
+        return self._beside or self.host.ranks
 
     def _set_aside(self, version: int) -> tuple[Update, Probe]:
         self.fleet = self.fleet or self._open()
@@ -119,7 +128,7 @@ class VllmGenerator:
         self._on_main(self.fleet.push)
         if self.host.ranks.is_main:
             drop_old(self.folder, update)
-        took = self.host.ranks.gather([member.alive for member in self.fleet.members])[0]
+        took = self.ranks.gather([member.alive for member in self.fleet.members])[0]
         for member, is_alive in zip(self.fleet.members, took, strict=True):
             member.alive = is_alive
         self.version = version
@@ -295,9 +304,9 @@ class VllmGenerator:
         try:
             value = act()
         except (ValueError, OSError, EngineDownError, EngineMismatchError, EngineUnavailableError) as error:
-            self.host.ranks.gather(str(error))
+            self.ranks.gather(str(error))
             raise EngineUnavailableError(str(error)) if isinstance(error, EngineDownError) else error from None
-        found = [text for text in self.host.ranks.gather("") if text]
+        found = [text for text in self.ranks.gather("") if text]
         if found:
             raise EngineUnavailableError(found[0])
         return value

@@ -180,7 +180,7 @@ class TrainSettings:
     """Number of parts, of whole groups, in which a step's prompts are sampled. With several, slow rewards (judges, servers,
     `async def`) score one part while the next is sampled: only the last part's time is not hidden, but batches are smaller."""
     ahead: Annotated[int, Range(0, 2)] = 0
-    """How many steps sampling may be ahead of training, with [policy.engine] or cluster.samplers: step j is written by the
+    """How many steps sampling may be ahead of training, with [policy.engine] or cluster.samplers: step j is sampled by the
     weights that had j - ahead steps, beside the updates before it. The same config still gives the same run. 0 = one after
     the other."""
     seed: Seed = 0

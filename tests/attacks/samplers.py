@@ -1,34 +1,41 @@
-"""Attacks on samplers: weights that get lost, torn or replaced on their way to them, and samplers that draw something else."""
+"""Attacks on samplers: weights that get lost, torn or replaced on their way to them, and samplers that answer something else."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from threading import Lock
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from mmrl.app.config.run import load
-from mmrl.app.modality.flow_sampler import FlowSampler
 from mmrl.app.run.build import build
-from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.write.generate import Sampled
-from mmrl.policies.flow.write.remote import RemoteGenerator
 from mmrl.policies.shared.workers.crew import Crew
+from mmrl.policies.shared.workers.process import SamplingProcess
+from mmrl.policies.shared.workers.remote import Remote
 from mmrl.policies.shared.workers.settings import Place
 from mmrl.policies.shared.workers.slots import HEAD, NOTHING, Slots, buffer_of
 from mmrl.training.stopping import TrainingStoppedError
 from tests.attacks.attack import Attack, BrokenError
 
 STEPS = 4
-TINY = [f"steps={STEPS}", "prompts_per_step=2", "evaluation.num_prompts=0", "policy.forward_rows=8", "policy.lora.rank=2"]
-WORDS = [*TINY, "ahead=1", "cluster.samplers=2", "optimizer.lr=0.1"]
+WORDS = [f"steps={STEPS}", "prompts_per_step=2", "evaluation.num_prompts=0", "policy.lora.rank=2", "optimizer.lr=0.1"]
+BESIDE = [*WORDS, "ahead=1", "cluster.samplers=2"]
+EVEN = Path(__file__).parents[1] / "support" / "even_letters.py"
+CONFIGS = {
+    "flow": ("tiny/flow", "policy.forward_rows=8"),
+    "text": ("tiny/image", "policy.rollout_rows=8", f"reward.0.use={EVEN}"),
+}
 HERE = Place("", 1, False)
-Draw = Callable[..., Sampled]
-"""What a sampler answers to a place, a version, requests and a table of sigmas."""
-Twist = Callable[..., Sampled]
+LOADING = Lock()
+"""Libraries put a whole process on the meta device while they load a model."""
+Draw = Callable[..., Any]
+"""What a sampler answers to a place, a version and what a chunk asks for."""
+Twist = Callable[..., Any]
 """What it answers instead, from its draw and the same."""
 Fault = Callable[[Slots, int, int, Sequence[Tensor]], None]
 """What becomes of weights of a version that are to be written into a slot."""
@@ -62,36 +69,37 @@ class FaultySlots(Slots):
             super().write(place, version, weights)
 
 
-def plain(draw: Draw, *job: object) -> Sampled:
+def plain(draw: Draw, *job: object) -> object:
     """Draw what was asked for."""
     return draw(*job)
 
 
-def run(twist: Twist = plain, fault: Fault = Slots.write) -> Tensor:
-    """The weights after a few steps whose pictures two samplers draw."""
-    job = build(load("tiny/flow", WORDS))
-    policy = job.policy
-    assert isinstance(policy, FlowPolicy) and isinstance(policy.generator, RemoteGenerator)
-    made = Slots.for_weights(list(policy.weights.named.values()))
-    slots = FaultySlots(made.name, made.dtypes, made.shapes)
-    slots.__dict__["fault"] = fault
-    samplers = [FlowSampler(policy.config, slots, HERE) for _ in range(2)]
-    for sampler in samplers:
-        sampler.policy = FlowPolicy(policy.config)
-        sampler.policy.prepare(Accelerator(cpu=True))
-    policy.generator.slots = slots
-    policy.generator.crew = Crew([Here(sampler, twist) for sampler in samplers], 0)
+def run(twist: Twist = plain, fault: Fault = Slots.write, kind: str = "flow") -> Tensor:
+    """The weights after a few steps whose samples two samplers draw."""
+    config, *words = CONFIGS[kind]
+    with LOADING:
+        job = build(load(config, [*BESIDE, *words]))
+        generator: Remote = getattr(job.policy, "generator")  # noqa: B009 - a policy's own part
+        made = Slots.for_weights(list(job.policy.parameters()))
+        slots = FaultySlots(made.name, made.dtypes, made.shapes)
+        slots.__dict__["fault"] = fault
+        samplers = [cast("SamplingProcess", generator.make(slots, HERE)) for _ in range(2)]
+        for sampler in samplers:
+            sampler.policy = sampler.make()
+            sampler.policy.prepare(Accelerator(cpu=True))
+    generator.slots = slots
+    generator.crew = Crew([Here(sampler, twist) for sampler in samplers], 0)
     try:
         job.trainer.fit()
     finally:
-        policy.generator.close()
-    return torch.cat([weight.detach().flatten() for weight in policy.parameters()])
+        generator.close()
+    return torch.cat([weight.detach().flatten() for weight in job.policy.parameters()])
 
 
-def refuse(words: str, twist: Twist, fault: Fault, folder: Path) -> str:
+def refuse(words: str, twist: Twist, fault: Fault, kind: str, folder: Path) -> str:
     """The run stops with a sentence that holds these words."""
     try:
-        run(twist, fault)
+        run(twist, fault, kind)
     except (TrainingStoppedError, RuntimeError) as error:
         if words not in str(error):
             raise BrokenError(f"it says {error}") from None
@@ -133,10 +141,10 @@ def name_other(draw: Draw, place: int, version: int, *asked: object) -> Sampled:
     return replace(draw(place, version, *asked), weights_version=version + 1)
 
 
-def keep_first(draw: Draw, place: int, version: int, *asked: object) -> Sampled:
+def keep_first(draw: Draw, place: int, version: int, *asked: object) -> object:
     """It draws with weights of before, and says that they are those of now."""
     if version:
-        sampler = cast("FlowSampler", draw)
+        sampler = cast("SamplingProcess", draw)
         kept = [torch.zeros_like(weight) for weight in sampler.policy.weights.named.values()]
         read, sampler.slots = sampler.slots, cast("Slots", Unread(kept))
         try:
@@ -166,6 +174,17 @@ def leave_out(draw: Draw, place: int, version: int, requests: Sequence[object], 
     return draw(place, version, list(requests)[:1], *asked)
 
 
+def turn_round(draw: Draw, place: int, version: int, prompts: object, *asked: Sequence[object]) -> object:
+    """It writes the rows of a chunk in another order."""
+    index, seeds, sampling = asked
+    return draw(place, version, prompts, index[::-1], seeds[::-1], sampling)
+
+
+def see_another(draw: Draw, place: int, version: int, prompts: Sequence[Any], *asked: object) -> object:
+    """It shows every prompt of a chunk the picture of the last one, as features would that were kept too long."""
+    return draw(place, version, [replace(one, media=prompts[-1].media) for one in prompts], *asked)
+
+
 LOST = {
     "a publication is lost": ("a publication was lost", lose),
     "a publication is torn": ("written in part", tear),
@@ -177,8 +196,14 @@ WRONG = {
     "one draws a chunk's prompts in another order": ("was asked for the samples", mix_rows),
     "one leaves prompts of a chunk out": ("was asked for the samples", leave_out),
 }
+WRITING = {
+    "one that writes keeps its first weights and denies it": ("|log ratio| is", keep_first),
+    "one that writes mixes the rows of a chunk": ("was asked for the samples", turn_round),
+    "one that writes keeps features of another picture": ("|log ratio| is", see_another),
+}
 ATTACKS = [
-    *(Attack("samplers", name, partial(refuse, words, plain, fault)) for name, (words, fault) in LOST.items()),
-    *(Attack("samplers", name, partial(refuse, words, twist, Slots.write)) for name, (words, twist) in WRONG.items()),
+    *(Attack("samplers", name, partial(refuse, words, plain, fault, "flow")) for name, (words, fault) in LOST.items()),
+    *(Attack("samplers", name, partial(refuse, words, twist, Slots.write, "flow")) for name, (words, twist) in WRONG.items()),
+    *(Attack("samplers", name, partial(refuse, words, twist, Slots.write, "text")) for name, (words, twist) in WRITING.items()),
     Attack("samplers", "a publication comes twice", partial(change_nothing, write_twice)),
 ]

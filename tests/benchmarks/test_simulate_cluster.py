@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -65,8 +66,9 @@ def test_the_best_layout_is_small_and_one_that_runs(script):
         sim.Layout(1, 2, 1),
         sim.Layout(4, 8, 1),
     ]
-    assert sim.best(measured, 256, 0.0, True)[0] == sim.Layout(8), "samplers draw for one trainer"
+    assert sim.best(measured, 256, 0.0, True)[0] == sim.Layout(8), "samplers sample for one trainer"
     assert sim.best(measured, 7, 0.0, True)[0] == sim.Layout(4)
+    assert sim.best(replace(measured, is_text=True), 256, 0.0, True)[0] == sim.Layout(4, 8, 1), "engines write for several"
 
 
 def test_what_a_run_s_spans_say(script, tmp_path):

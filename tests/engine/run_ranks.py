@@ -1,13 +1,19 @@
-"""Updates and rollouts of two processes that share a server whose resets of caches fail one after another: KIND OUT MODEL URL."""
+"""Updates and rollouts of two processes that share a server whose resets of caches fail one after another: KIND OUT MODEL URL.
+
+At the end threads of both have rows written by older weights, while the processes train.
+"""
 
 import sys
+import threading
 
 import torch
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Rollouts
 from mmrl.engine.generator import VllmGenerator, text_parts
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.training.ahead.producer import under
 from tests.support.fake_engines import ask
 from tests.support.launcher import Kind, accelerator_of, leave
 from tests.support.text_policies import logprobs, mixed
@@ -32,9 +38,36 @@ def main(kind: Kind, out: str, model: str, url: str) -> None:
             for weight in policy.parameters():
                 weight += 0.1 * torch.randn(weight.shape, generator=draw)
         policy.advance()
+    gaps += ahead(policy, accelerator.process_index)
     assert isinstance(policy.generator, VllmGenerator)
     policy.generator.close()
     leave(accelerator, out, {"gaps": gaps})
+
+
+def ahead(policy: TextPolicy, rank: int) -> list[float]:
+    """The gap of rows that a thread has written by the weights from before two updates, while the trainers gather."""
+    _, hold, _ = policy.publish()
+    kept, found = [weight.detach().clone() for weight in policy.parameters()], list[Rollouts]()
+
+    def write() -> None:
+        hold()
+        found.append(policy.rollout(mixed(rank)))
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    for number in range(200):
+        assert policy.ranks.gather((number, rank)) == [(number, 0), (number, 1)]
+        if number in (50, 100):
+            with torch.no_grad():
+                for weight in policy.parameters():
+                    weight += 0.1
+            policy.advance()
+            policy.publish()
+    thread.join()
+    with under(policy.parameters(), kept):
+        read = logprobs(policy, found[0]).detach()
+    difference = found[0].recorded[ROLLOUT_LOGPROBS] - read
+    return [float(difference.abs()[found[0].action_mask].max())]
 
 
 if __name__ == "__main__":

@@ -59,3 +59,4 @@ def test_two_processes_never_sample_with_stale_caches(tiny: Callable[[str], str]
     with engines(tiny("qwen2_5_vl")) as (engine,):
         found = results("tests.engine.run_ranks", "replicated", tmp_path, tiny("qwen2_5_vl"), engine.url)
     assert len(found) == 2 and max(gap for one in found for gap in one["gaps"]) < 1e-4, found
+    assert all(len(one["gaps"]) == 6 for one in found), "the last one of a thread, ahead of two updates"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mmrl.core.types import Request, Rollouts
+from mmrl.training.ahead.producer import put
 from tests.support import fakes
 
 
@@ -42,13 +43,13 @@ class PublishingPolicy(fakes.FakeTextPolicy):
 
     def publish(self, version: int | None = None) -> tuple[int, Callable[[], None], Callable[[], None]]:
         number = self.num_updates if version is None else version
-        weights = {name: weight.clone() for name, weight in self.nets["policy"].state_dict().items()}
+        weights = [weight.detach().clone() for weight in self.parameters()]
         place, self.count = self.count, self.count + 1
 
         def hold() -> None:
             if place not in self.lost:
                 if place not in self.denied:
-                    self.copy.nets["policy"].load_state_dict(weights)
+                    put(list(self.copy.parameters()), weights)
                 self.given = number + (place in self.twice)
 
         return number, hold, lambda: None

@@ -19,14 +19,17 @@ from mmrl.algorithms.planners.hints import Scaffold
 from mmrl.algorithms.planners.tempered import ByDoubt
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Group, Prompt, Request, Rollouts, Scores
+from mmrl.training.checkpoints.state import copy_state
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Trainer
 from tests.flow.test_learning import small
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.presets import VIDEO, of_files
+from tests.support.published import PublishingPolicy, random_waits
 from tests.support.trainers import at_most_one, make_trainer
 from tests.training.test_trainer import half_dead
 from tests.training.test_video_methods import CLIPS, video_trainer
@@ -45,6 +48,8 @@ class ByLikelihood:
         return replace(credit, values=credit.values * likelihood.exp()[:, None])
 
 
+STEPS, SGD = 4, OptimizerSettings(kind="sgd", lr=0.5)
+CORRECTION = RolloutCorrection(mode="token_truncate", high=2.0)
 DAPO, ONCE = PRESETS["dapo"], PRESETS["grpo"].planner
 ALGORITHMS = {
     "grpo": PRESETS["grpo"],
@@ -63,6 +68,11 @@ DRAWN = ("dgpo", "crd", "flow_dpo", "sol_rl")
 STATE = ("aepo", "ares", "dcpo", "hart", "remix", "riskpo", "spo", "ssr")
 
 
+LAGGING = replace(DAPO, planner=DynamicSampling(max_rounds=10), minibatches=1, old="reread", importance=(CORRECTION,))
+AHEAD = {"ahead": 1, "ahead_other_waits": 2}
+"""The seeds of latencies that differ on every process."""
+
+
 def cases() -> Iterator[tuple[str, Callable[..., Trainer]]]:
     """Name -> a trainer of these ranks."""
     for name, algorithm in ALGORITHMS.items():
@@ -74,6 +84,8 @@ def cases() -> Iterator[tuple[str, Callable[..., Trainer]]]:
         yield name, partial(make_trainer, PRESETS[name], at_most_one, prompts_per_step=8)
     for name in DRAWN:
         yield name, partial(make_trainer, small(name), prompts_per_step=4, micro_batch=20)
+    for name, waits in AHEAD.items():
+        yield name, partial(ahead_trainer, waits)
     mixed = [*CLIPS[:3], *prompts()[3:]]
     for name in VIDEO:
         yield name, partial(video_trainer, name, mixed)
@@ -97,14 +109,37 @@ def helped_trainer(algorithm: Algorithm, data: Sequence[Prompt], **more: Any) ->
     return make_trainer(algorithm, hard, policy=Hinting(), sampler=Shuffled(data, seed=0), **more)
 
 
+def ahead_trainer(waits: int, ranks: Ranks, **more: Any) -> Trainer:
+    """One whose steps are sampled while the step before trains, in several rounds."""
+    policy = PublishingPolicy(waits=random_waits(10 * waits + ranks.rank))
+    return make_trainer(LAGGING, half_dead, policy=policy, ranks=ranks, steps=STEPS, ahead=1, **more)
+
+
+def resumed(accelerator: Any, ranks: Ranks) -> torch.Tensor:
+    """The weights of such a run that is stopped after two steps, and goes on in another trainer."""
+    first, again = (ahead_trainer(waits, ranks, optimizer=SGD) for waits in (3, 4))
+    for trainer in (first, again):
+        trainer.policy.prepare(accelerator)
+    for _ in range(2):
+        first.step()
+    state = ranks.gather(copy_state(first.state_dict()))[0]
+    first.collector.close()
+    again.load_state_dict(state)
+    for _ in range(2):
+        again.step()
+    return torch.cat([weight.detach().flatten() for weight in again.policy.parameters()])
+
+
 def trained(accelerator: Any) -> dict[str, Any]:
     ranks = Ranks(accelerator) if accelerator.num_processes > 1 else Ranks()
     results: dict[str, Any] = {}
     for name, make in cases():
-        trainer = make(ranks=ranks, optimizer=OptimizerSettings(kind="sgd", lr=0.5))
+        trainer = make(ranks=ranks, optimizer=SGD)
         trainer.policy.prepare(accelerator)
-        metrics = [trainer.step() for _ in range(4)]
+        metrics = [trainer.step() for _ in range(STEPS)]
+        trainer.collector.close()
         results[name] = {"metrics": metrics, "weights": torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])}
+    results["ahead"]["resumed"] = resumed(accelerator, ranks)
     return results
 
 

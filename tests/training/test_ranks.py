@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from tests.support.launcher import started
-from tests.training.run_ranks import DRAWN, PLANNERS, STATE, VIDEO, trained
+from tests.training.run_ranks import AHEAD, DRAWN, PLANNERS, STATE, VIDEO, trained
 
 Results = dict[str, Any]
 CLOSE = {
@@ -42,6 +42,16 @@ def test_two_processes_equal_one(results: tuple[Results, Results], case: str):
         }
         assert {name: value for name, value in b.items() if not name.startswith("time/")} == expected, f"step {step}"
     torch.testing.assert_close(one["weights"], two["weights"], atol=weights_apart, rtol=0)
+
+
+def test_threads_beside_two_trainers_give_the_same_bits_whatever_takes_how_long_and_after_a_stop(
+    results: tuple[Results, Results],
+):
+    one, other = (results[1][name] for name in AHEAD)
+    assert torch.equal(one["weights"], other["weights"]) and torch.equal(one["weights"], one["resumed"])
+    assert [metrics["rollout/staleness"] for metrics in one["metrics"]] == [0, 1, 1, 1]
+    assert [metrics["reward/total"] for metrics in one["metrics"]] == [metrics["reward/total"] for metrics in other["metrics"]]
+    assert not torch.equal(one["weights"], results[1]["dynamic"]["weights"])
 
 
 def test_dynamic_sampling_on_two_processes_fills_every_step(results: tuple[Results, Results]):

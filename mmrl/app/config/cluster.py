@@ -30,8 +30,8 @@ class ClusterConfig:
     engine_port: Port = 8100
     """Of the first engine of every machine; the next ones count on from it."""
     samplers: Annotated[int, Range(0, 256)] = 0
-    """Processes that draw an image generator's pictures with copies of its weights, started by the trainer, `mmrl train` too;
-    each takes a card of its own. 0 = the network that trains draws."""
+    """Processes that sample with copies of the policy's weights, started by the trainer, `mmrl train` too; each takes a card of
+    its own. 0 = the network that trains samples, or [policy.engine]."""
     samplers_share: bool = False
     """True: samplers use the trainer's card, which pays where rewards take long and the card has memory for all."""
     rewards: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class ClusterConfig:
             )
         if self.samplers and self.trainers > 1:
             raise ValueError(
-                f"cluster.samplers is {self.samplers}, and cluster.trainers {self.trainers}: samplers draw for one trainer: "
+                f"cluster.samplers is {self.samplers}, and cluster.trainers {self.trainers}: samplers sample for one trainer: "
                 "set cluster.trainers = 1, or cluster.samplers = 0"
             )
         if self.judges and self.nodes > 1:

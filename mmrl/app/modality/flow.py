@@ -153,7 +153,7 @@ class FlowModality:
     ) -> "FlowPolicy":
         from diffusers.utils import logging
 
-        from mmrl.app.modality.flow_sampler import remote_generator
+        from mmrl.app.modality.samplers import drawing_generator
         from mmrl.policies.flow.parts import FlowParts
         from mmrl.policies.flow.policy import FlowPolicy
         from mmrl.policies.shared.weights import USUAL_DECAY
@@ -162,7 +162,7 @@ class FlowModality:
             raise ValueError("policy.kind is 'flow', whose pictures are drawn in one go: remove [environment]")
         if not sys.stderr.isatty():
             logging.disable_progress_bar()
-        parts = FlowParts() if samplers is None else FlowParts(generator=remote_generator(samplers))
+        parts = FlowParts() if samplers is None else FlowParts(generator=drawing_generator(samplers))
         return FlowPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, parts)
 
     def build_dry_run(

@@ -136,6 +136,10 @@ class TextModality:
                     "turns together: leave policy.engine or [environment] out"
                 )
         parts = text_parts(policy, worlds)
+        if samplers is not None:
+            from mmrl.app.modality.samplers import writing_generator
+
+            parts = replace(parts, generator=writing_generator(samplers))
         return TextPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, views, parts)
 
     def build_dry_run(

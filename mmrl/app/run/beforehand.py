@@ -102,9 +102,11 @@ def check_samplers(config: RunConfig, ranks: Ranks) -> None:
     if not count:
         return
     reasons = {
-        f"policy.kind is {modality_of(policy).name!r}, and they draw for 'flow' alone: set cluster.samplers = 0, and where the "
-        "policy writes add [policy.engine]": not isinstance(policy, FlowPolicyConfig),
-        f"the run has {ranks.world} processes that train, and they draw for one: start one, or set cluster.samplers = 0": (
+        f"policy.kind is {modality_of(policy).name!r}, and they sample for 'text' and 'flow': set cluster.samplers = 0": (
+            not isinstance(policy, TextPolicyConfig | FlowPolicyConfig)
+        ),
+        "the servers of [policy.engine] write: leave one of the two out": getattr(policy, "engine", None) is not None,
+        f"the run has {ranks.world} processes that train, and they sample for one: start one, or set cluster.samplers = 0": (
             ranks.world > 1
         ),
         "policy.family is a file of your own, which they do not load: leave policy.family out, or set cluster.samplers = 0": (
@@ -124,14 +126,14 @@ def check_ahead(config: RunConfig, ranks: Ranks) -> None:
     policy = config.policy if isinstance(config.policy, TextPolicyConfig) else None
     engine = None if policy is None else policy.engine
     broadcasts = policy is not None and engine is not None and resolve_sync(policy, engine) == "broadcast"
-    draws = isinstance(config.policy, FlowPolicyConfig)
+    draws, own = isinstance(config.policy, FlowPolicyConfig), engine is None and not config.cluster.samplers
     reasons = {
-        "there is no [policy.engine], so the network that trains writes": engine is None and not draws,
-        "cluster.samplers is 0, so the network that trains draws": draws and not config.cluster.samplers,
+        "there is no [policy.engine] and cluster.samplers is 0, so the network that trains writes": own and not draws,
+        "cluster.samplers is 0, so the network that trains draws": own and draws,
         "policy.engine.sleep has servers rest while the policy trains": engine is not None and engine.sleep,
         'policy.engine.sync = "broadcast" keeps one version of the weights, so it allows 1': broadcasts and config.ahead > 1,
         "the run is a chain of stages": bool(config.stage),
-        f"the run has {ranks.world} processes, and one may train": ranks.world > 1,
+        f"FSDP or ZeRO-3 spreads the weights over the run's {ranks.world} processes": ranks.is_sharded,
     }
     for reason in [reason for reason, holds in reasons.items() if holds]:
         raise ValueError(f"ahead is {config.ahead}, and {reason}: change that, or set ahead = 0")

@@ -314,8 +314,8 @@ def publish(generator: FollowsWeights, version: int) -> Publication:
     """
     if not isinstance(generator, Publishing):
         raise ValueError(
-            "ahead is above 0, and the network that trains samples: add [policy.engine] to a model that writes, or "
-            "cluster.samplers to an image generator, or set ahead = 0"
+            "ahead is above 0, and the network that trains samples: set cluster.samplers, or add [policy.engine] to a model that "
+            "writes, or set ahead = 0"
         )
     return generator.publish(version)
 

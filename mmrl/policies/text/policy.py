@@ -39,6 +39,7 @@ from mmrl.policies.text.write.dialogue import write_given
 from mmrl.policies.text.write.episodes import Player, check_episodes
 from mmrl.policies.text.write.generate import HotSampling, rest, wake
 from mmrl.policies.text.write.prefix import append
+from mmrl.policies.text.write.remote import Part, write_all
 from mmrl.policies.text.write.rollout import (
     PromptCache,
     Row,
@@ -184,7 +185,7 @@ class TextPolicy(PolicyHooks):
             chunks += [[]] * (self.ranks.forwards(len(chunks)) - len(chunks))
             if chunks or played:
                 with self.weights.swapped_in(model):
-                    versions += [self._write(chunk, prompts, sampling) for chunk in chunks]
+                    versions += self._write(chunks, prompts, sampling)
                     if played and self.parts.worlds is not None:
                         versions += Player(self, self.generator, self.parts.worlds, sampling).play(played, prompts)
         texts = texts_of(rows, self.decode, self.eos_token_ids)
@@ -282,19 +283,25 @@ class TextPolicy(PolicyHooks):
     def prefetches(self) -> bool:
         return self.encode.videos.used
 
-    def _write(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> int:
-        """Draw rows of one temperature; returns the version of the weights that wrote. Without rows, keep step with others."""
+    def _write(self, chunks: Sequence[Sequence[Row]], prompts: PromptCache, sampling: Sampling) -> list[int]:
+        """Draw chunks of rows of one temperature; returns the versions of the weights that wrote. Without rows, keep step."""
+        written = write_all(self.generator, (self._part(rows, prompts, sampling) for rows in chunks))
+        versions = list[int]()
+        for rows, completions in zip(chunks, written, strict=True):
+            for i, row in enumerate(rows):
+                row.write(completions, i, sampling.max_new_tokens)
+            versions.append(completions.weights_version if rows else self.weights.num_updates)
+        return versions
+
+    def _part(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> Part:
         used = sorted({(row.shown, row.request.view, row.begun) for row in rows})
         place = {key: i for i, key in enumerate(used)}
-        completions = self.generator.write(
+        return (
             [begin(prompts[i], view, begun, self) for i, view, begun in used],
             [place[row.shown, row.request.view, row.begun] for row in rows],
             [(row.request.seed, row.index) for row in rows],
             at_temperature(sampling, rows),
         )
-        for i, row in enumerate(rows):
-            row.write(completions, i, sampling.max_new_tokens)
-        return completions.weights_version if rows else self.weights.num_updates
 
     def _evaluate(
         self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...], view: str = "plain"

@@ -66,7 +66,11 @@ class Version:
 
 
 class Ahead(Collector):
-    """Collects at most `settings.ahead` steps before they train, for one process and a policy that publishes its weights."""
+    """Collects at most `settings.ahead` steps before they train, for a policy that publishes its weights.
+
+    Of several processes each has such a thread. The threads talk to each other in a process group of their own, for the trainers
+    exchange gradients meanwhile.
+    """
 
     def __init__(
         self,
@@ -78,8 +82,9 @@ class Ahead(Collector):
         ranks: Ranks,
         reader: ReferenceReads,
     ) -> None:
-        super().__init__(policy, sampler, rewards, algorithm, settings, ranks, reader)
         check_lag(policy, rewards, algorithm, settings, ranks)
+        super().__init__(policy, sampler, rewards, algorithm, settings, ranks.apart(), reader)
+        self._trainers = ranks
         self._parameters = list(policy.parameters())
         self._moved = Condition()
         """Whatever both threads look at changes under this lock."""
@@ -181,15 +186,15 @@ class Ahead(Collector):
             first = self._oldest - self.ahead
             if before is None:
                 # nothing is in flight, and the scores of one step more are still to be heard of
-                before, first = state.now() | {"random": [self._random or outside]}, first - 1
+                before, first = state.now() | {"random": self.ranks.gather(self._random or outside)}, first - 1
             observed = [
                 [step, [prompt.id for prompt in prompts], [list(row) for row in totals]]
                 for step, (prompts, totals) in sorted(self._observed.items())
                 if step >= first
             ]
-        own = {"lag": self.ahead, "random": before["random"][0], "observed": observed}
+        own = {"lag": self.ahead, "random": before["random"], "observed": observed}
         rewards = [*before["rewards"][:1], *state.of_evaluation()]
-        return {**before, "rewards": rewards, "random": [outside], "ahead": own}
+        return {**before, "rewards": rewards, "random": self._trainers.gather(outside), "ahead": own}
 
     def versions(self) -> State:
         """The weights that steps in flight are written by, as far as they are not the live ones."""
@@ -203,7 +208,8 @@ class Ahead(Collector):
         self._forget()
         prompts = prompts_of(self.sampler, {name for _, names, _ in state["ahead"]["observed"] for name in names})
         self._observed = {step: ([prompts[name] for name in names], totals) for step, names, totals in state["ahead"]["observed"]}
-        self._oldest, self._random = state["index"], state["ahead"]["random"]
+        by_rank = state["ahead"]["random"]
+        self._oldest, self._random = state["index"], by_rank[self.ranks.rank if len(by_rank) == self.ranks.world else 0]
         self._kept = {step: (number, weights) for step, number, weights in state["versions"]}
 
     def with_readings(self, fresh: Rollouts) -> Rollouts:
@@ -320,8 +326,11 @@ def prompts_of(sampler: PromptSampler, names: set[str]) -> Mapping[str, Prompt]:
 
 def check_lag(policy: Policy, rewards: RewardRunner, algorithm: Algorithm, settings: TrainSettings, ranks: Ranks) -> None:
     """Raise ValueError where samples cannot be drawn so far ahead."""
-    if ranks.world > 1:
-        raise ValueError(f"ahead is {settings.ahead}, and the run has {ranks.world} processes: start one, or set ahead = 0")
+    if ranks.is_sharded or ranks.engine is not None:
+        raise ValueError(
+            f"ahead is {settings.ahead}, and FSDP or DeepSpeed spreads the weights over the run's {ranks.world} processes: start "
+            "it with configs/accelerate/ddp.yaml, or set ahead = 0"
+        )
     if not isinstance(policy, Publishes):
         raise ValueError(
             f"ahead is {settings.ahead}, and {type(policy).__name__} writes with the network that trains: set ahead = 0"

@@ -53,7 +53,7 @@ class RunState:
     def now(self) -> State:
         """The same as it is, with steps that are collected and do not train yet."""
         rewards = [rewards_state(self.collector.rewards), *self.of_evaluation()]
-        return {**self.collector.state_dict(), "rewards": rewards, "random": self.ranks.gather(random_state())}
+        return {**self.collector.state_dict(), "rewards": rewards, "random": self.collector.ranks.gather(random_state())}
 
     def of_evaluation(self) -> list[State]:
         """The memories of the evaluation's own rewards, if it has any."""

@@ -5,9 +5,12 @@ import socket
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.importance import RolloutCorrection
@@ -15,7 +18,8 @@ from mmrl.core.samples import Scored
 from mmrl.core.types import Group
 from mmrl.serving.judges.judge import Endpoint, Question, ask_for_scores
 from mmrl.training.ahead import producer
-from mmrl.training.trainer import Trainer
+from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.trainer import Records, Trainer
 from tests.attacks.client import COMPLETION
 from tests.support import fakes
 from tests.support.published import PublishingPolicy
@@ -28,7 +32,7 @@ PROMPTS = 4
 """Of a step: a question for each."""
 
 
-def judged(url: str, ahead: int, steps: int, policy: PublishingPolicy | None = None) -> Trainer:
+def judged(url: str, ahead: int, steps: int, policy: PublishingPolicy | None = None, **more: Any) -> Trainer:
     """A trainer whose samples a server judges, with one question per group."""
     endpoint = Endpoint(f"{url}/v1", "m", retries=0)
 
@@ -38,7 +42,8 @@ def judged(url: str, ahead: int, steps: int, policy: PublishingPolicy | None = N
 
     correction = RolloutCorrection(mode="token_truncate", high=2.0)
     algorithm = replace(PRESETS["grpo"], old="reread", importance=(correction,))
-    return make_trainer(algorithm, judge, policy=policy or PublishingPolicy(), steps=steps, ahead=ahead, prompts_per_step=PROMPTS)
+    policy = policy or PublishingPolicy()
+    return make_trainer(algorithm, judge, policy=policy, steps=steps, ahead=ahead, prompts_per_step=PROMPTS, **more)
 
 
 def test_a_judge_answers_while_the_step_before_is_trained():
@@ -64,7 +69,42 @@ def test_a_judge_answers_while_the_step_before_is_trained():
     assert all(met) and len(met) == steps + steps * PROMPTS == steps + len(server.requests)
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
+QUESTIONS = 6 * PROMPTS
+MOMENTS = [pytest.param(n, marks=() if n in (2, 9, 17) else pytest.mark.evidence) for n in range(QUESTIONS - 4)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[Tensor]:
+    with rude(answers(200, COMPLETION)) as server:
+        trainer = judged(server.url, 2, QUESTIONS // PROMPTS)
+        trainer.fit()
+    return [weight.detach() for weight in trainer.policy.parameters()]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_judge_that_dies_at_some_question_leaves_no_trace(moment: int, undisturbed: list[Tensor], tmp_path: Path):
+    """With max_failed = 0 the run stops, and goes on when a judge answers again, at another address."""
+
+    def dies(connection: socket.socket, request: bytes) -> None:
+        if len(server.requests) <= moment:
+            answers(200, COMPLETION)(connection, request)
+
+    kept = Records(checkpoints=Checkpoints(tmp_path))
+    with rude(dies) as server:
+        first = judged(server.url, 2, QUESTIONS // PROMPTS, records=kept, save_every=1)
+        for reward in first.collector.rewards.rewards:
+            reward.__dict__["max_failed"] = 0.0
+        with pytest.raises(ValueError, match="cannot be reached"):
+            first.fit()
+    with rude(answers(200, COMPLETION)) as server:
+        again = judged(server.url, 2, QUESTIONS // PROMPTS)
+        if kept.checkpoints is not None and kept.checkpoints.steps():
+            again.load_state_dict(kept.checkpoints.load())
+        again.fit()
+    assert all(torch.equal(one, other) for one, other in zip(again.policy.parameters(), undisturbed, strict=True))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_a_stop_does_not_wait_for_a_judge_that_never_answers(ahead: int, monkeypatch: pytest.MonkeyPatch):
     ended, left = threading.Event(), threading.Event()
     monkeypatch.setattr(producer, "CLOSE_S", 0.01)

@@ -35,7 +35,7 @@ def test_presets_know_how_far(name: str):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ((), r"there is no \[policy.engine\], so the network that trains writes"),
+        ((), r"there is no \[policy.engine\] and cluster.samplers is 0, so the network that trains writes"),
         ((ENGINE, "policy.engine.sleep=true"), "policy.engine.sleep has servers rest"),
         ((ENGINE, "policy.engine.sync=broadcast", "ahead=2"), "keeps one version of the weights, so it allows 1"),
         (
@@ -58,10 +58,11 @@ def test_what_cannot_be_sampled_ahead_is_refused(overrides: tuple[str, ...], wor
     [
         ("tiny/flow", ("ahead=1",), "ahead is 1, and cluster.samplers is 0, so the network that trains draws: change that"),
         (
-            "tiny/image",
+            "tiny/token_image",
             ("cluster.samplers=1",),
-            "cluster.samplers is 1, and policy.kind is 'text', and they draw for 'flow' alone",
+            "and policy.kind is 'token_image', and they sample for 'text' and 'flow': set cluster.samplers = 0",
         ),
+        ("tiny/image", ("cluster.samplers=1", ENGINE), r"the servers of \[policy.engine\] write: leave one of the two out"),
         ("tiny/flow", ("cluster.samplers=1", "policy.family=./mine.py:Mine"), "policy.family is a file of your own"),
         ("tiny/flow", ("cluster.samplers=1", "algorithm.importance=[]", "ahead=2"), "allows 1: nothing in it corrects"),
         (
@@ -92,9 +93,12 @@ def test_samplers_draw_for_one_trainer_on_cards_of_their_own(monkeypatch: pytest
     assert [place.card for place in SamplerSettings(2, shares=True).places()] == ["4", "4"]
 
 
-def test_several_processes_are_refused():
-    with pytest.raises(ValueError, match="the run has 2 processes"):
-        look_at_settings(load("tiny/image", ["ahead=1", ENGINE]).config, Ranks(FakeAccelerator(2)))
+def test_weights_that_are_spread_over_processes_are_refused(monkeypatch: pytest.MonkeyPatch):
+    config = load("tiny/image", ["ahead=1", ENGINE]).config
+    look_at_settings(config, Ranks(FakeAccelerator(2)))
+    monkeypatch.setattr(Ranks, "is_sharded", True)
+    with pytest.raises(ValueError, match=r"FSDP or ZeRO-3 spreads the weights over the run's 2 processes: change that"):
+        look_at_settings(config, Ranks(FakeAccelerator(2)))
 
 
 def test_an_engine_brings_what_a_lag_needs():

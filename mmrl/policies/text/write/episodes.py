@@ -8,7 +8,7 @@ wrote is decoded and encoded again. A row depends on (seed, sample, turn) alone,
 import hashlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +23,7 @@ from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.generate import Completions, Generator
 from mmrl.policies.text.write.observe import inset_of, largest_area, observe
 from mmrl.policies.text.write.prefix import append
+from mmrl.policies.text.write.remote import Part, write_all
 from mmrl.policies.text.write.rollout import PromptCache, Row
 from mmrl.runtime.blame import describe, is_from_outside, shown
 
@@ -132,6 +133,9 @@ class Episode:
         row.segments = segments_of([*((one.who, len(one)) for one in row.segments), ("environment", count)])
 
 
+Chunk = Sequence[Episode]
+
+
 @dataclass(frozen=True)
 class Player:
     """Writes episodes with a generator, and asks worlds."""
@@ -161,8 +165,8 @@ class Player:
             while ready or pending:
                 known = [one for one in ready if one.branch is not None]
                 unknown = [one for one in ready if one.branch is None]
-                for chunk in [known, *chunks_of(unknown, self.host.config.rollout_rows)]:
-                    versions += self.write(chunk)
+                for chunk, version in self.written(known, chunks_of(unknown, self.host.config.rollout_rows)):
+                    versions += version
                     pending |= {self.worlds.step(one.world, one.row.turns[-1]): one for one in chunk if one.row.ended is None}
                 ready = self.wait_for(pending)
         finally:
@@ -171,18 +175,25 @@ class Player:
                     self.worlds.close(episode.world)
         return versions
 
-    def write(self, episodes: Sequence[Episode]) -> list[int]:
-        """Write the next turn of each, or take over those that are given; returns the version of the weights that wrote."""
-        if all(one.say_again(self.host) for one in episodes):
-            return []
+    def written(self, known: Chunk, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, list[int]]]:
+        """Take over the next turn of those that are known, and write that of others, each chunk when it is asked for.
+
+        With every chunk come the versions of the weights that wrote it.
+        """
+        for one in known:
+            one.say_again(self.host)
+        yield known, []
+        for chunk, completions in zip(chunks, write_all(self.generator, map(self.part, chunks)), strict=True):
+            for i, one in enumerate(chunk):
+                one.say(completions, i, self.worlds.limits.tokens - len(one.row.tokens), self.host)
+            yield chunk, [completions.weights_version]
+
+    def part(self, episodes: Chunk) -> Part:
+        """What the generator is asked for: the next turn of each."""
         rows = [one.shown for one in episodes]
         unique = {id(one): one for one in rows}
         place = {key: i for i, key in enumerate(unique)}
-        index, seeds = [place[id(one)] for one in rows], [one.seed for one in episodes]
-        completions = self.generator.write(list(unique.values()), index, seeds, self.sampling)
-        for i, one in enumerate(episodes):
-            one.say(completions, i, self.worlds.limits.tokens - len(one.row.tokens), self.host)
-        return [completions.weights_version]
+        return list(unique.values()), [place[id(one)] for one in rows], [one.seed for one in episodes], self.sampling
 
     def wait_for(self, pending: Pending) -> list[Episode]:
         """The episodes whose next turn can be written, once the share `worlds.wave` of those that wait is answered."""

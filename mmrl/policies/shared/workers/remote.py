@@ -1,0 +1,92 @@
+"""A generator whose samples other processes draw: how these are given its weights, and share the chunks that it is asked for."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from mmrl.policies.shared.weights import Publication, Weights
+from mmrl.policies.shared.workers.crew import Crew, Job
+from mmrl.policies.shared.workers.settings import Place, SamplerSettings
+from mmrl.policies.shared.workers.slots import Slots
+from mmrl.runtime.workers import WorkerProcess
+
+
+@runtime_checkable
+class HasWeights(Protocol):
+    """A policy, as far as its weights go."""
+
+    @property
+    def weights(self) -> Weights: ...
+
+
+class Remote:
+    """The part of such a generator that does not depend on what it draws. Processes start when weights are first given."""
+
+    exact = True
+
+    def __init__(
+        self, host: HasWeights, settings: SamplerSettings, make: Callable[[Slots, Place], Callable[..., object]]
+    ) -> None:
+        """`make` gives the call that a process at a place answers, with the weights of these slots."""
+        self._host, self.settings, self.make = host, settings, make
+        self.crew: Crew | None = None
+        self.slots: Slots | None = None
+        self.version, self.place = -1, 0
+        """The weights that are drawn with, and the slot that holds them."""
+        self._publishes = False
+
+    def follow(self, weights: Weights, version: int) -> None:
+        """Draw with the live weights, unless the run publishes weights itself."""
+        if not self._publishes:
+            self._open().begin()
+            self._hold(version, list(weights.named.values()))
+
+    def publish(self, version: int) -> Publication:
+        """See Publishing."""
+        self._publishes = True
+        crew, kept = self._open(), [weight.detach().clone() for weight in self._host.weights.named.values()]
+        crew.begin()
+        return version, partial(self._hold, version, kept), crew.leave
+
+    def ask(self, chunks: Sequence[Job]) -> list[object]:
+        """The processes' answers to these chunks, in their order.
+
+        Raises:
+            UnavailableError: processes died too often, or hold other weights.
+        """
+        assert self.crew is not None
+        return self.crew.ask([(self.place, self.version, *chunk) for chunk in chunks])
+
+    def close(self) -> None:
+        """End the processes, and give their shared memory back."""
+        if self.crew is not None and self.slots is not None:
+            close(self.crew, self.slots)
+        self.crew = self.slots = None
+
+    def _hold(self, version: int, weights: Sequence[Tensor]) -> None:
+        assert self.slots is not None
+        self.version, self.place = version, 1 - self.place
+        self.slots.write(self.place, version, weights)
+
+    def _open(self) -> Crew:
+        if self.crew is None:
+            places = self.settings.places()
+            self.slots = Slots.for_weights(list(self._host.weights.named.values()))
+            self.crew = Crew([WorkerProcess(self.make(self.slots, place)) for place in places], self.settings.restarts)
+            weakref.finalize(self, close, self.crew, self.slots)
+        return self.crew
+
+
+def refuse_mixed(asked: Sequence[tuple[int, int]], drawn: Sequence[tuple[int, int]]) -> None:
+    """Raise RuntimeError unless a chunk's rows, named by (seed, sample), are those that were asked for, in their order."""
+    if list(drawn) != list(asked):
+        raise RuntimeError(f"a sampler was asked for the samples {list(asked)[:3]} ..., and drew {list(drawn)[:3]} ...")
+
+
+def close(crew: Crew, slots: Slots) -> None:
+    """The run is over."""
+    crew.close()
+    slots.free()

@@ -1,0 +1,79 @@
+"""Completions that other processes write, with the policy's own weights of some version, equal to the bit."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol, cast, runtime_checkable
+
+from mmrl.policies.shared.workers.remote import Remote, refuse_mixed
+from mmrl.policies.shared.workers.settings import Place, SamplerSettings
+from mmrl.policies.shared.workers.slots import Slots
+from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.settings import Sampling
+from mmrl.policies.text.write.generate import Completions, Generator, LocalGenerator
+from mmrl.runtime.spans import in_span
+
+Seed = tuple[int, int]
+Part = tuple[Sequence[Encoded], Sequence[int], Sequence[Seed], Sampling]
+"""What `Generator.write` is asked for, in its order."""
+
+
+class RemoteGenerator(Remote):
+    """Writes in other processes, chunk by chunk as the policy cuts them; under weights other than the live ones with the network
+    that trains.
+    """
+
+    def __init__(self, host: TextHost, settings: SamplerSettings, make: Callable[[Slots, Place], Callable[..., object]]) -> None:
+        super().__init__(host, settings, make)
+        self.host, self.local = host, LocalGenerator(host)
+
+    def write(
+        self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[Seed], sampling: Sampling
+    ) -> Completions:
+        """The completions of one chunk."""
+        return next(self.write_all([(prompts, prompt_index, seeds, sampling)]))
+
+    @in_span("generate")
+    def write_all(self, parts: Iterable[Part]) -> Iterator[Completions]:
+        """The completions of several chunks; raises what `ask` raises."""
+        if self.host.weights.active != "policy":
+            return (self.local.write(*part) for part in parts)
+        chunks = [([bare(one) for one in prompts], list(index), list(seeds), how) for prompts, index, seeds, how in parts]
+        answers = [cast("tuple[list[Seed], Completions]", one) for one in self.ask(chunks)]
+        for (_, _, seeds, _), (wrote, _) in zip(chunks, answers, strict=True):
+            refuse_mixed(seeds, wrote)
+        return (completions for _, completions in answers)
+
+
+@runtime_checkable
+class Writes(Protocol):
+    """A policy that writes."""
+
+    @property
+    def generator(self) -> Generator: ...
+
+
+def write(
+    policy: Writes, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[Seed], sampling: Sampling
+) -> tuple[list[Seed], Completions]:
+    """In the other process: whose rows a chunk holds, and its completions."""
+    return list(seeds), policy.generator.write(prompts, prompt_index, seeds, sampling)
+
+
+def bare(prompt: Encoded) -> Encoded:
+    """A prompt as the network reads it, without what it was made of."""
+    return replace(prompt, prompt=None, views={}, pictures=(), short_ids=None)
+
+
+@runtime_checkable
+class WritesParts(Protocol):
+    """A generator that writes several chunks at the same time."""
+
+    def write_all(self, parts: Iterable[Part]) -> Iterator[Completions]: ...
+
+
+def write_all(generator: Generator, parts: Iterable[Part]) -> Iterator[Completions]:
+    """The completions of several chunks, together where the generator can; otherwise each is made when it is asked for."""
+    if isinstance(generator, WritesParts):
+        return generator.write_all(parts)
+    return (generator.write(*part) for part in parts)

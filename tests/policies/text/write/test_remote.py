@@ -1,0 +1,82 @@
+"""Completions that another process writes: the same bits as the trainer's own, beside its updates and after a resume."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmrl.app.config.run import load
+from mmrl.app.run.build import Job, build
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.samples import UnavailableError
+from mmrl.core.types import Rollouts
+from mmrl.policies.shared.workers.crew import Job as Asked
+from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.write.generate import LocalGenerator
+from mmrl.policies.text.write.remote import RemoteGenerator
+from mmrl.training.checkpoints.state import copy_state
+from tests.support.text_policies import mixed
+
+TINY = [
+    "steps=3",
+    "prompts_per_step=2",
+    "evaluation.num_prompts=0",
+    "policy.rollout_rows=3",
+    "policy.lora.rank=2",
+    "optimizer.lr=0.1",
+    "policy.sampling.max_new_tokens=8",
+    f"reward.0.use={Path(__file__).parents[3] / 'support' / 'even_letters.py'}",
+]
+
+
+def generator_of(job: Job) -> RemoteGenerator:
+    assert isinstance(job.policy, TextPolicy) and isinstance(job.policy.generator, RemoteGenerator)
+    return job.policy.generator
+
+
+def weights_of(job: Job) -> torch.Tensor:
+    return torch.cat([weight.detach().flatten() for weight in job.policy.parameters()])
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[Job]:
+    made = build(load("tiny/image", [*TINY, "ahead=1", "cluster.samplers=1"]))
+    yield made
+    made.trainer.collector.close()
+    generator_of(made).close()
+
+
+def test_steps_beside_training_equal_those_after_a_resume(job: Job):
+    metrics = [job.trainer.step() for _ in range(2)]
+    state = copy_state(job.trainer.state_dict())
+    metrics.append(job.trainer.step())
+    assert [one["rollout/staleness"] for one in metrics] == [0, 1, 1]
+    whole = weights_of(job)
+    job.trainer.load_state_dict(state)
+    assert not torch.equal(weights_of(job), whole)
+    job.trainer.step()
+    assert torch.equal(weights_of(job), whole)
+
+
+def test_another_process_writes_the_same_bits(job: Job, monkeypatch: pytest.MonkeyPatch):
+    policy, generator = job.policy, generator_of(job)
+    assert isinstance(policy, TextPolicy)
+    job.trainer.collector.close()
+    _, hold, _ = policy.publish()
+    hold()
+    asked, ask = list[Asked](), generator.ask
+    monkeypatch.setattr(generator, "ask", lambda chunks: asked.extend(chunks) or ask(chunks))
+    there = policy.rollout(mixed())
+    assert len(asked) == 3, "chunks of three rows, whoever writes them"
+    monkeypatch.setattr(policy, "generator", LocalGenerator(policy))
+    assert same(there, policy.rollout(mixed()))
+    monkeypatch.undo()
+    generator.version += 1
+    with pytest.raises(UnavailableError, match=r"was to use weights of version 4, and the memory .* holds 3 to 3"):
+        policy.rollout(mixed())
+
+
+def same(one: Rollouts, other: Rollouts) -> bool:
+    both = [[sample.token_ids for _, sample in rollouts.samples()] for rollouts in (one, other)]
+    return both[0] == both[1] and torch.equal(one.recorded[ROLLOUT_LOGPROBS], other.recorded[ROLLOUT_LOGPROBS])

@@ -1,0 +1,118 @@
+"""Kill what a run has beside its trainer, again and again, and compare the weights at the end with those of an undisturbed run.
+
+`python -m tests.reliability.kill_helpers --kills 20 --kinds flow text engine`, with `ahead = 2`: the samplers of an image
+generator, those of a model that writes, and a (fake) vLLM server that mmrl started. Prints a row per kind; exits with 1 if
+anything differs. What judges and trainers do is in tests/training/ahead and soak.py.
+"""
+
+import argparse
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+
+from mmrl.app.config.run import load
+from mmrl.app.run.build import Job, build
+
+ROOT = Path(__file__).parents[2]
+SAMPLED = ["ahead=2", "cluster.samplers=2", "cluster.restarts=1000"]
+SHORT = ["evaluation.num_prompts=0", "policy.lora.rank=2", "optimizer.lr=0.01"]
+WRITING = [f"reward.0.use={ROOT}/tests/support/even_letters.py", "policy.rollout_rows=4", *SHORT]
+KINDS: dict[str, tuple[str, list[str]]] = {
+    "flow": ("tiny/flow", [*SAMPLED, *SHORT, "policy.forward_rows=4"]),
+    "text": ("tiny/image", [*SAMPLED, *WRITING]),
+    "engine": ("tiny/image", ["ahead=2", *WRITING]),
+}
+
+
+def words(kind: str, steps: int, folder: Path) -> list[str]:
+    """Overrides of a kind's config."""
+    more = []
+    if kind == "engine":
+        from tests.support.fake_engines import make_environment
+
+        more = [f"policy.engine.environment={make_environment(folder / 'vllm')}", "policy.engine.retries=1000"]
+    return [*KINDS[kind][1], f"steps={steps}", *more]
+
+
+def pids(kind: str, job: Job) -> list[int]:
+    """The processes that may be killed now."""
+    if kind != "engine":
+        return [child.pid for child in active_children() if child.pid is not None]
+    from tests.support.fake_engines import ask
+
+    server = getattr(job.policy, "generator").server  # noqa: B009 - a policy's own part
+    return [] if server is None else [ask(server.url, "/fake")["pid"]]
+
+
+class Killer(threading.Thread):
+    """Kills one process at a time, at moments drawn from a seed, until it has killed as many as it should."""
+
+    def __init__(self, find: Callable[[], Sequence[int]], kills: int, between_s: float, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.find, self.left, self.between_s, self.random = find, kills, between_s, random.Random(seed)
+        self.is_over = False
+
+    def run(self) -> None:
+        while self.left and not self.is_over:
+            time.sleep(self.random.uniform(0, 2 * self.between_s))
+            with suppress(OSError, IndexError, ValueError):
+                os.kill(self.random.choice(list(self.find())), signal.SIGKILL)
+                self.left -= 1
+
+
+def end_of(kind: str, steps: int, folder: Path, kills: int = 0, between_s: float = 1.0) -> tuple[torch.Tensor, int]:
+    """The weights after a run, and how often something was killed; a run without enough kills goes on for more steps."""
+    folder.mkdir()
+    job: Any = build(load(KINDS[kind][0], words(kind, steps, folder)))
+    killer = Killer(lambda: pids(kind, job), kills, between_s, seed=steps)
+    killer.start()
+    job.trainer.fit()
+    killer.is_over = True
+    job.policy.generator.close()
+    return torch.cat([weight.detach().flatten() for weight in job.policy.parameters()]), kills - killer.left
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20, help="of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--steps", type=int, default=6, help="of a run; there are as many runs as the kills take")
+    parser.add_argument("--between", type=float, default=4.0, help="mean seconds between two kills")
+    chosen = parser.parse_args()
+    logging.getLogger("mmrl").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    say("kind    kills runs  weights")
+    are_same = True
+    for kind in chosen.kinds:
+        with tempfile.TemporaryDirectory(prefix=f"kill-{kind}-") as scratch:
+            expected, done, runs, same = end_of(kind, chosen.steps, Path(scratch) / "whole")[0], 0, 0, True
+            while done < chosen.kills and runs < chosen.kills:
+                runs += 1
+                found, killed = end_of(kind, chosen.steps, Path(scratch) / f"run-{runs}", chosen.kills - done, chosen.between)
+                done, same = done + killed, same and torch.equal(found, expected)
+        are_same &= same
+        say(f"{kind:7} {done:5} {runs:4}  {'identical' if same else 'DIFFERENT'}")
+    sys.exit(0 if are_same else 1)
+
+
+if __name__ == "__main__":
+    main()
