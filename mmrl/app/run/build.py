@@ -315,10 +315,10 @@ def teach_once(kind: str, name: str, seed: int = 0, progress: Note | None = None
 @bit_for_bit()
 def teach(resolved: Resolved, folder: Path, progress: Note | None) -> None:
     """Save to a folder what the stages of a config make of its model, the same bits every time."""
-    job = None
+    job, stages = None, stages_of(resolved)
     with keep_random_state(), hushed_saving():
-        for stage in stages_of(resolved):
-            job = build(stage.resolved, watchers=lambda run: (Losses(run.steps, progress),), stage=stage, after=job)
+        for stage in stages:
+            job = build(stage.resolved, watchers=lambda run: (Losses(stages[-1].end, progress),), stage=stage, after=job)
             job.trainer.fit()
             job.policy.save(folder)
 

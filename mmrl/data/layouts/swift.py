@@ -7,7 +7,8 @@
      "images": ["cat.jpg"], "objects": {"ref": ["the cat"], "bbox": [[1, 2, 30, 40]]}}
     {"chosen": [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Three."}], "rejected": [..]}
 
-Conversations `chosen` and `rejected` without a prompt begin with it, the same one. ms-swift's `objects` hold what `<ref-object>` and `<bbox>` stand for, in order; `bbox_type` is real (pixels) or norm1.
+Conversations `chosen` and `rejected` without a prompt begin with it, the same one. ms-swift's `objects` hold what `<ref-object>`
+and `<bbox>` stand for, in order; `bbox_type` is real (pixels) or norm1.
 """
 
 from collections.abc import Iterator

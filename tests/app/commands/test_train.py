@@ -139,4 +139,4 @@ def test_a_chain_begins_from_the_adapter_of_another_tool_or_from_its_merged_fold
     assert losses["adapter"][0] == pytest.approx(losses["merged"][0], abs=1e-4)
     assert abs(losses["adapter"][0] - losses["bare"][0]) > 1e-2
     saved = Checkpoints(RunDir(tmp_path / "run-adapter").checkpoints).load(2)["policy"]["weights"]
-    assert {tuple(weight.shape)[0] for name, weight in saved.items() if "lora_A" in name} == {4}, "its own rank, not the run's"
+    assert {weight.size(0) for name, weight in saved.items() if "lora_A" in name} == {4}, "its own rank, not the run's"
