@@ -8,7 +8,9 @@ import pytest
 from mmrl.algorithms.planners.taught import Taught, dialogue_at
 from mmrl.app.config import run as configs
 from mmrl.app.plugins.resolve import load
-from mmrl.core.samples import Prompt, Turn
+from mmrl.core.samples import MediaSize, Prompt, Sample, Turn
+from mmrl.core.types import Group
+from mmrl.data.drawn.small_digits import SIDE
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.policies.text.write.observe import observe
 from mmrl.tiny.taught import LOOKS, SERIES
@@ -59,15 +61,9 @@ def test_the_two_skills_are_to_read_a_part_and_to_cut_it():
         call = point.columns["completion"]
         shown = load("zoom", "environments")().open(point, 0).step(Turn(call, (0, 1)))
         assert shown.media[0].tobytes() == read.media[0].tobytes() and read.columns["completion"] == str(read.answer)
-        [iou] = load("iou", "rewards")(space="norm1000")(grouped(point, call))
+        sample = Sample(call, media_sizes=(MediaSize(*[SIDE] * 4),))
+        [iou] = load("iou", "rewards")(space="norm1000")(Group(0, point, (sample,)))
         assert iou.value == pytest.approx(1)
-
-
-def grouped(prompt: Prompt, text: str) -> Any:
-    from mmrl.core.samples import Sample
-    from mmrl.core.types import Group
-
-    return Group(0, prompt, (Sample(text),))
 
 
 def test_the_hurried_are_as_sloppy_as_they_say():
