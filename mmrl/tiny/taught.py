@@ -59,12 +59,16 @@ SPANS = Pupil(
     ("stage.0.steps=20", "data.size=40"),
 )
 """A Qwen3-VL that tells when a digit is to be seen in a clip, and which digits are, as hurried annotators do."""
+LESSONS = ("data.0", "data.1", "stage.1.data.0", "stage.1.data.1", "stage.1.data.2")
 LOOKS = Pupil(
     "tiny/hurried_looks",
     look_twice.build,
     (look_twice, student, tokenizer, small_digits, zoom),
-    ("stage.0.until.most=15", "stage.0.until.num_prompts=4", "stage.0.prompts_per_step=4", "stage.1.steps=4"),
-    tuple(f"{stage}data.{i}" for stage, count in (("", 2), ("stage.1.", 3)) for i in range(count)),
+    (
+        *("stage.0.until.most=15", "stage.0.until.num_prompts=4", "stage.0.prompts_per_step=4", "stage.1.steps=4"),
+        *(f"{table}.size=64" for table in LESSONS),
+    ),
+    LESSONS,
 )
 """A Qwen3-VL that can zoom in on a small digit and read it there, and mostly answers without."""
 
