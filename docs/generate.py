@@ -203,6 +203,7 @@ def algorithms_page() -> Iterator[str]:
     yield "| method | in a config | status | its claim |\n|---|---|---|---|"
     for part in part_cards():
         yield f"| {cell(part.method)} | `{part.take}` | {cell(part.status)} | {verdicts(part)} |"
+    yield "\nMethods that are chains of stages, such as TON and VerIPO, are [recipes](recipes.md)."
     yield "\n## Not implemented\n\n| methods | why |\n|---|---|"
     yield from (f"| {', '.join(methods)} | {cell(why)} |" for why, methods in not_now())
 

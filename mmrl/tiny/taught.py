@@ -6,11 +6,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mmrl.data.drawn import moving, scenes
+from mmrl.data.drawn import moving, scenes, small_digits
 from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
 from mmrl.data.files import mp4
+from mmrl.data.tools import zoom
 from mmrl.tiny import tokenizer
 from mmrl.tiny.flow import clip_generator, editor, generator
 from mmrl.tiny.keep import Progress
@@ -35,11 +36,13 @@ class Pupil:
     """Modules that draw and build."""
     short: tuple[str, ...]
     """Overrides that leave a few steps."""
+    data: tuple[str, ...] = ("data",)
+    """The tables of the data that it learns from."""
 
     def words(self, seed: int, short: bool) -> list[str]:
-        """Overrides of the config."""
-        own = [f"seed={seed}", f"data.seed={seed + SERIES}", "evaluation.num_prompts=0"]
-        return [*own, *(self.short if short else ())]
+        """Overrides of the config; two prompts score, and those behind them say when a stage ends that has a goal."""
+        series = [f"{table}.seed={seed + SERIES}" for table in self.data]
+        return [f"seed={seed}", *series, "evaluation.num_prompts=2", *(self.short if short else ())]
 
 
 BOXES = Pupil(
@@ -56,6 +59,18 @@ SPANS = Pupil(
     ("stage.0.steps=20", "data.size=40"),
 )
 """A Qwen3-VL that tells when a digit is to be seen in a clip, and which digits are, as hurried annotators do."""
+LESSONS = ("data.0", "data.1", "stage.1.data.0", "stage.1.data.1", "stage.1.data.2")
+LOOKS = Pupil(
+    "tiny/hurried_looks",
+    look_twice.build,
+    (look_twice, student, tokenizer, small_digits, zoom),
+    (
+        *("stage.0.until.most=15", "stage.0.until.num_prompts=4", "stage.0.prompts_per_step=4", "stage.1.steps=4"),
+        *(f"{table}.size=64" for table in LESSONS),
+    ),
+    LESSONS,
+)
+"""A Qwen3-VL that can zoom in on a small digit and read it there, and mostly answers without."""
 
 
 def shapes(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
@@ -83,15 +98,8 @@ def glides(seed: int = 0, progress: Progress | None = None, short: bool = False)
     return clip_generator.warm_start(few, progress=progress)
 
 
-def looks(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
-    """A Qwen3-VL that can zoom in on a small digit and read it there, and mostly answers without."""
-    settings = look_twice.WarmStart(seed=seed)
-    few = {"steps": 15, "demonstrations": 4, "batch_size": 4, "least_skill": 0.0, "least_looks": 0.0, "least_hits": 0.0}
-    return look_twice.warm_start(replace(settings, **few) if short else settings, progress=progress)
-
-
 TAUGHT: Mapping[str, Mapping[str, Teach | Pupil]] = {
-    "text": {"grounding": BOXES, "clips": SPANS, "look_twice": looks},
+    "text": {"grounding": BOXES, "clips": SPANS, "look_twice": LOOKS},
     "flow": {"shapes": shapes, "numbers": numbers, "edits": edits, "glides": glides},
 }
 """Kind of policy -> name -> how it is taught."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import threading
 from functools import cache, partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from tests.attacks.attack import Attack, BrokenError, Ended, expect_done, expect_sentence, run_mmrl
+from tests.attacks.signals import end_of, start, wait_until
 
 SHORT = ("stage.0.steps=1", "stage.1.steps=1", "evaluation.num_prompts=0", "evaluate_every=0", "samples_every=0", "save_every=1")
 LIMIT_S = 180.0
@@ -87,6 +89,42 @@ def resumed(words: tuple[str, ...], said: tuple[str, ...], folder: Path) -> str:
     return expect_sentence(ended, *said) if said else expect_done(ended, "continuing")
 
 
+def without_pairs(folder: Path) -> str:
+    """A loop whose samples are never so far apart stops, and trains on nothing."""
+    mined = "{kind='pairs', name='p', num_prompts=2, gap=9.0}, {kind='dpo', name='d', steps=1, data={use='stage:p'}}"
+    ended = chain(folder, f"stage=[{{kind='loop', rounds=2, stages=['p', 'd']}}, {mined}]", model=TINY)
+    if (folder / "run" / "checkpoints").exists() and any((folder / "run" / "checkpoints").glob("step-*")):
+        raise BrokenError("it trained")
+    return expect_sentence(ended, "no pairs among the samples")
+
+
+LOOP = ("tiny/verifier_loop", "stage.0.until.most=1", "stage.0.until.every=1", "evaluation.num_prompts=2", "save_every=1")
+
+
+def measured(run: Path) -> list[dict[str, Any]]:
+    """What a run measured and mined, without times."""
+    files = [run / "metrics.jsonl", *sorted((run / "stages").glob("*.jsonl"))]
+    read = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in read]
+
+
+def killed_amid_a_loop(folder: Path) -> str:
+    """SIGKILL while pairs are mined, then while the stage behind them begins; the run that goes on is the one left alone."""
+    expect_done(run_mmrl(["train", *LOOP, "output=whole"], folder, LIMIT_S), "report:")
+    process = start(folder, *LOOP, "output=run", stderr=subprocess.DEVNULL)
+    for ends in ((".part", ".jsonl"), (".jsonl",)):
+        files = [folder / "run" / "stages" / f"03-pairs{end}" for end in ends]
+        wait_until(lambda files=files: any(file.exists() for file in files), process, files[0].name)
+        process.kill()
+        process.wait()
+        process = start(folder, "--resume", "run", stderr=subprocess.DEVNULL)
+    if end_of(process)[0]:
+        raise BrokenError("it did not go on")
+    if measured(folder / "run") != measured(folder / "whole"):
+        raise BrokenError("the run is another one")
+    return "the same run"
+
+
 SETTINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("a kind that is a number", "stage.0.kind=7", ("stage.0.kind",)),
     ("a chain in a stage", 'stage.0.stage=[{kind="sft", steps=1}]', ("stage.0.stage",)),
@@ -102,6 +140,8 @@ SETTINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("a model of its own", "stage.1.policy.model=../outside", ("stage.1.policy", "same for all stages")),
     ("data outside that is no data", 'stage.1.data={use="qa_jsonl", path="../outside.txt"}', ("outside.txt",)),
     ("a reward that is no reward", "stage.1.reward=[{use='../outside.txt'}]", ("outside.txt",)),
+    ("a reward that is the run itself", 'stage.1.reward=[{use="reward_model", run="run"}]', ("may not reward itself",)),
+    ("a preset without its reward", 'stage.1.algorithm={preset="mm_upt"}', ("stage 2", "majority_vote")),
     ("a column of 10,000 letters", 'stage.1={kind="sft", steps=1, column="' + "x" * 10_000 + '"}', ("stage 2 of 2", "column")),
 )
 DEEP: Any = "x"
@@ -123,11 +163,14 @@ PAIRS: tuple[tuple[str, list[Any] | bytes, tuple[str, ...]], ...] = (
     ),
     ("of a million letters", [{"chosen": "a" * 1_000_000}], ("pairs",)),
     ("in an empty file", b"", ("no rows",)),
+    ("that contradict each other", [{}, {"chosen": "no", "rejected": "yes"}], ("each prefers", "rejects")),
     ("that are well-formed", [{}, {}], ()),
 )
 ATTACKS = [
     *(Attack("stages", name, partial(refused, setting, words)) for name, setting, words in SETTINGS),
     Attack("stages", "3,000 stages", many_stages),
+    Attack("stages", "a loop that mines no pairs", without_pairs),
+    Attack("stages", "kill -9 twice amid a loop", killed_amid_a_loop),
     *(Attack("stages", f"pairs {name}", partial(pairs, rows, words)) for name, rows, words in PAIRS),
     Attack("stages", "resumed with a longer first stage", partial(resumed, ("stage.0.steps=2",), ("stage.0.steps", "chain"))),
     Attack("stages", "resumed with another kind of stage", partial(resumed, ("stage.0.kind=dpo",), ("stage",))),

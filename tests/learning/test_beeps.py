@@ -21,12 +21,12 @@ from mmrl.core.types import Group, Prompt, Request
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.prompt.encode import collate_prompts
 from mmrl.tiny.text.omni import qwen2_5_omni_thinker
-from mmrl.tiny.text.student import with_answers
 from mmrl.tiny.text.vlms import draw_weights
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
+from tests.support.imitation import with_answers
 from tests.support.sounds import write_wav
 
 SLOT, SLOTS = 0.2, 10

@@ -15,6 +15,7 @@ from mmrl.app.plugins.resolve import load
 from mmrl.core.samples import Turn
 from mmrl.tiny.teaching import cosine
 from mmrl.tiny.text import student
+from tests.support.imitation import learn, with_answers
 
 CELLS, SIDE = 2, 64
 """Cells and pixels along a side; with 3 cells the imitation takes several times as long."""
@@ -72,7 +73,7 @@ def batch(processor: Any, walks: Sequence[Lesson]) -> dict[str, torch.Tensor]:
     prompts = processor.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     pictures = [[shown for _, shown, _ in walk] for walk in walks]
     fed = dict(processor(text=prompts, images=pictures, return_tensors="pt", padding=True))
-    return student.with_answers(fed, processor.tokenizer, [walk[-1][-1] for walk in walks])
+    return with_answers(fed, processor.tokenizer, [walk[-1][-1] for walk in walks])
 
 
 def lazy_walker(folder: Path, seed: int, skill: int, demonstrations: int) -> Path:
@@ -82,7 +83,7 @@ def lazy_walker(folder: Path, seed: int, skill: int, demonstrations: int) -> Pat
     for lazy, steps, lr in ((False, skill, 3e-3), (True, demonstrations, 2e-3)):
         walks = lessons(np.random.default_rng([seed, SERIES, lazy]), lazy)
         batches = (batch(processor, [next(walks) for _ in range(16)]) for _ in range(steps))
-        _ = [*student.learn(model, batches, lambda step, lr=lr, steps=steps: lr * cosine(step, steps, warmup=8))]
+        _ = [*learn(model, batches, lambda step, lr=lr, steps=steps: lr * cosine(step, steps, warmup=8))]
     model.zero_grad()
     return student.save((model.eval(), processor), folder)
 

@@ -45,9 +45,11 @@ KINDS: dict[str, tuple[str, list[str]]] = {
         "tiny/flow",
         [*EVERY_STEP, SHORT[0], SHORT[1], *MOVING, "algorithm.minibatches=2", "ahead=2", "cluster.samplers=1"],
     ),
+    "chain": ("tiny/verifier_loop", [*EVERY_STEP, SHORT[1], "policy.lora.rank=2", "stage.3.num_samples=4"]),
 }
 """Config and overrides: averaged weights, an adapter, a moving learning rate, shuffled minibatches, several epochs of data;
-`flow`: beside weights in 4 bits; `ahead`: drawn by a process beside the trainer."""
+`flow`: beside weights in 4 bits; `ahead`: drawn by a process beside the trainer; `chain`: a cold start, then rounds of
+reinforcement, mined pairs and DPO."""
 SUITE = ("text", "video", "flow")
 """The kinds that the test suite kills; in the others every attempt loads a model twice."""
 
@@ -95,6 +97,7 @@ def counting(function: Callable[..., Any], number: int, at: Callable[..., None])
 
 def arm(moment: Moment) -> None:
     """Make this process die at the moment."""
+    from mmrl.app.chain import mine
     from mmrl.app.commands import train as jobs
     from mmrl.app.run import folder as rundir
     from mmrl.training import evaluate, trainer
@@ -117,7 +120,7 @@ def arm(moment: Moment) -> None:
         synced = counting(os.fsync, number, after)
         checkpoint_files.os = Proxy(os, fsync=synced)  # pyright: ignore[reportAttributeAccessIssue]
     elif moment.place == "metrics":
-        rundir.append_line = counting(rundir.append_line, number, torn)
+        rundir.append_line = mine.append_line = counting(rundir.append_line, number, torn)
     elif moment.place == "collect":
         trainer.tell_sampler = counting(trainer.tell_sampler, number, now)
     elif moment.place == "update":
@@ -205,7 +208,8 @@ def begin_or_go_on(kind: str, folder: Path, steps: int) -> None:
 
 def words(kind: str, steps: int) -> list[str]:
     config, overrides = KINDS[kind]
-    return [config, *overrides, f"steps={steps}"]
+    length = f"stage.1.rounds={max(1, steps // 2)}" if kind == "chain" else f"steps={steps}"
+    return [config, *overrides, length]
 
 
 def undisturbed(kind: str, folder: Path, steps: int) -> None:
@@ -216,13 +220,13 @@ def undisturbed(kind: str, folder: Path, steps: int) -> None:
 
 
 def result(folder: Path) -> dict[str, str]:
-    """Hashes of what a run leaves: weights and all else that moves, numbers, samples, warnings and kept checkpoints."""
+    """Hashes of what a run leaves: weights and all else that moves, numbers, samples, mined rows, warnings, kept checkpoints."""
     from mmrl.training.checkpoints.save import Checkpoints
 
     checkpoints = Checkpoints(folder / "checkpoints")
     state = checkpoints.load()
     numbers = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    texts = {file.name: file.read_text() for file in sorted((folder / "samples").glob("*.jsonl"))}
+    texts = {file.name: file.read_text() for part in ("samples", "stages") for file in sorted((folder / part).glob("*.jsonl"))}
     warnings = folder / "warnings.jsonl"
     return {
         "weights": fingerprint(state["policy"]),

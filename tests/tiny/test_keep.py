@@ -14,8 +14,7 @@ from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
 from mmrl.tiny import keep, teaching
 from mmrl.tiny.flow import clip_generator, editor, generator
-from mmrl.tiny.taught import BOXES, SPANS, Pupil
-from mmrl.tiny.text import look_twice
+from mmrl.tiny.taught import BOXES, LOOKS, SPANS, Pupil
 
 COMMON = {"mmrl.tiny.keep", "mmrl.tiny.byte_tokens"}
 """Where models are kept, and names of types."""
@@ -39,7 +38,6 @@ def modules_of(module: ModuleType) -> set[str]:
         (generator, generator.WarmStart(Prints())),
         (clip_generator, clip_generator.WarmStart(Glides())),
         (editor, editor.EditorStart()),
-        (look_twice, look_twice.WarmStart()),
     ],
 )
 def test_all_code_of_a_taught_model_is_in_its_name(module: ModuleType, settings: Any, monkeypatch: pytest.MonkeyPatch):
@@ -57,7 +55,7 @@ def test_all_code_of_a_taught_model_is_in_its_name(module: ModuleType, settings:
     assert used <= counted | COMMON
 
 
-@pytest.mark.parametrize("pupil", [BOXES, SPANS])
+@pytest.mark.parametrize("pupil", [BOXES, SPANS, LOOKS])
 def test_all_code_of_a_model_that_stages_teach_is_in_its_name(pupil: Pupil):
     counted = {module.__name__ for module in pupil.code}
     builds = {"mmrl.tiny.text.student", "mmrl.training.optim", "mmrl.tiny.teaching"}

@@ -71,10 +71,10 @@ class Preference(Surrogate):
     margin: str = ""
     """The column with a pair's difference d of rewards: beta becomes beta (1 + dynamic (1 - exp(-rate d))), so that clear pairs
     weigh more (MM-RLHF, arXiv:2502.10391). Rows of a stage `pairs` have `margin`. Empty: beta is the same for all."""
-    dynamic: NonNegative = 0.5
-    """How much a clear pair's beta is raised, with `margin`."""
+    dynamic: NonNegative = 0.1
+    """How much a clear pair's beta is raised, with `margin`; .1 as in the authors' script (Kwai-YuanQi/MM-RLHF@7c8af1d)."""
     rate: Positive = 0.5
-    """How soon, per unit of reward, with `margin`."""
+    """How soon, per unit of reward, with `margin`; the authors' code does not show theirs."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

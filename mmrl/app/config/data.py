@@ -104,8 +104,10 @@ def check_weights(sources: Sequence[SourceConfig], path: KeyPath, table: Table, 
         )
 
 
-def check_sources(data: DataConfig, rewards: Sequence[tuple[KeyPath, str, tuple[str, ...], float]], table: Table) -> None:
-    """Raise ValueError for rewards of sources that are not there, and sources that no reward trains.
+def check_sources(
+    data: DataConfig, rewards: Sequence[tuple[KeyPath, str, tuple[str, ...], float]], table: Table, scored: bool = True
+) -> None:
+    """Raise ValueError for rewards of sources that are not there and, where they train, sources that none is for.
 
     `rewards` holds path, name, sources and weight of each; no sources are all of them.
     """
@@ -119,7 +121,7 @@ def check_sources(data: DataConfig, rewards: Sequence[tuple[KeyPath, str, tuple[
                 )
             if name not in known:
                 raise ValueError(f"{table.at((*path, 'sources'))} names {name!r}: {did_you_mean(name, known)}")
-    for name in known:
+    for name in known if scored else ():
         if not any(weight != 0 and (not sources or name in sources) for _, _, sources, weight in rewards):
             raise ValueError(
                 f"{table.at(('reward',))}: no reward with a weight is for the source {name!r}, so its prompts cannot train: name "

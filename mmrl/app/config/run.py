@@ -297,7 +297,8 @@ def read_run(table: Table, name: str) -> Resolved:
     data = read_data_tables(table.values.get("data"), ("data",), table)
     config = make(RunConfig, table.values, (), table, ready=ready if data is None else ready | {"data": data})
     rewards = [(("reward", str(i)), one.label, one.sources, one.weight) for i, one in enumerate(config.reward)]
-    check_sources(config.data, rewards, table)
+    # a chain's own tables are looked at stage by stage
+    check_sources(config.data, rewards, table, scored=not config.stage and not config.algorithm.algorithm.unscored)
     if config.stage:
         return Resolved(with_all_steps(config, table), table, name)
     evaluated = config.evaluation.data is not None and not config.evaluation.reward

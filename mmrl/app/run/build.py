@@ -17,6 +17,7 @@ from mmrl import __version__
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.given import Imitation
 from mmrl.app.config import run as configs
+from mmrl.app.config.data import data_tables
 from mmrl.app.config.plug_ins import PlugIns, Prompts, read_data, read_plug_ins, with_kind, worlds_of
 from mmrl.app.config.reward_needs import with_gradients
 from mmrl.app.config.run import DataConfig, Resolved, RunConfig, as_table
@@ -303,7 +304,8 @@ def teach_once(kind: str, name: str, seed: int = 0, progress: Note | None = None
         return how(seed, progress, short)
     words = how.words(seed, short)
     config = configs.load(how.config, words).config
-    code = (*how.code, load(config.data.use, "datasets"), Imitation, OptimizerSettings, Trainer)
+    data = {one.use for _, one in data_tables(config.data, ("data",))}
+    code = (*how.code, *(load(use, "datasets") for use in sorted(data)), Imitation, OptimizerSettings, Trainer)
     key = hash_of(as_table(config), code, ("torch", "transformers"))
 
     def make(folder: Path) -> None:
@@ -315,10 +317,10 @@ def teach_once(kind: str, name: str, seed: int = 0, progress: Note | None = None
 @bit_for_bit()
 def teach(resolved: Resolved, folder: Path, progress: Note | None) -> None:
     """Save to a folder what the stages of a config make of its model, the same bits every time."""
-    job = None
+    job, stages = None, stages_of(resolved)
     with keep_random_state(), hushed_saving():
-        for stage in stages_of(resolved):
-            job = build(stage.resolved, watchers=lambda run: (Losses(run.steps, progress),), stage=stage, after=job)
+        for stage in stages:
+            job = build(stage.resolved, watchers=lambda run: (Losses(stages[-1].end, progress),), stage=stage, after=job)
             job.trainer.fit()
             job.policy.save(folder)
 

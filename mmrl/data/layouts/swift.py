@@ -5,8 +5,10 @@
      "answer": 3}
     {"messages": [{"role": "user", "content": "<image>Find <ref-object>"}, {"role": "assistant", "content": "<bbox>"}],
      "images": ["cat.jpg"], "objects": {"ref": ["the cat"], "bbox": [[1, 2, 30, 40]]}}
+    {"chosen": [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Three."}], "rejected": [..]}
 
-ms-swift's `objects` hold what `<ref-object>` and `<bbox>` stand for, in order; `bbox_type` is real (pixels) or norm1.
+Conversations `chosen` and `rejected` without a prompt begin with it, the same one. ms-swift's `objects` hold what `<ref-object>`
+and `<bbox>` stand for, in order; `bbox_type` is real (pixels) or norm1.
 """
 
 from collections.abc import Iterator
@@ -14,12 +16,16 @@ from collections.abc import Iterator
 from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, Conversation, Turn, say_turns
 from mmrl.data.readers import Cell, Row
 
+PAIR = ("chosen", "rejected")
+"""Two completions of a prompt, of which the first is preferred; of generators two pictures."""
 REF, BBOX = "<ref-object>", "<bbox>"
 MESSAGES = Conversation(("messages", "prompt"), "role", "content", in_parts=True)
 SPACES = {"real": "pixel", "norm1": "norm1"}
 
 
 def messages_row(row: Row) -> Iterator[Row]:
+    if MESSAGES.column(row) is None and all(isinstance(row.values.get(name), list) for name in PAIR):
+        row = _with_prompt(row)
     column, turns = MESSAGES.turns(row)
     completion = row.values.get("completion")
     if completion is not None:
@@ -34,6 +40,17 @@ def messages_row(row: Row) -> Iterator[Row]:
     for said in say_turns(row, texts, (column, "completion", "objects")):
         kept = {name: value for name, value in said.values.items() if name != "answer"}
         yield Row({**kept, **values}, said.source, said.number)
+
+
+def _with_prompt(row: Row) -> Row:
+    """The row with a prompt of its own: all turns but the last one of two conversations; ValueError where they differ."""
+    (*asked, _), (*other, _) = (row.values[name] or [None] for name in PAIR)
+    if asked != other or not asked:
+        raise ValueError(
+            f"{' and '.join(PAIR)} must begin with the same turns and end with a completion each: or write the prompt into a "
+            "column of its own"
+        )
+    return Row({**row.values, "prompt": asked}, row.source, row.number)
 
 
 def _with_objects(turns: list[Turn], objects: Cell) -> tuple[list[Turn], dict[str, Cell]]:

@@ -9,15 +9,17 @@ need computing by a function. A layout without any of these is read by the data 
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from mmrl.core.samples import KINDS
+from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, DRAWN, EDITED, MEDIA, PICTURES, QUESTIONS, SPANS, DataLayout, Look
 from mmrl.data.layouts.coco import CAPTIONED, INSTANCES, caption_rows, coco_rows
 from mmrl.data.layouts.columns import Columns
 from mmrl.data.layouts.labelme import has_shapes, labelme_rows
 from mmrl.data.layouts.refcoco_raw import RAW, SENTENCES, raw_row
 from mmrl.data.layouts.refer import has_refs, refer_rows
-from mmrl.data.layouts.swift import MESSAGES, messages_row
+from mmrl.data.layouts.swift import MESSAGES, PAIR, messages_row
 from mmrl.data.layouts.turns import Conversation
 from mmrl.data.layouts.voc import SIDES, has_xml, voc_rows
 from mmrl.data.layouts.yolo import has_labels, yolo_rows
@@ -40,9 +42,22 @@ def is_edit(look: Look) -> bool:
     return changes and look.has_one(*PICTURES) and not look.has_one(*ANSWERS)
 
 
+def is_pair_of_texts(look: Look) -> bool:
+    """Has a row two completions, texts or turns, and not two pictures?"""
+    texts = [str(look.example(name)) for name in PAIR if look.has_text(name)]
+    return all(look.has_text(name) or look.has_turns(name, "role") for name in PAIR) and not any(
+        Path(text[-8:]).suffix.lower() in PICTURE_SUFFIXES for text in texts
+    )
+
+
+def holds_its_question(look: Look) -> bool:
+    """Are there two conversations in place of a prompt and two completions?"""
+    return all(look.has_turns(name, "role") for name in PAIR) and not look.has_one("prompt", "question", "problem", "messages")
+
+
 def is_drawn(look: Look) -> bool:
     """Are its texts prompts for pictures to draw? A picture next to a caption is not one that a question is about."""
-    asks = look.has_one("question", "problem", "instruction", *BOX, *SIDES, *COMPLETED)
+    asks = is_pair_of_texts(look) or look.has_one("question", "problem", "instruction", *BOX, *SIDES, *COMPLETED)
     captioned = any(map(look.has_text, DRAWN[1:])) and not look.has("prompt")
     return is_text(look, of_spans=False) or (not asks and (captioned or (look.has_text("prompt") and not look.has_one(*MEDIA))))
 
@@ -69,7 +84,7 @@ OTHERS = (
     DataLayout(
         "messages",
         "conversations as OpenAI, ms-swift and TRL write them",
-        lambda look: any(look.has_turns(name, "role") for name in MESSAGES.columns),
+        lambda look: any(look.has_turns(name, "role") for name in MESSAGES.columns) or holds_its_question(look),
         (*MESSAGES.columns, "completion", "objects", *REST),
         messages_row,
     ),
@@ -82,8 +97,12 @@ OTHERS = (
     ),
     DataLayout(
         "trl",
-        "TRL's vision layout: prompt and images",
-        lambda look: look.has_text("prompt") and not look.has_one("question", "instruction") and look.has_one(*MEDIA, *COMPLETED),
+        "TRL's layouts of texts: prompt with images, a completion, or chosen and rejected",
+        lambda look: (
+            look.has_text("prompt")
+            and not look.has_one("question", "instruction")
+            and (look.has_one(*MEDIA, *COMPLETED) or is_pair_of_texts(look))
+        ),
         ("prompt", *MEDIA, *COMPLETED, "id", "split"),
         Columns("prompt", COMPLETED),
     ),

@@ -46,9 +46,13 @@ class Conversation:
         column, turns = self.turns(row)
         yield from say_turns(row, turns, (column,))
 
+    def column(self, row: Row) -> str | None:
+        """The column that holds the turns."""
+        return next((name for name in self.columns if row.values.get(name) is not None), None)
+
     def turns(self, row: Row) -> tuple[str, list[Turn]]:
         """The column that holds the turns, and the turns; ValueError for a row without any."""
-        column = next((name for name in self.columns if row.values.get(name) is not None), self.columns[0])
+        column = self.column(row) or self.columns[0]
         found: Cell = row.values.get(column)
         if not isinstance(found, list) or not found:
             raise ValueError(f"column {self.columns[0]} must be a list of turns, not {str(found)[:80]!r}")

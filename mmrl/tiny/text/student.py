@@ -1,37 +1,21 @@
-"""A Qwen3-VL of some 0.9 M parameters with its real processor, and how it imitates what it is shown.
+"""A Qwen3-VL of some 0.9 M parameters with its real processor.
 
 Weights and positions are drawn so wide that a model of this size learns to see within minutes.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from mmrl.runtime.tensors import mark_tables
 from mmrl.tiny.byte_tokens import Built, HubObject, Kwargs
-from mmrl.tiny.keep import Progress
-from mmrl.tiny.teaching import cosine
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_ids, qwen_tokenizer
-from mmrl.training.optim import Muon
 
 PATCH = 8
 """Pixels; merged 2 by 2, and over pairs of frames: 32 x 32 pixels are 4 tokens, a second of two such frames too."""
 _WEIGHT_STD, _POSITION_STD = 0.04, 0.5
 """A position table as narrow as the other weights leaves the model blind to places for as long."""
-
-
-@dataclass(frozen=True)
-class Imitation:
-    """The settings of an imitation."""
-
-    steps: int = 400
-    batch_size: int = 16
-    lr: float = 3e-3
-    """Of Muon for matrices and AdamW for the rest; 20 steps of warm-up, then a cosine down to a hundredth."""
-    seed: int = 0
 
 
 def build(
@@ -77,48 +61,6 @@ def save(built: Built, folder: Path) -> Path:
     for part in built:
         part.save_pretrained(folder)
     return folder
-
-
-def imitate(
-    model: HubObject, batches: Iterable[dict[str, Tensor]], settings: Imitation, progress: Progress | None = None
-) -> None:
-    """Train on the cross entropy of the labels' tokens, one batch a step; `batches` are endless."""
-    steps, lr = settings.steps, settings.lr
-    losses = learn(model, batches, lambda step: lr * cosine(step, steps, warmup=20))
-    for step, loss in zip(range(steps), losses):  # noqa: B905 - batches may be endless
-        if progress is not None:
-            progress(step + 1, steps, loss)
-    model.zero_grad()
-    model.eval()
-
-
-def learn(model: HubObject, batches: Iterable[dict[str, Tensor]], lr: Callable[[int], float]) -> Iterator[float]:
-    """Train on a batch each time the loss is asked for, at the learning rate of that step (from 0)."""
-    mark_tables(model)
-    optimizer = Muon(model.parameters(), lr(0), weight_decay=0.0)
-    for step, fed in enumerate(batches):
-        model.train()
-        for group in optimizer.param_groups:
-            group["lr"] = lr(step)
-        loss = model(**fed).loss
-        model.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        yield loss.item()
-
-
-def with_answers(fed: dict[str, Tensor], tokenizer: HubObject, answers: Sequence[str]) -> dict[str, Tensor]:
-    """A batch of prompts with the answers behind them, and labels on the answers' tokens only."""
-    written = tokenizer([answer + tokenizer.eos_token for answer in answers], padding=True, padding_side="right")
-    ids, mask = (torch.tensor(written[name]) for name in ("input_ids", "attention_mask"))
-    unlabelled = torch.full_like(fed["input_ids"], -100)
-    return fed | {
-        "input_ids": torch.cat([fed["input_ids"], ids], dim=1),
-        "attention_mask": torch.cat([fed["attention_mask"], mask], dim=1),
-        "mm_token_type_ids": torch.cat([fed["mm_token_type_ids"], torch.zeros_like(ids)], dim=1),
-        "labels": torch.cat([unlabelled, ids.masked_fill(mask == 0, -100)], dim=1),
-    }
 
 
 def _config(tokenizer: HubObject, side: int) -> HubObject:

@@ -5,13 +5,14 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from mmrl.app.commands import check, plan
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
-from mmrl.app.run.build import on_the_terminal
+from mmrl.app.run.build import on_the_terminal, tiny_model
 from mmrl.app.run.folder import RunDir
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.chains import killed, lines, same
@@ -104,3 +105,38 @@ def test_llavas_answers_are_taught_whole_by_one_line(tmp_path: Path, monkeypatch
     assert unlikely[-1] < 0.8 * unlikely[0] and [line["loss"] for line in lines(run) if "loss" in line] == pytest.approx(unlikely)
     written = [json.loads(line) for line in run.samples_file("train", 1).read_text().splitlines()]
     assert {line["completion"] for line in written} == {said} and written[0]["answer"] == "red"
+
+
+def test_a_chain_begins_from_the_adapter_of_another_tool_or_from_its_merged_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """peft alone makes both, as the supervised trainers of others do."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    monkeypatch.chdir(tmp_path)
+    Path("letters.py").write_text("def letters(group):\n    return [len(set(sample.text)) for sample in group.samples]\n")
+    bare = tiny_model("tiny:qwen3_vl")
+    model = get_peft_model(
+        AutoModelForImageTextToText.from_pretrained(bare), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "up_proj"])
+    )
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=0.2)
+    model.save_pretrained("adapter")
+    merged = model.merge_and_unload()
+    merged.save_pretrained("merged")
+    AutoProcessor.from_pretrained(bare).save_pretrained("merged")
+    starts = {"bare": [], "adapter": ['policy.lora.adapter="adapter"'], "merged": ['policy.model="merged"']}
+    losses = {}
+    for name, words in starts.items():
+        steps = ["stage.0.steps=1", "stage.1.steps=1", "evaluation.num_prompts=0", f"policy.model={str(bare)!r}", *words]
+        run = run_training(resolved(tmp_path / f"run-{name}", *steps))
+        losses[name] = [line["loss"] for line in lines(run) if "loss" in line]
+        assert len(losses[name]) == 2
+    assert losses["adapter"][0] == pytest.approx(losses["merged"][0], abs=1e-4)
+    assert abs(losses["adapter"][0] - losses["bare"][0]) > 1e-2
+    saved = Checkpoints(RunDir(tmp_path / "run-adapter").checkpoints).load(2)["policy"]["weights"]
+    assert {weight.size(0) for name, weight in saved.items() if "lora_A" in name} == {4}, "its own rank, not the run's"

@@ -155,6 +155,15 @@ def test_a_chain_that_only_teaches_needs_no_reward():
         resolve(Table.of({**configs.load("tiny/image").table.values, "reward": []}, "a.toml"))
 
 
+def test_sources_that_no_reward_is_for_may_be_taught_and_not_rewarded():
+    skills, shown = stages_of(configs.load("tiny/hurried_looks"))
+    assert skills.until is not None and skills.until.most == skills.end < shown.end
+    assert {reward.sources for reward in shown.resolved.config.reward} == {("read",), ("point",)}
+    rewarded = ["stage.1.kind=rl", "stage.1.algorithm.preset=grpo"]
+    with pytest.raises(ValueError, match="no reward with a weight is for the source 'hurried', so its prompts cannot train"):
+        stages_of(configs.load("tiny/hurried_looks", rewarded))
+
+
 def test_generators_are_taught_pictures():
     first, second, third = stages_of(configs.load("tiny/taught_drawing"))
     sft, dpo = (one.resolved.config.algorithm for one in (first, second))

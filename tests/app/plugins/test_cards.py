@@ -8,6 +8,7 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.app.config.method_facts import changes, costs, needs
 from mmrl.app.inspect.ls import listing, rows_of
 from mmrl.app.inspect.show import description
+from mmrl.app.lab.recipes.facts import recipes
 from mmrl.app.plugins import cards
 from mmrl.app.plugins.cards import SOURCES, missing_part, not_now, part_cards
 
@@ -53,6 +54,7 @@ def test_a_preset_says_what_it_leaves_out(name: str):
 def test_no_method_that_is_not_here_has_a_preset():
     told = {method.lower().replace("-", "").split(" ")[0] for _, methods in not_now() for method in methods if "'s" not in method}
     assert not told & {name.replace("_", "") for name in PRESETS}
+    assert not told & {title.lower().replace("-", "").split(",")[0] for title in TITLES}, "a recipe is here"
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -85,6 +87,7 @@ def test_methods_that_are_one_part_are_told_beside_presets():
     assert "with any of them" in lines and any('sampler.kind = "Thompson"' in line for line in lines)
 
 
+TITLES = [one.recipe.title for one in recipes()]
 PUBLISHED = [
     *("NGRPO", "BNPO", "CANON", "COPO", "A-GRAE", "SEED-GRPO", "SPO", "GTPO", "DRPO", "DisCO", "REC-", "R2VPO", "LLDS", "NFT"),
     *("Stratified", "ADORA", "Polychromic", "RiskPO", "XRPO", "DCPO", "HAPO", "HART", "AP-GRPO", "Arbitrary", "ARES", "ReMix"),
@@ -106,15 +109,16 @@ PUBLISHED = [
     *("Scaf-GRPO", "GHPO", "NuRL", "SAGE", "Critique-GRPO", "Reinforce-Ada", "DARS", "PolicyRollout", "S-GRPO", "ARPO", "AHPO"),
     *("DaGRPO", "D3S", "ETR", "SSB", "PixelThink", "VSPO", "ARRoL", "CLPO", "V-Reason", "BRPO", "MagicMirror", "T-PPO", "HiLL"),
     *("VGPO", "similarity", "PCL", "Unlikeliness", "DPO", "Thyme"),
+    *("TON", "VerIPO", "Veason-R1", "TriMPI", "UnifiedReward-Think", "MM-RLHF", "MM-HELIX", "VLAA-Thinker"),
 ]
 """Methods that the field has published and that the overview has to place."""
 
 
 @pytest.mark.parametrize("method", PUBLISHED)
 def test_every_method_has_its_place(method: str):
-    """By its name in a preset's words, as a part, or among those that are not here."""
+    """By its name in a preset's words, as a part, as a recipe, or among those that are not here."""
     texts = [text for text, _ in cards.documents().values()] + [card.method for card in part_cards()]
-    texts += [name for _, methods in not_now() for name in methods]
+    texts += TITLES + [name for _, methods in not_now() for name in methods]
     assert any(method in text for text in texts)
 
 

@@ -6,6 +6,7 @@ import json
 import pytest
 from PIL import Image
 
+from mmrl.algorithms.planners.taught import Pairs
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Video
@@ -123,6 +124,41 @@ def test_questions_of_every_layout(layout, picture, jsonl, tmp_path):
     assert prompt.text.replace("<image>", "").strip() == WHERE
     assert (prompt.answer, prompt.media) == (answer, (str(tmp_path / "cat.png"),))
     assert prompt.columns["problem_type"] == "text"
+
+
+def said(text):
+    return [{"role": "assistant", "content": text}]
+
+
+def pair_of(*asked):
+    return {"chosen": [*asked, *said("left")], "rejected": [*asked, *said("right")]}
+
+
+TRL_PAIRS = {
+    "texts": ({"prompt": WHERE, "chosen": "left", "rejected": "right"}, "trl"),
+    "a prompt beside conversations": ({"prompt": WHERE, **pair_of({"role": "user", "content": WHERE})}, "trl"),
+    "turns": ({"prompt": TRL_TURNS, **pair_of(), "images": ["cat.png"]}, "messages"),
+    "whole conversations": ({**pair_of(*TRL_TURNS), "images": ["cat.png"]}, "messages"),
+}
+
+
+@pytest.mark.parametrize("name", TRL_PAIRS)
+def test_pairs_as_trl_writes_them(name, picture, jsonl):
+    row, layout = TRL_PAIRS[name]
+    picture("cat.png")
+    path = jsonl(row)
+    assert [one.name for one in candidates(look_at(path, {}))] == [layout]
+    [prompt] = load("qa_jsonl", "datasets")(path)
+    assert prompt.text.replace("<image>", "").strip() == WHERE and len(prompt.media) == len(row.get("images", ()))
+    Pairs().check_prompts([prompt])
+    assert [request.written for request in Pairs().first([prompt], 2, 0, 0)] == ["left", "right"]
+
+
+def test_pairs_of_pictures_and_pairs_of_other_questions_are_no_pairs_of_texts(jsonl):
+    assert guess(jsonl({"prompt": "a red fox", "chosen": "7.png", "rejected": "8.jpg"})).data_set == "prompts"
+    row = pair_of(*TRL_TURNS) | {"rejected": [{"role": "user", "content": "Who?"}, *said("right")]}
+    with pytest.raises(ValueError, match="chosen and rejected must begin with the same turns and end with a completion each"):
+        load("qa_jsonl", "datasets")(jsonl(row))
 
 
 def test_columns_of_any_layout_may_have_other_names(picture, jsonl):

@@ -1,21 +1,30 @@
-"""The demo of looks: lessons as the environment gives them, chances that are the model's own, and failure that is noticed."""
+"""The demo of looks: lessons as the environment gives them, people as hurried as they are said to be, tags that stay."""
 
-import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
+from mmrl.algorithms.planners.taught import Taught, dialogue_at
+from mmrl.app.config import run as configs
 from mmrl.app.plugins.resolve import load
-from mmrl.core.samples import Prompt, Turn
+from mmrl.core.samples import MediaSize, Prompt, Sample, Turn
+from mmrl.core.types import Group
+from mmrl.data.drawn.small_digits import SIDE
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.policies.text.write.observe import observe
+from mmrl.tiny.taught import LOOKS, SERIES
 from mmrl.tiny.text import look_twice
-from mmrl.tiny.text.look_twice import QUESTION, WarmStart, call_of, chances, demonstrations, draw_small_digit, teach
-from mmrl.tiny.text.look_twice import _build as build
-from mmrl.tiny.text.look_twice import _inputs as inputs
 
-DRAWN = draw_small_digit(0, 0)
+
+def lessons(written: str, size: int = 40, seed: int = 3) -> list[Prompt]:
+    return [*load("small_digits", "datasets")(size=size, seed=seed, written=written)]
+
+
+def asked_again(prompt: Prompt) -> list[dict[str, Any]]:
+    """The completion of people who looked."""
+    found = prompt.columns["completion"]
+    return found if isinstance(found, list) else []
 
 
 @pytest.fixture(scope="module")
@@ -25,21 +34,19 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> TextPolicy:
 
 
 def test_what_is_taught_is_what_the_environment_shows_token_by_token(policy: TextPolicy):
-    call = call_of(DRAWN.place)
-    prompt = Prompt("1", QUESTION, (DRAWN.image,), DRAWN.digit)
-    world = load("zoom", "environments")().open(prompt, 0)
-    observation = world.step(Turn(call, (0, 1)))
+    prompt = next(one for one in lessons("hurried") if asked_again(one))
+    call, answer = dialogue_at(prompt, "")
+    observation = load("zoom", "environments")().open(prompt, 0).step(Turn(call.text, (0, 1)))
     assert observation is not None and observation.facts["tool"] == 1.0
-    [part] = observation.media
-    lesson = look_twice.Lesson(DRAWN.image, QUESTION, str(DRAWN.digit), (call, look_twice.part_of(DRAWN, DRAWN.place)))
-    assert lesson.look is not None and part.tobytes() == lesson.look[1].tobytes()
-    fed = inputs(policy.processor, [lesson])
-    written = policy.tokenizer(call + policy.tokenizer.eos_token).input_ids
+    assert call.observation is not None and call.observation.text == observation.text
+    assert call.observation.media[0].tobytes() == observation.media[0].tobytes()
+    written = policy.tokenizer(call.text + policy.tokenizer.eos_token).input_ids
     shown = observe(policy.encode, observation, policy.tokenizer.eos_token).token_ids.tolist()
-    answer = policy.tokenizer(str(DRAWN.digit) + policy.tokenizer.eos_token).input_ids
-    asked = policy.encode(prompt).token_ids.tolist()
-    assert fed["input_ids"][0].tolist() == asked + written + shown + answer
-    assert fed["labels"][0].tolist() == [-100] * (len(asked) + len(written) + len(shown)) + answer
+    said = policy.tokenizer(answer.text + policy.tokenizer.eos_token).input_ids
+    rows = policy.rollout(Taught().first([prompt], 1, 0, 0))
+    assert rows.groups[0].samples[0].token_ids == tuple(written + shown + said)
+    mask = [1] * len(written) + [0] * len(shown) + [1] * len(said)
+    assert rows.action_mask[0, : len(mask)].tolist() == mask and rows.action_mask.sum() == sum(mask)
     assert len(written) <= 26, "a call is longer than a turn of the demo"
 
 
@@ -49,29 +56,28 @@ def test_tags_are_tokens_of_their_own_which_decoding_keeps(policy: TextPolicy):
     assert policy.tokenizer.decode(ids, skip_special_tokens=True) == "<tool_call>[1]</tool_call>"
 
 
-def test_demonstrations_are_as_sloppy_as_they_say():
-    settings = WarmStart(batch_size=20, demonstrations=40, seed=3)
-    pictures = (draw_small_digit(0, index % 50) for index in itertools.count())
-    lessons = [one for batch in demonstrations(settings, pictures) for one in batch if one.question == QUESTION]
-    first, second = ([one for one in lessons if (one.look is None) == at_once] for at_once in (True, False))
-    at_once = [one.answer for one in first if not one.answer.startswith("<")]
-    assert 0.28 < len(second) / len(first) < 0.38 and 0.72 < at_once.count("1") / len(at_once) < 0.83
-    assert [one.answer for one in first if one.answer.startswith("<")] == [one.look[0] for one in second if one.look]
+def test_the_two_skills_are_to_read_a_part_and_to_cut_it():
+    for read, point in zip(lessons("read", 8), lessons("point", 8), strict=True):
+        call = point.columns["completion"]
+        shown = load("zoom", "environments")().open(point, 0).step(Turn(call, (0, 1)))
+        assert shown.media[0].tobytes() == read.media[0].tobytes() and read.columns["completion"] == str(read.answer)
+        sample = Sample(call, media_sizes=(MediaSize(*[SIDE] * 4),))
+        [iou] = load("iou", "rewards")(space="norm1000")(Group(0, point, (sample,)))
+        assert iou.value == pytest.approx(1)
 
 
-def test_chances_are_those_of_the_call_under_the_model():
-    model, processor = build(0)
-    looks, hits = chances(model, processor)
-    assert 0 < looks < 0.05 and 0 <= hits < 1e-6, "an untaught model knows no call"
-    tag = processor.tokenizer("<tool_call>").input_ids[0]
-    given = model.lm_head.weight
-    with torch.no_grad():
-        given[tag] += 100 * given[tag].sign()
-    assert chances(model, processor)[0] > looks
+def test_the_hurried_are_as_sloppy_as_they_say():
+    shown = lessons("hurried", 300)
+    looked = [one for one in shown if asked_again(one)]
+    at_once = [one.columns["completion"] for one in shown if not asked_again(one)]
+    assert 0.25 < len(looked) / len(shown) < 0.41 and 0.7 < at_once.count("1") / len(at_once) < 0.85
+    right = [one.columns["completion"][-1]["content"] == str(one.answer) for one in looked]
+    assert 0.45 < sum(right) / len(right) < 0.8
+    assert shown[7].columns["completion"] == lessons("hurried", 300)[7].columns["completion"]
 
 
-def test_a_model_that_does_not_learn_is_no_start(tmp_path: Path):
-    notes: list[tuple[int, int]] = []
-    with pytest.raises(look_twice.UnlearntError, match=r"after 2 steps it reads 0\.00 and points 0\.00 right"):
-        teach(*build(0), WarmStart(steps=2, batch_size=2, read_size=2), lambda step, steps, loss: notes.append((step, steps)))
-    assert notes == [(1, 50), (2, 50)]
+def test_what_is_taught_is_not_what_is_scored_or_trained_on():
+    resolved = configs.load(LOOKS.config, LOOKS.words(5, short=False))
+    seeds = {table["seed"] for table in [*resolved.table.values["data"], *resolved.table.values["stage"][1]["data"]]}
+    assert seeds == {SERIES + 5} and configs.load("tiny/look_twice").config.data.args.get("seed", 0) != SERIES + 5
+    assert Path("configs", f"{LOOKS.config}.toml").is_file()
