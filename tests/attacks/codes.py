@@ -172,7 +172,7 @@ CODES: dict[str, tuple[tuple[str, ...], Callable[[Path], object], bool]] = {
 SETTINGS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "without adapters": ("text", ("add [policy.lora]",), ("policy.weights=nf4",)),
     "of a generator, without adapters": ("flow", ("add [policy.lora]",), ("policy.weights=nf4",)),
-    "with a server": ("text", ("[policy.engine]",), (*NF4, "policy.engine={}")),
+    "with a server that gets all weights": ("text", ("policy.engine.sync",), (*NF4, "policy.engine={sync = 'file'}")),
     "int8": ("text", ("policy.weights",), ("policy.weights=int8", "policy.lora={rank = 2}")),
     "a part that nobody has": ("text", ("policy.quantized.parts",), (*NF4, "policy.quantized.parts=['wings']")),
     "no part": ("text", ("policy.quantized.parts is empty",), (*NF4, "policy.quantized.parts=[]")),
