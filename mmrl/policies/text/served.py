@@ -38,7 +38,7 @@ def served_model(config: TextPolicyConfig) -> str:
             "[policy.engine] would read: remove one of the two"
         )
     try:
-        return str(replace(recipe, whole=getattr(torch, config.dtype)).made())
+        return str(replace(recipe, whole=getattr(torch, config.dtype)).make())
     except OSError as error:
         raise ValueError(
             f"the server of [policy.engine] reads what the 4 bits of {place} stand for, and mmrl's cache cannot take it "

@@ -54,16 +54,16 @@ class Recipe:
     """Write what the codes stand for, in this type, in place of them."""
 
     def folder(self) -> Path | None:
-        """The entry of the cache; None where it is not worth it, or the cache cannot take it. Raises as `made`."""
+        """The entry of the cache; None where it is not worth it, or the cache cannot take it. Raises as `make`."""
         if sum(file.stat().st_size for file in self.files) < WORTH_KEEPING:
             return None
         try:
-            return self.made()
+            return self.make()
         except OSError as error:
             log.warning("codes of %s are not kept in %s (%s): they are made at every start", self.place, self.entry(), error)
             return None
 
-    def made(self) -> Path:
+    def make(self) -> Path:
         """The entry of the cache, made where it is not there or not whole.
 
         The memory holds one file as it is written and one weight in full. Raises ValueError for files that are broken or not
@@ -80,7 +80,7 @@ class Recipe:
                 return note_use(entry)
             if entry.exists():
                 log.warning("%s is damaged, or not of this mmrl: its codes are made again", entry)
-            self._make(entry)
+            self._put(entry)
         return note_new(entry)
 
     def entry(self) -> Path:
@@ -98,7 +98,7 @@ class Recipe:
         found: dict[str, object] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         return {**found, "quantization_config": self.said} if self.whole is None else found
 
-    def _make(self, entry: Path) -> None:
+    def _put(self, entry: Path) -> None:
         """Write all files beside the entry, then put them in its place."""
         half = entry.with_name(f".{entry.name}.half")
         # of a process that was killed, for this one is alone
