@@ -145,7 +145,7 @@ def refuse_other(facts: Facts, wanted: Wanted, url: str) -> None:
     place = f"policy.engine: the server at {url}"
     if last_name(facts.model) != last_name(wanted.model):
         raise ValueError(
-            f"{place} serves {facts.model!r}, and policy.model is {wanted.model!r}: serve that model there, or name its server"
+            f"{place} serves {facts.model!r}, and the run needs {wanted.model!r}: serve that model there, or name its server"
         )
     if facts.tokens != wanted.tokens:
         raise ValueError(

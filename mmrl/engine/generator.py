@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -35,6 +36,7 @@ from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.served import served_model
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.write.generate import Completions, LocalGenerator
 from mmrl.runtime.spans import in_span
@@ -69,6 +71,8 @@ class VllmGenerator:
         self.local = LocalGenerator(host)
         self.sync: Sync = sync_of(host, settings)
         self.run = ""
+        self.model = ""
+        """The model that the servers read."""
         self.folder = Path()
         self.server: EngineServer | None = None
         self.fleet: Fleet | None = None
@@ -231,20 +235,21 @@ class VllmGenerator:
             )
         self._on_main(self._prepare)
         url = [self.server.url] if self.server is not None else list(self.settings.url)
-        self.run, folder, urls = ranks.gather((self.run, str(self.folder), url))[0]
+        self.run, self.model, folder, urls = ranks.gather((self.run, self.model, str(self.folder), url))[0]
         self.folder = Path(folder)
         members = self._on_all(lambda: [self._member(url) for url in urls])
         return Fleet(members, self.sync, self.settings, ranks.rank, own=lambda: self.server)
 
     def _prepare(self) -> None:
-        self.run = uuid.uuid4().hex[:12]
+        self.run, self.model = uuid.uuid4().hex[:12], served_model(self.host.config)
         chosen = self.settings.folder
         self.folder = Path(chosen).expanduser().absolute() if chosen else Path(tempfile.mkdtemp(prefix="mmrl-engine-"))
         self.folder.mkdir(parents=True, exist_ok=True)
         atexit.register(self.close)
         if self.settings.is_own:
-            log.warning("starting vLLM for %s; its log is %s", self.host.config.model, self.folder / "engine.log")
-            command = partial(serve_command, self.host.config, self.settings, lora_rank=self._rank())
+            log.warning("starting vLLM for %s; its log is %s", self.model, self.folder / "engine.log")
+            served = replace(self.host.config, model=self.model)
+            command = partial(serve_command, served, self.settings, lora_rank=self._rank())
             settings = self.settings
             self.server = EngineServer(command, settings.port, self.folder, settings.retries, self._give_weights)
 
@@ -263,7 +268,7 @@ class VllmGenerator:
         refuse_other(
             facts,
             Wanted(
-                model=config.model,
+                model=self.model,
                 dtype=engine_dtype(config, self.settings),
                 tokens=tuple(self.host.tokenizer(PROBE, add_special_tokens=False)["input_ids"]),
                 sync=resolve_sync(config, self.settings),

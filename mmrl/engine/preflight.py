@@ -7,6 +7,7 @@ from mmrl.engine.command import engine_dtype, resolve_sync, serve_command
 from mmrl.engine.facts import Wanted, ask_facts, refuse_other
 from mmrl.engine.server import free_port
 from mmrl.engine.wire.client import EngineClient, EngineDownError
+from mmrl.policies.text.served import served_model
 from mmrl.policies.text.settings import TextPolicyConfig
 
 LOOK_S = 30.0
@@ -26,6 +27,8 @@ def look_at_engine(policy: TextPolicyConfig, episodes: Limits | None = None) -> 
     if engine is None:
         return
     rank = 0 if policy.lora is None else policy.lora.rank
+    # a tiny model is made later, and the folder that it is put into has another name
+    model = None if policy.model.startswith("tiny:") else served_model(policy)
     if engine.is_own:
         serve_command(policy, engine, free_port(engine.port), rank)
         return
@@ -41,8 +44,6 @@ def look_at_engine(policy: TextPolicyConfig, episodes: Limits | None = None) -> 
         finally:
             client.close()
         longest = policy.sampling.max_new_tokens
-        # a tiny model is made later, and the folder that it is put into has another name
-        model = facts.model if policy.model.startswith("tiny:") else policy.model
         sync = resolve_sync(policy, engine)
-        wanted = Wanted(model, engine_dtype(policy, engine), facts.tokens, sync, rank, longest, episodes)
+        wanted = Wanted(model or facts.model, engine_dtype(policy, engine), facts.tokens, sync, rank, longest, episodes)
         refuse_other(facts, wanted, url)

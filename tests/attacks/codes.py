@@ -15,6 +15,8 @@ Q = "model.layers.0.self_attn.q_proj.weight"
 STATE = f"{Q}.quant_state.bitsandbytes__nf4"
 NF4 = ["policy.weights=nf4", "policy.lora={rank = 2}"]
 SHORT = ["steps=1", "output=run", "evaluation={}", "evaluate_every=0"]
+RESUME = ("train", "--resume", "run", "steps=2")
+EVAL = ("eval", "run", "evaluation={num_prompts = 1, data = {use = 'digits_grounding', size = 1}}")
 KEEP = "from mmrl.policies.shared.quantized import kept\nkept.WORTH_KEEPING = 0\n"
 """Codes of tiny models are kept in the cache, too."""
 
@@ -77,12 +79,12 @@ def quantized_otherwise(method: dict[str, object], words: tuple[str, ...], folde
     return expect_sentence(train("model", folder), *words)
 
 
-def other_weights(folder: Path) -> str:
-    """Resume a run beside a model whose weights changed meanwhile."""
+def other_weights(again: tuple[str, ...], folder: Path) -> str:
+    """Go on with a run beside a model whose weights changed meanwhile."""
     model = tiny("text", folder)
     expect_done(train("model", folder, *NF4, "save_every=1"))
     change(M, lambda weights: weights[Q].mul_(-1), model)
-    return expect_sentence(run_mmrl(["train", "--resume", "run", "steps=2"], folder), "other weights in 4 bits")
+    return expect_sentence(run_mmrl([*again], folder), "other weights in 4 bits")
 
 
 def kept(damage: Callable[[Path, Path], object], folder: Path) -> str:
@@ -172,7 +174,7 @@ CODES: dict[str, tuple[tuple[str, ...], Callable[[Path], object], bool]] = {
 SETTINGS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "without adapters": ("text", ("add [policy.lora]",), ("policy.weights=nf4",)),
     "of a generator, without adapters": ("flow", ("add [policy.lora]",), ("policy.weights=nf4",)),
-    "with a server": ("text", ("[policy.engine]",), (*NF4, "policy.engine={}")),
+    "with a server that gets all weights": ("text", ("policy.engine.sync",), (*NF4, "policy.engine={sync = 'file'}")),
     "int8": ("text", ("policy.weights",), ("policy.weights=int8", "policy.lora={rank = 2}")),
     "a part that nobody has": ("text", ("policy.quantized.parts",), (*NF4, "policy.quantized.parts=['wings']")),
     "no part": ("text", ("policy.quantized.parts is empty",), (*NF4, "policy.quantized.parts=[]")),
@@ -189,5 +191,6 @@ ATTACKS = [
     *(Attack("4 bits", f"a folder quantized by {name}", partial(quantized_otherwise, *case)) for name, case in METHODS.items()),
     *(Attack("4 bits", f"an entry of the cache: {name}", partial(kept, case)) for name, case in ENTRIES.items()),
     Attack("4 bits", "a matrix of zeros", empty_blocks),
-    Attack("4 bits", "a run that is resumed beside other weights", other_weights),
+    Attack("4 bits", "a run that is resumed beside other weights", partial(other_weights, RESUME)),
+    Attack("4 bits", "a run that is evaluated beside other weights", partial(other_weights, EVAL)),
 ]

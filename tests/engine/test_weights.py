@@ -18,8 +18,9 @@ from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.engine.wire.client import EngineClient, EngineRefusedError
 from mmrl.engine.worker.weight_group import WeightGroup
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import TextPolicy
-from tests.engine.servers import CLOSE, environment, gap, move, renew, server_of
+from tests.engine.servers import CLOSE, environment, gap, move, policy_of, renew, server_of
 
 pytestmark = pytest.mark.engine
 Join = Callable[..., TextPolicy]
@@ -136,8 +137,24 @@ def test_a_transfer_that_broke_is_mended_by_the_next(join: Join, asked: Sequence
     assert gap(policy, before) > 100 * CLOSE
 
 
+def test_an_adapter_beside_what_4_bits_stand_for(
+    model: str, asked: Sequence[Prompt], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MMRL_CACHE", str(tmp_path))
+    engine = EngineConfig(environment=str(environment()), cache_mb=256, max_length=2048)
+    policy = policy_of(model, engine, LoraSettings(rank=4, alpha=8), weights="nf4")
+    try:
+        for version in range(2):
+            rollouts = policy.rollout(requests_of(asked))
+            assert (gap(policy, rollouts) < CLOSE, rollouts.weights_version) == (True, version)
+            move(policy, by=1.0)
+        assert server_of(policy).model.startswith(f"{tmp_path}/whole-")
+    finally:
+        server_of(policy).close()
+
+
 def test_it_knows_no_format_of_bitsandbytes():
-    """The reason why 4 bits and an engine exclude each other: one that does would read the folder in mmrl's cache."""
+    """The reason why a server reads what 4 bits stand for: one that knows them would read the codes in mmrl's cache."""
     python = find_venv(environment()).folder / "bin" / "python"
     look = "from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS as m; print('bitsandbytes' in m, 'fp8' in m)"
     found = subprocess.run([python, "-c", look], capture_output=True, text=True, check=True)

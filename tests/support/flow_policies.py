@@ -41,8 +41,8 @@ PLANS: dict[str, RolloutPlan] = {
 
 def make(folder: str, shadows: Sequence[str] = (), ema_decay: Any = 0.5, **settings: Any) -> FlowPolicy:
     """With adapters that do something."""
-    family = next(name for name in PROMPT_TOKENS if name in folder)
-    usual = {"height": 16, "width": 16, "max_prompt_tokens": PROMPT_TOKENS[family], "lora": LORA, "guidance": 2.0}
+    family = next((name for name in PROMPT_TOKENS if name in folder), "")
+    usual = {"height": 16, "width": 16, "max_prompt_tokens": PROMPT_TOKENS.get(family, 40), "lora": LORA, "guidance": 2.0}
     settings = usual | CLIPS.get(family, {}) | settings
     torch.manual_seed(0)
     policy = FlowPolicy(FlowPolicyConfig(folder, **settings), shadows, ema_decay)

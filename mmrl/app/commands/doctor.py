@@ -36,9 +36,11 @@ def devices() -> Iterator[tuple[str, str]]:
     """Accelerators, or that there is none."""
     import torch
 
+    from mmrl.app.run.on_cards import has_bfloat16
+
     for i in range(torch.cuda.device_count()):
         free, total = (size / 2**30 for size in torch.cuda.mem_get_info(i))
-        half = "with" if torch.cuda.is_bf16_supported() else "without"
+        half = "with" if has_bfloat16() else "without"
         yield f"cuda:{i}", f"{torch.cuda.get_device_name(i)}, {free:.0f} GiB free of {total:.0f}, {half} bfloat16"
     if torch.backends.mps.is_available():
         yield "mps", "available"

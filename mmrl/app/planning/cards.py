@@ -1,7 +1,12 @@
 """Memory of well-known GPUs by name: RTX 4090, A100-40, T4."""
 
+import logging
 import re
 from difflib import get_close_matches
+
+from mmrl.app.run.on_cards import without_bfloat16
+
+log = logging.getLogger("mmrl")
 
 SIZES = {
     **{"RTX 3060": (12,), "RTX 3070": (8,), "RTX 3080": (10, 12), "RTX 3080 Ti": (12,), "RTX 3090": (24,), "RTX 3090 Ti": (24,)},
@@ -15,12 +20,14 @@ SIZES = {
 """The GB in a card's name or data sheet; several where it was sold with several."""
 LESS = {"T4": 15, "L4": 22, "A10": 22, "A10G": 22, "A40": 45, "L40": 45, "L40S": 45}
 """GiB that drivers show of cards whose memory corrects its errors."""
+OLD = ("T4", "P100", "V100")
+"""Those without bfloat16 units."""
 SHARE = 0.98
 """What drivers show of the others' GB."""
 
 
 def gigabytes_of(card: str) -> float:
-    """GiB that the card called `card` shows; its size may follow its name, as in A100-40.
+    """GiB that the card called `card` shows; its size may follow its name, as in A100-40. Warns of one without bfloat16 units.
 
     Raises ValueError for a name that is not known, and for one that was sold in several sizes without its size.
     """
@@ -32,6 +39,8 @@ def gigabytes_of(card: str) -> float:
         near = get_close_matches(wanted, named, 1, cutoff=0.6)
         also = f" (do you mean {' or '.join(spelled(named[near[0]]))}?)" if near else ""
         raise ValueError(f"--card is {card!r}, a card that is not known here{also}: write its memory as in --card 24GB")
+    if name in OLD:
+        log.warning("%s", without_bfloat16(name))
     sizes = SIZES[name]
     if size is None and len(sizes) > 1:
         raise ValueError(f"--card is {card!r}, which was sold in {len(sizes)} sizes: write {' or '.join(spelled(name))}")

@@ -4,13 +4,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, Protocol, runtime_checkable
 
 from mmrl.app.config.reward_needs import Need, needs_of, reads_boxes, refuse_missing_package
 from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, TrackerConfig, UnweightedReward
-from mmrl.app.modality.merge import is_stored_in_codes
 from mmrl.app.modality.registry import modality_of
+from mmrl.app.run.on_cards import check_cards
 from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import SCORE, VALUE
@@ -60,7 +59,7 @@ def overlap_sentence(trained: Sequence[Prompt], held_out: Sequence[Prompt]) -> s
 def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     """Refuse settings that do not go together, and warn of those that change nothing."""
     check_environment(config, ranks)
-    check_quantized(config.policy, ranks)
+    check_cards(config.policy, ranks)
     check_axes(config)
     check_samplers(config, ranks)
     check_ahead(config, ranks)
@@ -138,49 +137,6 @@ def check_ahead(config: RunConfig, ranks: Ranks) -> None:
     for reason in [reason for reason, holds in reasons.items() if holds]:
         raise ValueError(f"ahead is {config.ahead}, and {reason}: change that, or set ahead = 0")
     refuse_lag(config.algorithm.algorithm, config.ahead)
-
-
-def check_quantized(policy: object, ranks: Ranks) -> None:
-    """Refuse weights in 4 bits where they are spread over processes."""
-    if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and ranks.is_sharded:
-        refuse_sharded_codes(policy)
-    if isinstance(policy, TextPolicyConfig) and policy.quantized.embeddings == "host" and ranks.world > 1:
-        raise ValueError(
-            f"policy.quantized.embeddings is 'host', which is for one GPU, and there are {ranks.world} processes: start one, or "
-            "leave it out"
-        )
-    if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and policy.quantized.kernels == "fast":
-        refuse_fast_kernels(ranks)
-
-
-def refuse_sharded_codes(policy: TextPolicyConfig | FlowPolicyConfig) -> None:
-    """Raise ValueError for weights in 4 bits, made or stored, of a run that cuts its weights."""
-    if policy.weights != "float":
-        place, remedy = f"policy.weights is {policy.weights!r}", "leave policy.weights out"
-    elif is_coded(policy):
-        place, remedy = f"policy.model {policy.model!r} is stored in 4 bits", "take the original"
-    else:
-        return
-    raise ValueError(
-        f"{place}, and FSDP and ZeRO-3 cut weights that are numbers: start with configs/accelerate/ddp.yaml, or {remedy}"
-    )
-
-
-def is_coded(policy: TextPolicyConfig | FlowPolicyConfig) -> bool:
-    """Are the model's stored weights codes? False for what is no model: loading says why."""
-    try:
-        return is_stored_in_codes(policy)
-    except OSError:
-        return False
-
-
-def refuse_fast_kernels(ranks: Ranks) -> None:
-    """Raise ValueError where bitsandbytes' kernels for weights in 4 bits are not installed, or there is no GPU for them."""
-    place, remedy = "policy.quantized.kernels is 'fast', which are those of bitsandbytes", "leave it out"
-    if find_spec("bitsandbytes") is None:
-        raise ValueError(f'{place}, and it is not installed: pip install "mmrl[quantized]", or {remedy}')
-    if ranks.accelerator is None or ranks.accelerator.device.type != "cuda":
-        raise ValueError(f"{place} and act on a GPU alone, of which this run has none: {remedy}")
 
 
 def check_environment(config: RunConfig, ranks: Ranks) -> None:

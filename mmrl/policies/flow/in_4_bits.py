@@ -10,7 +10,7 @@ from torch import nn
 
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.quantized.layer import Nf4Linear, nf4_layers, set_kernels
-from mmrl.policies.shared.quantized.load import cast_rest, codes_folder, linear_names, load_network, nf4_settings, plain_config
+from mmrl.policies.shared.quantized.load import cast_rest, linear_names, load_network, nf4_settings, plain_config, recipe_of
 from mmrl.policies.shared.quantized.stored import NETWORK, NF4, files_in, method_of
 from mmrl.runtime.pretrained import load_whole, refuse_non_finite
 
@@ -63,7 +63,8 @@ def load_part(
     with torch.device("meta"):
         reader = kind(reader_config)
     names = [] if stored else linear_names(reader)
-    kept = None if stored else codes_folder(reader, names, files, double, place)
+    recipe = None if stored else recipe_of(reader, names, files, double, place)
+    kept = None if recipe is None else recipe.folder()
     settings: Mapping[str, object] = {} if variant is None or kept else {"variant": variant}
     quantized = nf4_settings([] if kept else names, double, stored or kept is not None)
     loaded = load_whole(

@@ -27,7 +27,7 @@ def load_quantized(
 
     Codes are made once and kept in mmrl's cache, where the model's files allow that.
     """
-    from mmrl.policies.shared.quantized.load import cast_rest, codes_folder, nf4_settings, plain_config
+    from mmrl.policies.shared.quantized.load import cast_rest, nf4_settings, plain_config, recipe_of
 
     place, stored = f"policy.model {config.model!r}", method_of(model_config) is not None
     if stored:
@@ -43,7 +43,8 @@ def load_quantized(
     if not stored and not config.trust_remote_code:
         with readable(place, config.model):
             files = files_by(partial(file_of, config.model), "model", config.variant)
-        kept = codes_folder(model, names, files, config.quantized.double, place)
+        recipe = recipe_of(model, names, files, config.quantized.double, place)
+        kept = None if recipe is None else recipe.folder()
     if kept is not None:
         settings = {key: value for key, value in settings.items() if key != "variant"}
     quantized = nf4_settings([] if kept else names, config.quantized.double, stored or kept is not None)

@@ -136,10 +136,10 @@ class TextPolicyConfig:
 def refuse_quantized(policy: TextPolicyConfig) -> None:
     """Raise ValueError for 4 bits with settings that have no use for them."""
     refuse_idle(policy.weights, policy.quantized, QuantizedSettings(), policy.lora)
-    if policy.weights != "float" and policy.engine is not None:
+    if policy.weights != "float" and policy.engine is not None and policy.engine.sync not in ("auto", "lora"):
         raise ValueError(
-            'policy.weights is "nf4", and the server of [policy.engine] reads the folder\'s own weights, for vLLM knows no NF4: '
-            "answers would differ, so remove one of the two"
+            f'policy.engine.sync is "{policy.engine.sync}", which sends all weights, and policy.weights is "nf4", whose codes a '
+            'server cannot read: set policy.engine.sync = "lora", so that adapters are sent'
         )
 
 

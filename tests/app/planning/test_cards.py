@@ -20,8 +20,9 @@ from mmrl.app.planning.memory import GIB, room
         ("H200", 141 * 0.98),
     ],
 )
-def test_a_card_is_known_by_its_name(card: str, gib: float):
+def test_a_card_is_known_by_its_name(card: str, gib: float, caplog: pytest.LogCaptureFixture):
     assert gigabytes_of(card) == gib and room(card) == int(gib * GIB)
+    assert ("T4 has no bfloat16 units" in caplog.text) == ("T4" in card)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """What config, prompts and rewards show of a run is refused, or said, before its model is loaded."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from mmrl.app.commands.check import check
 from mmrl.app.config.run import load
@@ -12,8 +14,9 @@ from mmrl.app.modality.flow_checks import warn_of_guidance
 from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.planning.device import target_device
 from mmrl.app.plugins.resolve import load as rewards_load
-from mmrl.app.run.beforehand import check_quantized, idle_settings, look_at_scoring
+from mmrl.app.run.beforehand import idle_settings, look_at_scoring
 from mmrl.app.run.build import build
+from mmrl.app.run.on_cards import check_cards
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -230,6 +233,19 @@ SMALL = ["policy.weights=nf4", "policy.lora.rank=4"]
 
 
 @pytest.mark.parametrize("name", ["tiny/image", "tiny/flow"])
+def test_a_card_without_bfloat16_units_is_named(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    ranks: Any = Ranks()
+    ranks.accelerator = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(Ranks, "is_sharded", False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    for can, dtype, warned in ((False, "float32", False), (True, "bfloat16", False), (False, "bfloat16", True)):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, can=can: can or including_emulation)
+        check_cards(load(name, [f"policy.dtype={dtype}"]).config.policy, ranks)
+        said = "Tesla T4 has no bfloat16 units, so bfloat16 is slow there" in caplog.text
+        assert said == warned and ("take a card of Ampere or later" in caplog.text) == warned
+
+
+@pytest.mark.parametrize("name", ["tiny/image", "tiny/flow"])
 def test_fast_kernels_bring_corrections_and_need_their_package_and_a_card(name: str, monkeypatch: pytest.MonkeyPatch):
     resolved = load(name, [*SMALL, "policy.quantized.kernels=fast"])
     algorithm = resolved.config.algorithm.algorithm
@@ -237,32 +253,32 @@ def test_fast_kernels_bring_corrections_and_need_their_package_and_a_card(name: 
     assert resolved.origin(("algorithm", "importance")) == 'default with policy.quantized.kernels = "fast"'
     equal = load(name, SMALL).config.algorithm.algorithm
     assert "RolloutCorrection" not in [type(one).__name__ for one in equal.importance]
-    monkeypatch.setattr("mmrl.app.run.beforehand.find_spec", lambda name: None)
+    monkeypatch.setattr("mmrl.app.run.on_cards.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"kernels is 'fast', .* it is not installed: pip install .mmrl\[quantized\]"):
         build(resolved)
-    monkeypatch.setattr("mmrl.app.run.beforehand.find_spec", lambda name: SimpleNamespace())
+    monkeypatch.setattr("mmrl.app.run.on_cards.find_spec", lambda name: SimpleNamespace())
     with pytest.raises(ValueError, match=r"kernels is 'fast', .* act on a GPU alone, of which this run has none: leave it out"):
         build(resolved)
 
 
 def test_embeddings_on_the_host_are_for_one_process():
     policy = load("tiny/image", [*SMALL, "policy.quantized.embeddings=host"]).config.policy
-    check_quantized(policy, Ranks())
+    check_cards(policy, Ranks())
     ranks = Ranks()
     ranks.world = 2
     with pytest.raises(ValueError, match=r"embeddings is 'host', which is for one GPU, and there are 2 processes: start one"):
-        check_quantized(policy, ranks)
+        check_cards(policy, ranks)
 
 
 @pytest.mark.parametrize("name", ["tiny/image", "tiny/flow"])
 @pytest.mark.parametrize("stored", [False, True])
 def test_weights_in_4_bits_are_not_cut(name: str, stored: bool, monkeypatch: pytest.MonkeyPatch):
     """By FSDP or ZeRO-3, whether they are made or stored."""
-    monkeypatch.setattr("mmrl.app.run.beforehand.is_stored_in_codes", lambda policy: stored)
+    monkeypatch.setattr("mmrl.app.run.on_cards.is_stored_in_codes", lambda policy: stored)
     words = SMALL[stored:]
     policy = load(name, words).config.policy
-    check_quantized(policy, Ranks())
+    check_cards(policy, Ranks())
     monkeypatch.setattr(Ranks, "is_sharded", True)
     said = "is stored in 4 bits" if stored else "policy.weights is 'nf4'"
     with pytest.raises(ValueError, match=rf"{said}, and FSDP and ZeRO-3 cut weights that are numbers: start with .*ddp\.yaml"):
-        check_quantized(policy, Ranks())
+        check_cards(policy, Ranks())

@@ -37,6 +37,7 @@ from tests.support.stored_codes import store_codes
 
 BOTH = FlowQuantizedSettings(("transformer", "text_encoders"))
 WAN = {"wan_a14b": "wan"}
+LATE = ("wan", "flux2", "flux2_klein", "z_image", "sana", "krea2", "chroma", "lumina2", "sd15", "sdxl")
 
 
 def in_4_bits(folder: str, shadows: Any = (), **settings: Any) -> FlowPolicy:
@@ -58,7 +59,7 @@ def rounded(folder: str, policy: FlowPolicy, target: Path) -> str:
     return str(target)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *WAN])
+@pytest.mark.parametrize("family", [*FAMILIES, *WAN, *(pytest.param(family, marks=pytest.mark.evidence) for family in LATE)])
 def test_draws_reads_and_learns_as_the_rounded_pipeline(tiny, family, tmp_path):
     policy = in_4_bits(tiny(family), ["ref"])
     twin = make(rounded(tiny(family), policy, tmp_path / family), ["ref"])

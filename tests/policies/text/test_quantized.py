@@ -130,10 +130,7 @@ def test_an_adapter_merged_into_the_rounded_model_answers_as_it_did(tiny, tmp_pa
     [
         ({}, r'"nf4", and weights in 4 bits do not train: add \[policy.lora\]'),
         ({"weights": "float", "quantized": QuantizedSettings(("vision",))}, r"policy.quantized acts with policy.weights"),
-        (
-            {"lora": LORA, "engine": EngineConfig()},
-            r"\[policy.engine\] reads the folder's own weights",
-        ),
+        ({"lora": LORA, "engine": EngineConfig(sync="file")}, r'policy.engine.sync is "file", which sends all weights'),
     ],
 )
 def test_settings_that_have_no_use_for_it(settings: dict[str, Any], said: str):

@@ -1,6 +1,7 @@
 """Models whose codes are made once: written file by file to mmrl's cache, and read from there as a folder of bitsandbytes'.
 
-Every process then reads the same codes, whichever machine made them.
+Every process then reads the same codes, whichever machine made them. A server that knows no codes reads a folder of what they
+stand for.
 """
 
 import fcntl
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.policies.shared.quantized.stored import tensors_of
-from mmrl.policies.shared.quantized.table import quantize
+from mmrl.policies.shared.quantized.table import dequantize, quantize
 from mmrl.runtime.cache import cache_folder, fingerprint, note_new, note_use
 from mmrl.runtime.disk import room_for
 from mmrl.runtime.pretrained import readable, refuse_non_finite
@@ -49,44 +50,55 @@ class Recipe:
     """Name of the model in errors."""
     stem: str = "model"
     """What the names of its files begin with."""
+    whole: torch.dtype | None = None
+    """Write what the codes stand for, in this type, in place of them."""
 
     def folder(self) -> Path | None:
-        """The entry of the cache, made where it is not there or not whole.
-
-        None where it is not worth it, or the cache cannot take it. The memory holds one file's codes and one weight in full.
-        Raises ValueError for files that are broken or not finite.
-        """
+        """The entry of the cache; None where it is not worth it, or the cache cannot take it. Raises as `make`."""
         if sum(file.stat().st_size for file in self.files) < WORTH_KEEPING:
             return None
-        entry = cache_folder() / f"codes-{self._key()}"
         try:
-            if entry.is_symlink():
-                raise OSError("a link stands where the codes belong")
+            return self.make()
+        except OSError as error:
+            log.warning("codes of %s are not kept in %s (%s): they are made at every start", self.place, self.entry(), error)
+            return None
+
+    def make(self) -> Path:
+        """The entry of the cache, made where it is not there or not whole.
+
+        The memory holds one file as it is written and one weight in full. Raises ValueError for files that are broken or not
+        finite, OSError where the cache cannot take it.
+        """
+        entry = self.entry()
+        if entry.is_symlink():
+            raise OSError("a link stands where the codes belong")
+        if is_whole(entry):
+            return note_use(entry)
+        with alone(entry.parent):
+            # Another process may have made it meanwhile.
             if is_whole(entry):
                 return note_use(entry)
-            with alone(entry.parent):
-                # Another process may have made it meanwhile.
-                if is_whole(entry):
-                    return note_use(entry)
-                if entry.exists():
-                    log.warning("%s is damaged, or not of this mmrl: its codes are made again", entry)
-                self._make(entry)
-            return note_new(entry)
-        except OSError as error:
-            log.warning("codes of %s are not kept in %s (%s): they are made at every start", self.place, entry, error)
-            return None
+            if entry.exists():
+                log.warning("%s is damaged, or not of this mmrl: its codes are made again", entry)
+            self._put(entry)
+        return note_new(entry)
+
+    def entry(self) -> Path:
+        """Where it lies in the cache; another source or other settings have another name."""
+        return cache_folder() / f"{'codes' if self.whole is None else 'whole'}-{self._key()}"
 
     def _key(self) -> str:
         files = [fingerprint(file) for file in self.files]
-        facts = [FORMAT, self.double, sorted(self.names), files, self.said, self._config()]
+        facts = [FORMAT, self.double, sorted(self.names), files, self.said, self._config(), str(self.whole)]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
     def _config(self) -> dict[str, object]:
         """The config.json of the entry."""
         file = self.files[0].parent / "config.json"
-        return {**(json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}), "quantization_config": self.said}
+        found: dict[str, object] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return {**found, "quantization_config": self.said} if self.whole is None else found
 
-    def _make(self, entry: Path) -> None:
+    def _put(self, entry: Path) -> None:
         """Write all files beside the entry, then put them in its place."""
         half = entry.with_name(f".{entry.name}.half")
         # of a process that was killed, for this one is alone
@@ -128,12 +140,17 @@ class Recipe:
             for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
                 weight = opened.get_tensor(name)
                 refuse_non_finite([(name, weight)], self.place)
-                is_small = name in self.names
-                codes = tensors_of(name, quantize(weight, self.double), weight.shape, weight.dtype) if is_small else None
-                found |= {name: weight} if codes is None else codes
+                found |= self._rounded(name, weight) if name in self.names else {name: weight}
         with room_for(target):
             save_file(found, target, {"format": "pt"})
         return [*found]
+
+    def _rounded(self, name: str, weight: Tensor) -> dict[str, Tensor]:
+        """The codes of a weight, or what they stand for, by the names in files."""
+        codes = quantize(weight, self.double)
+        if self.whole is None:
+            return tensors_of(name, codes, weight.shape, weight.dtype)
+        return {name: dequantize(codes, weight.numel(), self.whole).view(weight.shape)}
 
 
 def description(double: bool, model: nn.Module | None = None, names: Collection[str] = ()) -> dict[str, object]:
@@ -156,7 +173,7 @@ def is_whole(entry: Path) -> bool:
         files = record["files"]
         assert isinstance(files, Mapping)
         sizes = all((entry / name).stat().st_size == size for name, (size, _) in files.items())
-        is_own = record["format"] == FORMAT and entry.name == f"codes-{record['key']}"
+        is_own = record["format"] == FORMAT and entry.name.endswith(f"-{record['key']}")
         return is_own and sizes and all(hash_of(entry / name) == own for name, (_, own) in files.items())
     except (OSError, ValueError, KeyError, TypeError, AssertionError):
         return False

@@ -174,17 +174,17 @@ def checkpoint_names(model: Any, names: Iterable[str]) -> dict[str, str]:
     return {key: name for name, (key, is_renamed) in names_in(model, names).items() if is_renamed}
 
 
-def codes_folder(model: Any, layers: Collection[str], files: Sequence[Path], double: bool, place: str) -> Path | None:
-    """The folder of a model of transformers, given on the meta device, with these layers in 4 bits, kept in the cache.
+def recipe_of(model: Any, layers: Collection[str], files: Sequence[Path], double: bool, place: str) -> Recipe | None:
+    """What the folder of a model of transformers, given on the meta device, with these layers in 4 bits is made of.
 
-    None where its files do not allow it: pickles, weights that are joined as they load, or a cache without room.
+    None where its files do not allow it: pickles, or weights that are joined as they load.
     """
     if not files or not isinstance(model.config.dtype, torch.dtype):
         return None
     names = checkpoint_names(model, tensors_in(files))
     small = {names.get(f"{layer}.weight") for layer in layers}
     known = {name for name in small if name is not None}
-    return Recipe(files, known, double, description(double, model, layers), place).folder() if len(known) == len(layers) else None
+    return Recipe(files, known, double, description(double, model, layers), place) if len(known) == len(layers) else None
 
 
 def put_stored(model: nn.Module, layers: dict[str, bool]) -> None:

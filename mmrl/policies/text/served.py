@@ -1,0 +1,46 @@
+"""The model that a server of [policy.engine] reads, beside which the policy's adapters are put."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from mmrl.policies.shared.quantized.stored import file_of, files_by
+from mmrl.policies.text.families import family_of, model_class
+from mmrl.policies.text.in_4_bits import layers_to_quantize, refuse_other_codes
+from mmrl.policies.text.loading import load_config
+from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.pretrained import readable
+
+
+def served_model(config: TextPolicyConfig) -> str:
+    """The folder or hub name; beside 4 bits a folder in mmrl's cache of the numbers that the codes stand for, as vLLM reads none.
+
+    Its name has a hash of the model's files and of what was rounded, so that a server which has another is seen.
+    Raises ValueError where the model's files do not allow it, or the cache cannot take it.
+    """
+    if config.weights == "float":
+        return config.model
+    from mmrl.policies.shared.quantized.load import recipe_of
+
+    place = f"policy.model {config.model!r}"
+    model_config = load_config(config)
+    refuse_other_codes(model_config, config)
+    with torch.device("meta"):
+        model = model_class(model_config).from_config(model_config, trust_remote_code=config.trust_remote_code)
+    with readable(place, config.model):
+        files = files_by(partial(file_of, config.model), "model", config.variant)
+    layers = layers_to_quantize(model, family_of(model_config), config.quantized.parts)
+    recipe = recipe_of(model, layers, files, config.quantized.double, place)
+    if recipe is None or config.trust_remote_code:
+        raise ValueError(
+            f"{place} has files or code of its own that do not allow to write what 4 bits stand for, which the server of "
+            "[policy.engine] would read: remove one of the two"
+        )
+    try:
+        return str(replace(recipe, whole=getattr(torch, config.dtype)).make())
+    except OSError as error:
+        raise ValueError(
+            f"the server of [policy.engine] reads what the 4 bits of {place} stand for, and mmrl's cache cannot take it "
+            f"({error}): make room, or set MMRL_CACHE to a folder elsewhere"
+        ) from None
