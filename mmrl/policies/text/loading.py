@@ -218,16 +218,32 @@ def add_adapter(model: Any, family: Family, lora: LoraSettings) -> Any:
 
     if lora.adapter is not None:
         return load_adapter(model, lora)
-    return get_peft_model(model, lora_config(lora, linear_layers(model, family) if lora.targets == "auto" else lora.targets))
+    wanted = lora_config(lora, linear_layers(model, family) if lora.targets == "auto" else lora.targets)
+    if lora.targets == "auto" and others_called(model, family):
+        # of models with experts peft keeps the last names of a pattern alone
+        wanted.exclude_modules = rf"(?!model\.(?:{'|'.join(family.language)})\.).*"
+    return get_peft_model(model, wanted)
+
+
+def language_layers(model: Any, family: Family) -> list[str]:
+    """The names of the linear layers of the language model."""
+    return [name for name in linear_names(model) if name.removeprefix("model.").startswith(family.language)]
+
+
+def linear_names(model: Any) -> Iterator[str]:
+    return (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
+
+
+def others_called(model: Any, family: Family) -> bool:
+    """Do linear layers outside the language model, as of ears, have the last name of one inside?"""
+    inside = language_layers(model, family)
+    lasts = {name.rsplit(".", 1)[-1] for name in inside}
+    return any(name.rsplit(".", 1)[-1] in lasts for name in linear_names(model) if name not in inside)
 
 
 def linear_layers(model: Any, family: Family) -> str:
     """A pattern for the linear layers of the language model, short enough for the adapter's config file."""
-    names = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.removeprefix("model.").startswith(family.language)
-    ]
+    names = language_layers(model, family)
     if not names:
         raise ValueError(
             f"{model.config.model_type}: no linear layers found under {' or '.join(family.language)}: name policy.lora.targets"
