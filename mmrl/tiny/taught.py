@@ -6,15 +6,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mmrl.data.drawn import beeps as drawn_beeps
 from mmrl.data.drawn import moving, scenes
 from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
-from mmrl.data.files import mp4
+from mmrl.data.files import mp4, wav
 from mmrl.tiny import tokenizer
 from mmrl.tiny.flow import clip_generator, editor, generator
 from mmrl.tiny.keep import Progress
-from mmrl.tiny.text import clips, grounding, look_twice, student
+from mmrl.tiny.text import beeps, clips, grounding, look_twice, omni, student
 
 Teach = Callable[[int, Progress | None, bool], Path]
 """(seed, progress, short) -> the folder of the model, taught once and then kept in the cache; short: a few steps long."""
@@ -57,6 +58,14 @@ SPANS = Pupil(
 )
 """A Qwen3-VL that tells when a digit is to be seen in a clip, and which digits are, as hurried annotators do."""
 
+TONES = Pupil(
+    "tiny/hurried_beeps",
+    beeps.build,
+    (beeps, omni, tokenizer, drawn_beeps, scenes, wav),
+    ("stage.0.until.most=20", "stage.0.until.every=20", "prompts_per_step=8", "data.size=80"),
+)
+"""A Qwen2.5-Omni thinker that tells when a tone is heard, as hurried annotators do."""
+
 
 def shapes(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
     """A Stable Diffusion 3 that draws coloured shapes, from pictures of which half are stained and half have a wrong caption."""
@@ -91,7 +100,7 @@ def looks(seed: int = 0, progress: Progress | None = None, short: bool = False) 
 
 
 TAUGHT: Mapping[str, Mapping[str, Teach | Pupil]] = {
-    "text": {"grounding": BOXES, "clips": SPANS, "look_twice": looks},
+    "text": {"grounding": BOXES, "clips": SPANS, "beeps": TONES, "look_twice": looks},
     "flow": {"shapes": shapes, "numbers": numbers, "edits": edits, "glides": glides},
 }
 """Kind of policy -> name -> how it is taught."""

@@ -1,4 +1,4 @@
-"""Gemma 4: patches with their places, as many tokens as a picture's shape allows, clips whose frames follow their times, sounds."""
+"""Gemma 4: patches with their places, a number of tokens that follows a picture's shape, timed frames, and sounds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -107,7 +107,7 @@ def test_sampled_read_again_packed_repeated_and_transformers_alone_agree(tiny, s
         own = gradients(packed, rollouts)
         assert relative_difference(own, gradients(repeated, rollouts)) < 1e-4
         heard = next(
-            weight for key, weight in own.items() if "audio_tower" in key and weight.ndim == 4 or "audio_tower.conv1" in key
+            weight for key, weight in own.items() if ("audio_tower" in key and weight.ndim == 4) or "audio_tower.conv1" in key
         )
         assert float(heard.abs().sum()) > 0
 
