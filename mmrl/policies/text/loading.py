@@ -155,7 +155,7 @@ def load_config(config: TextPolicyConfig) -> Any:
             f"policy.model {name!r} is neither a folder with a model{near(name)} nor one the Hugging Face hub gave us: "
             f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
         ) from None
-    found = getattr(found, "thinker_config", found)
+    found = writing_part(found)
     refuse_variant({"": variants_in(weights_folder(name))}, config.variant, place)
     remote = "AutoModelForImageTextToText" in (getattr(found, "auto_map", None) or {})
     if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote and not is_text_only(found):
@@ -167,6 +167,11 @@ def load_config(config: TextPolicyConfig) -> Any:
     if not remote and (refusal := refusal_of(kind, found.is_encoder_decoder)) is not None:
         raise ValueError(f"policy.model {name!r} is of type {kind}, which {refusal}: `mmrl ls families --all` lists what trains")
     return found
+
+
+def writing_part(config: Any) -> Any:
+    """The config of the part that writes text, of a model of several parts; else the same."""
+    return getattr(config, "thinker_config", config)
 
 
 @contextmanager

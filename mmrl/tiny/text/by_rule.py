@@ -237,7 +237,6 @@ def muse_glimmer() -> Built:
 BY_RULE = {
     "mistral3": mistral3,
     "gemma4": gemma4,
-    "gemma4_that_hears": gemma4_that_hears,
     "lfm2_vl": lfm2_vl,
     "minicpmv4_6": minicpmv4_6,
     "ovis2": ovis2,
