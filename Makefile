@@ -46,6 +46,7 @@ evidence: $(STAMP)
 	$(BIN)/python benchmarks/demo_evidence.py grounding
 	$(BIN)/python benchmarks/demo_evidence.py look-twice --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py video --no-cache
+	$(BIN)/python benchmarks/demo_evidence.py beeps --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2i --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2i-text --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py edit --no-cache

@@ -11,7 +11,7 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,8 @@ class Evidence:
     size: int
     """Held-out scenes, or pictures per caption."""
     control: Control | None = None
+    unheard: tuple[str, ...] = ()
+    """Overrides of an evaluation in which the model does not hear what it is asked about: what it scores then is guessing."""
 
 
 EVIDENCE = {
@@ -68,6 +70,12 @@ EVIDENCE = {
         },
         ("evaluation.data.seed={series}", "evaluation.data.size={size}", "evaluation.num_prompts={size}"),
         512,
+    ),
+    "beeps": Evidence(
+        {"temporal IoU": "eval/temporal_iou", **{f"R@0.{tenth}": f"eval/temporal_iou/recall{tenth}0" for tenth in (5, 7)}},
+        ("evaluation.data.seed={series}", "evaluation.data.size={size}", "evaluation.num_prompts={size}"),
+        256,
+        unheard=("evaluation.data.heard='another'",),
     ),
     "t2i": Evidence(
         {"reward": "eval/shapes"} | {part: f"eval/shapes/{part}" for part in ("colour", "side", "shape", "background")},
@@ -94,12 +102,14 @@ EVIDENCE = {
 }
 
 
-def measure(name: str, model: Path, args: argparse.Namespace, seed: int, run: RunDir | None = None) -> dict[str, float]:
-    """Figures on the fresh held-out prompts, of the model as it is or as the run left it."""
+def measure(
+    name: str, model: Path, args: argparse.Namespace, seed: int, run: RunDir | None = None, also: Sequence[str] = ()
+) -> dict[str, float]:
+    """Figures on the fresh held-out prompts, of the model as it is or as the run left it; `also`: more overrides."""
     evidence = EVIDENCE[name]
     size = args.fresh_size or evidence.size
     fresh = [word.format(series=args.fresh + seed, size=size) for word in evidence.fresh]
-    words = [*args.overrides, f"policy.model={str(model)!r}", *fresh]
+    words = [*args.overrides, f"policy.model={str(model)!r}", *fresh, *also]
     with distributed_run():
         job = build(configs.load(demo.demo_of(name).config, words))
         if run is not None:
@@ -128,6 +138,9 @@ def one_seed(name: str, seed: int, args: argparse.Namespace) -> list[str]:
     run = demo.run(name, output / f"{name}-{seed}", seed, [f"policy.model={str(taught)!r}", *args.overrides])
     seconds = f"{imitation_s} + {seconds_since(*start)}"
     lines = [row(f"seed {seed}", before, measure(name, taught, args, seed, run), seconds)]
+    if unheard := EVIDENCE[name].unheard:
+        both = [measure(name, taught, args, seed, trained, unheard) for trained in (None, run)]
+        lines.append(row(f"what is not heard, seed {seed}", both[0], both[1], ""))
     control = EVIDENCE[name].control
     if args.control and control is not None:
         start = time.perf_counter(), time.process_time()

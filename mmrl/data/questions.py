@@ -30,6 +30,8 @@ LETTER = "{question}\nAnswer with the letter of the right option."
 LETTERS_WANTED = "{question}\nAnswer with the letters of all right options."
 OPTIONS = ("options", "choices")
 ANSWER_KINDS = ("kind", "problem_type")
+INTERLEAVED = "use_audio_in_video"
+"""A column of Qwen's rows."""
 USED = ("question", "system", "id", "split", *ANSWERS, *SPANS, *OPTIONS, *ANSWER_KINDS)
 _NUMBER = re.compile(r"[-+\u2212]?\s?[$\u20ac\u00a3]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?\s?%?")
 _FRACTION = re.compile(r"[-+]?\d+\s?/\s?\d+")
@@ -67,6 +69,11 @@ class Questions:
         if len(cells) > 1:
             both = " and ".join(kind.nouns for kind in cells)
             raise ValueError(f"the row has both {both}, whose order a prompt would not know: keep one kind")
+        if row.values.get(INTERLEAVED):
+            raise ValueError(
+                f"column {INTERLEAVED} asks for a clip with its sound between its frames, which no model is shown here: leave it "
+                "out to show the frames alone, or name the file in column audio to let its sound be heard"
+            )
         media = [(kind, self._media(kind, cell)) for kind, found in cells.items() for cell in found]
         for _, one in media:
             if isinstance(one, Video):

@@ -6,16 +6,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mmrl.data.drawn import beeps as drawn_beeps
 from mmrl.data.drawn import moving, scenes, small_digits
 from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
-from mmrl.data.files import mp4
+from mmrl.data.files import mp4, wav
 from mmrl.data.tools import zoom
 from mmrl.tiny import tokenizer
 from mmrl.tiny.flow import clip_generator, editor, generator
 from mmrl.tiny.keep import Progress
-from mmrl.tiny.text import clips, grounding, look_twice, student
+from mmrl.tiny.text import beeps, clips, grounding, look_twice, omni, student
 
 Teach = Callable[[int, Progress | None, bool], Path]
 """(seed, progress, short) -> the folder of the model, taught once and then kept in the cache; short: a few steps long."""
@@ -71,6 +72,13 @@ LOOKS = Pupil(
     LESSONS,
 )
 """A Qwen3-VL that can zoom in on a small digit and read it there, and mostly answers without."""
+TONES = Pupil(
+    "tiny/hurried_beeps",
+    beeps.build,
+    (beeps, omni, tokenizer, drawn_beeps, scenes, wav),
+    ("stage.0.until.most=20", "stage.0.until.every=20", "prompts_per_step=8", "data.size=80"),
+)
+"""A Qwen2.5-Omni thinker that tells when a tone is heard, as hurried annotators do."""
 
 
 def shapes(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
@@ -99,7 +107,7 @@ def glides(seed: int = 0, progress: Progress | None = None, short: bool = False)
 
 
 TAUGHT: Mapping[str, Mapping[str, Teach | Pupil]] = {
-    "text": {"grounding": BOXES, "clips": SPANS, "look_twice": LOOKS},
+    "text": {"grounding": BOXES, "clips": SPANS, "beeps": TONES, "look_twice": LOOKS},
     "flow": {"shapes": shapes, "numbers": numbers, "edits": edits, "glides": glides},
 }
 """Kind of policy -> name -> how it is taught."""

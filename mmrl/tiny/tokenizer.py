@@ -1,7 +1,7 @@
 """A tokenizer of the real Qwen class for a handful of texts: words become single tokens, digits stay single."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mmrl.tiny.byte_tokens import PAD, STOP, TURN, HubObject, Kwargs, letters
 
@@ -31,15 +31,15 @@ def qwen_ids(tokenizer: HubObject) -> Kwargs:
     return {f"{name}_id": tokenizer.convert_tokens_to_ids(token) for name, token in QWEN_TOKENS.items()}
 
 
-def qwen_tokenizer(texts: Sequence[str], num_tokens: int = 400) -> HubObject:
-    """A Qwen2Tokenizer that knows every byte, merges learnt from `texts` (at most `num_tokens` in all), and Qwen's own marks."""
+def qwen_tokenizer(texts: Sequence[str], num_tokens: int = 400, named: Mapping[str, str] = QWEN_TOKENS) -> HubObject:
+    """A Qwen2Tokenizer that knows every byte, merges learnt from `texts` (at most `num_tokens` in all), and the named marks."""
     from transformers import Qwen2Tokenizer
 
     known = {letter: i for i, letter in enumerate(letters())}
     # a merge is learnt only from a pair seen more than once
     trained = Qwen2Tokenizer(vocab=known, merges=[]).train_new_from_iterator([*texts] * 2, num_tokens, show_progress=False)
     learnt = json.loads(trained.backend_tokenizer.to_str())["model"]
-    marks = {TURN, STOP, PAD, *QWEN_TOKENS.values()}
+    marks = {TURN, STOP, PAD, *named.values()}
     words = sorted((word for word in learnt["vocab"] if word not in marks), key=learnt["vocab"].__getitem__)
     merges: HubObject = [tuple(pair) for pair in learnt["merges"]]
     tokenizer = Qwen2Tokenizer(
@@ -48,7 +48,7 @@ def qwen_tokenizer(texts: Sequence[str], num_tokens: int = 400) -> HubObject:
         eos_token=STOP,
         pad_token=PAD,
         padding_side="left",
-        extra_special_tokens=QWEN_TOKENS,
+        extra_special_tokens=dict(named),
     )
     tokenizer.add_tokens([TURN], special_tokens=True)
     return tokenizer

@@ -77,6 +77,14 @@ def test_clips_are_shown_as_film_strips(demo: Callable[[str], RunDir]):
 
 
 @pytest.mark.slow
+def test_sounds_are_played_beside_their_waveforms(demo: Callable[[str], RunDir]):
+    run = demo("beeps")
+    assert held_out(run)
+    page = run.report_file.read_text()
+    assert "R@0.7" in page and "data:audio/wav;base64," in page and page.count("data:image/") >= 4
+
+
+@pytest.mark.slow
 def test_pictures(demo: Callable[[str], RunDir], tmp_path: Path):
     run = demo("t2i")
     assert {sample["text"] for sample in held_out(run)} == {wish.caption for wish in shapes.HELD_OUT}

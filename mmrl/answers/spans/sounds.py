@@ -154,7 +154,7 @@ def pieces_of(file: AvObject, start: float, end: float, rate: int) -> Iterator[W
     stream = file.streams.audio[0]
     own = stream.codec_context.sample_rate
     turn = av.AudioResampler(format="flt", layout="mono", rate=rate)
-    place, first, last = None, round(start * own), round(end * own)
+    place, first, last, waves = None, round(start * own), round(end * own), list[Wave]()
     if start > NEAR_S:
         file.seek(int((start - 1) / stream.time_base) + (stream.start_time or 0), stream=stream)
     for frame in file.decode(stream):
@@ -163,15 +163,26 @@ def pieces_of(file: AvObject, start: float, end: float, rate: int) -> Iterator[W
         if place is None:
             behind = (frame.pts or 0) - (stream.start_time or 0)
             place = round(behind * float(frame.time_base) * own) if start > NEAR_S else 0
-        wave = mean_of_channels(frame)[max(0, first - place) : max(0, last - place)]
+        waves.append(mean_of_channels(frame)[max(0, first - place) : max(0, last - place)])
         place += frame.samples
-        if len(wave):
-            piece = av.AudioFrame.from_ndarray(wave[None], format="flt", layout="mono")
-            piece.sample_rate = own
-            yield from (one.to_ndarray()[0] for one in turn.resample(piece))
+        # frames may be a hundredth of a second long, and each call costs as much as a second of sound
+        if place >= last or sum(map(len, waves)) >= own:
+            yield from at_rate(turn, np.concatenate(waves), own)
+            waves.clear()
         if place >= last:
             break
+    yield from at_rate(turn, np.concatenate([*waves, np.empty(0, np.float32)]), own)
     yield from (one.to_ndarray()[0] for one in turn.resample(None))
+
+
+def at_rate(turn: AvObject, wave: Wave, own: int) -> Iterator[Wave]:
+    """What a resampler gives for samples at their own rate."""
+    import av
+
+    if len(wave):
+        piece = av.AudioFrame.from_ndarray(wave[None], format="flt", layout="mono")
+        piece.sample_rate = own
+        yield from (one.to_ndarray()[0] for one in turn.resample(piece))
 
 
 def mean_of_channels(frame: AvObject) -> Wave:

@@ -60,6 +60,13 @@ DEMOS = {
         reinforcement="it is rewarded for the overlap of its spans with the right ones, and for right letters",
         short=FEW,
     ),
+    "beeps": Demo(
+        config="tiny/beeps",
+        summary="Teach a tiny Qwen2.5-Omni to say when a tone is heard in a sound; ends with sounds beside their waveforms.",
+        imitation="a Qwen2.5-Omni thinker of 0.7 M parameters learns from spans that begin too early and end too late",
+        reinforcement="it is rewarded for the overlap of its spans with the right ones",
+        short=FEW,
+    ),
     "t2i": Demo(
         config="tiny/t2i",
         summary="Teach a tiny Stable Diffusion 3 to draw what captions ask for; ends with numbers and pictures before and after.",

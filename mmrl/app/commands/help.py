@@ -19,6 +19,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
     "demo grounding": ("mmrl demo grounding --seed 1", "mmrl demo grounding steps=50 --output runs/short"),
     "demo look-twice": ("mmrl demo look-twice", "mmrl demo look-twice --short"),
     "demo video": ("mmrl demo video --output runs/clips",),
+    "demo beeps": ("mmrl demo beeps", "mmrl demo beeps --seed 1 --output runs/beeps"),
     "demo t2i": ("mmrl demo t2i", "mmrl demo t2i algorithm.preset=cps"),
     "demo t2i-text": ("mmrl demo t2i-text --seed 2",),
     "demo t2v": ("mmrl demo t2v", "mmrl demo t2v --seed 1 --output runs/clips"),

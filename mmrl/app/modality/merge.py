@@ -65,6 +65,7 @@ def merge_adapter(
 ) -> None:
     """Replace peft's adapter in `folder` by the model with the adapter added, in files of at most `most` bytes.
 
+    A folder of a model of several parts, as Qwen2.5-Omni's, stays one: the others' weights are copied.
     Sums are taken in float32 and stored as the base model's weights are. One file's weights and the adapter are in memory at
     a time, unless the model has code of its own, no .safetensors files, or an adapter that is no plain product of matrices.
     Linear layers of `parts` are rounded to 4 bits before, as they were when the adapter was trained beside them (`double`: see
@@ -93,9 +94,9 @@ def merge_in_memory(folder: Path, base: str, trust_remote_code: bool = False, va
     from transformers import AutoConfig
 
     from mmrl.policies.shared.lora import LoraSettings, load_adapter
-    from mmrl.policies.text.loading import load_weights
+    from mmrl.policies.text.loading import load_weights, writing_part
 
-    config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+    config = writing_part(AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code))
     stored = config.dtype or torch.float32
     options = {"trust_remote_code": trust_remote_code, **({} if variant is None else {"variant": variant})}
     model = load_weights(base, config, dtype=torch.float32, **options)
@@ -127,8 +128,9 @@ def text_deltas(folder: Path, base: str, stored: StoredWeights) -> Deltas | None
 
     from mmrl.policies.shared.quantized.load import checkpoint_names
     from mmrl.policies.text.families import model_class
+    from mmrl.policies.text.loading import writing_part
 
-    config = AutoConfig.from_pretrained(base)
+    config = writing_part(AutoConfig.from_pretrained(base))
     with torch.device("meta"):
         model: Any = model_class(config).from_config(config)
         names = checkpoint_names(model, stored.files)
@@ -150,8 +152,9 @@ def names_to_round(base: str, stored: StoredWeights, parts: Collection[str]) -> 
     from mmrl.policies.shared.quantized.load import checkpoint_names
     from mmrl.policies.text.families import family_of, model_class
     from mmrl.policies.text.in_4_bits import layers_to_quantize
+    from mmrl.policies.text.loading import writing_part
 
-    config = AutoConfig.from_pretrained(base)
+    config = writing_part(AutoConfig.from_pretrained(base))
     with torch.device("meta"):
         model: Any = model_class(config).from_config(config)
     names = checkpoint_names(model, stored.files)

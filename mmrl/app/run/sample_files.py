@@ -17,7 +17,6 @@ import dataclasses
 import hashlib
 import io
 import math
-import wave
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +37,7 @@ from mmrl.core.samples import AUDIO, IMAGE, VIDEO, Audio, kind_of
 from mmrl.core.types import Examples, MediaSize, Observation, Prompt, Sample, Status, Video
 from mmrl.data.files.mp4 import write_once
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
+from mmrl.data.files.wav import wav_bytes
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.sampling import Budget, FrameRule
@@ -280,15 +280,10 @@ def waveform(sound: Audio) -> list[Image.Image]:
 
 def write_sound(folder: Path, sound: Audio) -> Path:
     """The .wav file of what the model hears of a sound, 16 bits, named by its content and written once."""
-    buffer, samples = io.BytesIO(), (samples_of(sound).clip(-1, 1) * 32767).round().astype("<i2")
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(Ear().rate)
-        file.writeframes(samples.tobytes())
-    path = folder / f"{hashlib.sha256(buffer.getvalue()).hexdigest()[:20]}.wav"
+    data = wav_bytes(samples_of(sound), Ear().rate)
+    path = folder / f"{hashlib.sha256(data).hexdigest()[:20]}.wav"
     if not path.exists():
-        replace_bytes(path, buffer.getvalue())
+        replace_bytes(path, data)
     return path
 
 

@@ -155,7 +155,7 @@ def load_config(config: TextPolicyConfig) -> Any:
             f"policy.model {name!r} is neither a folder with a model{near(name)} nor one the Hugging Face hub gave us: "
             f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
         ) from None
-    found = getattr(found, "thinker_config", found)
+    found = writing_part(found)
     refuse_variant({"": variants_in(weights_folder(name))}, config.variant, place)
     remote = "AutoModelForImageTextToText" in (getattr(found, "auto_map", None) or {})
     if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote and not is_text_only(found):
@@ -167,6 +167,11 @@ def load_config(config: TextPolicyConfig) -> Any:
     if not remote and (refusal := refusal_of(kind, found.is_encoder_decoder)) is not None:
         raise ValueError(f"policy.model {name!r} is of type {kind}, which {refusal}: `mmrl ls families --all` lists what trains")
     return found
+
+
+def writing_part(config: Any) -> Any:
+    """The config of the part that writes text, of a model of several parts; else the same."""
+    return getattr(config, "thinker_config", config)
 
 
 @contextmanager
@@ -218,16 +223,32 @@ def add_adapter(model: Any, family: Family, lora: LoraSettings) -> Any:
 
     if lora.adapter is not None:
         return load_adapter(model, lora)
-    return get_peft_model(model, lora_config(lora, linear_layers(model, family) if lora.targets == "auto" else lora.targets))
+    wanted = lora_config(lora, linear_layers(model, family) if lora.targets == "auto" else lora.targets)
+    if lora.targets == "auto" and others_called(model, family):
+        # of models with experts peft keeps the last names of a pattern alone
+        wanted.exclude_modules = rf"(?!model\.(?:{'|'.join(family.language)})\.).*"
+    return get_peft_model(model, wanted)
+
+
+def language_layers(model: Any, family: Family) -> list[str]:
+    """The names of the linear layers of the language model."""
+    return [name for name in linear_names(model) if name.removeprefix("model.").startswith(family.language)]
+
+
+def linear_names(model: Any) -> Iterator[str]:
+    return (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
+
+
+def others_called(model: Any, family: Family) -> bool:
+    """Do linear layers outside the language model, as of ears, have the last name of one inside?"""
+    inside = language_layers(model, family)
+    lasts = {name.rsplit(".", 1)[-1] for name in inside}
+    return any(name.rsplit(".", 1)[-1] in lasts for name in linear_names(model) if name not in inside)
 
 
 def linear_layers(model: Any, family: Family) -> str:
     """A pattern for the linear layers of the language model, short enough for the adapter's config file."""
-    names = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.removeprefix("model.").startswith(family.language)
-    ]
+    names = language_layers(model, family)
     if not names:
         raise ValueError(
             f"{model.config.model_type}: no linear layers found under {' or '.join(family.language)}: name policy.lora.targets"

@@ -40,8 +40,9 @@ def mistral3() -> Built:
     return Mistral3ForConditionalGeneration(config), processor
 
 
-def gemma4(**text: object) -> Built:
-    """A picture gives up to 70 tokens, by its shape; one layer in two attends to a window, and logits are capped."""
+def gemma4(ears: Kwargs | None = None, **text: object) -> Built:
+    """A picture gives up to 70 tokens, by its shape; one layer in two attends to a window, and logits are capped; `ears`: its
+    audio tower."""
     from transformers import (
         Gemma4AudioFeatureExtractor,
         Gemma4Config,
@@ -65,7 +66,7 @@ def gemma4(**text: object) -> Built:
         },
         vision_config={**VISION, "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 64}
         | {"pooling_kernel_size": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
-        audio_config=None,
+        audio_config=ears,
         **ids_of(tokenizer, image_token_id="<|image|>", video_token_id="<|video|>", audio_token_id="<|audio|>"),
         **ids_of(
             tokenizer, boi_token_id="<|image>", eoi_token_id="<image|>", boa_token_id="<|audio>", eoa_token_index="<audio|>"
@@ -77,9 +78,15 @@ def gemma4(**text: object) -> Built:
         image_processor=Gemma4ImageProcessor(**size),
         tokenizer=tokenizer,
         video_processor=Gemma4VideoProcessor(**size),
-        chat_template=chat_template("<|image|>", "<|video|>", start="{{ bos_token }}"),
+        chat_template=chat_template("<|image|>", "<|video|>", start="{{ bos_token }}", audio="<|audio|>"),
     )
     return Gemma4ForConditionalGeneration(config), processor
+
+
+def gemma4_that_hears() -> Built:
+    """The same with two layers that listen to chunks of 12 tokens, 25 a second, as E2B and E4B do."""
+    sizes: Kwargs = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "output_proj_dims": 32}
+    return gemma4({**sizes, "subsampling_conv_channels": [128, 4]})
 
 
 def lfm2_vl() -> Built:

@@ -11,9 +11,9 @@ import torch
 
 from mmrl.tiny.byte_tokens import Built, HubObject, Kwargs, byte_tokenizer, token_ids
 from mmrl.tiny.text import llms
-from mmrl.tiny.text.by_rule import BY_RULE
+from mmrl.tiny.text.by_rule import BY_RULE, gemma4_that_hears
 from mmrl.tiny.text.llms import chat_template
-from mmrl.tiny.text.omni import qwen2_5_omni_thinker
+from mmrl.tiny.text.omni import qwen2_5_omni_thinker, qwen3_omni_moe_thinker
 from mmrl.tiny.tokenizer import QWEN_TOKENS, qwen_ids
 
 VISION: Kwargs = {"hidden_size": 32, "intermediate_size": 64}
@@ -348,5 +348,7 @@ FAMILIES: dict[str, Callable[[], Built]] = {
     "qwen3": llms.qwen3,
     "llama": llms.llama,
     "qwen2_5_omni_thinker": qwen2_5_omni_thinker,
+    "qwen3_omni_moe_thinker": qwen3_omni_moe_thinker,
+    "gemma4_that_hears": gemma4_that_hears,
     **BY_RULE,
 }

@@ -4,19 +4,20 @@ from typing import Any
 
 from mmrl.policies.text.families.base import Family, Media, belongs
 from mmrl.policies.text.families.gemma import Gemma3
-from mmrl.policies.text.families.gemma4 import Gemma4
+from mmrl.policies.text.families.gemma4 import Gemma4, gemma4
 from mmrl.policies.text.families.generic import Generic
 from mmrl.policies.text.families.glm import Glm4v
 from mmrl.policies.text.families.idefics import Idefics, SmolVLM
 from mmrl.policies.text.families.internvl import InternVL
 from mmrl.policies.text.families.llava_onevision import LlavaOnevision
-from mmrl.policies.text.families.qwen_omni import QwenOmni
+from mmrl.policies.text.families.qwen_omni import Qwen3Omni, QwenOmni
 from mmrl.policies.text.families.qwen_vl import BOX_SPACES, QwenVL
 from mmrl.policies.text.families.text_only import TextOnly
 
 FAMILIES: dict[str, type[Family]] = {
     **dict.fromkeys(BOX_SPACES, QwenVL),
     "qwen2_5_omni_thinker": QwenOmni,
+    "qwen3_omni_moe_thinker": Qwen3Omni,
     "smolvlm": SmolVLM,
     "idefics3": Idefics,
     "internvl": InternVL,
@@ -36,7 +37,7 @@ def family_of(config: Any) -> Family:
     family = FAMILIES.get(config.model_type, Generic)
     if family is QwenVL:
         return QwenVL(config, box_space=BOX_SPACES[config.model_type])
-    return family(config)
+    return gemma4(config) if family is Gemma4 else family(config)
 
 
 def is_text_only(config: Any) -> bool:

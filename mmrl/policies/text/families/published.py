@@ -26,12 +26,15 @@ PUBLISHED: dict[str, Published] = {
     "qwen2_5_omni_thinker": Published(
         (*SEEING, "sounds to text"), "3B: Qwen Research; 7B: see the card", "nowhere", f"{CLIPS}, sounds"
     ),
+    "qwen3_omni_moe_thinker": Published(
+        ("pictures to text", "sounds to text"), "see the model's own card", "nowhere", f"{RULE}, sounds"
+    ),
     "smolvlm": seeing("Apache-2.0", "makers"),
     "idefics3": Published(("pictures to text",), "Apache-2.0", "makers", of_class("smolvlm")),
     "internvl": seeing("3-8B-hf: Qwen; 3.5: Apache-2.0; others: see the card", "makers"),
     "llava_onevision": seeing("Apache-2.0", "makers"),
     "gemma3": seeing("Gemma Terms of Use", "makers"),
-    "gemma4": seeing("see the model's own card", "nowhere"),
+    "gemma4": Published((*SEEING, "sounds to text"), "see the model's own card", "nowhere", f"{CLIPS}, sounds (E2B, E4B)"),
     "glm4v": seeing("4.1V-9B: MIT; others: see the card", "makers"),
     "glm4v_moe": seeing("see the model's own card", "nowhere"),
     "glm46v": seeing("see the model's own card", "nowhere"),

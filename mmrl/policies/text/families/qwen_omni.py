@@ -1,6 +1,6 @@
-"""Qwen2.5-Omni's thinker: pictures and clips as Qwen2.5-VL sees them, and sounds, 25 tokens a second."""
+"""Thinkers of Qwen2.5-Omni and Qwen3-Omni: pictures and clips as Qwen-VL models see them, and sounds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,20 +8,26 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mmrl.answers.spans.sounds import Ear
 from mmrl.policies.text.families.base import Core, Media
 from mmrl.policies.text.families.qwen_vl import CLOSE, VIDEO_KEYS, QwenVL, after_clips
+from mmrl.policies.text.families.sounds import write_sounds
 from mmrl.policies.video.decode import Frames
 
 MASK = "feature_attention_mask"
 AUDIO_KEYS = frozenset({"input_features", MASK})
+LONGEST = 2400.0
+"""Seconds of a sound that Qwen3-Omni hears at most: its makers speak of 40 minutes."""
+UNUSED = ("video_second_per_grid", "num_audio_tokens")
+"""Tensors of the processor that follow from others."""
+WINDOW = 13
+"""Tokens that Qwen3-Omni makes of a hundred mel frames."""
 
 
 @dataclass(frozen=True)
 class QwenOmni(QwenVL):
-    """`input_features` holds the mel frames of each sound, 100 a second, padded to the longest of its prompt.
-
-    transformers' forward takes features of pictures and clips, and none of sounds: `attach` writes those over their placeholders.
-    """
+    """`input_features` holds the mel frames of each sound, 100 a second, padded to the longest of its prompt; Qwen2.5-Omni makes
+    a token of four of them."""
 
     media_keys: frozenset[str] = frozenset({"pixel_values", "image_grid_thw", *VIDEO_KEYS, *AUDIO_KEYS})
     own_keys: tuple[tuple[str, frozenset[str]], ...] = (("video", VIDEO_KEYS), ("audio", AUDIO_KEYS))
@@ -30,11 +36,11 @@ class QwenOmni(QwenVL):
     projector: tuple[str, ...] = ("visual.merger", "audio_tower.proj")
 
     def attach(self, core: Core) -> None:
-        core.register_forward_pre_hook(write_sounds, with_kwargs=True)
+        write_sounds(core)
 
     def tidy(self, media: Media) -> Media:
         """Mel frames without what the processor adds up to its longest sound, which the model never reads."""
-        kept = super().tidy({key: value for key, value in media.items() if key != "video_second_per_grid"})
+        kept = super().tidy({key: value for key, value in media.items() if key not in UNUSED})
         if MASK not in kept:
             return kept
         frames = int(kept[MASK].sum(1).max())
@@ -43,14 +49,19 @@ class QwenOmni(QwenVL):
     def look(self, core: Core, kind: str, media: Sequence[Media]) -> Any:
         output = super().look(core, kind, media)
         if kind == "audio":
-            output.pooler_output = output.pooler_output.split([n for one in media for n in sound_tokens(one).tolist()])
+            heard = output.last_hidden_state if output.pooler_output is None else output.pooler_output
+            output.pooler_output = heard.split([n for one in media for n in self.sound_tokens(one).tolist()])
         return output
 
+    def sound_tokens(self, media: Media) -> Int[Tensor, " sounds"]:
+        """How many placeholders each sound of a prompt has: a quarter of its mel frames."""
+        return ((lengths(media) - 1) // 2 + 1 - 2) // 2 + 1
+
     def entries(self, media: Media, kind: str = "image") -> int:
-        return len(sound_tokens(media)) if kind == "audio" else super().entries(media, kind)
+        return len(lengths(media)) if kind == "audio" else super().entries(media, kind)
 
     def placeholders(self, media: Media) -> dict[str, int | None]:
-        return {**super().placeholders(media), "audio": int(sound_tokens(media).sum())}
+        return {**super().placeholders(media), "audio": int(self.sound_tokens(media).sum())}
 
     def positions(
         self, core: Core, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
@@ -65,25 +76,35 @@ class QwenOmni(QwenVL):
             audio_seqlens=media[MASK].sum(1) if MASK in media else None,
             second_per_grids=torch.tensor(seconds, dtype=torch.float64),
         )
-        own, types = positions[:, 0], 2 * (token_ids == self.token_of("video")).long()
+        own, types = positions[:, 0].long(), 2 * (token_ids == self.token_of("video")).long()
         self.set_times(own, types, clips, float(self.config.position_id_per_seconds))
         return after_clips(own, types)
 
 
-def sound_tokens(media: Media) -> Int[Tensor, " sounds"]:
-    """How many placeholders each sound of a prompt has: a quarter of its mel frames."""
-    if MASK not in media:
-        return torch.zeros(0, dtype=torch.long)
-    return ((media[MASK].sum(1) - 1) // 2 + 1 - 2) // 2 + 1
+@dataclass(frozen=True)
+class Qwen3Omni(QwenOmni):
+    """Qwen3-Omni's thinker, a mixture of experts that makes 13 tokens of a second.
+
+    No clips: it puts frames at fractions of a position, and positions are whole numbers here.
+    """
+
+    sees: tuple[str, ...] = ("image", "audio")
+    projector: tuple[str, ...] = ("visual.merger", "visual.deepstack_merger_list", "audio_tower.proj")
+
+    def ear(self, processor: Any) -> Ear:
+        """Its processor drops nothing; LONGEST bounds what is decoded."""
+        return Ear(super().ear(processor).rate, LONGEST)
+
+    def sound_tokens(self, media: Media) -> Int[Tensor, " sounds"]:
+        """Three halvings of every hundred mel frames, of which the last may be short."""
+        frames = lengths(media)
+        window = 2 * self.config.audio_config.n_window
+        whole, rest = frames // window, frames % window
+        for _ in range(3):
+            rest = (rest + 1) // 2
+        return whole * WINDOW + rest
 
 
-def write_sounds(core: Core, args: tuple[object, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[object, ...], dict[str, Any]]:
-    """A forward's arguments with its sounds' features in the embeddings of its tokens."""
-    outputs = dict(kwargs.get("mm_encoder_outputs") or {})
-    heard = outputs.pop("audio", None)
-    if heard is None:
-        return args, dict(kwargs)
-    words = core.get_input_embeddings()(kwargs["input_ids"])
-    places = (kwargs["input_ids"] == core.config.audio_token_id)[..., None]
-    features = torch.cat(list(heard.pooler_output)).to(words)
-    return args, {**kwargs, "mm_encoder_outputs": outputs or None, "inputs_embeds": words.masked_scatter(places, features)}
+def lengths(media: Media) -> Int[Tensor, " sounds"]:
+    """The mel frames of each sound."""
+    return media[MASK].sum(1) if MASK in media else torch.zeros(0, dtype=torch.long)

@@ -1,4 +1,5 @@
-"""Qwen2.5-Omni's thinker hears: sampled = read again = transformers' own, packed and alone, from the whole published folder."""
+"""Thinkers of Qwen2.5-Omni and Qwen3-Omni, and Gemma 4, hear: sampled = read again = transformers' own, packed and alone; the
+thinkers from the whole published folder."""
 
 import json
 from dataclasses import replace
@@ -16,7 +17,6 @@ from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.engine.wire_prompts import media_parts
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families import QwenOmni
-from mmrl.policies.text.families.qwen_omni import sound_tokens
 from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.tiny.text.omni import MARKS
 from tests.support.sounds import tone, write_clip_with_sound, write_wav
@@ -32,7 +32,8 @@ from tests.support.text_policies import (
     text_trace,
 )
 
-THINKER = "qwen2_5_omni_thinker"
+THINKER, MOE, GEMMA = "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "gemma4_that_hears"
+HEARING = pytest.mark.parametrize("name", [THINKER, MOE, GEMMA])
 
 
 @pytest.fixture(scope="module")
@@ -90,21 +91,25 @@ def fed_by(processor: Any, prompt: Prompt) -> Any:
     return processor(text=[text], **shown, **({"audio": waves} if waves else {}), return_tensors="pt")
 
 
+@HEARING
 @pytest.mark.parametrize("trains", [True, False], ids=["ears that train", "kept features"])
-def test_sampled_read_again_packed_repeated_and_transformers_alone_agree(tiny, sounds: list[Audio], trains: bool):
+def test_sampled_read_again_packed_repeated_and_transformers_alone_agree(tiny, sounds: list[Audio], trains: bool, name: str):
     lora = None if trains else LoraSettings(rank=2)
-    packed, repeated = (make(tiny(THINKER), lora=lora, prefix=prefix) for prefix in ("packed", "repeated"))
+    packed, repeated = (make(tiny(name), lora=lora, prefix=prefix) for prefix in ("packed", "repeated"))
     rollouts = packed.rollout(requests(sounds))
     assert text_trace(rollouts.trace).packed and (packed.net.features is None) == trains
     packed.audit(rollouts)
     noted = rollouts.recorded[ROLLOUT_LOGPROBS]
     others = (logprobs(packed, rollouts), repeated.read(rollouts.trace, [LOGPROBS], rollouts.action_mask)[LOGPROBS])
-    for expected in (*others, plain_logprobs(tiny(THINKER), rollouts, packed.net.banned)):
+    for expected in (*others, plain_logprobs(tiny(name), rollouts, packed.net.banned)):
         torch.testing.assert_close(noted, expected.detach(), atol=FP32_BOUND, rtol=0)
     if trains:
         own = gradients(packed, rollouts)
         assert relative_difference(own, gradients(repeated, rollouts)) < 1e-4
-        assert float(own["model.audio_tower.conv1.weight"].abs().sum()) > 0
+        heard = next(
+            weight for key, weight in own.items() if ("audio_tower" in key and weight.ndim == 4) or "audio_tower.conv1" in key
+        )
+        assert float(heard.abs().sum()) > 0
 
 
 def test_another_sound_is_another_answer(tiny, sounds: list[Audio]):
@@ -118,9 +123,10 @@ def test_another_sound_is_another_answer(tiny, sounds: list[Audio]):
     assert float((other - rollouts.recorded[ROLLOUT_LOGPROBS]).abs().max().detach()) > 1e-3
 
 
-def test_greedy_answers_are_those_of_generate(tiny, sounds: list[Audio]):
-    policy = make(tiny(THINKER))
-    model, processor = plain_model(tiny(THINKER))
+@HEARING
+def test_greedy_answers_are_those_of_generate(tiny, sounds: list[Audio], name: str):
+    policy = make(tiny(name))
+    model, processor = plain_model(tiny(name))
     prompt = requests(sounds)[0].prompt
     rollouts = policy.rollout([Request(prompt, 1, 0)], Sampling(temperature=0.0, max_new_tokens=6))
     fed = fed_by(processor, prompt)
@@ -132,10 +138,16 @@ def test_a_second_is_25_placeholders_and_its_padding_is_cut(tiny, sounds: list[A
     policy = make(tiny(THINKER))
     encoded = policy.encode(requests(sounds)[1].prompt)
     assert encoded.media["input_features"].shape == (2, 16, 200), "two sounds, 100 frames of the longer one's seconds"
-    assert sound_tokens(encoded.media).tolist() == [32, 50]
+    assert policy.family.sound_tokens(encoded.media).tolist() == [32, 50]
     assert int((encoded.token_ids == policy.family.token_of("audio")).sum()) == 82
     assert torch.equal(encoded.positions, torch.arange(len(encoded)).expand(3, -1)), "sounds count on as text does"
     assert policy.family.ear(policy.processor) == Ear(16_000, 30.0)
+    seconds = {MOE: [17, 26], GEMMA: [33, 50]}
+    for name, tokens in seconds.items():
+        other = make(tiny(name))
+        encoded = other.encode(requests(sounds)[1].prompt)
+        assert int((encoded.token_ids == other.family.token_of("audio")).sum()) == sum(tokens)
+    assert make(tiny(GEMMA)).family.ear(make(tiny(GEMMA)).processor) == Ear(16_000, 30.0)
     marks = {policy.tokenizer.convert_tokens_to_ids(mark) for mark in MARKS.values()}
     assert marks <= policy.media_token_ids, "a completion never holds them"
 
@@ -156,11 +168,13 @@ def whole(thinker: str, folder: Path) -> Path:
     for file in Path(thinker).iterdir():
         if file.suffix != ".safetensors" and file.name != "config.json":
             (folder / file.name).write_bytes(file.read_bytes())
+    vocoder = "code2wav" if MOE in thinker else "token2wav"
     weights = {f"thinker.{name}": tensor for name, tensor in load_file(Path(thinker) / "model.safetensors").items()}
-    others = {"talker.thinker_to_talker_proj.weight": torch.zeros(2, 2), "token2wav.x": torch.zeros(2)}
+    others = {name: torch.zeros(2, 2) for name in ("talker.model.norm.weight", f"{vocoder}.x")}
     save_file({**weights, **others}, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {"model_type": "qwen2_5_omni", "architectures": ["Qwen2_5OmniModel"], "enable_audio_output": False}
-    config["thinker_config"] = AutoConfig.from_pretrained(thinker).to_dict()
+    part = AutoConfig.from_pretrained(thinker)
+    config = {"model_type": part.model_type.removesuffix("_thinker"), "enable_audio_output": False}
+    config["thinker_config"] = part.to_dict()
     (folder / "config.json").write_text(json.dumps(config, default=str))
     return folder
 
@@ -169,9 +183,10 @@ def weights_of(policy: TextPolicy) -> dict[str, torch.Tensor]:
     return {name: weight.detach() for name, weight in policy.net.model.named_parameters()}
 
 
-def test_the_published_folder_of_all_parts_gives_the_thinker(tiny, tmp_path: Path, sounds: list[Audio]):
+@pytest.mark.parametrize("name", [THINKER, MOE])
+def test_the_published_folder_of_all_parts_gives_the_thinker(tiny, tmp_path: Path, sounds: list[Audio], name: str):
     (tmp_path / "whole").mkdir()
-    part, policy = make(tiny(THINKER)), make(str(whole(tiny(THINKER), tmp_path / "whole")))
+    part, policy = make(tiny(name)), make(str(whole(tiny(name), tmp_path / "whole")))
     assert isinstance(policy.family, QwenOmni)
     assert all(torch.equal(weight, weights_of(part)[name]) for name, weight in weights_of(policy).items())
     policy.save(tmp_path / "saved")
@@ -195,3 +210,10 @@ def test_what_cannot_be_heard_is_said(tiny, tmp_path: Path, sounds: list[Audio])
         ValueError, match=r"qwen2_5_vl takes no sounds here: use a model that `mmrl ls families` lists with sounds"
     ):
         make(tiny("qwen2_5_vl")).encode(Prompt("p", "?", (sounds[0],)))
+    with pytest.raises(ValueError, match=r"gemma4 takes no sounds here"):
+        make(tiny("gemma4")).encode(Prompt("p", "?", (sounds[0],)))
+    with pytest.raises(ValueError, match=r"the sound '.*long.wav' lasts 32.0 s, and the model hears 30 s"):
+        make(tiny(GEMMA)).encode(Prompt("p", "?", (long,)))
+    clip = write_clip_with_sound(tmp_path / "a.mp4", tone(2.0))
+    with pytest.raises(ValueError, match=r"qwen3_omni_moe_thinker takes no clips here: use a model that `mmrl ls families`"):
+        make(tiny(MOE)).encode(Prompt("p", "?", (Video(clip.source, frames=4),)))

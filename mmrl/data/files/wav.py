@@ -1,0 +1,35 @@
+"""Sounds as .wav files of one channel, 16 bits a sample. Imports no torch."""
+
+import io
+import os
+import wave
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mmrl.runtime.disk import room_for
+
+
+def wav_bytes(samples: NDArray[np.floating], rate: int) -> bytes:
+    """The file of these samples (n,) in [-1, 1]; louder ones are cut."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((samples.clip(-1, 1) * 32767).round().astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+def write_wav(path: Path, samples: NDArray[np.floating], rate: int) -> Path:
+    """Write a sound; under another name first, so that no reader sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with room_for(path):
+            unfinished.write_bytes(wav_bytes(samples, rate))
+            os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
