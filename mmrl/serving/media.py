@@ -92,20 +92,6 @@ def clip_of(sample: Sample, prompt_id: str) -> NDArray[np.uint8]:
     return np.stack([np.asarray(frame) for frame in frames])
 
 
-def sound_of(sample: Sample, prompt_id: str) -> NDArray[np.float32]:
-    """The mean of the channels of a sample's sound (samples,); ValueError without one, or for one that is empty or not finite."""
-    sound, who = sample.sound, f"the sound of a sample of prompt {prompt_id!r}"
-    if sound is None:
-        raise ValueError(f"a sample of prompt {prompt_id!r} has no sound: this reward is for policies that make sounds")
-    if not isinstance(sound, np.ndarray) or sound.dtype != np.float32 or sound.ndim != 2 or 0 in sound.shape:
-        raise ValueError(f"{who} is no array of float32 (channels, samples) with samples in it")
-    if not np.isfinite(sound).all():
-        raise ValueError(f"{who} holds samples that are no finite numbers: look for latents that grew")
-    if not isinstance(sample.rate, int) or sample.rate < 1:
-        raise ValueError(f"{who} has the rate {sample.rate!r}: it needs samples per second")
-    return sound.mean(0, dtype=np.float32)
-
-
 def change_of(clip: NDArray[np.uint8]) -> float:
     """The mean difference of neighbouring frames, as a share of a pixel's range; 0 for a still clip or a single frame."""
     if len(clip) < 2:

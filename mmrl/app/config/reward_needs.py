@@ -23,7 +23,7 @@ from mmrl.training.rewards.runner import NamedReward
 
 log = logging.getLogger("mmrl")
 Reads = Callable[[Prompt, Any, str], object]
-"""What a reward reads of a prompt, from the prompt, the reward and the kind of samples: text, image or video.
+"""What a reward reads of a prompt, from the prompt, the reward and the kind of samples: text, image, video or sound.
 
 None where it does not apply to the prompt; ValueError where it could not score its samples.
 """
@@ -179,6 +179,10 @@ def other_samples(name: str, wanted: Sequence[str], kind: str, output: str) -> s
     fact = f"reward {name!r} scores {' or '.join(wanted)}, but policy.kind is {kind!r}, whose samples are {output}"
     if output == "video" and "image" in wanted:
         return f'{fact} (policy.frames is above 1): score frames with use = "over_frames" and picture.use = "{name}"'
+    if output == "sound":
+        return f"{fact} (policy.seconds is set): take a reward of sounds such as band_energy"
+    if "sound" in wanted:
+        return f"{fact}: take a reward for those, or let a model of sounds such as Stable Audio 3 draw, with policy.seconds"
     if output == "image" and "video" in wanted:
         return f"{fact} (policy.frames is 1): take a reward of pictures, or let a model for clips draw policy.frames = 5 or more"
     return f"{fact}: take a reward for those (the files of `mmrl ls rewards` say under Modality what they score)"
