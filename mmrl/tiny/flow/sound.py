@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+import torch
+from torch import nn
+
 from mmrl.tiny.byte_tokens import HubObject, byte_tokenizer
 from mmrl.tiny.flow.pipeline_parts import diffusers_object, scheduler
 
@@ -31,10 +34,23 @@ def text_encoder(tokenizer: HubObject, width: int, layers: int = 2) -> HubObject
     return T5GemmaEncoderModel(T5GemmaConfig(encoder=half, decoder=half, is_encoder_decoder=False))
 
 
-def stable_audio3() -> HubObject:
-    """A Stable Audio 3 of 16 samples a second, four of them a latent."""
+def duration_embedder(width: int, fourier: int = 16) -> HubObject:
+    """The part that reads the length."""
     from diffusers.pipelines.stable_audio_3.modeling_stable_audio_3 import StableAudio3DurationEmbedder
 
+    return StableAudio3DurationEmbedder(output_dim=width, fourier_dim=fourier)
+
+
+@torch.no_grad()
+def open_branches(vae: HubObject) -> None:
+    """Draw the last layers of an autoencoder's branches: they start at 0, and waves would be the same for all latents."""
+    for name, module in vae.named_modules():
+        if name.endswith(("attn.to_out", "ff.proj_out")):
+            nn.init.normal_(module.weight, std=0.5)
+
+
+def stable_audio3() -> HubObject:
+    """A Stable Audio 3 of 16 samples a second, four of them a latent."""
     tokenizer = byte_tokenizer({})
     tokenizer.padding_side, tokenizer.model_max_length = "right", TOKENS
     transformer = diffusers_object(
@@ -58,16 +74,18 @@ def stable_audio3() -> HubObject:
         encoder_strides=(2,),
         encoder_transformer_depths=(1,),
         latent_dim=8,
+        use_differential_attention=False,
         dim_heads=4,
         ff_mult=2,
         sampling_rate=16,
     )
+    open_branches(vae)
     return diffusers_object(
         "StableAudio3Pipeline",
         vae=vae,
         text_encoder=text_encoder(tokenizer, WIDTH),
         tokenizer=tokenizer,
-        duration_embedder=StableAudio3DurationEmbedder(output_dim=WIDTH, fourier_dim=16),
+        duration_embedder=duration_embedder(WIDTH),
         transformer=transformer,
         scheduler=scheduler(num_train_timesteps=1, shift=1.0),
     )
