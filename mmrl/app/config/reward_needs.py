@@ -12,6 +12,7 @@ from mmrl.algorithms.pixels import TakesPixels, try_gradient, with_rewards
 from mmrl.answers.boxes.attempts import true_boxes
 from mmrl.answers.questions import problem_type, true_letters, true_number, true_text
 from mmrl.answers.spans.attempts import true_spans
+from mmrl.answers.spans.interval import Interval
 from mmrl.app.config.needed_rewards import rewards_in
 from mmrl.app.config.reward_models import is_shipped
 from mmrl.app.plugins import foreign_rewards as adapters
@@ -19,6 +20,7 @@ from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Prompt
 from mmrl.data.validate import check_answer
 from mmrl.serving.reward_client import is_url
+from mmrl.serving.sounds import pair_of
 from mmrl.training.rewards.runner import NamedReward
 
 log = logging.getLogger("mmrl")
@@ -76,6 +78,19 @@ def own_schema(prompt: Prompt, reward: Any, output: str) -> object:
     return prompt if reward.schema else columns(reward.column)(prompt, reward, output)
 
 
+def band(prompt: Prompt, reward: Any, output: str) -> object:
+    return prompt if reward.high is not None else pair_of(prompt, "band", "[low, high] in Hz")
+
+
+def span(prompt: Prompt, reward: Any, output: str) -> object:
+    is_answer = "span" not in prompt.columns and isinstance(prompt.answer, Interval)
+    return prompt if is_answer else pair_of(prompt, "span", "[start, end] in seconds")
+
+
+def bpm(prompt: Prompt, reward: Any, output: str) -> object:
+    return prompt if reward.bpm is not None else columns("bpm")(prompt, reward, output)
+
+
 def source(prompt: Prompt, reward: object, output: str) -> object:
     if not prompt.media:
         raise ValueError(f"prompt {prompt.id!r} has no picture")
@@ -129,6 +144,9 @@ NEEDS = {
     "toward_target": Need("a picture, and the column target with the picture to come near to", target),
     "smooth_motion": Need("nothing", package="cv2"),
     "suite_judge": Need("a prompt of the data set suite with questions for a judge", columns("questions")),
+    "band_energy": Need("the column band, [low, high] in Hz, unless low and high are set", band),
+    "onset_iou": Need("the column span, [start, end] in seconds, or a span as answer", span),
+    "tempo": Need("the column bpm, unless bpm is set", bpm),
     "vlm_judge": Need("an answer, where the template says {answer}", answer_for_judge),
     "pairwise_win_rate": Need("what its scorer needs", samples=2),
 }
