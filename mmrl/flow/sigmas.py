@@ -196,7 +196,37 @@ class FlowSigmas:
         return shift_by(self.shift, grid).float()
 
 
-Spacing = StaticShift | DynamicShift | LinearShift | EmpiricalShift | FlowSigmas | DiffusionTable
+@dataclass(frozen=True)
+class LogSnr:
+    """sigma = 1 / (1 + e^l), l = most - (most - least) u, u even from 1 to 0; the first sigma is 1, the last 0 (Stable Audio 3).
+
+    Half the steps lie above sigma 0.9: windows of noise belong among the last steps.
+    """
+
+    least: Exponent = -6.2
+    """The logarithm of signal to noise at u = 1."""
+    most: Exponent = 2.0
+    """The same at u = 0."""
+    kind: Literal["LogSnr"] = "LogSnr"
+    """Names the spacing in a config."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.least >= self.most:
+            raise ValueError(f"LogSnr.least is {self.least:g}: it must be below most ({self.most:g})")
+
+    def grid(self, num_steps: int) -> Float[Tensor, " t1"]:
+        return torch.linspace(1, 0, num_steps + 1).double()
+
+    def sigmas(
+        self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
+    ) -> Float[Tensor, " t1"]:
+        u = grid.float()
+        found = torch.sigmoid(-(self.most - u * (self.most - self.least)))
+        return torch.where(u == 1, 1.0, torch.where(u == 0, 0.0, found))
+
+
+Spacing = StaticShift | DynamicShift | LinearShift | EmpiricalShift | FlowSigmas | LogSnr | DiffusionTable
 """Parts with grid(num_steps) and sigmas(grid, image_tokens, num_steps); the last are the steps that the grid was made for."""
 
 

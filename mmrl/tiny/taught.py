@@ -14,7 +14,7 @@ from mmrl.data.drawn.shapes import Sketches
 from mmrl.data.files import mp4, wav
 from mmrl.data.tools import zoom
 from mmrl.tiny import tokenizer
-from mmrl.tiny.flow import clip_generator, editor, generator
+from mmrl.tiny.flow import clip_generator, editor, generator, sound_generator
 from mmrl.tiny.keep import Progress
 from mmrl.tiny.text import beeps, clips, grounding, look_twice, omni, student
 
@@ -106,9 +106,15 @@ def glides(seed: int = 0, progress: Progress | None = None, short: bool = False)
     return clip_generator.warm_start(few, progress=progress)
 
 
+def tones(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
+    """A Stable Audio 3 that draws tones, from sounds of which half ring on and half have a wrong caption."""
+    settings = sound_generator.WarmStart(seed=seed)
+    return sound_generator.warm_start(replace(settings, **FEW, width=32) if short else settings, progress=progress)
+
+
 TAUGHT: Mapping[str, Mapping[str, Teach | Pupil]] = {
     "text": {"grounding": BOXES, "clips": SPANS, "beeps": TONES, "look_twice": LOOKS},
-    "flow": {"shapes": shapes, "numbers": numbers, "edits": edits, "glides": glides},
+    "flow": {"shapes": shapes, "numbers": numbers, "edits": edits, "glides": glides, "tones": tones},
 }
 """Kind of policy -> name -> how it is taught."""
 UNTAUGHT = {f"untaught_{name}": how.build for name, how in TAUGHT["text"].items() if isinstance(how, Pupil)}

@@ -232,9 +232,11 @@ def sameness(texts: Sequence[tuple[str, bytes]]) -> float | None:
 
 
 def look_of(sample: Sample) -> Float[Tensor, " d"] | None:
-    """The picture of a sample, or the middle frame of its clip, as small colours; None for other outputs."""
+    """The picture of a sample or the middle frame of its clip as small colours, or its sound's spectrum; None for texts."""
     if hasattr(sample.image, "convert"):
         return thumbnail(sample.image)
+    if getattr(sample.sound, "ndim", 0) == 2 and sample.sound.size:
+        return spectrum(torch.as_tensor(sample.sound).mean(0))
     if getattr(sample.video, "ndim", 0) != 4 or not len(sample.video):
         return None
     frame = torch.as_tensor(sample.video[len(sample.video) // 2]).float().permute(2, 0, 1) / 255
@@ -249,6 +251,15 @@ def thumbnail(image: Any) -> Float[Tensor, " d"]:
 
     small = image.convert("RGB").resize((min(SIDE, image.width), min(SIDE, image.height)))
     return torch.from_numpy(np.asarray(small, dtype=np.float32).reshape(-1) / 255)
+
+
+def spectrum(wave: Float[Tensor, " n"]) -> Float[Tensor, " d"]:
+    """The magnitudes of a sound in at most SIDE bands and SIDE spans of time, as shares of the largest; 0 for silence."""
+    window = min(4 * SIDE, len(wave))
+    found = torch.stft(wave, window, window=torch.hann_window(window), pad_mode="constant", return_complex=True).abs()
+    bands, spans = (min(SIDE, side) for side in found.shape)
+    small = torch.nn.functional.adaptive_avg_pool2d(found[None], (bands, spans)).flatten()
+    return small / small.max().clamp(min=1e-6)
 
 
 def mean_distance(x: Float[Tensor, "n d"]) -> float:

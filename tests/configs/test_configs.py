@@ -18,6 +18,7 @@ VIDEO = [name for name in NAMES if name.startswith("video/")]
 T2I = [name for name in NAMES if name.startswith("t2i/")]
 BY_TOKENS = [name for name in NAMES if name.startswith("token_image/")]
 T2V = [name for name in NAMES if name.startswith("t2v/")]
+T2A = [name for name in NAMES if name.startswith("t2a/")]
 SMALL = [
     "steps=2",
     "prompts_per_step=2",
@@ -162,6 +163,21 @@ def test_a_real_clip_config_trains_a_tiny_wan_of_its_kind(name: str):
     tree = ["algorithm.group_size=16", "algorithm.schedule.num_steps=10"] if "branch" in name else []
     given = [f"policy.frames={min(5, drawn.frames)}", "policy.height=32", "policy.width=32", "policy.max_prompt_tokens=12"]
     check_two_steps(configs.resolve(resolved.table, [*words, *given, *tree, f"policy.model=tiny:{kind}"]))
+
+
+@pytest.mark.parametrize("name", T2A)
+def test_a_real_config_trains_a_tiny_model_of_sounds(name: str):
+    """Its algorithm, guidance, rewards, LoRA and dtype stay; sounds are of a second, at 16 samples a second."""
+    resolved = configs.load(name)
+    wishes = {"use": "./sounds.py:load"}
+    Path("sounds.py").write_text(
+        "from mmrl import Prompt\n\ndef load():\n    columns = {'band': [0, 4], 'span': [0.25, 0.75]}\n"
+        "    return [Prompt(str(i), text, columns=columns) for i, text in enumerate(('a hum', 'a bell'))]\n"
+    )
+    resolved.table.set(("data",), dict(wishes), "test")
+    resolved.table.set(("evaluation", "data"), dict(wishes), "test")
+    words = [word for word in SMALL_PICTURES if not word.startswith(("policy.height", "policy.width", "policy.max_prompt"))]
+    check_two_steps(configs.resolve(resolved.table, [*words, "policy.seconds=1.0", "policy.model=tiny:stable_audio3"]))
 
 
 @pytest.mark.parametrize("name", BY_TOKENS)

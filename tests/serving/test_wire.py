@@ -18,6 +18,7 @@ from safetensors.numpy import save
 from mmrl import Box, Group, Observation, Prompt, Sample, Scored, Turn
 from mmrl.core.samples import ClipTime, MediaSize, Status, Video, segments_of
 from mmrl.serving import wire
+from mmrl.serving.sounds import sound_of
 
 
 def picture(seed: int, size: tuple[int, int] = (5, 4), mode: str = "RGB") -> Image.Image:
@@ -52,6 +53,31 @@ def test_everything_a_reward_sees_arrives(tmp_path: Path):
     assert back.samples[0].clips[0].seconds == 2.0
     assert back.samples[1].role == "injected"
     assert np.array_equal(np.asarray(back.samples[1].image), np.asarray(picture(1)))
+
+
+def test_sounds_arrive_bit_for_bit_and_are_heard_as_the_mean_of_their_channels(tmp_path: Path):
+    wave = np.random.default_rng(0).uniform(-1, 1, (2, 50)).astype(np.float32)
+    (back,) = round_trip(a_group(samples=(Sample(sound=wave, rate=44_100),)), tmp_path).samples
+    assert back.rate == 44_100 and back.sound.dtype == np.float32 and np.array_equal(back.sound, wave)
+    np.testing.assert_allclose(sound_of(back, "p"), (wave[0] + wave[1]) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "a sample of prompt 'p' has no sound: this reward is for policies that make sounds"),
+        ({"image": picture(1)}, "has no sound"),
+        ({"sound": np.zeros((1, 0), np.float32), "rate": 8}, r"no array of float32 \(channels, samples\)"),
+        ({"sound": np.zeros(5, np.float32), "rate": 8}, r"no array of float32 \(channels, samples\)"),
+        ({"sound": np.zeros((1, 5)), "rate": 8}, r"no array of float32 \(channels, samples\)"),
+        ({"sound": np.full((1, 5), np.nan, np.float32), "rate": 8}, "samples that are no finite numbers"),
+        ({"sound": np.zeros((1, 5), np.float32)}, "has the rate None"),
+        ({"sound": np.zeros((1, 5), np.float32), "rate": 0}, "has the rate 0"),
+    ],
+)
+def test_what_is_no_sound_is_refused(fields: dict[str, Any], said: str):
+    with pytest.raises(ValueError, match=said):
+        sound_of(Sample(**fields), "p")
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])

@@ -294,7 +294,7 @@ def look_at_samples(rollouts: Rollouts, found: Findings) -> None:
         found.add("a sample", f"{group.prompt.text!r} -> {group.samples[0].text!r}")
         return
     file = Path(tempfile.mkdtemp(prefix="mmrl-check-")) / "sample.png"
-    frames, kind = frames_of(sample.image if sample.video is None else sample.video)
+    frames, kind = frames_of(sample.drawn)
     (frames[0] if kind == "picture" else strip(frames)).save(file)
     found.add("a sample", f"{group.prompt.text!r} -> {file}")
 
@@ -302,8 +302,9 @@ def look_at_samples(rollouts: Rollouts, found: Findings) -> None:
 def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found: Findings) -> None:
     """Adds the verdict of `mmrl reward test` on the config's rewards; pictures have no truth to test with."""
     output = modality_of(resolved.config.policy).output_of(resolved.config.policy)
-    if output == "video":
-        found.add("reward test", "not for clips: mmrl reward score REWARD FOLDER ranks those that you have", "note")
+    if output in ("video", "sound"):
+        what = "clips" if output == "video" else "sounds"
+        found.add("reward test", f"not for {what}: mmrl reward score REWARD FOLDER ranks those that you have", "note")
         return
     from mmrl.app.commands.reward import test
 

@@ -95,6 +95,12 @@ DEMOS = {
         reinforcement="it is rewarded for the right direction, times colour, shape, smoothness and clean paper",
         short=("evaluation.num_samples=1", "prompts_per_step=2", "policy.height=16", "policy.width=16"),
     ),
+    "tones": Demo(
+        config="tiny/tones",
+        summary="Teach a tiny Stable Audio 3 to draw tones of the asked pitch and time; ends with sounds before and after.",
+        imitation="a Stable Audio 3 of 0.5 M parameters learns from tones of which half ring on and half have a wrong caption",
+        reinforcement="it is rewarded for energy in the asked band, and for ringing when it is asked to and only then",
+    ),
 }
 
 

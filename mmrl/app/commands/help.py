@@ -22,6 +22,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
     "demo beeps": ("mmrl demo beeps", "mmrl demo beeps --seed 1 --output runs/beeps"),
     "demo t2i": ("mmrl demo t2i", "mmrl demo t2i algorithm.preset=cps"),
     "demo t2i-text": ("mmrl demo t2i-text --seed 2",),
+    "demo tones": ("mmrl demo tones", "mmrl demo tones --short"),
     "demo t2v": ("mmrl demo t2v", "mmrl demo t2v --seed 1 --output runs/clips"),
     "demo edit": ("mmrl demo edit", "mmrl demo edit --seed 1 --output runs/edits"),
     "doctor": ("mmrl doctor",),

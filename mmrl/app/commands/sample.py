@@ -217,7 +217,7 @@ def sample_verdicts(
             continue
         line = noted.get((drawn.group.id, i))
         text = [f"    {part}" for part in dialogue(sample)]
-        shown = sample.image if sample.video is None else strip_of(sample.video)
+        shown = sample.image if sample.image is not None else strip_of(sample.drawn)
         if isinstance(shown, Image.Image) and out is not None:
             text.append(f"    {save_picture(out, f'group-{drawn.group.id}-sample-{i}', shown)}")
         if drawn.scores:
@@ -275,6 +275,8 @@ def first_difference(sample: Sample, line: Line, run: RunDir) -> str:
         return "in tokens that read alike"
     if sample.video is not None:
         return "in some frames (the run kept a strip of few, too few to say which)"
+    if sample.sound is not None:
+        return "in some samples of the sound"
     return first_pixel(line["image"], sample.image, run)
 
 

@@ -12,6 +12,7 @@ from mmrl.algorithms.pixels import TakesPixels, try_gradient, with_rewards
 from mmrl.answers.boxes.attempts import true_boxes
 from mmrl.answers.questions import problem_type, true_letters, true_number, true_text
 from mmrl.answers.spans.attempts import true_spans
+from mmrl.answers.spans.interval import Interval
 from mmrl.app.config.needed_rewards import rewards_in
 from mmrl.app.config.reward_models import is_shipped
 from mmrl.app.plugins import foreign_rewards as adapters
@@ -19,11 +20,12 @@ from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Prompt
 from mmrl.data.validate import check_answer
 from mmrl.serving.reward_client import is_url
+from mmrl.serving.sounds import pair_of
 from mmrl.training.rewards.runner import NamedReward
 
 log = logging.getLogger("mmrl")
 Reads = Callable[[Prompt, Any, str], object]
-"""What a reward reads of a prompt, from the prompt, the reward and the kind of samples: text, image or video.
+"""What a reward reads of a prompt, from the prompt, the reward and the kind of samples: text, image, video or sound.
 
 None where it does not apply to the prompt; ValueError where it could not score its samples.
 """
@@ -74,6 +76,19 @@ def answer_of_type(prompt: Prompt, reward: Any, output: str) -> object:
 
 def own_schema(prompt: Prompt, reward: Any, output: str) -> object:
     return prompt if reward.schema else columns(reward.column)(prompt, reward, output)
+
+
+def band(prompt: Prompt, reward: Any, output: str) -> object:
+    return prompt if reward.high is not None else pair_of(prompt, "band", "[low, high] in Hz")
+
+
+def span(prompt: Prompt, reward: Any, output: str) -> object:
+    is_answer = "span" not in prompt.columns and isinstance(prompt.answer, Interval)
+    return prompt if is_answer else pair_of(prompt, "span", "[start, end] in seconds")
+
+
+def bpm(prompt: Prompt, reward: Any, output: str) -> object:
+    return prompt if reward.bpm is not None else columns("bpm")(prompt, reward, output)
 
 
 def source(prompt: Prompt, reward: object, output: str) -> object:
@@ -129,6 +144,9 @@ NEEDS = {
     "toward_target": Need("a picture, and the column target with the picture to come near to", target),
     "smooth_motion": Need("nothing", package="cv2"),
     "suite_judge": Need("a prompt of the data set suite with questions for a judge", columns("questions")),
+    "band_energy": Need("the column band, [low, high] in Hz, unless low and high are set", band),
+    "onset_iou": Need("the column span, [start, end] in seconds, or a span as answer", span),
+    "tempo": Need("the column bpm, unless bpm is set", bpm),
     "vlm_judge": Need("an answer, where the template says {answer}", answer_for_judge),
     "pairwise_win_rate": Need("what its scorer needs", samples=2),
 }
@@ -179,6 +197,10 @@ def other_samples(name: str, wanted: Sequence[str], kind: str, output: str) -> s
     fact = f"reward {name!r} scores {' or '.join(wanted)}, but policy.kind is {kind!r}, whose samples are {output}"
     if output == "video" and "image" in wanted:
         return f'{fact} (policy.frames is above 1): score frames with use = "over_frames" and picture.use = "{name}"'
+    if output == "sound":
+        return f"{fact} (policy.seconds is set): take a reward of sounds such as band_energy"
+    if "sound" in wanted:
+        return f"{fact}: take a reward for those, or let a model of sounds such as Stable Audio 3 draw, with policy.seconds"
     if output == "image" and "video" in wanted:
         return f"{fact} (policy.frames is 1): take a reward of pictures, or let a model for clips draw policy.frames = 5 or more"
     return f"{fact}: take a reward for those (the files of `mmrl ls rewards` say under Modality what they score)"

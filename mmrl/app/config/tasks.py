@@ -22,6 +22,7 @@ from mmrl.runtime.near import near
 TEXT: Values = {"kind": "text", "answer_format": "direct"}
 DRAWN: Values = {"kind": "flow", "height": 512, "width": 512}
 CLIPS: Values = {"kind": "flow", "height": 240, "width": 416, "frames": 33}
+SOUNDS: Values = {"kind": "flow", "seconds": 10.0}
 SCORING = ("scores", "picture_scores", "ratings")
 """The tasks that make reward models."""
 TASKS: dict[str, Values] = {
@@ -72,6 +73,16 @@ TASKS: dict[str, Values] = {
         "data": {"use": "edits"},
         "evaluation": {"num_prompts": 32},
     },
+    "t2a": {
+        # steps even in log-SNR are too noisy to train in their first half
+        "algorithm": {
+            "preset": "flow_grpo",
+            "schedule": {"kind": "RandomSubset", "num_steps": 16, "candidates": [9, 10, 11, 12, 13], "count": 2},
+        },
+        "policy": SOUNDS,
+        "data": {"use": "prompts"},
+        "evaluation": {"num_prompts": 32},
+    },
     "edit": {
         "algorithm": {"preset": "flow_grpo"},
         "policy": DRAWN,
@@ -89,9 +100,9 @@ HELD_OUT = SPLITS[1:]
 SPLITTING = ("grounding_jsonl", "qa_jsonl", "edits", "prompts")
 """The data sets that read a split of a folder."""
 EXAMPLE = "mmrl train --task {task} --model {model} --data {data} --reward {reward}"
-SEES, DRAWS, EDITS, MOVES, GOES_ON = (
+SEES, DRAWS, EDITS, MOVES, GOES_ON, RINGS = (
     *("Qwen/Qwen2.5-VL-3B-Instruct", "stabilityai/stable-diffusion-3.5-medium", "black-forest-labs/FLUX.1-Kontext-dev"),
-    *("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "Wan-AI/Wan2.2-TI2V-5B-Diffusers"),
+    *("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", "Wan-AI/Wan2.2-TI2V-5B-Diffusers", "stabilityai/stable-audio-3-medium-base"),
 )
 EXAMPLES = {
     "grounding": EXAMPLE.format(task="grounding", model=SEES, data="boxes.jsonl", reward="iou --reward format=0.1"),
@@ -102,6 +113,7 @@ EXAMPLES = {
     "t2i": EXAMPLE.format(task="t2i", model=DRAWS, data="prompts.txt", reward="pick_score --reward clip_score=0"),
     "t2v": EXAMPLE.format(task="t2v", model=MOVES, data="prompts.txt", reward="video_judge --reward smooth_motion=0.5"),
     "i2v": EXAMPLE.format(task="i2v", model=GOES_ON, data="starts.jsonl", reward="video_judge --reward first_frame=0.5"),
+    "t2a": EXAMPLE.format(task="t2a", model=RINGS, data="prompts.jsonl", reward="band_energy --reward onset_iou=0.5"),
     "edit": EXAMPLE.format(task="edit", model=EDITS, data="edits.jsonl", reward="vlm_judge --reward keeps_rest=0.5"),
 }
 

@@ -66,6 +66,8 @@ class FlowModality:
     loading: Loading = LOADING
 
     def output_of(self, policy: FlowPolicyConfig) -> str:
+        if policy.seconds is not None:
+            return "sound"
         return "image" if policy.frames == 1 else "video"
 
     def evaluation_defaults(self, policy: FlowPolicyConfig) -> dict[str, Any]:
@@ -191,7 +193,7 @@ class FlowModality:
 
     def task(self, policy: "FlowPolicy") -> str:
         """Models that draw from text alone as well as from pictures count as drawing from text."""
-        output = "video" if policy.config.frames > 1 else "image"
+        output = {"sound": "audio"}.get(made := self.output_of(policy.config), made)
         return f"{'image' if policy.family.sources[0] else 'text'}-to-{output}"
 
     def snippet(self, policy: "FlowPolicy", base: str, adapter: bool) -> Sequence[str]:
@@ -208,6 +210,14 @@ class FlowModality:
         loading = [f"pipeline = DiffusionPipeline.from_pretrained({words})"]
         if adapter and policy.config.model.endswith(SINGLE):
             loading = file_code(policy, base, given, options)
+        if adapter and not hasattr(pipeline, "load_lora_weights"):
+            return (
+                *loading,
+                "from diffusers.loaders import PeftAdapterMixin",
+                "network = pipeline.transformer  # diffusers gives adapters to its class only so",
+                "network.__class__ = type(type(network).__name__, (type(network), PeftAdapterMixin), {})",
+                'network.load_lora_adapter("THIS_FOLDER", prefix=None, use_safetensors=True)',
+            )
         return (
             *loading,
             *(['pipeline.load_lora_weights("THIS_FOLDER")'] if adapter else []),

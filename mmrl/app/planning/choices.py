@@ -167,10 +167,10 @@ def tiny_drawing(resolved: Resolved, policy: FlowPolicyConfig, facts: Facts) -> 
     side = TOKENS_A_SIDE * facts.token_side
     side = side if facts.most_side is None else min(side, facts.most_side // facts.token_side * facts.token_side)
     area = 1
-    for key, own in (("policy.height", policy.height), ("policy.width", policy.width)):
+    for key, own in (("policy.height", policy.height), ("policy.width", policy.width)) if policy.seconds is None else ():
         area *= side if is_free(resolved, key) else own
         yield Choice(key, side, "small pictures for a small model")
-    elements = facts.token_elements * area // facts.token_side**2
+    elements = facts.token_elements * (area // facts.token_side**2 if policy.seconds is None else 1)
     for i, (_, term) in enumerate(resolved.config.algorithm.algorithm.objective):
         clipped = with_hooks(term, TermHooks).clip_range
         wider = None if clipped is None or not elements else fitting_clip(clipped, elements)

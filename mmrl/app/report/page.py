@@ -47,6 +47,8 @@ NUM_REGRESSIONS = 6
 MOST_TEXT_BYTES = 20_000
 MEDIA_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".mp4": "video/mp4", ".wav": "audio/wav"}
 """Files of a run's media by their suffix."""
+MADE = ("image", "video", "sound")
+"""What a generator made, by its key in a line of a samples file; older files know no sounds."""
 MOST_CLIP_BYTES = 400_000
 """Most bytes of a clip or sound in the page; larger ones stay next to the samples, and the page shows strip or waveform."""
 
@@ -191,7 +193,7 @@ class Example:
     def __init__(self, run: RunDir, row: Row, address: Callable[[Path], str] = inline_assets) -> None:
         self.row = row
         self.shown = [picture_of(run, media, None if i else row, address) for i, media in enumerate(row.line["media"])]
-        self.made = [picture_of(run, row.line[kind], None, address) for kind in ("image", "video") if row.line[kind]]
+        self.made = [picture_of(run, row.line[kind], None, address) for kind in MADE if row.line.get(kind)]
         self.iou = row.iou
         file = run.samples_file(row.line["split"], row.line["step"])
         self.samples = quote(file.relative_to(run.path).as_posix()) if address is inline_assets else ""

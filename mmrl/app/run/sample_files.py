@@ -6,8 +6,8 @@ scores and status by reward name, parts ("<reward>/<part>" by name), truncated, 
 label] in pixels of the file), box_space (how the completion's boxes are written), spans (true and predicted spans of time, null
 where the answer is none), columns, digest (of the completion's tokens or the picture's pixels: what `mmrl sample` compares),
 media ({kind, file, width, height} per picture, video or sound; a sound also has sound, its .wav file beside the waveform),
-media_sizes ([width, height, seen_width, seen_height]), image and video (what was generated, as in media, or null; a video also
-has clip, its .mp4 file beside the strip).
+media_sizes ([width, height, seen_width, seen_height]), image, video and sound (what was generated, as in media, or null; a video
+also has clip, its .mp4 file beside the strip).
 
 A line of an episode also holds ended and turns: {text, span, reward, facts, observation} with an observation's role, text, media
 and key, null where the world said nothing. Its digest is of tokens and observed pictures.
@@ -113,6 +113,7 @@ def sample_lines(
                     "media_sizes": [list(size) for size in sample.media_sizes],
                     "image": None if sample.image is None else store(place, sample.image, None if whole else MOST_DRAWN),
                     "video": None if sample.video is None else store_clip(place, sample),
+                    "sound": None if sample.sound is None else store_sound(place, sample),
                 }
                 | turn_lines(place, sample)
             )
@@ -140,15 +141,15 @@ def turn_lines(place: MediaFolder, sample: Sample) -> Line:
 
 
 def digest(sample: Sample) -> str | None:
-    """Equal where two samples have the same tokens (of episodes, and saw the same pictures), or the same picture or clip pixel
-    for pixel; None for what has neither."""
+    """Equal where two samples have the same tokens (of episodes, and saw the same pictures), or the same picture, clip or sound
+    bit for bit; None for what has none of these."""
     if sample.token_ids is not None:
         shown = [digest_of_picture(one) for turn in sample.turns if turn.observation for one in turn.observation.media]
         data = repr((tuple(sample.token_ids), *shown) if shown else tuple(sample.token_ids)).encode()
     elif isinstance(sample.image, Image.Image):
         data = repr((sample.image.mode, sample.image.size)).encode() + sample.image.tobytes()
-    elif isinstance(sample.video, np.ndarray):
-        data = repr(sample.video.shape).encode() + sample.video.tobytes()
+    elif isinstance(sample.drawn, np.ndarray):
+        data = repr(sample.drawn.shape).encode() + sample.drawn.tobytes()
     else:
         return None
     return hashlib.sha256(data).hexdigest()[:20]
@@ -204,7 +205,14 @@ def store(place: MediaFolder, media: object, most: int | None = MAX_SIDE) -> Lin
         replace_bytes(place.media / name, data)
     stored: Line = {"kind": kind, "file": f"media/{name}", "width": width, "height": height}
     sound = AUDIO.value_of(media) if kind_of(media) is AUDIO else None
-    return stored | ({"sound": f"media/{write_sound(place.media, sound).name}"} if isinstance(sound, Audio) else {})
+    heard = {"sound": f"media/{write_sound(place.media, samples_of(sound), Ear().rate).name}"} if isinstance(sound, Audio) else {}
+    return stored | heard
+
+
+def store_sound(place: MediaFolder, sample: Sample) -> Line:
+    """A generated sound as its waveform, and the .wav file beside it."""
+    file = write_sound(place.media, sample.sound, sample.rate or Ear().rate)
+    return store(place, sample.sound) | {"sound": f"media/{file.name}"}
 
 
 def store_clip(place: MediaFolder, sample: Sample) -> Line:
@@ -225,7 +233,7 @@ def write_clip(folder: Path, sample: Sample) -> Path | None:
 
 
 def frames_of(media: object) -> tuple[list[Image.Image], str]:
-    """An upright picture as one frame, a video as at most STRIP_FRAMES; nothing for what is neither."""
+    """An upright picture as one frame, a video as at most STRIP_FRAMES, a sound as its waveform; nothing for what is neither."""
     if isinstance(media, Image.Image):
         return [ImageOps.exif_transpose(media)], "picture"
     kind = kind_of(media)
@@ -239,6 +247,8 @@ def frames_of(media: object) -> tuple[list[Image.Image], str]:
         return DRAWN[kind.name](kind.value_of(media)), kind.stored
     if isinstance(media, torch.Tensor):
         return frames_of(channels_last(media))
+    if isinstance(media, np.ndarray) and media.ndim == 2:
+        return waveform(media.mean(0)), AUDIO.stored
     if isinstance(media, np.ndarray) and media.ndim == 3:
         return [picture_of(media)], "picture"
     if isinstance(media, np.ndarray) and media.ndim == 4:
@@ -266,10 +276,10 @@ def samples_of(sound: Audio) -> np.ndarray:
     return read_wave(sound, Ear())
 
 
-def waveform(sound: Audio) -> list[Image.Image]:
-    """How loud a sound is over time, from its beginning to its end, drawn as large as the page shows it."""
+def waveform(samples: np.ndarray) -> list[Image.Image]:
+    """How loud a sound (n,) is over time, from its beginning to its end, drawn as large as the page shows it."""
     width, height = WAVEFORM
-    peaks = [float(np.abs(part).max(initial=0.0)) for part in np.array_split(samples_of(sound), width)]
+    peaks = [float(np.abs(part).max(initial=0.0)) for part in np.array_split(samples, width)]
     loudest = max(*peaks, QUIET)
     sheet = np.full((height, width, 3), 255, np.uint8)
     for x, peak in enumerate(peaks):
@@ -278,16 +288,17 @@ def waveform(sound: Audio) -> list[Image.Image]:
     return [Image.fromarray(sheet)]
 
 
-def write_sound(folder: Path, sound: Audio) -> Path:
-    """The .wav file of what the model hears of a sound, 16 bits, named by its content and written once."""
-    data = wav_bytes(samples_of(sound), Ear().rate)
+def write_sound(folder: Path, samples: np.ndarray, rate: int) -> Path:
+    """The .wav file of a sound, named by its content and written once."""
+    data = wav_bytes(samples, rate)
     path = folder / f"{hashlib.sha256(data).hexdigest()[:20]}.wav"
     if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
         replace_bytes(path, data)
     return path
 
 
-DRAWN: dict[str, Callable[..., list[Image.Image]]] = {"video": clip_frames, "audio": waveform}
+DRAWN: dict[str, Callable[..., list[Image.Image]]] = {"video": clip_frames, "audio": lambda sound: waveform(samples_of(sound))}
 """Name of a kind with a dataclass -> the pictures that a samples file shows of it."""
 
 

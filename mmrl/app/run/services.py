@@ -214,7 +214,7 @@ def pictures_of(group: Group, texts: Sequence[str]) -> list[tuple[str, Image.Ima
     made = [
         (f"sample-{i}", drawn, texts[i])
         for i, sample in enumerate(group.samples)
-        for drawn in (sample.image, sample.video)
+        for drawn in (sample.image, sample.video, sample.sound)
         if drawn is not None
     ]
     found: list[tuple[str, Image.Image, str]] = []

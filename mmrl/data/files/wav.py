@@ -1,4 +1,4 @@
-"""Sounds as .wav files of one channel, 16 bits a sample. Imports no torch."""
+"""Sounds as .wav files, 16 bits a sample, by the standard library. Imports no torch."""
 
 import io
 import os
@@ -12,13 +12,14 @@ from mmrl.runtime.disk import room_for
 
 
 def wav_bytes(samples: NDArray[np.floating], rate: int) -> bytes:
-    """The file of these samples (n,) in [-1, 1]; louder ones are cut."""
+    """A sound (channels, n) or (n,) in [-1, 1], louder samples clipped, at `rate` samples a second; the same bytes everywhere."""
+    channels = np.atleast_2d(samples)
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
+        file.setnchannels(len(channels))
         file.setsampwidth(2)
         file.setframerate(rate)
-        file.writeframes((samples.clip(-1, 1) * 32767).round().astype("<i2").tobytes())
+        file.writeframes((channels.T.clip(-1, 1) * 32767).round().astype("<i2").tobytes())
     return buffer.getvalue()
 
 

@@ -29,7 +29,7 @@ def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings
 
     Raises FileNotFoundError for an adapter that is not there, ValueError for one that is broken, not whole or of another model.
     """
-    network = getattr(pipeline, name)
+    network = adaptable(getattr(pipeline, name))
     if lora.adapter is not None:
         load_adapter(pipeline, family, lora.adapter, name)
         warn_of_idle_settings(lora, network.peft_config[ADAPTER])
@@ -41,6 +41,16 @@ def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings
             weight.data = weight.data.float()
             weight.requires_grad_(True)
     network.eval()
+
+
+def adaptable(network: Any) -> Any:
+    """The network, whose class is given diffusers' methods of adapters where it lacks them, as Stable Audio 3's does."""
+    if not hasattr(network, "add_adapter"):
+        from diffusers.loaders import PeftAdapterMixin
+
+        kind = type(network)
+        network.__class__ = type(kind.__name__, (kind, PeftAdapterMixin), {"__module__": kind.__module__})
+    return network
 
 
 def load_adapter(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from mmrl.runtime.pretrained import REMEDY, load_whole, readable
 
 LIBRARIES = ("diffusers", "transformers")
 """The libraries that the parts of a pipeline may come from."""
+OWN_PARTS = "diffusers.pipelines."
+"""Where diffusers keeps parts that belong to one pipeline; a model_index.json has the last word alone."""
 
 
 def load(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowFamily:
@@ -169,6 +172,9 @@ def load_index(model: str, own: type[FlowFamily] | None = None) -> Index:
             f"check the name, or download it first ({str(error).splitlines()[0]}){offline_note()}"
         ) from None
     family = family_of(index, model, own)
+    for name, part in index.items():
+        if isinstance(part, list) and len(part) == 2 and is_own_part(part[0]):
+            index[name] = [OWN_PARTS + part[0], part[1]]
     index |= {name: [None, None] for name in family.left_out if name in index}
     # Lists of numbers, such as the layers that Krea 2 reads, are no parts.
     index |= {name: tuple(part) for name, part in index.items() if isinstance(part, list) and part and is_number(part)}
@@ -178,6 +184,11 @@ def load_index(model: str, own: type[FlowFamily] | None = None) -> Index:
         scheduler = getattr(import_module(library), name).load_config(model, subfolder="scheduler")
     family.refuse_scheduler(name, scheduler)
     return index
+
+
+def is_own_part(library: object) -> bool:
+    """Is this the name of a folder in diffusers with parts of one pipeline?"""
+    return isinstance(library, str) and library.isidentifier() and find_spec(OWN_PARTS + library) is not None
 
 
 def refuse_odd_parts(index: Index, family: type[FlowFamily], place: str) -> None:
@@ -192,7 +203,7 @@ def refuse_odd_parts(index: Index, family: type[FlowFamily], place: str) -> None
     for name, part in index.items():
         is_part = isinstance(part, list) or name in needed or name in family.networks
         match part:
-            case [str(library), str()] if library not in LIBRARIES:
+            case [str(library), str()] if library not in LIBRARIES and not library.startswith(OWN_PARTS):
                 raise ValueError(
                     f"{place} names {library!r} in its model_index.json: Python files of a model are not run, and "
                     "parts come from diffusers and transformers alone"
@@ -217,6 +228,9 @@ def add_trainable(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettin
             network.requires_grad_(True)
         else:
             add_adapter(pipeline, family, lora, name)
+        for end in family.idle_modules:
+            for block in network.transformer_blocks:
+                block.get_submodule(end).requires_grad_(False)
         if family.dead_ends:
             last = f"transformer_blocks.{len(network.transformer_blocks) - 1}."
             for end in family.dead_ends:

@@ -62,6 +62,8 @@ class FlowPolicyConfig:
     """Frames of a clip, 1 = pictures; Wan draws 4k + 1 of them (5, 33, 81), and a single one as a picture."""
     fps: Positive | None = None
     """Frames per second at which clips are shown and rewarded; None = as the model was trained (Wan 16, Wan 2.2 5B 24)."""
+    seconds: Annotated[float, Range(above=0, high=3600, why="a sound and its activations are in memory")] | None = None
+    """Length of the sounds that a model of sounds draws; None for all others."""
     guidance: Factor | None = None
     """Guidance in sampling, training and evaluation; 1 = none; None = the family's usual value."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -24,6 +24,7 @@ from mmrl.tiny.flow.pipeline_parts import (
     scheduler,
     t5_tokenizer,
 )
+from mmrl.tiny.flow.sound import SOUND_PIPELINES
 from mmrl.tiny.flow.wan import WAN_PIPELINES
 from mmrl.tiny.text.vlms import draw_weights
 from mmrl.tiny.tokenizer import qwen_tokenizer
@@ -145,4 +146,5 @@ PIPELINES: dict[str, Callable[[], HubObject]] = {
     "qwen_edit_2511": lambda: qwen_edit_of(qwen_image(), zero_cond_t=True),
     **LATE_PIPELINES,
     **WAN_PIPELINES,
+    **SOUND_PIPELINES,
 }

@@ -52,5 +52,5 @@ def as_predicted(group: Group, step: int) -> Group:
 def preview_of(sample: Sample, step: int) -> Sample:
     """The sample as a step predicted it."""
     shown = sample.previews[step]
-    drawn = {"image": shown} if sample.video is None else {"video": shown}
-    return replace(sample, previews=(), **drawn)
+    kind = next((name for name in ("video", "sound") if getattr(sample, name) is not None), "image")
+    return replace(sample, previews=(), **{kind: shown})

@@ -9,6 +9,7 @@ import pytest
 
 from mmrl.app.config.tasks import EXAMPLES, SCORING, TASKS, one_line
 from mmrl.app.plugins.resolve import listing
+from mmrl.flow.schedules import RandomSubset
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
 
@@ -36,6 +37,13 @@ def test_evaluations_come_with_held_out_prompts_only(folder: Path):
 def test_clips_are_drawn_by_a_word(folder: Path):
     policy = one_line("t2v", "m", "parts/train.jsonl", ["smooth_motion"], []).config.policy
     assert isinstance(policy, FlowPolicyConfig) and (policy.frames, policy.width, policy.height) == (33, 416, 240)
+
+
+def test_sounds_are_drawn_by_a_word(folder: Path):
+    config = one_line("t2a", "m", "parts/train.jsonl", ["band_energy"], []).config
+    assert isinstance(config.policy, FlowPolicyConfig) and (config.policy.seconds, config.policy.frames) == (10.0, 1)
+    schedule = config.algorithm.algorithm.schedule
+    assert isinstance(schedule, RandomSubset) and min(schedule.candidates) > schedule.num_steps / 2
 
 
 def test_held_out_prompts_lie_beside_those_to_train_on(folder: Path):

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts, Sample
+from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.prompt.encode import key_of
 from mmrl.policies.flow.read.evaluate import of_the_schedule
@@ -24,7 +25,10 @@ def audit_rollouts(policy: FlowHost, rollouts: Rollouts) -> None:
             check_row(rollouts, trace, row)
             size = trace.sigma_tables[int(trace.course_index[row])].size
             check_size(policy, group.prompt, size)
-            check_picture(sample, size, policy.config.frames)
+            if policy.family.rate is None:
+                check_picture(sample, size, policy.config.frames)
+            else:
+                check_sound(sample, policy.family.at(size))
             check_condition(policy, trace, row, group.prompt)
         except ValueError as error:
             raise ValueError(f"{place}: {error}") from None
@@ -56,9 +60,10 @@ def check_latents(policy: FlowHost, trace: FlowTrace) -> None:
         family = policy.family.at(sigma_table.size)
         wanted, found = family.pack(torch.zeros(1, *family.latent_shape)).shape[1:], latents.shape[1:]
         if found != wanted:
-            raise ValueError(
-                f"latents are {tuple(found)}, but pictures of {size_text(sigma_table.size)} pixels need {tuple(wanted)}"
+            what = (
+                f"pictures of {size_text(sigma_table.size)} pixels" if family.rate is None else f"sounds of {family.seconds:g} s"
             )
+            raise ValueError(f"latents are {tuple(found)}, but {what} need {tuple(wanted)}")
 
 
 def check_row(rollouts: Rollouts, trace: FlowTrace, row: int) -> None:
@@ -97,6 +102,17 @@ def check_picture(sample: Sample, size: Size, frames: int) -> None:
     elif sample.image is None or sample.image.size != size:
         found = "missing" if sample.image is None else f"{sample.image.size[0]} x {sample.image.size[1]} pixels"
         raise ValueError(f"its picture is {found}, not {size[0]} x {size[1]} pixels")
+
+
+def check_sound(sample: Sample, family: FlowFamily) -> None:
+    """Raise ValueError unless the sound has the promised rate and length, and every sample of it is a number in [-1, 1]."""
+    assert family.rate is not None
+    wave, wanted = sample.sound, int(family.seconds * family.rate)
+    if wave is None or sample.rate != family.rate or wave.shape[1:] != (wanted,):
+        found = "missing" if wave is None else f"{wave.shape[1]} samples at {sample.rate} a second"
+        raise ValueError(f"its sound is {found}, not {wanted} samples at {family.rate} a second")
+    if not bool((abs(wave) <= 1).all()):
+        raise ValueError("its sound holds samples beyond [-1, 1], or none that are numbers")
 
 
 def check_condition(policy: FlowHost, trace: FlowTrace, row: int, prompt: Prompt) -> None:

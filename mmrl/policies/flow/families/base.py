@@ -51,13 +51,13 @@ class FlowFamily(FamilyFacts):
     """[policy] of the run."""
 
     def __post_init__(self) -> None:
-        refuse_clips(self.settings, type(self))
+        refuse_other_output(self.settings, type(self))
         refuse_settings(self)
 
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
         """Raise ValueError for settings that no model with this model_index.json can take; nothing is loaded yet."""
-        refuse_clips(settings, cls)
+        refuse_other_output(settings, cls)
 
     @classmethod
     def refuse_scheduler(cls, name: str, config: Mapping[str, object]) -> None:
@@ -137,6 +137,16 @@ class FlowFamily(FamilyFacts):
     def fps(self) -> float | None:
         """Frames per second of clips."""
         return self.settings.fps
+
+    @property
+    def seconds(self) -> float:
+        """Of sounds."""
+        return self.settings.seconds or 0.0
+
+    @property
+    def rate(self) -> int | None:
+        """Samples per second of sounds."""
+        return None
 
     @property
     def default_guidance(self) -> float:
@@ -316,12 +326,19 @@ def refuse_settings(family: FlowFamily) -> None:
         )
 
 
-def refuse_clips(settings: FlowPolicyConfig, family: type[FlowFamily]) -> None:
-    """Raise ValueError if a model of pictures is to draw clips."""
+def refuse_other_output(settings: FlowPolicyConfig, family: type[FlowFamily]) -> None:
+    """Raise ValueError if a model is to draw clips or sounds and draws something else, or sounds without a length."""
     if settings.frames != 1 and not family.draws_clips:
+        what = "sounds" if family.draws_sound else "pictures"
+        raise ValueError(f"policy.frames is {settings.frames}, but this model draws {what}: set it to 1, or take a Wan for clips")
+    if settings.seconds is not None and not family.draws_sound:
+        what = "clips" if family.draws_clips else "pictures"
         raise ValueError(
-            f"policy.frames is {settings.frames}, but this model draws pictures: set it to 1, or take a Wan for clips"
+            f"policy.seconds is {settings.seconds:g}, but this model draws {what}: leave it out, or take "
+            "a Stable Audio 3 for sounds"
         )
+    if settings.seconds is None and family.draws_sound:
+        raise ValueError("this model draws sounds, and policy.seconds does not say how long they are: set it, such as 10.0")
 
 
 def networks_of(pipeline: Pipeline, family: type[FlowFamily]) -> dict[str, Any]:

@@ -44,9 +44,15 @@ class FamilyFacts:
     """The text that stands for no prompt in guidance."""
     dead_ends: ClassVar[tuple[str, ...]] = ()
     """Modules of the last block that lead nowhere; training them is of no use, and wrappers wait for their gradients in vain."""
+    idle_modules: ClassVar[tuple[str, ...]] = ()
+    """Modules of every block that nothing here asks; they do not train either."""
+    told_by: ClassVar[tuple[str, ...]] = ()
+    """Parts whose config files tell sizes, besides the networks that train, the autoencoder and the scheduler."""
     own_negatives: ClassVar[bool] = False
     """Each condition holds what guidance leads away from; see `negative`."""
     keep_norm: ClassVar[bool] = False
     """Guided velocities keep the norm of the conditional one."""
     draws_clips: ClassVar[bool] = False
     """May policy.frames be above 1?"""
+    draws_sound: ClassVar[bool] = False
+    """Does it draw sounds of policy.seconds?"""

@@ -12,6 +12,7 @@ from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
 from mmrl.policies.flow.families.qwen.image import QwenImage
 from mmrl.policies.flow.families.sana import Sana
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
+from mmrl.policies.flow.families.stable_audio3 import StableAudio3
 from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
 from mmrl.policies.flow.families.wan.image import WanFirstLatent, WanImage
 from mmrl.policies.flow.families.wan.text import Wan
@@ -35,9 +36,11 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "Lumina2Pipeline": Lumina2,
     "WanPipeline": Wan,
     "WanImageToVideoPipeline": WanImage,
+    "StableAudio3Pipeline": StableAudio3,
 }
 """Class of a diffusers pipeline -> its family."""
 RELATIVES = {
+    **dict.fromkeys(("StableAudio", "AceStep", "AudioLDM", "MusicLDM"), "StableAudio3Pipeline"),
     "StableDiffusion3": "StableDiffusion3Pipeline",
     "StableDiffusionXL": "StableDiffusionXLPipeline",
     "StableDiffusion": "StableDiffusionPipeline",

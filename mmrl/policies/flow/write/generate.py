@@ -39,7 +39,8 @@ class Generator(FollowsWeights, Protocol):
 
 
 Decoder = Callable[[Float[Tensor, "n ..."], Size | None], list[object]]
-"""Finished latents of pictures of one size (None: the run's) -> PIL images, or clips as bytes (frames, y, x, 3)."""
+"""Finished latents of pictures of one size (None: the run's) -> PIL images, clips as bytes (frames, y, x, 3), or sounds as
+float32 (channels, samples)."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class LocalGenerator:
         # What the step behind a latent shows: the latent's own prediction, whose velocity the next step asked for.
         previews = [host.decode(family.finish(trajectory.prediction(i, rows), 0.0), sigma_table.size) for i in columns]
         drawn = list(zip(*previews, strict=True)) if previews else [()] * len(keys)
-        return Sampled(requests, keys, trajectory, trace, images, host.weights.num_updates, family.fps, drawn)
+        return Sampled(requests, keys, trajectory, trace, images, host.weights.num_updates, family.fps, drawn, family.rate)
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,17 @@ class LocalDecoder:
 
     @in_span("decode")
     def __call__(self, latents: Float[Tensor, "n ..."], size: Size | None = None) -> list[object]:
-        """PIL images or clips; raises ValueError where pixels are not finite."""
+        """PIL images, clips or sounds; raises ValueError where pixels are not finite."""
         own, vae, out = self.host.family, self.host.pipeline.vae, list[object]()
         family, rows = own if size is None else own.at(size), self.host.config.rows_per_decode
         for chunk in latents.split(rows if size is None else own.rows_at(rows, size)):
             pixels = family.decode(family.unpack(chunk).to(vae.device, vae.dtype))
             if not bool(pixels.isfinite().all()):
-                raise ValueError("the autoencoder decoded pixels that are not finite (black ones): look for latents that grew")
+                what = "pixels that are not finite (black ones)" if own.rate is None else "samples that are not finite"
+                raise ValueError(f"the autoencoder decoded {what}: look for latents that grew")
+            if own.rate is not None:
+                out += list(pixels.float().clamp(-1, 1).cpu().numpy())
+                continue
             out += (
                 clips_of(pixels)
                 if pixels.ndim == 5
@@ -147,6 +152,8 @@ class Sampled:
     """Frames per second of clips."""
     previews: Sequence[tuple[object, ...]] = ()
     """What every step but the last predicted of every row, where the plan asks for it; (): for none."""
+    rate: int | None = None
+    """Samples per second of sounds."""
 
     @property
     def action_mask(self) -> Bool[Tensor, "n t"]:
@@ -169,8 +176,9 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
         for request, drawn, shown in zip(owners, part.images, previews, strict=True):
             group_ids.append(request.group_id)
             sample_ids.append(len(samples[request.group_id]))
-            is_clip = isinstance(drawn, np.ndarray)
-            made = Sample(video=drawn, fps=part.fps) if is_clip else Sample(image=drawn, role=request.role)
+            made = Sample(image=drawn, role=request.role)
+            if isinstance(drawn, np.ndarray):
+                made = Sample(video=drawn, fps=part.fps) if part.rate is None else Sample(sound=drawn, rate=part.rate)
             samples[request.group_id].append(replace(made, previews=shown) if shown else made)
     layouts = [part.trajectory.layout for part in sampled]
     are_shared = any(bool((layout.node_ids != torch.arange(len(layout))[:, None]).any()) for layout in layouts)

@@ -21,12 +21,16 @@ Pictures = Callable[[FlowFamily, Sequence[Request]], tuple[Float[Tensor, "n ..."
 """The latents of the pictures that requests give, and the pictures as they are shown."""
 
 
-def refuse_given(request: Request, forward: bool, frames: int) -> None:
+def refuse_given(request: Request, forward: bool, frames: int, is_sound: bool = False) -> None:
     """Raise ValueError for a request of role `injected` that names no picture, or in a plan that does not noise samples again."""
     name = f"a request for prompt {request.prompt.id!r}"
     if not forward:
         raise ValueError(
             f'{name} gives a picture of the data, which has no noisy steps to train on: set algorithm.schedule.kind = "Forward"'
+        )
+    if is_sound:
+        raise ValueError(
+            f"{name} gives a picture of the data, and the policy draws sounds: take a planner without taught pictures"
         )
     if frames != 1:
         raise ValueError(f"{name} gives a picture, but the policy draws clips of {frames} frames: set policy.frames = 1")

@@ -30,7 +30,9 @@ def sketch_of(kind: type[FlowFamily], index: Index, config: FlowPolicyConfig) ->
     kind.refuse(index, config)
     present = [name for name in kind.networks if index.get(name, [None, None]) != [None, None]]
     try:
-        configs = {name: config_with_defaults(config.model, index, name) for name in ("vae", "scheduler", *present)}
+        configs = {
+            name: config_with_defaults(config.model, index, name) for name in ("vae", "scheduler", *kind.told_by, *present)
+        }
     except (OSError, ImportError):
         # A part without its config, or of a class that is not there: loading says which.
         return None
@@ -104,8 +106,8 @@ def facts_of(index: Index) -> dict[str, object]:
 
 
 def scale_of(vae: Mapping[str, Any]) -> int:
-    """Pixels per latent along one side, as the pipelines have it, of an autoencoder with this config."""
+    """Pixels per latent along one side, as the pipelines have it, of an autoencoder with this config; for sounds 1."""
     for name in ("block_out_channels", "encoder_block_out_channels"):
         if channels := vae.get(name):
             return 2 ** (len(channels) - 1)
-    return 2 ** len(vae["temperal_downsample"])
+    return 1 if "sampling_rate" in vae else 2 ** len(vae["temperal_downsample"])
