@@ -46,6 +46,8 @@ class FamilyFacts:
     """Modules of the last block that lead nowhere; training them is of no use, and wrappers wait for their gradients in vain."""
     own_negatives: ClassVar[bool] = False
     """Each condition holds what guidance leads away from; see `negative`."""
+    one_length: ClassVar[bool] = False
+    """Prompts of different length have forwards of their own: padding between them would change what is drawn."""
     keep_norm: ClassVar[bool] = False
     """Guided velocities keep the norm of the conditional one."""
     draws_clips: ClassVar[bool] = False

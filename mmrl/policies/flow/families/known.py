@@ -10,6 +10,7 @@ from mmrl.policies.flow.families.flux.kontext import Kontext
 from mmrl.policies.flow.families.krea2 import Krea2
 from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
 from mmrl.policies.flow.families.qwen.image import QwenImage
+from mmrl.policies.flow.families.qwen.image21 import QwenImage21
 from mmrl.policies.flow.families.sana import Sana
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
@@ -23,6 +24,7 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "FluxPipeline": Flux,
     "FluxKontextPipeline": Kontext,
     "QwenImagePipeline": QwenImage,
+    "QwenImage21Pipeline": QwenImage21,
     "ZImagePipeline": ZImage,
     "Flux2Pipeline": Flux2,
     "Flux2KleinPipeline": Flux2Klein,
