@@ -138,9 +138,7 @@ def test_qwen_image_21_decodes_all_of_its_pipelines_colours_and_shows_them_on_wh
 
 def test_the_mark_of_a_picture_in_a_prompt_is_refused(tiny):
     policy = policy_of(tiny, CASES["qwen_image21"])
-    with pytest.raises(
-        ValueError, match=r"'a <\|image_pad\|> b' holds 4 tokens of pictures .* and 0 .* leave <\|image_pad\|> out of it"
-    ):
+    with pytest.raises(ValueError, match=r"the prompt 'a <\|image_pad\|> b' holds <\|image_pad\|>, which stands for a picture"):
         policy.encoder(["a <|image_pad|> b"], policy.net.device)
 
 

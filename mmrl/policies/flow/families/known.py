@@ -7,6 +7,7 @@ from mmrl.policies.flow.families.facts import EULER
 from mmrl.policies.flow.families.flux.flux1 import Chroma, Flux
 from mmrl.policies.flow.families.flux.flux2 import Flux2, Flux2Klein
 from mmrl.policies.flow.families.flux.kontext import Kontext
+from mmrl.policies.flow.families.hunyuan import HunyuanVideo15
 from mmrl.policies.flow.families.krea2 import Krea2
 from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
 from mmrl.policies.flow.families.qwen.image import QwenImage
@@ -35,6 +36,7 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "Krea2Pipeline": Krea2,
     "ChromaPipeline": Chroma,
     "Lumina2Pipeline": Lumina2,
+    "HunyuanVideo15Pipeline": HunyuanVideo15,
     "WanPipeline": Wan,
     "WanImageToVideoPipeline": WanImage,
 }

@@ -17,12 +17,13 @@ from mmrl.policies.flow.sizes import Grid
 
 SLOTS = "slots"
 """Which tokens of a text stand for pictures, each for 2 x 2 latents: (tokens), bool."""
+MARKS = ("<|image_pad|>", "<|video_pad|>")
 LAYERS = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "img_mlp.proj", "img_mlp.gate_layer", "img_mlp.out")
 
 
 @dataclass(frozen=True)
 class QwenImage21(QwenParts):
-    """A model of 7B that draws, and edits a prompt's pictures, without guidance; above 1 it leads away from a prompt of one space.
+    """A 7B model that draws, and edits a prompt's pictures, without guidance; above 1 it leads away from a prompt of one space.
 
     Nothing of a prompt is cut. Pictures are laid on white, as its makers do for its text encoder. A plan of as many steps as the
     model's own list (sample_sigmas in model_index.json) follows that list, others are even.
@@ -83,22 +84,19 @@ class QwenImage21(QwenParts):
     def _read(self, text: str, pictures: list[Image.Image] | None, device: torch.device) -> Condition:
         """The last layer before its norm, as the pipeline has it, of the prompt and of one space beside the same pictures.
 
-        Raises ValueError for a text with the mark of a picture, and pictures whose tokens the text encoder counts differently.
+        Raises ValueError for a text with the mark of a picture, and pictures of which the text encoder makes other tokens.
         """
+        for mark in MARKS:
+            if mark in text:
+                raise ValueError(f"the prompt {text[:40]!r} holds {mark}, which stands for a picture: leave it out")
         found: dict[str, Tensor] = {}
         for name, words in (("", text), ("empty_", self.empty_prompt)):
             embeds, _, slots = self.pipeline.encode_prompt(words, image=pictures, device=device)
-            wanted = len(pictures or ()) * self.source_tokens
-            if 4 * int(slots.sum()) != wanted:
-                mark = "<|image_pad|>"
-                why = (
-                    f"leave {mark} out of it"
-                    if mark in words
-                    else "its processor brings them to another size: set policy.source_pixels to what it takes"
-                )
+            read, wanted = 4 * int(slots.sum()), len(pictures or ()) * self.source_tokens
+            if read != wanted:
                 raise ValueError(
-                    f"the prompt {text[:40]!r} holds {4 * int(slots.sum())} tokens of pictures for the text encoder and {wanted} "
-                    f"for the transformer: {why}"
+                    f"the text encoder of {self.settings.model!r} makes {read} tokens of the pictures of {text[:40]!r}, where "
+                    f"the transformer has {wanted}, since its processor takes another size: change policy.source_pixels"
                 )
             found |= {f"{name}embeds": embeds[0].cpu(), f"{name}{SLOTS}": slots[0].cpu()}
         return found
