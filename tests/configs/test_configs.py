@@ -59,6 +59,7 @@ FAMILIES = {
     "Qwen3-VL": "qwen3_vl",
     "stable-diffusion-3": "sd3",
     "FLUX.1": "flux",
+    "Qwen-Image-2.1": "qwen_image21",
     "Qwen-Image": "qwen_image",
     "Z-Image": "z_image",
     "Krea-2": "krea2",
@@ -87,7 +88,7 @@ def test_there_are_configs_for_both_families_and_sizes():
     assert shown == {"temp_samp_r1", "tw_grpo", "reg_grpo", "grpo", "urpa"}
     assert {family(configs.load(name).config.policy.model) for name in T2I} == {
         *("sd3", "flux", "qwen_image", "z_image", "flux2", "flux2_klein", "sana", "sd15", "sdxl"),
-        *("krea2", "chroma", "lumina2"),
+        *("krea2", "chroma", "lumina2", "qwen_image21"),
     }
 
 
@@ -140,6 +141,8 @@ def test_a_real_picture_config_trains_a_tiny_pipeline_of_its_family(name: str):
     rewards = [{"use": "jpeg_size", "name": f"size{i}", "weight": r.weight} for i, r in enumerate(resolved.config.reward)]
     resolved.table.set(("reward",), rewards, "test")
     small = [*SMALL_PICTURES, f"policy.model=tiny:{family(resolved.config.policy.model)}"]
+    # Its smallest side.
+    small += ["policy.height=32", "policy.width=32"] if small[-1].endswith("qwen_image21") else []
     schedule = resolved.table.values["algorithm"].get("schedule", {})
     if schedule.get("num_steps") == 50:
         small += ["algorithm.schedule.num_steps=4"]

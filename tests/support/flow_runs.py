@@ -39,7 +39,7 @@ ALONE = sorted(SMALL.keys() - {"diffusion_opd"})
 FAMILIES = {"sd3": 3, "flux": 24, "qwen_image": 40}
 """Family -> max_prompt_tokens of its tiny pipeline."""
 LATE_FAMILIES = {"z_image": 40, "flux2": 128, "flux2_klein": 40, "sana": 24, "sd15": 77, "sdxl": 77}
-LATE_FAMILIES |= {"krea2": 40, "chroma": 24, "lumina2": 200}
+LATE_FAMILIES |= {"krea2": 40, "chroma": 24, "lumina2": 200, "qwen_image21": 40}
 """The newer ones, and Stable Diffusion's older ones."""
 
 
@@ -53,4 +53,6 @@ def with_preset(make: Make, name: str, *words: str) -> Resolved:
 def of_family(family: str) -> list[str]:
     """Overrides for another tiny pipeline, with guidance and an adapter."""
     tokens = (FAMILIES | LATE_FAMILIES)[family]
-    return [f"policy.model=tiny:{family}", f"policy.max_prompt_tokens={tokens}", "policy.guidance=2.0", "policy.lora.rank=2"]
+    words = [f"policy.model=tiny:{family}", f"policy.max_prompt_tokens={tokens}", "policy.guidance=2.0", "policy.lora.rank=2"]
+    # Its smallest side.
+    return [*words, "policy.width=32", "policy.height=32"] if family == "qwen_image21" else words

@@ -10,6 +10,7 @@ from torch import Tensor
 from mmrl.flow.dynamics import DPM2
 from mmrl.flow.layout import SeededNoise
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
+from mmrl.policies.flow.families.qwen.image21 import QwenImage21
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from tests.support.flow_policies import LORA, latents, requests, stir
 
@@ -59,6 +60,8 @@ CASES = {
         1e-4,
     ),
     "krea2": Case("krea2", 4.0, tokens(40, guidance_scale=3.0), {"max_prompt_tokens": 40}),
+    "qwen_image21": Case("qwen_image21", 1.0, {}),
+    "qwen_image21_guided": Case("qwen_image21", 3.0, {"true_cfg_scale": 3.0, "negative_prompt": " "}),
     "chroma": Case("chroma", 3.0, tokens(24, guidance_scale=3.0), {"max_prompt_tokens": 24}),
     "lumina2": Case("lumina2", 3.0, tokens(200, guidance_scale=3.0), {"max_prompt_tokens": 200}),
     "sd15": Case("sd15", 3.0, {"guidance_scale": 3.0}, bound=1e-4),
@@ -78,12 +81,12 @@ def noise_of(policy: FlowPolicy, plan: RolloutPlan, count: int) -> Tensor:
     """The initial noise of the first samples of `requests(count=1)`, as the pipeline takes it."""
     seeds = tuple(7 + i for i in range(count))
     noise = SeededNoise(plan, (1,) * count, seeds, policy.family.latent_shape)(0, torch.arange(count))
-    return policy.family.pack(noise) if policy.family.packed else noise
+    return policy.family.pack(noise) if policy.family.packed or isinstance(policy.family, QwenImage21) else noise
 
 
 @torch.no_grad()
 def told(pipeline: Any, case: Case, noise: Tensor, output: str) -> Tensor:
-    """The pipeline's own answers, one call per prompt."""
+    """The pipeline's own answers, one call per prompt; pictures with an alpha channel are laid on white."""
     pipeline.set_progress_bar_config(disable=True)
     found: list[Tensor] = []
     for request, start in zip(requests(count=1, num_prompts=len(noise)), noise, strict=True):
@@ -97,7 +100,8 @@ def told(pipeline: Any, case: Case, noise: Tensor, output: str) -> Tensor:
             **case.call,
         )[0]
         found.append(got if isinstance(got, Tensor) else torch.stack(list(got)))
-    return torch.cat(found)
+    drawn = torch.cat(found)
+    return drawn[:, :3] * drawn[:, 3:] + 1 - drawn[:, 3:] if output == "pt" and drawn.shape[1] == 4 else drawn
 
 
 def gap(policy: FlowPolicy, case: Case, pipeline: Any) -> float:

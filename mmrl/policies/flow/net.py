@@ -58,6 +58,9 @@ class FlowNet(nn.Module):
             negatives, away = [no_words], torch.full_like(places, len(shown))
             if any(SOURCE in one for one in shown):
                 negatives, away = [{**one, **no_words} for one in shown], places + len(shown)
+        if family.one_length:
+            without, with_prompt = (self._plain(family, x, timesteps, told, places, scale) for told in (negatives, shown))
+            return family.guide(with_prompt, without, scale, timesteps)
         both = self._plain(
             family, torch.cat([x, x]), torch.cat([timesteps, timesteps]), [*shown, *negatives], torch.cat([away, places]), scale
         )

@@ -15,6 +15,7 @@ from mmrl.tiny.flow.pipeline_parts import (
     scheduler,
     t5_tokenizer,
 )
+from mmrl.tiny.text.vlms import draw_weights, qwen3_vl
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
 
 HIDDEN = 16
@@ -160,6 +161,40 @@ def krea2(is_distilled: bool = False) -> HubObject:
         text_encoder_select_layers=(0, 1, 2),
         is_distilled=is_distilled,
         scheduler=scheduler(use_dynamic_shifting=True, max_image_seq_len=6400),
+    )
+
+
+def qwen_image21() -> HubObject:
+    """A Qwen-Image-2.1, whose autoencoder halves both sides four times and keeps an alpha channel."""
+    text, processor = qwen3_vl()
+    draw_weights(text)
+    processor.image_processor.size["shortest_edge"] = 32 * 32
+    transformer = diffusers_object(
+        "QwenImage21Transformer2DModel",
+        in_channels=LATENTS,
+        out_channels=LATENTS,
+        num_layers=2,
+        context_in_dim=32,
+        axes_dims_rope=(4, 6, 6),
+        **HEADS,
+    )
+    vae = diffusers_object(
+        "AutoencoderKLQwenImage21",
+        base_dim=8,
+        decoder_base_dim=8,
+        z_dim=LATENTS,
+        dim_mult=[1, 1, 1, 1, 1],
+        num_res_blocks=1,
+        latents_mean=[0.1, 0.0, -0.1, 0.2],
+        latents_std=[1.0, 0.9, 1.1, 1.2],
+    )
+    return diffusers_object(
+        "QwenImage21Pipeline",
+        transformer=transformer,
+        vae=vae,
+        text_encoder=text,
+        processor=processor,
+        scheduler=scheduler(use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02),
     )
 
 
@@ -336,6 +371,7 @@ LATE_PIPELINES: dict[str, Callable[[], HubObject]] = {
     "flux2_klein": flux2_klein,
     "sana": sana,
     "krea2": krea2,
+    "qwen_image21": qwen_image21,
     "chroma": chroma,
     "lumina2": lumina2,
     "sd15": sd15,

@@ -11,6 +11,7 @@ import torch
 
 from mmrl.tiny.byte_tokens import HubObject
 from mmrl.tiny.flow.editor_pipelines import kontext_of, qwen_edit_of
+from mmrl.tiny.flow.hunyuan import hunyuan15
 from mmrl.tiny.flow.late_pipelines import LATE_PIPELINES
 from mmrl.tiny.flow.pipeline_parts import (
     HEADS,
@@ -145,6 +146,7 @@ PIPELINES: dict[str, Callable[[], HubObject]] = {
     "qwen_edit": lambda: qwen_edit_of(qwen_image()),
     "qwen_edit_2511": lambda: qwen_edit_of(qwen_image(), zero_cond_t=True),
     **LATE_PIPELINES,
+    "hunyuan15": hunyuan15,
     **WAN_PIPELINES,
     **SOUND_PIPELINES,
 }

@@ -20,9 +20,10 @@ from mmrl.app.run.build import build
 from mmrl.core.types import Prompt, Request
 from tests.support.flow_runs import Make, with_preset
 
-TOKENS = {"kontext": 24, "qwen_edit": 40, "flux2_klein": 40}
+TOKENS = {"kontext": 24, "qwen_edit": 40, "flux2_klein": 40, "qwen_image21": 40}
 WAYS = [("kontext", name) for name in ("flow_grpo", "mix_grpo", "branch_grpo", "diffusion_nft")]
 WAYS += [("qwen_edit", "mix_grpo"), ("qwen_edit", "diffusion_nft"), ("flux2_klein", "flow_grpo"), ("flux2_klein", "branch_grpo")]
+WAYS += [("qwen_image21", "flow_grpo")]
 
 
 def picture(seed: int, size: tuple[int, int] = (16, 16)) -> Image.Image:
@@ -44,6 +45,7 @@ def rows(tmp_path: Path) -> Path:
 def of_editor(family: str, rows: Path) -> list[str]:
     data = f'{{use = "edits", path = "{rows}"}}'
     policy = [f"policy.model=tiny:{family}", f"policy.max_prompt_tokens={TOKENS[family]}", "policy.guidance=2.0"]
+    policy += ["policy.width=32", "policy.height=32"] if family == "qwen_image21" else []
     reward = "reward=[{use = 'keeps_rest'}, {use = 'jpeg_size', scale = 0.1}]"
     return [*policy, "policy.lora.rank=2", f"data={data}", f"evaluation.data={data}", reward, "prompts_per_step=2"]
 
@@ -87,6 +89,12 @@ def test_a_plan_counts_the_tokens_of_pictures(make: Make, rows: Path):
     again, four_times = tokens(f"policy.source_pixels={32 * 32}")
     # 16 x 16 pixels are 16 tokens of noise; the picture has as many, and at four times the area 64.
     assert latents == again and same_size == latents * (16 + 16) and four_times == latents * (16 + 64)
+
+
+def test_a_plan_counts_pictures_among_the_words(make: Make, rows: Path):
+    """Of Qwen-Image-2.1, whose network asks where in the text they are: 4 tokens of noise and 4 of the picture."""
+    usual = draw_up(editing(make, "flow_grpo", "qwen_image21", rows)).usual.counts
+    assert usual["rollout"].positions == usual["rollout"].rows * (4 + 4)
 
 
 @pytest.fixture

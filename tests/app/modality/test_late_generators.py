@@ -19,7 +19,7 @@ from mmrl.app.run.build import build
 from tests.support.flow_runs import FAMILIES, LATE_FAMILIES, Make, of_family, with_preset
 
 PRESETS = ("flow_grpo", "mix_grpo", "branch_grpo", "diffusion_nft")
-LATEST = ("krea2", "chroma", "lumina2")
+LATEST = ("krea2", "chroma", "lumina2", "qwen_image21")
 """Families that differ in their velocity alone, so that one preset of each kind is enough."""
 WAYS = [(preset, family) for preset in PRESETS for family in LATE_FAMILIES if preset in PRESETS[::3] or family not in LATEST]
 TABLE = ["algorithm.schedule.spacing.kind=DiffusionTable"]

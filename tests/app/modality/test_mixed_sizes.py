@@ -29,6 +29,7 @@ STEPS |= {
     "krea2": 8,
     "chroma": 4,
     "lumina2": 16,
+    "qwen_image21": 32,
     "kontext": 4,
     "qwen_edit": 8,
     "qwen_edit_2511": 8,

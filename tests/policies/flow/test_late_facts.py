@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,12 +19,13 @@ from mmrl.policies.flow import loading
 from mmrl.policies.flow.families.flux.flux1 import Chroma
 from mmrl.policies.flow.families.flux.flux2 import Flux2
 from mmrl.policies.flow.families.krea2 import Krea2
+from mmrl.policies.flow.families.qwen.image21 import QwenImage21
 from mmrl.policies.flow.families.sana import Sana
 from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
 from mmrl.policies.flow.families.z_image import Lumina2, ZImage
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from tests.support.flow_policies import LORA, requests
-from tests.support.late_families import CASES, Case, gap, policy_of
+from tests.support.flow_policies import LORA, latents, requests
+from tests.support.late_families import CASES, Case, gap, noise_of, policy_of
 
 VELOCITY, ENCODE = ZImage.velocity, StableDiffusionXL.encode
 READ, TOLD, PLACES = Chroma.encode, Lumina2.encode, Krea2._places
@@ -55,6 +57,9 @@ FACTS: dict[str, tuple[str, type, str, Any]] = {
     "an even table": ("sana", Sana, "spacing", lambda self: LinearShift(3.0)),
     "no instruction": ("sana", Sana, "instruction", None),
     "columns before rows": ("krea2", Krea2, "_places", lambda self, *rest: PLACES(self, *rest)[:, [0, 2, 1]]),
+    "steps that do not end at 0.02": ("qwen_image21", QwenImage21, "spacing", lambda self: DynamicShift(0.5, 0.9, 256, 8192)),
+    "a norm that is kept": ("qwen_image21_guided", QwenImage21, "keep_norm", True),
+    "guidance away from nothing": ("qwen_image21_guided", QwenImage21, "empty_prompt", "the"),
     "padding is seen in full": ("chroma", Chroma, "encode", lambda self, *rest: whole(READ(self, *rest))),
     "FLUX.1's dynamic shift": ("chroma", Chroma, "spacing", lambda self: DynamicShift()),
     "the norm is not kept": ("lumina2", Lumina2, "keep_norm", False),
@@ -98,6 +103,43 @@ def test_a_distilled_krea_2_is_its_pipeline(tiny, tmp_path):
     policy = FlowPolicy(FlowPolicyConfig(folder, 32, 32, max_prompt_tokens=40))
     assert gap(policy, case, pipeline) < case.bound
     torch.testing.assert_close(policy.sigmas(evaluation_plan(4)), pipeline.scheduler.sigmas, atol=2e-7, rtol=0)
+
+
+@pytest.mark.parametrize("listed", [None, (1.0, 0.9, 0.6, 0.2)])
+def test_qwen_image_21s_sigmas_are_its_pipelines_bit_for_bit(tiny, tmp_path, listed):
+    """Even ones, and for as many steps those that its makers list."""
+    folder = changed(tiny, tmp_path, "qwen_image21/model_index.json", {"sample_sigmas": listed})
+    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(folder)
+    policy = FlowPolicy(FlowPolicyConfig(folder, 32, 32))
+    for steps in (4, 7, 40):
+        own = {} if listed and steps == len(listed) else {"sigmas": np.linspace(1.0, 1 / steps, steps)}
+        pipeline("a cat", height=32, width=32, num_inference_steps=steps, output_type="latent", **own)
+        assert torch.equal(policy.sigmas(evaluation_plan(steps)), pipeline.scheduler.sigmas)
+
+
+def test_qwen_image_21_decodes_all_of_its_pipelines_colours_and_shows_them_on_white(tiny):
+    case = CASES["qwen_image21"]
+    policy = policy_of(tiny, case)
+    pipeline = policy.pipeline
+    finished = latents(policy, requests(count=1), case.plan)
+    pipeline.set_progress_bar_config(disable=True)
+    start = noise_of(policy, case.plan, 1)
+    theirs = pipeline(
+        prompt=requests(count=1)[0].prompt.text, latents=start, height=32, width=32, num_inference_steps=4, output_type="pt"
+    )
+    ours = policy.family.unpack(finished[:1])
+    torch.testing.assert_close((policy.family.pixels(ours) / 2 + 0.5).clamp(0, 1), theirs.images, atol=5e-5, rtol=0)  # type: ignore[attr-defined]
+    clear = theirs.images.clone()
+    clear[:, 3] = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline.vae, "decode", lambda *_, **__: ((clear * 2 - 1)[:, :, None],))
+        assert bool((policy.family.decode(ours) == 1).all())
+
+
+def test_the_mark_of_a_picture_in_a_prompt_is_refused(tiny):
+    policy = policy_of(tiny, CASES["qwen_image21"])
+    with pytest.raises(ValueError, match=r"the prompt 'a <\|image_pad\|> b' holds <\|image_pad\|>, which stands for a picture"):
+        policy.encoder(["a <|image_pad|> b"], policy.net.device)
 
 
 def test_sigmas_of_a_beta_distribution_are_refused(tiny, tmp_path):

@@ -38,7 +38,8 @@ def test_readings_are_those_of_sampling_and_every_adapter_gets_a_gradient(tiny, 
     # A UNet rounds otherwise with another number of rows, and ddim's second noise, a twelfth of the first, magnifies that
     # (test_rounding.py).
     equal = {"equal_forwards": True, "forward_rows": 6} if dynamics == "ddim" else {}
-    policy = policy_of(tiny, CASES[name], height=16, width=16, **equal)
+    side = 32 if CASES[name].model == "qwen_image21" else 16
+    policy = policy_of(tiny, CASES[name], height=side, width=side, **equal)
     rollouts = policy.rollout(requests(count=2), Full(num_steps=3, dynamics=dynamics, level=0.7).at(0))
     again = logprobs(policy, rollouts)
     noted = rollouts.recorded[ROLLOUT_LOGPROBS]

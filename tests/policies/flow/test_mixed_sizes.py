@@ -44,15 +44,17 @@ Tiny = Callable[[str], str]
 NFT = Forward(num_steps=4, times=TimeSampler("rollout", count=3)).at(0)
 EVERY = {**PLANS, "nft": NFT}
 TOKENS = {**PROMPT_TOKENS, "z_image": 64, "flux2": 160, "flux2_klein": 64, "sana": 48, "wan": 24, "wan_5b": 24}
-TOKENS |= {"krea2": 40, "chroma": 24, "lumina2": 200}
+TOKENS |= {"krea2": 40, "chroma": 24, "lumina2": 200, "qwen_image21": 40}
 SIZES: list[Size | None] = [None, (32, 16), (16, 32)]
 """Of the three prompts; of the same number of tokens, so that only the size tells their latents apart where these are packed."""
 OF_WAN: list[Size | None] = [None, (64, 32), (32, 64)]
+LARGER = ("wan", "wan_5b", "qwen_image21")
+"""Families whose smallest side is 32 pixels."""
 WAYS = [("sd3", plan) for plan in ("flow_grpo", "tree", "branches", "nft")]
 WAYS += [("flux", plan) for plan in ("flow_grpo", "mix", "nft")] + [("qwen_image", "flow_grpo")]
 WAYS += [
     (family, "flow_grpo")
-    for family in ("z_image", "flux2", "sana", "sd15", "sdxl", "wan", "wan_5b", "krea2", "chroma", "lumina2")
+    for family in ("z_image", "flux2", "sana", "sd15", "sdxl", "wan", "wan_5b", "krea2", "chroma", "lumina2", "qwen_image21")
 ]
 
 
@@ -61,12 +63,12 @@ def sized(prompt: Prompt, size: Size | None) -> Prompt:
 
 
 def sizes_of(family: str) -> list[Size | None]:
-    return OF_WAN if family.startswith("wan") else SIZES
+    return OF_WAN if family in LARGER else SIZES
 
 
 def drawer(tiny: Tiny, family: str, size: Size | None = None, shadows: Sequence[str] = (), **settings: Any) -> FlowPolicy:
     """A policy with an adapter that does something, which draws this size unless a prompt says otherwise."""
-    own = (32, 32) if family.startswith("wan") else (16, 16)
+    own = (32, 32) if family in LARGER or family.startswith("wan") else (16, 16)
     width, height = size or own
     given = {"width": width, "height": height, "max_prompt_tokens": TOKENS.get(family), "lora": LORA, "guidance": 2.0}
     given |= {"frames": 5} if family.startswith("wan") else {}

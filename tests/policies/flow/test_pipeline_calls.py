@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+from PIL import Image
 
 from mmrl.app.modality.templates import call_of, pipeline_call
 from mmrl.core.types import Prompt, Request
@@ -14,7 +15,7 @@ from mmrl.policies.flow.policy import FlowPolicy
 from tests.support.flow_policies import FAMILIES, make
 from tests.support.late_families import CASES, policy_of
 
-LATE = ("z_image", "flux2", "flux2_klein", "krea2", "chroma", "lumina2")
+LATE = ("z_image", "flux2", "flux2_klein", "krea2", "chroma", "lumina2", "qwen_image21")
 OTHERWISE = ("sana", "sd15", "sdxl")
 """Their pipelines take other steps."""
 
@@ -29,6 +30,8 @@ def drawn_both_ways(policy: FlowPolicy, guidance: float) -> tuple[np.ndarray, np
     kept, pipeline.scheduler = pipeline.scheduler, FlowMatchEulerDiscreteScheduler()
     theirs = pipeline(prompt="a red cat", generator=generator_of(7, 0, 0), **call).images[0]
     pipeline.scheduler = kept
+    if theirs.mode == "RGBA":
+        theirs = Image.alpha_composite(Image.new("RGBA", theirs.size, "white"), theirs).convert("RGB")
     return np.asarray(ours, dtype=int), np.asarray(theirs, dtype=int)
 
 

@@ -97,6 +97,9 @@ def test_the_frozen_frame_of_5b_has_no_part_in_ratios_and_ends_as_the_picture(ti
         torch.testing.assert_close(row[:, :1], condition[SOURCE], atol=1e-5, rtol=0)
     x, t = torch.randn(2, *policy.family.latent_shape), torch.tensor([900.0, 300.0])
     before = policy.net(x, t, first, torch.arange(2), policy.encoder.empty(torch.device("cpu")))
+    for frames, trains in ((before[:, :, :1], False), (before[:, :, 1:], True)):
+        found = torch.autograd.grad(frames.sum(), list(policy.weights.named.values()), retain_graph=True, allow_unused=True)
+        assert any(one is not None and bool(one.abs().sum()) for one in found) is trains
     stir(policy, 1.0)
     after = policy.net(x, t, first, torch.arange(2), policy.encoder.empty(torch.device("cpu")))
     assert torch.equal(before[:, :, 0], after[:, :, 0]) and float((before - after).detach()[:, :, 1:].abs().max()) > 1e-3

@@ -50,6 +50,8 @@ class FamilyFacts:
     """Parts whose config files tell sizes, besides the networks that train, the autoencoder and the scheduler."""
     own_negatives: ClassVar[bool] = False
     """Each condition holds what guidance leads away from; see `negative`."""
+    one_length: ClassVar[bool] = False
+    """Prompts of different length have forwards of their own: padding between them would change what is drawn."""
     keep_norm: ClassVar[bool] = False
     """Guided velocities keep the norm of the conditional one."""
     draws_clips: ClassVar[bool] = False

@@ -7,9 +7,11 @@ from mmrl.policies.flow.families.facts import EULER
 from mmrl.policies.flow.families.flux.flux1 import Chroma, Flux
 from mmrl.policies.flow.families.flux.flux2 import Flux2, Flux2Klein
 from mmrl.policies.flow.families.flux.kontext import Kontext
+from mmrl.policies.flow.families.hunyuan import HunyuanVideo15
 from mmrl.policies.flow.families.krea2 import Krea2
 from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
 from mmrl.policies.flow.families.qwen.image import QwenImage
+from mmrl.policies.flow.families.qwen.image21 import QwenImage21
 from mmrl.policies.flow.families.sana import Sana
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.families.stable_audio3 import StableAudio3
@@ -24,6 +26,7 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "FluxPipeline": Flux,
     "FluxKontextPipeline": Kontext,
     "QwenImagePipeline": QwenImage,
+    "QwenImage21Pipeline": QwenImage21,
     "ZImagePipeline": ZImage,
     "Flux2Pipeline": Flux2,
     "Flux2KleinPipeline": Flux2Klein,
@@ -34,6 +37,7 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "Krea2Pipeline": Krea2,
     "ChromaPipeline": Chroma,
     "Lumina2Pipeline": Lumina2,
+    "HunyuanVideo15Pipeline": HunyuanVideo15,
     "WanPipeline": Wan,
     "WanImageToVideoPipeline": WanImage,
     "StableAudio3Pipeline": StableAudio3,

@@ -23,13 +23,19 @@ def kind_of(condition: Condition) -> int:
     return len(condition[SOURCE]) if SOURCE in condition else 0
 
 
-def alike(conditions: Sequence[Condition], index: Int[Tensor, " m"], most: int) -> list[Int[Tensor, " k"] | slice]:
-    """Rows cut into forwards of at most `most`, in each of which all prompts have equally many tokens of pictures."""
-    kinds = [kind_of(condition) for condition in conditions]
-    if len(set(kinds)) <= 1:
+def alike(
+    conditions: Sequence[Condition], index: Int[Tensor, " m"], most: int, one_length: bool = False
+) -> list[Int[Tensor, " k"] | slice]:
+    """Rows cut into forwards of at most `most`, in each of which all prompts have equally many tokens of pictures.
+
+    With `one_length` they have equally many tokens of text, too.
+    """
+    kinds = [(kind_of(one), len(one.get("embeds", ())) if one_length else 0) for one in conditions]
+    order = sorted(set(kinds))
+    if len(order) <= 1:
         return [slice(start, start + most) for start in range(0, len(index), most)]
-    of_rows = torch.tensor(kinds)[index.cpu()]
-    return [part for kind in sorted(set(kinds)) for part in (of_rows == kind).nonzero()[:, 0].split(most) if len(part)]
+    of_rows = torch.tensor([order.index(kind) for kind in kinds])[index.cpu()]
+    return [part for kind in range(len(order)) for part in (of_rows == kind).nonzero()[:, 0].split(most) if len(part)]
 
 
 def refuse_sources(prompts: Sequence[Prompt], allowed: tuple[int, int], model: str = "this model") -> None:

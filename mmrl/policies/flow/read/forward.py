@@ -57,8 +57,8 @@ def velocities_of(
     guidance: float | None = None,
 ) -> list[Tensor]:
     """The velocities at latents of every size, in forwards of one size each: equally many on all processes."""
-    most = host.config.forward_rows
-    pieces = [alike(conditions, own.index, host.family.rows_at(most, own.size)) for own in asked]
+    most, family = host.config.forward_rows, host.family
+    pieces = [alike(conditions, own.index, family.rows_at(most, own.size), family.one_length) for own in asked]
     missing = host.ranks.forwards(sum(map(len, pieces))) - sum(map(len, pieces))
     found: list[Tensor] = []
     for own, cut in zip(asked, pieces, strict=True):

@@ -28,6 +28,10 @@ class QwenParts(FlowFamily):
         return (latents[:, :, 0] - mean) / std
 
     def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
+        return self.pixels(latents)
+
+    def pixels(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n colours y x"]:
+        """With all the colours that the autoencoder has."""
         vae = self.pipeline.vae
         mean, std = (torch.tensor(x).to(latents).view(1, -1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
         return vae.decode((latents * std + mean)[:, :, None], return_dict=False)[0][:, :, 0]

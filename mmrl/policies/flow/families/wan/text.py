@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.flow.sigmas import Spacing, spacing_of
-from mmrl.policies.flow.families.base import Condition, FlowFamily, Index, token_count
+from mmrl.policies.flow.families.base import Condition, Index, token_count
+from mmrl.policies.flow.families.clips import ClipFamily
 from mmrl.policies.flow.families.facts import EULER
 from mmrl.policies.flow.families.wan.experts import Experts
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -18,7 +19,7 @@ FEED_FORWARD = ("ffn.net.0.proj", "ffn.net.2")
 
 
 @dataclass(frozen=True)
-class Wan(FlowFamily):
+class Wan(ClipFamily):
     """arXiv:2503.20314. Guidance 5 against the empty prompt. Latents are (n, c, f, h, w), f = (frames - 1) / 4 + 1.
 
     Wan 2.2 A14B has two networks, each with an adapter: one draws while the time is above `boundary_ratio`, the other one from
@@ -31,21 +32,9 @@ class Wan(FlowFamily):
     lora_targets = ATTENTION + FEED_FORWARD
     networks = ("transformer", "transformer_2")
     schedulers = frozenset({EULER, "UniPCMultistepScheduler"})
-    draws_clips = True
-    packed = False
     tasks = ("text to video", "text to image", "clips from a first frame (2.2 5B)")
     licence = "Apache-2.0"
     licence_read = "makers"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        frames, per_latent = self.settings.frames, self.frames_per_latent
-        if (frames - 1) % per_latent:
-            below = (frames - 1) // per_latent * per_latent + 1
-            raise ValueError(
-                f"policy.frames is {frames}, but this model draws {per_latent}k + 1 frames: set it to {below} or "
-                f"{below + per_latent}"
-            )
 
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
@@ -85,7 +74,6 @@ class Wan(FlowFamily):
 
     @property
     def frames_per_latent(self) -> int:
-        """Frames per latent, but for the first latent, which is one frame."""
         return int(self.pipeline.vae.config.scale_factor_temporal)
 
     @property
@@ -98,13 +86,8 @@ class Wan(FlowFamily):
         return self.settings.fps or 16.0
 
     @property
-    def latent_shape(self) -> tuple[int, ...]:
-        latents = (self.settings.frames - 1) // self.frames_per_latent + 1
-        return (int(self.pipeline.vae.config.z_dim), latents, self.height // self.scale, self.width // self.scale)
-
-    @property
-    def image_tokens(self) -> int:
-        return self.latent_shape[1] * super().image_tokens
+    def channels(self) -> int:
+        return int(self.pipeline.vae.config.z_dim)
 
     @property
     def default_guidance(self) -> float:

@@ -1,0 +1,42 @@
+"""What families of clips have in common: latents with a dimension of time, whose first one is a single frame."""
+
+from dataclasses import dataclass
+
+from mmrl.policies.flow.families.base import FlowFamily
+
+
+@dataclass(frozen=True)
+class ClipFamily(FlowFamily):
+    """Latents are (n, c, f, h, w), f = (frames - 1) / frames_per_latent + 1. Raises ValueError for other numbers of frames."""
+
+    draws_clips = True
+    packed = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        frames, per_latent = self.settings.frames, self.frames_per_latent
+        if (frames - 1) % per_latent:
+            below = (frames - 1) // per_latent * per_latent + 1
+            raise ValueError(
+                f"policy.frames is {frames}, but this model draws {per_latent}k + 1 frames: set it to {below} or "
+                f"{below + per_latent}"
+            )
+
+    @property
+    def frames_per_latent(self) -> int:
+        """Frames per latent, but for the first latent, which is one frame."""
+        raise NotImplementedError
+
+    @property
+    def channels(self) -> int:
+        """Of the autoencoder's latents."""
+        raise NotImplementedError
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        latents = (self.settings.frames - 1) // self.frames_per_latent + 1
+        return (self.channels, latents, self.height // self.scale, self.width // self.scale)
+
+    @property
+    def image_tokens(self) -> int:
+        return self.latent_shape[1] * super().image_tokens

@@ -1,0 +1,106 @@
+"""HunyuanVideo 1.5: Qwen2.5-VL reads the prompt, ByT5 the words in quotes, and channels of a first frame stay empty."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from mmrl.policies.flow.families.base import ATTENTION, Condition, side_by_side
+from mmrl.policies.flow.families.clips import ClipFamily
+
+FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
+
+
+@dataclass(frozen=True)
+class HunyuanVideo15(ClipFamily):
+    """arXiv:2511.18870. Guidance 6, as its published guider has it, against the empty prompt.
+
+    Its pipeline loads no adapters: its transformer does, by load_lora_adapter. Not supported: models that are told the next time
+    too (use_meanflow), super-resolution, a first frame.
+    """
+
+    tasks = ("text to video",)
+    licence = "Tencent Hunyuan Community"
+    usual_guidance = 6.0
+    usual_prompt_tokens = 1000
+    lora_targets = ATTENTION + FEED_FORWARD
+    dead_ends = ("attn.to_add_out", "ff_context")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.config.use_meanflow:
+            raise ValueError(
+                f"policy.model {self.settings.model!r} is a HunyuanVideo 1.5 that is told the next time too (use_meanflow), which "
+                "is not known here: take one without"
+            )
+
+    @property
+    def scale(self) -> int:
+        return int(self.pipeline.vae.config.spatial_compression_ratio)
+
+    @property
+    def frames_per_latent(self) -> int:
+        return int(self.pipeline.vae.config.temporal_compression_ratio)
+
+    @property
+    def channels(self) -> int:
+        return int(self.pipeline.vae.config.latent_channels)
+
+    @property
+    def patch(self) -> int:
+        return int(self.config.patch_size)
+
+    @property
+    def fps(self) -> float:
+        """24, as its makers save clips."""
+        return self.settings.fps or 24.0
+
+    def encode(self, text: str, device: torch.device) -> Condition:
+        """The tokens of both readers without padding: the transformer gives them no places."""
+        # No argument says how long.
+        self.pipeline.tokenizer_max_length = self.prompt_tokens
+        embeds, mask, quoted, quoted_mask = self.pipeline.encode_prompt(text, device=device)
+        return {"embeds": embeds[0][mask[0].bool()].cpu(), "quoted": quoted[0][quoted_mask[0].bool()].cpu()}
+
+    def blank_condition(self, dtype: torch.dtype) -> Condition:
+        embeds = torch.zeros(max(1, self.prompt_tokens), self.config.text_embed_dim, dtype=dtype)
+        return {"embeds": embeds, "quoted": torch.zeros(0, self.config.text_embed_2_dim, dtype=dtype)}
+
+    def count_tokens(self, text: str) -> tuple[int, int]:
+        """With the end of the template behind the prompt."""
+        pipeline = self.pipeline
+        turns = [{"role": "system", "content": pipeline.system_message}, {"role": "user", "content": text or " "}]
+        ids = pipeline.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=True).input_ids
+        return len(ids) - pipeline.prompt_template_encode_start_idx, self.prompt_tokens
+
+    def collate(self, conditions: Sequence[Condition], full: bool) -> dict[str, Tensor]:
+        """Padded at their ends, with masks that are True at tokens."""
+        found: dict[str, Tensor] = {}
+        for name, most in (("embeds", self.prompt_tokens), ("quoted", self.pipeline.tokenizer_2_max_length)):
+            padded, mask = side_by_side([one[name] for one in conditions], most if full else None)
+            found |= {name: padded, f"{name}_mask": mask}
+        return found
+
+    def velocity(
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+    ) -> Tensor:
+        return transformer(
+            hidden_states=torch.cat([x, torch.zeros_like(x), torch.zeros_like(x[:, :1])], 1),
+            timestep=timesteps,
+            encoder_hidden_states=prompts["embeds"],
+            encoder_attention_mask=prompts["embeds_mask"],
+            encoder_hidden_states_2=prompts["quoted"],
+            encoder_attention_mask_2=prompts["quoted_mask"],
+            image_embeds=x.new_zeros(len(x), 1, self.config.image_embed_dim),
+            return_dict=False,
+        )[0]
+
+    def normalize(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n c f h w"]:
+        return latents * self.pipeline.vae.config.scaling_factor
+
+    def decode(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n 3 frames y x"]:
+        """One by one: the attention of its autoencoder takes a single clip."""
+        vae = self.pipeline.vae
+        return torch.cat([vae.decode(one[None] / vae.config.scaling_factor, return_dict=False)[0] for one in latents])
