@@ -77,14 +77,18 @@ def write(lines: list[dict[str, Any]], file: Path = FILE) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("methods", nargs="*", help="names of methods (default: all)")
+    parser.add_argument("--tasks", nargs="*", help="names of tasks (default: all)")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--dry", action="store_true", help="print only")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("mmrl").setLevel(logging.CRITICAL)
     rows = [row for row in ROWS if not chosen.methods or row.method in chosen.methods]
+    rows = [row for row in rows if not chosen.tasks or row.task.name in chosen.tasks]
     if not rows:
-        sys.exit(f"no row is about {chosen.methods}: choose of {', '.join(dict.fromkeys(row.method for row in ROWS))}")
+        sys.exit(
+            f"no row is about {chosen.methods or 'these tasks'}: choose of {', '.join(dict.fromkeys(row.method for row in ROWS))}"
+        )
     made_by = "" if chosen.dry else commit()
     print("| method | task | with it | twin | verdict | CPU s |\n|---|---|---|---|---|---|")
     for row in rows:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group, Reading, Request, Trace
 from mmrl.flow.path import add_noise, velocity_of
-from mmrl.flow.plan import RolloutPlan, StepPlan
+from mmrl.flow.plan import evaluation_plan
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
@@ -77,10 +76,19 @@ class CountedFlow(flow_fakes.FakeFlowPolicy):
 class TaughtFlow(CountedFlow):
     """One that has learned to draw points of the unit circle, whatever the caption, and so knows noise from data."""
 
+    pull: float = 0.0
+
     def __post_init__(self) -> None:
         self.nets = {name: circle_net().requires_grad_(name == "policy") for name in ("policy", "ref", "ema")}
-        self.nets["policy"].load_state_dict(circle_weights())
+        self.nets["policy"].load_state_dict(circle_weights(self.pull))
         self.copy_to_shadows()
+
+
+@dataclass
+class TaughtCaptions(TaughtFlow):
+    """One whose points lie on the caption's side a little more often than elsewhere, which guidance makes much of."""
+
+    pull: float = 1.0
 
 
 def circle_net() -> nn.Module:
@@ -88,15 +96,23 @@ def circle_net() -> nn.Module:
 
 
 @cache
-def circle_weights() -> dict[str, Tensor]:
-    """Flow matching on points of the unit circle, a second of it."""
+def circle_weights(pull: float = 0.0) -> dict[str, Tensor]:
+    """Flow matching on points of the unit circle, a second of it.
+
+    Args:
+        pull: how far data are drawn to the caption's side before they are put on the circle; a fifth of them has no caption then.
+    """
     torch.manual_seed(0)
-    net, count = circle_net(), 1500
+    net, count, sides = circle_net(), 1500, torch.tensor(flow_fakes.TARGETS)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, count)
     for _ in range(count):
         angle, noise, t = torch.rand(256) * 2 * math.pi, torch.randn(256, 2), torch.rand(256)
-        data, captions = torch.stack([angle.cos(), angle.sin()], -1), torch.eye(3)[torch.randint(3, (256,))]
+        data, named = torch.stack([angle.cos(), angle.sin()], -1), torch.randint(3, (256,))
+        captions = torch.eye(3)[named]
+        if pull:
+            data = nn.functional.normalize(data + pull * nn.functional.normalize(sides[named], dim=-1), dim=-1)
+            captions = captions * (torch.rand(256, 1) > 0.2)
         x = torch.cat([add_noise(data, noise, t), t[:, None], captions], -1)
         loss = (net(x) - velocity_of(data, noise)).square().mean()
         optimizer.zero_grad()
@@ -106,12 +122,25 @@ def circle_weights() -> dict[str, Tensor]:
     return net.state_dict()
 
 
+def points_of(group: Group) -> Tensor:
+    return torch.stack([sample.image for sample in group.samples])
+
+
+def sideways(group: Group) -> list[float]:
+    """Cosine between the point and the caption's."""
+    return torch.cosine_similarity(points_of(group), torch.tensor(group.prompt.answer)[None], dim=-1).tolist()
+
+
 def on_its_side(group: Group) -> list[float]:
     """Cosine between the point and the caption's, minus twice its distance from the unit circle."""
-    points = torch.stack([sample.image for sample in group.samples])
-    radius = points.norm(dim=-1)
-    cosines = torch.cosine_similarity(points, torch.tensor(group.prompt.answer)[None], dim=-1)
-    return (cosines - 2 * (radius - 1).abs()).tolist()
+    off = (points_of(group).norm(dim=-1) - 1).abs().tolist()
+    return [cosine - 2 * one for cosine, one in zip(sideways(group), off, strict=True)]
+
+
+def outward(group: Group) -> list[float]:
+    """Cosine between the point and the caption's, plus its distance from the middle up to 2, which is a fault to find."""
+    far = points_of(group).norm(dim=-1).clamp(max=2).tolist()
+    return [cosine + one for cosine, one in zip(sideways(group), far, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -134,6 +163,11 @@ class PointTask(Task[Algorithm]):
         return max((self.run_at(lr, algorithm, seed, make_sampler) for lr in self.rates), key=lambda ended: ended.figure)
 
     def run_at(self, lr: float, algorithm: Algorithm, seed: int, make_sampler: MakeSampler | None) -> Ended:
+        policy = self.trained(lr, algorithm, seed, make_sampler)
+        return Ended(self.figure(self.fresh(policy, seed)), weights_of(policy))
+
+    def trained(self, lr: float, algorithm: Algorithm, seed: int, make_sampler: MakeSampler | None = None) -> CountedFlow:
+        """The policy when the cost is reached."""
         policy, prompts = self.policy(ema_decay=RampDecay(slope=0.01, most=0.5), seed=seed), flow_fakes.prompts()
         settings = TrainSettings(
             steps=10_000,
@@ -146,6 +180,31 @@ class PointTask(Task[Algorithm]):
         trainer = Trainer(policy, algorithm, (make_sampler or Shuffled)(prompts, seed), rewards, settings)
         while policy.cost < self.cost:
             trainer.step()
-        requests = [Request(prompt, FRESH, i, seed=10_000 * (seed + 1) + i) for i, prompt in enumerate(prompts)]
-        groups: Any = policy.rollout(requests, RolloutPlan((StepPlan(),) * self.num_steps)).groups
-        return Ended(self.figure(groups), weights_of(policy))
+        return policy
+
+    def fresh(self, policy: CountedFlow, seed: int, base_from: float | None = None) -> Sequence[Group]:
+        """FRESH samples of every prompt, which trained nothing; the base finishes them after a share of the steps, if given."""
+        requests = [Request(prompt, FRESH, i, seed=10_000 * (seed + 1) + i) for i, prompt in enumerate(flow_fakes.prompts())]
+        return policy.rollout(requests, evaluation_plan(self.num_steps, base_from=base_from)).groups
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An algorithm, and after which share of the steps the weights from before training finish what is measured."""
+
+    algorithm: Algorithm
+    base_from: float | None = None
+
+
+@dataclass(frozen=True)
+class FinishedTask(Task[Finished]):
+    """Points of one run, finished in one way or another."""
+
+    points: PointTask
+    lr: float = 3e-3
+
+    def run(self, algorithm: Finished, seed: int, make_sampler: MakeSampler | None = None) -> Ended:
+        """Train until the cost is reached, and measure; what is compared of two runs is what they draw."""
+        groups = self.points.fresh(self.points.trained(self.lr, algorithm.algorithm, seed), seed, algorithm.base_from)
+        drawn = torch.cat([points_of(group).flatten() for group in groups])
+        return Ended(self.points.figure(groups), drawn, (mean([mean(sideways(group)) for group in groups]),))

@@ -10,6 +10,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.ema_decay import RampDecay
 from mmrl.algorithms.objectives.flow import DivergenceMask
 from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference, GroupPreference
+from mmrl.app.modality.flow_checks import USUAL_ELEMENTS
 from mmrl.flow.schedules import Branching, Forward, Full, OneStep, RandomSubset, Tree, Window
 from mmrl.training.trainer import Trainer
 from tests.support.flow_fakes import FakeFlowPolicy
@@ -18,6 +19,8 @@ from tests.support.trainers import make_trainer, rises
 
 CLIP = 2e-2
 """Latents of two elements need a wide clip: the log-ratio spreads as 1 / sqrt(elements)."""
+SPREAD = (USUAL_ELEMENTS / 2) ** 0.5
+"""How much more means over two elements spread than those that published coefficients are for; differences of errors, too."""
 
 
 def widened(term: Any) -> Any:
@@ -25,9 +28,9 @@ def widened(term: Any) -> Any:
     if isinstance(term, DivergenceMask):
         return replace(term, threshold=1e-3)
     if isinstance(term, GroupPreference):
-        return replace(term, beta=10.0, clip=0.5)
+        return replace(term, beta=term.beta / SPREAD, clip=(term.clip or 0.0) * SPREAD)
     if isinstance(term, DenoisingPreference):
-        return replace(term, beta=10.0)
+        return replace(term, beta=term.beta / SPREAD)
     return replace(term, low=CLIP, high=CLIP) if hasattr(term, "low") else term
 
 

@@ -78,7 +78,8 @@ class FakeFlowPolicy:
         model = requests[0].model
 
         def velocity(x: Tensor, step: int, of: Tensor) -> Tensor:
-            return self.velocity(model, x, sigmas[step].expand(len(x)), c[of])
+            at_base = plan.base_from is not None and step >= plan.base_from
+            return self.velocity("ref" if at_base else model, x, sigmas[step].expand(len(x)), c[of])
 
         found = integrate(plan, sigmas, layout, velocity, noise)
         groups, group_ids, sample_ids = grouped(requests, found.samples)

@@ -44,6 +44,7 @@ dgpo = replace(
 
 DGPO, Reinforcing Diffusion Models by Direct Group Preference Optimization, arXiv:2510.08425.
 One update per step; it has no ratio of densities. beta is the brake: 10 for PickScore, with 0.001 of KL; groups of 24 are better.
+Both are for latents of 10^4 to 10^5 elements: errors are means over them, so with a few hundred take beta 5 and a clip of 0.2.
 Samples and policy are without guidance (policy.guidance = 1) and the reference of the KL has 4.5, the code's second mode.
 The averaged copy samples from the start, where the code lets it after 200 to 500 updates. objective.0.ref = "ema" is TDM-R1's
 dynamic reference (beta 2000, clip 1e-5). Not implemented: the first mode, whose rollouts are guided while training is not.
@@ -76,9 +77,10 @@ flow_dpo = replace(
 
 Diffusion Model Alignment Using Direct Preference Optimization, arXiv:2311.12908, on samples of the policy as Flow-GRPO's authors
 compare it (arXiv:2505.05470, code ac4c86e: beta 100, 24 samples of 40 steps without noise, one pair per group).
-Flow-Factory has beta 2000. A group of equal rewards has no pair and is left out; the codes pair a sample with itself, or the
-first two. Samples are drawn with policy.guidance and compared without (objective.0.guidance). One update per step; it has no
-ratio. The reference is that of the run's beginning. Nothing is left out. Pairs of your own are a stage, `kind = "dpo"`.
+Flow-Factory has beta 2000; latents of a few hundred elements take a tenth. A group of equal rewards has no pair and is left out;
+the codes pair a sample with itself, or the first two. Samples are drawn with policy.guidance and compared without
+(objective.0.guidance). One update per step; it has no ratio. The reference is that of the run's beginning. Nothing is left out.
+Pairs of your own are a stage, `kind = "dpo"`.
 """
 
 sol_rl = replace(

@@ -108,6 +108,8 @@ def test_methods_for_generators_are_cut_to_the_small_model(name: str):
     if (forward := made.schedule.at(0).forward) is not None and forward.kind == "rollout":
         assert forward.count < made.schedule.at(0).num_steps
     assert all(getattr(term, "low", 1e-2) == 1e-2 for _, term in made.objective)
+    betas = {"dgpo": 100 / 16, "flow_dpo": 100 / 16}
+    assert name not in betas or getattr(made.objective[0][1], "beta", 0.0) == betas[name]
     assert all(reading.guidance in (None, 1) for reading in made.all_reads)
 
 

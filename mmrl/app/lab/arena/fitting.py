@@ -5,6 +5,7 @@ from typing import Any
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.flow import DivergenceMask, FlowKL, RewardGradient
+from mmrl.algorithms.objectives.groups_of_errors import DenoisingPreference, GroupPreference
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.flow.schedules import Branching, Forward, Full, OneStep, Tree, Window
 from mmrl.flow.times import TimeSampler
@@ -13,14 +14,17 @@ CLIP = 1e-2
 """Log-ratios are means over a latent's elements: the presets' ranges suit 10^4 to 10^5 of them, the small model has 256."""
 DIVERGENCE = 1e-3
 """What a divergence mask takes for CLIP."""
+SPREAD = 16.0
+"""How much more means over 256 elements spread than over 65536, those of errors too: preferences take beta that much smaller."""
 MOST_STEPS = 8
 
 
 def fit_to_small_pictures(table: Table, algorithm: Algorithm) -> None:
     """Set clip ranges and the number of denoising steps where the method's own file does not.
 
-    All methods get the same range; schedules keep their kind, with at most MOST_STEPS steps and the model's own spacing. Weights
-    to stay near are read without guidance, as the small model was taught, and rewards with a gradient have their own top, 1.
+    All methods get the same range, and preferences coefficients to match; schedules keep their kind, with at most MOST_STEPS
+    steps and the model's own spacing. Weights to stay near are read without guidance, as the small model was taught, and rewards
+    with a gradient have their own top, 1.
     """
     for path, value in [*of_terms(algorithm), *of_schedule(algorithm)]:
         if table.origin(path) is None or path[:2] == ("algorithm", "preset"):
@@ -35,6 +39,10 @@ def of_terms(algorithm: Algorithm) -> Iterator[tuple[KeyPath, object]]:
         match term:
             case DivergenceMask():
                 yield ("algorithm", "objective", str(i), "threshold"), DIVERGENCE
+            case GroupPreference() | DenoisingPreference():
+                yield ("algorithm", "objective", str(i), "beta"), term.beta / SPREAD
+                if isinstance(term, GroupPreference) and term.clip is not None:
+                    yield ("algorithm", "objective", str(i), "clip"), term.clip * SPREAD
             case FlowKL(guidance=float()):
                 yield ("algorithm", "objective", str(i), "guidance"), 1.0
             case RewardGradient(top=float()):
