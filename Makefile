@@ -52,9 +52,10 @@ evidence: $(STAMP)
 	$(BIN)/python benchmarks/demo_evidence.py edit --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2v --no-cache
 
-# 50 kills of a run of each kind, resumed each time and compared with an undisturbed one
+# 50 kills of a run of each kind, resumed each time and compared with an undisturbed one, and 20 of what stands beside it
 soak: $(STAMP)
 	$(BIN)/python tests/reliability/soak.py --kills 50
+	$(BIN)/python -m tests.reliability.kill_helpers
 
 # Everything hostile that was thought of, against the real program; writes docs/attacks.md
 attack: $(STAMP)

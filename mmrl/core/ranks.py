@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -54,11 +53,9 @@ class Ranks:
     `Ranks(accelerator)` is many, `Ranks()` one, which waits for none. If one process makes a call, all of them must.
     """
 
-    def __init__(self, accelerator: Accelerator | None = None, engine: Engine | None = None) -> None:
-        """`engine` owns the update where a library does."""
-        self.accelerator, self.engine = accelerator, engine
-        self._group: Any = None
-        """The process group of `gather`; None: that of training."""
+    def __init__(self, accelerator: Accelerator | None = None, engine: Engine | None = None, group: Any = None) -> None:
+        """`engine` owns the update where a library does; `gather` goes through `group` in place of training's own."""
+        self.accelerator, self.engine, self._group = accelerator, engine, group
         self.world: int = accelerator.num_processes if accelerator is not None else 1
         self.rank: int = accelerator.process_index if accelerator is not None else 0
 
@@ -81,11 +78,7 @@ class Ranks:
 
     def apart(self) -> "Ranks":
         """The same processes, who gather in a group of their own: for a thread beside the one that trains."""
-        if self.world == 1:
-            return self
-        other = copy(self)
-        other._group = torch.distributed.new_group(backend="gloo")
-        return other
+        return self if self.world == 1 else Ranks(self.accelerator, self.engine, torch.distributed.new_group(backend="gloo"))
 
     def sum(self, values: Sequence[float | int]) -> list[float]:
         """Elementwise over ranks."""

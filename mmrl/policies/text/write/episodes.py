@@ -165,7 +165,7 @@ class Player:
             while ready or pending:
                 known = [one for one in ready if one.branch is not None]
                 unknown = [one for one in ready if one.branch is None]
-                for chunk, version in self.written(known, chunks_of(unknown, self.host.config.rollout_rows)):
+                for chunk, version in self.write(known, chunks_of(unknown, self.host.config.rollout_rows)):
                     versions += version
                     pending |= {self.worlds.step(one.world, one.row.turns[-1]): one for one in chunk if one.row.ended is None}
                 ready = self.wait_for(pending)
@@ -175,7 +175,7 @@ class Player:
                     self.worlds.close(episode.world)
         return versions
 
-    def written(self, known: Chunk, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, list[int]]]:
+    def write(self, known: Chunk, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, list[int]]]:
         """Take over the next turn of those that are known, and write that of others, each chunk when it is asked for.
 
         With every chunk come the versions of the weights that wrote it.
@@ -189,7 +189,7 @@ class Player:
             yield chunk, [completions.weights_version]
 
     def part(self, episodes: Chunk) -> Part:
-        """What the generator is asked for: the next turn of each."""
+        """The question to the generator for the next turn of each."""
         rows = [one.shown for one in episodes]
         unique = {id(one): one for one in rows}
         place = {key: i for i, key in enumerate(unique)}
