@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mmrl.app.config.run import Resolved
 from mmrl.app.fit.plan import Estimates, Plan
 from mmrl.app.modality.registry import PolicyConfig
-from mmrl.app.planning.choices import Choice, Facts, with_choices
+from mmrl.app.planning.choices import Choice, Facts, has_server_beside, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import Memory, size_text
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -90,8 +90,7 @@ def rewards_elsewhere(made: Plan) -> Iterator[Remedy]:
 def fewer_bits(estimates: Estimates, resolved: Resolved, made: Plan, device: Device, facts: Facts) -> Iterator[Remedy]:
     """Weights in 4 bits, where a config said that they rest otherwise."""
     policy = resolved.config.policy
-    served = isinstance(policy, TextPolicyConfig) and policy.engine is not None
-    if device.is_card and facts.parts and rests_whole(policy) and policy.lora is not None and not served:
+    if device.is_card and facts.parts and rests_whole(policy) and policy.lora is not None and not has_server_beside(policy):
         small = with_choices(resolved, [Choice("policy.weights", "nf4", "")])
         yield Remedy(made.memory.peak - estimates.of(small).memory.peak, "weights in 4 bits: policy.weights=nf4")
 

@@ -75,6 +75,11 @@ class EngineConfig:
         """Does mmrl start the server?"""
         return not self.url
 
+    @property
+    def shares_card(self) -> bool:
+        """Does the server lie on the trainer's card?"""
+        return self.is_own and not self.devices
+
 
 def check_url(url: str) -> None:
     """Raise ValueError unless this is the address of a server, without a path, a query or a password."""

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -27,7 +28,7 @@ def served_model(config: TextPolicyConfig) -> str:
     model_config = load_config(config)
     refuse_other_codes(model_config, config)
     with torch.device("meta"):
-        model = model_class(model_config).from_config(model_config, trust_remote_code=config.trust_remote_code)
+        model: Any = model_class(model_config).from_config(model_config, trust_remote_code=config.trust_remote_code)
     with readable(place, config.model):
         files = files_by(partial(file_of, config.model), "model", config.variant)
     layers = layers_to_quantize(model, family_of(model_config), config.quantized.parts)
