@@ -17,6 +17,7 @@ from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import size_text
 from mmrl.core.hooks import TermHooks, with_hooks
+from mmrl.core.samples import IMAGE, kind_of
 from mmrl.core.types import Prompt
 from mmrl.data.files.pictures import picture_size
 from mmrl.policies.codes.janus import family_of as codes_of
@@ -144,7 +145,7 @@ def has_server_beside(policy: PolicyConfig) -> bool:
 
 def area_of(prompt: Prompt) -> int:
     """Pixels of the largest picture of a prompt, 0 where it has none."""
-    sizes = [picture_size(medium) for medium in prompt.media if not hasattr(medium, "fps")]
+    sizes = [picture_size(medium) for medium in prompt.media if kind_of(medium) is IMAGE]
     return max((width * height for width, height in sizes), default=0)
 
 
