@@ -13,7 +13,7 @@ from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
 from mmrl.tiny import keep, teaching
-from mmrl.tiny.flow import clip_generator, editor, generator
+from mmrl.tiny.flow import clip_generator, editor, generator, sound_generator
 from mmrl.tiny.taught import BOXES, SPANS, Pupil
 from mmrl.tiny.text import look_twice
 
@@ -39,6 +39,7 @@ def modules_of(module: ModuleType) -> set[str]:
         (generator, generator.WarmStart(Prints())),
         (clip_generator, clip_generator.WarmStart(Glides())),
         (editor, editor.EditorStart()),
+        (sound_generator, sound_generator.WarmStart()),
         (look_twice, look_twice.WarmStart()),
     ],
 )
