@@ -94,6 +94,11 @@ EVIDENCE = {
         ("evaluation.seed={series}", "evaluation.num_samples={size}"),
         16,
     ),
+    "tones": Evidence(
+        {"energy in the band": "eval/band_energy", "overlap with the quarter": "eval/onset_iou"},
+        ("evaluation.seed={series}", "evaluation.num_samples={size}"),
+        32,
+    ),
     "t2i-text": Evidence(
         {"reward (1 - edit distance / length)": "eval/ocr", "read exactly": "eval/ocr/exact"},
         ("evaluation.seed={series}", "evaluation.num_samples={size}"),

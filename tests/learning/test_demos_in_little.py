@@ -15,7 +15,7 @@ from mmrl.app.commands import demo as demos
 from mmrl.app.config import run as configs
 from mmrl.app.export.export import export
 from mmrl.app.run.folder import RunDir
-from mmrl.data.drawn import digit_text, gliding, shapes
+from mmrl.data.drawn import digit_text, gliding, shapes, tones
 
 READER = [name for name in ("onnxruntime", "rapidocr_onnxruntime", "rapidfuzz", "matplotlib") if find_spec(name) is None]
 
@@ -107,3 +107,12 @@ def test_gliding_shapes(demo: Callable[[str], RunDir], tmp_path: Path):
     assert all((run.samples / sample["video"]["clip"]).is_file() for sample in samples)
     assert "data:video/mp4;base64," in run.report_file.read_text()
     assert "default_0" in pipeline_with_adapter(run, tmp_path).transformer.peft_config
+
+
+@pytest.mark.slow
+def test_tones(demo: Callable[[str], RunDir]):
+    run = demo("tones")
+    samples = held_out(run)
+    assert {sample["text"] for sample in samples} == {tone.caption for tone in tones.HELD_OUT}
+    assert all((run.samples / sample["sound"]["sound"]).is_file() for sample in samples)
+    assert "data:audio/wav;base64," in run.report_file.read_text()

@@ -13,7 +13,7 @@ from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
 from mmrl.tiny import keep, teaching
-from mmrl.tiny.flow import clip_generator, editor, generator
+from mmrl.tiny.flow import clip_generator, editor, generator, sound_generator
 from mmrl.tiny.taught import BOXES, LOOKS, SPANS, Pupil
 
 COMMON = {"mmrl.tiny.keep", "mmrl.tiny.byte_tokens"}
@@ -38,6 +38,7 @@ def modules_of(module: ModuleType) -> set[str]:
         (generator, generator.WarmStart(Prints())),
         (clip_generator, clip_generator.WarmStart(Glides())),
         (editor, editor.EditorStart()),
+        (sound_generator, sound_generator.WarmStart()),
     ],
 )
 def test_all_code_of_a_taught_model_is_in_its_name(module: ModuleType, settings: Any, monkeypatch: pytest.MonkeyPatch):

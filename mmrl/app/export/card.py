@@ -114,10 +114,12 @@ def evaluation_words(config: RunConfig, facts: Facts) -> str:
     if isinstance(sampling, Mapping):
         how = "greedily" if not sampling["temperature"] else f"temperature {sampling['temperature']:g}"
         return f"{how}, at most {sampling['max_new_tokens']} tokens, {drawn}, {seed}"
-    frames = f", {facts['frames']} frames" if facts["frames"] != 1 else ""
+    if "seconds" in facts:
+        size = f"{facts['seconds']:g} s"
+    else:
+        size = f"{facts['width']} x {facts['height']} pixels" + (f", {facts['frames']} frames" if facts["frames"] != 1 else "")
     return (
-        f"{facts['num_steps']} Euler steps, guidance {facts['guidance']:g}, {facts['width']} x {facts['height']} pixels{frames}, "
-        f"{drawn}, {seed}, {evaluation.weights} weights"
+        f"{facts['num_steps']} Euler steps, guidance {facts['guidance']:g}, {size}, {drawn}, {seed}, {evaluation.weights} weights"
     )
 
 

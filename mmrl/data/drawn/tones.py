@@ -72,7 +72,7 @@ def draw(tone: Tone, rng: np.random.Generator, ringing: bool = False) -> Wave:
 class Tones:
     """Sounds and captions to learn from, with the faults of an uncurated collection."""
 
-    confused: float = 0.5
+    confused: float = 0.4
     """Share of captions that belong to another sound."""
     ringing: float = 0.5
     """Share of tones that ring on."""

@@ -1,4 +1,4 @@
-"""`mmrl draw`: a picture or clip of any prompt, by any checkpoint of a run."""
+"""`mmrl draw`: a picture, clip or sound of any prompt, by any checkpoint of a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,17 +6,22 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from mmrl.app.files import replace_bytes
 from mmrl.app.lab.one_prompt.answer import answer, config_of, refuse_missing, refuse_other_out, usual_file
+from mmrl.app.modality.registry import modality_of
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import strip_of
 from mmrl.core.types import Prompt, Sample
 from mmrl.data.files.mp4 import write_mp4
-from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.data.files.wav import wav_bytes
 from mmrl.runtime.disk import room_for
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp")
 CLIPS = (".mp4", ".png")
 """H.264 holds clips of even sides; as a picture a clip is a strip of some frames."""
+SOUNDS = (".wav",)
+KINDS = {"image": (PICTURES, "a picture", ".png"), "video": (CLIPS, "a clip", ".mp4"), "sound": (SOUNDS, "a sound", ".wav")}
+"""Kind of what is drawn -> the files that hold one, its words, and the usual file."""
 
 
 def draw(
@@ -34,15 +39,15 @@ def draw(
     """
     run = RunDir.open(path)
     config = config_of(run, "flow", "token_image")
-    is_clip = isinstance(config.policy, FlowPolicyConfig) and config.policy.frames > 1
-    refuse_other_out(out, CLIPS if is_clip else PICTURES, "a clip" if is_clip else "a picture")
+    suffixes, words, usual = KINDS[modality_of(config.policy).output_of(config.policy)]
+    refuse_other_out(out, suffixes, words)
     refuse_missing(images)
     prompt = Prompt(text, text, tuple(map(str, images)))
     found = answer(run, config, prompt, step, seed)
-    file = out or usual_file(run, prompt, found, ".mp4" if is_clip and is_even(found.sample) else ".png")
+    file = out or usual_file(run, prompt, found, ".png" if usual == ".mp4" and not is_even(found.sample) else usual)
     size = write(found.sample, file)
     facts = {"run": run.path, "step": found.step, "prompt": text, "seed": found.seed, "file": file, **size}
-    return facts | ({"frames": len(found.sample.video), "fps": found.sample.fps} if is_clip else {})
+    return facts | ({"frames": len(found.sample.video), "fps": found.sample.fps} if usual == ".mp4" else {})
 
 
 def is_even(sample: Sample) -> bool:
@@ -50,7 +55,12 @@ def is_even(sample: Sample) -> bool:
 
 
 def write(sample: Sample, file: Path) -> dict[str, int]:
-    """Write a picture or clip; its width and height."""
+    """Write a picture or clip, or a sound; its width and height, or its rate and samples."""
+    if isinstance(sample.sound, np.ndarray):
+        assert sample.rate is not None
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_bytes(file, wav_bytes(sample.sound, sample.rate))
+        return {"rate": sample.rate, "samples": sample.sound.shape[1]}
     if isinstance(sample.video, np.ndarray):
         height, width = sample.video.shape[1:3]
         if file.suffix.lower() == ".mp4":

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mmrl.core.types import Prompt
 from mmrl.flow.sigmas import LogSnr, Spacing
-from mmrl.policies.flow.families.base import Condition, FlowFamily, Index, PipelineCall, token_count
+from mmrl.policies.flow.families.base import Condition, FlowFamily, Index, token_count
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.sizes import Grid, Size
 
@@ -103,10 +103,6 @@ class StableAudio3(FlowFamily):
 
     def spacing(self) -> Spacing:
         return LogSnr()
-
-    def pipeline_call(self, guidance: float) -> PipelineCall | None:
-        """The pipeline has no guidance below 1."""
-        return None if guidance < 1 else PipelineCall({"guidance_scale": guidance, "duration": self.seconds}, sums_alike=True)
 
     def encode(self, text: str, device: torch.device) -> Condition:
         """Its tokens and the length's with their mask, and the length alone."""
