@@ -208,9 +208,13 @@ class FlowModality:
         loading = [f"pipeline = DiffusionPipeline.from_pretrained({words})"]
         if adapter and policy.config.model.endswith(SINGLE):
             loading = file_code(policy, base, given, options)
+        load = 'pipeline.load_lora_weights("THIS_FOLDER")'
+        if not hasattr(pipeline, "load_lora_weights"):
+            network = policy.family.networks[0]
+            load = f'pipeline.{network}.load_lora_adapter("THIS_FOLDER", prefix=None, use_safetensors=True)'
         return (
             *loading,
-            *(['pipeline.load_lora_weights("THIS_FOLDER")'] if adapter else []),
+            *([load] if adapter else []),
             *(f'pipeline.load_lora_weights("THIS_FOLDER/{name}", load_into_{name}=True)' for name in further if adapter),
         )
 

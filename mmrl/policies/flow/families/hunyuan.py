@@ -15,7 +15,7 @@ FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_contex
 
 @dataclass(frozen=True)
 class HunyuanVideo15(ClipFamily):
-    """arXiv:2511.18870. Guidance 6, as its published guider has it, against the empty prompt.
+    """HunyuanVideo 1.5 Technical Report, 2025. Guidance 6, as its published guider has it, against the empty prompt.
 
     Its pipeline loads no adapters: its transformer does, by load_lora_adapter. Not supported: models that are told the next time
     too (use_meanflow), super-resolution, a first frame.
@@ -23,17 +23,18 @@ class HunyuanVideo15(ClipFamily):
 
     tasks = ("text to video",)
     licence = "Tencent Hunyuan Community"
+    licence_read = "makers"
     usual_guidance = 6.0
     usual_prompt_tokens = 1000
     lora_targets = ATTENTION + FEED_FORWARD
-    dead_ends = ("attn.to_add_out", "ff_context")
+    dead_ends = ("attn.add_q_proj", "attn.to_add_out", "ff_context")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.config.use_meanflow:
             raise ValueError(
-                f"policy.model {self.settings.model!r} is a HunyuanVideo 1.5 that is told the next time too (use_meanflow), which "
-                "is not known here: take one without"
+                f"policy.model {self.settings.model!r} is a HunyuanVideo 1.5 that is told the next time too (use_meanflow), "
+                "which is not known here: take one without"
             )
 
     @property
