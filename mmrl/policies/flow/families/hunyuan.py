@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from mmrl.policies.flow.families.base import ATTENTION, Condition, side_by_side
 from mmrl.policies.flow.families.clips import ClipFamily
 
+QUOTED_TOKENS = 256
+"""Bytes of words in quotes that its pipeline reads."""
 FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
 
 
@@ -79,7 +81,7 @@ class HunyuanVideo15(ClipFamily):
     def collate(self, conditions: Sequence[Condition], full: bool) -> dict[str, Tensor]:
         """Padded at their ends, with masks that are True at tokens."""
         found: dict[str, Tensor] = {}
-        for name, most in (("embeds", self.prompt_tokens), ("quoted", self.pipeline.tokenizer_2_max_length)):
+        for name, most in (("embeds", self.prompt_tokens), ("quoted", QUOTED_TOKENS)):
             padded, mask = side_by_side([one[name] for one in conditions], most if full else None)
             found |= {name: padded, f"{name}_mask": mask}
         return found
@@ -94,7 +96,7 @@ class HunyuanVideo15(ClipFamily):
             encoder_attention_mask=prompts["embeds_mask"],
             encoder_hidden_states_2=prompts["quoted"],
             encoder_attention_mask_2=prompts["quoted_mask"],
-            image_embeds=x.new_zeros(len(x), 1, self.config.image_embed_dim),
+            image_embeds=prompts["embeds"].new_zeros(len(x), 1, self.config.image_embed_dim),
             return_dict=False,
         )[0]
 
