@@ -73,8 +73,8 @@ FAMILIES = {
 }
 
 
-WANS = {"Wan2.1": "wan", "Wan2.2-TI2V-5B": "wan_5b", "Wan2.2-T2V-A14B": "wan_a14b"}
-"""Part of a hub name -> the tiny Wan of its kind."""
+WANS = {"Wan2.1": "wan", "Wan2.2-TI2V-5B": "wan_5b", "Wan2.2-T2V-A14B": "wan_a14b", "HunyuanVideo-1.5": "hunyuan15"}
+"""Part of a hub name -> the tiny generator of clips of its kind."""
 
 
 def family(model: str) -> str:
@@ -151,7 +151,7 @@ def test_a_real_picture_config_trains_a_tiny_pipeline_of_its_family(name: str):
 
 
 @pytest.mark.parametrize("name", T2V)
-def test_a_real_clip_config_trains_a_tiny_wan_of_its_kind(name: str):
+def test_a_real_clip_config_trains_a_tiny_model_of_its_kind(name: str):
     """Its algorithm, guidance, LoRA and dtype stay, and whether it draws clips or frames; size, data and rewards are small."""
     resolved = configs.load(name)
     drawn = resolved.config.policy

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,13 @@ def check_form(form: Form, policy: object, is_adapter: bool) -> None:
     if not isinstance(policy, FlowPolicyConfig):
         raise ValueError(f"--form {form} is about image generators; adapters of text models are peft's anyway: leave --form out")
     own, described = own_family(policy), pipeline_of(policy)
-    if form == "kohya" and family_of(load_index(described.model, own), described.model, own).networks != ("unet",):
+    index = load_index(described.model, own)
+    if not hasattr(getattr(import_module("diffusers"), index["_class_name"]), "load_lora_weights"):
+        raise ValueError(
+            f"--form {form} rewrites adapters that a pipeline loads, and {policy.model!r} leaves that to its transformer: leave "
+            "--form out"
+        )
+    if form == "kohya" and family_of(index, described.model, own).networks != ("unet",):
         raise ValueError(
             f"--form kohya writes the names of Stable Diffusion's UNet, which {policy.model!r} lacks: leave --form out, for "
             "ComfyUI and others read the adapters of newer models in the form diffusers"

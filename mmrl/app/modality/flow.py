@@ -210,17 +210,9 @@ class FlowModality:
         loading = [f"pipeline = DiffusionPipeline.from_pretrained({words})"]
         if adapter and policy.config.model.endswith(SINGLE):
             loading = file_code(policy, base, given, options)
-        if adapter and not hasattr(pipeline, "load_lora_weights"):
-            return (
-                *loading,
-                "from diffusers.loaders import PeftAdapterMixin",
-                "network = pipeline.transformer  # diffusers gives adapters to its class only so",
-                "network.__class__ = type(type(network).__name__, (type(network), PeftAdapterMixin), {})",
-                'network.load_lora_adapter("THIS_FOLDER", prefix=None, use_safetensors=True)',
-            )
         return (
             *loading,
-            *(['pipeline.load_lora_weights("THIS_FOLDER")'] if adapter else []),
+            *(adapter_code(pipeline, policy.family.networks[0]) if adapter else []),
             *(f'pipeline.load_lora_weights("THIS_FOLDER/{name}", load_into_{name}=True)' for name in further if adapter),
         )
 
@@ -257,6 +249,21 @@ def sketch_of_model(policy: FlowPolicyConfig) -> "tuple[type[FlowFamily], FlowFa
         refuse_variant(variants, policy.variant, f"policy.model {policy.model!r}")
     kind = family_of(index, described.model, own)
     return kind, sketch_of(kind, index, described)
+
+
+def adapter_code(pipeline: Any, network: str) -> list[str]:
+    """The lines that put an adapter on a pipeline, whose class may not know how; nor may its network's."""
+    if hasattr(pipeline, "load_lora_weights"):
+        return ['pipeline.load_lora_weights("THIS_FOLDER")']
+    load = f'pipeline.{network}.load_lora_adapter("THIS_FOLDER", prefix=None, use_safetensors=True)'
+    if hasattr(getattr(pipeline, network), "load_lora_adapter"):
+        return [load]
+    return [
+        "from diffusers.loaders import PeftAdapterMixin",
+        f"network = pipeline.{network}  # diffusers gives adapters to its class only so",
+        "network.__class__ = type(type(network).__name__, (type(network), PeftAdapterMixin), {})",
+        load,
+    ]
 
 
 def file_code(policy: "FlowPolicy", file: str, given: Sequence[str], options: Sequence[str]) -> list[str]:

@@ -15,6 +15,8 @@ from mmrl.app.commands.reward import score
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.export.export import export
+from mmrl.app.export.forms import check_form
+from mmrl.app.modality.flow import FlowModality
 from mmrl.app.report.page import write_report
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build
@@ -41,9 +43,11 @@ def of_wan(family: str, *words: str) -> list[str]:
     return [f"policy.model=tiny:{family}", "policy.guidance=2.0", *CLIPS, OVER, *words]
 
 
-@pytest.mark.parametrize("family", ["wan", "wan_5b", "wan_a14b"])
-@pytest.mark.parametrize("name", METHODS)
-def test_every_wan_takes_two_steps_of_every_method(make: Make, name: str, family: str):
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [*((name, family) for name in METHODS for family in ("wan", "wan_5b", "wan_a14b")), ("flow_grpo", "hunyuan15")],
+)
+def test_every_family_takes_two_steps_of_every_method(make: Make, name: str, family: str):
     """With guidance and an adapter; the ratio gate (1e-6) passes."""
     job = build(with_preset(make, name, *of_wan(family)))
     before = [weight.detach().clone() for weight in job.policy.parameters()]
@@ -155,6 +159,22 @@ def test_a_plan_counts_tokens_calls_and_the_hosts_bytes(make: Make, family: str,
     assert made.memory.host["decoded samples"] == 16 * 5 * 32 * 32 * 3
     plan.print_memory(made, on_card=True)
     assert "decoded samples (memory of the host)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_plan_goes_through_hunyuan_video(make: Make):
+    """3 latents of 8 x 8 in tokens of one; its network gets channels of a first frame too."""
+    made = plan.draw_up(make(*of_wan("hunyuan15")))
+    rollout = made.usual.counts["rollout"]
+    assert (rollout.rows, rollout.positions) == (128, 128 * 3 * 8 * 8)
+    assert made.memory.phases["update"] > made.memory.phases["rollout"] > 0
+
+
+def test_a_card_loads_an_adapter_by_the_transformer_where_the_pipeline_does_not(make: Make):
+    resolved = make(*of_wan("hunyuan15"))
+    *_, last = FlowModality().snippet(build(resolved).policy, "a/model", adapter=True)  # type: ignore[arg-type]
+    assert last == 'pipeline.transformer.load_lora_adapter("THIS_FOLDER", prefix=None, use_safetensors=True)'
+    with pytest.raises(ValueError, match="leaves that to its transformer: leave --form out"):
+        check_form("peft", resolved.config.policy, is_adapter=True)
 
 
 def test_estimated_bytes_count_both_experts(make: Make):

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from mmrl.policies.flow.families.base import ATTENTION, Condition, side_by_side
 from mmrl.policies.flow.families.clips import ClipFamily
 
+QUOTED_TOKENS = 256
+"""Bytes of words in quotes that its pipeline reads."""
 FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
 
 
 @dataclass(frozen=True)
 class HunyuanVideo15(ClipFamily):
-    """arXiv:2511.18870. Guidance 6, as its published guider has it, against the empty prompt.
+    """HunyuanVideo 1.5 Technical Report, 2025. Guidance 6, as its published guider has it, against the empty prompt.
 
     Its pipeline loads no adapters: its transformer does, by load_lora_adapter. Not supported: models that are told the next time
     too (use_meanflow), super-resolution, a first frame.
@@ -23,17 +25,18 @@ class HunyuanVideo15(ClipFamily):
 
     tasks = ("text to video",)
     licence = "Tencent Hunyuan Community"
+    licence_read = "makers"
     usual_guidance = 6.0
     usual_prompt_tokens = 1000
     lora_targets = ATTENTION + FEED_FORWARD
-    dead_ends = ("attn.to_add_out", "ff_context")
+    dead_ends = ("attn.add_q_proj", "attn.to_add_out", "ff_context")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.config.use_meanflow:
             raise ValueError(
-                f"policy.model {self.settings.model!r} is a HunyuanVideo 1.5 that is told the next time too (use_meanflow), which "
-                "is not known here: take one without"
+                f"policy.model {self.settings.model!r} is a HunyuanVideo 1.5 that is told the next time too (use_meanflow), "
+                "which is not known here: take one without"
             )
 
     @property
@@ -78,7 +81,7 @@ class HunyuanVideo15(ClipFamily):
     def collate(self, conditions: Sequence[Condition], full: bool) -> dict[str, Tensor]:
         """Padded at their ends, with masks that are True at tokens."""
         found: dict[str, Tensor] = {}
-        for name, most in (("embeds", self.prompt_tokens), ("quoted", self.pipeline.tokenizer_2_max_length)):
+        for name, most in (("embeds", self.prompt_tokens), ("quoted", QUOTED_TOKENS)):
             padded, mask = side_by_side([one[name] for one in conditions], most if full else None)
             found |= {name: padded, f"{name}_mask": mask}
         return found
@@ -93,7 +96,7 @@ class HunyuanVideo15(ClipFamily):
             encoder_attention_mask=prompts["embeds_mask"],
             encoder_hidden_states_2=prompts["quoted"],
             encoder_attention_mask_2=prompts["quoted_mask"],
-            image_embeds=x.new_zeros(len(x), 1, self.config.image_embed_dim),
+            image_embeds=prompts["embeds"].new_zeros(len(x), 1, self.config.image_embed_dim),
             return_dict=False,
         )[0]
 

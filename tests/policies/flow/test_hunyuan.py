@@ -1,0 +1,113 @@
+"""HunyuanVideo 1.5: clips equal to its pipeline's, with an adapter that its transformer loads, and what cannot be drawn."""
+
+import json
+import shutil
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Prompt, Request
+from mmrl.flow.layout import generator_of
+from mmrl.flow.plan import evaluation_plan
+from mmrl.flow.schedules import Full
+from mmrl.policies.flow import loading
+from mmrl.policies.flow.families.hunyuan import HunyuanVideo15
+from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+from tests.support.flow_policies import LORA, latents, logprobs, stir
+
+SIDE, FRAMES, TOKENS, STEPS = 16, 5, 40, 4
+VELOCITY = HunyuanVideo15.velocity
+
+
+def asked(count: int = 1) -> list[Request]:
+    """Words in quotes are read by ByT5 too; the prompts have other lengths."""
+    texts = {"sign": 'a red sign that says "hi"', "dogs": "two dogs"}
+    return [Request(Prompt(id, text), count, i, seed=7 + i) for i, (id, text) in enumerate(texts.items())]
+
+
+def make(folder: str, **settings: Any) -> FlowPolicy:
+    """With adapters that do something."""
+    given = {"height": SIDE, "width": SIDE, "frames": FRAMES, "max_prompt_tokens": TOKENS, "lora": LORA, "guidance": 3.0}
+    torch.manual_seed(0)
+    policy = FlowPolicy(FlowPolicyConfig(folder, **(given | settings)), ["ref"])
+    stir(policy)
+    return policy
+
+
+def by_the_pipeline(pipeline: Any, output: str) -> list[Any]:
+    """What the pipeline's own call gives for the same noise, prompt by prompt; its guider holds guidance 3."""
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.tokenizer_max_length = TOKENS
+    told = {"height": SIDE, "width": SIDE, "num_frames": FRAMES, "num_inference_steps": STEPS, "output_type": output}
+    return [pipeline(one.prompt.text, generator=generator_of(one.seed, 0, 0), **told).frames[0] for one in asked()]
+
+
+def gap(policy: FlowPolicy, pipeline: Any) -> float:
+    theirs = torch.stack(by_the_pipeline(pipeline, "latent"))
+    return float((latents(policy, asked(), evaluation_plan(STEPS)) - theirs).abs().max())
+
+
+def test_it_is_its_pipeline_with_an_adapter_saved_and_loaded(tiny: Any, tmp_path: Path):
+    policy = make(tiny("hunyuan15"))
+    policy.save(tmp_path)
+    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tiny("hunyuan15"))
+    assert gap(policy, pipeline) > 1e-3, "the adapter changes the clip"
+    pipeline.transformer.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True)
+    assert gap(policy, pipeline) < 1e-5
+    samples = [sample for _, sample in policy.rollout(asked(), evaluation_plan(STEPS)).samples()]
+    for sample, theirs in zip(samples, by_the_pipeline(pipeline, "np"), strict=True):
+        ours: Any = sample.video
+        assert ours.shape == (FRAMES, SIDE, SIDE, 3) and sample.fps == 24
+        assert np.abs(ours.astype(int) - np.round(np.asarray(theirs) * 255).astype(int)).max() <= 1
+
+
+def test_log_probabilities_are_read_again_and_every_adapter_gets_a_gradient(tiny: Any):
+    policy = make(tiny("hunyuan15"))
+    rollouts = policy.rollout(asked(3), Full(num_steps=3, level=0.7).at(0))
+    policy.audit(rollouts)
+    again = logprobs(policy, rollouts)
+    assert float((again.detach() - rollouts.recorded[ROLLOUT_LOGPROBS]).abs()[rollouts.action_mask].max()) < 1e-6
+    again.sum().backward()
+    assert [key for key, own in policy.weights.named.items() if own.grad is None or not bool(own.grad.abs().sum())] == []
+
+
+def unquoted(self: HunyuanVideo15, net: Any, x: Any, times: Any, prompts: Any, guidance: float) -> torch.Tensor:
+    """Without the words in quotes."""
+    return VELOCITY(self, net, x, times, {**prompts, "quoted_mask": torch.zeros_like(prompts["quoted_mask"])}, guidance)
+
+
+def with_padding(self: HunyuanVideo15, net: Any, x: Any, times: Any, prompts: Any, guidance: float) -> torch.Tensor:
+    """Seeing what pads a shorter prompt."""
+    return VELOCITY(self, net, x, times, {**prompts, "embeds_mask": torch.ones_like(prompts["embeds_mask"])}, guidance)
+
+
+@pytest.mark.parametrize("wrong", [unquoted, with_padding])
+def test_a_fact_that_is_broken_is_noticed(tiny: Any, wrong: Any, monkeypatch: pytest.MonkeyPatch):
+    policy = make(tiny("hunyuan15"))
+    right = latents(policy, asked(), evaluation_plan(2))
+    monkeypatch.setattr(HunyuanVideo15, "velocity", wrong)
+    assert float((latents(policy, asked(), evaluation_plan(2)) - right).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "meanflow", "message"),
+    [
+        ({"frames": 6}, False, r"policy.frames is 6, but this model draws 2k \+ 1 frames: set it to 5 or 7"),
+        ({"width": 18}, False, "multiples of 4 pixels"),
+        ({}, True, r"told the next time too \(use_meanflow\), which is not known here"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_before_weights_load(
+    tiny: Any, tmp_path: Path, settings: dict[str, Any], meanflow: bool, message: str, monkeypatch: pytest.MonkeyPatch
+):
+    folder = shutil.copytree(tiny("hunyuan15"), tmp_path / "model")
+    file = folder / "transformer/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_meanflow": meanflow}))
+    monkeypatch.setattr(loading, "load_pipeline", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(ValueError, match=message):
+        make(str(folder), **settings)
