@@ -5,19 +5,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import Penalty, ProportionalToAdvantage, actions_only, log_ratio, ratio_metrics
+from mmrl.algorithms.objectives.terms import (
+    Penalty,
+    ProportionalToAdvantage,
+    actions_only,
+    log_ratio,
+    mean_square,
+    ratio_metrics,
+)
 from mmrl.core.ranges import NonNegative, Number, Positive, Share, check_ranges
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, PIXELS, SAMPLED_MEAN, STD, VELOCITY
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
 from mmrl.runtime.tensors import masked_mean
-
-
-def mean_square(a: Float[Tensor, "n t ..."], b: Float[Tensor, "n t ..."], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
-    """Mean over a latent's elements of (a - b)^2; 0 where the mask is False."""
-    return actions_only(((a - b) ** 2).flatten(2).mean(2), mask)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class FlowKL(Penalty):
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask = batch.rollouts.action_mask
         live, other, *_ = self.reads
-        kl = mean_square(readings[live], readings[other], mask)
+        kl = actions_only(mean_square(readings[live] - readings[other]), mask)
         if self.form in ("true", "no_dt"):
             variance = torch.where(mask, readings[STD] ** 2, 1.0).clamp(min=1e-20)
             if self.form == "no_dt":
@@ -100,7 +102,7 @@ class RatioNorm(ProportionalToAdvantage):
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask, advantages = batch.rollouts.action_mask, batch.advantages
         std = torch.where(mask, readings[STD], 1.0)
-        bias = mean_square(readings[MEAN], readings[SAMPLED_MEAN], mask) / (2 * std**2)
+        bias = actions_only(mean_square(readings[MEAN] - readings[SAMPLED_MEAN]), mask) / (2 * std**2)
         if self.bias == "batch":
             bias = masked_mean(bias, mask, dim=0).expand_as(bias)
         difference = actions_only((readings[LOGPROBS] - readings[OLD_LOGPROBS] + bias) * std, mask)
@@ -131,7 +133,7 @@ class DivergenceMask(ProportionalToAdvantage):
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
         mask, advantages = batch.rollouts.action_mask, batch.advantages
-        half = mean_square(readings[MEAN], readings[SAMPLED_MEAN], mask).detach() / 2
+        half = actions_only(mean_square(readings[MEAN] - readings[SAMPLED_MEAN]), mask).detach() / 2
         divergence = half / torch.where(mask, readings[STD] ** 2, 1.0).clamp(min=1e-20)
         difference = log_ratio(readings, mask)
         leaving = ((difference > 0) & (advantages > 0)) | ((difference < 0) & (advantages < 0))

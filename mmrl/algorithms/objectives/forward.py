@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, Surrogate, actions_only
+from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, Surrogate, actions_only, mean_square
 from mmrl.core.ranges import NonNegative, Positive, check_ranges
 from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
@@ -174,8 +174,3 @@ def error_of(readings: Mapping[Reading, Tensor], velocity: Reading, error: Error
     """The mean squared error of a velocity, or of the noise that it predicts: noises differ by (1 - t) times as much."""
     found = mean_square(readings[velocity] - readings[TARGET_VELOCITY])
     return found if error == "velocity" else found * (1 - readings[SIGMA]) ** 2
-
-
-def mean_square(x: Float[Tensor, "n t ..."]) -> Float[Tensor, "n t"]:
-    """Mean over a latent's elements of x^2."""
-    return (x**2).flatten(2).mean(2)

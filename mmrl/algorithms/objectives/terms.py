@@ -74,6 +74,11 @@ class OldPenalty(Penalty):
         return NOTHING if OLD_LOGPROBS in self.reads else None
 
 
+def mean_square(x: Float[Tensor, "n t ..."]) -> Float[Tensor, "n t"]:
+    """Mean over a latent's elements of x^2."""
+    return (x**2).flatten(2).mean(2)
+
+
 def actions_only(x: Float[Tensor, "n t"], mask: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
     """x, with 0 where the mask is False, even where x is not finite."""
     return torch.where(mask, x, 0.0)

@@ -297,7 +297,7 @@ def with_run(resolved: Resolved) -> Resolved:
 
 
 def test_gradients_of_rewards_and_groups_take_turns_in_one_run(make: Make, tmp_path: Path):
-    """As two stages, on the same weights."""
+    """As two stages of a loop, on the same weights, with a step of each in every round."""
     (tmp_path / "blue.py").write_text(
         '"""How blue pictures are.\n\nModality: image\nRange: 0 to 1\n"""\n\nimport numpy as np\n\n\nclass Blue:\n'
         '    """Mean of the blue pixels."""\n\n    def __call__(self, group):\n'
@@ -310,10 +310,14 @@ def test_gradients_of_rewards_and_groups_take_turns_in_one_run(make: Make, tmp_p
     (tmp_path / "turns.toml").write_text(
         "prompts_per_step = 2\nmicro_batch = 64\n[policy]" + policy + '[data]\nuse = "prompts"\ntexts = ["a fox", "a door"]\n'
         '[[reward]]\nuse = "./blue.py:Blue"\nname = "blue"\n'
-        '[[stage]]\nkind = "rl"\nsteps = 1\n[stage.algorithm]\npreset = "draft_k"\nschedule = {num_steps = 4}\n'
-        '[[stage]]\nkind = "rl"\nsteps = 1\n[stage.algorithm]\npreset = "flow_grpo"\ngroup_size = 4\nschedule = {num_steps = 4}\n'
+        '[[stage]]\nkind = "loop"\nrounds = 2\nstages = ["by gradient", "in groups"]\n'
+        '[[stage]]\nkind = "rl"\nname = "by gradient"\nsteps = 1\n[stage.algorithm]\npreset = "draft_k"\n'
+        "schedule = {num_steps = 4}\n"
+        '[[stage]]\nkind = "rl"\nname = "in groups"\nsteps = 1\n[stage.algorithm]\npreset = "flow_grpo"\ngroup_size = 4\n'
+        "schedule = {num_steps = 4}\n"
     )
     run = run_training(configs.load(str(tmp_path / "turns.toml"), ["output=run"]))
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "policy/grad_norm" in line]
-    assert ["policy/reward" in line for line in steps] == [True, False] and all(line["policy/grad_norm"] > 0 for line in steps)
+    assert ["policy/reward" in line for line in steps] == [True, False] * 2
+    assert all(line["policy/grad_norm"] > 0 for line in steps)
