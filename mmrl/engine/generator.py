@@ -249,9 +249,9 @@ class VllmGenerator:
         if self.settings.is_own:
             log.warning("starting vLLM for %s; its log is %s", self.model, self.folder / "engine.log")
             served = replace(self.host.config, model=self.model)
-            command = partial(serve_command, served, self.settings, lora_rank=self._rank())
+            command = partial(serve_command, served, self.settings, lora_rank=adapter_rank(self.host))
             settings = self.settings
-            self.server = EngineServer(command, settings.port, self.folder, settings.retries, self._give_weights)
+            self.server = EngineServer(command, settings.port, self.folder, settings.retries, partial(give_weights, self))
 
     def _member(self, url: str) -> Member:
         """A server that was looked at.
@@ -272,23 +272,13 @@ class VllmGenerator:
                 dtype=engine_dtype(config, self.settings),
                 tokens=tuple(self.host.tokenizer(PROBE, add_special_tokens=False)["input_ids"]),
                 sync=resolve_sync(config, self.settings),
-                lora_rank=self._rank(),
+                lora_rank=adapter_rank(self.host),
                 longest=config.sampling.max_new_tokens,
                 episodes=self.episodes,
             ),
             url,
         )
         return Member(client, facts)
-
-    def _rank(self) -> int:
-        """The rank of the adapter that trains; 0 without one."""
-        if self.host.config.lora is None:
-            return 0
-        return int(self.host.adapter.peft_config[ADAPTER].r)
-
-    def _give_weights(self) -> None:
-        if self.fleet is not None:
-            self.fleet.give_weights()
 
     def _each(self, act: Callable[[EngineClient], None]) -> Callable[[], None]:
         assert self.fleet is not None
@@ -315,6 +305,17 @@ class VllmGenerator:
         if found:
             raise EngineUnavailableError(found[0])
         return value
+
+
+def adapter_rank(host: TextHost) -> int:
+    """The rank of the adapter that trains; 0 without one."""
+    return 0 if host.config.lora is None else int(host.adapter.peft_config[ADAPTER].r)
+
+
+def give_weights(generator: VllmGenerator) -> None:
+    """Give the weights of the step to servers that were started again."""
+    if generator.fleet is not None:
+        generator.fleet.give_weights()
 
 
 def sync_of(host: TextHost, settings: EngineConfig) -> Sync:

@@ -285,23 +285,13 @@ class TextPolicy(PolicyHooks):
 
     def _write(self, chunks: Sequence[Sequence[Row]], prompts: PromptCache, sampling: Sampling) -> list[int]:
         """Draw chunks of rows of one temperature; returns the versions of the weights that wrote. Without rows, keep step."""
-        written = write_all(self.generator, (self._part(rows, prompts, sampling) for rows in chunks))
+        written = write_all(self.generator, (part_of(rows, prompts, sampling, self) for rows in chunks))
         versions = list[int]()
         for rows, completions in zip(chunks, written, strict=True):
             for i, row in enumerate(rows):
                 row.write(completions, i, sampling.max_new_tokens)
             versions.append(completions.weights_version if rows else self.weights.num_updates)
         return versions
-
-    def _part(self, rows: Sequence[Row], prompts: PromptCache, sampling: Sampling) -> Part:
-        used = sorted({(row.shown, row.request.view, row.begun) for row in rows})
-        place = {key: i for i, key in enumerate(used)}
-        return (
-            [begin(prompts[i], view, begun, self) for i, view, begun in used],
-            [place[row.shown, row.request.view, row.begun] for row in rows],
-            [(row.request.seed, row.index) for row in rows],
-            at_temperature(sampling, rows),
-        )
 
     def _evaluate(
         self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...], view: str = "plain"
@@ -346,6 +336,18 @@ def box_space_of(config: TextPolicyConfig, family: Family) -> str:
             f"how {kind} writes boxes is unknown: set policy.box_space to pixel, resized, norm1000, norm1 or norm1000_yx"
         )
     return space
+
+
+def part_of(rows: Sequence[Row], prompts: PromptCache, sampling: Sampling, policy: TextPolicy) -> Part:
+    """The question to the generator for these rows."""
+    used = sorted({(row.shown, row.request.view, row.begun) for row in rows})
+    place = {key: i for i, key in enumerate(used)}
+    return (
+        [begin(prompts[i], view, begun, policy) for i, view, begun in used],
+        [place[row.shown, row.request.view, row.begun] for row in rows],
+        [(row.request.seed, row.index) for row in rows],
+        at_temperature(sampling, rows),
+    )
 
 
 def begin(prompt: Encoded, view: str, begun: tuple[int, ...], policy: TextPolicy) -> Encoded:
