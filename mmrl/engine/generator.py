@@ -36,7 +36,7 @@ from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.served import served_model
+from mmrl.policies.text.served import server_model
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.write.generate import Completions, LocalGenerator
 from mmrl.runtime.spans import in_span
@@ -70,9 +70,7 @@ class VllmGenerator:
         self.host, self.settings, self.episodes = host, settings, episodes
         self.local = LocalGenerator(host)
         self.sync: Sync = sync_of(host, settings)
-        self.run = ""
-        self.model = ""
-        """The model that the servers read."""
+        self.run, self.model = "", ""
         self.folder = Path()
         self.server: EngineServer | None = None
         self.fleet: Fleet | None = None
@@ -241,7 +239,7 @@ class VllmGenerator:
         return Fleet(members, self.sync, self.settings, ranks.rank, own=lambda: self.server)
 
     def _prepare(self) -> None:
-        self.run, self.model = uuid.uuid4().hex[:12], served_model(self.host.config)
+        self.run, self.model = uuid.uuid4().hex[:12], server_model(self.host.config)
         chosen = self.settings.folder
         self.folder = Path(chosen).expanduser().absolute() if chosen else Path(tempfile.mkdtemp(prefix="mmrl-engine-"))
         self.folder.mkdir(parents=True, exist_ok=True)

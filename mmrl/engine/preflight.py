@@ -7,7 +7,7 @@ from mmrl.engine.command import engine_dtype, resolve_sync, serve_command
 from mmrl.engine.facts import Wanted, ask_facts, refuse_other
 from mmrl.engine.server import free_port
 from mmrl.engine.wire.client import EngineClient, EngineDownError
-from mmrl.policies.text.served import served_model
+from mmrl.policies.text.served import server_model
 from mmrl.policies.text.settings import TextPolicyConfig
 
 LOOK_S = 30.0
@@ -28,7 +28,7 @@ def look_at_engine(policy: TextPolicyConfig, episodes: Limits | None = None) -> 
         return
     rank = 0 if policy.lora is None else policy.lora.rank
     # a tiny model is made later, and the folder that it is put into has another name
-    model = None if policy.model.startswith("tiny:") else served_model(policy)
+    model = None if policy.model.startswith("tiny:") else server_model(policy)
     if engine.is_own:
         serve_command(policy, engine, free_port(engine.port), rank)
         return

@@ -14,7 +14,7 @@ from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized import kept
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy
-from mmrl.policies.text.served import served_model
+from mmrl.policies.text.served import server_model
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
 from tests.engine.test_servers import BOUND, gap, move
 from tests.policies.text.test_quantized import in_4_bits, with_adapter
@@ -48,7 +48,7 @@ def test_rows_are_written_beside_the_same_numbers(tiny: Callable[[str], str], tm
         for _ in range(2):
             move(policy)
             assert gap(policy, policy.rollout(mixed())) < BOUND
-        assert generator.model == served_model(config) and generator.fleet is not None
+        assert generator.model == server_model(config) and generator.fleet is not None
         assert generator.fleet.members[0].facts.model == generator.model
     finally:
         generator.close()
@@ -57,7 +57,7 @@ def test_rows_are_written_beside_the_same_numbers(tiny: Callable[[str], str], tm
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_folder_is_the_rounded_model(tiny: Callable[[str], str], dtype: str):
     own = in_4_bits(tiny("qwen3_vl"), dtype=dtype)
-    folder = served_model(own.config)
+    folder = server_model(own.config)
     twin = with_adapter(make(folder, lora=LORA, dtype=dtype))
     rollouts = own.rollout(mixed())
     assert torch.equal(logprobs(own, rollouts), logprobs(twin, rollouts))
@@ -65,16 +65,16 @@ def test_the_folder_is_the_rounded_model(tiny: Callable[[str], str], dtype: str)
 
 def test_it_is_made_once_and_named_by_its_source(tiny: Callable[[str], str], monkeypatch: pytest.MonkeyPatch):
     config = config_of(tiny("qwen3_vl"), EngineConfig())
-    folder = served_model(config)
+    folder = server_model(config)
     others = [
         config_of(tiny("qwen3_vl"), EngineConfig(), quantized=QuantizedSettings(double=False)),
         config_of(tiny("qwen3_vl"), EngineConfig(), dtype="bfloat16"),
         config_of(tiny("qwen2_5_vl"), EngineConfig()),
     ]
-    assert len({folder, *map(served_model, others)}) == 4
+    assert len({folder, *map(server_model, others)}) == 4
     monkeypatch.setattr(kept, "quantize", lambda *_: pytest.fail("it was made again"))
-    assert served_model(config) == folder
-    assert served_model(config_of(tiny("qwen3_vl"), EngineConfig(), weights="float")) == tiny("qwen3_vl")
+    assert server_model(config) == folder
+    assert server_model(config_of(tiny("qwen3_vl"), EngineConfig(), weights="float")) == tiny("qwen3_vl")
 
 
 def test_a_server_with_other_numbers_is_refused_before_anything_is_loaded(tiny: Callable[[str], str]):
@@ -93,14 +93,14 @@ def test_ways_that_send_all_weights_are_refused(sync: Any):
 def test_a_model_that_cannot_be_written_so_is_refused(tiny: Callable[[str], str], tmp_path: Path, cache: Path):
     config = config_of(tiny("qwen3_vl"), EngineConfig())
     with pytest.raises(ValueError, match=r"files or code of its own that do not allow to write what 4 bits stand for"):
-        served_model(config_of(tiny("qwen3_vl"), EngineConfig(), trust_remote_code=True))
+        server_model(config_of(tiny("qwen3_vl"), EngineConfig(), trust_remote_code=True))
     cache.write_text("a file where the cache should be")
     with pytest.raises(ValueError, match=r"reads what the 4 bits of policy.model .* stand for, and mmrl's cache cannot take it"):
-        served_model(config)
+        server_model(config)
     assert not [name for name in os.listdir(tmp_path) if name.startswith("whole")]
     broken = tmp_path / "broken"
     os.unlink(cache)
     kept.shutil.copytree(tiny("qwen3_vl"), broken)
     change_weights(broken, lambda found: {name: weight * torch.nan for name, weight in found.items()})
     with pytest.raises(ValueError, match="holds NaN or infinity"):
-        served_model(config_of(str(broken), EngineConfig()))
+        server_model(config_of(str(broken), EngineConfig()))

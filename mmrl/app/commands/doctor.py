@@ -36,7 +36,7 @@ def devices() -> Iterator[tuple[str, str]]:
     """Accelerators, or that there is none."""
     import torch
 
-    from mmrl.app.run.on_cards import has_bfloat16
+    from mmrl.app.modality.on_cards import has_bfloat16
 
     for i in range(torch.cuda.device_count()):
         free, total = (size / 2**30 for size in torch.cuda.mem_get_info(i))

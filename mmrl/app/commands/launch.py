@@ -21,7 +21,7 @@ from mmrl.app.run.context import RUNS, console
 from mmrl.app.run.folder import RunDir
 from mmrl.engine.command import LAUNCHERS
 from mmrl.engine.server import free_port
-from mmrl.policies.text.served import served_model
+from mmrl.policies.text.served import server_model
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.secrets import HIDDEN
 from mmrl.training.checkpoints.save import Checkpoints
@@ -71,7 +71,7 @@ def launch(given: LaunchArguments) -> int:
         own.algorithm.algorithm.check_minibatches(own.prompts_per_step)
     starts = not given.dry_run and (cluster.nodes == 1 or given.node is not None)
     if starts and cluster.engines:
-        resolved = replace(resolved, config=with_served_model(with_local_model(config)))
+        resolved = replace(resolved, config=with_server_model(with_local_model(config)))
     placement = place(resolved, given.words, hosts_of(given, cluster.nodes), shipped_folder("configs"), given.node or 0)
     # what the trainers would refuse is refused before anything starts
     TrainArguments([*given.arguments, *placement.overrides], resume=given.resume).resolve()
@@ -83,12 +83,12 @@ def launch(given: LaunchArguments) -> int:
     return 0
 
 
-def with_served_model(config: RunConfig) -> RunConfig:
-    """The config with the model that its engines read; see `served_model`."""
+def with_server_model(config: RunConfig) -> RunConfig:
+    """The config with the model that its engines read; see `server_model`."""
     policy = config.policy
     if not isinstance(policy, TextPolicyConfig):
         return config
-    return replace(config, policy=replace(policy, model=served_model(policy)))
+    return replace(config, policy=replace(policy, model=server_model(policy)))
 
 
 def hosts_of(given: LaunchArguments, nodes: int) -> list[str]:

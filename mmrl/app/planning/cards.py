@@ -4,7 +4,7 @@ import logging
 import re
 from difflib import get_close_matches
 
-from mmrl.app.run.on_cards import without_bfloat16
+from mmrl.app.modality.on_cards import without_bfloat16
 
 log = logging.getLogger("mmrl")
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from mmrl.app.config.reward_needs import Need, needs_of, reads_boxes, refuse_missing_package
 from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, TrackerConfig, UnweightedReward
+from mmrl.app.modality.on_cards import check_cards
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.run.on_cards import check_cards
 from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import SCORE, VALUE

@@ -14,7 +14,7 @@ from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.pretrained import readable
 
 
-def served_model(config: TextPolicyConfig) -> str:
+def server_model(config: TextPolicyConfig) -> str:
     """The folder or hub name; beside 4 bits a folder in mmrl's cache of the numbers that the codes stand for, as vLLM reads none.
 
     Its name has a hash of the model's files and of what was rounded, so that a server which has another is seen.

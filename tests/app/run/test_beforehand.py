@@ -12,11 +12,11 @@ from mmrl.app.fit.fit import fit_to
 from mmrl.app.fit.plan import draw_up
 from mmrl.app.modality.flow_checks import warn_of_guidance
 from mmrl.app.modality.idle_columns import warn_of_columns
+from mmrl.app.modality.on_cards import check_cards
 from mmrl.app.planning.device import target_device
 from mmrl.app.plugins.resolve import load as rewards_load
 from mmrl.app.run.beforehand import idle_settings, look_at_scoring
 from mmrl.app.run.build import build
-from mmrl.app.run.on_cards import check_cards
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -253,10 +253,10 @@ def test_fast_kernels_bring_corrections_and_need_their_package_and_a_card(name: 
     assert resolved.origin(("algorithm", "importance")) == 'default with policy.quantized.kernels = "fast"'
     equal = load(name, SMALL).config.algorithm.algorithm
     assert "RolloutCorrection" not in [type(one).__name__ for one in equal.importance]
-    monkeypatch.setattr("mmrl.app.run.on_cards.find_spec", lambda name: None)
+    monkeypatch.setattr("mmrl.app.modality.on_cards.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"kernels is 'fast', .* it is not installed: pip install .mmrl\[quantized\]"):
         build(resolved)
-    monkeypatch.setattr("mmrl.app.run.on_cards.find_spec", lambda name: SimpleNamespace())
+    monkeypatch.setattr("mmrl.app.modality.on_cards.find_spec", lambda name: SimpleNamespace())
     with pytest.raises(ValueError, match=r"kernels is 'fast', .* act on a GPU alone, of which this run has none: leave it out"):
         build(resolved)
 
@@ -274,7 +274,7 @@ def test_embeddings_on_the_host_are_for_one_process():
 @pytest.mark.parametrize("stored", [False, True])
 def test_weights_in_4_bits_are_not_cut(name: str, stored: bool, monkeypatch: pytest.MonkeyPatch):
     """By FSDP or ZeRO-3, whether they are made or stored."""
-    monkeypatch.setattr("mmrl.app.run.on_cards.is_stored_in_codes", lambda policy: stored)
+    monkeypatch.setattr("mmrl.app.modality.on_cards.is_stored_in_codes", lambda policy: stored)
     words = SMALL[stored:]
     policy = load(name, words).config.policy
     check_cards(policy, Ranks())

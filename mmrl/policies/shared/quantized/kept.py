@@ -140,12 +140,12 @@ class Recipe:
             for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
                 weight = opened.get_tensor(name)
                 refuse_non_finite([(name, weight)], self.place)
-                found |= self._rounded(name, weight) if name in self.names else {name: weight}
+                found |= self._tensors_of(name, weight) if name in self.names else {name: weight}
         with room_for(target):
             save_file(found, target, {"format": "pt"})
         return [*found]
 
-    def _rounded(self, name: str, weight: Tensor) -> dict[str, Tensor]:
+    def _tensors_of(self, name: str, weight: Tensor) -> dict[str, Tensor]:
         """The codes of a weight, or what they stand for, by the names in files."""
         codes = quantize(weight, self.double)
         if self.whole is None:

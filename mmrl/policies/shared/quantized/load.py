@@ -175,7 +175,7 @@ def checkpoint_names(model: Any, names: Iterable[str]) -> dict[str, str]:
 
 
 def recipe_of(model: Any, layers: Collection[str], files: Sequence[Path], double: bool, place: str) -> Recipe | None:
-    """What the folder of a model of transformers, given on the meta device, with these layers in 4 bits is made of.
+    """The recipe for a folder of a model of transformers, given on the meta device, with these layers in 4 bits.
 
     None where its files do not allow it: pickles, or weights that are joined as they load.
     """
