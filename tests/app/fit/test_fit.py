@@ -15,9 +15,10 @@ from mmrl.app.config.tasks import one_line
 from mmrl.app.fit.fit import Fit, fit_lines, fit_to
 from mmrl.app.fit.plan import draw_up
 from mmrl.app.planning import device as devices
-from mmrl.app.planning.choices import CHOSEN, FEW_WEIGHTS, Choice, Facts, in_4_bits, with_choices
+from mmrl.app.planning.choices import CHOSEN, FEW_WEIGHTS, Choice, Facts, area_of, in_4_bits, with_choices
 from mmrl.app.planning.device import Device, machine_memory, target_device
 from mmrl.app.planning.memory import GIB, Memory, advice
+from mmrl.core.samples import Audio, Prompt, Video
 
 
 def card(size: float) -> Device:
@@ -247,3 +248,9 @@ def test_seven_billion_weights_on_eight_gigabytes_are_refused(boxes: Path, tmp_p
     text, remedies = refused(vlm(tmp_path / "qwen25_7b", "qwen25_7b"), boxes, card(8))
     assert "(8.29 billion weights) does not fit" in text and len(remedies) == 3
     assert any("a smaller model" in words for _, words in remedies) and any("cards that share" in words for _, words in remedies)
+
+
+def test_pictures_alone_have_an_area():
+    """A model that hears is fitted by its rows of sounds as well."""
+    mixed = (Image.new("RGB", (8, 4)), Audio("a.wav"), "b.wav", Video("c.mp4"))
+    assert area_of(Prompt("1", "?", mixed)) == 32 and area_of(Prompt("2", "?", mixed[1:])) == 0
