@@ -68,7 +68,7 @@ def untaught(settings: WarmStart) -> HubObject:
     )
     raise_text(transformer)
     reader = sound.text_encoder(tokenizer, text, layers=1)
-    # as CLIP's in the demo of pictures: words that begin faint are not told apart within minutes
+    # as CLIP's in the demo of pictures: words that begin faint all look alike for minutes
     nn.init.normal_(reader.get_input_embeddings().weight, std=1.0)
     return diffusers_object(
         "StableAudio3Pipeline",
