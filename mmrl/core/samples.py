@@ -305,15 +305,14 @@ class Sample:
     ended: Ended | None = None
     """Of an episode: why it ended."""
     sound: Media = None
-    """What was drawn of a generator of sounds: an array of float32 (channels, samples) in [-1, 1]."""
+    """An array of float32 (channels, samples) in [-1, 1], with `rate` samples a second."""
     rate: int | None = None
-    """Samples per second of `sound`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "segments", complete(self.segments, self.token_ids))
 
     @property
-    def drawn(self) -> Media:
+    def output(self) -> Media:
         """The picture, clip or sound; None of a text."""
         return next((made for made in (self.image, self.video, self.sound) if made is not None), None)
 

@@ -294,7 +294,7 @@ def look_at_samples(rollouts: Rollouts, found: Findings) -> None:
         found.add("a sample", f"{group.prompt.text!r} -> {group.samples[0].text!r}")
         return
     file = Path(tempfile.mkdtemp(prefix="mmrl-check-")) / "sample.png"
-    frames, kind = frames_of(sample.drawn)
+    frames, kind = frames_of(sample.output)
     (frames[0] if kind == "picture" else strip(frames)).save(file)
     found.add("a sample", f"{group.prompt.text!r} -> {file}")
 

@@ -266,7 +266,7 @@ def card(task: Task, index: int, value: float, status: int, parts: Mapping[str, 
         "score": None if said else value,
         "status": said or "ok",
         "parts": shown,
-        "image": sample.image if sample.image is not None else strip_of(sample.drawn),
+        "image": sample.image if sample.image is not None else strip_of(sample.output),
         "clip": clip_url(sample),
     }
 

@@ -217,7 +217,7 @@ def sample_verdicts(
             continue
         line = noted.get((drawn.group.id, i))
         text = [f"    {part}" for part in dialogue(sample)]
-        shown = sample.image if sample.image is not None else strip_of(sample.drawn)
+        shown = sample.image if sample.image is not None else strip_of(sample.output)
         if isinstance(shown, Image.Image) and out is not None:
             text.append(f"    {save_picture(out, f'group-{drawn.group.id}-sample-{i}', shown)}")
         if drawn.scores:

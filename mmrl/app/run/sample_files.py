@@ -148,8 +148,8 @@ def digest(sample: Sample) -> str | None:
         data = repr((tuple(sample.token_ids), *shown) if shown else tuple(sample.token_ids)).encode()
     elif isinstance(sample.image, Image.Image):
         data = repr((sample.image.mode, sample.image.size)).encode() + sample.image.tobytes()
-    elif isinstance(sample.drawn, np.ndarray):
-        data = repr(sample.drawn.shape).encode() + sample.drawn.tobytes()
+    elif isinstance(sample.output, np.ndarray):
+        data = repr(sample.output.shape).encode() + sample.output.tobytes()
     else:
         return None
     return hashlib.sha256(data).hexdigest()[:20]

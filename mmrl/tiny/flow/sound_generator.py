@@ -1,4 +1,4 @@
-"""A Stable Audio 3 pipeline of the real classes with some 0.5 M weights, taught on this machine to draw sounds of a second.
+"""A Stable Audio 3 pipeline of the real classes with some 0.3 M weights, taught on this machine to draw sounds of a second.
 
 A T5Gemma encoder, an autoencoder and a transformer are trained from nothing on sounds and captions that `Tones` makes up. Source
 of the classes: Stable Audio 3, arXiv:2605.17991 (the autoencoder).
@@ -68,7 +68,7 @@ def untaught(settings: WarmStart) -> HubObject:
     )
     raise_text(transformer)
     reader = sound.text_encoder(tokenizer, text, layers=1)
-    # as CLIP's in the demo of pictures: words that begin faint are not told apart within minutes
+    # as CLIP's in the demo of pictures: words that begin faint all look alike for minutes
     nn.init.normal_(reader.get_input_embeddings().weight, std=1.0)
     return diffusers_object(
         "StableAudio3Pipeline",

@@ -140,7 +140,7 @@ class FlowFamily(FamilyFacts):
 
     @property
     def seconds(self) -> float:
-        """Of sounds."""
+        """The length of a sound."""
         return self.settings.seconds or 0.0
 
     @property

@@ -71,7 +71,7 @@ class StableAudio3(FlowFamily):
 
     @property
     def most_seconds(self) -> float | None:
-        """The longest sound that its length can be told of; None: only the weights' own folder says it."""
+        """The longest sound whose length the model can read; None: only the weights' own folder says it."""
         embedder = getattr(self.pipeline, "duration_embedder", None)
         return None if embedder is None else float(embedder.config.max_val)
 
