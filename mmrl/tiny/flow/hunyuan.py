@@ -9,12 +9,12 @@ from mmrl.tiny.flow.pipeline_parts import LATENTS, diffusers_object, scheduler
 
 def hunyuan15() -> HubObject:
     """Its guider keeps guidance 3."""
-    import diffusers
+    from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import HunyuanVideo15Pipeline
     from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
     from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
-    reads = inspect.signature(diffusers.HunyuanVideo15Pipeline._get_mllm_prompt_embeds).parameters
+    reads = inspect.signature(HunyuanVideo15Pipeline._get_mllm_prompt_embeds).parameters
     tokenizer = chat_tokenizer("system\n", reads["system_message"].default)
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
     ids: Kwargs = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -55,5 +55,5 @@ def hunyuan15() -> HubObject:
         tokenizer=tokenizer,
         text_encoder_2=T5EncoderModel(byt5),
         tokenizer_2=ByT5Tokenizer(),
-        guider=diffusers.ClassifierFreeGuidance(guidance_scale=3.0),
+        guider=diffusers_object("ClassifierFreeGuidance", guidance_scale=3.0),
     )

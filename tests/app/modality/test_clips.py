@@ -170,11 +170,11 @@ def test_a_plan_goes_through_hunyuan_video(make: Make):
 
 
 def test_a_card_loads_an_adapter_by_the_transformer_where_the_pipeline_does_not(make: Make):
-    resolved = make(*of_wan("hunyuan15"))
-    *_, last = FlowModality().snippet(build(resolved).policy, "a/model", adapter=True)  # type: ignore[arg-type]
+    policy: Any = build(make(*of_wan("hunyuan15"))).policy
+    *_, last = FlowModality().snippet(policy, "a/model", adapter=True)
     assert last == 'pipeline.transformer.load_lora_adapter("THIS_FOLDER", prefix=None, use_safetensors=True)'
     with pytest.raises(ValueError, match="leaves that to its transformer: leave --form out"):
-        check_form("peft", resolved.config.policy, is_adapter=True)
+        check_form("peft", policy.config, is_adapter=True)
 
 
 def test_estimated_bytes_count_both_experts(make: Make):
