@@ -86,7 +86,7 @@ def long(name: str) -> Algorithm:
             pass
     schedule: Any = replace(cast(Any, algorithm.schedule), **changes)
     size = schedule.group_size if isinstance(schedule, Branching) else algorithm.group_size
-    return clipped(replace(algorithm, schedule=schedule, group_size=size), LONG_CLIP)
+    return replace(algorithm, schedule=schedule, group_size=size)
 
 
 LONG_CLIP = 5e-2
@@ -111,7 +111,8 @@ LONG = replace(
     cost=60_000,
     rates=(1e-3, 3e-3, 1e-2),
 )
-EVERY_STEP = clipped(replace(PLAIN, schedule=replace(cast(Full, PLAIN.schedule), num_steps=25)), LONG_CLIP)
+EVERY_STEP = replace(PLAIN, schedule=replace(cast(Full, PLAIN.schedule), num_steps=25))
+TUNED = replace(LONG, name="long_table_tuned")
 FEW, NOISY_FEW = (
     clipped(replace(one, schedule=replace(cast(Full, one.schedule), num_steps=4)), FEW_CLIP) for one in (small("few_step"), PLAIN)
 )
@@ -190,7 +191,15 @@ ROWS: list[Row[Any]] = [
     ),
     *(Row(name, unheld(small(name)), PLAIN, "flow_grpo without KL", POINTS) for name in ("crd", "dgpo")),
     *(
-        Row(name, unheld(long(name)), EVERY_STEP, "flow_grpo without KL, which trains all steps, its clip tuned", LONG)
+        Row(name, long(name), EVERY_STEP, "flow_grpo without KL, which trains all steps, at the clip of six steps", LONG)
+        for name in (
+            *("flow_grpo_fast", "mix_grpo", "mix_grpo_flash", "temp_flow_grpo", "branch_mix_grpo"),
+            *("diffusion_nft", "awm"),
+        )
+    ),
+    *(
+        Row(name, unheld(clipped(long(name), LONG_CLIP)), clipped(EVERY_STEP, LONG_CLIP),
+            "flow_grpo without KL, which trains all steps, the clip of both tuned to it", TUNED)
         for name in (
             *("flow_grpo_fast", "mix_grpo", "mix_grpo_flash", "temp_flow_grpo", "branch_mix_grpo"),
             *("diffusion_nft", "awm", "crd", "dgpo", "flow_sft", "flow_dpo", "flash_grpo"),
