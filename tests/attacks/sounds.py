@@ -45,12 +45,14 @@ ATTACKS = [
     Attack(
         "sounds",
         "a reward of pictures for sounds",
-        partial(train, ('reward=[{use="jpeg_size"}]'), ("jpeg_size", "scores image", "samples are sound")),
+        partial(train, ('reward=[{use="jpeg_size"}]', "policy.seconds=1.0"), ("jpeg_size", "scores image", "samples are sound")),
     ),
     Attack(
         "sounds",
         "a reward of clips for sounds",
-        partial(train, ('reward=[{use="first_frame"}]'), ("first_frame", "scores video", "samples are sound")),
+        partial(
+            train, ('reward=[{use="first_frame"}]', "policy.seconds=1.0"), ("first_frame", "scores video", "samples are sound")
+        ),
     ),
     Attack(
         "sounds",
