@@ -5,8 +5,14 @@ from pathlib import Path
 
 from tests.attacks.attack import Attack, expect_sentence, run_mmrl
 
-TINY = ("--task", "t2a", "--model", "tiny:stable_audio3", "--data", "train.jsonl", "--output", "run")
-SHORT = ("steps=1", "algorithm.group_size=2", "prompts_per_step=1", "evaluation={}")
+TINY = (
+    "t2a/stable_audio3_flow_grpo",
+    "policy.model=tiny:stable_audio3",
+    "data.path=train.jsonl",
+    "output=run",
+    "policy.dtype=float32",
+)
+SHORT = ("steps=1", "algorithm.group_size=2", "prompts_per_step=1", "evaluation={}", "evaluate_every=0", "policy.lora={rank = 2}")
 PROMPTS = '{"prompt": "a hum", "band": [0, 4], "span": [0.25, 0.75]}\n'
 DEAF = "def deaf(group):\n    return [float(sample.image.width) for sample in group.samples]\n"
 
@@ -19,15 +25,15 @@ def train(settings: tuple[str, ...], words: tuple[str, ...], folder: Path, rows:
 
 
 def refuse(config: str, settings: tuple[str, ...], words: tuple[str, ...], folder: Path) -> str:
-    return expect_sentence(run_mmrl(["plan", config, *settings], folder), *words)
+    return expect_sentence(run_mmrl(["train", config, "output=run", "steps=1", *settings], folder), *words)
 
 
 def length(name: str, seconds: str, *words: str) -> Attack:
-    return Attack("sounds", name, partial(train, ("--reward", "tempo", f"policy.seconds={seconds}"), words))
+    return Attack("sounds", name, partial(train, ('reward=[{use="tempo"}]', f"policy.seconds={seconds}"), words))
 
 
 def wished(name: str, reward: str, row: str, *words: str) -> Attack:
-    return Attack("sounds", name, partial(train, ("--reward", reward, "policy.seconds=1.0"), words, rows=row + "\n"))
+    return Attack("sounds", name, partial(train, (f'reward=[{{use="{reward}"}}]', "policy.seconds=1.0"), words, rows=row + "\n"))
 
 
 ATTACKS = [
@@ -39,17 +45,19 @@ ATTACKS = [
     Attack(
         "sounds",
         "a reward of pictures for sounds",
-        partial(train, ("--reward", "jpeg_size"), ("jpeg_size", "scores image", "samples are sound")),
+        partial(train, ('reward=[{use="jpeg_size"}]', "policy.seconds=1.0"), ("jpeg_size", "scores image", "samples are sound")),
     ),
     Attack(
         "sounds",
         "a reward of clips for sounds",
-        partial(train, ("--reward", "first_frame"), ("first_frame", "scores video", "samples are sound")),
+        partial(
+            train, ('reward=[{use="first_frame"}]', "policy.seconds=1.0"), ("first_frame", "scores video", "samples are sound")
+        ),
     ),
     Attack(
         "sounds",
         "a reward of one's own that looks at pictures, for sounds",
-        partial(train, ("--reward", "./deaf.py", "policy.seconds=1.0"), ("deaf", "failed")),
+        partial(train, ('reward=[{use="./deaf.py"}]', "policy.seconds=1.0"), ("deaf", "failed")),
     ),
     Attack(
         "sounds",
