@@ -59,7 +59,9 @@ class FlowNet(nn.Module):
             if any(SOURCE in one for one in shown):
                 negatives, away = [{**one, **no_words} for one in shown], places + len(shown)
         if family.one_length:
-            without, with_prompt = (self._plain(family, x, timesteps, told, places, scale) for told in (negatives, shown))
+            without, with_prompt = (
+                self._plain(family, x, timesteps, shown_words, places, scale) for shown_words in (negatives, shown)
+            )
             return family.guide(with_prompt, without, scale, timesteps)
         both = self._plain(
             family, torch.cat([x, x]), torch.cat([timesteps, timesteps]), [*shown, *negatives], torch.cat([away, places]), scale

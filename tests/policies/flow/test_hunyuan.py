@@ -99,7 +99,7 @@ def test_a_fact_that_is_broken_is_noticed(tiny: Any, wrong: Any, monkeypatch: py
     [
         ({"frames": 6}, False, r"policy.frames is 6, but this model draws 2k \+ 1 frames: set it to 5 or 7"),
         ({"width": 18}, False, "multiples of 4 pixels"),
-        ({}, True, r"told the next time too \(use_meanflow\), which is not known here"),
+        ({}, True, r"given the next time too \(use_meanflow\), which is not known here"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_weights_load(

@@ -1,4 +1,4 @@
-"""What families of clips have in common: latents with a dimension of time, whose first one is a single frame."""
+"""Families of clips: latents have a dimension of time, and the first one is a single frame."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class ClipFamily(FlowFamily):
 
     @property
     def channels(self) -> int:
-        """Of the autoencoder's latents."""
+        """Channels of the autoencoder's latents."""
         raise NotImplementedError
 
     @property

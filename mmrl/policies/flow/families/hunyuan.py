@@ -19,7 +19,7 @@ FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_contex
 class HunyuanVideo15(ClipFamily):
     """HunyuanVideo 1.5 Technical Report, 2025. Guidance 6, as its published guider has it, against the empty prompt.
 
-    Its pipeline loads no adapters: its transformer does, by load_lora_adapter. Not supported: models that are told the next time
+    Its pipeline loads no adapters: its transformer does, by load_lora_adapter. Not supported: models that are given the next time
     too (use_meanflow), super-resolution, a first frame.
     """
 
@@ -35,7 +35,7 @@ class HunyuanVideo15(ClipFamily):
         super().__post_init__()
         if self.config.use_meanflow:
             raise ValueError(
-                f"policy.model {self.settings.model!r} is a HunyuanVideo 1.5 that is told the next time too (use_meanflow), "
+                f"policy.model {self.settings.model!r} is a HunyuanVideo 1.5 that is given the next time too (use_meanflow), "
                 "which is not known here: take one without"
             )
 

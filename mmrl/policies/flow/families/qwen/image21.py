@@ -125,7 +125,7 @@ class QwenImage21(QwenParts):
         return count, count
 
     def collate(self, conditions: Sequence[Condition], full: bool) -> dict[str, Tensor]:
-        """Of prompts of one length, whose pictures have the same places; padding would move places here."""
+        """One batch, of prompts of one length, whose pictures have the same places: padding would move them."""
         taken = ("embeds", SLOTS, *([SOURCE] if SOURCE in conditions[0] else []))
         return {name: torch.stack([condition[name] for condition in conditions]) for name in taken}
 
