@@ -1,6 +1,7 @@
 """Rewards of sounds against sounds whose truth is known, and against slow sums."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,8 +26,9 @@ def reward(name: str, **settings: object):
 
 
 def scores(name: str, group: Group, **settings: object) -> list[float]:
-    found = reward(name, **settings)(group)
-    return [one.value if isinstance(one, Scored) else one for one in found]
+    found: list[Any] = reward(name, **settings)(group)
+    values: list[Any] = [one.value if isinstance(one, Scored) else one for one in found]
+    return values
 
 
 def clicks(bpm: float, seconds: float = 4.0, first: float = 0.13) -> np.ndarray:

@@ -46,7 +46,7 @@ def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings
 def adaptable(network: Any) -> Any:
     """The network, whose class is given diffusers' methods of adapters where it lacks them, as Stable Audio 3's does."""
     if not hasattr(network, "add_adapter"):
-        from diffusers.loaders import PeftAdapterMixin
+        from diffusers.loaders.peft import PeftAdapterMixin
 
         kind = type(network)
         network.__class__ = type(kind.__name__, (kind, PeftAdapterMixin), {"__module__": kind.__module__})

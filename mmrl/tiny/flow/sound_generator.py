@@ -160,14 +160,15 @@ def _autoencoder(settings: WarmStart) -> HubObject:
 @torch.no_grad()
 def pass_sounds(vae: HubObject) -> None:
     """Let attention pass on what it sees, nearly unbent: its last layers start at 0, and no gradient would reach the patches."""
-    for module in vae.modules():
+    modules: list[HubObject] = list(vae.modules())
+    for module in modules:
         if hasattr(module, "to_qkv"):
             width = module.to_out.weight.shape[0]
             module.to_qkv.weight[-width:] = torch.eye(width)
             module.to_out.weight.copy_(torch.eye(width))
-        elif isinstance(norm := getattr(module, "norm_attn", None), nn.Module):
-            norm.alpha.fill_(0.5)
-            norm.gamma.fill_(2.0)
+        elif hasattr(module, "norm_attn") and hasattr(module.norm_attn, "alpha"):
+            module.norm_attn.alpha.fill_(0.5)
+            module.norm_attn.gamma.fill_(2.0)
 
 
 KIND = teaching.PipelineKind(untaught, teach, (shapes, sound, pipeline_parts, teaching))

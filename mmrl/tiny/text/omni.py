@@ -85,15 +85,18 @@ def qwen3_omni_moe_thinker() -> Built:
     vision: Kwargs = {"hidden_size": 32, "intermediate_size": 64, "depth": 2, "num_heads": 2, "out_hidden_size": 32}
     vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
     ears: Kwargs = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "output_dim": 32}
+    ends = {
+        "audio_end_token_id": ids["audio_eos_token"],
+        "vision_start_token_id": ids["vision_bos_token"],
+        "vision_end_token_id": ids["vision_eos_token"],
+    }
     config = Qwen3OmniMoeThinkerConfig(
         text_config=token_ids(tokenizer, rope_parameters=rope, **experts),
         vision_config=vision,
         audio_config=ears | {"num_mel_bins": 16, "downsample_hidden_size": 8, "max_source_positions": 1500},
         audio_start_token_id=ids["audio_bos_token"],
-        audio_end_token_id=ids["audio_eos_token"],
-        vision_start_token_id=ids["vision_bos_token"],
-        vision_end_token_id=ids["vision_eos_token"],
         **{f"{kind}_token_id": ids[f"{kind}_token"] for kind in ("image", "video", "audio")},
+        **ends,
     )
     pictures: Kwargs = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
     pictures |= {"size": {"shortest_edge": 64 * 64, "longest_edge": 128 * 128}}

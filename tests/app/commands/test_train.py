@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,7 +118,7 @@ def test_a_chain_begins_from_the_adapter_of_another_tool_or_from_its_merged_fold
     monkeypatch.chdir(tmp_path)
     Path("letters.py").write_text("def letters(group):\n    return [len(set(sample.text)) for sample in group.samples]\n")
     bare = tiny_model("tiny:qwen3_vl")
-    model = get_peft_model(
+    model: Any = get_peft_model(
         AutoModelForImageTextToText.from_pretrained(bare), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "up_proj"])
     )
     with torch.no_grad(), torch.random.fork_rng():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.pipelines.stable_audio_3.pipeline_stable_audio_3 import logsnr_sigma_schedule
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
@@ -70,14 +70,15 @@ def test_latents_and_waves_are_its_pipelines_with_an_adapter_saved_and_loaded(ti
     pipeline: Any = DiffusionPipeline.from_pretrained(tiny("stable_audio3"))
     plain = told(pipeline, policy, "pt")
     # the lines that a model card has for it
-    from diffusers.loaders import PeftAdapterMixin
+    from diffusers.loaders.peft import PeftAdapterMixin
 
     network = pipeline.transformer
     network.__class__ = type(type(network).__name__, (type(network), PeftAdapterMixin), {})
     network.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True)
     ours, theirs = latents(policy, requests(count=1), evaluation_plan(STEPS)), told(pipeline, policy, "latent")
     assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
-    waves, heard = torch.tensor(np.stack(policy.decode(ours))), told(pipeline, policy, "pt")
+    decoded: Any = policy.decode(ours)
+    waves, heard = torch.tensor(np.stack(decoded)), told(pipeline, policy, "pt")
     assert waves.shape == (2, 2, int(SECONDS * 16)) and (waves - heard).abs().max() <= 1e-5
     assert (heard - plain).abs().max() > 1e-3, "the adapter changes the sound"
     assert (waves[0] - waves[1]).abs().max() > 1e-2, "prompts sound different"

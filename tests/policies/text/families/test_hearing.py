@@ -138,6 +138,7 @@ def test_a_second_is_25_placeholders_and_its_padding_is_cut(tiny, sounds: list[A
     policy = make(tiny(THINKER))
     encoded = policy.encode(requests(sounds)[1].prompt)
     assert encoded.media["input_features"].shape == (2, 16, 200), "two sounds, 100 frames of the longer one's seconds"
+    assert isinstance(policy.family, QwenOmni)
     assert policy.family.sound_tokens(encoded.media).tolist() == [32, 50]
     assert int((encoded.token_ids == policy.family.token_of("audio")).sum()) == 82
     assert torch.equal(encoded.positions, torch.arange(len(encoded)).expand(3, -1)), "sounds count on as text does"
