@@ -11,7 +11,7 @@ from dataclasses import replace
 from mmrl import Prompt
 from mmrl.core.ranges import Count, Seed
 from mmrl.data.drawn.captions import captions_of
-from mmrl.data.drawn.tones import HELD_OUT, TRAIN, Tone
+from mmrl.data.drawn.sounds.tones import HELD_OUT, TRAIN, Tone
 
 SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
 

@@ -4,11 +4,7 @@ from mmrl.core.samples import Prompt
 
 
 def answer_text(prompt: Prompt) -> str:
-    """The true answer as a model would write it.
-
-    Raises:
-        ValueError: there is none, or it is no text and no number.
-    """
+    """The true answer as a model would write it; ValueError where there is none, or it is no text and no number."""
     answer = prompt.answer
     if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
         raise ValueError(

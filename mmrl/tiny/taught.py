@@ -6,11 +6,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mmrl.data.drawn import beeps as drawn_beeps
 from mmrl.data.drawn import moving, scenes, small_digits
 from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
+from mmrl.data.drawn.sounds import beeps as drawn_beeps
 from mmrl.data.files import mp4, wav
 from mmrl.data.tools import zoom
 from mmrl.tiny import tokenizer

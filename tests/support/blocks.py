@@ -105,6 +105,7 @@ def lay_desk(folder: Path, reward: str, row: dict[str, object]) -> None:
     (folder / "starts.jsonl").write_text(json.dumps({"image": str(picture), "prompt": "it moves left"}) + "\n")
     (folder / "Video-R1-260k.json").write_text("[]")
     (folder / "prompts.txt").write_text("a red fox\n")
+    (folder / "train.jsonl").write_text('{"prompt": "a hum", "band": [40, 80], "span": [0.0, 1.0]}\n')
     (folder / "pictures").mkdir()
     for name in ("cat", "dog"):
         Image.new("RGB", (32, 32), "blue").save(folder / "pictures" / f"{name}.png")

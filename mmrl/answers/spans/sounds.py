@@ -176,7 +176,7 @@ def pieces_of(file: AvObject, start: float, end: float, rate: int) -> Iterator[W
 
 
 def at_rate(turn: AvObject, wave: Wave, own: int) -> Iterator[Wave]:
-    """What a resampler gives for samples at their own rate."""
+    """The pieces that a resampler makes of samples at their own rate."""
     import av
 
     if len(wave):

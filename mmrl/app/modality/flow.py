@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -256,7 +257,9 @@ def adapter_code(pipeline: Any, network: str) -> list[str]:
     if hasattr(pipeline, "load_lora_weights"):
         return ['pipeline.load_lora_weights("THIS_FOLDER")']
     load = f'pipeline.{network}.load_lora_adapter("THIS_FOLDER", prefix=None, use_safetensors=True)'
-    if hasattr(getattr(pipeline, network), "load_lora_adapter"):
+    kind = type(getattr(pipeline, network))
+    # The class in use may have been given it here; the one that diffusers has counts.
+    if hasattr(getattr(import_module(kind.__module__), kind.__name__), "load_lora_adapter"):
         return [load]
     return [
         "from diffusers.loaders import PeftAdapterMixin",

@@ -37,9 +37,8 @@ from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
 from mmrl.policies.text.vision.cache import cache_of
 from mmrl.policies.text.write.dialogue import write_given
 from mmrl.policies.text.write.episodes import Player, check_episodes
-from mmrl.policies.text.write.generate import HotSampling, rest, wake
+from mmrl.policies.text.write.generate import HotSampling, Part, rest, wake, write_all
 from mmrl.policies.text.write.prefix import append
-from mmrl.policies.text.write.remote import Part, write_all
 from mmrl.policies.text.write.rollout import (
     PromptCache,
     Row,

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.data.drawn import shapes
-from mmrl.data.drawn.tones import RATE, SECONDS, Tones
+from mmrl.data.drawn.sounds.tones import RATE, SECONDS, Tones
 from mmrl.tiny import teaching
 from mmrl.tiny.byte_tokens import HubObject, byte_tokenizer
 from mmrl.tiny.flow import pipeline_parts, sound

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from mmrl.data.drawn.beeps import QUESTION
+from mmrl.data.drawn.sounds.beeps import QUESTION
 from mmrl.tiny.text.omni import MARKS, qwen2_5_omni_thinker
 from mmrl.tiny.text.student import save
 from mmrl.tiny.text.vlms import draw_weights

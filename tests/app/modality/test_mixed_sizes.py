@@ -37,7 +37,7 @@ STEPS |= {
     "wan_5b": 32,
     "wan_a14b": 16,
 }
-STEPS |= {"wan_i2v": 16, "wan_i2v_a14b": 16}
+STEPS |= {"wan_i2v": 16, "wan_i2v_a14b": 16, "hunyuan15": 4}
 """Family -> the pixels whose multiples its tiny model draws."""
 
 
@@ -155,9 +155,9 @@ def test_a_row_that_cannot_be_drawn_is_refused_with_its_place(make: Make, tmp_pa
 
 
 @pytest.mark.usefixtures("no_weights")
-@pytest.mark.parametrize("family", sorted(PIPELINES))
+@pytest.mark.parametrize("family", sorted(set(PIPELINES) - {"stable_audio3"}))
 def test_every_familys_grid_is_known_before_its_weights_load(make: Make, tmp_path: Path, family: str):
-    """For the run's own size and for a prompt's, with the nearest sizes that fit."""
+    """For the run's own size and for a prompt's, with the nearest sizes that fit; a sound has a length alone."""
     step = STEPS[family]
     low, high = 32 // step * step or step, (32 // step + 1) * step
     words = [f"policy.model=tiny:{family}", f"policy.max_prompt_tokens={512 if family == 'wan_i2v' else 3}"]

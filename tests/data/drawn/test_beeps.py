@@ -8,7 +8,7 @@ import pytest
 from mmrl.answers.spans.parsing import parse_intervals
 from mmrl.answers.spans.sounds import Ear, read_wave
 from mmrl.app.plugins.resolve import load
-from mmrl.data.drawn.beeps import NOISE, RATE, plan_beep
+from mmrl.data.drawn.sounds.beeps import NOISE, RATE, plan_beep
 
 SHIPPED = Path(__file__).resolve().parents[3] / "datasets" / "beeps.py"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.data.drawn.tones import HELD_OUT, PITCHES, PLACES, RATE, TONES, TRAIN, Tones, draw
+from mmrl.data.drawn.sounds.tones import HELD_OUT, PITCHES, PLACES, RATE, TONES, TRAIN, Tones, draw
 from mmrl.tiny.flow import sound_generator
 from mmrl.tiny.flow.sound_generator import WarmStart, encode_captions, encode_waves, warm_start
 

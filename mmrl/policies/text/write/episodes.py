@@ -20,10 +20,9 @@ from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
-from mmrl.policies.text.write.generate import Completions, Generator
+from mmrl.policies.text.write.generate import Completions, Generator, Part, write_all
 from mmrl.policies.text.write.observe import inset_of, largest_area, observe
 from mmrl.policies.text.write.prefix import append
-from mmrl.policies.text.write.remote import Part, write_all
 from mmrl.policies.text.write.rollout import PromptCache, Row
 from mmrl.runtime.blame import describe, is_from_outside, shown
 

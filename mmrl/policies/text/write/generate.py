@@ -1,6 +1,6 @@
 """Sampling completions: prompts are read once, their cache is expanded to the samples, one loop decodes all rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +16,10 @@ from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_promp
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.draft import Draft, Stops
 from mmrl.runtime.spans import in_span
+
+Seed = tuple[int, int]
+Part = tuple[Sequence[Encoded], Sequence[int], Sequence[Seed], Sampling]
+"""What `Generator.write` is asked for, in its order."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,20 @@ class Generator(FollowsWeights, Protocol):
             RuntimeError: an engine that is gone, or answers with other weights than it was given.
         """
         ...
+
+
+@runtime_checkable
+class WritesParts(Protocol):
+    """A generator that writes several chunks at the same time."""
+
+    def write_all(self, parts: Iterable[Part]) -> Iterator["Completions"]: ...
+
+
+def write_all(generator: Generator, parts: Iterable[Part]) -> Iterator["Completions"]:
+    """The completions of several chunks, together where the generator can; otherwise each is made when it is asked for."""
+    if isinstance(generator, WritesParts):
+        return generator.write_all(parts)
+    return (generator.write(*part) for part in parts)
 
 
 @runtime_checkable

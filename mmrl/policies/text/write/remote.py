@@ -10,12 +10,8 @@ from mmrl.policies.shared.workers.slots import Slots
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
-from mmrl.policies.text.write.generate import Completions, Generator, LocalGenerator
+from mmrl.policies.text.write.generate import Completions, Generator, LocalGenerator, Part, Seed
 from mmrl.runtime.spans import in_span
-
-Seed = tuple[int, int]
-Part = tuple[Sequence[Encoded], Sequence[int], Sequence[Seed], Sampling]
-"""What `Generator.write` is asked for, in its order."""
 
 
 class RemoteGenerator(Remote):
@@ -63,17 +59,3 @@ def write(
 def bare(prompt: Encoded) -> Encoded:
     """A prompt as the network reads it, without what it was made of."""
     return replace(prompt, prompt=None, views={}, pictures=(), short_ids=None)
-
-
-@runtime_checkable
-class WritesParts(Protocol):
-    """A generator that writes several chunks at the same time."""
-
-    def write_all(self, parts: Iterable[Part]) -> Iterator[Completions]: ...
-
-
-def write_all(generator: Generator, parts: Iterable[Part]) -> Iterator[Completions]:
-    """The completions of several chunks, together where the generator can; otherwise each is made when it is asked for."""
-    if isinstance(generator, WritesParts):
-        return generator.write_all(parts)
-    return (generator.write(*part) for part in parts)
