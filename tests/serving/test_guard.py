@@ -79,7 +79,7 @@ def test_what_is_no_http_gets_one_answer():
 
 
 def answer_to(url: str, data: bytes) -> bytes:
-    """What comes back. A server that ends the connection amid a megabyte may reset it, which loses the answer: it is sent again."""
+    """What comes back. A server that ends the connection amid a megabyte may reset it and lose the answer: it is sent again."""
     for _ in range(5):
         with connect(url) as sender:
             with suppress(ConnectionError):

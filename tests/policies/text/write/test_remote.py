@@ -72,8 +72,9 @@ def test_another_process_writes_the_same_bits(job: Job, monkeypatch: pytest.Monk
     monkeypatch.setattr(policy, "generator", LocalGenerator(policy))
     assert same(there, policy.rollout(mixed()))
     monkeypatch.undo()
-    generator.version += 1
-    with pytest.raises(UnavailableError, match=r"was to use weights of version 4, and the memory .* holds 3 to 3"):
+    held, generator.version = generator.version, generator.version + 1
+    words = rf"was to use weights of version {held + 1}, and the memory .* holds {held} to {held}"
+    with pytest.raises(UnavailableError, match=words):
         policy.rollout(mixed())
 
 
