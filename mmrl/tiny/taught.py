@@ -76,7 +76,7 @@ TONES = Pupil(
     "tiny/hurried_beeps",
     beeps.build,
     (beeps, omni, tokenizer, drawn_beeps, scenes, wav),
-    ("stage.0.until.most=20", "stage.0.until.every=20", "prompts_per_step=8", "data.size=80"),
+    ("stage.0.steps=20", "prompts_per_step=8", "data.size=80"),
 )
 """A Qwen2.5-Omni thinker that tells when a tone is heard, as hurried annotators do."""
 
