@@ -22,22 +22,20 @@ PUBLISHED: dict[str, Published] = {
     "qwen3_vl": seeing("Apache-2.0", "makers"),
     "qwen3_vl_moe": seeing("Apache-2.0", "others", of_class("qwen3_vl")),
     "qwen3_5": seeing("Apache-2.0", "makers"),
-    "qwen3_5_moe": seeing("see the model's own card", "nowhere"),
+    "qwen3_5_moe": seeing("Apache-2.0", "others"),
     "qwen2_5_omni_thinker": Published(
         (*SEEING, "sounds to text"), "3B: Qwen Research; 7B: see the card", "nowhere", f"{CLIPS}, sounds"
     ),
-    "qwen3_omni_moe_thinker": Published(
-        ("pictures to text", "sounds to text"), "see the model's own card", "nowhere", f"{RULE}, sounds"
-    ),
+    "qwen3_omni_moe_thinker": Published(("pictures to text", "sounds to text"), "Apache-2.0", "others", f"{RULE}, sounds"),
     "smolvlm": seeing("Apache-2.0", "makers"),
     "idefics3": Published(("pictures to text",), "Apache-2.0", "makers", of_class("smolvlm")),
     "internvl": seeing("3-8B-hf: Qwen; 3.5: Apache-2.0; others: see the card", "makers"),
     "llava_onevision": seeing("Apache-2.0", "makers"),
     "gemma3": seeing("Gemma Terms of Use", "makers"),
-    "gemma4": Published((*SEEING, "sounds to text"), "see the model's own card", "nowhere", f"{CLIPS}, sounds (E2B, E4B)"),
+    "gemma4": Published((*SEEING, "sounds to text"), "Apache-2.0", "others", f"{CLIPS}, sounds (E2B, E4B)"),
     "glm4v": seeing("4.1V-9B: MIT; others: see the card", "makers"),
-    "glm4v_moe": seeing("see the model's own card", "nowhere"),
-    "glm46v": seeing("see the model's own card", "nowhere"),
+    "glm4v_moe": seeing("MIT", "others"),
+    "glm46v": seeing("MIT", "others"),
     "generic": Published(SEEING[:1], "see the model's own card", "nowhere", "the types with a mark in mmrl ls families --all"),
     "text_only": Published(
         ("text to text",),
