@@ -26,8 +26,6 @@ ENVIRONMENT, FAMILY = "MMRL_TEST_ENGINE", "MMRL_TEST_ENGINE_FAMILY"
 """Environment variables: the folder of vLLM's environment, and the family of models that is served."""
 HEAD = 32
 """vLLM knows attention of a CPU for some sizes of a head, and this is the smallest."""
-SECTIONS = {"qwen2_5_vl": [4, 6, 6], "qwen3_vl": [6, 5, 5]}
-"""Family -> how its rotary positions share half of a head."""
 CLOSE = 1e-4
 """Bound on |log-probability of vLLM - that of a reading|, both in float32: some 25 times the largest that was seen, and a
 hundredth of the smallest that a wrong weight, token or picture makes."""
@@ -48,10 +46,13 @@ def build_wide(name: str, folder: Path, seed: int = 0) -> str:
     config = AutoConfig.from_pretrained(folder)
     text = config.text_config
     text.hidden_size, text.intermediate_size = text.num_attention_heads * HEAD, 2 * text.num_attention_heads * HEAD
-    text.rope_parameters["mrope_section"] = SECTIONS[name]
-    if name == "qwen3_vl":
+    if getattr(text, "head_dim", None):
         text.head_dim = HEAD
-    config.vision_config.out_hidden_size = text.hidden_size
+    rope = text.rope_parameters
+    if "mrope_section" in rope:
+        rope["mrope_section"] = [6, 5, 5] if rope.get("mrope_interleaved") else [4, 6, 6]
+    if hasattr(config.vision_config, "out_hidden_size"):
+        config.vision_config.out_hidden_size = text.hidden_size
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config)

@@ -63,7 +63,7 @@ DEMOS = {
     "beeps": Demo(
         config="tiny/beeps",
         summary="Teach a tiny Qwen2.5-Omni to say when a tone is heard in a sound; ends with sounds beside their waveforms.",
-        imitation="a Qwen2.5-Omni thinker of 0.7 M parameters learns from spans that begin too early and end too late",
+        imitation="a Qwen2.5-Omni thinker of 0.9 M parameters learns from spans that begin too early and end too late",
         reinforcement="it is rewarded for the overlap of its spans with the right ones",
         short=FEW,
     ),

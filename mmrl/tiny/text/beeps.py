@@ -1,4 +1,4 @@
-"""A thinker of Qwen2.5-Omni with 0.7 M parameters for tones in noise, and its real processor.
+"""A thinker of Qwen2.5-Omni with 0.9 M parameters for tones in noise, and its real processor.
 
 The config tiny/hurried_beeps teaches it by imitation, from spans as hurried people write them: too early and too late. What such
 spans cannot teach is left to reinforcement. It hears ten mel frames a second, so that ten seconds are one window and 25 tokens.
