@@ -1,13 +1,14 @@
 """An engine's server on the run's own card: what it takes of it, and that 4 bits are chosen beside it."""
 
-import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.tasks import one_line
-from mmrl.app.fit.fit import fit_to
+from mmrl.app.fit.remedies import less_server
 from mmrl.app.planning.choices import Facts, in_4_bits
 from mmrl.app.planning.device import target_device
 from mmrl.app.planning.memory import CONTEXT, GIB, Memory
@@ -56,10 +57,17 @@ def test_4_bits_are_chosen_beside_a_server_on_any_card(engine: str):
     assert [choice.value for choices in found for choice in choices] == ["nf4"]
 
 
-def test_a_run_that_does_not_fit_beside_its_server_is_told_what_the_server_takes():
-    with pytest.raises(ValueError, match="does not fit") as caught:
-        fit_to(run("policy.engine={}", "policy.sampling.max_new_tokens=4", "policy.dtype=float32"), target_device("1GB"))
-    said = str(caught.value)
-    assert f"most: {SERVER} 0.90 GiB" in said
-    assert 'the server on another card (policy.engine.devices = "1"), or no engine' in said
-    assert re.search(r"-[\d.]+ \w+: a server with 1 GiB for keys and values", said) is None, "which would take more"
+def test_what_a_server_would_give_back_is_among_the_remedies():
+    """All of it on another card; with a small cache 16 GiB less 4 of weights, 1 of cache and what CUDA takes."""
+
+    def remedies(*words: str) -> list[tuple[int, str]]:
+        made: Any = SimpleNamespace(config=run(*words).config, memory=beside(32, *words))
+        return [(remedy.saves, remedy.words.partition(":")[0]) for remedy in less_server(made)]
+
+    elsewhere, small = (
+        'the server on another card (policy.engine.devices = "1"), or no engine',
+        "a server with 1 GiB for keys and values",
+    )
+    assert remedies("policy.engine={memory_share = 0.5}") == [(16 * GIB, elsewhere), (11 * GIB - CONTEXT, small)]
+    assert remedies("policy.engine={cache_mb = 512}") == [(4 * GIB + GIB // 2 + CONTEXT, elsewhere)]
+    assert remedies() == []
