@@ -12,7 +12,7 @@ from mmrl.app.run import context
 from mmrl.app.run.build import Job
 from mmrl.training.trainer import Trainer
 from tests.processes.cases import CASES, ENGINES, SAMPLERS
-from tests.support.launcher import Kind, accelerator_of, leave, renew
+from tests.support.launcher import accelerator_of, end, keep, renew
 
 Seen = dict[str, Any]
 
@@ -50,18 +50,21 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
     return seen
 
 
-def main(kind: Kind, out: str, *cases: str) -> None:
-    """Each case is a name of CASES, ENGINES or SAMPLERS, or NAME=RUN to go on with a run."""
-    accelerator = accelerator_of(kind)
-    context.open_accelerator = lambda: accelerator
+def main(kinds: str, out: str, *cases: str) -> None:
+    """Each case is a name of CASES, ENGINES or SAMPLERS, or NAME=RUN to go on with a run; of several kinds each has a folder."""
     jobs.Ranks.close, jobs.announce = jobs.Ranks.wait, lambda run: None  # type: ignore[method-assign]
-    found: Seen = {}
-    for words in cases:
-        renew(accelerator)
-        case, _, run = words.partition("=")
-        found[case] = trained(case, Path(out) / case, Path(run) if run else None)
-    leave(accelerator, out, found)
+    named: Any = kinds.split(",")
+    for kind in named:
+        accelerator, folder = accelerator_of(kind), Path(out) / kind if len(named) > 1 else Path(out)
+        context.open_accelerator = lambda own=accelerator: own
+        found: Seen = {}
+        for words in cases:
+            renew(accelerator)
+            case, _, run = words.partition("=")
+            found[case] = trained(case, folder / case, folder / run if run else None)
+        keep(accelerator, folder, found)
+    end()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])  # type: ignore[arg-type]
+    main(*sys.argv[1:])

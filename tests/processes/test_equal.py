@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 
 from mmrl.app.commands import train as jobs
 from mmrl.app.export.export import export
-from tests.processes.cases import CASES
+from mmrl.app.run.folder import RunDir
+from mmrl.training.checkpoints.save import Checkpoints
+from tests.processes.cases import CASES, SAMPLERS
 from tests.processes.run_cases import Seen, trained
-from tests.support.launcher import KINDS, Kind, results
+from tests.support.launcher import KINDS, Kind, both
 
 pytestmark = pytest.mark.slow
 COMPARED = ("text", "flow", "probes")
@@ -48,22 +50,22 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("one")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jobs, "announce", lambda run: None)
-        return Ran(folder, [{case: trained(case, folder / case) for case in CASES if case != "dynamic"}])
+        return Ran(
+            folder,
+            [{case: trained(case, folder / case) for case in [*CASES, *SAMPLERS] if case not in ("dynamic", "bandit_long")}],
+        )
 
 
 @pytest.fixture(scope="module")
 def several(alone: Ran, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kind], Ran]:
-    made: dict[Kind, Ran] = {}
-
-    def of(kind: Kind) -> Ran:
-        if kind not in made:
-            folder = tmp_path_factory.mktemp(kind)
-            shutil.copytree(alone.folder / "short", folder / "begun")
-            cases = [case for case in CASES if case != "long"]
-            made[kind] = Ran(folder, results("tests.processes.run_cases", kind, folder, *cases, f"long={folder / 'begun'}"))
-        return made[kind]
-
-    return of
+    folder = tmp_path_factory.mktemp("two")
+    for kind in KINDS:
+        for begun in ("short", "bandit_short"):
+            shutil.copytree(alone.folder / begun, folder / kind / f"begun_{begun}")
+    cases = [case for case in CASES if case != "long"]
+    more = ("bandit", "bandit=begun_bandit_short", "long=begun_short")
+    made = both("tests.processes.run_cases", folder, *cases, *more)
+    return lambda kind: Ran(folder / kind, made[kind])
 
 
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
@@ -133,3 +135,16 @@ def test_a_run_of_two_processes_is_continued_by_one(
     resumed = Ran(tmp_path, [{"long": trained("long", tmp_path / "long", tmp_path / "begun")}])
     torch.testing.assert_close(resumed.rows("long"), alone.rows("long")[2:], atol=0, rtol=0)
     assert distance(resumed.weights("long"), alone.weights("long")) < 1e-5
+
+
+def memory(run: Path, step: int) -> dict[str, Any]:
+    """The sampler's own part of a checkpoint."""
+    return Checkpoints(RunDir.open(run).checkpoints).load(step)["sampler"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sampler_that_learns_draws_and_remembers_as_in_one_process(alone: Ran, several: Callable[[Kind], Ran], kind: Kind):
+    states, two = [memory(alone.folder / "bandit", step) for step in range(1, 5)], several(kind).folder
+    assert [memory(two / "bandit", step) for step in range(1, 5)] == states
+    assert states[0]["memory"] != states[-1]["memory"], "it has learned something"
+    assert memory(two / "begun_bandit_short", 4) == states[-1], "a run of one process goes on in two"

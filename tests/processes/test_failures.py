@@ -26,6 +26,7 @@ def test_one_process_fails_and_all_end(tmp_path: Path, breaks: str, words: list[
     assert all("stopped because another process did" in line for line in others), others
 
 
+@pytest.mark.evidence
 def test_two_processes_leave_in_peace(tmp_path: Path):
     done = started("mmrl", *RUN, f"output='{tmp_path / 'run'}'", MMRL_CACHE=str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]

@@ -29,6 +29,7 @@ def test_an_engine_and_the_reward_server_are_killed_and_the_run_ends_well(tmp_pa
     for name in ("engine 0", "reward server 0"):
         assert f"{name} died (exit code 137): it is started again, 2 more time(s) after this" in running.output
     assert len(running.rewards()) == 4 and RunDir(running.run).report_file.is_file()
+    assert running.output.count("report: ") == 1, "the main process alone writes it"
     logs = {file.name: file.read_text() for file in (tmp_path / "run.logs").iterdir()}
     assert set(logs) == {"engine-0.log", "engine-1.log", "reward-server-0.log"}
 

@@ -14,6 +14,8 @@ from mmrl.app.lab.arena import lane
 from mmrl.app.lab.arena.command import arena
 from mmrl.app.lab.arena.contest import Contest
 
+NEVER = 10**6
+"""A step that no run comes to."""
 REWARD = """
 def by_letters(group):
     return [sum(sample.token_ids) % 97 / 97 for sample in group.samples]
@@ -39,7 +41,7 @@ def ticks(kill_at: int) -> Iterator[float]:
         yield float((tick + 1) // 2)
 
 
-def main(folder: Path, kill_at: int = 10**6) -> None:
+def main(folder: Path, kill_at: int = NEVER) -> None:
     clock = ticks(kill_at)
     lane.clock_of = lambda job: lambda: next(clock)
     arena(contest(folder), folder)

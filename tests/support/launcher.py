@@ -34,6 +34,18 @@ def results(module: str | Path, kind: Kind, out: Path, *words: Any) -> list[dict
     return [torch.load(path, weights_only=True) for path in sorted(out.glob("rank-*.pt"))]
 
 
+def both(module: str | Path, folder: Path, *words: Any) -> dict[Kind, list[dict[str, Any]]]:
+    """The same of `module replicated,sharded folder words...`, whose two processes are one kind after the other.
+
+    Most of a process's time goes into its imports. What a kind leaves lies in `folder / kind`.
+    """
+    for kind in KINDS:
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+    done = started(module, ",".join(KINDS), folder, *words)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {kind: [torch.load(path, weights_only=True) for path in sorted((folder / kind).glob("rank-*.pt"))] for kind in KINDS}
+
+
 def accelerator_of(kind: Kind, **more: Any) -> Any:
     """accelerate's Accelerator on CPUs: alone, with replicas (DDP), sharded weights (FSDP2), or DeepSpeed."""
     from accelerate import Accelerator
@@ -41,6 +53,7 @@ def accelerator_of(kind: Kind, **more: Any) -> Any:
     from accelerate.utils import DistributedType
 
     torch.set_num_threads(1)
+    AcceleratorState._reset_state()
     # Processes that wait for each other say where, and end.
     faulthandler.dump_traceback_later(float(os.environ.get("MMRL_TEST_PATIENCE", "800")), exit=True)
     if kind in ("zero2", "zero3"):
@@ -90,9 +103,19 @@ def renew(accelerator: Any) -> None:
         accelerator.state.fsdp_plugin = sharding()
 
 
-def leave(accelerator: Any, out: str, result: dict[str, Any]) -> None:
-    """Save this process's result, wait for the others, and end."""
+def keep(accelerator: Any, out: str | Path, result: dict[str, Any]) -> None:
+    """Save this process's result, and wait for the others."""
     torch.save(result, Path(out) / f"rank-{accelerator.process_index}.pt")
     accelerator.wait_for_everyone()
+
+
+def leave(accelerator: Any, out: str | Path, result: dict[str, Any]) -> None:
+    """Save this process's result, wait for the others, and end."""
+    keep(accelerator, out, result)
+    end()
+
+
+def end() -> None:
+    """End this process."""
     sys.stdout.flush()
     os._exit(0)  # gloo's threads sometimes abort the interpreter's own farewell on a busy machine

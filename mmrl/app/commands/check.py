@@ -109,7 +109,7 @@ def look_at_stage(stage: Stage, mining: str, size: int | None, found: Findings) 
         look_at_data(resolved, found)
     if found.fine and not mining:
         with found.look("plan"):
-            look_at_plan(draw_up(resolved, on_card=size is not None), size, found)
+            look_at_plan(draw_up(resolved, on_card=size is not None, card=size), size, found)
     if found.fine:
         with found.look("model and rewards"), distributed_run() as (accelerator, _):
             look_at_job(build(resolved, accelerator=accelerator), resolved, found)

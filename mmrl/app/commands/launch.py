@@ -70,25 +70,27 @@ def launch(given: LaunchArguments) -> int:
         check_ranks(own, cluster.trainers)
         own.algorithm.algorithm.check_minibatches(own.prompts_per_step)
     starts = not given.dry_run and (cluster.nodes == 1 or given.node is not None)
-    if starts and cluster.engines:
-        resolved = replace(resolved, config=with_server_model(with_local_model(config)))
+    if cluster.engines:
+        resolved = replace(resolved, config=with_server_model(with_local_model(config) if starts else config, starts))
     placement = place(resolved, given.words, hosts_of(given, cluster.nodes), shipped_folder("configs"), given.node or 0)
     # what the trainers would refuse is refused before anything starts
     TrainArguments([*given.arguments, *placement.overrides], resume=given.resume).resolve()
     if starts:
         return start(config, placement, given)
-    chain = [f"stages: {chain_label(resolved)}"] if config.stage else []
-    text = "\n".join([*chain, *lines_of(placement)]) if given.dry_run else batch_script(cluster, given.words)
+    first = [f"stages: {chain_label(resolved)}"] if config.stage else []
+    if resolved.config.policy.model != config.policy.model:
+        first += [f"engines read {resolved.config.policy.model}: what 4 bits stand for, written before they start"]
+    text = "\n".join([*first, *lines_of(placement)]) if given.dry_run else batch_script(cluster, given.words)
     typer.echo(printable(text))
     return 0
 
 
-def with_server_model(config: RunConfig) -> RunConfig:
-    """The config with the model that its engines read; see `server_model`."""
+def with_server_model(config: RunConfig, make: bool) -> RunConfig:
+    """The config with the model that its engines read; see `server_model`. One that is not on this machine keeps its name."""
     policy = config.policy
-    if not isinstance(policy, TextPolicyConfig):
+    if not isinstance(policy, TextPolicyConfig) or not (make or Path(policy.model).is_dir()):
         return config
-    return replace(config, policy=replace(policy, model=server_model(policy)))
+    return replace(config, policy=replace(policy, model=server_model(policy, make)))
 
 
 def hosts_of(given: LaunchArguments, nodes: int) -> list[str]:

@@ -85,7 +85,7 @@ def plan(
             if stage.miner is not None or stage.in_round > 1:
                 continue
             with rows_before(stages, at):
-                made = draw_up(stage.resolved, processes, on_card=size is not None)
+                made = draw_up(stage.resolved, processes, on_card=size is not None, card=size)
                 fits &= (tell_plan if as_json else show_plan)(stage.resolved, made, size, calibrate, price)
         return fits
     if save is not None and save.exists():

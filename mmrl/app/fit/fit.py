@@ -43,7 +43,8 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
     facts = facts_of(resolved, prompts)
     usual = usual_choices(resolved, facts)
     chosen = with_choices(resolved, usual)
-    estimates = Estimates(processes, prompts, reward_memory(chosen, device.is_card))
+    card = device.size if device.is_card else None
+    estimates = Estimates(processes, prompts, reward_memory(chosen, device.is_card), card)
     if facts.is_tiny:
         check_geometry(chosen, processes)
         made = estimates.of(chosen)

@@ -10,6 +10,7 @@ from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun
 from mmrl.app.planning.known import note_of, with_settings
 from mmrl.app.planning.memory import CONTEXT, Memory, estimate, has_card, of_sampler
 from mmrl.app.planning.reward_memory import RewardMemory, add_rewards, reward_memory
+from mmrl.app.planning.server_memory import add_server
 from mmrl.app.run.beforehand import refuse_unknown_space
 from mmrl.app.run.build import check_ranks, first_prompts, load_prompts
 from mmrl.app.run.context import refuse_idle_methods
@@ -47,16 +48,17 @@ class Plan:
         return modality_of(self.config.policy).name != "flow"
 
 
-def draw_up(resolved: Resolved, processes: int = 1, on_card: bool | None = None) -> Plan:
+def draw_up(resolved: Resolved, processes: int = 1, on_card: bool | None = None, card: int | None = None) -> Plan:
     """Count one step and estimate memory, without weights.
 
-    `on_card`: does the run have a card, where rewards hold their models too (None: as this machine)? Raises FileNotFoundError
+    `on_card`: does the run have a card, where rewards hold their models too (None: as this machine)? `card`: its bytes, of which
+    an engine's server may take a part. Raises FileNotFoundError
     without a plug-in, data file or the model's config, and ValueError for what `mmrl train` would refuse.
     """
     check_geometry(resolved, processes)
     refuse_unknown_space(with_settings(resolved.config))
     on_card = has_card() if on_card is None else on_card
-    return Estimates(processes, prompts_of(resolved), reward_memory(resolved, on_card)).of(resolved)
+    return Estimates(processes, prompts_of(resolved), reward_memory(resolved, on_card), card).of(resolved)
 
 
 def check_geometry(resolved: Resolved, processes: int) -> None:
@@ -78,6 +80,8 @@ class Estimates:
     processes: int
     prompts: Sequence[Prompt]
     rewards: RewardMemory = field(default_factory=RewardMemory)
+    card: int | None = None
+    """Bytes of the card, of which an engine's server may take a part; None: there is none, or it does not matter."""
 
     def of(self, resolved: Resolved) -> Plan:
         """The plan of these settings; errors as in `draw_up`."""
@@ -97,7 +101,7 @@ class Estimates:
         if sampler is not None and config.cluster.samplers_share:
             name = f"{config.cluster.samplers} sampler(s) that share it"
             alone = replace(alone, stays={**alone.stays, name: config.cluster.samplers * (sampler.peak + CONTEXT)})
-        memory = add_rewards(alone, self.rewards)
+        memory = add_server(add_rewards(alone, self.rewards), config, self.card)
         most = counted.calls(worst=True) if algorithm.planner.max_rounds > 1 else None
         readings = [f"{reading.quantity} of {reading.model}" for reading in algorithm.frozen_reads if reading.model != "rollout"]
         shown = replace(config, policy=replace(config.policy, model=resolved.config.policy.model))

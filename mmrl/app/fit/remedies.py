@@ -1,14 +1,15 @@
 """The changes that help most where a run does not fit its card, each with the bytes that it saves."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmrl.app.config.run import Resolved
 from mmrl.app.fit.plan import Estimates, Plan
 from mmrl.app.modality.registry import PolicyConfig
-from mmrl.app.planning.choices import Choice, Facts, has_server_beside, with_choices
+from mmrl.app.planning.choices import Choice, Facts, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import Memory, size_text
+from mmrl.app.planning.server_memory import SMALL_CACHE_MB, add_server, engine_beside, without_server
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 
@@ -69,6 +70,7 @@ def remedies(resolved: Resolved, made: Plan, device: Device, facts: Facts) -> It
         yield Remedy(saved, f"{cards} such cards that share the weights: {SHARDS.format(cards=cards)}")
     if device.is_card:
         yield from rewards_elsewhere(made)
+        yield from less_server(made)
     if policy.lora is not None and policy.lora.rank > SMALL_RANK:
         adapter = trained + sum(size for name, size in memory.stays.items() if name.startswith("weights kept beside"))
         share = 1 - SMALL_RANK / policy.lora.rank
@@ -87,10 +89,25 @@ def rewards_elsewhere(made: Plan) -> Iterator[Remedy]:
         yield Remedy(held, 'rewards in a process of their own (mmrl reward serve), or device = "cpu" in [[reward]]')
 
 
+def less_server(made: Plan) -> Iterator[Remedy]:
+    """An engine's server that takes less of the trainer's card, or nothing."""
+    engine, memory = engine_beside(made.config), made.memory
+    if engine is None:
+        return
+    alone = without_server(memory).peak
+    yield Remedy(memory.peak - alone, 'the server on another card (policy.engine.devices = "1"), or no engine')
+    small = replace(engine, cache_mb=SMALL_CACHE_MB)
+    policy = replace(made.config.policy, engine=small)
+    less = add_server(without_server(memory), replace(made.config, policy=policy), 0).peak
+    words = f"a server with {SMALL_CACHE_MB / 1024:.0f} GiB for keys and values: policy.engine.cache_mb={SMALL_CACHE_MB}"
+    if less < memory.peak:
+        yield Remedy(memory.peak - less, words)
+
+
 def fewer_bits(estimates: Estimates, resolved: Resolved, made: Plan, device: Device, facts: Facts) -> Iterator[Remedy]:
     """Weights in 4 bits, where a config said that they rest otherwise."""
     policy = resolved.config.policy
-    if device.is_card and facts.parts and rests_whole(policy) and policy.lora is not None and not has_server_beside(policy):
+    if device.is_card and facts.parts and rests_whole(policy) and policy.lora is not None:
         small = with_choices(resolved, [Choice("policy.weights", "nf4", "")])
         yield Remedy(made.memory.peak - estimates.of(small).memory.peak, "weights in 4 bits: policy.weights=nf4")
 

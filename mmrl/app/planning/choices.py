@@ -116,13 +116,10 @@ def small_parts(model: nn.Module, family: Family) -> tuple[str, ...]:
 
 
 def in_4_bits(resolved: Resolved, facts: Facts, device: Device, need: int) -> Iterator[list[Choice]]:
-    """Weights in 4 bits for a run that does not fit a card, `need` bytes, where adapters train beside; then further parts.
-
-    None where a server lies on the same card, which holds the model whole.
-    """
+    """Weights in 4 bits for a run that does not fit a card, `need` bytes, where adapters train beside; then further parts."""
     policy = resolved.config.policy
     may = device.is_card and facts.parts and is_free(resolved, "policy.weights") and policy.lora is not None
-    if not may or has_server_beside(policy):
+    if not may:
         return
     why = f"{size_text(need)} would be needed of {size_text(device.usable)} with weights in {policy.dtype}"
     weights = Choice("policy.weights", "nf4", why)
@@ -136,11 +133,6 @@ def in_4_bits(resolved: Resolved, facts: Facts, device: Device, need: int) -> It
     if facts.has_own_head:
         table = Choice("policy.quantized", {**every, "embeddings": "host"}, "beside its input embeddings it would not fit")
         yield [weights, table]
-
-
-def has_server_beside(policy: PolicyConfig) -> bool:
-    """Does an engine serve the model on the trainer's card?"""
-    return isinstance(policy, TextPolicyConfig) and policy.engine is not None and policy.engine.shares_card
 
 
 def area_of(prompt: Prompt) -> int:

@@ -24,6 +24,8 @@ CONTEXT = GIB // 2
 SPARE = 0.05
 """Share of a card that fragments of its memory may take."""
 LIBRARIES, WRITTEN = "Python, its libraries and the data", "a checkpoint on its way to the disk"
+OF_UPDATES = ("update", "optimizer step")
+"""The phases beside which no checkpoint is written where there is no card."""
 UNITS = {"": GIB, "G": GIB, "GB": GIB, "GIB": GIB, "M": 2**20, "MB": 2**20, "MIB": 2**20}
 
 
@@ -125,9 +127,10 @@ def copies_of(config: RunConfig, shadows: Iterable[str]) -> list[str]:
 
 
 def overlap(copy: int, phases: Mapping[str, int], config: RunConfig) -> int:
-    """Bytes of a checkpoint's copy that lie where the largest phase has been, for no step is taken while it is written."""
+    """Bytes of a checkpoint's copy that lie where the largest phase has been: updates wait until it is written."""
     is_followed = config.steps > 1 if config.saves_by_time else 0 < config.save_every < config.steps
-    return 0 if is_followed else min(copy, max(phases.values(), default=0))
+    beside = [size for name, size in phases.items() if is_followed and name not in OF_UPDATES]
+    return min(copy, max(phases.values(), default=0) - max(beside, default=0))
 
 
 def resident_now() -> int:

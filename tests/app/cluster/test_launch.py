@@ -1,16 +1,21 @@
 """`mmrl launch`: what it prints, the script it writes, and what it refuses before it starts anything."""
 
+import re
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from mmrl.app.cluster.placement import Placement
 from mmrl.app.cluster.slurm import batch_script
+from mmrl.app.commands import launch as launching
 from mmrl.app.commands.launch import LaunchArguments, launch
 from mmrl.app.config import run as configs
 from mmrl.app.plugins.resolve import shipped_folder
+from mmrl.tiny.text.vlms import build
 from tests.support.fake_engines import make_environment
+from tests.support.stored_codes import store_codes
 
 SCRIPTS = sorted((shipped_folder("configs") / "cluster").glob("*.sh"))
 NODES = {"cluster/one_node_8_gpus": 1, "cluster/four_nodes_32_gpus": 4}
@@ -120,6 +125,53 @@ def test_engines_of_other_machines_need_a_shared_folder(tmp_path: Path):
     words = ["tiny/image", "policy.engine={kind='vllm'}", "cluster={nodes=2, trainers=2, engines=2}"]
     with pytest.raises(ValueError, match=r"which is another machine, and policy.engine.folder is empty"):
         launch(LaunchArguments(words, dry_run=True))
+
+
+@pytest.fixture
+def in_4_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A run in 4 bits with one server, whose cache is empty."""
+    monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "cache"))
+    model, environment = build("qwen3_vl", tmp_path / "model"), make_environment(tmp_path / "engine")
+    words = ["tiny/image", f"policy.model={model}", "policy.weights=nf4", "policy.lora.rank=2", "cluster.engines=1"]
+    return [*words, f"policy.engine={{kind='vllm', environment='{environment}'}}"]
+
+
+def served(placement: Placement) -> str:
+    [engine] = placement.servers
+    words = engine.words
+    assert "--enable-lora" in words and "--quantization" not in words
+    return words[words.index("serve") + 1]
+
+
+def test_servers_beside_4_bits_read_a_folder_of_what_they_stand_for(
+    in_4_bits: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A dry run names the folder and writes nothing; trainers go on with the model itself."""
+    launch(LaunchArguments(in_4_bits, dry_run=True))
+    said = capsys.readouterr().out
+    named = re.search(rf" serve ({tmp_path}/cache/whole-[0-9a-f]{{12}}) ", said)
+    assert named is not None and f"engines read {named[1]}: what 4 bits stand for" in said
+    assert not Path(named[1]).exists()
+    started: list[Placement] = []
+    monkeypatch.setattr(launching, "start", lambda config, placement, given: started.append(placement) or 0)
+    assert launch(LaunchArguments(in_4_bits)) == 0
+    assert served(started[0]) == named[1] and (Path(named[1]) / "model.safetensors").is_file()
+    [trainers] = [process for process in started[0].of_node(0) if process.kind == "trainers"]
+    assert f"policy.model={tmp_path / 'model'}" in trainers.words and named[1] not in " ".join(trainers.words)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_servers_that_cannot_follow_4_bits_are_refused_before_any_starts(
+    in_4_bits: list[str], tmp_path: Path, dry_run: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(launching, "start", lambda *_: pytest.fail("it started"))
+    with pytest.raises(ValueError, match=r'sync is "file", which sends all weights, .*: set policy.engine.sync = "lora"'):
+        launch(LaunchArguments([*in_4_bits, "policy.engine.sync=file"], dry_run=dry_run))
+    with pytest.raises(ValueError, match=r"files or code of its own that do not allow to write what 4 bits stand for"):
+        launch(LaunchArguments([*in_4_bits, "policy.trust_remote_code=true"], dry_run=dry_run))
+    stored = store_codes(tmp_path / "model", tmp_path / "stored", r"language_model\.layers\..*_proj\.weight")
+    with pytest.raises(ValueError, match=r"is stored in 4 bits, which vLLM cannot read: remove \[policy.engine\], or take the"):
+        launch(LaunchArguments([*in_4_bits, f"policy.model={stored}", "policy.weights=float"], dry_run=dry_run))
 
 
 def test_keys_are_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

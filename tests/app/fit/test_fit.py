@@ -15,7 +15,7 @@ from mmrl.app.config.tasks import one_line
 from mmrl.app.fit.fit import Fit, fit_lines, fit_to
 from mmrl.app.fit.plan import draw_up
 from mmrl.app.planning import device as devices
-from mmrl.app.planning.choices import CHOSEN, FEW_WEIGHTS, Choice, Facts, area_of, in_4_bits, with_choices
+from mmrl.app.planning.choices import CHOSEN, FEW_WEIGHTS, Choice, area_of, with_choices
 from mmrl.app.planning.device import Device, machine_memory, target_device
 from mmrl.app.planning.memory import GIB, Memory, advice
 from mmrl.core.samples import Audio, Prompt, Video
@@ -100,21 +100,6 @@ def test_weights_rest_in_4_bits_only_on_a_card_that_is_too_small_for_more(small:
     assert not any(choice.key == "policy.weights" for choice in small.choices) and fit.weights == small.weights
     saved = plain["weights in bfloat16"] - kept["weights in bfloat16"]
     assert kept["weights in 4 bits"] + kept["scales of weights in 4 bits"] == pytest.approx(saved * 0.516 / 2, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("engine", "chosen"),
-    [
-        ("policy.engine={}", []),
-        ("policy.engine={devices = '1'}", ["nf4"]),
-        ("policy.engine={url = ['http://127.0.0.1:9']}", ["nf4"]),
-    ],
-)
-def test_4_bits_are_chosen_beside_a_server_on_another_card_alone(boxes: Path, engine: str, chosen: list[str]):
-    """One on the same card holds the model whole."""
-    resolved = one_line("grounding", "tiny:qwen3_vl", str(boxes), ["iou"], ["policy.lora.rank=4", engine])
-    found = in_4_bits(resolved, Facts(10**9, parts=("language",)), card(8), 9 * GIB)
-    assert [choice.value for choices in found for choice in choices] == chosen
 
 
 @pytest.mark.slow

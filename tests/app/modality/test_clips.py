@@ -43,9 +43,20 @@ def of_wan(family: str, *words: str) -> list[str]:
     return [f"policy.model=tiny:{family}", "policy.guidance=2.0", *CLIPS, OVER, *words]
 
 
+OFTEN = ("flow_grpo", "diffusion_nft")
+
+
 @pytest.mark.parametrize(
     ("name", "family"),
-    [*((name, family) for name in METHODS for family in ("wan", "wan_5b", "wan_a14b")), ("flow_grpo", "hunyuan15")],
+    [
+        *((name, "wan_a14b") for name in METHODS),
+        *(
+            pytest.param(name, family, marks=() if name in OFTEN else pytest.mark.evidence)
+            for name in METHODS
+            for family in ("wan", "wan_5b")
+        ),
+        ("flow_grpo", "hunyuan15"),
+    ],
 )
 def test_every_family_takes_two_steps_of_every_method(make: Make, name: str, family: str):
     """With guidance and an adapter; the ratio gate (1e-6) passes."""

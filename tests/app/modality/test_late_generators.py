@@ -18,10 +18,16 @@ from mmrl.app.plugins.resolve import load
 from mmrl.app.run.build import build
 from tests.support.flow_runs import FAMILIES, LATE_FAMILIES, Make, of_family, with_preset
 
-PRESETS = ("flow_grpo", "mix_grpo", "branch_grpo", "diffusion_nft")
-LATEST = ("krea2", "chroma", "lumina2", "qwen_image21")
-"""Families that differ in their velocity alone, so that one preset of each kind is enough."""
-WAYS = [(preset, family) for preset in PRESETS for family in LATE_FAMILIES if preset in PRESETS[::3] or family not in LATEST]
+PRESETS = ("flow_grpo", "mix_grpo", "branch_grpo")
+WAYS = [
+    *(("diffusion_nft", family) for family in LATE_FAMILIES),
+    *(
+        pytest.param(preset, family, marks=() if i % len(PRESETS) == j else pytest.mark.evidence)
+        for i, family in enumerate(LATE_FAMILIES)
+        for j, preset in enumerate(PRESETS)
+    ),
+]
+"""Of each family a preset that trains on the results, and one that trains on the way there."""
 TABLE = ["algorithm.schedule.spacing.kind=DiffusionTable"]
 
 

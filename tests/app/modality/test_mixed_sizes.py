@@ -77,7 +77,16 @@ def test_a_run_draws_every_prompt_at_its_size_and_goes_on_where_it_stopped(make:
     assert whole.report_file.read_text().count("data:image/png") >= 6
 
 
-@pytest.mark.parametrize("preset", ALONE)
+OF_EACH_KIND = (
+    *("flow_grpo", "grpo_guard", "dance_grpo", "flow_dppo", "temp_flow_grpo", "branch_mix_grpo"),
+    *("diffusion_nft", "dgpo", "flow_dpo", "sol_rl"),
+)
+"""Of each kind of schedule, and of each kind of term that compares latents or rows."""
+
+
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.evidence) for name in ALONE]
+)
 def test_presets_take_a_step_on_sizes_of_their_own(make: Make, tmp_path: Path, preset: str):
     """The ratio gate (1e-6) passes."""
     needs = ["algorithm.minibatches=1"] if preset != "temp_flow_grpo" else []

@@ -1,6 +1,7 @@
-"""Rollouts, two updates and readings of models of several families, by one or several processes: KIND OUT FOLDER..."""
+"""Rollouts, two updates and readings of models of several families, by two processes: KINDS OUT FOLDER..."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
 from mmrl.core.types import Request
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.flow_policies import PLANS, make, prompts
-from tests.support.launcher import Kind, accelerator_of, leave, renew
+from tests.support.launcher import KINDS, Kind, accelerator_of, end, keep, renew
 
 SIZES = ({}, {"width": 32, "height": 16}, {"width": 16, "height": 32})
 """Of the prompts: the first process has two sizes, the second one a third."""
@@ -47,13 +48,21 @@ def trained(kind: Kind, model: str, accelerator: Any, saved: Path) -> dict[str, 
     return {"rows": rows, "state": state}
 
 
-def main(kind: Kind, out: str, *models: str) -> None:
-    accelerator, found = accelerator_of(kind), dict[str, Any]()
+def all_trained(kind: Kind, accelerator: Any, out: Path, models: Sequence[str]) -> dict[str, Any]:
+    """What is read of each model, which is saved below `out`."""
+    found = dict[str, Any]()
     for model in models:
         renew(accelerator)
-        found[model] = trained(kind, model, accelerator, Path(out) / Path(model).name)
-    leave(accelerator, out, found)
+        found[model] = trained(kind, model, accelerator, out / Path(model).name)
+    return found
+
+
+def main(kinds: str, out: str, *models: str) -> None:
+    for kind in (kind for kind in KINDS if kind in kinds.split(",")):
+        accelerator, folder = accelerator_of(kind), Path(out) / kind
+        keep(accelerator, folder, all_trained(kind, accelerator, folder, models))
+    end()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])  # type: ignore[arg-type]
+    main(*sys.argv[1:])

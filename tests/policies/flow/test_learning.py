@@ -62,7 +62,7 @@ def test_presets_raise_the_reward(tiny, name):
     assert gain(trained(policy, algorithm, 14)) > 2
 
 
-@pytest.mark.parametrize("family", ["flux", "qwen_image"])
+@pytest.mark.parametrize("family", ["flux", pytest.param("qwen_image", marks=pytest.mark.evidence)])
 def test_every_family_learns(tiny, family):
     assert gain(trained(make(tiny(family), ["ref"], forward_rows=64), small("flow_grpo"), 16)) > 1
 

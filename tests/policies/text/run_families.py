@@ -1,9 +1,10 @@
-"""Rollouts, two updates and readings of models of several families, by one or several processes: KIND OUT FOLDER...
+"""Rollouts, two updates and readings of models of several families, by two processes: KINDS OUT FOLDER...
 
 The first one also with an adapter, whose vision part, which does not train, looks at each prompt once.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import Sampling
 from mmrl.training.checkpoints.state import copy_state
-from tests.support.launcher import Kind, accelerator_of, leave, renew
+from tests.support.launcher import KINDS, Kind, accelerator_of, end, keep, renew
 from tests.support.text_policies import logprobs, make, mixed, text_trace
 
 
@@ -48,15 +49,22 @@ def trained(kind: Kind, model: str, accelerator: Any, saved: Path, lora: LoraSet
     return {"rows": rows, "state": state, "kept": lora is not None and policy.net.features is not None}
 
 
-def main(kind: Kind, out: str, *models: str) -> None:
-    accelerator, found = accelerator_of(kind), dict[str, Any]()
+def all_trained(kind: Kind, accelerator: Any, out: Path, models: Sequence[str]) -> dict[str, Any]:
+    """What is read of each model, and of the first one with an adapter; they are saved below `out`."""
+    found = dict[str, Any]()
     for model in models:
         renew(accelerator)
-        found[model] = trained(kind, model, accelerator, Path(out) / Path(model).name)
+        found[model] = trained(kind, model, accelerator, out / Path(model).name)
     renew(accelerator)
-    found["adapter"] = trained(kind, models[0], accelerator, Path(out) / "adapter", LoraSettings(rank=2))
-    leave(accelerator, out, found)
+    return {**found, "adapter": trained(kind, models[0], accelerator, out / "adapter", LoraSettings(rank=2))}
+
+
+def main(kinds: str, out: str, *models: str) -> None:
+    for kind in (kind for kind in KINDS if kind in kinds.split(",")):
+        accelerator, folder = accelerator_of(kind), Path(out) / kind
+        keep(accelerator, folder, all_trained(kind, accelerator, folder, models))
+    end()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])  # type: ignore[arg-type]
+    main(*sys.argv[1:])

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 
-from tests.support.launcher import KINDS, Kind, results
+from tests.policies.text.run_families import all_trained
+from tests.support.launcher import KINDS, Kind, both
 
 pytestmark = pytest.mark.slow
 FAMILIES = ("qwen3_vl", "llava_onevision")
@@ -26,9 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def joined(tiny: Callable[[str], str], folder: Path) -> Joined:
     """The readings of each process of a family's model, joined, and the state that all of them hold."""
     models = {family: tiny(family) for family in FAMILIES}
-    ran: dict[Kind, list[dict[str, Any]]] = {}
-    for kind in ("one", *KINDS):
-        ran[kind] = results("tests.policies.text.run_families", kind, folder / kind, *models.values())
+    one = all_trained("one", Accelerator(cpu=True), folder / "one", list(models.values()))
+    ran = {"one": [one], **both("tests.policies.text.run_families", folder, *models.values())}
 
     def of(kind: Kind, family: str) -> dict[str, Any]:
         parts = [part[models.get(family, family)] for part in ran[kind]]

@@ -266,6 +266,18 @@ def test_writing_beside_the_run_keeps_the_state_of_the_moment_and_one_write_at_a
     assert [one["planner"]["rewards"] for one in found] == [[1.0], [1.0, 2.0]]
 
 
+def test_updates_on_the_host_wait_until_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    held, found = Held(monkeypatch), list[list[int]]()
+    checkpoints = Checkpoints(tmp_path, asynchronous=True)
+    trainer = make_trainer(records=Records(checkpoints=checkpoints))
+    trainer.save()
+    credit, update = trainer.credit, trainer.update
+    monkeypatch.setattr(trainer, "credit", lambda *given: found.append(checkpoints.steps()) or held.go.set() or credit(*given))
+    monkeypatch.setattr(trainer, "update", lambda batch: found.append(checkpoints.steps()) or update(batch))
+    trainer.step()
+    assert found[:2] == [[], [0]], "sampling goes on beside it"
+
+
 def test_a_final_one_is_on_disk_at_once_and_not_written_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     checkpoints = Checkpoints(tmp_path, asynchronous=True)
     checkpoints.save(1, numbered(1), Ranks(), final=True)

@@ -181,7 +181,7 @@ class Fixed:
         return self.plan
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.evidence)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_clean_runs_are_not_stopped(tiny, family, seed):
     policy = make(tiny(family), ["ema"], forward_rows=3)

@@ -242,7 +242,7 @@ def test_decoding_that_rounds_otherwise_is_named_and_precision_is_not(tiny, data
     assert f"Likely cause: {causes.CACHE} (" in message, message
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.evidence)])
 @pytest.mark.parametrize("family", EVERY)
 def test_clean_runs_are_not_stopped(tiny, family, seed):
     policy = policy_of(tiny(family))
