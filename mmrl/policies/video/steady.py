@@ -80,7 +80,7 @@ def frames_to_take(video: Video, frames: int, fps: float | None, name: str) -> t
         )
     if timeline.fps > fps * (1 + CLOSE_RATE):
         own = np.asarray(timeline.times)[inside]
-        there = min(frames, int((own[-1] - own[0]) * fps + 0.5) + 1) if len(own) else 0
+        there = min(frames, int((own[-1] - own[0] + 0.5 / timeline.fps) * fps) + 1) if len(own) else 0
         inside = [inside[i] for i in nearest(own, own[0] + np.arange(there) / fps)] if there else []
     if len(inside) < frames:
         raise ValueError(
