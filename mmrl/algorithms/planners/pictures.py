@@ -19,7 +19,7 @@ SHOWN = ("picture", "clip")
 def refuse_nothing_shown(prompt: Prompt, column: str) -> None:
     """Raise ValueError for a prompt without a picture or clip in this column."""
     found: object = prompt.columns.get(column)
-    if isinstance(found, str | Path | Video | Image.Image | np.ndarray) and kind_of(found) in (IMAGE, VIDEO):
+    if kind_of(found) in (IMAGE, VIDEO) and isinstance(found, str | Path | Video | Image.Image | np.ndarray):
         return
     known = ", ".join(sorted(prompt.columns)) or "none"
     what = "has nothing" if found is None else f"has {str(found)[:80]!r}"
@@ -70,7 +70,7 @@ class TaughtPairs(Once):
         for prompt in prompts:
             for column in self.columns_of(prompt):
                 refuse_nothing_shown(prompt, column)
-            if np.array_equal(*(np.asarray(prompt.columns[column]) for column in self.columns_of(prompt))):
+            if np.array_equal(np.asarray(prompt.columns[self.chosen]), np.asarray(prompt.columns[self.rejected])):
                 raise ValueError(
                     f"prompt {prompt.id!r} has the same picture in the columns {self.chosen!r} and {self.rejected!r}, and such a "
                     "pair teaches nothing: remove it from the data"

@@ -89,7 +89,7 @@ def test_the_best_pictures_and_pairs_of_them_are_taught_and_a_stopped_chain_goes
 
 def test_the_best_clips_are_taught(tmp_path: Path):
     chain = f"stage=[{BEST}, {SFT}]".replace("'picture'", "'clip'").replace("steps=2", "steps=1")
-    run = run_training(resolved(tmp_path / "run", chain, *CLIPS))
+    run = run_training(resolved(tmp_path / "run", chain, "data.pictures=false", *CLIPS))
     best = [row["clip"] for row in rows_of(run, "01-filter.jsonl")]
     assert len(best) == 3 and read_mp4(run.path / "stages" / best[0])[0].shape == (5, 16, 16, 3)
     assert [line["run/stage"] for line in lines(run) if "loss" in line] == [2]

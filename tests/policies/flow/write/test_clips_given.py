@@ -115,11 +115,12 @@ def test_clips_are_encoded_so_that_decoding_hands_them_back_and_train(tiny: Tiny
     ],
 )
 def test_what_is_taught_is_looked_at_before_weights_are_loaded(
-    tiny: Tiny, tmp_path: Path, settings: dict[str, int], columns: dict[str, str], message: str
+    tiny: Tiny, tmp_path: Path, settings: dict[str, Any], columns: dict[str, str], message: str
 ):
     write_mp4(tmp_path / "a.mp4", clip_of(), 8)
     prompt = Prompt("fox", "a fox", columns={name: str(tmp_path / file) for name, file in columns.items()})
-    policy = FlowPolicyConfig(tiny("wan"), **({"height": SIDE, "width": SIDE, "frames": FRAMES} | settings), fps=4.0)
+    given: dict[str, Any] = {"height": SIDE, "width": SIDE, "frames": FRAMES, "fps": 4.0, **settings}
+    policy = FlowPolicyConfig(tiny("wan"), **given)
     with pytest.raises(ValueError, match=f"prompt 'fox'.*{message}"):
         FlowModality().adapt_algorithm(KINDS["sft_of_pictures"], policy, "sft", [prompt])
 
