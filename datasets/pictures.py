@@ -1,11 +1,14 @@
-"""Pictures with captions that a generator is taught, or pairs of pictures of which people prefer one.
+"""Pictures or clips with captions that a generator is taught, or pairs of which people prefer one.
 
     {"image": "7.png", "caption": "a red fox"}                          also prompt or text in place of caption
-    {"prompt": "a red fox", "chosen": "7.png", "rejected": "8.png"}     a pair
+    {"video": "7.mp4", "caption": "a fox runs", "start": 2.5}           a clip, from this second on
+    {"video": "7.mp4", "caption": "it runs", "first_frame": "7.png"}    for models that draw what follows a picture
+    {"prompt": "a red fox", "chosen": "7.png", "rejected": "8.png"}     a pair, of pictures or of clips
     {"caption": "a red fox", "jpg_0": .., "jpg_1": .., "label_0": 1}    a pair as pickapic and diffusers have it
 
-The picture is in the column `picture` of a prompt, or the two in `chosen` and `rejected`. A label of 0.5 says that nobody
-preferred one: such rows are left out, as in diffusers' scripts, and so are rows without a label. Pictures are paths or bytes.
+The picture is in the column `picture` of a prompt, the clip in `clip`, or the two in `chosen` and `rejected`. A label of 0.5 says
+that nobody preferred one: such rows are left out, as in diffusers' scripts, and so are rows without a label. Pictures are paths
+or bytes, clips are paths, of which policy.frames are taught at policy.fps.
 Rows may be JSONL, JSON, CSV, TSV, parquet, tar files, data of Hugging Face or pictures with metadata.jsonl. `width` and `height`
 in pixels are the size at which a row is taught, instead of the policy's; a picture of another shape is cut to its middle.
 Licence: that of your data.
@@ -16,19 +19,22 @@ from pathlib import Path
 
 from mmrl import Prompt
 from mmrl.core.ranges import Count
+from mmrl.core.samples import VIDEO, Video, kind_of
 from mmrl.data.files.paths import cell_below
 from mmrl.data.files.pictures import open_picture, picture_size
+from mmrl.data.files.videos import probe_video
 from mmrl.data.layouts.base import DRAWN
 from mmrl.data.layouts.files import split_rows
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import FILE_ROW, Report, check_new_id
 
-SHOWN = ("image", "picture")
+SHOWN = ("image", "picture", "video", "clip")
+FIRST, START = "first_frame", "start"
 PAIR = ("chosen", "rejected")
 PICKED = ("jpg_0", "jpg_1")
 LABEL = "label_0"
 """1: the first of PICKED is preferred, 0: the second, 0.5: none."""
-OWN = (*SHOWN, *PAIR, *PICKED, *DRAWN, "id", LABEL)
+OWN = (*SHOWN, *PAIR, *PICKED, *DRAWN, "id", LABEL, FIRST)
 
 
 def load(
@@ -61,8 +67,12 @@ def load(
         with report.collecting(row.place):
             shown = _shown(row)
             if shown:
-                pictures = {name: _found(root, name, cell, image_root is None) for name, cell in shown.items()}
-                prompt = Prompt(str(row.values.get("id", row.number)), _text(row, column), columns={**_rest(row), **pictures})
+                start, anywhere = row.values.get(START), image_root is None
+                found = [(name, _found(root, name, cell, anywhere, start)) for name, cell in shown.items()]
+                columns = {name if name in PAIR else _kind(one): one for name, one in found}
+                media = [_found(root, FIRST, first, anywhere)] if (first := row.values.get(FIRST)) is not None else []
+                id = str(row.values.get("id", row.number))
+                prompt = Prompt(id, _text(row, column), tuple(media), columns={**_rest(row), **columns})
                 check_new_id(prompt, ids)
                 prompts.append(prompt)
     report.raise_if_bad()
@@ -85,20 +95,30 @@ def _shown(row: Row) -> dict[str, Cell]:
         return dict(zip(PAIR, (row.values[name] for name in (PICKED if label == 1 else PICKED[::-1])), strict=True))
     for name in SHOWN:
         if name in there:
-            return {"picture": row.values[name]}
+            return {name: row.values[name]}
     raise ValueError(
-        f"the row has {', '.join(map(str, row.values)) or 'no columns'}, and no picture: it needs {SHOWN[0]}, "
+        f"the row has {', '.join(map(str, row.values)) or 'no columns'}, and no picture: it needs {SHOWN[0]}, {SHOWN[2]}, "
         f"{' and '.join(PAIR)}, or {', '.join(PICKED)} and {LABEL}"
     )
 
 
-def _found(root: Path, name: str, cell: Cell, anywhere: bool) -> object:
-    """A path below the root, or an open picture; ValueError for anything else."""
+def _found(root: Path, name: str, cell: Cell, anywhere: bool, start: Cell = None) -> object:
+    """A path below the root, an open picture, or a clip from a second on; ValueError for anything else."""
     if not cell or not isinstance(cell, str | bytes | dict):
-        raise ValueError(f"column {name} is {str(cell)[:80]!r}: it must be the path of a picture")
+        raise ValueError(f"column {name} is {str(cell)[:80]!r}: it must be the path of a picture or clip")
     shown = cell if isinstance(cell, bytes) else cell_below(root, cell, anywhere)
-    picture_size(shown)
-    return shown if isinstance(shown, str) else open_picture(shown)
+    if not isinstance(shown, str) or kind_of(shown) is not VIDEO:
+        picture_size(shown)
+        return shown if isinstance(shown, str) else open_picture(shown)
+    if start is not None and (isinstance(start, bool) or not isinstance(start, int | float)):
+        raise ValueError(f"column {START} is {str(start)[:80]!r}: it must be a number of seconds")
+    probe_video(clip := Video(shown, start=start))
+    return shown if start is None else clip
+
+
+def _kind(shown: object) -> str:
+    """The column of a single picture or clip."""
+    return "clip" if kind_of(shown) is VIDEO else "picture"
 
 
 def _text(row: Row, column: str | None) -> str:

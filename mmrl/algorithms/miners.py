@@ -1,15 +1,17 @@
-"""Rows for a later stage from scored samples: prompts of the right difficulty, or pairs of a better and a worse completion."""
+"""Rows for a later stage from scored samples: prompts of the right difficulty, or pairs of a better and a worse sample."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import NamedTuple
 
+import numpy as np
+
 from mmrl.core.ranges import Count, CountOrNone, LargeOrNone, NonNegative, Number, Share, check_ranges
 from mmrl.core.samples import Sample
 
-Columns = Mapping[str, str | float]
-"""What a row adds to the columns of its prompt."""
+Columns = Mapping[str, object]
+"""What a row adds to the columns of its prompt: texts and numbers, and a whole sample where that is a picture or a clip."""
 
 
 class Found(NamedTuple):
@@ -38,8 +40,8 @@ class Difficulty:
     high: Share = 0.9
     """Largest share of right samples that is kept."""
     column: str = ""
-    """The column that gets a prompt's best right sample, for a stage `sft` (rejection sampling); prompts without one are
-    dropped. Empty: none."""
+    """The column that gets a prompt's best right sample, for a stage `sft` (rejection sampling, best of n): the text, or the
+    picture or clip. Prompts without one are dropped. Empty: none."""
 
     least_samples = 1
 
@@ -52,13 +54,13 @@ class Difficulty:
         scored = by_total(samples, totals)
         right = [sample for sample, total in scored if total >= self.success_at]
         share = len(right) / len(scored) if scored else -1.0
-        whole = [sample.text for sample in right if sample.text and not sample.truncated]
-        rows: list[Columns] = [{self.column: whole[0]} if self.column else {}] if whole or not self.column else []
+        whole = list(filter(is_whole, right))
+        rows: list[Columns] = [{self.column: content(whole[0])} if self.column else {}] if whole or not self.column else []
         return Found(rows if self.low <= share <= self.high else [], len(right), len(scored))
 
-    def stand_in(self, length: int) -> Columns:
-        """The columns of a row that is not there yet, with texts of this many words."""
-        return {self.column: words("a", length)} if self.column else {}
+    def stand_in(self, one: object, other: object) -> Columns:
+        """The columns of a row that is not there yet, with these two in place of samples."""
+        return {self.column: one} if self.column else {}
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class BestAndWorst:
     """Pairs of a prompt: the sample of the highest total reward is chosen, that of the lowest rejected.
 
     A row's columns are chosen, rejected and margin, the difference of their totals. Samples that were cut, are empty or have no
-    score are left out, and pairs of equal texts. Rewards of the stage's own may be a verifier or a judge (VerIPO,
+    score are left out, and pairs of equal samples. Rewards of the stage's own may be a verifier or a judge (VerIPO,
     arXiv:2505.19000).
     """
 
@@ -87,21 +89,21 @@ class BestAndWorst:
     least_samples = 2
 
     def __call__(self, samples: Sequence[Sample], totals: Sequence[float]) -> Found:
-        kept = [(one, total) for one, total in by_total(samples, totals) if one.text and one.text.strip() and not one.truncated]
+        kept = [(one, total) for one, total in by_total(samples, totals) if is_whole(one)]
         if self.prefer_long:
             kept.sort(key=lambda pair: (-pair[1], -pair[0].num_written))
         rows: list[Columns] = []
         for (good, high), (bad, low) in list(zip(kept, reversed(kept), strict=True))[: min(self.most, len(kept) // 2)]:
             is_split = self.success_at is None or low < self.success_at <= high
-            if high - low > self.gap and is_split and good.text and bad.text and good.text != bad.text:
-                rows.append({"chosen": good.text, "rejected": bad.text, "margin": high - low})
+            if high - low > self.gap and is_split and not alike(good, bad):
+                rows.append({"chosen": content(good), "rejected": content(bad), "margin": high - low})
         scored = [total for total in totals if not isnan(total)]
         bound = 0.5 if self.success_at is None else self.success_at
         return Found(rows, sum(total >= bound for total in scored), len(scored))
 
-    def stand_in(self, length: int) -> Columns:
-        """The columns of a row that is not there yet, with texts of this many words."""
-        return {"chosen": words("a", length), "rejected": words("b", length), "margin": 1.0}
+    def stand_in(self, one: object, other: object) -> Columns:
+        """The columns of a row that is not there yet, with these two in place of samples."""
+        return {"chosen": one, "rejected": other, "margin": 1.0}
 
 
 Miner = Difficulty | BestAndWorst
@@ -115,5 +117,16 @@ def by_total(samples: Sequence[Sample], totals: Sequence[float]) -> list[tuple[S
     return sorted(known, key=lambda pair: -pair[1])
 
 
-def words(word: str, count: int) -> str:
-    return " ".join([word] * max(1, count))
+def is_whole(sample: Sample) -> bool:
+    """Was it written to its end, and says or shows something?"""
+    return not sample.truncated and (sample.output is not None or bool(sample.text and sample.text.strip()))
+
+
+def content(sample: Sample) -> object:
+    """A text as it is; a sample that was drawn as a whole, since what it shows becomes a file."""
+    return sample.text if sample.output is None else sample
+
+
+def alike(one: Sample, other: Sample) -> bool:
+    """Do both say or show the same?"""
+    return one.text == other.text and np.array_equal(np.asarray(one.output), np.asarray(other.output))

@@ -98,6 +98,35 @@ def without_pairs(folder: Path) -> str:
     return expect_sentence(ended, "no pairs among the samples")
 
 
+BEST = "{kind='filter', name='best', num_prompts=2, num_samples=2, success_at=-1.0, low=0.0, high=1.0, column='picture'}"
+
+
+def drawn(folder: Path, reward: str, *words: str) -> Ended:
+    """Best of 2 pictures, taught."""
+    (folder / "own.py").write_text(f"def own(group):\n    return [{reward} for _ in group.samples]\n")
+    stages = f"stage=[{BEST}, {{kind='sft', steps=2, data={{use='stage:best'}}}}]"
+    usual = ("evaluate_every=0", "evaluation.num_prompts=0", "samples_every=0", "save_every=1", "prompts_per_step=2")
+    given = ("tiny/taught_drawing", *usual, "reward=[{use='./own.py'}]", stages, "output=run")
+    return run_mmrl(["train", *(words or given)], folder, LIMIT_S)
+
+
+def best_of_nan(folder: Path) -> str:
+    """Pictures whose reward is nan are none of the best: nothing is taught."""
+    ended = drawn(folder, "float('nan')")
+    if any((folder / "run").glob("checkpoints/step-*")) or any((folder / "run").glob("stages/media/*")):
+        raise BrokenError("a picture was taught, or kept")
+    return expect_sentence(ended, "stage 1 of 2, best")
+
+
+def without_its(what: str, said: str, folder: Path) -> str:
+    """A chain whose kept pictures vanished does not go on."""
+    expect_done(drawn(folder, "1.0"), "report:")
+    shutil.rmtree(folder / "run/checkpoints/step-2")
+    gone = folder / "run" / "stages" / what
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    return expect_sentence(drawn(folder, "1.0", "--resume", "run"), said, "put the file back")
+
+
 LOOP = ("tiny/verifier_loop", "stage.0.until.most=1", "stage.0.until.every=1", "evaluation.num_prompts=2", "save_every=1")
 
 
@@ -171,6 +200,9 @@ ATTACKS = [
     Attack("stages", "3,000 stages", many_stages),
     Attack("stages", "a loop that mines no pairs", without_pairs),
     Attack("stages", "kill -9 twice amid a loop", killed_amid_a_loop),
+    Attack("stages", "best of n pictures by a reward of nan", best_of_nan),
+    Attack("stages", "best of n whose pictures vanished", partial(without_its, "media", "is gone")),
+    Attack("stages", "best of n whose rows vanished", partial(without_its, "01-filter.jsonl", "are gone")),
     *(Attack("stages", f"pairs {name}", partial(pairs, rows, words)) for name, rows, words in PAIRS),
     Attack("stages", "resumed with a longer first stage", partial(resumed, ("stage.0.steps=2",), ("stage.0.steps", "chain"))),
     Attack("stages", "resumed with another kind of stage", partial(resumed, ("stage.0.kind=dpo",), ("stage",))),

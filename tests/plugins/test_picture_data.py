@@ -3,12 +3,15 @@
 import io
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from PIL import Image
 
 from mmrl.algorithms.planners.pictures import TaughtPairs, TaughtPictures
+from mmrl.core.samples import Video
+from mmrl.data.files.mp4 import write_mp4
 from mmrl.data.validate import FILE_ROW
 
 RED, BLUE = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
@@ -62,13 +65,33 @@ def test_bad_rows_are_listed_with_their_lines(dataset, tmp_path):
     with pytest.raises(ValueError, match="cannot be trained on") as caught:
         dataset("pictures")(tmp_path / "rows.jsonl")
     for sentence in (
-        "rows.jsonl:1: the row has caption, and no picture: it needs image, chosen and rejected, or jpg_0, jpg_1 and label_0",
+        "rows.jsonl:1: the row has caption, and no picture: it needs image, video, chosen and rejected, or jpg_0, jpg_1 and",
         "rows.jsonl:2: column prompt is missing, and must hold the text of the prompt",
         "rows.jsonl:3: picture",
-        "rows.jsonl:4: column picture is '3': it must be the path of a picture",
+        "rows.jsonl:4: column image is '3': it must be the path of a picture or clip",
         "rows.jsonl:5: column label_0 is 2: it must be 1 where jpg_0 is preferred, 0 or 0.5",
     ):
         assert sentence in str(caught.value)
+
+
+def test_clips_begin_where_a_row_says_and_may_follow_a_first_frame(dataset, tmp_path):
+    write_mp4(tmp_path / "a.mp4", np.zeros((8, 16, 16, 3), np.uint8), 8)
+    RED.save(tmp_path / "a.png")
+    rows = [
+        {"video": "a.mp4", "caption": "night"},
+        {"clip": "a.mp4", "caption": "night", "start": 0.5, "first_frame": "a.png"},
+        {"chosen": "a.mp4", "rejected": "a.png", "caption": "night"},
+    ]
+    file, clip = tmp_path / "rows.jsonl", str(tmp_path / "a.mp4")
+    file.write_text("\n".join(map(json.dumps, rows)))
+    whole, part, pair = dataset("pictures")(file)
+    assert (whole.media, whole.columns["clip"], pair.columns["chosen"]) == ((), clip, clip)
+    assert part.columns["clip"] == Video(clip, start=0.5) and part.media == (str(tmp_path / "a.png"),)
+    TaughtPictures().check_prompts([whole, part])
+    for bad, message in (({"start": 1.0}, "it asks for 1 s to 1 s"), ({"start": "x"}, "column start is 'x'")):
+        file.write_text(json.dumps({**rows[0], **bad}))
+        with pytest.raises(ValueError, match=message):
+            dataset("pictures")(file)
 
 
 def test_shapes_draws_what_its_captions_ask_for(dataset):

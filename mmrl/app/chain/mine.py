@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mmrl.algorithms.miners import Miner
 from mmrl.algorithms.planners.base import seed_of
-from mmrl.app.chain.rows import file_of, part_of, prompts_to_mine
+from mmrl.app.chain.rows import as_written, file_of, part_of, prompts_to_mine
 from mmrl.app.config.stages import Stage, num_samples
 from mmrl.app.errors import waiting
 from mmrl.app.files import replace_text
@@ -66,7 +66,7 @@ def mine_some(job: Job, stage: Stage, prompts: Sequence[Prompt], chosen: range, 
     mine = lines_of(job, requests, stage.miner, job.trainer.sampling(stage.begin + 1))
     found = {i: line for part in ranks.gather(mine) for i, line in part.items()}
     for i in chosen if ranks.is_main else ():
-        append_line(part_of(file_of(run, stage)), found[i])
+        append_line(part_of(file_of(run, stage)), {**found[i], "rows": as_written(found[i]["rows"], run)})
 
 
 def lines_of(job: Job, requests: Sequence[Request], miner: Miner, sampling: object) -> dict[int, Line]:

@@ -2,16 +2,23 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
+from mmrl.algorithms.miners import Columns
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.stages import Stage, num_samples
+from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import STAGE, offer
 from mmrl.app.run.build import first_prompts, held_out_prompts, load_prompts
-from mmrl.app.run.folder import RunDir, read_lines
-from mmrl.core.types import Prompt
+from mmrl.app.run.folder import Line, RunDir, read_lines
+from mmrl.app.run.sample_files import store, write_clip
+from mmrl.core.types import Prompt, Sample
+from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.training.watch.goal import prompts_beyond
 
@@ -55,17 +62,73 @@ def prompts_to_mine(stages: Sequence[Stage], at: int, run: RunDir | None) -> lis
     return list(islice(found, stage.miner.num_prompts or None))
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """The folder of the pictures and clips that rows name."""
+
+    media: Path
+
+
+def as_written(rows: Sequence[Columns], run: RunDir) -> list[Line]:
+    """Rows in JSON's types: what was drawn becomes a file, named by its content, and the row says where it lies."""
+    place = Drawn(run.path / "stages" / "media")
+
+    def written(value: object) -> object:
+        if not isinstance(value, Sample):
+            return value
+        if value.video is None:
+            return store(place, value.image, most=None)["file"]
+        clip = write_clip(place.media, value)
+        if clip is None:
+            raise ValueError(
+                "a clip whose sides are odd cannot be kept as mp4: set policy.width and policy.height to even numbers"
+            )
+        return f"media/{clip.name}"
+
+    return [{name: written(value) for name, value in row.items()} for row in rows]
+
+
+def as_read(row: Line, stage: Stage, run: RunDir) -> Columns:
+    """A row with the whole paths of its files; ValueError where one is gone."""
+    if output_of(stage) == "text":
+        return row
+    found = {name: run.path / "stages" / value if isinstance(value, str) else value for name, value in row.items()}
+    for path in found.values():
+        if isinstance(path, Path) and not path.is_file():
+            raise ValueError(f"{stage.place}: its rows name {path}, which is gone: put the file back, or begin in a new folder")
+    return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
+
+
+def output_of(stage: Stage) -> str:
+    policy = stage.resolved.config.policy
+    return modality_of(policy).output_of(policy)
+
+
+def stand_ins(stage: Stage) -> tuple[object, object]:
+    """Two different samples of the stage's policy, as far as they can be told before it has drawn or written any."""
+    policy = stage.resolved.config.policy
+    if isinstance(policy, FlowPolicyConfig) and policy.frames > 1:
+        one = np.zeros((policy.frames, 2, 2, 3), np.uint8)
+        return one, one + 1
+    if output_of(stage) != "text":
+        return Image.new("RGB", (8, 8), "white"), Image.new("RGB", (8, 8), "black")
+    length = policy.sampling.max_new_tokens if isinstance(policy, TextPolicyConfig) else 1
+    return " ".join(["a"] * max(1, length)), " ".join(["b"] * max(1, length))
+
+
 def load_rows(stages: Sequence[Stage], at: int, run: RunDir | None) -> list[Prompt]:
-    """The prompts of a stage's rows, with the columns that it found."""
+    """The prompts of a stage's rows, with the columns that it found; ValueError where its file is gone."""
     stage = stages[at]
     assert stage.miner is not None
     prompts = prompts_to_mine(stages, at, run)
     if run is None:
-        policy = stage.resolved.config.policy
-        length = policy.sampling.max_new_tokens if isinstance(policy, TextPolicyConfig) else 1
-        rows = {prompt.id: [stage.miner.stand_in(length)] for prompt in prompts}
+        standing = stage.miner.stand_in(*stand_ins(stage))
+        rows = {prompt.id: [standing] for prompt in prompts}
     else:
-        rows = {line["id"]: line["rows"] for line in read_lines(file_of(run, stage)).lines}
+        file = file_of(run, stage)
+        if not file.is_file():
+            raise ValueError(f"{stage.place}: its rows, {file}, are gone: put the file back, or begin in a new folder")
+        rows = {line["id"]: [as_read(row, stage, run) for row in line["rows"]] for line in read_lines(file).lines}
     return [
         replace(prompt, id=f"{prompt.id}#{k + 1}" if k else prompt.id, columns={**prompt.columns, **row})
         for prompt in prompts

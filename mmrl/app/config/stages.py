@@ -184,8 +184,10 @@ def check_mining(stage: Stage) -> None:
             f"{stage.place or stage.name}: no reward has a weight, so no sample is better than another: add [[stage.reward]]"
         )
     writes = not isinstance(stage.miner, Difficulty) or bool(stage.miner.column)
-    if writes and modality_of(config.policy).output_of(config.policy) != "text":
-        raise ValueError(f"{stage.place or stage.name}: its rows are texts, and this policy draws: take a filter without column")
+    if writes and modality_of(config.policy).output_of(config.policy) == "sound":
+        raise ValueError(
+            f"{stage.place or stage.name}: its rows would be sounds, which no stage is taught: take a filter without column"
+        )
     if config.environment is not None and writes:
         raise ValueError(
             f"{stage.place or stage.name}: its rows are single texts, and [environment] makes several turns: leave it out"

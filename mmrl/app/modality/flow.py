@@ -15,6 +15,7 @@ from mmrl.app.modality.base import AlsoTable, EvaluationTable, ExportKind, Loadi
 from mmrl.app.modality.flow_checks import (
     IDLE_COLUMNS,
     check_objective,
+    check_taught,
     check_teachers,
     refuse_comparison_of_sizes,
     refuse_plans,
@@ -139,6 +140,8 @@ class FlowModality:
         lay_out(plan, [algorithm.group_size], [0])
         check_objective(algorithm, plan, label)
         check_teachers(algorithm, policy.teachers, prompts, label)
+        sketch = sketch_of_model(policy)[1] if policy.frames > 1 else None
+        check_taught(algorithm, policy, prompts, policy.fps if sketch is None else sketch.fps)
         refuse_comparison_of_sizes(algorithm, {own_size(prompt) or (policy.width, policy.height) for prompt in prompts})
         return algorithm
 

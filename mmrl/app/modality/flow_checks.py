@@ -3,13 +3,16 @@
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.planners.pictures import TaughtPairs, TaughtPictures
 from mmrl.core.hooks import AdvantageHooks, PlannerHooks, TermHooks, with_hooks
 from mmrl.core.readings import DT, MEAN, PIXELS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY
+from mmrl.core.samples import Video
 from mmrl.core.types import ClipRange, Prompt
 from mmrl.data.files.pictures import picture_size
 from mmrl.data.validate import FILE_ROW
@@ -19,6 +22,8 @@ from mmrl.policies.flow.read.evaluate import OF_LATENTS
 from mmrl.policies.flow.settings import FlowPolicyConfig, TeacherSettings
 from mmrl.policies.flow.sizes import Size, own_size, size_text
 from mmrl.policies.flow.teachers import TEACHER, refuse_missing_teachers
+from mmrl.policies.flow.write.given import refuse_other_kind
+from mmrl.policies.video.steady import frames_to_take
 
 OF_NOISE = {"logprobs", *(reading.quantity for reading in (MEAN, SAMPLED_MEAN, STD, PULL, DT))}
 """Quantities that only noisy steps have."""
@@ -110,6 +115,19 @@ def check_teachers(algorithm: Algorithm, teachers: Sequence[TeacherSettings], pr
             f"policy.teachers holds {len(teachers)} adapters, and nothing in algorithm {label} reads them: take the preset "
             'diffusion_opd, a term FlowKL with model = "teacher", or remove them'
         )
+
+
+def check_taught(algorithm: Algorithm, policy: FlowPolicyConfig, prompts: Sequence[Prompt], fps: float | None) -> None:
+    """Raise ValueError where a prompt's taught pictures or clips are none that the policy draws, or clips are too short."""
+    planner = algorithm.planner
+    if not isinstance(planner, TaughtPictures | TaughtPairs):
+        return
+    for prompt in prompts:
+        for column in planner.columns_of(prompt):
+            refuse_other_kind(prompt, column, policy)
+            if isinstance(source := prompt.columns[column], str | Path | Video) and policy.frames > 1:
+                clip = source if isinstance(source, Video) else Video(str(source))
+                frames_to_take(clip, policy.frames, fps, f"prompt {prompt.id!r}")
 
 
 def refuse_sizes(prompts: Sequence[Prompt], family: FlowFamily | None) -> None:

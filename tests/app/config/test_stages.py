@@ -135,11 +135,13 @@ def test_refused(stages: list[dict[str, Any]], message: str):
         stages_of(chain(*stages))
 
 
-def test_rows_that_are_texts_come_from_models_that_write_single_ones():
-    drawn = configs.load("tiny/flow").table.values | {"stage": [{"kind": "pairs"}, {**DPO, "kind": "rl"}]}
-    drawn = {key: value for key, value in drawn.items() if key != "steps"}
-    with pytest.raises(ValueError, match="stage 1 of 2, pairs: its rows are texts, and this policy draws: take a filter without"):
-        stages_of(resolve(Table.of(drawn, "a.toml")))
+def test_rows_are_pictures_clips_or_single_texts():
+    heard = {**configs.load("tiny/tones").table.values, "stage": [{"kind": "pairs"}, {**DPO, "kind": "rl"}]}
+    heard = {key: value for key, value in heard.items() if key != "steps"}
+    with pytest.raises(
+        ValueError, match="stage 1 of 2, pairs: its rows would be sounds, which no stage is taught: take a filter"
+    ):
+        stages_of(resolve(Table.of(heard, "a.toml")))
     with pytest.raises(ValueError, match=r"its rows are single texts, and \[environment\] makes several turns: leave it out"):
         stages_of(chain(PAIRS, DPO, environment={"use": "zoom"}))
 

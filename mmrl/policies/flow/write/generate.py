@@ -178,7 +178,7 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
             sample_ids.append(len(samples[request.group_id]))
             made = Sample(image=drawn, role=request.role)
             if isinstance(drawn, np.ndarray):
-                made = Sample(video=drawn, fps=part.fps) if part.rate is None else Sample(sound=drawn, rate=part.rate)
+                made = Sample(sound=drawn, rate=part.rate) if part.rate else Sample(video=drawn, fps=part.fps, role=request.role)
             samples[request.group_id].append(replace(made, previews=shown) if shown else made)
     layouts = [part.trajectory.layout for part in sampled]
     are_shared = any(bool((layout.node_ids != torch.arange(len(layout))[:, None]).any()) for layout in layouts)
