@@ -53,6 +53,8 @@ class Collected:
     times: dict[str, float] = field(default_factory=dict)
     under: Callable[[], AbstractContextManager[None]] | None = None
     """A block with the weights that wrote the rows; None: they are the live ones."""
+    others: Mapping[int, Callable[[], AbstractContextManager[None]]] = field(default_factory=dict)
+    """The same with weights that might have written them by mistake, by their number of steps."""
 
 
 class Collector:

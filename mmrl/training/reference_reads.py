@@ -1,6 +1,6 @@
 """Readings under weights that do not move during a step: old, reference and averaged ones."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.hooks import PolicyHooks, with_hooks
-from mmrl.core.protocols import Policy
+from mmrl.core.protocols import Hypothesis, Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, PLACE, REWARD, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Reading, Rollouts, Scores
@@ -23,6 +23,9 @@ Under = Callable[[], AbstractContextManager[None]]
 """Makes a block in which the policy has the weights of an earlier step."""
 OF_GROUPS = "group_"
 """Prefix of the names of quantities that compare the rows of one group."""
+NO_OTHERS: Mapping[int, Under] = {}
+OTHER_VERSION = "another version of the weights"
+START_AGAIN = "An update was lost on its way to what samples, or came too early: start servers again, and resume"
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,13 @@ class ReferenceReads:
         return RatioGate(self.policy, self.algorithm, self.settings, self.ranks)
 
     @torch.no_grad()
-    def read(self, rollouts: Rollouts, check: bool, under: Under | None = None) -> dict[Reading, Tensor]:
+    def read(
+        self, rollouts: Rollouts, check: bool, under: Under | None = None, others: Mapping[int, Under] = NO_OTHERS
+    ) -> dict[Reading, Tensor]:
         """Readings of the step's actions under weights that do not move during it.
 
         `old` is read with the live weights, which have not moved yet, unless the sampler's own record will do. Rows that earlier
-        weights wrote are compared `under` these.
+        weights wrote are compared `under` these; where they differ, `others` by their number of steps are tried.
         """
         wanted, recorded = self.algorithm.frozen_reads, rollouts.recorded
         sampled = recorded.get(ROLLOUT_LOGPROBS)
@@ -60,7 +65,7 @@ class ReferenceReads:
         if checked and sampled is not None:
             with nullcontext() if under is None else under():
                 own = read if under is None else self.read_live(rollouts, [OLD_LOGPROBS])
-                self.gate.check(rollouts, sampled, own[OLD_LOGPROBS])
+                self.gate.check(rollouts, sampled, own[OLD_LOGPROBS], lambda rows: self.versions(rows, others))
         if sampled is not None and OLD_LOGPROBS in wanted:
             # a replayed row was sampled by weights that are gone: only its record is left
             noted = (
@@ -90,6 +95,16 @@ class ReferenceReads:
     def read_live(self, rollouts: Rollouts, readings: list[Reading]) -> dict[Reading, Tensor]:
         """Readings of rows that were just sampled, under the weights that sampled them."""
         return self.sizes.fit(lambda: self.read_rows(rollouts, readings))
+
+    def versions(self, rollouts: Rollouts, others: Mapping[int, Under]) -> Iterator[Hypothesis]:
+        """That weights of another step wrote the rows than is said."""
+        for step, under in others.items():
+
+            def read(under: Under = under) -> Tensor:
+                with under():
+                    return self.read_live(rollouts, [OLD_LOGPROBS])[OLD_LOGPROBS]
+
+            yield Hypothesis(OTHER_VERSION, f"with the weights after {step} steps", START_AGAIN, read)
 
     def read_rows(self, rollouts: Rollouts, readings: list[Reading]) -> dict[Reading, Tensor]:
         """Evaluate readings for all rows, cut to micro-batches; those that compare the rows of a group, group by group."""

@@ -183,6 +183,9 @@ class TrainSettings:
     """How many steps sampling may be ahead of training, with [policy.engine] or cluster.samplers: step j is sampled by the
     weights that had j - ahead steps, beside the updates before it. The same config still gives the same run. 0 = one after
     the other."""
+    ahead_drain: bool = False
+    """Checkpoints of save_every are written with no step in flight, so that they hold no weights but the live ones: the step
+    behind each is sampled by those, and training waits for it."""
     seed: Seed = 0
     """Seed of everything random in a run: prompts, samples, order of minibatches."""
     deterministic: bool = False

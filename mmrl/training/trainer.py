@@ -145,7 +145,7 @@ class Trainer:
                 rollouts, scores = collected.rollouts, collected.scores
                 with stopwatch(times, "read"):
                     self.audit(rollouts, self.index + 1)
-                    frozen = self.reader.read(rollouts, self.reader.gate.looks, collected.under)
+                    frozen = self.reader.read(rollouts, self.reader.gate.looks, collected.under, collected.others)
             scores = self.algorithm.shape_rewards(scores, rollouts, frozen)
             tell_sampler(self.collector, self.ranks, *rows_of_now(rollouts, scores))
             frozen |= of_scores(self.algorithm.score_reads, scores, rollouts)

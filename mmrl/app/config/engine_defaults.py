@@ -20,6 +20,7 @@ def add_engine_defaults(table: Table) -> None:
     weights in 4 bits differ with the number of rows: recorded log-probabilities are not quite those that are read. The policy
     reads `old` itself, and old / rollout, clamped per token, weighs every action.
     """
+    refuse_swap(table)
     algorithm, origin = table.values.get("algorithm", {}), origin_of(table.values)
     if origin is None or not isinstance(algorithm, Mapping):
         return
@@ -37,6 +38,19 @@ def add_engine_defaults(table: Table) -> None:
     if "importance" not in said and not any(isinstance(weight, RolloutCorrection) for weight in base.importance):
         correction: Values = {"kind": RolloutCorrection.__name__, "mode": "token_truncate"}
         table.set(("algorithm", "importance"), [*map(as_entry, base.importance), correction], origin)
+
+
+def refuse_swap(table: Table) -> None:
+    """Raise ValueError where `ahead` is a table, or weights are to change within an answer."""
+    lag = table.values.get("ahead")
+    swap = ("ahead", "swap") if isinstance(lag, Mapping) else ("swap",)
+    if isinstance(lag, Mapping) and "swap" not in lag:
+        raise ValueError(f"{table.at(('ahead',))} is a table, and must be a number of steps: write ahead = 1")
+    asked = lag["swap"] if isinstance(lag, Mapping) else table.values.get("swap")
+    if asked is not None:
+        raise ValueError(
+            f"{table.at(swap)} is {asked!r}, and weights never change within an answer: leave it out, and write ahead = 1 or 2"
+        )
 
 
 def origin_of(values: Mapping[str, object]) -> str | None:

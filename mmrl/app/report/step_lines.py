@@ -1,9 +1,10 @@
 """Time lines of two steps that a run recorded, a typical one and the slowest, and what the slow one waited for."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_low
+from typing import Any
 
 from markupsafe import Markup
 
@@ -51,6 +52,8 @@ class RecordedStep:
     is_first: bool
     """True for the first one of a process, which warms libraries up."""
     spans: tuple[Span, ...]
+    beside: Mapping[str, tuple[Span, ...]] = field(default_factory=dict[str, tuple[Span, ...]])
+    """Thread -> what it sampled meanwhile."""
 
     @property
     def phases(self) -> list[Span]:
@@ -88,11 +91,16 @@ def read_steps(file: Path) -> list[RecordedStep]:
     found = list[RecordedStep]()
     for number, line in enumerate(read_lines(file).lines, start=1):
         try:
-            spans = tuple(Span(str(name), float(start), float(length)) for name, start, length in line["spans"])
-            found.append(RecordedStep(int(line["step"]), float(line["seconds"]), bool(line["is_first"]), spans))
+            beside = {str(name).removeprefix("mmrl-"): spans_of(listed) for name, listed in line.get("beside", {}).items()}
+            numbers = int(line["step"]), float(line["seconds"]), bool(line["is_first"])
+            found.append(RecordedStep(*numbers, spans_of(line["spans"]), beside))
         except (KeyError, TypeError, ValueError):
             raise ValueError(f"{file}, line {number} is no step with its spans: remove the line") from None
     return [step for step in found if step.seconds > 0]
+
+
+def spans_of(listed: Iterable[Any]) -> tuple[Span, ...]:
+    return tuple(Span(str(name), float(start), float(length)) for name, start, length in listed)
 
 
 def step_lines(steps: Sequence[RecordedStep]) -> list[StepLine]:
@@ -131,12 +139,15 @@ def seconds(value: float) -> str:
 
 
 def draw(step: RecordedStep) -> Markup:
-    """A lane per phase, with everything at the time at which it happened; what ran inside a phase is a darker line in its bar."""
+    """A lane per phase, with everything at the time at which it happened; what ran inside a phase is a darker line in its bar.
+
+    Below these is a lane per thread that sampled beside training.
+    """
     marks = [t for t in ticks(0.0, step.seconds, 6) if t <= step.seconds * 1.0001]
     x, digits = Scale(0.0, step.seconds, NAMES_WIDTH, WIDTH - RIGHT), decimals(marks)
     bars = {name: [one for one in (*step.phases, *step.gaps) if one.name == name] for name in LANES}
     shown = [name for name in LANES if bars[name]]
-    height = LANE * len(shown) + BOTTOM
+    height = LANE * (len(shown) + len(step.beside)) + BOTTOM
     body = [
         Markup(
             '<line class="grid" x1="{0:.1f}" x2="{0:.1f}" y1="0" y2="{1:.1f}"/>'
@@ -145,17 +156,25 @@ def draw(step: RecordedStep) -> Markup:
         for t in marks
         for text in [f"{tick_text(t, digits)} s"]
     ]
-    for row, name in enumerate(shown):
+    for row, name in enumerate([*shown, *step.beside]):
         top = LANE * row + 4
         body.append(
             Markup('<text class="tick" x="{:.1f}" y="{:.1f}" text-anchor="end">{}</text>').format(
                 NAMES_WIDTH - 8, top + 13, SHORT.get(name, name)
             )
         )
+        if row >= len(shown):
+            body += [bar(x, one, top, LANE - 8, f"band p{place_of(one.name)}") for one in step.beside[name]]
+            continue
         body += [bar(x, one, top, LANE - 8, f"band p{LANES.index(name)}") for one in bars[name]]
         held = [one for one in step.inner if any(phase.holds(one) for phase in bars[name])]
         body += [bar(x, one, top + LANE - 12, 4.0, "inner") for one in held]
     return canvas(body, f"Time line of step {step.number}", height)
+
+
+def place_of(name: str) -> int:
+    """The colour of what a thread did: that of its phase, or of sampling."""
+    return LANES.index(name) if name in LANES else 0
 
 
 def bar(x: Scale, span: Span, top: float, height: float, style: str) -> Markup:

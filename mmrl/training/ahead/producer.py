@@ -22,6 +22,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS, WEIGHTS_VERSION
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.runtime.process_state import LEFT_BEHIND, random_state, set_random_state
+from mmrl.training.ahead.lag import Lag
 from mmrl.training.ahead.limits import refuse_lag
 from mmrl.training.checkpoints.state import copy_state, remembers
 from mmrl.training.collect import Collected, Collector, Draws
@@ -85,6 +86,7 @@ class Ahead(Collector):
         check_lag(policy, rewards, algorithm, settings, ranks)
         super().__init__(policy, sampler, rewards, algorithm, settings, ranks.apart(), reader)
         self._trainers = ranks
+        self._lag = Lag(settings.ahead, settings.steps, settings.save_every if settings.ahead_drain else 0)
         self._parameters = list(policy.parameters())
         self._moved = Condition()
         """Whatever both threads look at changes under this lock."""
@@ -125,6 +127,9 @@ class Ahead(Collector):
         begun = time.perf_counter()
         if self._thread is None:
             self._begin(step, sampling, state)
+        if step > self._last:
+            self._publish(step)
+            self._allow(step)
         with self._moved:
             self._moved.wait_for(lambda: step in self._found or self._error is not None)
             if step not in self._found:
@@ -133,17 +138,30 @@ class Ahead(Collector):
             collected = self._found.pop(step)
         waited = time.perf_counter() - begun
         self._publish(step)
-        version = max(0, step - self.ahead)
-        with self._moved:
-            self._versions = {at: one for at, one in self._versions.items() if at >= version}
-            self._last = min(step + self.ahead, self.steps - 1)
-            self._moved.notify_all()
+        version = self._lag.writes(step)
+        self._forget_versions(version)
+        self._allow(self._lag.reach(step))
         now = time.perf_counter()
         collected.times |= {"rollout/staleness": float(step - version), "time/publish_s": now - begun - waited}
         collected.times |= {"time/idle/trainer": waited / max(now - self._taken, waited)} if self._taken else {}
         self._taken = now
-        collected.under = None if version == step else partial(under, self._parameters, self._versions[version].weights)
+        blocks = {at: partial(under, self._parameters, one.weights) for at, one in self._versions.items()}
+        collected.under = None if version == step else blocks[version]
+        collected.others = {at: blocks[at] for at in (version - 1, version + 1) if at in blocks}
         return collected
+
+    def _allow(self, last: int) -> None:
+        """Let steps be collected up to this one."""
+        with self._moved:
+            self._last = last
+            self._moved.notify_all()
+
+    def _forget_versions(self, version: int) -> None:
+        """Keep those from this one on, and while rows are compared the one before, away from a card."""
+        held = {at: one for at, one in self._versions.items() if at >= version}
+        if self.reader.gate.looks and (before := self._versions.get(version - 1)) is not None:
+            held[version - 1] = replace(before, weights=[weight.cpu() for weight in before.weights])
+        self._versions = held
 
     def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
         """Keep the scores of the step that was taken last until the thread comes to the step that hears of them."""
@@ -198,19 +216,30 @@ class Ahead(Collector):
 
     def versions(self) -> State:
         """The weights that steps in flight are written by, as far as they are not the live ones."""
-        kept = range(max(0, self._oldest - self.ahead), self._oldest)
+        kept = range(self._lag.writes(self._oldest), self._oldest)
         held = {step: (one.number, one.weights) for step, one in self._versions.items()} | self._kept
         return {"versions": [[step, held[step][0], held[step][1]] for step in kept if step in held]}
 
     def load_state_dict(self, state: State) -> None:
+        by_rank = state.get("ahead", {}).get("random", [])
+        if not isinstance(by_rank, list):
+            raise ValueError(
+                "the checkpoint's ahead.random is not a list with an entry per process: another version of mmrl wrote it, so the "
+                "run cannot go on exactly; start a new one"
+            )
         self.close()
         super().load_state_dict(state)
         self._forget()
         prompts = prompts_of(self.sampler, {name for _, names, _ in state["ahead"]["observed"] for name in names})
         self._observed = {step: ([prompts[name] for name in names], totals) for step, names, totals in state["ahead"]["observed"]}
-        by_rank = state["ahead"]["random"]
         self._oldest, self._random = state["index"], by_rank[self.ranks.rank if len(by_rank) == self.ranks.world else 0]
         self._kept = {step: (number, weights) for step, number, weights in state["versions"]}
+        lost = sorted({*self._lag.first(self._oldest)} - {*self._kept, self._oldest})
+        if lost:
+            raise ValueError(
+                f"the checkpoint lacks the weights after step {lost[0]}, by which steps are sampled next: the run that wrote it "
+                "had another save_every with ahead_drain, so set both as there"
+            )
 
     def with_readings(self, fresh: Rollouts) -> Rollouts:
         """The rows with the version of the weights that wrote them.
@@ -248,7 +277,7 @@ class Ahead(Collector):
 
     def _begin(self, step: int, sampling: Callable[[int], object], state: Draws) -> None:
         """Publish what the first steps are written by, and start the thread."""
-        for version in sorted({max(0, step - i) for i in range(1, self.ahead + 1)}):
+        for version in self._lag.first(step):
             if version == step:
                 self._publish(version)
                 continue
@@ -256,7 +285,7 @@ class Ahead(Collector):
             with under(self._parameters, weights):
                 self._publish(version, number)
         self._kept = {}
-        self._next, self._last = step, min(step + self.ahead, self.steps) - 1
+        self._next, self._last = step, self._lag.reach(step - 1)
         self._thread = Thread(target=self._run, args=(sampling, state), name="mmrl-ahead", daemon=True)
         self._thread.start()
 
@@ -291,7 +320,7 @@ class Ahead(Collector):
             with self._moved:
                 self._before[step] = before
                 self._moved.notify_all()
-            self._version = self._versions[max(0, step - self.ahead)]
+            self._version = self._versions[self._lag.writes(step)]
             self._version.hold()
             return self.collect(sampling(step + 1))
 

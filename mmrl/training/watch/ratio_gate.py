@@ -1,6 +1,7 @@
 """The gate before training: the weights that sampled must reproduce their log-probabilities, or a cause is named."""
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -38,6 +39,13 @@ EXCHANGE_SHRINKS = 100.0
 """How many times nearer a row must be to another row's record than to its own."""
 ENGINE_LOOKS = 4
 """Steps at whose beginning an engine or a sampler ahead is compared: what is kept from before shows after an update only."""
+Causes = Callable[[Rollouts], Iterable[Hypothesis]]
+"""Why rows may differ, apart from what their policy knows."""
+
+
+def no_causes(rollouts: Rollouts) -> Iterable[Hypothesis]:
+    """Nothing but what the policy knows."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -135,8 +143,11 @@ class RatioGate:
         """From this step on, rows are written by earlier weights than those that train."""
         self._lags = True
 
-    def check(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor) -> float:
+    def check(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, causes: Causes = no_causes) -> float:
         """The largest |log ratio| before the first update, which must vanish: the weights are still those that sampled.
+
+        Args:
+            causes: hypotheses for some rows besides the policy's own.
 
         Raises:
             TrainingStoppedError: beyond `ratio_bound`, or beyond `mean_ratio_bound` on average; names the worst row's prompt
@@ -145,7 +156,7 @@ class RatioGate:
         self._looks += 1
         self.looks = self.closed or self._looks_on
         moment = "before the first update" if self.closed else "before this step's first update"
-        return self._check(moment, rollouts, noted, evaluated)
+        return self._check(moment, rollouts, noted, evaluated, causes=causes)
 
     def first(self, micro_batch: Batch, live: dict[Reading, Tensor]) -> None:
         """The same of a process's first micro-batch, whose forward is the one with gradient; then the gate is open.
@@ -169,7 +180,15 @@ class RatioGate:
         if per_rollout:
             self._check_rollouts(micro_batch.rollouts, old, evaluated, min(per_rollout))
 
-    def _check(self, moment: str, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, most: float = math.inf) -> float:
+    def _check(
+        self,
+        moment: str,
+        rollouts: Rollouts,
+        noted: Tensor,
+        evaluated: Tensor,
+        most: float = math.inf,
+        causes: Causes = no_causes,
+    ) -> float:
         # weights that are gone sampled replayed rows
         noted = noted.masked_fill(rollouts.is_replayed()[:, None], math.nan)
         gap = Gap.between(rollouts.action_mask, noted, evaluated)
@@ -184,7 +203,7 @@ class RatioGate:
         self.bounds = bounds
         if bounds.hold(worst, average):
             return worst
-        cause = self._cause(rollouts, noted, evaluated, gap)
+        cause = self._cause(rollouts, noted, evaluated, gap, causes)
         mine = Verdict(gap.worst, worst_action(rollouts, noted, evaluated, gap), cause)
         found = max(self.ranks.gather(mine), key=lambda verdict: verdict.worst)
         measured = "" if math.isnan(self.noise) else f" (equal readings differ by {self.noise:.1e} on average)"
@@ -240,20 +259,21 @@ class RatioGate:
                 f"range of rollouts ({bound:.1e}), so clipping would act on noise: set algorithm.old = 'reread', or use float32"
             )
 
-    def _cause(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap) -> str:
+    def _cause(self, rollouts: Rollouts, noted: Tensor, evaluated: Tensor, gap: Gap, causes: Causes) -> str:
         """A sentence on the first hypothesis that explains the worst rows, or on what was tried in vain."""
         fewest = -self.ranks.most(-len(rollouts))
         diagnostics = with_hooks(self.policy, PolicyHooks).diagnostics
-        if diagnostics is None or fewest == 0:
+        if fewest == 0 or (diagnostics is None and causes is no_causes):
             return "This policy cannot look for the cause itself: compare precision, masks, positions and weights of both sides"
         rows = gap.size.amax(1).argsort(descending=True, stable=True)[: min(HANDFUL, fewest)]
         diagnosis = Diagnosis(rollouts.take(rows), noted[rows], evaluated[rows], self.bounds or self._bounds(self.noise))
         exchange = Hypothesis(
             EXCHANGED, "against the record of another row", KEEP_ROWS, lambda: read_exchanged(rows, noted, evaluated, gap)
         )
+        own = () if diagnostics is None else diagnostics.hypotheses(diagnosis.rollouts)
         tried: list[str] = []
         answer = ""
-        for hypothesis in chain([exchange], diagnostics.hypotheses(diagnosis.rollouts)):
+        for hypothesis in chain([exchange], causes(diagnosis.rollouts), own):
             # One process may stop at the first cause; of several, all read equally often.
             said = diagnosis.ask(hypothesis) if not answer or self.ranks.world > 1 else None
             answer = answer or said or ""

@@ -10,7 +10,7 @@ from mmrl.app.commands import plan
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import load
 from mmrl.app.fit.plan import Plan, draw_up
-from mmrl.app.planning.memory import CONTEXT, GIB
+from mmrl.app.planning.memory import CONTEXT, GIB, WRITTEN
 from mmrl.app.run.build import build
 from mmrl.policies.shared.meta_models import size_of
 
@@ -35,10 +35,13 @@ def test_a_sampler_holds_the_weights_of_a_real_policy_and_no_more(made: Plan):
 
 
 def test_samplers_that_share_the_trainers_card_are_counted_there(made: Plan):
-    shared = draw_up(load("tiny/flow", [*WORDS, "cluster.samplers_share=true"]), on_card=True)
+    drains = ["ahead_drain=true", "save_every=2"]
+    shared = draw_up(load("tiny/flow", [*WORDS, "cluster.samplers_share=true", *drains]), on_card=True)
     assert made.sampler is not None and shared.sampler is not None
     assert shared.memory.peak - made.memory.peak == 2 * (made.sampler.peak + CONTEXT)
     assert shared.sampler.peak == made.sampler.peak
+    weights = made.memory.stays["gradients"]
+    assert made.memory.host[WRITTEN] - shared.memory.host[WRITTEN] == weights, "with no step in flight none is kept for one"
 
 
 def test_a_plan_says_it(capsys: pytest.CaptureFixture[str]):

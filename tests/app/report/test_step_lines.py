@@ -69,6 +69,38 @@ def test_a_stall_is_found_and_named(tmp_path: Path, clock: list[float]) -> None:
     assert "A typical step (2): 2.75 s" in page and "of it 3 s in generate." in page
 
 
+def test_a_thread_that_samples_has_a_lane_of_its_own(tmp_path: Path, clock: list[float]) -> None:
+    run = write_run(tmp_path / "run", steps=2)
+    spans, begun, go_on = StepSpans(run), threading.Event(), threading.Event()
+
+    def draw_chunks() -> None:
+        with span("chunk"):
+            begun.set()
+            go_on.wait()
+
+    clock[0] += 7.0
+    with span("step"):
+        clock[0] += 1.0
+        threads = [threading.Thread(target=draw_chunks, name=name) for name in ("sampler-0", "a reward's")]
+        threads[0].start()
+        begun.wait()
+        threads[1].start()
+        clock[0] += 0.5
+        spend(clock, "update", ("forward", 0.5))
+    spans.after_step(1, {}, None)
+    with span("step"):
+        spend(clock, "update", ("forward", 0.25))
+        go_on.set()
+        for thread in threads:
+            thread.join()
+        clock[0] += 0.25
+    spans.after_step(2, {}, None)
+    lines = [json.loads(line)["beside"] for line in run.spans_file.read_text().splitlines()]
+    assert lines == [{"sampler-0": [["chunk", 1.0, 1.0]]}, {"sampler-0": [["chunk", 0.0, 0.25]]}]
+    drawing = step_lines(read_steps(run.spans_file))[0].drawing
+    assert ">sampler-0</text>" in drawing and "chunk: 0.25 s from 0 s on" in drawing
+
+
 def test_a_stall_between_the_phases_is_called_the_rest(tmp_path: Path, clock: list[float]) -> None:
     run = RunDir.create(tmp_path / "run")
     spans = StepSpans(run)

@@ -45,6 +45,7 @@ def test_presets_know_how_far(name: str):
         ((ENGINE, "algorithm.preset=t_grpo"), "allows 0: Probed looks at samples with the network that trains meanwhile"),
         ((ENGINE, "algorithm.preset=hapo"), "allows 0: ByDoubt plans by what the step before trained on"),
         ((ENGINE, "algorithm.importance=[]", "ahead=2"), "allows 1: nothing in it corrects"),
+        ((ENGINE, "ahead_drain=true", "save_every=0"), "ahead_drain waits for checkpoints of save_every, which is 0"),
     ],
 )
 def test_what_cannot_be_sampled_ahead_is_refused(overrides: tuple[str, ...], words: str):
@@ -91,6 +92,19 @@ def test_samplers_draw_for_one_trainer_on_cards_of_their_own(monkeypatch: pytest
         SamplerSettings(2).places()
     assert [place.card for place in SamplerSettings(1).places()] == ["6"]
     assert [place.card for place in SamplerSettings(2, shares=True).places()] == ["4", "4"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("ahead={steps=2, swap='token'}", "ahead.swap is 'token', and weights never change within an answer: .* ahead = 1 or 2"),
+        ("swap='token'", "swap is 'token', and weights never change"),
+        ("ahead={steps=2}", "ahead is a table, and must be a number of steps"),
+    ],
+)
+def test_weights_that_change_within_an_answer_are_refused(words: str, said: str):
+    with pytest.raises(ValueError, match=f"command line: {said}"):
+        load("tiny/image", ["ahead=1", words])
 
 
 def test_weights_that_are_spread_over_processes_are_refused(monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,8 @@
 """Sampling beside training: the same weights whatever takes how long, and after a stop, and no rows of other weights."""
 
+import os
+import signal
+import threading
 import traceback
 from collections.abc import Collection
 from dataclasses import replace
@@ -14,9 +17,11 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.learned import Thompson
 from mmrl.algorithms.weights.importance import RolloutCorrection
+from mmrl.app.run.signals import listen
 from mmrl.core.readings import WEIGHTS_VERSION
 from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Group, Rollouts
+from mmrl.training.ahead import producer
 from mmrl.training.ahead.producer import OtherVersionError
 from mmrl.training.checkpoints.state import copy_state
 from mmrl.training.collect import Collected, Collector
@@ -88,9 +93,9 @@ def test_steps_are_written_by_the_weights_of_so_many_steps_before(monkeypatch: p
     assert found == [({0.0}, 0.0), ({0.0}, 1.0), ({0.0}, 2.0), ({2.0}, 2.0), ({4.0}, 2.0), ({6.0}, 2.0)]
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_a_run_that_goes_on_ends_with_the_same_weights(ahead: int, monkeypatch: pytest.MonkeyPatch):
-    more: dict[str, Any] = {"function": moody, "evaluates": True, "evaluate_every": 2}
+@pytest.mark.parametrize(("ahead", "drains"), [(1, False), (2, False), (2, True)])
+def test_a_run_that_goes_on_ends_with_the_same_weights(ahead: int, drains: bool, monkeypatch: pytest.MonkeyPatch):
+    more: dict[str, Any] = {"function": moody, "evaluates": True, "evaluate_every": 2, "save_every": 4, "ahead_drain": drains}
     whole = run(make(ahead, sampler=Thompson(fakes.prompts(), seed=0), **more))
     first, states = make(ahead, sampler=Thompson(fakes.prompts(), seed=0), **more), dict[int, Any]()
     wanted = first.records.requests
@@ -106,6 +111,44 @@ def test_a_run_that_goes_on_ends_with_the_same_weights(ahead: int, monkeypatch: 
         np.random.seed(99)
         again.load_state_dict(states[stop])
         assert torch.equal(run(again), whole), f"stopped after step {stop}"
+    assert bool(states[4]["versions"]) is not drains, "with no step in flight the live weights are enough"
+    states[1]["ahead"]["random"] = states[1]["ahead"]["random"][0]
+    with pytest.raises(ValueError, match=r"ahead.random is not a list .* another version of mmrl wrote it"):
+        make(ahead, **more).load_state_dict(states[1])
+
+
+def test_before_a_scheduled_checkpoint_nothing_is_in_flight():
+    trainer = make(2, steps=8, save_every=3, ahead_drain=True)
+    assert [trainer.step()["rollout/staleness"] for _ in range(8)] == [0, 1, 2, 0, 1, 2, 0, 1]
+    state = copy_state(trainer.state_dict())
+    trainer.collector.close()
+    state["versions"] = []
+    with pytest.raises(ValueError, match=r"lacks the weights after step 6, .* another save_every with ahead_drain"):
+        make(2, steps=8, save_every=3, ahead_drain=True).load_state_dict(state)
+
+
+def test_a_signal_ends_a_run_whose_samples_never_come(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(producer, "CLOSE_S", 0.1)
+    whole, never = run(make(2, function=moody)), threading.Event()
+    written = list[str]()
+
+    def hangs(what: str) -> None:
+        written.extend([what] if what == "rollout" else [])
+        if len(written) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+            never.wait()
+
+    first, states = make(2, function=moody, policy=PublishingPolicy(waits=hangs)), list[Any]()
+    monkeypatch.setattr(
+        first, "save", lambda before=None, final=False: states.append(copy_state(first.state_dict() | (before or {})))
+    )
+    with listen(first.stop):
+        first.fit()
+    never.set()
+    assert first.is_stopped and first.index < 5
+    again = make(2, function=moody)
+    again.load_state_dict(states[-1])
+    assert torch.equal(run(again), whole)
 
 
 def test_a_stop_within_a_step_loses_nothing(monkeypatch: pytest.MonkeyPatch):
@@ -145,7 +188,7 @@ def test_a_publication_that_is_lost_or_applied_twice_is_refused_by_name(fault: d
 @pytest.mark.parametrize("ahead", [1, 2])
 def test_older_weights_under_the_name_of_later_ones_do_not_fit_their_record(ahead: int):
     """Versions say nothing here, so the first steps are read again under the weights that are named."""
-    with pytest.raises(TrainingStoppedError, match=r"before this step's first update .*\|log ratio\| is"):
+    with pytest.raises(TrainingStoppedError, match=r"Likely cause: another version .* with the weights after 0 steps"):
         make(ahead, policy=PublishingPolicy(denied=frozenset({1}))).fit()
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from mmrl.core.samples import UnavailableError
+from mmrl.runtime.spans import span
 from mmrl.runtime.workers import WorkerError
 
 log = logging.getLogger("mmrl")
@@ -168,7 +169,9 @@ class Crew:
                 board = done = self._board
             while board is not None and (number := board.take(worker)) is not None:
                 try:
-                    board.put(number, self.workers[worker](*board.jobs[number]))
+                    with span("chunk"):
+                        answer = self.workers[worker](*board.jobs[number])
+                    board.put(number, answer)
                 except WorkerError as error:
                     self._lose(board, number, worker, error)
                 except BaseException as error:  # noqa: BLE001 - who asked raises it
