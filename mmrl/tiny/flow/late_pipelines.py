@@ -12,8 +12,9 @@ from mmrl.tiny.flow.pipeline_parts import (
     clip_reader,
     diffusers_object,
     halving_autoencoder,
+    mrope,
     scheduler,
-    t5_tokenizer,
+    t5_reader,
 )
 from mmrl.tiny.text.vlms import draw_weights, qwen3_vl
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
@@ -128,10 +129,9 @@ def krea2(is_distilled: bool = False) -> HubObject:
     from transformers import Qwen3VLConfig, Qwen3VLModel
 
     tokenizer = chat_tokenizer(QWEN_TEMPLATE, "assistant\n")
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": HIDDEN}
     config = Qwen3VLConfig(
-        text_config={**qwen3(tokenizer, 2), "rope_parameters": rope, "pad_token_id": tokenizer.pad_token_id},
+        text_config={**qwen3(tokenizer, 2), "rope_parameters": mrope(2, 1, 1), "pad_token_id": tokenizer.pad_token_id},
         vision_config={**vision, "deepstack_visual_indexes": [0]},
     )
     transformer = diffusers_object(
@@ -200,9 +200,6 @@ def qwen_image21() -> HubObject:
 
 def chroma() -> HubObject:
     """A Chroma with a T5."""
-    from transformers import T5Config, T5EncoderModel
-
-    tokenizer = t5_tokenizer()
     transformer = diffusers_object(
         "ChromaTransformer2DModel",
         in_channels=4 * LATENTS,
@@ -215,14 +212,12 @@ def chroma() -> HubObject:
         approximator_num_channels=16,
         **HEADS,
     )
-    t5 = T5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     return diffusers_object(
         "ChromaPipeline",
         transformer=transformer,
         vae=autoencoder(),
         scheduler=scheduler(),
-        text_encoder=T5EncoderModel(t5),
-        tokenizer=tokenizer,
+        **t5_reader(),
     )
 
 

@@ -7,7 +7,7 @@ from mmrl.policies.flow.families.facts import EULER
 from mmrl.policies.flow.families.flux.flux1 import Chroma, Flux
 from mmrl.policies.flow.families.flux.flux2 import Flux2, Flux2Klein
 from mmrl.policies.flow.families.flux.kontext import Kontext
-from mmrl.policies.flow.families.hunyuan import HunyuanVideo15
+from mmrl.policies.flow.families.hunyuan import HunyuanVideo15, HunyuanVideo15Image
 from mmrl.policies.flow.families.krea2 import Krea2
 from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
 from mmrl.policies.flow.families.qwen.image import QwenImage
@@ -38,6 +38,7 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "ChromaPipeline": Chroma,
     "Lumina2Pipeline": Lumina2,
     "HunyuanVideo15Pipeline": HunyuanVideo15,
+    "HunyuanVideo15ImageToVideoPipeline": HunyuanVideo15Image,
     "WanPipeline": Wan,
     "WanImageToVideoPipeline": WanImage,
     "StableAudio3Pipeline": StableAudio3,
