@@ -43,6 +43,16 @@ def qwen3(tokenizer: HubObject, layers: int) -> Kwargs:
     }
 
 
+def gemma2(**settings: object) -> Kwargs:
+    """A Gemma-2 that reads bytes and its tokenizer, as a pipeline names its parts."""
+    from transformers import Gemma2Config, Gemma2Model
+
+    tokenizer = byte_tokenizer({})
+    tokenizer.padding_side = "right"
+    text: Kwargs = {**qwen3(tokenizer, 2), "hidden_size": 8, "head_dim": 16, **settings}
+    return {"text_encoder": Gemma2Model(Gemma2Config(**text)), "tokenizer": tokenizer}
+
+
 def z_image() -> HubObject:
     """A Z-Image with Qwen3."""
     from transformers import Qwen3Config, Qwen3Model
@@ -223,11 +233,6 @@ def chroma() -> HubObject:
 
 def lumina2() -> HubObject:
     """A Lumina-Image 2, whose pipeline expects an autoencoder that halves both sides three times."""
-    from transformers import Gemma2Config, Gemma2Model
-
-    tokenizer = byte_tokenizer({})
-    tokenizer.padding_side = "right"
-    text = Gemma2Config(**{**qwen3(tokenizer, 2), "hidden_size": 8, "head_dim": 16})
     transformer = diffusers_object(
         "Lumina2Transformer2DModel",
         sample_size=4,
@@ -246,55 +251,7 @@ def lumina2() -> HubObject:
         transformer=transformer,
         vae=halving_autoencoder("AutoencoderKL", 3, sample_size=16, scaling_factor=1.5, shift_factor=0.06),
         scheduler=scheduler(shift=6.0),
-        text_encoder=Gemma2Model(text),
-        tokenizer=tokenizer,
-    )
-
-
-def sana() -> HubObject:
-    """A Sana with the DPM-Solver that it is published with."""
-    from transformers import Gemma2Config, Gemma2Model
-
-    tokenizer = byte_tokenizer({})
-    tokenizer.padding_side = "right"
-    text = Gemma2Config(**{**qwen3(tokenizer, 2), "hidden_size": 8, "head_dim": 16, "max_position_embeddings": 4096})
-    transformer = diffusers_object(
-        "SanaTransformer2DModel",
-        patch_size=1,
-        in_channels=LATENTS,
-        out_channels=LATENTS,
-        num_layers=1,
-        num_attention_heads=2,
-        attention_head_dim=4,
-        num_cross_attention_heads=2,
-        cross_attention_head_dim=4,
-        cross_attention_dim=8,
-        caption_channels=8,
-        sample_size=32,
-    )
-    vae = diffusers_object(
-        "AutoencoderDC",
-        latent_channels=LATENTS,
-        attention_head_dim=2,
-        encoder_block_types=("ResBlock",) * 2,
-        decoder_block_types=("ResBlock",) * 2,
-        encoder_block_out_channels=(8, 8),
-        decoder_block_out_channels=(8, 8),
-        encoder_qkv_multiscales=((), ()),
-        decoder_qkv_multiscales=((), ()),
-        encoder_layers_per_block=(1, 1),
-        decoder_layers_per_block=(1, 1),
-        downsample_block_type="conv",
-        upsample_block_type="interpolate",
-        decoder_norm_types="rms_norm",
-        decoder_act_fns="silu",
-        scaling_factor=0.41407,
-    )
-    solver = diffusers_object(
-        "DPMSolverMultistepScheduler", prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-    )
-    return diffusers_object(
-        "SanaPipeline", tokenizer=tokenizer, text_encoder=Gemma2Model(text), vae=vae, transformer=transformer, scheduler=solver
+        **gemma2(),
     )
 
 
@@ -364,7 +321,6 @@ LATE_PIPELINES: dict[str, Callable[[], HubObject]] = {
     "z_image": z_image,
     "flux2": flux2,
     "flux2_klein": flux2_klein,
-    "sana": sana,
     "krea2": krea2,
     "qwen_image21": qwen_image21,
     "chroma": chroma,

@@ -25,6 +25,7 @@ from mmrl.tiny.flow.pipeline_parts import (
     scheduler,
     t5_reader,
 )
+from mmrl.tiny.flow.sana import SANA_PIPELINES
 from mmrl.tiny.flow.sound import SOUND_PIPELINES
 from mmrl.tiny.flow.wan import WAN_PIPELINES
 from mmrl.tiny.text.vlms import draw_weights
@@ -141,6 +142,7 @@ PIPELINES: dict[str, Callable[[], HubObject]] = {
     "qwen_edit": lambda: qwen_edit_of(qwen_image()),
     "qwen_edit_2511": lambda: qwen_edit_of(qwen_image(), zero_cond_t=True),
     **LATE_PIPELINES,
+    **SANA_PIPELINES,
     **HUNYUAN_PIPELINES,
     **WAN_PIPELINES,
     **SOUND_PIPELINES,

@@ -138,6 +138,7 @@ class FirstLatent(FromFrame):
 
 
 def moments(vae: Any, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of an autoencoder's latents by channel, which its config tells."""
-    mean, std = (torch.tensor(x).to(like).view(1, -1, 1, 1, 1) for x in (vae.config.latents_mean, vae.config.latents_std))
+    """Mean and deviation of an autoencoder's latents by channel, which its config tells, or it keeps beside its weights."""
+    kept = vae.config if "latents_mean" in vae.config else vae
+    mean, std = (torch.as_tensor(x).to(like).view(1, -1, 1, 1, 1) for x in (kept.latents_mean, kept.latents_std))
     return mean, std

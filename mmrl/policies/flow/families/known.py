@@ -12,7 +12,7 @@ from mmrl.policies.flow.families.krea2 import Krea2
 from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
 from mmrl.policies.flow.families.qwen.image import QwenImage
 from mmrl.policies.flow.families.qwen.image21 import QwenImage21
-from mmrl.policies.flow.families.sana import Sana
+from mmrl.policies.flow.families.sana import Sana, SanaVideo, SanaVideoImage
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.families.stable_audio3 import StableAudio3
 from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
@@ -31,6 +31,8 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "Flux2Pipeline": Flux2,
     "Flux2KleinPipeline": Flux2Klein,
     "SanaPipeline": Sana,
+    "SanaVideoPipeline": SanaVideo,
+    "SanaImageToVideoPipeline": SanaVideoImage,
     "StableDiffusionPipeline": StableDiffusion,
     "StableDiffusionXLPipeline": StableDiffusionXL,
     "QwenImageEditPlusPipeline": QwenImageEdit,
