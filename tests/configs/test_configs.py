@@ -20,6 +20,7 @@ VIDEO = [name for name in NAMES if name.startswith("video/")]
 T2I = [name for name in NAMES if name.startswith("t2i/")]
 BY_TOKENS = [name for name in NAMES if name.startswith("token_image/")]
 T2V = [name for name in NAMES if name.startswith(("t2v/", "i2v/"))]
+EDIT = [name for name in NAMES if name.startswith("edit/")]
 T2A = [name for name in NAMES if name.startswith("t2a/")]
 SMALL = [
     "steps=2",
@@ -84,6 +85,10 @@ DRAW_CLIPS = {
     "SANA-Video": "sana_video",
 }
 """Part of a hub name -> the tiny generator of clips of its kind."""
+
+
+EDITORS = {"Kontext": "kontext", "Edit-2511": "qwen_edit_2511", "Qwen-Image-2.1": "qwen_image21"}
+"""The same of editors."""
 
 
 def family(model: str) -> str:
@@ -187,6 +192,19 @@ def first_frames() -> dict[str, str]:
     rows = [{"image": f"{colour}.png", "prompt": "it moves left"} for colour in ("red", "blue")]
     Path("starts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return {"use": "edits", "path": "starts.jsonl"}
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("name", EDIT)
+def test_a_real_edit_config_trains_a_tiny_editor_of_its_family(name: str):
+    """Its algorithm, guidance, LoRA and dtype stay; size, data and rewards are small."""
+    resolved = configs.load(name)
+    resolved.table.set(("data",), dict(first_frames()), "test")
+    resolved.table.set(("evaluation", "data"), dict(first_frames()), "test")
+    resolved.table.set(("reward",), [{"use": "jpeg_size"}], "test")
+    kind = next(kind for part, kind in EDITORS.items() if part in resolved.config.policy.model)
+    sizes = ["policy.height=32", "policy.width=32", "policy.max_prompt_tokens=40"]
+    check_two_steps(configs.resolve(resolved.table, [*SMALL_PICTURES, *sizes, f"policy.model=tiny:{kind}"]))
 
 
 @pytest.mark.parametrize("name", T2A)

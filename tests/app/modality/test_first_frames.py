@@ -41,6 +41,8 @@ def going_on(make: Make, name: str, family: str, rows: Path, *words: str) -> Res
     for table in (("data",), ("evaluation", "data")):
         resolved.table.set(table, {"use": "edits", "path": str(rows)}, "test")
     own = [f"policy.model=tiny:{family}", f"policy.max_prompt_tokens={TOKENS[family]}", *SIZES, REWARD, "prompts_per_step=2"]
+    # Its tokens are of 4 x 4 pixels.
+    own += ["policy.height=16", "policy.width=16"] if family == "hunyuan15_i2v" else []
     return with_preset(lambda: resolved, name, *own, *words)
 
 
@@ -80,7 +82,7 @@ def test_a_run_shows_the_frame_beside_its_clips(make: Make, rows: Path, tmp_path
 def test_a_plan_counts_the_network_that_it_goes_through(make: Make, rows: Path, family: str):
     """A first frame adds no token; its channels and CLIP's view pass the network in full size."""
     made = plan.draw_up(going_on(make, "flow_grpo", family, rows))
-    tokens = {"wan_i2v": 8, "wan_i2v_a14b": 8, "wan_5b": 2, "hunyuan15_i2v": 192, "sana_i2v": 8}[family]
+    tokens = {"wan_i2v": 8, "wan_i2v_a14b": 8, "wan_5b": 2, "hunyuan15_i2v": 48, "sana_i2v": 8}[family]
     counted = made.usual.counts["rollout"]
     assert counted.positions == counted.rows * tokens
     assert made.memory.phases["update"] > 0
