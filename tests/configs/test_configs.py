@@ -1,9 +1,11 @@
 """Every shipped config parses, composes, and trains: the tiny ones as they are, the others with a tiny model of their family."""
 
+import json
 import math
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
@@ -17,7 +19,8 @@ IMAGE = [name for name in NAMES if name.startswith("image/")]
 VIDEO = [name for name in NAMES if name.startswith("video/")]
 T2I = [name for name in NAMES if name.startswith("t2i/")]
 BY_TOKENS = [name for name in NAMES if name.startswith("token_image/")]
-T2V = [name for name in NAMES if name.startswith("t2v/")]
+T2V = [name for name in NAMES if name.startswith(("t2v/", "i2v/"))]
+EDIT = [name for name in NAMES if name.startswith("edit/")]
 T2A = [name for name in NAMES if name.startswith("t2a/")]
 SMALL = [
     "steps=2",
@@ -73,8 +76,19 @@ FAMILIES = {
 }
 
 
-WANS = {"Wan2.1": "wan", "Wan2.2-TI2V-5B": "wan_5b", "Wan2.2-T2V-A14B": "wan_a14b", "HunyuanVideo-1.5": "hunyuan15"}
+DRAW_CLIPS = {
+    "Wan2.1": "wan",
+    "Wan2.2-TI2V-5B": "wan_5b",
+    "Wan2.2-T2V-A14B": "wan_a14b",
+    "HunyuanVideo-1.5-480p_t2v": "hunyuan15",
+    "HunyuanVideo-1.5-480p_i2v": "hunyuan15_i2v",
+    "SANA-Video": "sana_video",
+}
 """Part of a hub name -> the tiny generator of clips of its kind."""
+
+
+EDITORS = {"Kontext": "kontext", "Edit-2511": "qwen_edit_2511", "Qwen-Image-2.1": "qwen_image21"}
+"""The same of editors."""
 
 
 def family(model: str) -> str:
@@ -156,16 +170,41 @@ def test_a_real_clip_config_trains_a_tiny_model_of_its_kind(name: str):
     resolved = configs.load(name)
     drawn = resolved.config.policy
     assert isinstance(drawn, FlowPolicyConfig)
-    resolved.table.set(("data",), dict(TEXTS), "test")
-    resolved.table.set(("evaluation", "data"), dict(TEXTS), "test")
+    data = first_frames() if name.startswith("i2v/") else TEXTS
+    resolved.table.set(("data",), dict(data), "test")
+    resolved.table.set(("evaluation", "data"), dict(data), "test")
     size = {"use": "jpeg_size"} if drawn.frames == 1 else {"use": "over_frames", "frames": 2, "picture": {"use": "jpeg_size"}}
     rewards = [{**size, "name": f"size{i}", "weight": r.weight} for i, r in enumerate(resolved.config.reward)]
     resolved.table.set(("reward",), rewards, "test")
-    kind = next(kind for part, kind in WANS.items() if part in drawn.model)
+    kind = next(kind for part, kind in DRAW_CLIPS.items() if part in drawn.model)
     words = [word for word in SMALL_PICTURES if drawn.lora or not word.startswith("policy.lora")]
     tree = ["algorithm.group_size=16", "algorithm.schedule.num_steps=10"] if "branch" in name else []
     given = [f"policy.frames={min(5, drawn.frames)}", "policy.height=32", "policy.width=32", "policy.max_prompt_tokens=12"]
+    steps = resolved.table.values["algorithm"]["schedule"]
+    tree += ["algorithm.schedule.num_steps=4"] if steps.get("kind") is None and steps.get("num_steps") == 20 else []
     check_two_steps(configs.resolve(resolved.table, [*words, *given, *tree, f"policy.model=tiny:{kind}"]))
+
+
+def first_frames() -> dict[str, str]:
+    """Two pictures with a caption each."""
+    for colour in ("red", "blue"):
+        Image.new("RGB", (48, 32), colour).save(f"{colour}.png")
+    rows = [{"image": f"{colour}.png", "prompt": "it moves left"} for colour in ("red", "blue")]
+    Path("starts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return {"use": "edits", "path": "starts.jsonl"}
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("name", EDIT)
+def test_a_real_edit_config_trains_a_tiny_editor_of_its_family(name: str):
+    """Its algorithm, guidance, LoRA and dtype stay; size, data and rewards are small."""
+    resolved = configs.load(name)
+    resolved.table.set(("data",), dict(first_frames()), "test")
+    resolved.table.set(("evaluation", "data"), dict(first_frames()), "test")
+    resolved.table.set(("reward",), [{"use": "jpeg_size"}], "test")
+    kind = next(kind for part, kind in EDITORS.items() if part in resolved.config.policy.model)
+    sizes = ["policy.height=32", "policy.width=32", "policy.max_prompt_tokens=40"]
+    check_two_steps(configs.resolve(resolved.table, [*SMALL_PICTURES, *sizes, f"policy.model=tiny:{kind}"]))
 
 
 @pytest.mark.parametrize("name", T2A)

@@ -21,7 +21,8 @@ from mmrl.runtime.near import near
 
 TEXT: Values = {"kind": "text", "answer_format": "direct"}
 DRAWN: Values = {"kind": "flow", "height": 512, "width": 512}
-CLIPS: Values = {"kind": "flow", "height": 240, "width": 416, "frames": 33}
+CLIPS: Values = {"kind": "flow", "height": 256, "width": 448, "frames": 33}
+"""A size and a length that every family of clips draws."""
 SOUNDS: Values = {"kind": "flow", "seconds": 10.0}
 SCORING = ("scores", "picture_scores", "ratings")
 """The tasks that make reward models."""

@@ -98,7 +98,9 @@ def size_of_generator(config: FlowPolicyConfig) -> tuple[int, int]:
     weights = sum(weight.numel() for network in networks for weight in network.parameters())
     patch = getattr(networks[0].config, "patch_size", 2)
     least = max(patch) if isinstance(patch, tuple | list) else patch
-    return weights, scale_of(part_of(config.model, index, "vae").config) * max(2, least)
+    vae = part_of(config.model, index, "vae").config
+    scale = vae.get("scale_factor_spatial") or vae.get("spatial_compression_ratio") or scale_of(vae)
+    return weights, scale * max(2, least)
 
 
 def config_of(model: str, index: Index, name: str) -> Any:

@@ -12,8 +12,9 @@ from mmrl.tiny.flow.pipeline_parts import (
     clip_reader,
     diffusers_object,
     halving_autoencoder,
+    mrope,
     scheduler,
-    t5_tokenizer,
+    t5_reader,
 )
 from mmrl.tiny.text.vlms import draw_weights, qwen3_vl
 from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
@@ -40,6 +41,16 @@ def qwen3(tokenizer: HubObject, layers: int) -> Kwargs:
         "vocab_size": len(tokenizer),
         "max_position_embeddings": 512,
     }
+
+
+def gemma2(**settings: object) -> Kwargs:
+    """A Gemma-2 that reads bytes and its tokenizer, as a pipeline names its parts."""
+    from transformers import Gemma2Config, Gemma2Model
+
+    tokenizer = byte_tokenizer({})
+    tokenizer.padding_side = "right"
+    text: Kwargs = {**qwen3(tokenizer, 2), "hidden_size": 8, "head_dim": 16, **settings}
+    return {"text_encoder": Gemma2Model(Gemma2Config(**text)), "tokenizer": tokenizer}
 
 
 def z_image() -> HubObject:
@@ -128,10 +139,9 @@ def krea2(is_distilled: bool = False) -> HubObject:
     from transformers import Qwen3VLConfig, Qwen3VLModel
 
     tokenizer = chat_tokenizer(QWEN_TEMPLATE, "assistant\n")
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": HIDDEN}
     config = Qwen3VLConfig(
-        text_config={**qwen3(tokenizer, 2), "rope_parameters": rope, "pad_token_id": tokenizer.pad_token_id},
+        text_config={**qwen3(tokenizer, 2), "rope_parameters": mrope(2, 1, 1), "pad_token_id": tokenizer.pad_token_id},
         vision_config={**vision, "deepstack_visual_indexes": [0]},
     )
     transformer = diffusers_object(
@@ -200,9 +210,6 @@ def qwen_image21() -> HubObject:
 
 def chroma() -> HubObject:
     """A Chroma with a T5."""
-    from transformers import T5Config, T5EncoderModel
-
-    tokenizer = t5_tokenizer()
     transformer = diffusers_object(
         "ChromaTransformer2DModel",
         in_channels=4 * LATENTS,
@@ -215,24 +222,17 @@ def chroma() -> HubObject:
         approximator_num_channels=16,
         **HEADS,
     )
-    t5 = T5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     return diffusers_object(
         "ChromaPipeline",
         transformer=transformer,
         vae=autoencoder(),
         scheduler=scheduler(),
-        text_encoder=T5EncoderModel(t5),
-        tokenizer=tokenizer,
+        **t5_reader(),
     )
 
 
 def lumina2() -> HubObject:
     """A Lumina-Image 2, whose pipeline expects an autoencoder that halves both sides three times."""
-    from transformers import Gemma2Config, Gemma2Model
-
-    tokenizer = byte_tokenizer({})
-    tokenizer.padding_side = "right"
-    text = Gemma2Config(**{**qwen3(tokenizer, 2), "hidden_size": 8, "head_dim": 16})
     transformer = diffusers_object(
         "Lumina2Transformer2DModel",
         sample_size=4,
@@ -251,55 +251,7 @@ def lumina2() -> HubObject:
         transformer=transformer,
         vae=halving_autoencoder("AutoencoderKL", 3, sample_size=16, scaling_factor=1.5, shift_factor=0.06),
         scheduler=scheduler(shift=6.0),
-        text_encoder=Gemma2Model(text),
-        tokenizer=tokenizer,
-    )
-
-
-def sana() -> HubObject:
-    """A Sana with the DPM-Solver that it is published with."""
-    from transformers import Gemma2Config, Gemma2Model
-
-    tokenizer = byte_tokenizer({})
-    tokenizer.padding_side = "right"
-    text = Gemma2Config(**{**qwen3(tokenizer, 2), "hidden_size": 8, "head_dim": 16, "max_position_embeddings": 4096})
-    transformer = diffusers_object(
-        "SanaTransformer2DModel",
-        patch_size=1,
-        in_channels=LATENTS,
-        out_channels=LATENTS,
-        num_layers=1,
-        num_attention_heads=2,
-        attention_head_dim=4,
-        num_cross_attention_heads=2,
-        cross_attention_head_dim=4,
-        cross_attention_dim=8,
-        caption_channels=8,
-        sample_size=32,
-    )
-    vae = diffusers_object(
-        "AutoencoderDC",
-        latent_channels=LATENTS,
-        attention_head_dim=2,
-        encoder_block_types=("ResBlock",) * 2,
-        decoder_block_types=("ResBlock",) * 2,
-        encoder_block_out_channels=(8, 8),
-        decoder_block_out_channels=(8, 8),
-        encoder_qkv_multiscales=((), ()),
-        decoder_qkv_multiscales=((), ()),
-        encoder_layers_per_block=(1, 1),
-        decoder_layers_per_block=(1, 1),
-        downsample_block_type="conv",
-        upsample_block_type="interpolate",
-        decoder_norm_types="rms_norm",
-        decoder_act_fns="silu",
-        scaling_factor=0.41407,
-    )
-    solver = diffusers_object(
-        "DPMSolverMultistepScheduler", prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
-    )
-    return diffusers_object(
-        "SanaPipeline", tokenizer=tokenizer, text_encoder=Gemma2Model(text), vae=vae, transformer=transformer, scheduler=solver
+        **gemma2(),
     )
 
 
@@ -369,7 +321,6 @@ LATE_PIPELINES: dict[str, Callable[[], HubObject]] = {
     "z_image": z_image,
     "flux2": flux2,
     "flux2_klein": flux2_klein,
-    "sana": sana,
     "krea2": krea2,
     "qwen_image21": qwen_image21,
     "chroma": chroma,

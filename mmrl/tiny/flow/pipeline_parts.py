@@ -118,17 +118,30 @@ def t5_tokenizer() -> HubObject:
     return T5Tokenizer(vocab=[*special, *plain, *((f"<extra_id_{i}>", 0.0) for i in reversed(range(100)))])
 
 
+def t5_reader(number: str = "") -> Kwargs:
+    """A T5 and its tokenizer, as a pipeline names its parts."""
+    from transformers import T5Config, T5EncoderModel
+
+    tokenizer = t5_tokenizer()
+    config = T5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    return {f"text_encoder{number}": T5EncoderModel(config), f"tokenizer{number}": tokenizer}
+
+
+def mrope(*sections: int) -> Kwargs:
+    """Places in time, rows and columns, as the text of a Qwen-VL turns by them."""
+    return {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections)}
+
+
 def qwen_encoder(tokenizer: HubObject) -> HubObject:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
     ids: Kwargs = {
         "bos_token_id": None,
         "eos_token_id": tokenizer.convert_tokens_to_ids(STOP),
         "pad_token_id": tokenizer.pad_token_id,
     }
     config = Qwen2_5_VLConfig(
-        text_config={**TEXT, **ids, "vocab_size": len(tokenizer), "rope_parameters": rope},
+        text_config={**TEXT, **ids, "vocab_size": len(tokenizer), "rope_parameters": mrope(1, 1, 2)},
         vision_config={**VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 32, "fullatt_block_indexes": [0]},
         **qwen_ids(tokenizer),
     )

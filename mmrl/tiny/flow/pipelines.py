@@ -11,7 +11,7 @@ import torch
 
 from mmrl.tiny.byte_tokens import HubObject
 from mmrl.tiny.flow.editor_pipelines import kontext_of, qwen_edit_of
-from mmrl.tiny.flow.hunyuan import hunyuan15
+from mmrl.tiny.flow.hunyuan import HUNYUAN_PIPELINES
 from mmrl.tiny.flow.late_pipelines import LATE_PIPELINES
 from mmrl.tiny.flow.pipeline_parts import (
     HEADS,
@@ -23,8 +23,9 @@ from mmrl.tiny.flow.pipeline_parts import (
     diffusers_object,
     qwen_encoder,
     scheduler,
-    t5_tokenizer,
+    t5_reader,
 )
+from mmrl.tiny.flow.sana import SANA_PIPELINES
 from mmrl.tiny.flow.sound import SOUND_PIPELINES
 from mmrl.tiny.flow.wan import WAN_PIPELINES
 from mmrl.tiny.text.vlms import draw_weights
@@ -88,9 +89,6 @@ def sd3() -> HubObject:
 
 def flux() -> HubObject:
     """A FLUX with the guidance as an input, as in FLUX.1-dev."""
-    from transformers import T5Config, T5EncoderModel
-
-    tokenizer = t5_tokenizer()
     transformer = diffusers_object(
         "FluxTransformer2DModel",
         patch_size=1,
@@ -103,15 +101,13 @@ def flux() -> HubObject:
         axes_dims_rope=(4, 4, 8),
         **HEADS,
     )
-    t5 = T5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
     return diffusers_object(
         "FluxPipeline",
         transformer=transformer,
         scheduler=scheduler(use_dynamic_shifting=True),
         vae=autoencoder(),
         **clip_reader(projects=False),
-        text_encoder_2=T5EncoderModel(t5),
-        tokenizer_2=tokenizer,
+        **t5_reader("_2"),
     )
 
 
@@ -146,7 +142,8 @@ PIPELINES: dict[str, Callable[[], HubObject]] = {
     "qwen_edit": lambda: qwen_edit_of(qwen_image()),
     "qwen_edit_2511": lambda: qwen_edit_of(qwen_image(), zero_cond_t=True),
     **LATE_PIPELINES,
-    "hunyuan15": hunyuan15,
+    **SANA_PIPELINES,
+    **HUNYUAN_PIPELINES,
     **WAN_PIPELINES,
     **SOUND_PIPELINES,
 }

@@ -36,7 +36,7 @@ def test_evaluations_come_with_held_out_prompts_only(folder: Path):
 
 def test_clips_are_drawn_by_a_word(folder: Path):
     policy = one_line("t2v", "m", "parts/train.jsonl", ["smooth_motion"], []).config.policy
-    assert isinstance(policy, FlowPolicyConfig) and (policy.frames, policy.width, policy.height) == (33, 416, 240)
+    assert isinstance(policy, FlowPolicyConfig) and (policy.frames, policy.width, policy.height) == (33, 448, 256)
 
 
 def test_sounds_are_drawn_by_a_word(folder: Path):

@@ -15,7 +15,8 @@ from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.policies.flow.families.base import SOURCE
-from mmrl.policies.flow.families.wan.image import SEEN, WanImage
+from mmrl.policies.flow.families.clips import SEEN
+from mmrl.policies.flow.families.wan.image import WanImage
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from tests.support.flow_policies import LORA, PLANS, latents, logprobs, stir
 

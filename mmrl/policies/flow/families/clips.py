@@ -1,8 +1,20 @@
-"""Families of clips: latents have a dimension of time, and the first one is a single frame."""
+"""Families of clips: latents have a dimension of time, and the first one is a single frame, which a prompt may hold."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from mmrl.policies.flow.families.base import FlowFamily
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor, nn
+
+from mmrl.policies.flow.families.base import SOURCE, Condition, FlowFamily, Index
+from mmrl.policies.flow.families.sources import latents_of
+from mmrl.policies.flow.settings import FlowPolicyConfig
+
+SEEN = "seen"
+"""What an image encoder sees in the first frame, in a Condition."""
 
 
 @dataclass(frozen=True)
@@ -40,3 +52,93 @@ class ClipFamily(FlowFamily):
     @property
     def image_tokens(self) -> int:
         return self.latent_shape[1] * super().image_tokens
+
+    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Mapping[str, Tensor], **more: Tensor) -> Tensor:
+        """The network's output at times of rows, or of tokens."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FromFrame(ClipFamily):
+    """A model whose prompts hold the first frame of their clip, at the clip's size."""
+
+    tasks = ("clips from a first frame",)
+    sources = (1, 1)
+
+    @classmethod
+    def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
+        super().refuse(index, settings)
+        if settings.source_pixels is not None:
+            raise ValueError(
+                "policy.source_pixels is set, but a first frame has the size of its clip: leave it out, and change policy.width "
+                "and policy.height instead"
+            )
+        if settings.frames == 1 and cls.sources[0]:
+            raise ValueError("policy.frames is 1, but this model draws what follows a first frame: set it to 5 or more")
+
+    @property
+    def text_encoders(self) -> dict[str, nn.Module]:
+        """With the encoder that looks at the first frame, where the model has one."""
+        eye = getattr(self.pipeline, "image_encoder", None)
+        return super().text_encoders | ({} if eye is None else {"image_encoder": eye})
+
+    @property
+    def source_size(self) -> tuple[int, int]:
+        return self.width, self.height
+
+    @property
+    def source_tokens(self) -> int:
+        """None: a first frame adds channels, or takes the place of noise."""
+        return 0
+
+    @torch.no_grad()
+    def latents_of_frame(self, picture: Image.Image, grey: int = 0) -> Float[Tensor, "c f h w"]:
+        """The latents of a clip that begins with a picture, which `grey` frames follow."""
+        pixels = self.pipeline.video_processor.preprocess(picture)[:, :, None]
+        rest = pixels.new_zeros(*pixels.shape[:2], grey, *pixels.shape[3:])
+        return self.normalize(latents_of(self.pipeline.vae, torch.cat([pixels, rest], 2)))[0].cpu()
+
+
+@dataclass(frozen=True)
+class FirstLatent(FromFrame):
+    """Every token has its own time: a picture's latent is the first one, at time 0.
+
+    The velocity there is (x - latent) / sigma, which leads to the picture and hangs on no weight, so ratios of probabilities see
+    the other frames alone.
+    """
+
+    def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
+        (picture,) = pictures
+        if self.settings.guidance_rule != "family":
+            raise ValueError(
+                f"policy.guidance_rule is {self.settings.guidance_rule!r}, which would change the first frame that a prompt "
+                "holds: leave it out"
+            )
+        return {**self.encode(text, device), SOURCE: self.latents_of_frame(picture)}
+
+    def blank_sources(self, count: int) -> Condition:
+        channels, _, *sides = self.latent_shape
+        return {SOURCE: torch.zeros(channels, 1, *sides)}
+
+    def velocity(
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+    ) -> Tensor:
+        if SOURCE not in prompts:
+            return self.ask(transformer, x, timesteps[:, None].expand(-1, self.image_tokens), prompts)
+        first = prompts[SOURCE].to(x)
+        out = self.ask(transformer, torch.cat([first, x[:, :, 1:]], 2), self.times(timesteps), prompts)
+        there = (x[:, :, :1] - first) * 1000 / timesteps.view(-1, 1, 1, 1, 1)
+        return torch.cat([there, out[:, :, 1:].to(there)], 2)
+
+    def times(self, timesteps: Float[Tensor, " n"]) -> Float[Tensor, "n tokens"]:
+        """0 for the tokens of a first frame, the latents' time for all others."""
+        found = timesteps[:, None].repeat(1, self.image_tokens)
+        found[:, : self.image_tokens // self.latent_shape[1]] = 0
+        return found
+
+
+def moments(vae: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of an autoencoder's latents by channel, which its config tells, or it keeps beside its weights."""
+    kept = vae.config if "latents_mean" in vae.config else vae
+    mean, std = (torch.as_tensor(x).to(like).view(1, -1, 1, 1, 1) for x in (kept.latents_mean, kept.latents_std))
+    return mean, std

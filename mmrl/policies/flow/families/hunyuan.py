@@ -1,17 +1,20 @@
-"""HunyuanVideo 1.5: Qwen2.5-VL reads the prompt, ByT5 the words in quotes, and channels of a first frame stay empty."""
+"""HunyuanVideo 1.5: Qwen2.5-VL reads the prompt, ByT5 the words in quotes, SigLIP a first frame, which is channels too."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.policies.flow.families.base import ATTENTION, Condition, side_by_side
-from mmrl.policies.flow.families.clips import ClipFamily
+from mmrl.policies.flow.families.base import ATTENTION, SOURCE, Condition, side_by_side
+from mmrl.policies.flow.families.clips import SEEN, ClipFamily, FromFrame
 
 QUOTED_TOKENS = 256
 """Bytes of words in quotes that its pipeline reads."""
+SIGLIP_TOKENS = 729
+"""Of a first frame, 27 x 27."""
 FEED_FORWARD = ("ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")
 
 
@@ -20,7 +23,7 @@ class HunyuanVideo15(ClipFamily):
     """HunyuanVideo 1.5 Technical Report, 2025. Guidance 6, as its published guider has it, against the empty prompt.
 
     Its pipeline loads no adapters: its transformer does, by load_lora_adapter. Not supported: models that are given the next time
-    too (use_meanflow), super-resolution, a first frame.
+    too (use_meanflow), super-resolution.
     """
 
     tasks = ("text to video",)
@@ -84,19 +87,23 @@ class HunyuanVideo15(ClipFamily):
         for name, most in (("embeds", self.prompt_tokens), ("quoted", QUOTED_TOKENS)):
             padded, mask = side_by_side([one[name] for one in conditions], most if full else None)
             found |= {name: padded, f"{name}_mask": mask}
-        return found
+        return found | {name: torch.stack([one[name] for one in conditions]) for name in (SOURCE, SEEN) if name in conditions[0]}
 
     def velocity(
         self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
+        """Without a picture its channels are empty, and one token of zeros stands for what is seen of it."""
+        embeds = prompts["embeds"]
+        frame = prompts.get(SOURCE, x.new_zeros(len(x), x.shape[1] + 1, *x.shape[2:]))
+        seen = prompts.get(SEEN, embeds.new_zeros(len(x), 1, self.config.image_embed_dim))
         return transformer(
-            hidden_states=torch.cat([x, torch.zeros_like(x), torch.zeros_like(x[:, :1])], 1),
+            hidden_states=torch.cat([x, frame.to(x)], 1),
             timestep=timesteps,
-            encoder_hidden_states=prompts["embeds"],
+            encoder_hidden_states=embeds,
             encoder_attention_mask=prompts["embeds_mask"],
             encoder_hidden_states_2=prompts["quoted"],
             encoder_attention_mask_2=prompts["quoted_mask"],
-            image_embeds=prompts["embeds"].new_zeros(len(x), 1, self.config.image_embed_dim),
+            image_embeds=seen.to(embeds),
             return_dict=False,
         )[0]
 
@@ -107,3 +114,23 @@ class HunyuanVideo15(ClipFamily):
         """One by one: the attention of its autoencoder takes a single clip."""
         vae = self.pipeline.vae
         return torch.cat([vae.decode(one[None] / vae.config.scaling_factor, return_dict=False)[0] for one in latents])
+
+
+@dataclass(frozen=True)
+class HunyuanVideo15Image(FromFrame, HunyuanVideo15):
+    """The same from a first frame: its latent and a mask, 1 in the first frame, follow the noise's, and SigLIP's view the words.
+
+    The picture has the clip's size; its pipeline takes the nearest shape of about the size that the model was made for.
+    """
+
+    def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
+        (picture,) = pictures
+        frame = torch.zeros(self.channels + 1, *self.latent_shape[1:])
+        frame[:-1, :1], frame[-1, 0] = self.latents_of_frame(picture), 1
+        seen = self.pipeline.encode_image(picture, 1, device, self.pipeline.image_encoder.dtype)[0].cpu()
+        return {**self.encode(text, device), SOURCE: frame, SEEN: seen}
+
+    def blank_sources(self, count: int) -> Condition:
+        """Its view is of ones, since zeros stand for no picture."""
+        frame = torch.zeros(self.channels + 1, *self.latent_shape[1:])
+        return {SOURCE: frame, SEEN: torch.ones(SIGLIP_TOKENS, self.config.image_embed_dim)}

@@ -7,12 +7,12 @@ from mmrl.policies.flow.families.facts import EULER
 from mmrl.policies.flow.families.flux.flux1 import Chroma, Flux
 from mmrl.policies.flow.families.flux.flux2 import Flux2, Flux2Klein
 from mmrl.policies.flow.families.flux.kontext import Kontext
-from mmrl.policies.flow.families.hunyuan import HunyuanVideo15
+from mmrl.policies.flow.families.hunyuan import HunyuanVideo15, HunyuanVideo15Image
 from mmrl.policies.flow.families.krea2 import Krea2
 from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
 from mmrl.policies.flow.families.qwen.image import QwenImage
 from mmrl.policies.flow.families.qwen.image21 import QwenImage21
-from mmrl.policies.flow.families.sana import Sana
+from mmrl.policies.flow.families.sana import Sana, SanaVideo, SanaVideoImage
 from mmrl.policies.flow.families.sd3 import StableDiffusion3
 from mmrl.policies.flow.families.stable_audio3 import StableAudio3
 from mmrl.policies.flow.families.stable_diffusion import StableDiffusion, StableDiffusionXL
@@ -31,6 +31,8 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "Flux2Pipeline": Flux2,
     "Flux2KleinPipeline": Flux2Klein,
     "SanaPipeline": Sana,
+    "SanaVideoPipeline": SanaVideo,
+    "SanaImageToVideoPipeline": SanaVideoImage,
     "StableDiffusionPipeline": StableDiffusion,
     "StableDiffusionXLPipeline": StableDiffusionXL,
     "QwenImageEditPlusPipeline": QwenImageEdit,
@@ -38,6 +40,7 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "ChromaPipeline": Chroma,
     "Lumina2Pipeline": Lumina2,
     "HunyuanVideo15Pipeline": HunyuanVideo15,
+    "HunyuanVideo15ImageToVideoPipeline": HunyuanVideo15Image,
     "WanPipeline": Wan,
     "WanImageToVideoPipeline": WanImage,
     "StableAudio3Pipeline": StableAudio3,

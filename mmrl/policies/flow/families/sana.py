@@ -1,4 +1,4 @@
-"""Sana: Gemma-2 with an instruction before the prompt, an autoencoder that compresses 32 times, DPM-Solver's table of times."""
+"""Sana, of pictures and of clips: Gemma-2 with an instruction before the prompt, DPM-Solver's table of times."""
 
 import inspect
 from collections.abc import Mapping
@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from mmrl.flow.sigmas import Spacing, spacing_of
 from mmrl.policies.flow.families.base import Condition, FlowFamily, token_count
+from mmrl.policies.flow.families.clips import ClipFamily, FirstLatent, moments
 from mmrl.policies.flow.families.facts import EULER
 
 
@@ -58,14 +60,15 @@ class Sana(FlowFamily):
     def velocity(
         self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
-        times = timesteps
-        if type(self.pipeline.scheduler).__name__ != EULER:
-            times = times.to(torch.long)
+        whole = type(self.pipeline.scheduler).__name__ != EULER
+        return self.ask(transformer, x, timesteps.to(torch.long) if whole else timesteps, prompts)
+
+    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Mapping[str, Tensor], **more: Tensor) -> Tensor:
         return transformer(
             x,
             encoder_hidden_states=prompts["embeds"],
             encoder_attention_mask=prompts["mask"],
-            timestep=times * self.config.timestep_scale,
+            timestep=times * self.config.get("timestep_scale", 1),
             return_dict=False,
         )[0]
 
@@ -75,3 +78,59 @@ class Sana(FlowFamily):
     def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         vae = self.pipeline.vae
         return vae.decode(latents / vae.config.scaling_factor, return_dict=False)[0]
+
+
+@dataclass(frozen=True)
+class SanaVideo(Sana, ClipFamily):
+    """arXiv:2509.24695. Guidance 6; with the autoencoder of Wan 2.1 or of LTX-2.
+
+    Not supported: the pipeline's binning of sizes, and the words on a motion score that its makers append to prompts.
+    """
+
+    tasks = ("text to video",)
+    usual_guidance = 6.0
+
+    @property
+    def scale(self) -> int:
+        return self._compression("spatial")
+
+    @property
+    def frames_per_latent(self) -> int:
+        return self._compression("temporal")
+
+    @property
+    def channels(self) -> int:
+        return int(self.config.in_channels)
+
+    @property
+    def patch(self) -> int:
+        return int(self.config.patch_size[1])
+
+    @property
+    def fps(self) -> float:
+        """16, as its makers save clips."""
+        return self.settings.fps or 16.0
+
+    def spacing(self) -> Spacing:
+        """The pipeline leaves its steps to the scheduler."""
+        scheduler = self.pipeline.scheduler
+        return spacing_of({**scheduler.config, "_class_name": type(scheduler).__name__})
+
+    def normalize(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n c f h w"]:
+        mean, std = moments(self.pipeline.vae, latents)
+        return (latents - mean) / std
+
+    def decode(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n 3 frames y x"]:
+        mean, std = moments(self.pipeline.vae, latents)
+        return self.pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
+
+    def _compression(self, way: str) -> int:
+        config = self.pipeline.vae.config
+        return int(config.get(f"scale_factor_{way}") or config[f"{way}_compression_ratio"])
+
+
+@dataclass(frozen=True)
+class SanaVideoImage(FirstLatent, SanaVideo):
+    """arXiv:2509.24695, from a first frame."""
+
+    schedulers = frozenset({EULER})

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mmrl.flow.sigmas import Spacing, spacing_of
 from mmrl.policies.flow.families.base import Condition, Index, token_count
-from mmrl.policies.flow.families.clips import ClipFamily
+from mmrl.policies.flow.families.clips import ClipFamily, moments
 from mmrl.policies.flow.families.facts import EULER
 from mmrl.policies.flow.families.wan.experts import Experts
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -115,18 +115,12 @@ class Wan(ClipFamily):
         return self.ask(transformer, x, timesteps, prompts)
 
     def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Mapping[str, Tensor], **more: Tensor) -> Tensor:
-        """The network's output at times of rows, or of tokens."""
         return transformer(hidden_states=x, timestep=times, encoder_hidden_states=prompts["embeds"], return_dict=False, **more)[0]
 
     def normalize(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n c f h w"]:
-        mean, std = self._moments(latents)
+        mean, std = moments(self.pipeline.vae, latents)
         return (latents - mean) / std
 
     def decode(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n 3 frames y x"]:
-        mean, std = self._moments(latents)
+        mean, std = moments(self.pipeline.vae, latents)
         return self.pipeline.vae.decode(latents * std + mean, return_dict=False)[0]
-
-    def _moments(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        config = self.pipeline.vae.config
-        mean, std = (torch.tensor(x).to(like).view(1, -1, 1, 1, 1) for x in (config.latents_mean, config.latents_std))
-        return mean, std
