@@ -195,7 +195,7 @@ def refuse_missing_package(name: str, need: Need) -> None:
 def other_samples(name: str, wanted: Sequence[str], kind: str, output: str) -> str:
     """The error of a reward that is for samples of another kind."""
     fact = f"reward {name!r} scores {' or '.join(wanted)}, but policy.kind is {kind!r}, whose samples are {output}"
-    if output == "video" and "image" in wanted:
+    if output.startswith("video") and "image" in wanted:
         return f'{fact} (policy.frames is above 1): score frames with use = "over_frames" and picture.use = "{name}"'
     if output == "sound":
         return f"{fact} (policy.seconds is set): take a reward of sounds such as band_energy"

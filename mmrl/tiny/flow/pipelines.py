@@ -13,6 +13,7 @@ from mmrl.tiny.byte_tokens import HubObject
 from mmrl.tiny.flow.editor_pipelines import kontext_of, qwen_edit_of
 from mmrl.tiny.flow.hunyuan import hunyuan15
 from mmrl.tiny.flow.late_pipelines import LATE_PIPELINES
+from mmrl.tiny.flow.ltx2 import ltx2
 from mmrl.tiny.flow.pipeline_parts import (
     HEADS,
     LATENTS,
@@ -147,6 +148,7 @@ PIPELINES: dict[str, Callable[[], HubObject]] = {
     "qwen_edit_2511": lambda: qwen_edit_of(qwen_image(), zero_cond_t=True),
     **LATE_PIPELINES,
     "hunyuan15": hunyuan15,
+    "ltx2": ltx2,
     **WAN_PIPELINES,
     **SOUND_PIPELINES,
 }
