@@ -1,4 +1,4 @@
-"""An LTX-2 of the real classes with random weights: clips of multiples of 4 pixels and 2k + 1 frames, and their sound at 400 Hz."""
+"""An LTX-2 of the real classes with random weights: clips of multiples of 4 pixels and 2k + 1 frames, sound at 400 Hz."""
 
 from mmrl.tiny.byte_tokens import HubObject, Kwargs
 from mmrl.tiny.flow.pipeline_parts import LATENTS, diffusers_object, scheduler

@@ -1,6 +1,8 @@
 """Families of clips: latents have a dimension of time, and the first one is a single frame."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from mmrl.policies.flow.families.base import FlowFamily
 
@@ -40,3 +42,12 @@ class ClipFamily(FlowFamily):
     @property
     def image_tokens(self) -> int:
         return self.latent_shape[1] * super().image_tokens
+
+
+def ratio(vae: Mapping[str, Any], name: Literal["spatial", "temporal"]) -> int:
+    """Pixels or frames per latent of an LTX-2 autoencoder, as it works them out of this config."""
+    found, halves = vae[f"{name}_compression_ratio"], vae["spatio_temporal_scaling"]
+    if found is not None:
+        return int(found)
+    times = halves * (len(vae["layers_per_block"]) - 1) if isinstance(halves, bool) else sum(halves)
+    return vae["patch_size" if name == "spatial" else "patch_size_t"] * 2**times

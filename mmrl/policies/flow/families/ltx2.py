@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from mmrl.policies.flow.families.base import Condition, Index, token_count
-from mmrl.policies.flow.families.clips import ClipFamily
+from mmrl.policies.flow.families.clips import ClipFamily, ratio
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
@@ -26,9 +25,9 @@ SOUND_GUIDANCE = 7.0
 class LTX2(ClipFamily):
     """x = (clip, sound): latents (c, f, h, w) and (c, l, bands) end to end, the clip first, one noise and one density for both.
 
-    A log-probability is the mean over the whole vector, of which a clip of 5 s has 98% and its sound 2%. Guidance is of each part:
-    policy.guidance, and policy.guidance_sound. Not supported: what its pipeline's usual call adds to that (guidance away from skipped
-    layers and from parted media, rescaling), a first frame, LTX-2.5, upsampling.
+    A log-probability is the mean over the whole vector, of which a clip of 5 s has 98% and its sound 2%. Each part has a guidance of
+    its own: policy.guidance, policy.guidance_sound. Not supported: what its pipeline's usual call adds to that (guidance away from
+    skipped layers and from parted media, rescaling), a first frame, LTX-2.5, upsampling.
     """
 
     usual_guidance = 3.0
@@ -48,8 +47,8 @@ class LTX2(ClipFamily):
         for part in ("audio_vae", "vocoder", "connectors"):
             if index.get(part, [None, None]) == [None, None]:
                 raise ValueError(
-                    f"policy.model {settings.model!r} has no part {part!r}, without which LTX-2 draws no sound: take the folder of "
-                    "a whole pipeline"
+                    f"policy.model {settings.model!r} has no part {part!r}, without which LTX-2 draws no sound: take the "
+                    "folder of a whole pipeline"
                 )
         if (reader := index["text_encoder"][1]) != READER:
             raise ValueError(
@@ -79,11 +78,11 @@ class LTX2(ClipFamily):
 
     @property
     def scale(self) -> int:
-        return ratio(self.pipeline.vae.config, "spatial", self.pipeline.vae.config.patch_size)
+        return ratio(self.pipeline.vae.config, "spatial")
 
     @property
     def frames_per_latent(self) -> int:
-        return ratio(self.pipeline.vae.config, "temporal", self.pipeline.vae.config.patch_size_t)
+        return ratio(self.pipeline.vae.config, "temporal")
 
     @property
     def patch(self) -> int:
@@ -210,11 +209,3 @@ class LTX2(ClipFamily):
         """Channels and bands, which a token of the sound holds."""
         channels, _, bands = self.sound_shape
         return channels, bands
-
-
-def ratio(config: Any, name: str, patch: int) -> int:
-    """Pixels or frames per latent, as the autoencoder works them out of its config."""
-    found, halves = config[f"{name}_compression_ratio"], config.spatio_temporal_scaling
-    if found is not None:
-        return int(found)
-    return patch * 2 ** (halves * (len(config.layers_per_block) - 1) if isinstance(halves, bool) else sum(halves))
