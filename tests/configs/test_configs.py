@@ -74,6 +74,7 @@ FAMILIES = {
 
 
 WANS = {"Wan2.1": "wan", "Wan2.2-TI2V-5B": "wan_5b", "Wan2.2-T2V-A14B": "wan_a14b", "HunyuanVideo-1.5": "hunyuan15"}
+WANS |= {"LTX-2": "ltx2"}
 """Part of a hub name -> the tiny generator of clips of its kind."""
 
 

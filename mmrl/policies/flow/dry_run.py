@@ -40,6 +40,9 @@ from mmrl.policies.shared.quantized.load import linear_names
 from mmrl.policies.shared.weights import Weights
 from mmrl.runtime.pretrained import readable
 
+READER = "text_encoder"
+"""How names of the networks that read prompts begin."""
+
 
 def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowFamily:
     """The family as `loading.load` gives it, from configs alone: without weights, tokenizers and text encoders.
@@ -66,7 +69,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
             put_layers(network, linear_names(network), config.quantized.double)
     for part in (vae, *told.values(), *networks.values()):
         part.requires_grad_(False).eval()
-    encoders = [name for name, part in index.items() if name.startswith("text_encoder") and isinstance(part, list) and any(part)]
+    encoders = [name for name, part in index.items() if name.startswith(READER) and isinstance(part, list) and any(part)]
     pipeline = SimpleNamespace(
         **networks,
         **told,
@@ -129,7 +132,7 @@ def part_of(model: str, index: Index, name: str) -> Any:
 
 
 def encoders_of(config: FlowPolicyConfig, family: type[FlowFamily]) -> dict[str, int]:
-    """Text encoder -> bytes of its weights, as `loading.load` keeps them."""
+    """Text encoder, or another network that never trains -> bytes of its weights, as `loading.load` keeps them."""
     config = pipeline_of(config)
     index = load_index(config.model, family)
     each, decoding = (2 if dtype == "bfloat16" else 4 for dtype in (config.dtype, config.vae_dtype))
@@ -276,10 +279,12 @@ class FlowDryRun:
     def beside(self) -> dict[str, int]:
         """Part -> bytes of further networks."""
         config = self.policy.config
-        encoders = {} if config.rest_text_encoders else encoders_of(config, type(self.family))
+        others = encoders_of(config, type(self.family))
+        if config.rest_text_encoders:
+            others = {name: size for name, size in others.items() if not name.startswith(READER)}
         if config.teachers:
-            encoders["adapters of teachers"] = teacher_bytes(config.teachers, type(self.family).networks)
-        return {"vae": size_of(self.policy.pipeline.vae.parameters()), **encoders}
+            others["adapters of teachers"] = teacher_bytes(config.teachers, type(self.family).networks)
+        return {"vae": size_of(self.policy.pipeline.vae.parameters()), **others}
 
     def activations(self) -> dict[str, int]:
         """Phase -> most bytes that its largest forward keeps at a time; `decode` turns latents into pictures."""
@@ -297,7 +302,8 @@ class FlowDryRun:
             latents = max(map(self._decode_batch, sizes), key=torch.numel)
             found["decode"] = peak_bytes(lambda: (self.family.decode(latents), self.family.sound_of(latents)))
         if config.rest_text_encoders:
-            found["encode"] = sum(encoders_of(config, type(self.family)).values())
+            others = encoders_of(config, type(self.family))
+            found["encode"] = sum(size for name, size in others.items() if name.startswith(READER))
         return found
 
     def _decode_batch(self, size: Size) -> Tensor:

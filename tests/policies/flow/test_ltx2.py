@@ -193,6 +193,7 @@ def damaged(folder: Path, part: str, change: dict[str, object]) -> None:
         ({"seconds": 2.0}, "", {}, "policy.seconds is 2, but this model draws clips: leave it out"),
         ({"guidance": 1.0, "guidance_sound": 5.0}, "", {}, "policy.guidance_sound cannot be had: set guidance above 1"),
         ({"max_prompt_tokens": 36}, "connectors", {"video_connector_num_learnable_registers": 8}, "take a multiple of 8"),
+        ({}, "vocoder", {"output_sampling_rate": 800}, "its vocoder's config says 800 samples a second, and its layers make 400"),
         ({}, "", {"vocoder": [None, None]}, "has no part 'vocoder', without which LTX-2 draws no sound"),
         (
             {},

@@ -40,8 +40,11 @@ def draw(
     """
     run = RunDir.open(path)
     config = config_of(run, "flow", "token_image")
-    suffixes, words, usual = KINDS[modality_of(config.policy).output_of(config.policy)]
+    kind = modality_of(config.policy).output_of(config.policy)
+    suffixes, words, usual = KINDS[kind]
     refuse_other_out(out, suffixes, words)
+    if out is not None and kind.endswith("with sound"):
+        refuse_other_out(out.with_suffix(".wav"), SOUNDS, "a sound")
     refuse_missing(images)
     prompt = Prompt(text, text, tuple(map(str, images)))
     found = answer(run, config, prompt, step, seed)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,7 @@ from torch.nn.functional import pad
 from mmrl.policies.flow.families.base import Condition, Index, token_count
 from mmrl.policies.flow.families.clips import ClipFamily, ratio
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.runtime.pretrained import REMEDY
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
 FEED_FORWARD = tuple(f"{which}.net.{layer}" for which in ("ff", "audio_ff") for layer in ("0.proj", "2"))
@@ -21,13 +23,20 @@ PER_LATENT = 4
 SOUND_GUIDANCE = 7.0
 
 
+def samples_of(vocoder: Mapping[str, Any], frames: float) -> float:
+    """Samples a second of a vocoder that is given so many frames; that of LTX-2.3 takes the spectrum of its own sound again."""
+    if "bwe_upsample_factors" not in vocoder:
+        return frames * math.prod(vocoder["upsample_factors"])
+    return vocoder["input_sampling_rate"] / vocoder["hop_length"] * math.prod(vocoder["bwe_upsample_factors"])
+
+
 @dataclass(frozen=True)
 class LTX2(ClipFamily):
     """x = (clip, sound): latents (c, f, h, w) and (c, l, bands) end to end, the clip first, one noise and one density for both.
 
-    A log-probability is the mean over the whole vector, of which a clip of 5 s has 98% and its sound 2%. Each part has a guidance of
-    its own: policy.guidance, policy.guidance_sound. Not supported: what its pipeline's usual call adds to that (guidance away from
-    skipped layers and from parted media, rescaling), a first frame, LTX-2.5, upsampling.
+    A log-probability is the mean over the whole vector, of which a clip of 5 s has 98% and its sound 2%. Each part has a guidance
+    of its own: policy.guidance, policy.guidance_sound. Not supported: what its pipeline's usual call adds to that (guidance away
+    from skipped layers and from parted media, rescaling), a first frame, LTX-2.5, upsampling.
     """
 
     usual_guidance = 3.0
@@ -70,6 +79,12 @@ class LTX2(ClipFamily):
                     f"policy.max_prompt_tokens is {self.prompt_tokens}, but this model fills prompts with {count} tokens of its "
                     f"own: take a multiple of {count}"
                 )
+        vocoder = self.pipeline.vocoder.config
+        if self.rate is not None and self.rate != (makes := samples_of(vocoder, self._frame_rate)):
+            raise ValueError(
+                f"policy.model {self.settings.model!r}: its vocoder's config says {self.rate} samples a second, and its layers "
+                f"make {makes:g} of them: {REMEDY}"
+            )
         if self.length < 1:
             raise ValueError(
                 f"policy.frames at policy.fps last {self.seconds:g} s, which is no latent of sound: draw more frames, or fewer a "
@@ -109,8 +124,7 @@ class LTX2(ClipFamily):
     @property
     def length(self) -> int:
         """Latents of the sound in time."""
-        config = self.pipeline.audio_vae.config
-        return round(self.seconds * (config.sample_rate / config.mel_hop_length / PER_LATENT))
+        return round(self.seconds * (self._frame_rate / PER_LATENT))
 
     @property
     def clip_shape(self) -> tuple[int, ...]:
@@ -203,6 +217,12 @@ class LTX2(ClipFamily):
         drawn = vae.decode(tokens.unflatten(2, self._bands).transpose(1, 2), return_dict=False)[0]
         waves, wanted = self.pipeline.vocoder(drawn), int(self.seconds * self.rate)
         return pad(waves, (0, max(0, wanted - waves.shape[-1])))[..., :wanted]
+
+    @property
+    def _frame_rate(self) -> float:
+        """Frames of the spectrogram a second."""
+        config = self.pipeline.audio_vae.config
+        return config.sample_rate / config.mel_hop_length
 
     @property
     def _bands(self) -> tuple[int, int]:
