@@ -1,4 +1,4 @@
-"""A run of clips with sound from one line to its export: samples of both, the report, a drawn file, a plan, rewards of either."""
+"""A run of clips with sound from its config to its export: samples, report, a drawn file, a plan, rewards of either."""
 
 import json
 import math
@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.app.commands import plan
-from mmrl.app.commands.train import TrainArguments, train
+from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved
 from mmrl.app.export.export import export
 from mmrl.app.lab.one_prompt.draw import draw
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build
+from mmrl.policies.flow.dry_run import FlowDryRun
+from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.tiny.flow.pipelines import build as build_tiny
 from tests.support.flow_runs import Make, with_preset
 
 ROWS = [{"prompt": "a bell", "span": [0, 0.1]}, {"prompt": "a dog barks", "span": [0.1, 0.2]}]
 SIZES = ["policy.height=32", "policy.width=32", "policy.frames=5", "policy.fps=20.0", "policy.max_prompt_tokens=16"]
-SHORT = [*SIZES, "policy.lora={rank = 2}", "policy.sound=true", "steps=1", "algorithm.group_size=2", "prompts_per_step=2"]
-SHORT += ["evaluation.num_prompts=1", "evaluation.num_steps=2"]
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +38,26 @@ def heard(file: Path) -> tuple[int, int, int]:
         return opened.getframerate(), opened.getnchannels(), opened.getnframes()
 
 
-def test_a_line_trains_draws_and_exports_clips_with_sound(tmp_path: Path):
-    model = str(build_tiny("ltx2", tmp_path / "model"))
-    run = train(TrainArguments(SHORT, "t2v", model, "train.jsonl", ["onset_iou", "in_sync"]))
+def of_tiny(*words: str) -> Resolved:
+    """The shipped config, drawn small."""
+    rows = {"use": "prompts", "path": "train.jsonl"}
+    few = [
+        "prompts_per_step=1",
+        "evaluation.num_prompts=1",
+        "evaluation.num_steps=2",
+        "policy.model=tiny:ltx2",
+        "policy.dtype=float32",
+    ]
+    resolved = configs.load("t2v/ltx2_sound_flowgrpo", [*SIZES, *few, *words])
+    for place in (("data",), ("evaluation", "data")):
+        resolved.table.set(place, rows, "test")
+    return configs.resolve(resolved.table)
+
+
+def test_a_run_draws_and_exports_clips_with_sound(tmp_path: Path):
+    both = 'reward=[{use="onset_iou"}, {use="in_sync"}]'
+    model = f"policy.model={build_tiny('ltx2', tmp_path / 'model')}"
+    run = run_training(of_tiny(model, "steps=1", "algorithm.group_size=2", "policy.lora={rank = 2}", both, "output=run"))
     line = json.loads(run.samples_file("train", 1).read_text().splitlines()[0])
     assert heard(run.samples / line["sound"]["sound"]) == (400, 2, 100)
     assert (run.samples / line["video"]["clip"]).is_file() and line["image"] is None
@@ -59,27 +76,14 @@ def test_a_line_trains_draws_and_exports_clips_with_sound(tmp_path: Path):
     assert any("lora_" in name for name, _ in scope["pipeline"].transformer.named_parameters())
 
 
-def of_tiny(*words: str) -> configs.RunConfig:
-    """The shipped config, drawn small."""
-    rows = {"use": "prompts", "path": "train.jsonl"}
-    few = [
-        "prompts_per_step=1",
-        "evaluation.num_prompts=1",
-        "evaluation.num_steps=2",
-        "policy.model=tiny:ltx2",
-        "policy.dtype=float32",
-    ]
-    resolved = configs.load("t2v/ltx2_sound_flowgrpo", [*SIZES, *few, *words])
-    for place in (("data",), ("evaluation", "data")):
-        resolved.table.set(place, rows, "test")
-    return configs.resolve(resolved.table)
-
-
-def test_a_plan_counts_every_part():
-    """The config keeps the text encoder in the host's memory, where only its visits count."""
-    made = plan.draw_up(of_tiny()).memory
-    assert {"vae", "audio_vae", "connectors", "vocoder"} <= made.stays.keys() and "text_encoder" not in made.stays
-    assert made.phases["encode"] > 0 and made.phases["update"] > made.phases["decode"] > 0
+@pytest.mark.parametrize("rests", [True, False])
+def test_every_part_takes_room(rests: bool, tmp_path: Path):
+    """A text encoder that rests in the host's memory takes some only while it reads."""
+    model = str(build_tiny("ltx2", tmp_path / "model"))
+    given = FlowPolicyConfig(model, height=32, width=32, frames=5, sound=True, max_prompt_tokens=16, rest_text_encoders=rests)
+    reader = set() if rests else {"text_encoder"}
+    found = FlowDryRun(given).beside()
+    assert found.keys() == {"vae", "audio_vae", "connectors", "vocoder"} | reader and min(found.values()) > 0
 
 
 @pytest.mark.parametrize(

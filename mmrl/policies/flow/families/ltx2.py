@@ -34,8 +34,8 @@ def samples_of(vocoder: Mapping[str, Any], frames: float) -> float:
 class LTX2(ClipFamily):
     """x = (clip, sound): latents (c, f, h, w) and (c, l, bands) end to end, the clip first, one noise and one density for both.
 
-    A log-probability is the mean over the whole vector, of which a clip of 5 s has 98% and its sound 2%. Each part has a guidance
-    of its own: policy.guidance, policy.guidance_sound. Not supported: what its pipeline's usual call adds to that (guidance away
+    A log-probability is the mean over the whole vector, of which the sound is some 2% at 512 x 768 pixels. Each part has a
+    guidance of its own: policy.guidance, policy.guidance_sound. Not supported: what its pipeline's usual call adds to that (guidance away
     from skipped layers and from parted media, rescaling), a first frame, LTX-2.5, upsampling.
     """
 
