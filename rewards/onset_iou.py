@@ -44,7 +44,8 @@ class OnsetIoU:
         seconds = len(wave) / sample.rate
         if end > seconds + FRAME:
             raise ValueError(
-                f"prompt {prompt.id!r} wants a sound until {end:g} s, and those drawn last {seconds:g} s: raise policy.seconds"
+                f"prompt {prompt.id!r} wants a sound until {end:g} s, and those drawn last {seconds:g} s: raise policy.seconds, "
+                "or policy.frames of clips"
             )
         levels = loudness(wave, sample.rate, FRAME)
         if levels.max() < QUIET:

@@ -57,7 +57,7 @@ class Tempo:
         if seconds < 120 / wanted:
             raise ValueError(
                 f"prompt {prompt.id!r} wants {wanted:g} beats a minute, and the sounds drawn last {seconds:g} s, less than "
-                "two beats: raise policy.seconds"
+                "two beats: raise policy.seconds, or policy.frames of clips"
             )
         found = _tempo_of(loudness(wave, sample.rate, FRAME))
         if found is None:

@@ -15,9 +15,13 @@ Load = Callable[..., object]
 """`Class.from_pretrained` of transformers or diffusers."""
 BUFFERS = ("position_ids", "inv_freq")
 """Last words of tables that old checkpoints hold and that models now compute."""
-OTHER_WORDS = ("LOAD REPORT", "Some weights of")
-"""Beginnings of what libraries log about keys, which errors here say in one sentence."""
-LOGGERS = ("transformers.modeling_utils", "diffusers.models.modeling_utils")
+OTHER_WORDS = ("LOAD REPORT", "Some weights of", "non-standard module")
+"""Of what libraries log about keys, which errors here say in one sentence, and about parts of one pipeline, printed in full."""
+LOGGERS = (
+    "transformers.modeling_utils",
+    "diffusers.models.modeling_utils",
+    "diffusers.pipelines.pipeline_loading_utils",
+)
 CODE = "trust_remote_code"
 """In errors about models whose repositories hold Python files: their callers know the remedy."""
 REMEDY = "download or save it again, or name the model that its config.json is of"
@@ -47,7 +51,7 @@ def load_whole(load: Load, source: str, place: str, **settings: object) -> nn.Mo
         with readable(place, source):
             written: object = json.loads(config.read_text())
         refuse_absurd_sizes(written, place)
-    with readable(place, source), _without_reports():
+    with readable(place, source), without_reports():
         model, report = cast(tuple[nn.Module, LoadReport], load(source, output_loading_info=True, **settings))
     wrong = [key if isinstance(key, str) else str(key[0]) for key in report["mismatched_keys"]]
     missing, unexpected = ([str(key) for key in report[f"{word}_keys"]] for word in ("missing", "unexpected"))
@@ -144,7 +148,7 @@ def _is_finite(weight: Tensor) -> bool:
 
 
 @contextmanager
-def _without_reports() -> Generator[None]:
+def without_reports() -> Generator[None]:
     """Keep libraries from logging what the errors here say."""
 
     def say(record: logging.LogRecord) -> bool:

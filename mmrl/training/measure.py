@@ -235,7 +235,7 @@ def look_of(sample: Sample) -> Float[Tensor, " d"] | None:
     """The picture of a sample or the middle frame of its clip as small colours, or its sound's spectrum; None for texts."""
     if hasattr(sample.image, "convert"):
         return thumbnail(sample.image)
-    if getattr(sample.sound, "ndim", 0) == 2 and sample.sound.size:
+    if sample.video is None and getattr(sample.sound, "ndim", 0) == 2 and sample.sound.size:
         return spectrum(torch.as_tensor(sample.sound).mean(0))
     if getattr(sample.video, "ndim", 0) != 4 or not len(sample.video):
         return None

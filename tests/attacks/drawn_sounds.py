@@ -1,8 +1,12 @@
 """Attacks on models that draw sounds: rewards and lengths of other samples, waves that are none, a tone of 0 s."""
 
+import json
+import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from mmrl.tiny.flow.pipelines import build
 from tests.attacks.attack import Attack, expect_sentence, run_mmrl
 
 TINY = (
@@ -36,7 +40,54 @@ def wished(name: str, reward: str, row: str, *words: str) -> Attack:
     return Attack("sounds", name, partial(train, (f'reward=[{{use="{reward}"}}]', "policy.seconds=1.0"), words, rows=row + "\n"))
 
 
+FILM = ("policy.height=32", "policy.width=32", "policy.frames=5", "policy.sound=true", "policy.max_prompt_tokens=16")
+
+
+def film(damage: Callable[[Path], object], settings: tuple[str, ...], words: tuple[str, ...], folder: Path) -> str:
+    """One step of a tiny LTX-2 whose folder was damaged must be refused in words."""
+    damage(build("ltx2", folder / "model"))
+    (folder / "train.jsonl").write_text(PROMPTS)
+    given = ("t2v/ltx2_sound_flowgrpo", "policy.model=model", "data.path=train.jsonl", "output=run", *FILM, *settings)
+    return expect_sentence(run_mmrl(["train", *given, *SHORT], folder), *words)
+
+
+def weights_of(part: Path) -> Path:
+    return next(part.glob("*.safetensors"))
+
+
+def with_config(part: str, **changes: object) -> Callable[[Path], object]:
+    """Changes a part's config, or the index of the pipeline."""
+
+    def change(model: Path) -> None:
+        file = model / part if part.endswith(".json") else model / part / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def of_film(name: str, damage: Callable[[Path], object], *words: str, settings: tuple[str, ...] = ()) -> Attack:
+    return Attack("sounds", name, partial(film, damage, settings, words))
+
+
 ATTACKS = [
+    of_film("a clip's vocoder without files", lambda model: shutil.rmtree(model / "vocoder"), "vocoder"),
+    of_film("a vocoder cut short", lambda model: weights_of(model / "vocoder").write_bytes(b"\0" * 64), "vocoder"),
+    of_film(
+        "an index without the autoencoder of sounds",
+        with_config("model_index.json", audio_vae=[None, None]),
+        "no part",
+        "audio_vae",
+    ),
+    of_film(
+        "a vocoder of another rate", with_config("vocoder", output_sampling_rate=48000), "48000 samples a second", "make 400"
+    ),
+    of_film("a rate of 0", with_config("vocoder", output_sampling_rate=0), "output_sampling_rate"),
+    of_film("an autoencoder of sounds with a hop of 0", with_config("audio_vae", mel_hop_length=0), "mel_hop_length"),
+    of_film("sound of one frame", lambda model: None, "policy.sound goes with clips", settings=("policy.frames=1",)),
+    of_film("a clip too short for a latent of sound", lambda model: None, "no latent of sound", settings=("policy.fps=1000",)),
+    of_film("a million frames a second", lambda model: None, "no latent of sound", settings=("policy.fps=1e6",)),
+    of_film("a length beside the clip's", lambda model: None, "policy.seconds is 2", settings=("policy.seconds=2.0",)),
+    of_film("guidance of the sound in one pass", lambda model: None, "guidance_sound", settings=("policy.guidance=1.0",)),
     length("a sound of 0 s", "0", "policy.seconds", "above 0"),
     length("a sound of less than a sample", "0.01", "policy.seconds is 0.01", "1 / 16 to 384"),
     length("a sound longer than the model can be told of", "385", "policy.seconds is 385", "1 / 16 to 384"),

@@ -83,6 +83,7 @@ DRAW_CLIPS = {
     "HunyuanVideo-1.5-480p_t2v": "hunyuan15",
     "HunyuanVideo-1.5-480p_i2v": "hunyuan15_i2v",
     "SANA-Video": "sana_video",
+    "LTX-2": "ltx2",
 }
 """Part of a hub name -> the tiny generator of clips of its kind."""
 

@@ -47,7 +47,7 @@ def test_rewards_say_what_they_need_and_give(file):
     said = details(file)
     assert tuple(said) == FIELDS, f"{file.name} lacks lines that start with {', '.join(set(FIELDS) - set(said))}"
     assert all(said.values())
-    assert set(said["Modality"].split(", ")) <= {"text", "image", "video", "sound"}
+    assert set(said["Modality"].split(", ")) <= {"text", "image", "video", "sound", "video with sound"}
 
 
 @pytest.mark.parametrize("file", REWARDS, ids=lambda file: file.stem)

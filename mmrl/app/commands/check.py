@@ -303,8 +303,8 @@ def look_at_samples(rollouts: Rollouts, found: Findings) -> None:
 def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found: Findings) -> None:
     """Adds the verdict of `mmrl reward test` on the config's rewards; pictures have no truth to test with."""
     output = modality_of(resolved.config.policy).output_of(resolved.config.policy)
-    if output in ("video", "sound"):
-        what = "clips" if output == "video" else "sounds"
+    if output not in ("text", "image"):
+        what = "sounds" if output == "sound" else "clips"
         found.add("reward test", f"not for {what}: mmrl reward score REWARD FOLDER ranks those that you have", "note")
         return
     from mmrl.app.commands.reward import test

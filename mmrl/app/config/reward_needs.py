@@ -192,15 +192,19 @@ def refuse_missing_package(name: str, need: Need) -> None:
         raise ModuleNotFoundError(f'reward {name!r} needs the package {need.package}: pip install "mmrl[rewards]"')
 
 
+OF_SOUNDS = "a model of sounds such as Stable Audio 3 draw, with policy.seconds"
+
+
 def other_samples(name: str, wanted: Sequence[str], kind: str, output: str) -> str:
     """The error of a reward that is for samples of another kind."""
     fact = f"reward {name!r} scores {' or '.join(wanted)}, but policy.kind is {kind!r}, whose samples are {output}"
-    if output == "video" and "image" in wanted:
+    if output.startswith("video") and "image" in wanted:
         return f'{fact} (policy.frames is above 1): score frames with use = "over_frames" and picture.use = "{name}"'
     if output == "sound":
         return f"{fact} (policy.seconds is set): take a reward of sounds such as band_energy"
-    if "sound" in wanted:
-        return f"{fact}: take a reward for those, or let a model of sounds such as Stable Audio 3 draw, with policy.seconds"
+    if any("sound" in one for one in wanted):
+        drawn = "an LTX-2 draw both, with policy.sound = true" if output == "video" else OF_SOUNDS
+        return f"{fact}: take a reward for those, or let {drawn}"
     if output == "image" and "video" in wanted:
         return f"{fact} (policy.frames is 1): take a reward of pictures, or let a model for clips draw policy.frames = 5 or more"
     return f"{fact}: take a reward for those (the files of `mmrl ls rewards` say under Modality what they score)"

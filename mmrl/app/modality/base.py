@@ -97,7 +97,7 @@ class Modality(Protocol[Settings, Model]):
         ...
 
     def output_of(self, policy: Settings) -> str:
-        """The kind of samples that rewards of a policy see: text, image, video or sound."""
+        """The kind of samples that rewards of a policy see: text, image, video, sound or "video with sound", which is both."""
         ...
 
     @property

@@ -70,7 +70,9 @@ class FlowModality:
     def output_of(self, policy: FlowPolicyConfig) -> str:
         if policy.seconds is not None:
             return "sound"
-        return "image" if policy.frames == 1 else "video"
+        if policy.frames == 1:
+            return "image"
+        return "video with sound" if policy.sound else "video"
 
     def evaluation_defaults(self, policy: FlowPolicyConfig) -> dict[str, Any]:
         return {"num_steps": EVALUATION_STEPS}
@@ -197,7 +199,7 @@ class FlowModality:
 
     def task(self, policy: "FlowPolicy") -> str:
         """Models that draw from text alone as well as from pictures count as drawing from text."""
-        output = {"sound": "audio"}.get(made := self.output_of(policy.config), made)
+        output = {"sound": "audio", "video with sound": "video"}.get(made := self.output_of(policy.config), made)
         return f"{'image' if policy.family.sources[0] else 'text'}-to-{output}"
 
     def snippet(self, policy: "FlowPolicy", base: str, adapter: bool) -> Sequence[str]:

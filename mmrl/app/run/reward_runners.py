@@ -60,7 +60,7 @@ def named_reward(
     if declared is not None:
         modality.refuse_box_reward(name)
     wanted = modalities(function)
-    if wanted and output not in wanted:
+    if wanted and not {output, *output.split(" with ")} & set(wanted):
         raise ValueError(other_samples(name, wanted, modality.name, output))
     if declared == "auto":
         if space is None:

@@ -149,7 +149,8 @@ def digest(sample: Sample) -> str | None:
     elif isinstance(sample.image, Image.Image):
         data = repr((sample.image.mode, sample.image.size)).encode() + sample.image.tobytes()
     elif isinstance(sample.output, np.ndarray):
-        data = repr(sample.output.shape).encode() + sample.output.tobytes()
+        made = [one for one in (sample.video, sample.sound) if isinstance(one, np.ndarray)]
+        data = b"".join(repr(one.shape).encode() + one.tobytes() for one in made)
     else:
         return None
     return hashlib.sha256(data).hexdigest()[:20]

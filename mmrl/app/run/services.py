@@ -212,7 +212,7 @@ def pictures_of(group: Group, texts: Sequence[str]) -> list[tuple[str, Image.Ima
     shown = [(f"prompt-{i}", media, group.prompt.text) for i, media in enumerate(group.prompt.media)]
     source = frames_of(group.prompt.media[0])[0][:1] if group.prompt.media else []
     made = [
-        (f"sample-{i}", drawn, texts[i])
+        (f"sample-{i}{'-sound' if drawn is sample.sound is not sample.output else ''}", drawn, texts[i])
         for i, sample in enumerate(group.samples)
         for drawn in (sample.image, sample.video, sample.sound)
         if drawn is not None

@@ -21,7 +21,7 @@ from mmrl.policies.flow.families.known import family_of, own_family
 from mmrl.policies.flow.families.sources import kind_of
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.in_4_bits import parts_in_4_bits, reader_bytes
-from mmrl.policies.flow.loading import add_trainable, load_index
+from mmrl.policies.flow.loading import DECODERS, add_trainable, load_index
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -39,6 +39,9 @@ from mmrl.policies.shared.quantized.layer import put_layers
 from mmrl.policies.shared.quantized.load import linear_names
 from mmrl.policies.shared.weights import Weights
 from mmrl.runtime.pretrained import readable
+
+READER = "text_encoder"
+"""How names of the networks that read prompts begin."""
 
 
 def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> FlowFamily:
@@ -58,15 +61,18 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
     for network in networks.values():
         # The class's own `to` warns, needlessly here.
         nn.Module.to(network, torch.bfloat16 if half else torch.float32)
-    nn.Module.to(vae, torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32)
+    told = {name: part_of(config.model, index, name) for name in kind.told_by}
+    for decoder in (vae, *(part for name, part in told.items() if name in DECODERS)):
+        nn.Module.to(decoder, torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32)
     for name, network in networks.items():
         if name in small:
             put_layers(network, linear_names(network), config.quantized.double)
-    for part in (vae, *networks.values()):
+    for part in (vae, *told.values(), *networks.values()):
         part.requires_grad_(False).eval()
-    encoders = [name for name, part in index.items() if name.startswith("text_encoder") and isinstance(part, list) and any(part)]
+    encoders = [name for name, part in index.items() if name.startswith(READER) and isinstance(part, list) and any(part)]
     pipeline = SimpleNamespace(
         **networks,
+        **told,
         vae=vae,
         config=SimpleNamespace(_name_or_path=config.model, **facts_of(index)),
         vae_scale_factor=scale_of(vae.config),
@@ -84,7 +90,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
         vae.enable_slicing()
     if config.vae_tiling:
         vae.enable_tiling()
-    fake_weights(vae, *networks.values())
+    fake_weights(vae, *told.values(), *networks.values())
     return make_family(kind, pipeline, config)
 
 
@@ -128,10 +134,10 @@ def part_of(model: str, index: Index, name: str) -> Any:
 
 
 def encoders_of(config: FlowPolicyConfig, family: type[FlowFamily]) -> dict[str, int]:
-    """Text encoder -> bytes of its weights, as `loading.load` keeps them."""
+    """Text encoder, or another network that never trains -> bytes of its weights, as `loading.load` keeps them."""
     config = pipeline_of(config)
     index = load_index(config.model, family)
-    each = 2 if config.dtype == "bfloat16" else 4
+    each, decoding = (2 if dtype == "bfloat16" else 4 for dtype in (config.dtype, config.vae_dtype))
     found: dict[str, int] = {}
     small = parts_in_4_bits(config, index, ())
     for name, part in index.items():
@@ -140,7 +146,8 @@ def encoders_of(config: FlowPolicyConfig, family: type[FlowFamily]) -> dict[str,
             cls = getattr(import_module(library), class_name, None)
             if isinstance(cls, type) and issubclass(cls, nn.Module):
                 reader = part_of(config.model, index, name)
-                found[name] = reader_bytes(reader, each, config.quantized.double if name in small else None)
+                bytes_each = decoding if name in DECODERS else each
+                found[name] = reader_bytes(reader, bytes_each, config.quantized.double if name in small else None)
     return found
 
 
@@ -274,10 +281,12 @@ class FlowDryRun:
     def beside(self) -> dict[str, int]:
         """Part -> bytes of further networks."""
         config = self.policy.config
-        encoders = {} if config.rest_text_encoders else encoders_of(config, type(self.family))
+        others = encoders_of(config, type(self.family))
+        if config.rest_text_encoders:
+            others = {name: size for name, size in others.items() if not name.startswith(READER)}
         if config.teachers:
-            encoders["adapters of teachers"] = teacher_bytes(config.teachers, type(self.family).networks)
-        return {"vae": size_of(self.policy.pipeline.vae.parameters()), **encoders}
+            others["adapters of teachers"] = teacher_bytes(config.teachers, type(self.family).networks)
+        return {"vae": size_of(self.policy.pipeline.vae.parameters()), **others}
 
     def activations(self) -> dict[str, int]:
         """Phase -> most bytes that its largest forward keeps at a time; `decode` turns latents into pictures."""
@@ -293,9 +302,10 @@ class FlowDryRun:
         with torch.no_grad():
             sizes = {size for _, size in asked.largest} or {(config.width, config.height)}
             latents = max(map(self._decode_batch, sizes), key=torch.numel)
-            found["decode"] = peak_bytes(partial(self.family.decode, latents))
+            found["decode"] = peak_bytes(lambda: (self.family.decode(latents), self.family.sound_of(latents)))
         if config.rest_text_encoders:
-            found["encode"] = sum(encoders_of(config, type(self.family)).values())
+            others = encoders_of(config, type(self.family))
+            found["encode"] = sum(size for name, size in others.items() if name.startswith(READER))
         return found
 
     def _decode_batch(self, size: Size) -> Tensor:

@@ -24,10 +24,12 @@ from mmrl.policies.shared.variants import refuse_variant, variants_in
 from mmrl.policies.shared.weights import whole
 from mmrl.runtime.near import near
 from mmrl.runtime.offline import check_hub, offline_note
-from mmrl.runtime.pretrained import REMEDY, load_whole, readable
+from mmrl.runtime.pretrained import REMEDY, load_whole, readable, without_reports
 
 LIBRARIES = ("diffusers", "transformers")
 """The libraries that the parts of a pipeline may come from."""
+DECODERS = ("vae", "audio_vae", "vocoder")
+"""The parts that turn latents into pictures, clips and sounds."""
 OWN_PARTS = "diffusers.pipelines."
 """Where diffusers keeps parts that belong to one pipeline; a model_index.json has the last word alone."""
 
@@ -73,7 +75,7 @@ def load_pipeline(config: FlowPolicyConfig, index: Index, trained: Sequence[str]
     absent = absent_parts(index)
     half = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     vae = torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32
-    dtypes = {"vae": vae, **dict.fromkeys(trained, torch.float32 if config.lora is None else half)}
+    dtypes = {**dict.fromkeys(DECODERS, vae), **dict.fromkeys(trained, torch.float32 if config.lora is None else half)}
     kind = getattr(import_module("diffusers"), index["_class_name"])
     place = f"policy.model {config.model!r}"
     with readable(place, config.model):
@@ -90,7 +92,7 @@ def load_pipeline(config: FlowPolicyConfig, index: Index, trained: Sequence[str]
     else:
         folder = pipeline_folder(config.model, index, config.variant)
     networks |= load_parts(config, folder, wanted, trained, place)
-    with readable(place, folder):
+    with readable(place, folder), without_reports():
         pipeline = kind.from_pretrained(folder, **networks, **absent)
     for name, part in pipeline.components.items():
         refuse_endless(getattr(part, "chat_template", None), f"{place} ({name})")

@@ -270,7 +270,7 @@ class FlowPolicy(PolicyHooks):
             name = f"a request for prompt {request.prompt.id!r}"
             is_given = request.role == "injected"
             if is_given:
-                refuse_given(request, plan.forward is not None, self.config)
+                refuse_given(request, plan.forward is not None, self.config, self.family.sound_beside)
             if request.shown.prompt is not None or (request.written is not None and not is_given):
                 raise ValueError(
                     f"{name} shows another prompt or goes on from an earlier sample, which an image generator cannot: "

@@ -64,6 +64,8 @@ class FlowPolicyConfig:
     """Frames per second at which clips are shown and rewarded; None = as the model was trained (Wan 16, Wan 2.2 5B 24)."""
     seconds: Annotated[float, Range(above=0, high=3600, why="a sound and its activations are in memory")] | None = None
     """Length of the sounds that a model of sounds draws; None for all others."""
+    sound: bool = False
+    """True: clips come with their sound (LTX-2), for rewards, samples and reports. False: it is drawn and not decoded."""
     guidance: Factor | None = None
     """Guidance in sampling, training and evaluation; 1 = none; None = the family's usual value."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -116,6 +118,8 @@ class FlowPolicyConfig:
     first scaled to fit the other (CFG-Zero*); family: as the pipeline does."""
     guidance_low: Factor | None = None
     """Guidance of a model's second network (Wan 2.2 A14B), which takes over below a certain time; None: as `guidance`."""
+    guidance_sound: Factor | None = None
+    """Guidance of the sound of clips (LTX-2), wherever that of the clip is not 1; None: 7."""
     family: str | None = None
     """Your own class for pipelines that mmrl does not know, such as "./mine.py:Mine"; None: mmrl's for the pipeline."""
     tf32: bool = False

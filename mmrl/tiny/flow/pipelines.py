@@ -13,6 +13,7 @@ from mmrl.tiny.byte_tokens import HubObject
 from mmrl.tiny.flow.editor_pipelines import kontext_of, qwen_edit_of
 from mmrl.tiny.flow.hunyuan import HUNYUAN_PIPELINES
 from mmrl.tiny.flow.late_pipelines import LATE_PIPELINES
+from mmrl.tiny.flow.ltx2 import ltx2
 from mmrl.tiny.flow.pipeline_parts import (
     HEADS,
     LATENTS,
@@ -144,6 +145,7 @@ PIPELINES: dict[str, Callable[[], HubObject]] = {
     **LATE_PIPELINES,
     **SANA_PIPELINES,
     **HUNYUAN_PIPELINES,
+    "ltx2": ltx2,
     **WAN_PIPELINES,
     **SOUND_PIPELINES,
 }

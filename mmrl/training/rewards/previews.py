@@ -53,4 +53,5 @@ def preview_of(sample: Sample, step: int) -> Sample:
     """The sample as a step predicted it."""
     shown = sample.previews[step]
     kind = next((name for name in ("video", "sound") if getattr(sample, name) is not None), "image")
-    return replace(sample, previews=(), **{kind: shown})
+    clip_with_sound = hasattr(shown, "_asdict")
+    return replace(sample, previews=(), **(shown._asdict() if clip_with_sound else {kind: shown}))

@@ -21,6 +21,7 @@ CLIPS = (".mp4", ".png")
 """H.264 holds clips of even sides; as a picture a clip is a strip of some frames."""
 SOUNDS = (".wav",)
 KINDS = {"image": (PICTURES, "a picture", ".png"), "video": (CLIPS, "a clip", ".mp4"), "sound": (SOUNDS, "a sound", ".wav")}
+KINDS["video with sound"] = KINDS["video"]
 """Kind of what is drawn -> the files that hold one, its words, and the usual file."""
 
 
@@ -39,8 +40,11 @@ def draw(
     """
     run = RunDir.open(path)
     config = config_of(run, "flow", "token_image")
-    suffixes, words, usual = KINDS[modality_of(config.policy).output_of(config.policy)]
+    kind = modality_of(config.policy).output_of(config.policy)
+    suffixes, words, usual = KINDS[kind]
     refuse_other_out(out, suffixes, words)
+    if out is not None and kind.endswith("with sound"):
+        refuse_other_out(out.with_suffix(".wav"), SOUNDS, "a sound")
     refuse_missing(images)
     prompt = Prompt(text, text, tuple(map(str, images)))
     found = answer(run, config, prompt, step, seed)
@@ -55,12 +59,15 @@ def is_even(sample: Sample) -> bool:
 
 
 def write(sample: Sample, file: Path) -> dict[str, int]:
-    """Write a picture or clip, or a sound; its width and height, or its rate and samples."""
+    """Write a picture or clip, or a sound, that of a clip as .wav beside it; its width and height, or its rate and samples."""
+    heard: dict[str, int] = {}
     if isinstance(sample.sound, np.ndarray):
         assert sample.rate is not None
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_bytes(file, wav_bytes(sample.sound, sample.rate))
-        return {"rate": sample.rate, "samples": sample.sound.shape[1]}
+        replace_bytes(file.with_suffix(".wav"), wav_bytes(sample.sound, sample.rate))
+        heard = {"rate": sample.rate, "samples": sample.sound.shape[1]}
+        if sample.video is None:
+            return heard
     if isinstance(sample.video, np.ndarray):
         height, width = sample.video.shape[1:3]
         if file.suffix.lower() == ".mp4":
@@ -69,7 +76,7 @@ def write(sample: Sample, file: Path) -> dict[str, int]:
                     f"--out {file}: H.264 holds no clip of {width} x {height}, odd sides: give it a .png for a strip"
                 )
             write_mp4(file, sample.video, max(1, round(sample.fps or 1.0)))
-            return {"width": width, "height": height}
+            return {"width": width, "height": height, **heard}
         picture = strip_of(sample.video)
     else:
         picture = sample.image
@@ -78,4 +85,4 @@ def write(sample: Sample, file: Path) -> dict[str, int]:
     file.parent.mkdir(parents=True, exist_ok=True)
     with room_for(file, "draw again"):
         picture.save(file)
-    return {"width": width, "height": height}
+    return {"width": width, "height": height, **heard}

@@ -25,9 +25,9 @@ def audit_rollouts(policy: FlowHost, rollouts: Rollouts) -> None:
             check_row(rollouts, trace, row)
             size = trace.sigma_tables[int(trace.course_index[row])].size
             check_size(policy, group.prompt, size)
-            if policy.family.rate is None:
+            if not policy.family.draws_sound:
                 check_picture(sample, size, policy.config.frames)
-            else:
+            if policy.family.rate is not None:
                 check_sound(sample, policy.family.at(size))
             check_condition(policy, trace, row, group.prompt)
         except ValueError as error:
@@ -61,7 +61,7 @@ def check_latents(policy: FlowHost, trace: FlowTrace) -> None:
         wanted, found = family.pack(torch.zeros(1, *family.latent_shape)).shape[1:], latents.shape[1:]
         if found != wanted:
             what = (
-                f"pictures of {size_text(sigma_table.size)} pixels" if family.rate is None else f"sounds of {family.seconds:g} s"
+                f"sounds of {family.seconds:g} s" if family.draws_sound else f"pictures of {size_text(sigma_table.size)} pixels"
             )
             raise ValueError(f"latents are {tuple(found)}, but {what} need {tuple(wanted)}")
 

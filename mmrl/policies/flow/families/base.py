@@ -286,6 +286,10 @@ class FlowFamily(FamilyFacts):
         latents = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
         return vae.decode(latents, return_dict=False)[0]
 
+    def sound_of(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n channels samples"] | None:
+        """The sound of clips in [-1, 1]; None where none is asked for."""
+        return None
+
 
 @dataclass(frozen=True)
 class PipelineCall:
@@ -328,6 +332,11 @@ def refuse_settings(family: FlowFamily) -> None:
 
 def refuse_other_output(settings: FlowPolicyConfig, family: type[FlowFamily]) -> None:
     """Raise ValueError if a model is to draw clips or sounds and draws something else, or sounds without a length."""
+    if not family.sound_beside and (settings.sound or settings.guidance_sound is not None):
+        key = "sound" if settings.sound else "guidance_sound"
+        raise ValueError(f"policy.{key} is set, but this model draws no clips with sound: leave it out, or take an LTX-2")
+    if settings.sound and settings.frames == 1:
+        raise ValueError("policy.sound goes with clips, and policy.frames is 1: set frames, such as 121, or leave sound out")
     if settings.frames != 1 and not family.draws_clips:
         what = "sounds" if family.draws_sound else "pictures"
         raise ValueError(f"policy.frames is {settings.frames}, but this model draws {what}: set it to 1, or take a Wan for clips")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -142,3 +142,12 @@ def moments(vae: Any, like: Tensor) -> tuple[Tensor, Tensor]:
     kept = vae.config if "latents_mean" in vae.config else vae
     mean, std = (torch.as_tensor(x).to(like).view(1, -1, 1, 1, 1) for x in (kept.latents_mean, kept.latents_std))
     return mean, std
+
+
+def ratio(vae: Mapping[str, Any], name: Literal["spatial", "temporal"]) -> int:
+    """Pixels or frames per latent of an LTX-2 autoencoder, as it works them out of this config."""
+    found, halves = vae[f"{name}_compression_ratio"], vae["spatio_temporal_scaling"]
+    if found is not None:
+        return int(found)
+    times = halves * (len(vae["layers_per_block"]) - 1) if isinstance(halves, bool) else sum(halves)
+    return vae["patch_size" if name == "spatial" else "patch_size_t"] * 2**times

@@ -58,3 +58,5 @@ class FamilyFacts:
     """May policy.frames be above 1?"""
     draws_sound: ClassVar[bool] = False
     """Does it draw sounds of policy.seconds?"""
+    sound_beside: ClassVar[bool] = False
+    """Are its clips drawn with a sound, which policy.sound decodes?"""

@@ -9,6 +9,7 @@ from mmrl.policies.flow.families.flux.flux2 import Flux2, Flux2Klein
 from mmrl.policies.flow.families.flux.kontext import Kontext
 from mmrl.policies.flow.families.hunyuan import HunyuanVideo15, HunyuanVideo15Image
 from mmrl.policies.flow.families.krea2 import Krea2
+from mmrl.policies.flow.families.ltx2 import LTX2
 from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
 from mmrl.policies.flow.families.qwen.image import QwenImage
 from mmrl.policies.flow.families.qwen.image21 import QwenImage21
@@ -41,6 +42,7 @@ FAMILIES: dict[str, type[FlowFamily]] = {
     "Lumina2Pipeline": Lumina2,
     "HunyuanVideo15Pipeline": HunyuanVideo15,
     "HunyuanVideo15ImageToVideoPipeline": HunyuanVideo15Image,
+    "LTX2Pipeline": LTX2,
     "WanPipeline": Wan,
     "WanImageToVideoPipeline": WanImage,
     "StableAudio3Pipeline": StableAudio3,
@@ -64,6 +66,7 @@ RELATIVES = {
     "ZImage": "ZImagePipeline",
     "Kolors": "StableDiffusionXLPipeline",
     "LatentConsistency": "StableDiffusionPipeline",
+    "LTX2": "LTX2Pipeline",
     **dict.fromkeys(("Wan", "LTX", "HunyuanVideo", "CogVideoX", "Mochi"), "WanPipeline"),
 }
 """Beginnings of other pipelines' names -> the one here that is built most like them, or draws the same kind of samples."""

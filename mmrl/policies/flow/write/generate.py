@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -40,7 +40,15 @@ class Generator(FollowsWeights, Protocol):
 
 Decoder = Callable[[Float[Tensor, "n ..."], Size | None], list[object]]
 """Finished latents of pictures of one size (None: the run's) -> PIL images, clips as bytes (frames, y, x, 3), or sounds as
-float32 (channels, samples)."""
+float32 (channels, samples); clips with sound are a Film."""
+GREW = "look for latents that grew"
+
+
+class Film(NamedTuple):
+    """A clip with its sound, by their names in a Sample."""
+
+    video: object
+    sound: object
 
 
 @dataclass(frozen=True)
@@ -113,19 +121,27 @@ class LocalDecoder:
         own, vae, out = self.host.family, self.host.pipeline.vae, list[object]()
         family, rows = own if size is None else own.at(size), self.host.config.rows_per_decode
         for chunk in latents.split(rows if size is None else own.rows_at(rows, size)):
-            pixels = family.decode(family.unpack(chunk).to(vae.device, vae.dtype))
-            if not bool(pixels.isfinite().all()):
-                what = "pixels that are not finite (black ones)" if own.rate is None else "samples that are not finite"
-                raise ValueError(f"the autoencoder decoded {what}: look for latents that grew")
-            if own.rate is not None:
-                out += list(pixels.float().clamp(-1, 1).cpu().numpy())
+            finished = family.unpack(chunk).to(vae.device, vae.dtype)
+            pixels, waves = family.decode(finished), family.sound_of(finished)
+            if own.draws_sound:
+                out += sounds_of(pixels)
                 continue
-            out += (
+            if not bool(pixels.isfinite().all()):
+                raise ValueError(f"the autoencoder decoded pixels that are not finite (black ones): {GREW}")
+            shown = (
                 clips_of(pixels)
                 if pixels.ndim == 5
                 else self.host.pipeline.image_processor.postprocess(pixels.float(), output_type="pil")
             )
+            out += shown if waves is None else map(Film, shown, sounds_of(waves))
         return out
+
+
+def sounds_of(waves: Float[Tensor, "n channels samples"]) -> list[object]:
+    """Waves as float32 in [-1, 1]; ValueError where they are not finite."""
+    if not bool(waves.isfinite().all()):
+        raise ValueError(f"the autoencoder decoded samples that are not finite: {GREW}")
+    return list(waves.float().clamp(-1, 1).cpu().numpy())
 
 
 def clips_of(pixels: Float[Tensor, "n 3 frames y x"]) -> list[object]:
@@ -177,7 +193,9 @@ def assemble(sampled: Sequence[Sampled], requests: Sequence[Request]) -> Rollout
             group_ids.append(request.group_id)
             sample_ids.append(len(samples[request.group_id]))
             made = Sample(image=drawn, role=request.role)
-            if isinstance(drawn, np.ndarray):
+            if isinstance(drawn, Film):
+                made = Sample(video=drawn.video, sound=drawn.sound, fps=part.fps, rate=part.rate, role=request.role)
+            elif isinstance(drawn, np.ndarray):
                 made = Sample(sound=drawn, rate=part.rate) if part.rate else Sample(video=drawn, fps=part.fps, role=request.role)
             samples[request.group_id].append(replace(made, previews=shown) if shown else made)
     layouts = [part.trajectory.layout for part in sampled]

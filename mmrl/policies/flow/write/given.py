@@ -23,7 +23,7 @@ Pictures = Callable[[FlowFamily, Sequence[Request]], tuple[Float[Tensor, "n ..."
 """The latents of the pictures or clips that requests give, and these as they are shown."""
 
 
-def refuse_given(request: Request, forward: bool, settings: FlowPolicyConfig) -> None:
+def refuse_given(request: Request, forward: bool, settings: FlowPolicyConfig, with_sound: bool = False) -> None:
     """Raise ValueError for a request of role `injected` whose column shows nothing, or nothing that the policy draws, or in a
     plan that does not noise samples again."""
     name = f"a request for prompt {request.prompt.id!r}"
@@ -36,15 +36,23 @@ def refuse_given(request: Request, forward: bool, settings: FlowPolicyConfig) ->
             f"{name} gives {str(request.written)[:40]!r}, which is none of its columns: generators are taught pictures, so take "
             "the planner TaughtPictures or TaughtPairs"
         )
-    refuse_other_kind(request.prompt, request.written, settings)
+    refuse_other_kind(request.prompt, request.written, settings, with_sound)
 
 
-def refuse_other_kind(prompt: Prompt, column: str, settings: FlowPolicyConfig) -> None:
-    """Raise ValueError for a picture in this column where the policy draws clips or sounds, or for a clip where it does not."""
+def refuse_other_kind(prompt: Prompt, column: str, settings: FlowPolicyConfig, with_sound: bool = False) -> None:
+    """Raise ValueError for a picture in this column where the policy draws clips or sounds, or for a clip where it does not.
+
+    `with_sound`: its clips come with their sound, which a file is not read for.
+    """
     shows, name = is_clip(prompt.columns[column]), f"prompt {prompt.id!r}"
     what = "a clip" if shows else "a picture"
     if settings.seconds is not None:
         raise ValueError(f"{name} shows {what} in the column {column!r}, and models of sounds cannot be taught: train by rewards")
+    if with_sound:
+        raise ValueError(
+            f"{name} shows {what} in the column {column!r}, and a model that draws clips with their sound cannot be taught: train "
+            "by rewards"
+        )
     if shows and settings.frames == 1:
         raise ValueError(
             f"{name} shows a clip in the column {column!r}, but the policy draws pictures: set policy.frames to the frames to "

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 from mmrl.policies.flow.families.base import FlowFamily, Index, Pipeline
+from mmrl.policies.flow.families.clips import ratio
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.runtime.pretrained import REMEDY, numbers_in, readable, refuse_absurd_sizes
 
@@ -107,6 +108,8 @@ def facts_of(index: Index) -> dict[str, object]:
 
 def scale_of(vae: Mapping[str, Any]) -> int:
     """Pixels per latent along one side, as the pipelines have it, of an autoencoder with this config; for sounds 1."""
+    if "decoder_spatio_temporal_scaling" in vae:
+        return ratio(vae, "spatial")
     for name in ("block_out_channels", "encoder_block_out_channels"):
         if channels := vae.get(name):
             return 2 ** (len(channels) - 1)

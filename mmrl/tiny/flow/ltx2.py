@@ -1,0 +1,98 @@
+"""An LTX-2 of the real classes with random weights: clips of multiples of 4 pixels and 2k + 1 frames, sound at 400 Hz."""
+
+from mmrl.tiny.byte_tokens import HubObject, Kwargs
+from mmrl.tiny.flow.pipeline_parts import LATENTS, diffusers_object, scheduler
+from mmrl.tiny.text.vlms import draw_weights, gemma3
+
+FRAMES: Kwargs = {"sample_rate": 1600, "mel_hop_length": 16}
+"""A hundred frames of the spectrogram a second, of 8 bands; four frames and four bands are a latent."""
+
+
+def ltx2() -> HubObject:
+    """Connectors without registers let prompts have any number of tokens."""
+    from diffusers.pipelines.ltx2 import LTX2TextConnectors
+    from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
+
+    reader, processor = gemma3()
+    draw_weights(reader)
+    width = reader.config.text_config.hidden_size
+    layers = reader.config.text_config.num_hidden_layers
+    rope: Kwargs = {"rope_type": "split", "rope_double_precision": False}
+    connector: Kwargs = {"num_attention_heads": 4, "attention_head_dim": width // 4, "num_layers": 1}
+    connectors = LTX2TextConnectors(
+        caption_channels=width,
+        text_proj_in_factor=layers + 1,
+        connector_rope_base_seq_len=32,
+        **{f"{part}_connector_{name}": value for part in ("video", "audio") for name, value in connector.items()},
+        **{f"{part}_connector_num_learnable_registers": None for part in ("video", "audio")},
+        **rope,
+    )
+    transformer = diffusers_object(
+        "LTX2VideoTransformer3DModel",
+        in_channels=LATENTS,
+        out_channels=LATENTS,
+        num_attention_heads=2,
+        attention_head_dim=8,
+        cross_attention_dim=16,
+        vae_scale_factors=(2, 4, 4),
+        audio_in_channels=4,
+        audio_out_channels=4,
+        audio_num_attention_heads=2,
+        audio_attention_head_dim=4,
+        audio_cross_attention_dim=8,
+        audio_sampling_rate=FRAMES["sample_rate"],
+        audio_hop_length=FRAMES["mel_hop_length"],
+        num_layers=2,
+        caption_channels=width,
+        **rope,
+    )
+    vae = diffusers_object(
+        "AutoencoderKLLTX2Video",
+        latent_channels=LATENTS,
+        block_out_channels=(8,),
+        decoder_block_out_channels=(8,),
+        layers_per_block=(1, 1),
+        decoder_layers_per_block=(1, 1),
+        spatio_temporal_scaling=(True,),
+        decoder_spatio_temporal_scaling=(True,),
+        decoder_inject_noise=(False, False),
+        down_block_types=("LTX2VideoDownBlock3D",),
+        downsample_type=("spatiotemporal",),
+        upsample_type=("spatiotemporal",),
+        upsample_residual=(False,),
+        upsample_factor=(1,),
+        patch_size=2,
+        scaling_factor=1.5,
+    )
+    audio_vae = diffusers_object(
+        "AutoencoderKLLTX2Audio",
+        base_channels=4,
+        ch_mult=(1,),
+        num_res_blocks=1,
+        resolution=32,
+        latent_channels=2,
+        mel_bins=8,
+        mid_block_add_attention=False,
+        **FRAMES,
+    )
+    vocoder = LTX2Vocoder(
+        in_channels=2 * 8,
+        hidden_channels=16,
+        upsample_kernel_sizes=[4, 4],
+        upsample_factors=[2, 2],
+        resnet_kernel_sizes=[3],
+        resnet_dilations=[[1, 3, 5]],
+        output_sampling_rate=400,
+    )
+    shift: Kwargs = {"base_shift": 0.95, "max_shift": 2.05, "base_image_seq_len": 1024, "max_image_seq_len": 4096}
+    return diffusers_object(
+        "LTX2Pipeline",
+        scheduler=scheduler(use_dynamic_shifting=True, shift_terminal=0.1, **shift),
+        vae=vae,
+        audio_vae=audio_vae,
+        text_encoder=reader,
+        tokenizer=processor.tokenizer,
+        connectors=connectors,
+        transformer=transformer,
+        vocoder=vocoder,
+    )

@@ -1,0 +1,112 @@
+"""A run of clips with sound from its config to its export: samples, report, a drawn file, a plan, rewards of either."""
+
+import json
+import math
+import wave
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmrl.app.commands.train import run_training
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved
+from mmrl.app.export.export import export
+from mmrl.app.lab.one_prompt.draw import draw
+from mmrl.app.run import build as building
+from mmrl.app.run.build import build
+from mmrl.policies.flow.dry_run import FlowDryRun
+from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.tiny.flow.pipelines import build as build_tiny
+from tests.support.flow_runs import Make, with_preset
+
+ROWS = [{"prompt": "a bell", "span": [0, 0.1]}, {"prompt": "a dog barks", "span": [0.1, 0.2]}]
+SIZES = ["policy.height=32", "policy.width=32", "policy.frames=5", "policy.fps=20.0", "policy.max_prompt_tokens=16"]
+
+
+@pytest.fixture(autouse=True)
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "cache"))
+    for name in ("train", "test"):
+        Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+
+
+def heard(file: Path) -> tuple[int, int, int]:
+    with wave.open(str(file)) as opened:
+        return opened.getframerate(), opened.getnchannels(), opened.getnframes()
+
+
+def of_tiny(*words: str) -> Resolved:
+    """The shipped config, drawn small."""
+    rows = {"use": "prompts", "path": "train.jsonl"}
+    few = [
+        "prompts_per_step=1",
+        "evaluation.num_prompts=1",
+        "evaluation.num_steps=2",
+        "policy.model=tiny:ltx2",
+        "policy.dtype=float32",
+    ]
+    resolved = configs.load("t2v/ltx2_sound_flowgrpo", [*SIZES, *few, *words])
+    for place in (("data",), ("evaluation", "data")):
+        resolved.table.set(place, rows, "test")
+    return configs.resolve(resolved.table)
+
+
+def test_a_run_draws_and_exports_clips_with_sound(tmp_path: Path):
+    both = 'reward=[{use="onset_iou"}, {use="in_sync"}]'
+    model = f"policy.model={build_tiny('ltx2', tmp_path / 'model')}"
+    run = run_training(of_tiny(model, "steps=1", "algorithm.group_size=2", "policy.lora={rank = 2}", both, "output=run"))
+    line = json.loads(run.samples_file("train", 1).read_text().splitlines()[0])
+    assert heard(run.samples / line["sound"]["sound"]) == (400, 2, 100)
+    assert (run.samples / line["video"]["clip"]).is_file() and line["image"] is None
+    assert set(line["scores"]) == {"onset_iou", "in_sync"} and set(line["status"].values()) == {"ok"}
+    page = run.report_file.read_text()
+    assert "data:audio/wav;base64," in page and "data:video/mp4;base64," in page
+    facts = draw(run.path, "a bell", out=Path("bell.mp4"))
+    assert (facts["frames"], facts["rate"], facts["samples"]) == (5, 400, 100) and heard(Path("bell.wav")) == (400, 2, 100)
+    with pytest.raises(FileExistsError, match=r"bell\.wav exists already"):
+        Path("bell.mp4").unlink()
+        draw(run.path, "a bell", out=Path("bell.mp4"))
+    card = (export(run.path, tmp_path / "out") / "README.md").read_text()
+    assert "pipeline_tag: text-to-video" in card
+    scope: dict[str, Any] = {}
+    exec(card.split("```python\n")[1].split("```")[0].replace("THIS_FOLDER", str(tmp_path / "out")), scope)
+    assert any("lora_" in name for name, _ in scope["pipeline"].transformer.named_parameters())
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_every_part_takes_room(rests: bool, tmp_path: Path):
+    """A text encoder that rests in the host's memory takes some only while it reads."""
+    model = str(build_tiny("ltx2", tmp_path / "model"))
+    given = FlowPolicyConfig(model, height=32, width=32, frames=5, sound=True, max_prompt_tokens=16, rest_text_encoders=rests)
+    reader = set() if rests else {"text_encoder"}
+    found = FlowDryRun(given).beside()
+    assert found.keys() == {"vae", "audio_vae", "connectors", "vocoder"} | reader and min(found.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["policy.sound=false"], "scores video with sound, but .* whose samples are video: .* policy.sound = true"),
+        (['reward=[{use="jpeg_size"}]'], r"scores image, .* samples are video with sound .*use = \"over_frames\""),
+    ],
+)
+def test_rewards_of_other_samples_are_refused_before_a_model_loads(words: list[str], said: str, monkeypatch: Any):
+    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(ValueError, match=said):
+        build(of_tiny(*words))
+
+
+@pytest.mark.evidence
+@pytest.mark.parametrize("name", ["flow_grpo", "mix_grpo", "branch_grpo", "diffusion_nft", "dance_grpo"])
+def test_every_method_takes_two_steps(make: Make, name: str):
+    """With guidance, an adapter and rewards of both; the ratio gate (1e-6) passes."""
+    rewards = 'reward=[{use="band_energy", low=1, high=100}, {use="smooth_motion"}]'
+    job = build(with_preset(make, name, "policy.model=tiny:ltx2", "policy.guidance=2.0", "policy.sound=true", *SIZES, rewards))
+    before = [weight.detach().clone() for weight in job.policy.parameters()]
+    for _ in range(2):
+        metrics = job.trainer.step()
+        assert all(math.isfinite(metrics[key]) for key in ("loss", "policy/grad_norm", "reward/total"))
+    assert any(not torch.equal(a, b) for a, b in zip(before, job.policy.parameters(), strict=True))

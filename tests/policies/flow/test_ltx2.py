@@ -1,0 +1,226 @@
+"""LTX-2: clips and their sounds equal to its pipeline's, read again as they were drawn; and what it refuses."""
+
+import json
+import shutil
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.types import Prompt, Request
+from mmrl.flow.layout import generator_of
+from mmrl.flow.plan import evaluation_plan
+from mmrl.flow.schedules import Forward, Full
+from mmrl.policies.flow import loading
+from mmrl.policies.flow.families.ltx2 import LTX2
+from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.training.rewards.previews import preview_of
+from tests.support.flow_policies import LORA, latents, logprobs, stir
+
+SIDE, FRAMES, FPS, TOKENS, STEPS = 32, 5, 20.0, 32, 3
+SAMPLES = 100
+"""Of a sound of 5 frames at 20 a second, at 400 Hz."""
+OFF = {"stg_scale": 0.0, "modality_scale": 1.0, "guidance_rescale": 0.0}
+PLAIN = {"spatio_temporal_guidance_blocks": None, **OFF, **{f"audio_{name}": value for name, value in OFF.items()}}
+"""Guidance away from the empty prompt alone."""
+
+
+def asked(count: int = 1) -> list[Request]:
+    texts = {"cat": "a red cat", "dogs": " two large dogs bark"}
+    return [Request(Prompt(id, text), count, i, seed=7 + i) for i, (id, text) in enumerate(texts.items())]
+
+
+def make(folder: str, **settings: Any) -> FlowPolicy:
+    given: dict[str, Any] = {"height": SIDE, "width": SIDE, "frames": FRAMES, "fps": FPS, "sound": True, "lora": LORA}
+    torch.manual_seed(0)
+    policy = FlowPolicy(FlowPolicyConfig(folder, **(given | {"max_prompt_tokens": TOKENS, "guidance": 3.0} | settings)), ["ref"])
+    stir(policy)
+    return policy
+
+
+def told(pipeline: Any, output: str, guidance: tuple[float, float] = (3.0, 7.0)) -> tuple[torch.Tensor, torch.Tensor]:
+    """Clips and sounds of the pipeline's own call for the same seeds, prompt by prompt."""
+    pipeline.set_progress_bar_config(disable=True)
+    settings = {"height": SIDE, "width": SIDE, "num_frames": FRAMES, "frame_rate": FPS, "max_sequence_length": TOKENS, **PLAIN}
+    made = [
+        pipeline(
+            prompt=one.prompt.text,
+            negative_prompt="",
+            generator=generator_of(one.seed, 0, 0),
+            num_inference_steps=STEPS,
+            guidance_scale=guidance[0],
+            audio_guidance_scale=guidance[1],
+            output_type=output,
+            return_dict=False,
+            **settings,
+        )
+        for one in asked()
+    ]
+    clips, sounds = zip(*made, strict=True)
+    return torch.cat(clips), torch.cat(sounds)
+
+
+def far(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours.reshape(theirs.shape) - theirs).abs().max() / theirs.abs().max().clamp(min=1))
+
+
+def denormalized(policy: FlowPolicy) -> tuple[torch.Tensor, torch.Tensor]:
+    """Latents as the pipeline shows them."""
+    clip, sound = policy.family.parts(latents(policy, asked(), evaluation_plan(STEPS)))
+    video, audio = policy.pipeline.vae, policy.pipeline.audio_vae
+    mean, std = (one.view(1, -1, 1, 1, 1) for one in (video.latents_mean, video.latents_std))
+    at = (1, *sound.shape[1::2])
+    mean_of_sound, std_of_sound = (one.view(at)[:, :, None] for one in (audio.latents_mean, audio.latents_std))
+    return clip * std / video.config.scaling_factor + mean, sound * std_of_sound + mean_of_sound
+
+
+@pytest.mark.parametrize("guidance", [(1.0, 1.0), (2.0, 5.0)])
+def test_latents_clips_and_sounds_are_its_pipelines_with_an_adapter_loaded(tiny: Any, tmp_path: Path, guidance: Any):
+    own = {} if guidance[0] == 1 else {"guidance_sound": guidance[1]}
+    policy = make(tiny("ltx2"), guidance=guidance[0], **own)
+    policy.save(tmp_path)
+    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tiny("ltx2"))
+    plain = told(pipeline, "latent", guidance)
+    pipeline.load_lora_weights(tmp_path)
+    theirs = told(pipeline, "latent", guidance)
+    for one, wanted, without in zip(denormalized(policy), theirs, plain, strict=True):
+        assert far(one, wanted) < 1e-4 and far(one, without) > 1e-3, "the adapter changes clip and sound"
+    clips, waves = told(pipeline, "pt", guidance)
+    samples = [sample for _, sample in policy.rollout(asked(), evaluation_plan(STEPS)).samples()]
+    for sample, clip, wave in zip(samples, clips, waves, strict=True):
+        video, sound = np.asarray(sample.video), np.asarray(sample.sound)
+        assert video.shape == (FRAMES, SIDE, SIDE, 3) and sample.fps == FPS and sample.rate == 400
+        shown = np.round(clip.permute(0, 2, 3, 1).numpy() * 255)
+        assert np.abs(video.astype(int) - shown).max() <= 1
+        assert sound.shape == (2, SAMPLES) and sound.dtype == np.float32 and 0 < wave.shape[-1] < SAMPLES
+        assert np.abs(sound[:, : wave.shape[-1]] - wave.numpy()).max() < 1e-4 and not sound[:, wave.shape[-1] :].any()
+    assert np.abs(np.asarray(samples[0].sound) - samples[1].sound).max() > 1e-3, "prompts sound different"
+
+
+def test_a_whole_pipeline_is_saved_and_draws_the_same(tiny: Any, tmp_path: Path):
+    policy = make(tiny("ltx2"), lora=None)
+    policy.save(tmp_path)
+    theirs = told(import_module("diffusers").DiffusionPipeline.from_pretrained(tmp_path), "latent")
+    assert max(far(*pair) for pair in zip(denormalized(policy), theirs, strict=True)) < 1e-4
+
+
+@pytest.mark.parametrize("lora", [LORA, None], ids=["adapter", "whole"])
+def test_log_probabilities_are_read_again_and_every_weight_gets_a_gradient(tiny: Any, lora: LoraSettings | None):
+    policy = make(tiny("ltx2"), lora=lora)
+    rollouts = policy.rollout(asked(3), Full(num_steps=3, level=0.7).at(0))
+    policy.audit(rollouts)
+    again = logprobs(policy, rollouts)
+    assert float((again.detach() - rollouts.recorded[ROLLOUT_LOGPROBS]).abs()[rollouts.action_mask].max()) < 1e-6
+    again.sum().backward()
+    assert [key for key, own in policy.weights.named.items() if own.grad is None or not bool(own.grad.abs().sum())] == []
+
+
+def test_without_its_sound_the_same_clip_is_drawn_and_less_is_decoded(tiny: Any, monkeypatch: pytest.MonkeyPatch):
+    heard = make(tiny("ltx2")).rollout(asked(), evaluation_plan(STEPS))
+    policy = make(tiny("ltx2"), sound=False)
+    monkeypatch.setattr(type(policy.pipeline.vocoder), "forward", lambda *_: pytest.fail("a sound was decoded"))
+    silent = policy.rollout(asked(), evaluation_plan(STEPS))
+    policy.audit(silent)
+    for (_, one), (_, other) in zip(heard.samples(), silent.samples(), strict=True):
+        assert np.array_equal(one.video, other.video) and other.sound is other.rate is None  # type: ignore[arg-type]
+
+
+def test_a_preview_is_a_clip_with_its_sound(tiny: Any):
+    plan = replace(evaluation_plan(3), previews=True)
+    sample = make(tiny("ltx2")).rollout(asked(), plan).groups[0].samples[0]
+    shown: Any = preview_of(sample, 0)
+    assert shown.video.shape == (FRAMES, SIDE, SIDE, 3) and shown.sound.shape == (2, SAMPLES) and shown.rate == 400
+    assert not np.array_equal(shown.sound, sample.sound)
+
+
+def test_the_audit_looks_at_both(tiny: Any):
+    policy = make(tiny("ltx2"))
+    rollouts = policy.rollout(asked(), Full(num_steps=2, level=0.7).at(0))
+    first, *others = rollouts.groups
+    wrong: dict[str, dict[str, object]] = {
+        "its sound is 100 samples at 800 a second, not 100 samples at 400 a second": {"rate": 800},
+        "its sound is missing": {"sound": None},
+        "its clip is None": {"video": None},
+    }
+    for said, change in wrong.items():
+        bad = replace(first, samples=(replace(first.samples[0], **change),))
+        with pytest.raises(ValueError, match=said):
+            policy.audit(replace(rollouts, groups=(bad, *others)))
+
+
+def test_waves_that_are_no_numbers_stop_the_run(tiny: Any):
+    policy = make(tiny("ltx2"))
+    broken = torch.zeros(1, *policy.family.latent_shape)
+    broken[:, -1] = torch.nan
+    with pytest.raises(ValueError, match="decoded samples that are not finite"):
+        policy.decode(broken)
+
+
+def swapped(self: LTX2, x: torch.Tensor) -> Any:
+    """With the sound in front of the clip."""
+    sound, clip = x.split([np.prod(self.sound_shape), np.prod(self.clip_shape)], 1)
+    return clip.unflatten(1, self.clip_shape), sound.unflatten(1, self.sound_shape)
+
+
+def test_a_fact_that_is_broken_is_noticed(tiny: Any):
+    policy, plan = make(tiny("ltx2")), evaluation_plan(2)
+    right = latents(policy, asked(), plan)
+    for name, wrong in {"parts": swapped, "guide": super(LTX2, LTX2).guide, "fps": 21.0}.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LTX2, name, wrong)
+            assert float((latents(policy, asked(), plan) - right).abs().max()) > 1e-3, name
+
+
+def damaged(folder: Path, part: str, change: dict[str, object]) -> None:
+    """Change a config of the pipeline, or its index."""
+    file = folder / part / "config.json" if part else folder / "model_index.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+
+
+@pytest.mark.parametrize(
+    ("settings", "part", "change", "said"),
+    [
+        ({"frames": 6}, "", {}, r"policy.frames is 6, but this model draws 2k \+ 1 frames: set it to 5 or 7"),
+        ({"frames": 1}, "", {}, "policy.sound goes with clips, and policy.frames is 1: set frames"),
+        ({"fps": 400.0}, "", {}, "last 0.0125 s, which is no latent of sound: draw more frames"),
+        ({"seconds": 2.0}, "", {}, "policy.seconds is 2, but this model draws clips: leave it out"),
+        ({"guidance": 1.0, "guidance_sound": 5.0}, "", {}, "policy.guidance_sound cannot be had: set guidance above 1"),
+        ({"max_prompt_tokens": 36}, "connectors", {"video_connector_num_learnable_registers": 8}, "take a multiple of 8"),
+        ({}, "vocoder", {"output_sampling_rate": 800}, "its vocoder's config says 800 samples a second, and its layers make 400"),
+        ({}, "", {"vocoder": [None, None]}, "has no part 'vocoder', without which LTX-2 draws no sound"),
+        (
+            {},
+            "",
+            {"text_encoder": ["transformers", "Gemma4UnifiedForConditionalGeneration"]},
+            "as LTX-2.5 does, which is not known",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_before_weights_load(
+    tiny: Any, tmp_path: Path, settings: Any, part: str, change: dict[str, object], said: str, monkeypatch: pytest.MonkeyPatch
+):
+    folder = Path(shutil.copytree(tiny("ltx2"), tmp_path / "model"))
+    damaged(folder, part, change)
+    monkeypatch.setattr(loading, "load_pipeline", lambda *_: pytest.fail("the model was loaded"))
+    with pytest.raises(ValueError, match=said):
+        make(str(folder), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"), [({"sound": True, "frames": 5}, "sound"), ({"guidance_sound": 5.0}, "guidance_sound")]
+)
+def test_clips_without_sound_have_no_settings_of_one(tiny: Any, settings: dict[str, Any], key: str):
+    with pytest.raises(ValueError, match=f"policy.{key} is set, but this model draws no clips with sound: leave it out"):
+        FlowPolicy(FlowPolicyConfig(tiny("wan"), height=32, width=32, **settings))
+
+
+def test_pictures_of_the_data_have_no_sound(tiny: Any):
+    one = Request(Prompt("p", "a hum", columns={"picture": "a.png"}), 1, 0, role="injected", written="picture")
+    with pytest.raises(ValueError, match="gives a picture of the data, and the policy draws sounds"):
+        make(tiny("ltx2"), sound=False, frames=1).rollout([one], Forward(num_steps=10).at(0))
