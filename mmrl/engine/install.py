@@ -57,7 +57,9 @@ class Recipe:
 
 RECIPES: dict[Accelerator, Recipe] = {
     "cpu": Recipe("cpu", HERE / "requirements_cpu.txt", ("--no-deps",), download_gb=0.62, disk_gb=2.6, measured=True),
-    "cuda": Recipe("cuda", HERE / "requirements_cuda.txt", ("--no-binary=docopt",), download_gb=5.0, disk_gb=12.0, measured=False),
+    "cuda": Recipe(
+        "cuda", HERE / "requirements_cuda.txt", ("--no-binary=docopt",), download_gb=5.0, disk_gb=12.0, measured=False
+    ),
 }
 
 

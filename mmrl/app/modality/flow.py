@@ -143,7 +143,7 @@ class FlowModality:
         check_objective(algorithm, plan, label)
         check_teachers(algorithm, policy.teachers, prompts, label)
         sketch = sketch_of_model(policy)[1] if policy.frames > 1 else None
-        check_taught(algorithm, policy, prompts, policy.fps if sketch is None else sketch.fps)
+        check_taught(algorithm, policy, prompts, sketch)
         refuse_comparison_of_sizes(algorithm, {own_size(prompt) or (policy.width, policy.height) for prompt in prompts})
         return algorithm
 

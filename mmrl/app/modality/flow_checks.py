@@ -117,14 +117,15 @@ def check_teachers(algorithm: Algorithm, teachers: Sequence[TeacherSettings], pr
         )
 
 
-def check_taught(algorithm: Algorithm, policy: FlowPolicyConfig, prompts: Sequence[Prompt], fps: float | None) -> None:
+def check_taught(algorithm: Algorithm, policy: FlowPolicyConfig, prompts: Sequence[Prompt], family: FlowFamily | None) -> None:
     """Raise ValueError where a prompt's taught pictures or clips are none that the policy draws, or clips are too short."""
+    fps, with_sound = (policy.fps, False) if family is None else (family.fps, family.sound_beside)
     planner = algorithm.planner
     if not isinstance(planner, TaughtPictures | TaughtPairs):
         return
     for prompt in prompts:
         for column in planner.columns_of(prompt):
-            refuse_other_kind(prompt, column, policy)
+            refuse_other_kind(prompt, column, policy, with_sound)
             if isinstance(source := prompt.columns[column], str | Path | Video) and policy.frames > 1:
                 clip = source if isinstance(source, Video) else Video(str(source))
                 frames_to_take(clip, policy.frames, fps, f"prompt {prompt.id!r}")

@@ -50,7 +50,7 @@ def refuse_other_kind(prompt: Prompt, column: str, settings: FlowPolicyConfig, w
         raise ValueError(f"{name} shows {what} in the column {column!r}, and models of sounds cannot be taught: train by rewards")
     if with_sound:
         raise ValueError(
-            f"{name} shows {what} in the column {column!r}, and a model that draws clips with their sound cannot be taught: train "
+            f"{name} shows {what} in the column {column!r}, and models that draw clips with sound cannot be taught: train "
             "by rewards"
         )
     if shows and settings.frames == 1:
