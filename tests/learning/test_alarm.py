@@ -3,7 +3,7 @@
 import logging
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -210,16 +210,24 @@ def test_twelve_honest_runs_raise_nothing_without_a_watched_reward(name: str, se
     assert alarms(train(HONEST_ALONE[name], seed)) == set()
 
 
+SHOWN_ABOVE = ("verbosity", "uncapped", "silence", "partial credit", "goes on")
+"""Shorter runs of these, or of others like them, are among the quick tests."""
+
+
+def but_those_above(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.evidence if name in SHOWN_ABOVE else ()) for name in names]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", HACKED)
+@pytest.mark.parametrize("name", but_those_above(HACKED))
 def test_hacking_raises_the_alarm_for_every_seed(name: str, seed: int):
     check_hacked(name, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", but_those_above(HONEST))
 def test_honest_rewards_do_not_for_any_seed(name: str, seed: int):
     assert alarms(train(HONEST[name], seed)) == set()
 

@@ -82,9 +82,8 @@ def test_datasets_is_hugging_faces_even_here():
 
 
 @pytest.mark.parametrize("name", ["my_reward", "my_dataset"])
-def test_examples_run_and_are_short(name):
+def test_examples_are_short_and_found(name):
+    """That they run is seen by tests/docs/test_examples.py."""
     file = ROOT / "examples" / f"{name}.py"
     assert len(file.read_text().splitlines()) <= 30
-    printed = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True).stdout
-    assert printed.strip()
     assert callable(load(str(file), "rewards" if name == "my_reward" else "datasets"))

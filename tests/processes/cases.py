@@ -10,9 +10,9 @@ DAPO = ["algorithm.preset=dapo", "algorithm.minibatches=1"]
 LORA = ["policy.lora.rank=2", "policy.lora.alpha=4"]
 CASES: dict[str, list[str]] = {
     # five held-out prompts in batches of two: three calls on one process, two on the other
-    "text": ["tiny/image", *REWARD, *SGD, "steps=5", "evaluate_every=5", "evaluation.num_prompts=5", "evaluation.batch_size=2"],
-    "text_adamw": ["tiny/image", *REWARD, "steps=5", "evaluation.num_prompts=0"],
-    "flow": ["tiny/flow", SIZED, *REWARD, *SGD, "steps=5", "evaluate_every=5", "policy.forward_rows=3"],
+    "text": ["tiny/image", *REWARD, *SGD, "steps=3", "evaluate_every=3", "evaluation.num_prompts=5", "evaluation.batch_size=2"],
+    "text_adamw": ["tiny/image", *REWARD, "steps=3", "evaluation.num_prompts=0"],
+    "flow": ["tiny/flow", SIZED, *REWARD, *SGD, "steps=3", "evaluate_every=3", "policy.forward_rows=3"],
     "probes": [*MIXED, *REWARD, *SGD, "steps=4", "algorithm.preset=t_grpo", "policy.rollout_rows=3"],
     "dynamic": [*MIXED, *REWARD, *SGD, "steps=4", "prompts_per_step=2", *DAPO, "policy.rollout_rows=3"],
     "lora": ["tiny/image", *REWARD, *SGD, *LORA, "steps=2", "evaluation.num_prompts=0"],

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from mmrl.app.config.run import Resolved
+from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.fit.plan import Estimates, Plan
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.planning.choices import Choice, Facts, with_choices
@@ -70,7 +70,7 @@ def remedies(resolved: Resolved, made: Plan, device: Device, facts: Facts) -> It
         yield Remedy(saved, f"{cards} such cards that share the weights: {SHARDS.format(cards=cards)}")
     if device.is_card:
         yield from rewards_elsewhere(made)
-        yield from less_server(made)
+        yield from less_server(made.config, memory)
     if policy.lora is not None and policy.lora.rank > SMALL_RANK:
         adapter = trained + sum(size for name, size in memory.stays.items() if name.startswith("weights kept beside"))
         share = 1 - SMALL_RANK / policy.lora.rank
@@ -89,16 +89,15 @@ def rewards_elsewhere(made: Plan) -> Iterator[Remedy]:
         yield Remedy(held, 'rewards in a process of their own (mmrl reward serve), or device = "cpu" in [[reward]]')
 
 
-def less_server(made: Plan) -> Iterator[Remedy]:
+def less_server(config: RunConfig, memory: Memory) -> Iterator[Remedy]:
     """An engine's server that takes less of the trainer's card, or nothing."""
-    engine, memory = engine_beside(made.config), made.memory
+    engine = engine_beside(config)
     if engine is None:
         return
     alone = without_server(memory).peak
     yield Remedy(memory.peak - alone, 'the server on another card (policy.engine.devices = "1"), or no engine')
     small = replace(engine, cache_mb=SMALL_CACHE_MB)
-    policy = replace(made.config.policy, engine=small)
-    less = add_server(without_server(memory), replace(made.config, policy=policy), 0).peak
+    less = add_server(without_server(memory), replace(config, policy=replace(config.policy, engine=small)), 0).peak
     words = f"a server with {SMALL_CACHE_MB / 1024:.0f} GiB for keys and values: policy.engine.cache_mb={SMALL_CACHE_MB}"
     if less < memory.peak:
         yield Remedy(memory.peak - less, words)

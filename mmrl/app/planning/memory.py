@@ -45,7 +45,7 @@ class Memory:
     host: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
     """The same process's bytes on the host; where there is no card they come on top."""
     overlap: int = 0
-    """Bytes of these that lie where the largest phase has been, where there is no card."""
+    """Bytes of these that lie where gradients and the largest phase have been, where there is no card."""
 
     @property
     def peak(self) -> int:
@@ -104,7 +104,7 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     shared = 0
     if config.checkpoint.asynchronous:
         host[WRITTEN] = memory.checkpoint(len(shadows) + kept_in_flight(config))
-        shared = overlap(host[WRITTEN], phases, config)
+        shared = overlap(host[WRITTEN], size, phases, config)
     return replace(memory, host=host, overlap=shared)
 
 
@@ -131,11 +131,11 @@ def copies_of(config: RunConfig, shadows: Iterable[str]) -> list[str]:
     return sorted(name for name in shadows if name != "ref" or moves or not fresh)
 
 
-def overlap(copy: int, phases: Mapping[str, int], config: RunConfig) -> int:
-    """Bytes of a checkpoint's copy that lie where the largest phase has been: updates wait until it is written."""
+def overlap(copy: int, gradients: int, phases: Mapping[str, int], config: RunConfig) -> int:
+    """Bytes of a checkpoint's copy that lie where gradients and the largest phase have been: updates wait for its end."""
     is_followed = config.steps > 1 if config.saves_by_time else 0 < config.save_every < config.steps
     beside = [size for name, size in phases.items() if is_followed and name not in OF_UPDATES]
-    return min(copy, max(phases.values(), default=0) - max(beside, default=0))
+    return min(copy, gradients + max(phases.values(), default=0) - max(beside, default=0))
 
 
 def resident_now() -> int:

@@ -34,14 +34,15 @@ def test_a_plan_counts_what_lies_beside_a_card(words: list[str]):
 def test_a_copy_counts_beside_sampling_where_steps_follow_it_and_else_instead_of_the_largest_phase():
     config = configs.load("tiny/image", [*TEXT, "steps=4"]).config
     config = replace(config, save_minutes=0.0)
-    assert [overlap(50, {"update": 30, "read": 20}, replace(config, save_every=every)) for every in (0, 1, 3, 4, 9)] == [
+    assert [overlap(50, 0, {"update": 30, "read": 20}, replace(config, save_every=every)) for every in (0, 1, 3, 4, 9)] == [
         *(30, 10, 10, 30, 30)
     ]
-    assert overlap(25, {"update": 30}, config) == 25
-    by_time = [overlap(25, {"update": 30}, replace(config, save_minutes=10.0, steps=steps)) for steps in (1, 2)]
+    assert overlap(25, 0, {"update": 30}, config) == 25
+    by_time = [overlap(25, 0, {"update": 30}, replace(config, save_minutes=10.0, steps=steps)) for steps in (1, 2)]
     assert by_time == [25, 25], "the clock may ask for a checkpoint after any step, and the last one is followed by none"
     sampling = {"rollout": 28, "update": 30, "optimizer step": 20}
-    assert overlap(50, sampling, replace(config, save_every=1)) == 2, "updates wait for it, and sampling does not"
+    assert overlap(50, 0, sampling, replace(config, save_every=1)) == 2, "updates wait for it, and sampling does not"
+    assert overlap(50, 7, sampling, replace(config, save_every=1)) == 9, "nor are there gradients while it samples"
     memory = Memory({"weights": 100}, {"update": 30, "read": 20}, host={WRITTEN: 50}, overlap=30)
     # weights and the copy, for the update's 30 are free again
     assert memory.resident == 100 + 50

@@ -1,9 +1,8 @@
 """`mmrl plan` of every recipe: the published model's shape, data of the published ones' size, and the card that it names."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,8 @@ import pytest
 from PIL import Image
 
 from benchmarks.shapes import flux, stable_diffusion, vlm
+from mmrl.app.commands.plan import plan
+from mmrl.app.commands.train import TrainArguments
 from mmrl.app.lab.recipes.facts import find_recipe, recipe_files, recipes
 from mmrl.app.toml.tables import Table
 from mmrl.data.drawn.public_layouts import draw, write_json
@@ -103,26 +104,23 @@ def lay(folder: Path) -> None:
         write_json(folder / "clevrer" / f"{name}.json", [{"video_filename": "video_0.mp4", "questions": asked}])
 
 
-def planned(name: str, place: Path) -> str:
-    """What `mmrl plan recipes/NAME` prints of the card that the recipe names, in a process of its own.
-
-    Raises:
-        AssertionError: it does not fit.
-    """
+def planned(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `mmrl plan recipes/NAME` prints of the card that the recipe names; AssertionError where it does not fit."""
     recipe = find_recipe(name)
     lay(place / "data")
     draw("prompts", place / "data")
     model = MODELS[Table.read(recipe.config).values["policy"]["model"]](place / "model")
-    words = ["plan", f"recipes/{name}", f"policy.model='{model}'", "--card", recipe.recipe.card]
-    command = [sys.executable, "-m", "mmrl", *words, "--processes", str(recipe.recipe.processes)]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    given = TrainArguments([f"recipes/{name}", f"policy.model='{model}'"])
+    with chdir(place):
+        fits = plan(given, card=recipe.recipe.card, processes=recipe.recipe.processes)
+    shown = capsys.readouterr().out
+    assert fits, shown
+    return shown
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.evidence) for name in NAMES])
-def test_a_recipe_fits_the_card_that_it_names(name: str, tmp_path: Path):
-    shown = " ".join(planned(name, tmp_path).split())
+def test_a_recipe_fits_the_card_that_it_names(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    shown = " ".join(planned(name, tmp_path, capsys).split())
     assert "fits a card of 80.0 GiB" in shown
     counted, _, missing = shown.partition("not counted: ")
     assert "of reward" not in missing, "the size of every model inside a reward is known"

@@ -1,8 +1,5 @@
 """An engine's server on the run's own card: what it takes of it, and that 4 bits are chosen beside it."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from mmrl.app.config import run as configs
@@ -61,8 +58,8 @@ def test_what_a_server_would_give_back_is_among_the_remedies():
     """All of it on another card; with a small cache 16 GiB less 4 of weights, 1 of cache and what CUDA takes."""
 
     def remedies(*words: str) -> list[tuple[int, str]]:
-        made: Any = SimpleNamespace(config=run(*words).config, memory=beside(32, *words))
-        return [(remedy.saves, remedy.words.partition(":")[0]) for remedy in less_server(made)]
+        found = less_server(run(*words).config, beside(32, *words))
+        return [(remedy.saves, remedy.words.partition(":")[0]) for remedy in found]
 
     elsewhere, small = (
         'the server on another card (policy.engine.devices = "1"), or no engine',
