@@ -75,7 +75,7 @@ class TaughtPairs(Once):
                     f"prompt {prompt.id!r} has the same picture in the columns {self.chosen!r} and {self.rejected!r}, and such a "
                     "pair teaches nothing: remove it from the data"
                 )
-        refuse_both_ways((p, (named(p.columns[self.chosen]), named(p.columns[self.rejected]))) for p in prompts)
+        refuse_both_ways((p, (name_of(p.columns[self.chosen]), name_of(p.columns[self.rejected]))) for p in prompts)
 
     def columns_of(self, prompt: Prompt) -> tuple[str, ...]:
         """The columns of a prompt that are taught."""
@@ -89,6 +89,6 @@ class TaughtPairs(Once):
         ]
 
 
-def named(shown: object) -> str:
+def name_of(shown: object) -> str:
     """Equal for equal files, and for nothing else."""
     return str(shown) if is_named(shown) else f"{id(shown)}"

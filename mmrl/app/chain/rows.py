@@ -73,7 +73,7 @@ def as_written(rows: Sequence[Columns], run: RunDir) -> list[Line]:
     """Rows in JSON's types: what was drawn becomes a file, named by its content, and the row says where it lies."""
     place = Drawn(run.path / "stages" / "media")
 
-    def written(value: object) -> object:
+    def to_json(value: object) -> object:
         if not isinstance(value, Sample):
             return value
         if value.video is None:
@@ -85,7 +85,7 @@ def as_written(rows: Sequence[Columns], run: RunDir) -> list[Line]:
             )
         return f"media/{clip.name}"
 
-    return [{name: written(value) for name, value in row.items()} for row in rows]
+    return [{name: to_json(value) for name, value in row.items()} for row in rows]
 
 
 def as_read(row: Line, stage: Stage, run: RunDir) -> Columns:

@@ -1,4 +1,4 @@
-"""Clips of the data as a generator draws them: so many frames, at its rate and its size. Imports no torch."""
+"""Clips of the data as a generator draws them: its number of frames, at its rate and its size. Imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
