@@ -298,7 +298,7 @@ def parts_of(function: object) -> list[object]:
 
 
 def other_fit(function: object, shown: str | None) -> list[str]:
-    """A phrase where a reward compares with a prompt's picture in another shape than the policy is shown; None: it is shown none."""
+    """A phrase where a reward brings a prompt's picture to another shape than the policy is shown; None: it is shown none."""
     fits = {part.fit for part in parts_of(function) if isinstance(part, FitsPictures)} if shown else set[str]()
     others = sorted(fits & set(get_args(Fit)) - {shown})
     return [f"has fit = {others[0]!r} for pictures, and policy.source_fit is {shown!r}: set its fit to that"] if others else []
