@@ -27,7 +27,7 @@ class StableAudio3(FlowFamily):
     """
 
     licence = "Stability AI Community"
-    licence_read = "nowhere"
+    licence_read = "others"
     tasks = ("text to sound",)
     tested = "latents, waves, exports as its pipeline's; log-probabilities, gradients"
     usual_guidance = 7.0
