@@ -77,13 +77,15 @@ def clip(folder: Path) -> None:
 
 ROW: Row = {"prompt": "it moves"}
 ATTACKS = [
-    done("a first frame of one pixel", GOES_ON, (GOOD, {**ROW, "image": "dot.png"}), make=partial(picture, "dot.png", 1, 1)),
     done(
-        "a first frame of 3000 x 3 pixels",
+        "first frames of other shapes than the clip",
         GOES_ON,
-        (GOOD, {**ROW, "image": "strip.png"}),
-        make=partial(picture, "strip.png", 3000, 3),
+        (GOOD, {**ROW, "image": "wide.png"}),
+        "are stretched to it",
+        make=partial(picture, "wide.png", 700, 50),
     ),
+    refused("a first frame of one pixel", {**ROW, "image": "dot.png"}, "1 x 1 pixels", make=partial(picture, "dot.png", 1, 1)),
+    refused("a first frame of 3000 x 3 pixels", {**ROW, "image": "s.png"}, "3000 x 3", make=partial(picture, "s.png", 3000, 3)),
     refused("a clip's size that the model cannot draw", {**GOOD, "width": 18, "height": 16}, "18 x 16", "multiples of 4"),
     refused("a row without a picture", ROW, "train.jsonl", "image"),
     refused("an empty name of a first frame", {**ROW, "image": ""}, "train.jsonl", "image"),

@@ -4,8 +4,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
+from mmrl.answers.sources import Fit
 from mmrl.app.config.reward_needs import Need, needs_of, reads_boxes, refuse_missing_package
 from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, TrackerConfig, UnweightedReward
 from mmrl.app.modality.on_cards import check_cards
@@ -34,6 +35,13 @@ class AsksBefore(Protocol):
     """A reward that looks, before a run starts, whether its files and servers are there."""
 
     def ready(self) -> None: ...
+
+
+@runtime_checkable
+class FitsPictures(Protocol):
+    """A reward that brings the pictures of prompts to the shape of samples."""
+
+    fit: str
 
 
 def overlap(trained: Sequence[Prompt], held_out: Sequence[Prompt]) -> list[Prompt]:
@@ -224,6 +232,7 @@ def look_at_scoring(
             found += look_at_reward(
                 reward, instead or function, asked, "[evaluation.data]", evaluation.num_samples, output, bool(instead)
             )
+        found += other_fit(function, getattr(config.policy, "source_fit", None))
         if missing := what_is_missing(function):
             found.append(missing)
         sentence = f"reward {reward.label!r} {'; and it '.join(found)}"
@@ -287,6 +296,13 @@ def parts_of(function: object) -> list[object]:
     """A reward and the rewards in its fields."""
     inside = [getattr(function, f.name, None) for f in fields(function)] if is_dataclass(function) else []
     return [function, *(part for value in inside if is_dataclass(value) and callable(value) for part in parts_of(value))]
+
+
+def other_fit(function: object, shown: str | None) -> list[str]:
+    """A phrase where a reward brings a prompt's picture to another shape than the policy is shown; None: it is shown none."""
+    fits = {part.fit for part in parts_of(function) if isinstance(part, FitsPictures)} if shown else set[str]()
+    others = sorted(fits & set(get_args(Fit)) - {shown})
+    return [f"has fit = {others[0]!r} for pictures, and policy.source_fit is {shown!r}: set its fit to that"] if others else []
 
 
 def what_is_missing(function: object) -> str:

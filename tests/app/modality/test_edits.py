@@ -128,7 +128,7 @@ def test_pictures_that_are_stretched_are_warned_of(make: Make, rows: Path, caplo
     assert "1 of 5 pictures of prompts have another shape than the 16 x 16 pixels that the model sees" in caplog.text
     assert "the first is prompt '0''s of 32 x 16" in caplog.text
     caplog.clear()
-    build(editing(make, "flow_grpo", "kontext", rows, "evaluation.num_prompts=0", "policy.source_fit=pad"))
+    build(editing(make, "flow_grpo", "kontext", rows, "evaluation.num_prompts=0", "policy.source_fit=pad", "reward.0.fit=pad"))
     assert "another shape" not in caplog.text
 
 

@@ -15,7 +15,7 @@ from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.on_cards import check_cards
 from mmrl.app.planning.device import target_device
 from mmrl.app.plugins.resolve import load as rewards_load
-from mmrl.app.run.beforehand import idle_settings, look_at_scoring
+from mmrl.app.run.beforehand import idle_settings, look_at_scoring, other_fit
 from mmrl.app.run.build import build
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scored
@@ -216,6 +216,15 @@ def test_pairs_need_two_samples_and_a_vote_of_one_says_nothing(caplog):
         "held-out data: 1 of 2 prompts are trained on, too ('p'): take another split, or mmrl data split",
         "reward 'majority_vote' of one sample is 1 for any answer that can be read: set evaluation.num_samples to 2 or more",
     ]
+
+
+@pytest.mark.parametrize(("use", "shown", "own"), [("first_frame", "crop", "resize"), ("keeps_rest", "resize", "pad")])
+def test_a_reward_sees_pictures_as_the_policy_does(use: str, shown: str, own: str):
+    make = rewards_load(use, "rewards")
+    assert other_fit(make(fit=shown), shown) == []
+    (said,) = other_fit(make(fit=own), shown)
+    assert said == f"has fit = {own!r} for pictures, and policy.source_fit is {shown!r}: set its fit to that"
+    assert other_fit(make(fit=own), None) == [], "a policy that writes"
 
 
 def test_a_reward_that_is_watched_only_and_a_few_bad_prompts_are_warned_of(caplog):

@@ -88,6 +88,8 @@ class SanaVideo(Sana, ClipFamily):
     """
 
     tasks = ("text to video",)
+    licence = "NVIDIA Open Model, with Gemma's terms"
+    licence_read = "others"
     usual_guidance = 6.0
 
     @property

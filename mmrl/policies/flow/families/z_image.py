@@ -87,6 +87,7 @@ class Lumina2(FlowFamily):
     """
 
     licence = "Apache-2.0"
+    licence_read = "makers"
     usual_guidance = 4.0
     usual_prompt_tokens = 256
     lora_targets = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", *(f"feed_forward.linear_{i}" for i in (1, 2, 3)))
