@@ -8,26 +8,45 @@ FRAMES: Kwargs = {"sample_rate": 1600, "mel_hop_length": 16}
 """A hundred frames of the spectrogram a second, of 8 bands; four frames and four bands are a latent."""
 
 
-def ltx2() -> HubObject:
-    """Connectors without registers let prompts have any number of tokens."""
-    from diffusers.pipelines.ltx2 import LTX2TextConnectors
-    from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
+ROPE: Kwargs = {"rope_type": "split", "rope_double_precision": False}
 
+
+def ltx2() -> HubObject:
+    """Prompts may have any number of tokens: the connectors have no registers."""
     reader, processor = gemma3()
     draw_weights(reader)
-    width = reader.config.text_config.hidden_size
-    layers = reader.config.text_config.num_hidden_layers
-    rope: Kwargs = {"rope_type": "split", "rope_double_precision": False}
-    connector: Kwargs = {"num_attention_heads": 4, "attention_head_dim": width // 4, "num_layers": 1}
-    connectors = LTX2TextConnectors(
+    width, layers = reader.config.text_config.hidden_size, reader.config.text_config.num_hidden_layers
+    shift: Kwargs = {"base_shift": 0.95, "max_shift": 2.05, "base_image_seq_len": 1024, "max_image_seq_len": 4096}
+    return diffusers_object(
+        "LTX2Pipeline",
+        scheduler=scheduler(use_dynamic_shifting=True, shift_terminal=0.1, **shift),
+        vae=clip_autoencoder(),
+        audio_vae=sound_autoencoder(),
+        text_encoder=reader,
+        tokenizer=processor.tokenizer,
+        connectors=connectors(width, layers),
+        transformer=transformer(width),
+        vocoder=vocoder(),
+    )
+
+
+def connectors(width: int, layers: int) -> HubObject:
+    """Two, as wide as the text encoder, whose embeddings and layers they all read."""
+    from diffusers.pipelines.ltx2 import LTX2TextConnectors
+
+    each: Kwargs = {"num_attention_heads": 4, "attention_head_dim": width // 4, "num_layers": 1, "num_learnable_registers": None}
+    return LTX2TextConnectors(
         caption_channels=width,
         text_proj_in_factor=layers + 1,
         connector_rope_base_seq_len=32,
-        **{f"{part}_connector_{name}": value for part in ("video", "audio") for name, value in connector.items()},
-        **{f"{part}_connector_num_learnable_registers": None for part in ("video", "audio")},
-        **rope,
+        **{f"{part}_connector_{name}": value for part in ("video", "audio") for name, value in each.items()},
+        **ROPE,
     )
-    transformer = diffusers_object(
+
+
+def transformer(width: int) -> HubObject:
+    """Two blocks, for captions of this width."""
+    return diffusers_object(
         "LTX2VideoTransformer3DModel",
         in_channels=LATENTS,
         out_channels=LATENTS,
@@ -44,9 +63,13 @@ def ltx2() -> HubObject:
         audio_hop_length=FRAMES["mel_hop_length"],
         num_layers=2,
         caption_channels=width,
-        **rope,
+        **ROPE,
     )
-    vae = diffusers_object(
+
+
+def clip_autoencoder() -> HubObject:
+    """Four pixels and two frames a latent."""
+    return diffusers_object(
         "AutoencoderKLLTX2Video",
         latent_channels=LATENTS,
         block_out_channels=(8,),
@@ -64,7 +87,10 @@ def ltx2() -> HubObject:
         patch_size=2,
         scaling_factor=1.5,
     )
-    audio_vae = diffusers_object(
+
+
+def sound_autoencoder() -> HubObject:
+    return diffusers_object(
         "AutoencoderKLLTX2Audio",
         base_channels=4,
         ch_mult=(1,),
@@ -75,7 +101,13 @@ def ltx2() -> HubObject:
         mid_block_add_attention=False,
         **FRAMES,
     )
-    vocoder = LTX2Vocoder(
+
+
+def vocoder() -> HubObject:
+    """Four samples a frame."""
+    from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
+
+    return LTX2Vocoder(
         in_channels=2 * 8,
         hidden_channels=16,
         upsample_kernel_sizes=[4, 4],
@@ -83,16 +115,4 @@ def ltx2() -> HubObject:
         resnet_kernel_sizes=[3],
         resnet_dilations=[[1, 3, 5]],
         output_sampling_rate=400,
-    )
-    shift: Kwargs = {"base_shift": 0.95, "max_shift": 2.05, "base_image_seq_len": 1024, "max_image_seq_len": 4096}
-    return diffusers_object(
-        "LTX2Pipeline",
-        scheduler=scheduler(use_dynamic_shifting=True, shift_terminal=0.1, **shift),
-        vae=vae,
-        audio_vae=audio_vae,
-        text_encoder=reader,
-        tokenizer=processor.tokenizer,
-        connectors=connectors,
-        transformer=transformer,
-        vocoder=vocoder,
     )
