@@ -1,4 +1,4 @@
-"""An LTX-2 of the real classes with random weights: clips of multiples of 4 pixels and 2k + 1 frames, sound at 400 Hz."""
+"""LTX-2 and 2.3 of the real classes with random weights: clips of multiples of 4 pixels and 2k + 1 frames, with sound."""
 
 from mmrl.tiny.byte_tokens import HubObject, Kwargs
 from mmrl.tiny.flow.pipeline_parts import LATENTS, diffusers_object, scheduler
@@ -11,8 +11,8 @@ FRAMES: Kwargs = {"sample_rate": 1600, "mel_hop_length": 16}
 ROPE: Kwargs = {"rope_type": "split", "rope_double_precision": False}
 
 
-def ltx2() -> HubObject:
-    """Prompts may have any number of tokens: the connectors have no registers."""
+def ltx2(newer: bool = False) -> HubObject:
+    """Prompts may have any number of tokens, as the connectors have no registers; those of 2.3 (`newer`) have one."""
     reader, processor = gemma3()
     draw_weights(reader)
     width, layers = reader.config.text_config.hidden_size, reader.config.text_config.num_hidden_layers
@@ -24,28 +24,37 @@ def ltx2() -> HubObject:
         audio_vae=sound_autoencoder(),
         text_encoder=reader,
         tokenizer=processor.tokenizer,
-        connectors=connectors(width, layers),
-        transformer=transformer(width),
-        vocoder=vocoder(),
+        connectors=connectors(width, layers, newer),
+        transformer=transformer(width, newer),
+        vocoder=vocoder(newer),
     )
 
 
-def connectors(width: int, layers: int) -> HubObject:
-    """Two, as wide as the text encoder, whose embeddings and layers they all read."""
+def connectors(width: int, layers: int, newer: bool) -> HubObject:
+    """Two, which read the embeddings and all layers of a text encoder of this width; those of 2.3 are as wide as their media."""
     from diffusers.pipelines.ltx2 import LTX2TextConnectors
 
-    each: Kwargs = {"num_attention_heads": 4, "attention_head_dim": width // 4, "num_layers": 1, "num_learnable_registers": None}
+    each: Kwargs = {"num_attention_heads": 4, "num_layers": 1, "num_learnable_registers": 1 if newer else None}
+    own: Kwargs = {"per_modality_projections": True, "video_gated_attn": True, "audio_gated_attn": True, "proj_bias": True}
+    clip, sound = (16, 8) if newer else (width, width)
     return LTX2TextConnectors(
         caption_channels=width,
         text_proj_in_factor=layers + 1,
         connector_rope_base_seq_len=32,
+        video_connector_attention_head_dim=clip // 4,
+        audio_connector_attention_head_dim=sound // 4,
+        video_hidden_dim=clip,
+        audio_hidden_dim=sound,
         **{f"{part}_connector_{name}": value for part in ("video", "audio") for name, value in each.items()},
+        **(own if newer else {}),
         **ROPE,
     )
 
 
-def transformer(width: int) -> HubObject:
-    """Two blocks, for captions of this width."""
+def transformer(width: int, newer: bool) -> HubObject:
+    """Two blocks; that of 2.3 reads the connectors as they are, where the other one projects captions of this width."""
+    switches = ("cross_attn_mod", "audio_cross_attn_mod", "gated_attn", "audio_gated_attn", "perturbed_attn")
+    own: Kwargs = {"use_prompt_embeddings": False, **dict.fromkeys(switches, True)}
     return diffusers_object(
         "LTX2VideoTransformer3DModel",
         in_channels=LATENTS,
@@ -63,6 +72,7 @@ def transformer(width: int) -> HubObject:
         audio_hop_length=FRAMES["mel_hop_length"],
         num_layers=2,
         caption_channels=width,
+        **(own if newer else {}),
         **ROPE,
     )
 
@@ -103,16 +113,20 @@ def sound_autoencoder() -> HubObject:
     )
 
 
-def vocoder() -> HubObject:
-    """Four samples a frame."""
-    from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
+def vocoder(newer: bool) -> HubObject:
+    """Four samples a frame; that of 2.3 doubles the rate again, from the spectrum of its own sound."""
+    from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder, LTX2VocoderWithBWE
 
-    return LTX2Vocoder(
-        in_channels=2 * 8,
-        hidden_channels=16,
-        upsample_kernel_sizes=[4, 4],
-        upsample_factors=[2, 2],
-        resnet_kernel_sizes=[3],
-        resnet_dilations=[[1, 3, 5]],
-        output_sampling_rate=400,
-    )
+    layers: Kwargs = {
+        "in_channels": 2 * 8,
+        "hidden_channels": 16,
+        "upsample_kernel_sizes": [4, 4],
+        "upsample_factors": [2, 2],
+        "resnet_kernel_sizes": [3],
+        "resnet_dilations": [[1, 3, 5]],
+    }
+    if not newer:
+        return LTX2Vocoder(output_sampling_rate=400, **layers)
+    upper: Kwargs = {f"bwe_{name}": value for name, value in layers.items()} | {"bwe_upsample_factors": [4, 2]}
+    window: Kwargs = {"filter_length": 16, "hop_length": 4, "window_length": 16, "num_mel_channels": 8}
+    return LTX2VocoderWithBWE(input_sampling_rate=400, output_sampling_rate=800, **layers, **upper, **window)

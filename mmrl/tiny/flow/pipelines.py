@@ -149,6 +149,7 @@ PIPELINES: dict[str, Callable[[], HubObject]] = {
     **LATE_PIPELINES,
     "hunyuan15": hunyuan15,
     "ltx2": ltx2,
+    "ltx23": lambda: ltx2(newer=True),
     **WAN_PIPELINES,
     **SOUND_PIPELINES,
 }

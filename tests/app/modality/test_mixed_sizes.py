@@ -37,7 +37,7 @@ STEPS |= {
     "wan_5b": 32,
     "wan_a14b": 16,
 }
-STEPS |= {"wan_i2v": 16, "wan_i2v_a14b": 16, "hunyuan15": 4, "ltx2": 4}
+STEPS |= {"wan_i2v": 16, "wan_i2v_a14b": 16, "hunyuan15": 4, "ltx2": 4, "ltx23": 4}
 """Family -> the pixels whose multiples its tiny model draws."""
 
 
