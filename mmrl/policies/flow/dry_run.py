@@ -61,18 +61,18 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
     for network in networks.values():
         # The class's own `to` warns, needlessly here.
         nn.Module.to(network, torch.bfloat16 if half else torch.float32)
-    told = {name: part_of(config.model, index, name) for name in kind.told_by}
-    for decoder in (vae, *(part for name, part in told.items() if name in DECODERS)):
+    further = {name: part_of(config.model, index, name) for name in kind.told_by}
+    for decoder in (vae, *(part for name, part in further.items() if name in DECODERS)):
         nn.Module.to(decoder, torch.bfloat16 if config.vae_dtype == "bfloat16" else torch.float32)
     for name, network in networks.items():
         if name in small:
             put_layers(network, linear_names(network), config.quantized.double)
-    for part in (vae, *told.values(), *networks.values()):
+    for part in (vae, *further.values(), *networks.values()):
         part.requires_grad_(False).eval()
     encoders = [name for name, part in index.items() if name.startswith(READER) and isinstance(part, list) and any(part)]
     pipeline = SimpleNamespace(
         **networks,
-        **told,
+        **further,
         vae=vae,
         config=SimpleNamespace(_name_or_path=config.model, **facts_of(index)),
         vae_scale_factor=scale_of(vae.config),
@@ -90,7 +90,7 @@ def load_meta(config: FlowPolicyConfig, own: type[FlowFamily] | None = None) -> 
         vae.enable_slicing()
     if config.vae_tiling:
         vae.enable_tiling()
-    fake_weights(vae, *told.values(), *networks.values())
+    fake_weights(vae, *further.values(), *networks.values())
     return make_family(kind, pipeline, config)
 
 

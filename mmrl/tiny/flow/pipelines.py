@@ -146,6 +146,7 @@ PIPELINES: dict[str, Callable[[], HubObject]] = {
     **SANA_PIPELINES,
     **HUNYUAN_PIPELINES,
     "ltx2": ltx2,
+    "ltx23": lambda: ltx2(newer=True),
     **WAN_PIPELINES,
     **SOUND_PIPELINES,
 }

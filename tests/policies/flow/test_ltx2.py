@@ -80,12 +80,15 @@ def denormalized(policy: FlowPolicy) -> tuple[torch.Tensor, torch.Tensor]:
     return clip * std / video.config.scaling_factor + mean, sound * std_of_sound + mean_of_sound
 
 
-@pytest.mark.parametrize("guidance", [(1.0, 1.0), (2.0, 5.0)])
-def test_latents_clips_and_sounds_are_its_pipelines_with_an_adapter_loaded(tiny: Any, tmp_path: Path, guidance: Any):
-    own = {} if guidance[0] == 1 else {"guidance_sound": guidance[1]}
-    policy = make(tiny("ltx2"), guidance=guidance[0], **own)
+@pytest.mark.parametrize(("model", "rate", "guidance"), [("ltx2", 400, (2.0, 5.0)), ("ltx23", 800, (3.0, 7.0))])
+def test_latents_clips_and_sounds_are_its_pipelines_with_an_adapter_loaded(
+    tiny: Any, tmp_path: Path, model: str, rate: int, guidance: tuple[float, float]
+):
+    """LTX-2 and 2.3; guidance 7 of the sound is what a run has that names none."""
+    own = {} if guidance[1] == 7 else {"guidance_sound": guidance[1]}
+    policy = make(tiny(model), guidance=guidance[0], **own)
     policy.save(tmp_path)
-    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tiny("ltx2"))
+    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tiny(model))
     plain = told(pipeline, "latent", guidance)
     pipeline.load_lora_weights(tmp_path)
     theirs = told(pipeline, "latent", guidance)
@@ -95,18 +98,18 @@ def test_latents_clips_and_sounds_are_its_pipelines_with_an_adapter_loaded(tiny:
     samples = [sample for _, sample in policy.rollout(asked(), evaluation_plan(STEPS)).samples()]
     for sample, clip, wave in zip(samples, clips, waves, strict=True):
         video, sound = np.asarray(sample.video), np.asarray(sample.sound)
-        assert video.shape == (FRAMES, SIDE, SIDE, 3) and sample.fps == FPS and sample.rate == 400
+        assert video.shape == (FRAMES, SIDE, SIDE, 3) and sample.fps == FPS and sample.rate == rate
         shown = np.round(clip.permute(0, 2, 3, 1).numpy() * 255)
         assert np.abs(video.astype(int) - shown).max() <= 1
-        assert sound.shape == (2, SAMPLES) and sound.dtype == np.float32 and 0 < wave.shape[-1] < SAMPLES
+        assert sound.shape == (2, rate // 4) and sound.dtype == np.float32 and 0 < wave.shape[-1] < rate // 4
         assert np.abs(sound[:, : wave.shape[-1]] - wave.numpy()).max() < 1e-4 and not sound[:, wave.shape[-1] :].any()
     assert np.abs(np.asarray(samples[0].sound) - samples[1].sound).max() > 1e-3, "prompts sound different"
 
 
 def test_a_whole_pipeline_is_saved_and_draws_the_same(tiny: Any, tmp_path: Path):
-    policy = make(tiny("ltx2"), lora=None)
+    policy = make(tiny("ltx2"), lora=None, guidance=1.0)
     policy.save(tmp_path)
-    theirs = told(import_module("diffusers").DiffusionPipeline.from_pretrained(tmp_path), "latent")
+    theirs = told(import_module("diffusers").DiffusionPipeline.from_pretrained(tmp_path), "latent", (1.0, 1.0))
     assert max(far(*pair) for pair in zip(denormalized(policy), theirs, strict=True)) < 1e-4
 
 

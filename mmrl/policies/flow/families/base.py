@@ -254,8 +254,7 @@ class FlowFamily(FamilyFacts):
 
     def blank_sources(self, count: int) -> Condition:
         """`count` pictures in the shapes that a Condition holds them in, all 0."""
-        width = self.pack(torch.zeros(1, *self.latent_shape)).shape[-1]
-        return {SOURCE: torch.zeros(count * self.source_tokens, width)}
+        return {SOURCE: torch.zeros(count * self.source_tokens, self.pack(torch.zeros(1, *self.latent_shape)).shape[-1])}
 
     def negative(self, condition: Condition) -> Condition:
         """The condition that guidance leads away from where `own_negatives` says that each prompt has its own."""
@@ -282,13 +281,11 @@ class FlowFamily(FamilyFacts):
 
     def decode(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n 3 ..."]:
         """Pixels, mostly in [-1, 1]."""
-        vae = self.pipeline.vae
-        latents = latents / vae.config.scaling_factor + (vae.config.shift_factor or 0.0)
-        return vae.decode(latents, return_dict=False)[0]
+        vae, config = self.pipeline.vae, self.pipeline.vae.config
+        return vae.decode(latents / config.scaling_factor + (config.shift_factor or 0.0), return_dict=False)[0]
 
     def sound_of(self, latents: Float[Tensor, "n ..."]) -> Float[Tensor, "n channels samples"] | None:
         """The sound of clips in [-1, 1]; None where none is asked for."""
-        return None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ SOUND_GUIDANCE = 7.0
 
 
 def samples_of(vocoder: Mapping[str, Any], frames: float) -> float:
-    """Samples a second of a vocoder that is given so many frames; that of LTX-2.3 takes the spectrum of its own sound again."""
+    """Samples a second of a vocoder for this number of frames; that of LTX-2.3 takes the spectrum of its own sound again."""
     if "bwe_upsample_factors" not in vocoder:
         return frames * math.prod(vocoder["upsample_factors"])
     return vocoder["input_sampling_rate"] / vocoder["hop_length"] * math.prod(vocoder["bwe_upsample_factors"])
@@ -34,8 +34,8 @@ def samples_of(vocoder: Mapping[str, Any], frames: float) -> float:
 class LTX2(ClipFamily):
     """x = (clip, sound): latents (c, f, h, w) and (c, l, bands) end to end, the clip first, one noise and one density for both.
 
-    A log-probability is the mean over the whole vector, of which the sound is some 2% at 512 x 768 pixels. Each part has a
-    guidance of its own: policy.guidance, policy.guidance_sound. Not supported: what its pipeline's usual call adds to that (guidance away
+    A log-probability is the mean over the whole vector, of which the sound is some 2% at 512 x 768 pixels. Each part has its own
+    guidance: policy.guidance, policy.guidance_sound. Not supported: what its pipeline's usual call adds to that (guidance away
     from skipped layers and from parted media, rescaling), a first frame, LTX-2.5, upsampling.
     """
 
@@ -109,7 +109,7 @@ class LTX2(ClipFamily):
 
     @property
     def fps(self) -> float:
-        """24, as its pipeline draws; the network is told it."""
+        """24, as its pipeline draws; the network gets it too."""
         return self.settings.fps or 24.0
 
     @property
@@ -141,7 +141,7 @@ class LTX2(ClipFamily):
 
     @property
     def image_tokens(self) -> int:
-        """Of the clip, by which its pipeline shifts the steps of both."""
+        """The clip's: by them its pipeline shifts the steps of both."""
         return math.prod(self.clip_shape[1:])
 
     def parts(self, x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n c f h w"], Float[Tensor, "n k l bands"]]:
@@ -150,7 +150,7 @@ class LTX2(ClipFamily):
         return clip.unflatten(1, self.clip_shape), sound.unflatten(1, self.sound_shape)
 
     def encode(self, text: str, device: torch.device) -> Condition:
-        """What both connectors make of the prompt, for the clip and for the sound, and the mask of tokens."""
+        """The prompt out of both connectors, for the clip and for the sound, and the mask of tokens."""
         pipeline = self.pipeline
         embeds, mask, *_ = pipeline.encode_prompt(
             text, do_classifier_free_guidance=False, max_sequence_length=self.prompt_tokens, device=device
