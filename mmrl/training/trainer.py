@@ -152,9 +152,8 @@ class Trainer:
             credit = self.credit(scores, rollouts, frozen)
             trained = replace(rollouts, action_mask=self.algorithm.trainable(rollouts) & credit.mask)
             refuse_nothing_to_train(self.index + 1, self.ranks, trained, scores)
-            if self.checkpoints is not None and next(iter(self.policy.parameters())).device.type == "cpu":
-                # the copy of a checkpoint and the update's activations would lie in the same memory
-                self.checkpoints.wait()
+            if self.checkpoints is not None:
+                self.checkpoints.leave_room(next(iter(self.policy.parameters())).device)
             with stopwatch(times, "update"):
                 updates = [self.update(batch) for batch in self.batches(trained, credit, frozen)]
                 with_hooks(self.policy, PolicyHooks).end_step(rebase=self.algorithm.rebases_after(self.own_steps + 1))

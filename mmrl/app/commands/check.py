@@ -21,7 +21,7 @@ from mmrl.app.config.stages import Stage, chain_label, stages_of
 from mmrl.app.errors import Terminal, printable
 from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.planning.memory import advice, kept_in_flight, room, size_text
+from mmrl.app.planning.memory import advice, versions_in_flight, room, size_text
 from mmrl.app.report.data import column
 from mmrl.app.run.beforehand import overlap_sentence
 from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts
@@ -163,7 +163,7 @@ def look_at_plan(made: Plan, size: int | None, found: Findings) -> None:
     else:
         found.add("memory", trouble or f"{needed} of {size_text(size)}", "FAIL" if trouble else "ok")
     beside = sum(name.startswith("weights kept beside") for name in made.memory.stays)
-    each = made.memory.checkpoint(beside + kept_in_flight(config))
+    each = made.memory.checkpoint(beside + versions_in_flight(config))
     kept = config.checkpoint.keep or max(1, config.steps // (config.save_every or config.steps or 1))
     folder = nearest_folder(Path(config.output).expanduser() if config.output else RUNS)
     free, needs = shutil.disk_usage(folder).free, (kept + 1) * each

@@ -103,12 +103,12 @@ def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
     host |= {"input embeddings": size_of(far)} if far else {}
     shared = 0
     if config.checkpoint.asynchronous:
-        host[WRITTEN] = memory.checkpoint(len(shadows) + kept_in_flight(config))
+        host[WRITTEN] = memory.checkpoint(len(shadows) + versions_in_flight(config))
         shared = overlap(host[WRITTEN], size, phases, config)
     return replace(memory, host=host, overlap=shared)
 
 
-def kept_in_flight(config: RunConfig) -> int:
+def versions_in_flight(config: RunConfig) -> int:
     """Copies of the weights in a checkpoint by which steps in flight are written."""
     return 0 if config.ahead_drain else config.ahead
 

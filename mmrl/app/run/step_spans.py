@@ -43,7 +43,7 @@ class Timed(NamedTuple):
 
 
 class Lane:
-    """What one other thread did, without what lies inside of it; in seconds of the clock."""
+    """The outermost spans of another thread, in seconds of the clock."""
 
     def __init__(self) -> None:
         self.depth, self.lock = 0, Lock()
@@ -111,12 +111,12 @@ class StepSpans:
 
     def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
         stretch = self._start, self._start + self._seconds
-        beside = {name: written(lane.between(*stretch)) for name, lane in sorted(self._lanes.copy().items())}
+        beside = {name: rows_of(lane.between(*stretch)) for name, lane in sorted(self._lanes.copy().items())}
         usual = median(self._recent) if len(self._recent) > 2 else self._seconds
         if step % stride(step) == 0 or self._seconds > SLOW * usual:
             longest = sorted(sorted(self._spans, key=lambda one: -one.length)[:MOST_SPANS])
             line = {"step": step, "seconds": round(self._seconds, 4), "is_first": self.is_first}
-            line |= {"spans": written((one.name, one.start, one.length) for one in longest)}
+            line |= {"spans": rows_of((one.name, one.start, one.length) for one in longest)}
             append_line(self.file, line | ({"beside": beside} if any(beside.values()) else {}))
         self._recent.append(self._seconds)
         self.is_first = False
@@ -131,7 +131,7 @@ class StepSpans:
         """Every line is on disk already."""
 
 
-def written(spans: Iterable[tuple[str, float, float]]) -> list[list[str | float]]:
+def rows_of(spans: Iterable[tuple[str, float, float]]) -> list[list[str | float]]:
     """Spans as the file has them, the first ones where there are too many."""
     return [[name, round(start, 4), round(length, 4)] for name, start, length in islice(spans, MOST_SPANS)]
 
