@@ -12,7 +12,7 @@ from mmrl.app.run import context
 from mmrl.app.run.build import Job
 from mmrl.training.trainer import Trainer
 from tests.processes.cases import CASES, ENGINES, SAMPLERS
-from tests.support.launcher import accelerator_of, end, keep, renew
+from tests.support.launcher import accelerator_of, end, keep, kinds_in, renew
 
 Seen = dict[str, Any]
 
@@ -53,9 +53,8 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
 def main(kinds: str, out: str, *cases: str) -> None:
     """Each case is a name of CASES, ENGINES or SAMPLERS, or NAME=RUN to go on with a run; of several kinds each has a folder."""
     jobs.Ranks.close, jobs.announce = jobs.Ranks.wait, lambda run: None  # type: ignore[method-assign]
-    named: Any = kinds.split(",")
-    for kind in named:
-        accelerator, folder = accelerator_of(kind), Path(out) / kind if len(named) > 1 else Path(out)
+    for kind in kinds_in(kinds):
+        accelerator, folder = accelerator_of(kind), Path(out) / kind if kind != kinds else Path(out)
         context.open_accelerator = lambda own=accelerator: own
         found: Seen = {}
         for words in cases:

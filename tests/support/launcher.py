@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -44,6 +44,11 @@ def both(module: str | Path, folder: Path, *words: Any) -> dict[Kind, list[dict[
     done = started(module, ",".join(KINDS), folder, *words)
     assert done.returncode == 0, done.stderr[-4000:]
     return {kind: [torch.load(path, weights_only=True) for path in sorted((folder / kind).glob("rank-*.pt"))] for kind in KINDS}
+
+
+def kinds_in(words: str) -> list[Kind]:
+    """The kinds that `both` has named."""
+    return cast("list[Kind]", words.split(","))
 
 
 def accelerator_of(kind: Kind, **more: Any) -> Any:

@@ -91,13 +91,13 @@ def rewards_elsewhere(made: Plan) -> Iterator[Remedy]:
 
 def less_server(config: RunConfig, memory: Memory) -> Iterator[Remedy]:
     """An engine's server that takes less of the trainer's card, or nothing."""
-    engine = engine_beside(config)
-    if engine is None:
+    engine, policy = engine_beside(config), config.policy
+    if engine is None or not isinstance(policy, TextPolicyConfig):
         return
     alone = without_server(memory).peak
     yield Remedy(memory.peak - alone, 'the server on another card (policy.engine.devices = "1"), or no engine')
     small = replace(engine, cache_mb=SMALL_CACHE_MB)
-    less = add_server(without_server(memory), replace(config, policy=replace(config.policy, engine=small)), 0).peak
+    less = add_server(without_server(memory), replace(config, policy=replace(policy, engine=small)), 0).peak
     words = f"a server with {SMALL_CACHE_MB / 1024:.0f} GiB for keys and values: policy.engine.cache_mb={SMALL_CACHE_MB}"
     if less < memory.peak:
         yield Remedy(memory.peak - less, words)

@@ -40,7 +40,7 @@ def server_bytes(parameters: int, config: RunConfig, engine: EngineConfig, card:
 
 
 def add_server(memory: Memory, config: RunConfig, card: int | None) -> Memory:
-    """The memory of a process on a card of this size, with the server that shares it. Raises as `server_bytes`."""
+    """The memory of a process on a card of this size in bytes, with the server that shares it. Raises as `server_bytes`."""
     engine = engine_beside(config)
     if engine is None or card is None:
         return memory

@@ -192,6 +192,8 @@ def problems(error: ValidationError, value: object, path: KeyPath, table: Table)
             found.setdefault(place, []).append(text[0].lower() + text[1:])
             if near := near_word(one):
                 meant[place] = f"; did you mean {near!r}?"
+            elif isinstance(one["input"], str) and one["input"].startswith(("[", "{")):
+                meant[place] = "; a shell takes quotes away: put the whole word inside '...', and texts in it inside \"...\""
     return [f"{place}: {' or '.join(texts)}{meant.get(place, '')}" if texts else place for place, texts in found.items()]
 
 

@@ -126,11 +126,6 @@ class Checkpoints:
         """Wait for the write in progress, if there is one."""
         self._writer.wait()
 
-    def leave_room(self, device: torch.device) -> None:
-        """On a CPU wait for the write in progress: its copy and the activations of an update would be in the same memory."""
-        if device.type == "cpu":
-            self.wait()
-
     def close(self) -> None:
         """Wait for the write in progress; say so if `keep_best` has kept nothing."""
         self._writer.wait()

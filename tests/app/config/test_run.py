@@ -204,3 +204,9 @@ def test_overrides_are_toml_or_bare_strings():
     for word in ("a.b=1e-3", "a.c=[1, 2]", "a.d=true", "a.e=Qwen/Qwen2.5-VL", 'a.f="3"', "a.g=x=y"):
         table.override(word)
     assert table.values == {"a": {"b": 1e-3, "c": [1, 2], "d": True, "e": "Qwen/Qwen2.5-VL", "f": "3", "g": "x=y"}}
+
+
+@pytest.mark.parametrize("word", ["policy.quantized.parts=[vision]", "policy.engine={sync=broadcast}"])
+def test_a_word_whose_quotes_a_shell_took_is_told_so(word: str):
+    with pytest.raises(ValueError, match=r"a shell takes quotes away: put the whole word inside '\.\.\.', and texts in it"):
+        configs.load("tiny/image", [word])

@@ -12,7 +12,7 @@ from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
 from mmrl.core.types import Request
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.flow_policies import PLANS, make, prompts
-from tests.support.launcher import KINDS, Kind, accelerator_of, end, keep, renew
+from tests.support.launcher import Kind, accelerator_of, end, keep, kinds_in, renew
 
 SIZES = ({}, {"width": 32, "height": 16}, {"width": 16, "height": 32})
 """Of the prompts: the first process has two sizes, the second one a third."""
@@ -58,7 +58,7 @@ def all_trained(kind: Kind, accelerator: Any, out: Path, models: Sequence[str]) 
 
 
 def main(kinds: str, out: str, *models: str) -> None:
-    for kind in (kind for kind in KINDS if kind in kinds.split(",")):
+    for kind in kinds_in(kinds):
         accelerator, folder = accelerator_of(kind), Path(out) / kind
         keep(accelerator, folder, all_trained(kind, accelerator, folder, models))
     end()

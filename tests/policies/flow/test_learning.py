@@ -67,8 +67,9 @@ def test_every_family_learns(tiny, family):
     assert gain(trained(make(tiny(family), ["ref"], forward_rows=64), small("flow_grpo"), 16)) > 1
 
 
+@pytest.mark.evidence
 def test_training_does_not_depend_on_the_budget(tiny):
-    """Two steps of two updates each, cut differently."""
+    """Two steps of two updates each, cut differently; single updates are in read/test_evaluate.py and test_mixed_sizes.py."""
     ends: list[list[float]] = []
     for micro_batch, rows in ((4096, 64), (5, 3)):
         policy = make(tiny("sd3"), ["ref"], forward_rows=rows)

@@ -14,7 +14,7 @@ from mmrl.core.readings import EMA_LOGPROBS, LOGPROBS, REF_LOGPROBS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import Sampling
 from mmrl.training.checkpoints.state import copy_state
-from tests.support.launcher import KINDS, Kind, accelerator_of, end, keep, renew
+from tests.support.launcher import Kind, accelerator_of, end, keep, kinds_in, renew
 from tests.support.text_policies import logprobs, make, mixed, text_trace
 
 
@@ -60,7 +60,7 @@ def all_trained(kind: Kind, accelerator: Any, out: Path, models: Sequence[str]) 
 
 
 def main(kinds: str, out: str, *models: str) -> None:
-    for kind in (kind for kind in KINDS if kind in kinds.split(",")):
+    for kind in kinds_in(kinds):
         accelerator, folder = accelerator_of(kind), Path(out) / kind
         keep(accelerator, folder, all_trained(kind, accelerator, folder, models))
     end()
