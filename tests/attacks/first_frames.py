@@ -19,7 +19,7 @@ GOES_ON = (
     "policy.max_prompt_tokens=12",
     "policy.dtype=float32",
     "algorithm.schedule.num_steps=2",
-    'reward=[{use="first_frame"}]',
+    'reward=[{use="first_frame", fit="crop"}]',
 )
 EDITS = (
     "edit/qwen_image21_judge",
@@ -81,7 +81,6 @@ ATTACKS = [
         "first frames of other shapes than the clip",
         GOES_ON,
         (GOOD, {**ROW, "image": "wide.png"}),
-        "are stretched to it",
         make=partial(picture, "wide.png", 700, 50),
     ),
     refused("a first frame of one pixel", {**ROW, "image": "dot.png"}, "1 x 1 pixels", make=partial(picture, "dot.png", 1, 1)),
@@ -106,6 +105,13 @@ ATTACKS = [
         GOOD,
         "draws from text alone",
         settings=("policy.model=tiny:hunyuan15", 'policy.source_fit="resize"'),
+    ),
+    refused(
+        "a reward that sees first frames in another shape",
+        GOOD,
+        "has fit = 'resize'",
+        "policy.source_fit is 'crop'",
+        settings=('reward=[{use="first_frame"}]',),
     ),
     done(
         "rows of other lengths for a model that may not pad",

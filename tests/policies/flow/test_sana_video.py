@@ -22,6 +22,7 @@ from mmrl.policies.flow import loading
 from mmrl.policies.flow.families.sana import SanaVideo, SanaVideoImage
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.tiny.flow.pipeline_parts import LATENTS, diffusers_object
+from mmrl.tiny.flow.sana import solver
 from tests.support.flow_policies import LORA, latents, logprobs, stir
 
 SIDE, FRAMES, TOKENS, STEPS = 32, 5, 24, 4
@@ -112,10 +113,28 @@ def test_a_fact_that_is_broken_is_noticed(
     assert gap(policy, policy.pipeline, model) > 1e-3
 
 
+def with_part(folder: str, name: str, part: Any, to: Path) -> Path:
+    """A copy of a pipeline with another part."""
+    copy = shutil.copytree(folder, to)
+    shutil.rmtree(copy / name)
+    part.save_pretrained(copy / name)
+    index = json.loads((copy / "model_index.json").read_text())
+    (copy / "model_index.json").write_text(json.dumps(index | {name: ["diffusers", type(part).__name__]}))
+    return copy
+
+
+def test_a_first_frame_is_gone_on_from_by_dpm_solver_too(tiny: Any, tmp_path: Path):
+    """The published folder comes with it."""
+    folder = with_part(tiny("sana_i2v"), "scheduler", solver(), tmp_path / "model")
+    policy = make(str(folder), lora=None)
+    policy.pipeline.set_progress_bar_config(disable=True)
+    theirs = torch.stack(by_the_pipeline(policy.pipeline, "sana_i2v", "latent"))
+    ours = latents(policy, asked("sana_i2v"), PLANS["sana_video"])
+    assert float((ours - theirs).abs().max()) < 1e-5
+
+
 def test_the_autoencoder_of_ltx_2_decodes_as_in_the_pipeline(tiny: Any, tmp_path: Path):
     """Its moments lie beside its weights, and its config has the compression by other names."""
-    folder = shutil.copytree(tiny("sana_video"), tmp_path / "model")
-    shutil.rmtree(folder / "vae")
     vae = diffusers_object(
         "AutoencoderKLLTX2Video",
         latent_channels=LATENTS,
@@ -137,9 +156,7 @@ def test_the_autoencoder_of_ltx_2_decodes_as_in_the_pipeline(tiny: Any, tmp_path
     )
     vae.latents_mean.copy_(torch.tensor([0.1, -0.1, 0.2, 0.0]))
     vae.latents_std.copy_(torch.tensor([0.9, 1.1, 1.0, 1.2]))
-    vae.save_pretrained(folder / "vae")
-    index = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps(index | {"vae": ["diffusers", "AutoencoderKLLTX2Video"]}))
+    folder = with_part(tiny("sana_video"), "vae", vae, tmp_path / "model")
     policy = make(str(folder), lora=None)
     pipeline: Any = diffusers.DiffusionPipeline.from_pretrained(folder)  # type: ignore[reportPrivateImportUsage]
     pipeline.transformer.load_state_dict(policy.pipeline.transformer.state_dict())

@@ -60,15 +60,16 @@ class Sana(FlowFamily):
     def velocity(
         self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
-        whole = type(self.pipeline.scheduler).__name__ != EULER
-        return self.ask(transformer, x, timesteps.to(torch.long) if whole else timesteps, prompts)
+        return self.ask(transformer, x, timesteps, prompts)
 
     def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Mapping[str, Tensor], **more: Tensor) -> Tensor:
+        """DPM-Solver's times are whole numbers."""
+        whole = type(self.pipeline.scheduler).__name__ != EULER
         return transformer(
             x,
             encoder_hidden_states=prompts["embeds"],
             encoder_attention_mask=prompts["mask"],
-            timestep=times * self.config.get("timestep_scale", 1),
+            timestep=(times.to(torch.long) if whole else times) * self.config.get("timestep_scale", 1),
             return_dict=False,
         )[0]
 
@@ -134,5 +135,3 @@ class SanaVideo(Sana, ClipFamily):
 @dataclass(frozen=True)
 class SanaVideoImage(FirstLatent, SanaVideo):
     """arXiv:2509.24695, from a first frame."""
-
-    schedulers = frozenset({EULER})
