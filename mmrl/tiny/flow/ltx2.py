@@ -32,7 +32,7 @@ def ltx2(newer: bool = False) -> HubObject:
 
 def connectors(width: int, layers: int, newer: bool) -> HubObject:
     """Two, which read the embeddings and all layers of a text encoder of this width; those of 2.3 are as wide as their media."""
-    from diffusers.pipelines.ltx2 import LTX2TextConnectors
+    from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 
     each: Kwargs = {"num_attention_heads": 4, "num_layers": 1, "num_learnable_registers": 1 if newer else None}
     own: Kwargs = {"per_modality_projections": True, "video_gated_attn": True, "audio_gated_attn": True, "proj_bias": True}

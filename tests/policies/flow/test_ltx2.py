@@ -72,6 +72,7 @@ def far(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def denormalized(policy: FlowPolicy) -> tuple[torch.Tensor, torch.Tensor]:
     """Latents as the pipeline shows them."""
+    assert isinstance(policy.family, LTX2)
     clip, sound = policy.family.parts(latents(policy, asked(), evaluation_plan(STEPS)))
     video, audio = policy.pipeline.vae, policy.pipeline.audio_vae
     mean, std = (one.view(1, -1, 1, 1, 1) for one in (video.latents_mean, video.latents_std))
