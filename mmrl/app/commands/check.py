@@ -21,7 +21,7 @@ from mmrl.app.config.stages import Stage, chain_label, stages_of
 from mmrl.app.errors import Terminal, printable
 from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
-from mmrl.app.planning.memory import advice, versions_in_flight, room, size_text
+from mmrl.app.planning.memory import advice, room, size_text, versions_in_flight
 from mmrl.app.report.data import column
 from mmrl.app.run.beforehand import overlap_sentence
 from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts
