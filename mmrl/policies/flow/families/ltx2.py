@@ -47,7 +47,7 @@ class LTX2(ClipFamily):
     sound_beside = True
     tasks = ("text to video with sound",)
     licence = "LTX-2 Community"
-    licence_read = "nowhere"
+    licence_read = "others"
     tested = "latents, clips, waves, exports as its pipeline's; log-probabilities, gradients"
 
     @classmethod
