@@ -107,19 +107,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--rounds", type=int, default=2, help="runs of each kind with the real sampler, in turn")
-    parser.add_argument("--without-real", action="store_true", help="leave the real sampler out")
+    parser.add_argument("--only", choices=("fakes", "real"), help="one of the two halves; both unless given")
     options = parser.parse_args()
     logging.getLogger("mmrl").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     print("| chunk, update | trainers + samplers, ahead | seconds of a step | simulated | off |\n|---|---|--:|--:|--:|")
     with tempfile.TemporaryDirectory() as scratch:
         folders = (Path(scratch) / str(i) for i in count())
-        for latencies in FAKES:
+        for latencies in () if options.only == "real" else FAKES:
             steps, _ = fake_run(next(folders), latencies, ALONE, options.steps)
             for layout in (Layout(1, samplers, ahead) for samplers in (1, 2, 3) for ahead in (0, 1)):
                 found = fake_run(next(folders), latencies, layout, options.steps)[1]
                 print_row(f"{latencies[0]:g} s, {latencies[1]:g} s", layout, found, seconds_of(steps, layout))
-        if not options.without_real:
+        if options.only != "fakes":
             load_before = os.getloadavg()[0]
             layout, alone, beside = Layout(1, 1, 1), list[Work](), list[float]()
             for _ in range(options.rounds):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mmrl.core.types import Request, Rollouts
-from mmrl.training.ahead.producer import put
+from mmrl.training.ahead.versions import put
 from tests.support import fakes
 
 

@@ -7,13 +7,10 @@ samples, scores and revises. So latencies decide when something happens, and nev
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from threading import Condition, Thread
-from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.hooks import SamplerHooks, with_hooks
@@ -24,6 +21,7 @@ from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.runtime.process_state import LEFT_BEHIND, random_state, set_random_state
 from mmrl.training.ahead.lag import Lag
 from mmrl.training.ahead.limits import refuse_lag
+from mmrl.training.ahead.versions import Publishes, Version, Versions
 from mmrl.training.checkpoints.state import copy_state, remembers
 from mmrl.training.collect import Collected, Collector, Draws
 from mmrl.training.reference_reads import ReferenceReads
@@ -38,32 +36,8 @@ MOVED = {"time/rollout_s": "time/beside/rollout_s", "time/reward_s": "time/besid
 Observation = tuple[Sequence[Prompt], Sequence[Sequence[float]]]
 
 
-@runtime_checkable
-class Publishes(Protocol):
-    """A policy whose rollouts are written elsewhere, by a copy of its weights."""
-
-    def publish(self, version: int | None = None) -> tuple[int, Callable[[], None], Callable[[], None]]:
-        """Set the live weights aside under this number, or that of the updates that they had.
-
-        Returns the number, a call by which rollouts are written with them from then on, and one that gives up what is written;
-        both may come from any thread.
-        """
-        ...
-
-
 class OtherVersionError(TrainingStoppedError):
     """Rows were written by other weights than the lag says: an update was lost on its way to the engine, or given twice."""
-
-
-@dataclass(frozen=True)
-class Version:
-    """The weights after one step."""
-
-    weights: list[Tensor]
-    number: int
-    """By which the policy names them in rollouts."""
-    hold: Callable[[], None]
-    leave: Callable[[], None]
 
 
 class Ahead(Collector):
@@ -87,7 +61,7 @@ class Ahead(Collector):
         super().__init__(policy, sampler, rewards, algorithm, settings, ranks.apart(), reader)
         self._trainers = ranks
         self._lag = Lag(settings.ahead, settings.steps, settings.save_every if settings.ahead_drain else 0)
-        self._parameters = list(policy.parameters())
+        self._versions = Versions(policy)
         self._moved = Condition()
         """Whatever both threads look at changes under this lock."""
         self._oldest = 0
@@ -95,8 +69,6 @@ class Ahead(Collector):
         self._random: State | None = None
         """The thread's own random generators, between two steps."""
         self._observed: dict[int, Observation] = {}
-        self._kept: dict[int, tuple[int, list[Tensor]]] = {}
-        """Versions of a checkpoint: number and weights."""
         self._forget()
 
     def _forget(self) -> None:
@@ -107,7 +79,7 @@ class Ahead(Collector):
         self._found: dict[int, Collected] = {}
         self._before: dict[int, State] = {}
         """Step -> the state before it was collected."""
-        self._versions: dict[int, Version] = {}
+        self._versions.held = {}
         self._version: Version | None = None
         """The weights that write the step."""
         self._error: BaseException | None = None
@@ -128,7 +100,7 @@ class Ahead(Collector):
         if self._thread is None:
             self._begin(step, sampling, state)
         if step > self._last:
-            self._publish(step)
+            self._versions.publish(step)
             self._allow(step)
         with self._moved:
             self._moved.wait_for(lambda: step in self._found or self._error is not None)
@@ -137,15 +109,15 @@ class Ahead(Collector):
                 raise self._error
             collected = self._found.pop(step)
         waited = time.perf_counter() - begun
-        self._publish(step)
+        self._versions.publish(step)
         version = self._lag.writes(step)
-        self._forget_versions(version)
+        self._versions.forget_before(version, self.reader.gate.looks)
         self._allow(self._lag.reach(step))
         now = time.perf_counter()
         collected.times |= {"rollout/staleness": float(step - version), "time/publish_s": now - begun - waited}
         collected.times |= {"time/idle/trainer": waited / max(now - self._taken, waited)} if self._taken else {}
         self._taken = now
-        blocks = {at: partial(under, self._parameters, one.weights) for at, one in self._versions.items()}
+        blocks = self._versions.blocks()
         collected.under = None if version == step else blocks[version]
         collected.others = {at: blocks[at] for at in (version - 1, version + 1) if at in blocks}
         return collected
@@ -155,13 +127,6 @@ class Ahead(Collector):
         with self._moved:
             self._last = last
             self._moved.notify_all()
-
-    def _forget_versions(self, version: int) -> None:
-        """Keep those from this one on, and while rows are compared the one before, away from a card."""
-        held = {at: one for at, one in self._versions.items() if at >= version}
-        if self.reader.gate.looks and (before := self._versions.get(version - 1)) is not None:
-            held[version - 1] = replace(before, weights=[weight.cpu() for weight in before.weights])
-        self._versions = held
 
     def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
         """Keep the scores of the step that was taken last until the thread comes to the step that hears of them."""
@@ -176,8 +141,7 @@ class Ahead(Collector):
         """Wait until no step is collected, and let the live weights write."""
         with self._moved:
             self._moved.wait_for(lambda: not self._is_busy)
-        self._publish(step)
-        self._versions[step].hold()
+        self._versions.publish(step).hold()
 
     def close(self) -> None:
         """Collect no more. A thread that does not end is left behind, and the random generators are the trainer's again."""
@@ -216,9 +180,7 @@ class Ahead(Collector):
 
     def versions(self) -> State:
         """The weights that steps in flight are written by, as far as they are not the live ones."""
-        kept = range(self._lag.writes(self._oldest), self._oldest)
-        held = {step: (one.number, one.weights) for step, one in self._versions.items()} | self._kept
-        return {"versions": [[step, held[step][0], held[step][1]] for step in kept if step in held]}
+        return {"versions": self._versions.listed(range(self._lag.writes(self._oldest), self._oldest))}
 
     def load_state_dict(self, state: State) -> None:
         by_rank = state.get("ahead", {}).get("random", [])
@@ -233,13 +195,7 @@ class Ahead(Collector):
         prompts = prompts_of(self.sampler, {name for _, names, _ in state["ahead"]["observed"] for name in names})
         self._observed = {step: ([prompts[name] for name in names], totals) for step, names, totals in state["ahead"]["observed"]}
         self._oldest, self._random = state["index"], by_rank[self.ranks.rank if len(by_rank) == self.ranks.world else 0]
-        self._kept = {step: (number, weights) for step, number, weights in state["versions"]}
-        lost = sorted({*self._lag.first(self._oldest)} - {*self._kept, self._oldest})
-        if lost:
-            raise ValueError(
-                f"the checkpoint lacks the weights after step {lost[0]}, by which steps are sampled next: the run that wrote it "
-                "had another save_every with ahead_drain, so set both as there"
-            )
+        self._versions.load(state["versions"], self._lag.first(self._oldest), self._oldest)
 
     def with_readings(self, fresh: Rollouts) -> Rollouts:
         """The rows with the version of the weights that wrote them.
@@ -277,14 +233,7 @@ class Ahead(Collector):
 
     def _begin(self, step: int, sampling: Callable[[int], object], state: Draws) -> None:
         """Publish what the first steps are written by, and start the thread."""
-        for version in self._lag.first(step):
-            if version == step:
-                self._publish(version)
-                continue
-            number, weights = self._kept[version]
-            with under(self._parameters, weights):
-                self._publish(version, number)
-        self._kept = {}
+        self._versions.begin(self._lag.first(step))
         self._next, self._last = step, self._lag.reach(step - 1)
         self._thread = Thread(target=self._run, args=(sampling, state), name="mmrl-ahead", daemon=True)
         self._thread.start()
@@ -320,16 +269,9 @@ class Ahead(Collector):
             with self._moved:
                 self._before[step] = before
                 self._moved.notify_all()
-            self._version = self._versions[self._lag.writes(step)]
+            self._version = self._versions.held[self._lag.writes(step)]
             self._version.hold()
             return self.collect(sampling(step + 1))
-
-    def _publish(self, step: int, number: int | None = None) -> None:
-        """Set the live weights aside as those after this many steps, unless they are already."""
-        if step not in self._versions:
-            assert isinstance(self.policy, Publishes)
-            weights = [weight.detach().clone() for weight in self._parameters]
-            self._versions = {**self._versions, step: Version(weights, *self.policy.publish(number))}
 
     @contextmanager
     def _own_random_state(self) -> Iterator[None]:
@@ -371,23 +313,3 @@ def check_lag(policy: Policy, rewards: RewardRunner, algorithm: Algorithm, setti
             "would change that between steps in flight: set ahead = 0"
         )
     refuse_lag(algorithm, settings.ahead)
-
-
-@contextmanager
-def under(parameters: Sequence[Tensor], weights: Sequence[Tensor]) -> Iterator[None]:
-    """A block in which these parameters have other weights."""
-    # through .data the version counters stay, as for shadows
-    live = [weight.data for weight in parameters]
-    kept = [weight.clone() for weight in live]
-    put(live, weights)
-    try:
-        yield
-    finally:
-        put(live, kept)
-
-
-@torch.no_grad()
-def put(to: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Write values into tensors, in place."""
-    for weight, value in zip(to, values, strict=True):
-        weight.copy_(value)
