@@ -180,7 +180,7 @@ class Ahead(Collector):
 
     def versions(self) -> State:
         """The weights that steps in flight are written by, as far as they are not the live ones."""
-        return {"versions": self._versions.listed(range(self._lag.writes(self._oldest), self._oldest))}
+        return {"versions": self._versions.rows(range(self._lag.writes(self._oldest), self._oldest))}
 
     def load_state_dict(self, state: State) -> None:
         by_rank = state.get("ahead", {}).get("random", [])

@@ -72,7 +72,7 @@ class Versions:
         """By step, a block in which the policy has these weights."""
         return {step: partial(under, self.parameters, one.weights) for step, one in self.held.items()}
 
-    def listed(self, steps: Iterable[int]) -> list[list[object]]:
+    def rows(self, steps: Iterable[int]) -> list[list[object]]:
         """Step, number and weights of those of these steps that are there, for a checkpoint."""
         found = {step: (one.number, one.weights) for step, one in self.held.items()} | self._kept
         return [[step, *found[step]] for step in steps if step in found]
