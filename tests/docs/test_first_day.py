@@ -46,16 +46,16 @@ def page_commands(heading: str = "") -> list[list[str]]:
     return [words for block in shell for words in commands(block)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("job", JOBS)
-def test_a_job_runs_by_copying_its_commands(job: str, tmp_path: Path):
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
-    lines = [page_commands()[0], *page_commands(JOBS[job])]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MMRL_CACHE": str(tmp_path / "cache")}
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder in which all jobs were done, and what they printed."""
+    folder = tmp_path_factory.mktemp("day")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MMRL_CACHE": str(folder / "cache")}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        input=json.dumps(lines),
-        cwd=tmp_path,
+        input=json.dumps(page_commands()),
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
@@ -63,17 +63,24 @@ def test_a_job_runs_by_copying_its_commands(job: str, tmp_path: Path):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-2000:]
+    return folder, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_runs_by_copying_its_commands(job: str, day: tuple[Path, str]):
+    folder, said = day
     reward, file = EXPECTED[job]
-    config = tomllib.loads((tmp_path / "own" / f"{job}.toml").read_text())
+    config = tomllib.loads((folder / "own" / f"{job}.toml").read_text())
     assert config["evaluate_every"] == 1 and "save_every" not in config
     assert config["evaluation"]["data"]["path"].startswith("own/")
     assert config["policy"]["dtype"] == "float32" and "lora" not in config["policy"]
-    metrics = [json.loads(line) for line in (tmp_path / "runs" / job / "metrics.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (folder / "runs" / job / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics if f"reward/{reward}" in line] == [1, 2]
     assert [line["step"] for line in metrics if f"eval/{reward}" in line] == [0, 1, 2]
-    assert "million weights" in done.stdout and f"config: own/{job}.toml" in done.stdout
-    assert (tmp_path / "runs" / job / "report.html").stat().st_size > 1000
-    assert list((tmp_path / "own" / f"{job}_model").rglob(file))
+    assert "million weights" in said and f"config: own/{job}.toml" in said
+    assert (folder / "runs" / job / "report.html").stat().st_size > 1000
+    assert list((folder / "own" / f"{job}_model").rglob(file))
 
 
 def test_every_command_of_the_page_belongs_to_a_job():
