@@ -235,11 +235,12 @@ def look_of(sample: Sample) -> Float[Tensor, " d"] | None:
     """The picture of a sample or the middle frame of its clip as small colours, or its sound's spectrum; None for texts."""
     if hasattr(sample.image, "convert"):
         return thumbnail(sample.image)
-    if sample.video is None and getattr(sample.sound, "ndim", 0) == 2 and sample.sound.size:
-        return spectrum(torch.as_tensor(sample.sound).mean(0))
-    if getattr(sample.video, "ndim", 0) != 4 or not len(sample.video):
+    video, sound = sample.video, sample.sound
+    if video is None:
+        return spectrum(torch.as_tensor(sound).mean(0)) if getattr(sound, "ndim", 0) == 2 and sound.size else None
+    if getattr(video, "ndim", 0) != 4 or not len(video):
         return None
-    frame = torch.as_tensor(sample.video[len(sample.video) // 2]).float().permute(2, 0, 1) / 255
+    frame = torch.as_tensor(video[len(video) // 2]).float().permute(2, 0, 1) / 255
     height, width = (min(SIDE, side) for side in frame.shape[1:])
     small = torch.nn.functional.adaptive_avg_pool2d(frame, (height, width))
     return small.permute(1, 2, 0).flatten()
