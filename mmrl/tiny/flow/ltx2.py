@@ -11,14 +11,14 @@ FRAMES: Kwargs = {"sample_rate": 1600, "mel_hop_length": 16}
 ROPE: Kwargs = {"rope_type": "split", "rope_double_precision": False}
 
 
-def ltx2(newer: bool = False) -> HubObject:
+def ltx2(newer: bool = False, kind: str = "LTX2Pipeline") -> HubObject:
     """Prompts may have any number of tokens, as the connectors have no registers; those of 2.3 (`newer`) have one."""
     reader, processor = gemma3()
     draw_weights(reader)
     width, layers = reader.config.text_config.hidden_size, reader.config.text_config.num_hidden_layers
     shift: Kwargs = {"base_shift": 0.95, "max_shift": 2.05, "base_image_seq_len": 1024, "max_image_seq_len": 4096}
     return diffusers_object(
-        "LTX2Pipeline",
+        kind,
         scheduler=scheduler(use_dynamic_shifting=True, shift_terminal=0.1, **shift),
         vae=clip_autoencoder(),
         audio_vae=sound_autoencoder(),

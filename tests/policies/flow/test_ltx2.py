@@ -1,4 +1,4 @@
-"""LTX-2: clips and their sounds equal to its pipeline's, read again as they were drawn; and what it refuses."""
+"""LTX-2: clips and their sounds equal to its pipelines', read again as they were drawn; and what it refuses."""
 
 import json
 import shutil
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
@@ -31,9 +32,11 @@ PLAIN = {"spatio_temporal_guidance_blocks": None, **OFF, **{f"audio_{name}": val
 """Guidance away from the empty prompt alone."""
 
 
-def asked(count: int = 1) -> list[Request]:
+def asked(count: int = 1, pictured: bool = False) -> list[Request]:
     texts = {"cat": "a red cat", "dogs": " two large dogs bark"}
-    return [Request(Prompt(id, text), count, i, seed=7 + i) for i, (id, text) in enumerate(texts.items())]
+    pixels = np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 3), dtype=np.uint8)
+    frames = [(Image.fromarray(one),) if pictured else () for one in pixels]
+    return [Request(Prompt(id, text, frames[i]), count, i, seed=7 + i) for i, (id, text) in enumerate(texts.items())]
 
 
 def make(folder: str, **settings: Any) -> FlowPolicy:
@@ -44,7 +47,7 @@ def make(folder: str, **settings: Any) -> FlowPolicy:
     return policy
 
 
-def told(pipeline: Any, output: str, guidance: tuple[float, float] = (3.0, 7.0)) -> tuple[torch.Tensor, torch.Tensor]:
+def told(pipeline: Any, output: str, guidance: tuple[float, float], pictured: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Clips and sounds of the pipeline's own call for the same seeds, prompt by prompt."""
     pipeline.set_progress_bar_config(disable=True)
     settings = {"height": SIDE, "width": SIDE, "num_frames": FRAMES, "frame_rate": FPS, "max_sequence_length": TOKENS, **PLAIN}
@@ -59,21 +62,28 @@ def told(pipeline: Any, output: str, guidance: tuple[float, float] = (3.0, 7.0))
             output_type=output,
             return_dict=False,
             **settings,
+            **({"image": one.prompt.media[0]} if pictured else {}),
         )
-        for one in asked()
+        for one in asked(pictured=pictured)
     ]
     clips, sounds = zip(*made, strict=True)
     return torch.cat(clips), torch.cat(sounds)
+
+
+def pipeline_of(folder: str, pictured: bool) -> Any:
+    """That from text or that from a first frame, whose folders are alike."""
+    kind = "LTX2ImageToVideoPipeline" if pictured else "LTX2Pipeline"
+    return getattr(import_module("diffusers"), kind).from_pretrained(folder)
 
 
 def far(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours.reshape(theirs.shape) - theirs).abs().max() / theirs.abs().max().clamp(min=1))
 
 
-def denormalized(policy: FlowPolicy) -> tuple[torch.Tensor, torch.Tensor]:
+def denormalized(policy: FlowPolicy, pictured: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Latents as the pipeline shows them."""
     assert isinstance(policy.family, LTX2)
-    clip, sound = policy.family.parts(latents(policy, asked(), evaluation_plan(STEPS)))
+    clip, sound = policy.family.parts(latents(policy, asked(pictured=pictured), evaluation_plan(STEPS)))
     video, audio = policy.pipeline.vae, policy.pipeline.audio_vae
     mean, std = (one.view(1, -1, 1, 1, 1) for one in (video.latents_mean, video.latents_std))
     at = (1, *sound.shape[1::2])
@@ -81,22 +91,30 @@ def denormalized(policy: FlowPolicy) -> tuple[torch.Tensor, torch.Tensor]:
     return clip * std / video.config.scaling_factor + mean, sound * std_of_sound + mean_of_sound
 
 
-@pytest.mark.parametrize(("model", "rate", "guidance"), [("ltx2", 400, (2.0, 5.0)), ("ltx23", 800, (3.0, 7.0))])
+@pytest.mark.parametrize(
+    ("model", "rate", "guidance", "pictured"),
+    [
+        ("ltx2", 400, (2.0, 5.0), False),
+        ("ltx23", 800, (3.0, 7.0), False),
+        ("ltx2_i2v", 400, (2.0, 5.0), True),
+        pytest.param("ltx23", 800, (3.0, 7.0), True, marks=pytest.mark.evidence),
+    ],
+)
 def test_latents_clips_and_sounds_are_its_pipelines_with_an_adapter_loaded(
-    tiny: Any, tmp_path: Path, model: str, rate: int, guidance: tuple[float, float]
+    tiny: Any, tmp_path: Path, model: str, rate: int, guidance: tuple[float, float], pictured: bool
 ):
-    """LTX-2 and 2.3; guidance 7 of the sound is what a run has that names none."""
+    """LTX-2 and 2.3, from text or a first frame; guidance 7 of the sound is what a run has that names none."""
     own = {} if guidance[1] == 7 else {"guidance_sound": guidance[1]}
     policy = make(tiny(model), guidance=guidance[0], **own)
     policy.save(tmp_path)
-    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tiny(model))
-    plain = told(pipeline, "latent", guidance)
+    pipeline: Any = pipeline_of(tiny(model), pictured)
+    plain = told(pipeline, "latent", guidance, pictured)
     pipeline.load_lora_weights(tmp_path)
-    theirs = told(pipeline, "latent", guidance)
-    for one, wanted, without in zip(denormalized(policy), theirs, plain, strict=True):
+    theirs = told(pipeline, "latent", guidance, pictured)
+    for one, wanted, without in zip(denormalized(policy, pictured), theirs, plain, strict=True):
         assert far(one, wanted) < 1e-4 and far(one, without) > 1e-3, "the adapter changes clip and sound"
-    clips, waves = told(pipeline, "pt", guidance)
-    samples = [sample for _, sample in policy.rollout(asked(), evaluation_plan(STEPS)).samples()]
+    clips, waves = told(pipeline, "pt", guidance, pictured)
+    samples = [sample for _, sample in policy.rollout(asked(pictured=pictured), evaluation_plan(STEPS)).samples()]
     for sample, clip, wave in zip(samples, clips, waves, strict=True):
         video, sound = np.asarray(sample.video), np.asarray(sample.sound)
         assert video.shape == (FRAMES, SIDE, SIDE, 3) and sample.fps == FPS and sample.rate == rate
@@ -107,17 +125,22 @@ def test_latents_clips_and_sounds_are_its_pipelines_with_an_adapter_loaded(
     assert np.abs(np.asarray(samples[0].sound) - samples[1].sound).max() > 1e-3, "prompts sound different"
 
 
-def test_a_whole_pipeline_is_saved_and_draws_the_same(tiny: Any, tmp_path: Path):
-    policy = make(tiny("ltx2"), lora=None, guidance=1.0)
+@pytest.mark.parametrize(("model", "pictured"), [("ltx2", False), ("ltx2_i2v", True)])
+def test_a_whole_pipeline_is_saved_and_draws_the_same(tiny: Any, tmp_path: Path, model: str, pictured: bool):
+    policy = make(tiny(model), lora=None, guidance=1.0)
     policy.save(tmp_path)
-    theirs = told(import_module("diffusers").DiffusionPipeline.from_pretrained(tmp_path), "latent", (1.0, 1.0))
-    assert max(far(*pair) for pair in zip(denormalized(policy), theirs, strict=True)) < 1e-4
+    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tmp_path)
+    theirs = told(pipeline, "latent", (1.0, 1.0), pictured)
+    assert max(far(*pair) for pair in zip(denormalized(policy, pictured), theirs, strict=True)) < 1e-4
 
 
+@pytest.mark.parametrize("pictured", [False, True], ids=["text", "frame"])
 @pytest.mark.parametrize("lora", [LORA, None], ids=["adapter", "whole"])
-def test_log_probabilities_are_read_again_and_every_weight_gets_a_gradient(tiny: Any, lora: LoraSettings | None):
+def test_log_probabilities_are_read_again_and_every_weight_gets_a_gradient(
+    tiny: Any, lora: LoraSettings | None, pictured: bool
+):
     policy = make(tiny("ltx2"), lora=lora)
-    rollouts = policy.rollout(asked(3), Full(num_steps=3, level=0.7).at(0))
+    rollouts = policy.rollout(asked(3, pictured), Full(num_steps=3, level=0.7).at(0))
     policy.audit(rollouts)
     again = logprobs(policy, rollouts)
     assert float((again.detach() - rollouts.recorded[ROLLOUT_LOGPROBS]).abs()[rollouts.action_mask].max()) < 1e-6
