@@ -1,5 +1,7 @@
 """LTX-2 and 2.3 of the real classes with random weights: clips of multiples of 4 pixels and 2k + 1 frames, with sound."""
 
+import torch
+
 from mmrl.tiny.byte_tokens import HubObject, Kwargs
 from mmrl.tiny.flow.pipeline_parts import LATENTS, diffusers_object, scheduler
 from mmrl.tiny.text.vlms import draw_weights, gemma3
@@ -78,8 +80,8 @@ def transformer(width: int, newer: bool) -> HubObject:
 
 
 def clip_autoencoder() -> HubObject:
-    """Four pixels and two frames a latent."""
-    return diffusers_object(
+    """Four pixels and two frames a latent, each channel with moments of its own."""
+    found = diffusers_object(
         "AutoencoderKLLTX2Video",
         latent_channels=LATENTS,
         block_out_channels=(8,),
@@ -97,6 +99,9 @@ def clip_autoencoder() -> HubObject:
         patch_size=2,
         scaling_factor=1.5,
     )
+    found.latents_mean.copy_(torch.tensor([0.1, -0.1, 0.2, 0.0]))
+    found.latents_std.copy_(torch.tensor([0.9, 1.1, 0.5, 1.2]))
+    return found
 
 
 def sound_autoencoder() -> HubObject:

@@ -18,8 +18,11 @@ from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Forward, Full
 from mmrl.policies.flow import loading
-from mmrl.policies.flow.families.ltx2 import LTX2
+from mmrl.policies.flow.families.base import SOURCE
+from mmrl.policies.flow.families.clips import FirstLatent
+from mmrl.policies.flow.families.ltx2 import LTX2, LTX2FirstLatent
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+from mmrl.policies.flow.prompt.encode import Encoder
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.training.rewards.previews import preview_of
 from tests.support.flow_policies import LORA, latents, logprobs, stir
@@ -134,11 +137,10 @@ def test_a_whole_pipeline_is_saved_and_draws_the_same(tiny: Any, tmp_path: Path,
     assert max(far(*pair) for pair in zip(denormalized(policy, pictured), theirs, strict=True)) < 1e-4
 
 
-@pytest.mark.parametrize("pictured", [False, True], ids=["text", "frame"])
-@pytest.mark.parametrize("lora", [LORA, None], ids=["adapter", "whole"])
-def test_log_probabilities_are_read_again_and_every_weight_gets_a_gradient(
-    tiny: Any, lora: LoraSettings | None, pictured: bool
-):
+@pytest.mark.parametrize(
+    ("lora", "pictured"), [(LORA, False), (None, False), (None, True)], ids=["adapter", "whole", "whole from a frame"]
+)
+def test_log_probabilities_are_read_again_and_every_weight_gets_a_gradient(tiny: Any, lora: LoraSettings | None, pictured: bool):
     policy = make(tiny("ltx2"), lora=lora)
     rollouts = policy.rollout(asked(3, pictured), Full(num_steps=3, level=0.7).at(0))
     policy.audit(rollouts)
@@ -204,6 +206,51 @@ def test_a_fact_that_is_broken_is_noticed(tiny: Any):
             assert float((latents(policy, asked(), plan) - right).abs().max()) > 1e-3, name
 
 
+def silent_time(self: LTX2FirstLatent, *given: Any, audio_timestep: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+    """With the sound at the first frame's time."""
+    return LTX2.ask(self, *given, audio_timestep=0 * audio_timestep, **more)
+
+
+BROKEN: dict[str, Any] = {
+    "times": lambda self, timesteps: timesteps[:, None].repeat(1, self.image_tokens),
+    "ask": silent_time,
+    "normalize": lambda self, latents: latents,
+    "encode_with": FirstLatent.encode_with,
+}
+
+
+def test_a_fact_of_first_frames_that_is_broken_is_noticed(tiny: Any):
+    plan, two = evaluation_plan(2), asked(pictured=True)[:1]
+    policy = make(tiny("ltx2"))
+    right = latents(policy, two, plan)
+    for name, wrong in BROKEN.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LTX2FirstLatent, name, wrong)
+            patch.setattr(policy, "encoder", Encoder(policy.family, 0))
+            assert float((latents(policy, two, plan) - right).abs().max()) > 1e-3, name
+
+
+def test_a_first_frame_has_no_part_in_ratios_and_ends_as_the_picture_beside_prompts_without(tiny: Any):
+    """Whatever the weights are, a transition of the first latent is as probable; sound and later frames tell policies apart."""
+    policy, plan = make(tiny("ltx2")), evaluation_plan(2)
+    both = [asked(pictured=True)[0], asked()[1]]
+    together = latents(policy, both, plan)
+    torch.testing.assert_close(together, torch.cat([latents(policy, [one], plan) for one in both]), atol=2e-5, rtol=1e-5)
+    cpu = torch.device("cpu")
+    conditions, blank = policy.encoder([one.prompt for one in both], cpu), policy.encoder.empty(cpu)
+    assert isinstance(policy.family, LTX2FirstLatent)
+    assert policy.family.blank_sources(1)[SOURCE].shape == conditions[0][SOURCE].shape, "a plan counts what is drawn"
+    torch.testing.assert_close(policy.family.parts(together)[0][:1, :, :1], conditions[0][SOURCE][None], atol=1e-5, rtol=0)
+    x, t = torch.randn(2, *policy.family.latent_shape), torch.tensor([900.0, 300.0])
+    with torch.no_grad():
+        before = policy.family.parts(policy.net(x, t, conditions[:1], torch.zeros(2, dtype=torch.long), blank))
+        stir(policy, 1.0)
+        after = policy.family.parts(policy.net(x, t, conditions[:1], torch.zeros(2, dtype=torch.long), blank))
+    (clip, sound), (other, changed) = before, after
+    assert torch.equal(clip[:, :, 0], other[:, :, 0]) and float((sound - changed).abs().max()) > 1e-3
+    assert float((clip - other)[:, :, 1:].abs().max()) > 1e-3
+
+
 def damaged(folder: Path, part: str, change: dict[str, object]) -> None:
     """Change a config of the pipeline, or its index."""
     file = folder / part / "config.json" if part else folder / "model_index.json"
@@ -214,6 +261,12 @@ def damaged(folder: Path, part: str, change: dict[str, object]) -> None:
     ("settings", "part", "change", "said"),
     [
         ({"frames": 6}, "", {}, r"policy.frames is 6, but this model draws 2k \+ 1 frames: set it to 5 or 7"),
+        (
+            {"frames": 1, "sound": False},
+            "",
+            {"_class_name": "LTX2ImageToVideoPipeline"},
+            "policy.frames is 1, but this model draws what follows a first frame",
+        ),
         ({"frames": 1}, "", {}, "policy.sound goes with clips, and policy.frames is 1: set frames"),
         ({"fps": 400.0}, "", {}, "last 0.0125 s, which is no latent of sound: draw more frames"),
         ({"seconds": 2.0}, "", {}, "policy.seconds is 2, but this model draws clips: leave it out"),
@@ -249,5 +302,5 @@ def test_clips_without_sound_have_no_settings_of_one(tiny: Any, settings: dict[s
 
 def test_pictures_of_the_data_have_no_sound(tiny: Any):
     one = Request(Prompt("p", "a hum", columns={"picture": "a.png"}), 1, 0, role="injected", written="picture")
-    with pytest.raises(ValueError, match="gives a picture of the data, and the policy draws sounds"):
+    with pytest.raises(ValueError, match="models that draw clips with sound cannot be taught: train by rewards"):
         make(tiny("ltx2"), sound=False, frames=1).rollout([one], Forward(num_steps=10).at(0))

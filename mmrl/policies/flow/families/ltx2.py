@@ -239,7 +239,7 @@ class LTX2(ClipFamily):
 class LTX2FirstLatent(FirstLatent, LTX2):
     """The same, x = (clip, sound), and a prompt may hold the clip's first frame; the sound's tokens all have the rows' time.
 
-    The picture is compressed as a frame of H.264 first, as pictures were in training.
+    Its pipeline compresses the picture as a frame of H.264 first; what comes out depends on the number of CPU cores.
     """
 
     tasks = ("text to video with sound", "clips with sound from a first frame")
