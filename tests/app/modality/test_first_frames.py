@@ -104,6 +104,7 @@ def test_one_line_goes_on_from_first_frames(rows: Path):
     assert (config.policy.frames, config.policy.height, config.policy.width) == (33, 256, 448)
     fives = building.with_local_model(one_line("i2v", "tiny:wan_5b", str(rows), ["first_frame"], []).config).policy
     assert Facts.of(fives, ()).token_side == 32, "of an autoencoder that takes patches"
-    assert one_line("i2v", "tiny:ltx2", str(rows), ["first_frame"], ["policy.max_prompt_tokens=12"]).config.policy.frames == 33
+    config = one_line("i2v", "tiny:ltx2", str(rows), ["first_frame"], ["policy.max_prompt_tokens=12"]).config
+    assert config.policy.frames == 33
     with pytest.raises(ValueError, match=r"--task i2v needs --reward, for example mmrl train --task i2v .*Wan2\.2-TI2V-5B"):
         one_line("i2v", "tiny:wan_i2v_a14b", str(rows), [], [])
