@@ -1,5 +1,7 @@
 """LTX-2 and 2.3 of the real classes with random weights: clips of multiples of 4 pixels and 2k + 1 frames, with sound."""
 
+import torch
+
 from mmrl.tiny.byte_tokens import HubObject, Kwargs
 from mmrl.tiny.flow.pipeline_parts import LATENTS, diffusers_object, scheduler
 from mmrl.tiny.text.vlms import draw_weights, gemma3
@@ -11,14 +13,14 @@ FRAMES: Kwargs = {"sample_rate": 1600, "mel_hop_length": 16}
 ROPE: Kwargs = {"rope_type": "split", "rope_double_precision": False}
 
 
-def ltx2(newer: bool = False) -> HubObject:
+def ltx2(newer: bool = False, kind: str = "LTX2Pipeline") -> HubObject:
     """Prompts may have any number of tokens, as the connectors have no registers; those of 2.3 (`newer`) have one."""
     reader, processor = gemma3()
     draw_weights(reader)
     width, layers = reader.config.text_config.hidden_size, reader.config.text_config.num_hidden_layers
     shift: Kwargs = {"base_shift": 0.95, "max_shift": 2.05, "base_image_seq_len": 1024, "max_image_seq_len": 4096}
     return diffusers_object(
-        "LTX2Pipeline",
+        kind,
         scheduler=scheduler(use_dynamic_shifting=True, shift_terminal=0.1, **shift),
         vae=clip_autoencoder(),
         audio_vae=sound_autoencoder(),
@@ -78,8 +80,8 @@ def transformer(width: int, newer: bool) -> HubObject:
 
 
 def clip_autoencoder() -> HubObject:
-    """Four pixels and two frames a latent."""
-    return diffusers_object(
+    """Four pixels and two frames a latent, each channel with moments of its own."""
+    found = diffusers_object(
         "AutoencoderKLLTX2Video",
         latent_channels=LATENTS,
         block_out_channels=(8,),
@@ -97,6 +99,9 @@ def clip_autoencoder() -> HubObject:
         patch_size=2,
         scaling_factor=1.5,
     )
+    found.latents_mean.copy_(torch.tensor([0.1, -0.1, 0.2, 0.0]))
+    found.latents_std.copy_(torch.tensor([0.9, 1.1, 0.5, 1.2]))
+    return found
 
 
 def sound_autoencoder() -> HubObject:

@@ -147,6 +147,7 @@ PIPELINES: dict[str, Callable[[], HubObject]] = {
     **HUNYUAN_PIPELINES,
     "ltx2": ltx2,
     "ltx23": lambda: ltx2(newer=True),
+    "ltx2_i2v": lambda: ltx2(kind="LTX2ImageToVideoPipeline"),
     **WAN_PIPELINES,
     **SOUND_PIPELINES,
 }

@@ -19,7 +19,7 @@ from mmrl.app.run import build as building
 from mmrl.app.run.build import build
 from tests.support.flow_runs import Make, with_preset
 
-TOKENS = {"wan_i2v": 512, "wan_i2v_a14b": 12, "wan_5b": 12, "hunyuan15_i2v": 12, "sana_i2v": 12}
+TOKENS = {"wan_i2v": 512, "wan_i2v_a14b": 12, "wan_5b": 12, "hunyuan15_i2v": 12, "sana_i2v": 12, "ltx2_i2v": 12}
 SIZES = ["policy.height=32", "policy.width=32", "policy.frames=5", "policy.lora.rank=2", "policy.guidance=2.0"]
 REWARD = 'reward=[{use="first_frame", limit=1.0}, {use="over_frames", frames=2, picture={use="jpeg_size", scale=0.1}}]'
 
@@ -41,8 +41,8 @@ def going_on(make: Make, name: str, family: str, rows: Path, *words: str) -> Res
     for table in (("data",), ("evaluation", "data")):
         resolved.table.set(table, {"use": "edits", "path": str(rows)}, "test")
     own = [f"policy.model=tiny:{family}", f"policy.max_prompt_tokens={TOKENS[family]}", *SIZES, REWARD, "prompts_per_step=2"]
-    # Its tokens are of 4 x 4 pixels.
-    own += ["policy.height=16", "policy.width=16"] if family == "hunyuan15_i2v" else []
+    # Their tokens are of 4 x 4 pixels.
+    own += ["policy.height=16", "policy.width=16"] if family in ("hunyuan15_i2v", "ltx2_i2v") else []
     return with_preset(lambda: resolved, name, *own, *words)
 
 
@@ -56,6 +56,7 @@ def going_on(make: Make, name: str, family: str, rows: Path, *words: str) -> Res
         ("wan_5b", "diffusion_nft"),
         ("hunyuan15_i2v", "flow_grpo"),
         ("sana_i2v", "flow_grpo"),
+        pytest.param("ltx2_i2v", "flow_grpo", marks=pytest.mark.evidence),
     ],
 )
 def test_presets_take_two_steps_from_first_frames(make: Make, rows: Path, family: str, name: str):
@@ -78,11 +79,13 @@ def test_a_run_shows_the_frame_beside_its_clips(make: Make, rows: Path, tmp_path
     assert line["video"]["kind"] == "video" and (run.samples / line["media"][0]["file"]).is_file()
 
 
-@pytest.mark.parametrize("family", sorted(TOKENS))
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.evidence] if name == "ltx2_i2v" else []) for name in sorted(TOKENS)]
+)
 def test_a_plan_counts_the_network_that_it_goes_through(make: Make, rows: Path, family: str):
     """A first frame adds no token; its channels and CLIP's view pass the network in full size."""
     made = plan.draw_up(going_on(make, "flow_grpo", family, rows))
-    tokens = {"wan_i2v": 8, "wan_i2v_a14b": 8, "wan_5b": 2, "hunyuan15_i2v": 48, "sana_i2v": 8}[family]
+    tokens = {"wan_i2v": 8, "wan_i2v_a14b": 8, "wan_5b": 2, "hunyuan15_i2v": 48, "sana_i2v": 8, "ltx2_i2v": 48}[family]
     counted = made.usual.counts["rollout"]
     assert counted.positions == counted.rows * tokens
     assert made.memory.phases["update"] > 0
@@ -101,5 +104,7 @@ def test_one_line_goes_on_from_first_frames(rows: Path):
     assert (config.policy.frames, config.policy.height, config.policy.width) == (33, 256, 448)
     fives = building.with_local_model(one_line("i2v", "tiny:wan_5b", str(rows), ["first_frame"], []).config).policy
     assert Facts.of(fives, ()).token_side == 32, "of an autoencoder that takes patches"
+    config = one_line("i2v", "tiny:ltx2", str(rows), ["first_frame"], ["policy.max_prompt_tokens=12"]).config
+    assert config.policy.frames == 33
     with pytest.raises(ValueError, match=r"--task i2v needs --reward, for example mmrl train --task i2v .*Wan2\.2-TI2V-5B"):
         one_line("i2v", "tiny:wan_i2v_a14b", str(rows), [], [])

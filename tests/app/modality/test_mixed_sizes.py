@@ -38,7 +38,7 @@ STEPS |= {
     "wan_a14b": 16,
 }
 STEPS |= {"wan_i2v": 16, "wan_i2v_a14b": 16, "hunyuan15": 4, "hunyuan15_i2v": 4, "sana_video": 16, "sana_i2v": 16}
-STEPS |= {"ltx2": 4, "ltx23": 4}
+STEPS |= {"ltx2": 4, "ltx23": 4, "ltx2_i2v": 4}
 """Family -> the pixels whose multiples its tiny model draws."""
 
 

@@ -1,4 +1,4 @@
-"""LTX-2: clips and their sounds equal to its pipeline's, read again as they were drawn; and what it refuses."""
+"""LTX-2: clips and their sounds equal to its pipelines', read again as they were drawn; and what it refuses."""
 
 import json
 import shutil
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
@@ -17,8 +18,11 @@ from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Forward, Full
 from mmrl.policies.flow import loading
-from mmrl.policies.flow.families.ltx2 import LTX2
+from mmrl.policies.flow.families.base import SOURCE
+from mmrl.policies.flow.families.clips import FirstLatent
+from mmrl.policies.flow.families.ltx2 import LTX2, LTX2FirstLatent
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+from mmrl.policies.flow.prompt.encode import Encoder
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.training.rewards.previews import preview_of
 from tests.support.flow_policies import LORA, latents, logprobs, stir
@@ -31,9 +35,11 @@ PLAIN = {"spatio_temporal_guidance_blocks": None, **OFF, **{f"audio_{name}": val
 """Guidance away from the empty prompt alone."""
 
 
-def asked(count: int = 1) -> list[Request]:
+def asked(count: int = 1, pictured: bool = False) -> list[Request]:
     texts = {"cat": "a red cat", "dogs": " two large dogs bark"}
-    return [Request(Prompt(id, text), count, i, seed=7 + i) for i, (id, text) in enumerate(texts.items())]
+    pixels = np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 3), dtype=np.uint8)
+    frames = [(Image.fromarray(one),) if pictured else () for one in pixels]
+    return [Request(Prompt(id, text, frames[i]), count, i, seed=7 + i) for i, (id, text) in enumerate(texts.items())]
 
 
 def make(folder: str, **settings: Any) -> FlowPolicy:
@@ -44,7 +50,7 @@ def make(folder: str, **settings: Any) -> FlowPolicy:
     return policy
 
 
-def told(pipeline: Any, output: str, guidance: tuple[float, float] = (3.0, 7.0)) -> tuple[torch.Tensor, torch.Tensor]:
+def told(pipeline: Any, output: str, guidance: tuple[float, float], pictured: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Clips and sounds of the pipeline's own call for the same seeds, prompt by prompt."""
     pipeline.set_progress_bar_config(disable=True)
     settings = {"height": SIDE, "width": SIDE, "num_frames": FRAMES, "frame_rate": FPS, "max_sequence_length": TOKENS, **PLAIN}
@@ -59,21 +65,28 @@ def told(pipeline: Any, output: str, guidance: tuple[float, float] = (3.0, 7.0))
             output_type=output,
             return_dict=False,
             **settings,
+            **({"image": one.prompt.media[0]} if pictured else {}),
         )
-        for one in asked()
+        for one in asked(pictured=pictured)
     ]
     clips, sounds = zip(*made, strict=True)
     return torch.cat(clips), torch.cat(sounds)
+
+
+def pipeline_of(folder: str, pictured: bool) -> Any:
+    """That from text or that from a first frame, whose folders are alike."""
+    kind = "LTX2ImageToVideoPipeline" if pictured else "LTX2Pipeline"
+    return getattr(import_module("diffusers"), kind).from_pretrained(folder)
 
 
 def far(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours.reshape(theirs.shape) - theirs).abs().max() / theirs.abs().max().clamp(min=1))
 
 
-def denormalized(policy: FlowPolicy) -> tuple[torch.Tensor, torch.Tensor]:
+def denormalized(policy: FlowPolicy, pictured: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Latents as the pipeline shows them."""
     assert isinstance(policy.family, LTX2)
-    clip, sound = policy.family.parts(latents(policy, asked(), evaluation_plan(STEPS)))
+    clip, sound = policy.family.parts(latents(policy, asked(pictured=pictured), evaluation_plan(STEPS)))
     video, audio = policy.pipeline.vae, policy.pipeline.audio_vae
     mean, std = (one.view(1, -1, 1, 1, 1) for one in (video.latents_mean, video.latents_std))
     at = (1, *sound.shape[1::2])
@@ -81,22 +94,30 @@ def denormalized(policy: FlowPolicy) -> tuple[torch.Tensor, torch.Tensor]:
     return clip * std / video.config.scaling_factor + mean, sound * std_of_sound + mean_of_sound
 
 
-@pytest.mark.parametrize(("model", "rate", "guidance"), [("ltx2", 400, (2.0, 5.0)), ("ltx23", 800, (3.0, 7.0))])
+@pytest.mark.parametrize(
+    ("model", "rate", "guidance", "pictured"),
+    [
+        ("ltx2", 400, (2.0, 5.0), False),
+        ("ltx23", 800, (3.0, 7.0), False),
+        ("ltx2_i2v", 400, (2.0, 5.0), True),
+        pytest.param("ltx23", 800, (3.0, 7.0), True, marks=pytest.mark.evidence),
+    ],
+)
 def test_latents_clips_and_sounds_are_its_pipelines_with_an_adapter_loaded(
-    tiny: Any, tmp_path: Path, model: str, rate: int, guidance: tuple[float, float]
+    tiny: Any, tmp_path: Path, model: str, rate: int, guidance: tuple[float, float], pictured: bool
 ):
-    """LTX-2 and 2.3; guidance 7 of the sound is what a run has that names none."""
+    """LTX-2 and 2.3, from text or a first frame; guidance 7 of the sound is what a run has that names none."""
     own = {} if guidance[1] == 7 else {"guidance_sound": guidance[1]}
     policy = make(tiny(model), guidance=guidance[0], **own)
     policy.save(tmp_path)
-    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tiny(model))
-    plain = told(pipeline, "latent", guidance)
+    pipeline: Any = pipeline_of(tiny(model), pictured)
+    plain = told(pipeline, "latent", guidance, pictured)
     pipeline.load_lora_weights(tmp_path)
-    theirs = told(pipeline, "latent", guidance)
-    for one, wanted, without in zip(denormalized(policy), theirs, plain, strict=True):
+    theirs = told(pipeline, "latent", guidance, pictured)
+    for one, wanted, without in zip(denormalized(policy, pictured), theirs, plain, strict=True):
         assert far(one, wanted) < 1e-4 and far(one, without) > 1e-3, "the adapter changes clip and sound"
-    clips, waves = told(pipeline, "pt", guidance)
-    samples = [sample for _, sample in policy.rollout(asked(), evaluation_plan(STEPS)).samples()]
+    clips, waves = told(pipeline, "pt", guidance, pictured)
+    samples = [sample for _, sample in policy.rollout(asked(pictured=pictured), evaluation_plan(STEPS)).samples()]
     for sample, clip, wave in zip(samples, clips, waves, strict=True):
         video, sound = np.asarray(sample.video), np.asarray(sample.sound)
         assert video.shape == (FRAMES, SIDE, SIDE, 3) and sample.fps == FPS and sample.rate == rate
@@ -107,17 +128,21 @@ def test_latents_clips_and_sounds_are_its_pipelines_with_an_adapter_loaded(
     assert np.abs(np.asarray(samples[0].sound) - samples[1].sound).max() > 1e-3, "prompts sound different"
 
 
-def test_a_whole_pipeline_is_saved_and_draws_the_same(tiny: Any, tmp_path: Path):
-    policy = make(tiny("ltx2"), lora=None, guidance=1.0)
+@pytest.mark.parametrize(("model", "pictured"), [("ltx2", False), ("ltx2_i2v", True)])
+def test_a_whole_pipeline_is_saved_and_draws_the_same(tiny: Any, tmp_path: Path, model: str, pictured: bool):
+    policy = make(tiny(model), lora=None, guidance=1.0)
     policy.save(tmp_path)
-    theirs = told(import_module("diffusers").DiffusionPipeline.from_pretrained(tmp_path), "latent", (1.0, 1.0))
-    assert max(far(*pair) for pair in zip(denormalized(policy), theirs, strict=True)) < 1e-4
+    pipeline: Any = import_module("diffusers").DiffusionPipeline.from_pretrained(tmp_path)
+    theirs = told(pipeline, "latent", (1.0, 1.0), pictured)
+    assert max(far(*pair) for pair in zip(denormalized(policy, pictured), theirs, strict=True)) < 1e-4
 
 
-@pytest.mark.parametrize("lora", [LORA, None], ids=["adapter", "whole"])
-def test_log_probabilities_are_read_again_and_every_weight_gets_a_gradient(tiny: Any, lora: LoraSettings | None):
+@pytest.mark.parametrize(
+    ("lora", "pictured"), [(LORA, False), (None, False), (None, True)], ids=["adapter", "whole", "whole from a frame"]
+)
+def test_log_probabilities_are_read_again_and_every_weight_gets_a_gradient(tiny: Any, lora: LoraSettings | None, pictured: bool):
     policy = make(tiny("ltx2"), lora=lora)
-    rollouts = policy.rollout(asked(3), Full(num_steps=3, level=0.7).at(0))
+    rollouts = policy.rollout(asked(3, pictured), Full(num_steps=3, level=0.7).at(0))
     policy.audit(rollouts)
     again = logprobs(policy, rollouts)
     assert float((again.detach() - rollouts.recorded[ROLLOUT_LOGPROBS]).abs()[rollouts.action_mask].max()) < 1e-6
@@ -181,6 +206,51 @@ def test_a_fact_that_is_broken_is_noticed(tiny: Any):
             assert float((latents(policy, asked(), plan) - right).abs().max()) > 1e-3, name
 
 
+def silent_time(self: LTX2FirstLatent, *given: Any, audio_timestep: torch.Tensor, **more: torch.Tensor) -> torch.Tensor:
+    """With the sound at the first frame's time."""
+    return LTX2.ask(self, *given, audio_timestep=0 * audio_timestep, **more)
+
+
+BROKEN: dict[str, Any] = {
+    "times": lambda self, timesteps: timesteps[:, None].repeat(1, self.image_tokens),
+    "ask": silent_time,
+    "normalize": lambda self, latents: latents,
+    "encode_with": FirstLatent.encode_with,
+}
+
+
+def test_a_fact_of_first_frames_that_is_broken_is_noticed(tiny: Any):
+    plan, two = evaluation_plan(2), asked(pictured=True)[:1]
+    policy = make(tiny("ltx2"))
+    right = latents(policy, two, plan)
+    for name, wrong in BROKEN.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LTX2FirstLatent, name, wrong)
+            patch.setattr(policy, "encoder", Encoder(policy.family, 0))
+            assert float((latents(policy, two, plan) - right).abs().max()) > 1e-3, name
+
+
+def test_a_first_frame_has_no_part_in_ratios_and_ends_as_the_picture_beside_prompts_without(tiny: Any):
+    """Whatever the weights are, a transition of the first latent is as probable; sound and later frames tell policies apart."""
+    policy, plan = make(tiny("ltx2")), evaluation_plan(2)
+    both = [asked(pictured=True)[0], asked()[1]]
+    together = latents(policy, both, plan)
+    torch.testing.assert_close(together, torch.cat([latents(policy, [one], plan) for one in both]), atol=2e-5, rtol=1e-5)
+    cpu = torch.device("cpu")
+    conditions, blank = policy.encoder([one.prompt for one in both], cpu), policy.encoder.empty(cpu)
+    assert isinstance(policy.family, LTX2FirstLatent)
+    assert policy.family.blank_sources(1)[SOURCE].shape == conditions[0][SOURCE].shape, "a plan counts what is drawn"
+    torch.testing.assert_close(policy.family.parts(together)[0][:1, :, :1], conditions[0][SOURCE][None], atol=1e-5, rtol=0)
+    x, t = torch.randn(2, *policy.family.latent_shape), torch.tensor([900.0, 300.0])
+    with torch.no_grad():
+        before = policy.family.parts(policy.net(x, t, conditions[:1], torch.zeros(2, dtype=torch.long), blank))
+        stir(policy, 1.0)
+        after = policy.family.parts(policy.net(x, t, conditions[:1], torch.zeros(2, dtype=torch.long), blank))
+    (clip, sound), (other, changed) = before, after
+    assert torch.equal(clip[:, :, 0], other[:, :, 0]) and float((sound - changed).abs().max()) > 1e-3
+    assert float((clip - other)[:, :, 1:].abs().max()) > 1e-3
+
+
 def damaged(folder: Path, part: str, change: dict[str, object]) -> None:
     """Change a config of the pipeline, or its index."""
     file = folder / part / "config.json" if part else folder / "model_index.json"
@@ -191,6 +261,12 @@ def damaged(folder: Path, part: str, change: dict[str, object]) -> None:
     ("settings", "part", "change", "said"),
     [
         ({"frames": 6}, "", {}, r"policy.frames is 6, but this model draws 2k \+ 1 frames: set it to 5 or 7"),
+        (
+            {"frames": 1, "sound": False},
+            "",
+            {"_class_name": "LTX2ImageToVideoPipeline"},
+            "policy.frames is 1, but this model draws what follows a first frame",
+        ),
         ({"frames": 1}, "", {}, "policy.sound goes with clips, and policy.frames is 1: set frames"),
         ({"fps": 400.0}, "", {}, "last 0.0125 s, which is no latent of sound: draw more frames"),
         ({"seconds": 2.0}, "", {}, "policy.seconds is 2, but this model draws clips: leave it out"),
@@ -226,5 +302,5 @@ def test_clips_without_sound_have_no_settings_of_one(tiny: Any, settings: dict[s
 
 def test_pictures_of_the_data_have_no_sound(tiny: Any):
     one = Request(Prompt("p", "a hum", columns={"picture": "a.png"}), 1, 0, role="injected", written="picture")
-    with pytest.raises(ValueError, match="gives a picture of the data, and the policy draws sounds"):
+    with pytest.raises(ValueError, match="models that draw clips with sound cannot be taught: train by rewards"):
         make(tiny("ltx2"), sound=False, frames=1).rollout([one], Forward(num_steps=10).at(0))

@@ -188,5 +188,5 @@ def test_parts_come_from_diffusers_own_folders_alone(tiny: Any, tmp_path: Path):
 def test_pictures_of_the_data_are_no_sounds(tiny: Any):
     policy = policy_of(tiny("stable_audio3"))
     asked = Request(Prompt("p", "a hum", columns={"picture": "a.png"}), 1, 0, role="injected", written="picture")
-    with pytest.raises(ValueError, match="gives a picture of the data, and the policy draws sounds"):
+    with pytest.raises(ValueError, match="models of sounds cannot be taught: train by rewards"):
         policy.rollout([asked], Forward(num_steps=10).at(0))

@@ -45,9 +45,14 @@ class ClipFamily(FlowFamily):
         raise NotImplementedError
 
     @property
-    def latent_shape(self) -> tuple[int, ...]:
+    def clip_shape(self) -> tuple[int, ...]:
+        """Channels, frames, rows and columns of a clip's latents."""
         latents = (self.settings.frames - 1) // self.frames_per_latent + 1
         return (self.channels, latents, self.height // self.scale, self.width // self.scale)
+
+    @property
+    def latent_shape(self) -> tuple[int, ...]:
+        return self.clip_shape
 
     @property
     def image_tokens(self) -> int:
@@ -117,7 +122,7 @@ class FirstLatent(FromFrame):
         return {**self.encode(text, device), SOURCE: self.latents_of_frame(picture)}
 
     def blank_sources(self, count: int) -> Condition:
-        channels, _, *sides = self.latent_shape
+        channels, _, *sides = self.clip_shape
         return {SOURCE: torch.zeros(channels, 1, *sides)}
 
     def velocity(
@@ -127,13 +132,19 @@ class FirstLatent(FromFrame):
             return self.ask(transformer, x, timesteps[:, None].expand(-1, self.image_tokens), prompts)
         first = prompts[SOURCE].to(x)
         out = self.ask(transformer, torch.cat([first, x[:, :, 1:]], 2), self.times(timesteps), prompts)
+        return self.to_first(x, first, out, timesteps)
+
+    def to_first(
+        self, x: Float[Tensor, "n c f h w"], first: Float[Tensor, "n c 1 h w"], out: Tensor, timesteps: Float[Tensor, " n"]
+    ) -> Float[Tensor, "n c f h w"]:
+        """The network's velocity, but for the first latent, which is led to the picture's."""
         there = (x[:, :, :1] - first) * 1000 / timesteps.view(-1, 1, 1, 1, 1)
         return torch.cat([there, out[:, :, 1:].to(there)], 2)
 
     def times(self, timesteps: Float[Tensor, " n"]) -> Float[Tensor, "n tokens"]:
         """0 for the tokens of a first frame, the latents' time for all others."""
         found = timesteps[:, None].repeat(1, self.image_tokens)
-        found[:, : self.image_tokens // self.latent_shape[1]] = 0
+        found[:, : self.image_tokens // self.clip_shape[1]] = 0
         return found
 
 

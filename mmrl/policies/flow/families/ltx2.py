@@ -1,17 +1,19 @@
 """LTX-2: a clip and its sound, drawn together as one vector; all layers of Gemma 3 as text, through two small connectors."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from mmrl.policies.flow.families.base import Condition, Index, token_count
-from mmrl.policies.flow.families.clips import ClipFamily, ratio
+from mmrl.policies.flow.families.base import SOURCE, Condition, Index, token_count
+from mmrl.policies.flow.families.clips import ClipFamily, FirstLatent, moments, ratio
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.runtime.pretrained import REMEDY
 
@@ -36,7 +38,7 @@ class LTX2(ClipFamily):
 
     A log-probability is the mean over the whole vector, of which the sound is some 2% at 512 x 768 pixels. Each part has its own
     guidance: policy.guidance, policy.guidance_sound. Not supported: what its pipeline's usual call adds to that (guidance away
-    from skipped layers and from parted media, rescaling), a first frame, LTX-2.5, upsampling.
+    from skipped layers and from parted media, rescaling), LTX-2.5, upsampling.
     """
 
     usual_guidance = 3.0
@@ -127,10 +129,6 @@ class LTX2(ClipFamily):
         return round(self.seconds * (self._frame_rate / PER_LATENT))
 
     @property
-    def clip_shape(self) -> tuple[int, ...]:
-        return super().latent_shape
-
-    @property
     def sound_shape(self) -> tuple[int, ...]:
         config = self.pipeline.audio_vae.config
         return int(config.latent_channels), self.length, int(config.mel_bins) // PER_LATENT
@@ -148,6 +146,9 @@ class LTX2(ClipFamily):
         """The clip and the sound of a vector."""
         clip, sound = x.split([math.prod(self.clip_shape), math.prod(self.sound_shape)], 1)
         return clip.unflatten(1, self.clip_shape), sound.unflatten(1, self.sound_shape)
+
+    def joined(self, clip: Tensor, sound: Tensor) -> Float[Tensor, "n d"]:
+        return torch.cat([clip.flatten(1), sound.flatten(1)], 1)
 
     def encode(self, text: str, device: torch.device) -> Condition:
         """The prompt out of both connectors, for the clip and for the sound, and the mask of tokens."""
@@ -173,6 +174,9 @@ class LTX2(ClipFamily):
     def velocity(
         self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
     ) -> Tensor:
+        return self.ask(transformer, x, timesteps, prompts, sigma=timesteps)
+
+    def ask(self, transformer: nn.Module, x: Tensor, times: Tensor, prompts: Mapping[str, Tensor], **more: Tensor) -> Tensor:
         clip, sound = self.parts(x)
         _, frames, height, width = self.clip_shape
         moved, heard = transformer(
@@ -180,8 +184,7 @@ class LTX2(ClipFamily):
             audio_hidden_states=sound.transpose(1, 2).flatten(2),
             encoder_hidden_states=prompts["embeds"],
             audio_encoder_hidden_states=prompts["sound"],
-            timestep=timesteps,
-            sigma=timesteps,
+            timestep=times,
             encoder_attention_mask=prompts["mask"],
             audio_encoder_attention_mask=prompts["mask"],
             num_frames=frames,
@@ -191,8 +194,9 @@ class LTX2(ClipFamily):
             audio_num_frames=self.length,
             use_cross_timestep=True,
             return_dict=False,
+            **more,
         )
-        return torch.cat([moved.transpose(1, 2).flatten(1), heard.unflatten(2, self._bands).transpose(1, 2).flatten(1)], 1)
+        return self.joined(moved.transpose(1, 2), heard.unflatten(2, self._bands).transpose(1, 2))
 
     def guide(
         self, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Float[Tensor, " n"]
@@ -200,7 +204,7 @@ class LTX2(ClipFamily):
         """Clip and sound by their own scales, each by policy.guidance_rule."""
         own = SOUND_GUIDANCE if self.settings.guidance_sound is None else self.settings.guidance_sound
         pairs = zip(self.parts(conditional), self.parts(unconditional), (scale, own), strict=True)
-        return torch.cat([super(LTX2, self).guide(c, u, by, timesteps).flatten(1) for c, u, by in pairs], 1)
+        return self.joined(*(super(LTX2, self).guide(c, u, by, timesteps) for c, u, by in pairs))
 
     def decode(self, latents: Float[Tensor, "n d"]) -> Float[Tensor, "n 3 frames y x"]:
         vae, (clip, _) = self.pipeline.vae, self.parts(latents)
@@ -229,3 +233,45 @@ class LTX2(ClipFamily):
         """Channels and bands, which a token of the sound holds."""
         channels, _, bands = self.sound_shape
         return channels, bands
+
+
+@dataclass(frozen=True)
+class LTX2FirstLatent(FirstLatent, LTX2):
+    """The same, x = (clip, sound), and a prompt may hold the clip's first frame; the sound's tokens all have the rows' time.
+
+    Its pipeline compresses the picture as a frame of H.264 first; what comes out depends on the number of CPU cores.
+    """
+
+    tasks = ("text to video with sound", "clips with sound from a first frame")
+    sources = (0, 1)
+
+    def encode_with(self, text: str, pictures: Sequence[Image.Image], device: torch.device) -> Condition:
+        from diffusers.pipelines.ltx2.utils import apply_image_conditioning_crf, resolve_default_image_crf
+
+        crf = resolve_default_image_crf(self.pipeline.text_encoder)
+        frames = [Image.fromarray(apply_image_conditioning_crf(np.array(one.convert("RGB")), crf)) for one in pictures]
+        return super().encode_with(text, frames, device)
+
+    def normalize(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n c f h w"]:
+        """As its pipeline has it, without the scaling factor by which `decode` divides; that of published models is 1."""
+        mean, std = moments(self.pipeline.vae, latents)
+        return (latents - mean) / std
+
+    def velocity(
+        self, transformer: nn.Module, x: Tensor, timesteps: Float[Tensor, " n"], prompts: Mapping[str, Tensor], guidance: float
+    ) -> Tensor:
+        if SOURCE not in prompts:
+            return LTX2.velocity(self, transformer, x, timesteps, prompts, guidance)
+        (clip, sound), first = self.parts(x), prompts[SOURCE].to(x)
+        shown = self.joined(torch.cat([first, clip[:, :, 1:]], 2), sound)
+        out = self.ask(transformer, shown, self.times(timesteps), prompts, sigma=timesteps, audio_timestep=timesteps)
+        moved, heard = self.parts(out)
+        return self.joined(self.to_first(clip, first, moved, timesteps), heard)
+
+
+@dataclass(frozen=True)
+class LTX2Image(LTX2FirstLatent):
+    """LTX-2 saved as its pipeline from a first frame, which every prompt holds."""
+
+    tasks = ("clips with sound from a first frame",)
+    sources = (1, 1)
