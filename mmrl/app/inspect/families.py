@@ -10,7 +10,7 @@ from string import ascii_uppercase
 
 from mmrl.policies.shared.published import NOTES, Published
 
-WIDTHS = (25, 17, 26, 6)
+WIDTHS = (34, 13, 22, 6)
 """Characters of the columns; two stand between them."""
 HEAD = ("family", "tasks", "licence of the weights", "tested")
 MARKS = {"makers": "", "others": " *", "nowhere": " **"}

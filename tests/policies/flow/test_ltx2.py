@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
@@ -22,6 +23,7 @@ from mmrl.policies.flow.families.base import SOURCE
 from mmrl.policies.flow.families.clips import FirstLatent
 from mmrl.policies.flow.families.ltx2 import LTX2, LTX2FirstLatent
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+from mmrl.policies.flow.prompt.embedding_cache import open_cache
 from mmrl.policies.flow.prompt.encode import Encoder
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.training.rewards.previews import preview_of
@@ -304,3 +306,13 @@ def test_pictures_of_the_data_have_no_sound(tiny: Any):
     one = Request(Prompt("p", "a hum", columns={"picture": "a.png"}), 1, 0, role="injected", written="picture")
     with pytest.raises(ValueError, match="models that draw clips with sound cannot be taught: train by rewards"):
         make(tiny("ltx2"), sound=False, frames=1).rollout([one], Forward(num_steps=10).at(0))
+
+
+def test_kept_embeddings_belong_to_the_connectors_too(tiny: Any, tmp_path: Path):
+    folder = shutil.copytree(tiny("ltx2"), tmp_path / "ltx2")
+    policy = make(str(folder), embeddings="disk")
+    before = open_cache(policy.config, policy.family)
+    (file,) = (folder / "connectors").glob("*.safetensors")
+    save_file({name: weight + 1 for name, weight in load_file(file).items()}, file)
+    after = open_cache(policy.config, policy.family)
+    assert before is not None and after is not None and before.folder != after.folder

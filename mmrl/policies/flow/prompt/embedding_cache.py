@@ -111,7 +111,7 @@ def open_cache(config: FlowPolicyConfig, family: FlowFamily) -> EmbeddingCache |
     if config.embeddings == "memory" or (config.embeddings == "auto" and size < WORTH_KEEPING):
         return None
     folder = Path(family.pipeline.config._name_or_path)
-    names = ("text_encoder", "tokenizer", *(("vae", "processor", "image_") if family.sources[1] else ()))
+    names = ("text_encoder", "tokenizer", *family.told_by, *(("vae", "processor", "image_") if family.sources[1] else ()))
     read = [part for part in sorted(folder.iterdir()) if part.name.startswith(names)]
     facts = [
         type(family).__name__,
