@@ -35,15 +35,15 @@ def test_it_is_its_pipeline_with_an_adapter_saved_and_loaded(tiny, name, tmp_pat
 @pytest.mark.parametrize("dynamics", ["flow_sde", "ddim"])
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_readings_are_those_of_sampling_and_every_adapter_gets_a_gradient(tiny, name, dynamics):
-    # A UNet rounds otherwise with another number of rows, and ddim's second noise, a twelfth of the first, magnifies that
-    # (test_rounding.py).
+    # A UNet rounds otherwise with another number of rows, some CPUs also with other neighbours of a row, and ddim's second noise,
+    # a twelfth of the first, magnifies that (test_rounding.py).
     equal = {"equal_forwards": True, "forward_rows": 6} if dynamics == "ddim" else {}
     side = 32 if CASES[name].model == "qwen_image21" else 16
     policy = policy_of(tiny, CASES[name], height=side, width=side, **equal)
     rollouts = policy.rollout(requests(count=2), Full(num_steps=3, dynamics=dynamics, level=0.7).at(0))
     again = logprobs(policy, rollouts)
     noted = rollouts.recorded[ROLLOUT_LOGPROBS]
-    assert (again - noted).abs()[rollouts.action_mask].max() < 1e-6
+    assert (again - noted).abs()[rollouts.action_mask].max() < (1e-4 if dynamics == "ddim" else 1e-6)
     again.sum().backward()
     silent = [key for key, weight in policy.weights.named.items() if weight.grad is None or not bool(weight.grad.abs().sum())]
     assert silent == []
