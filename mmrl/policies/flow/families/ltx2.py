@@ -147,7 +147,7 @@ class LTX2(ClipFamily):
         clip, sound = x.split([math.prod(self.clip_shape), math.prod(self.sound_shape)], 1)
         return clip.unflatten(1, self.clip_shape), sound.unflatten(1, self.sound_shape)
 
-    def joined(self, clip: Tensor, sound: Tensor) -> Float[Tensor, "n d"]:
+    def join(self, clip: Tensor, sound: Tensor) -> Float[Tensor, "n d"]:
         return torch.cat([clip.flatten(1), sound.flatten(1)], 1)
 
     def encode(self, text: str, device: torch.device) -> Condition:
@@ -196,7 +196,7 @@ class LTX2(ClipFamily):
             return_dict=False,
             **more,
         )
-        return self.joined(moved.transpose(1, 2), heard.unflatten(2, self._bands).transpose(1, 2))
+        return self.join(moved.transpose(1, 2), heard.unflatten(2, self._bands).transpose(1, 2))
 
     def guide(
         self, conditional: Tensor, unconditional: Tensor, scale: float, timesteps: Float[Tensor, " n"]
@@ -204,7 +204,7 @@ class LTX2(ClipFamily):
         """Clip and sound by their own scales, each by policy.guidance_rule."""
         own = SOUND_GUIDANCE if self.settings.guidance_sound is None else self.settings.guidance_sound
         pairs = zip(self.parts(conditional), self.parts(unconditional), (scale, own), strict=True)
-        return self.joined(*(super(LTX2, self).guide(c, u, by, timesteps) for c, u, by in pairs))
+        return self.join(*(super(LTX2, self).guide(c, u, by, timesteps) for c, u, by in pairs))
 
     def decode(self, latents: Float[Tensor, "n d"]) -> Float[Tensor, "n 3 frames y x"]:
         vae, (clip, _) = self.pipeline.vae, self.parts(latents)
@@ -253,7 +253,7 @@ class LTX2FirstLatent(FirstLatent, LTX2):
         return super().encode_with(text, frames, device)
 
     def normalize(self, latents: Float[Tensor, "n c f h w"]) -> Float[Tensor, "n c f h w"]:
-        """As its pipeline has it, without the scaling factor by which `decode` divides; that of published models is 1."""
+        """Mean 0 and deviation 1 by channel; as in its pipeline without the scaling factor, which is 1 in published models."""
         mean, std = moments(self.pipeline.vae, latents)
         return (latents - mean) / std
 
@@ -263,10 +263,10 @@ class LTX2FirstLatent(FirstLatent, LTX2):
         if SOURCE not in prompts:
             return LTX2.velocity(self, transformer, x, timesteps, prompts, guidance)
         (clip, sound), first = self.parts(x), prompts[SOURCE].to(x)
-        shown = self.joined(torch.cat([first, clip[:, :, 1:]], 2), sound)
+        shown = self.join(torch.cat([first, clip[:, :, 1:]], 2), sound)
         out = self.ask(transformer, shown, self.times(timesteps), prompts, sigma=timesteps, audio_timestep=timesteps)
         moved, heard = self.parts(out)
-        return self.joined(self.to_first(clip, first, moved, timesteps), heard)
+        return self.join(self.to_first(clip, first, moved, timesteps), heard)
 
 
 @dataclass(frozen=True)
