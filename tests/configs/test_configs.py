@@ -181,8 +181,8 @@ def test_a_real_clip_config_trains_a_tiny_model_of_its_kind(name: str):
     words = [word for word in SMALL_PICTURES if drawn.lora or not word.startswith("policy.lora")]
     tree = ["algorithm.group_size=16", "algorithm.schedule.num_steps=10"] if "branch" in name else []
     given = [f"policy.frames={min(5, drawn.frames)}", "policy.height=32", "policy.width=32", "policy.max_prompt_tokens=12"]
-    steps = resolved.table.values["algorithm"]["schedule"]
-    tree += ["algorithm.schedule.num_steps=4"] if steps.get("kind") is None and steps.get("num_steps") == 20 else []
+    steps = resolved.table.values["algorithm"].get("schedule", {})
+    tree += ["algorithm.schedule.num_steps=4"] if steps.get("num_steps") == 20 and "trained_per_row" not in steps else []
     check_two_steps(configs.resolve(resolved.table, [*words, *given, *tree, f"policy.model=tiny:{kind}"]))
 
 
