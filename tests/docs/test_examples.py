@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.policies.text import families
 from mmrl.runtime.process_state import process_state, random_state, set_random_state
 
 ROOT = Path(__file__).parents[2]
@@ -23,10 +24,13 @@ def test_example_runs(example: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", [str(example)])
     monkeypatch.setattr(sys, "path", [str(example.parent), *sys.path])
+    known = dict(families.FAMILIES)
     before, drawn = process_state(), random_state()
     try:
         runpy.run_path(str(example), run_name="__main__")
     finally:
+        families.FAMILIES.clear()
+        families.FAMILIES.update(known)
         before.restore()
         set_random_state(drawn)
     assert capsys.readouterr().out.strip()
