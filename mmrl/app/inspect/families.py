@@ -10,9 +10,9 @@ from string import ascii_uppercase
 
 from mmrl.policies.shared.published import NOTES, Published
 
-WIDTHS = (34, 13, 22, 6)
+WIDTHS = (34, 13, 21, 6)
 """Characters of the columns; two stand between them."""
-HEAD = ("family", "tasks", "licence of the weights", "tested")
+HEAD = ("family", "tasks", "licence of weights", "tested")
 MARKS = {"makers": "", "others": " *", "nowhere": " **"}
 """Where a licence was read -> the mark behind it; explained below the table."""
 
