@@ -1,6 +1,7 @@
 """A step of an image generator that a process beside the trainer draws for, over one that the trainer draws itself.
 
     python benchmarks/samplers.py
+    python benchmarks/samplers.py --window 2
 
 A tiny Stable Diffusion 3 on the CPU, one thread for each process: runs of k = 0, and of k = 1 with one process, take turns.
 `expected` is the slower side of k = 0: the larger of what its steps spent on sampling and rewards, and on the rest.
@@ -35,12 +36,15 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3, help="runs of each kind")
+    parser.add_argument("--window", type=int, default=0, help="denoising steps of the ten that train; 0: all")
     return parser.parse_args()
 
 
-def run(ahead: int, steps: int) -> Pace:
+def run(ahead: int, steps: int, window: int) -> Pace:
     """The pace of the steps that are neither the first nor the last ones."""
-    job = build(load("tiny/flow", [*CONFIG, f"steps={steps}", f"ahead={ahead}", f"cluster.samplers={ahead}"]))
+    schedule = ['algorithm.schedule.kind="Window"', f"algorithm.schedule.size={window}", "algorithm.schedule.high=4"]
+    words = [*CONFIG, *(schedule if window else []), f"steps={steps}", f"ahead={ahead}", f"cluster.samplers={ahead}"]
+    job = build(load("tiny/flow", words))
     walls, sampled = list[float](), list[float]()
     for step in range(steps):
         begun = time.perf_counter()
@@ -59,8 +63,8 @@ def main() -> None:
     options = arguments()
     plain, beside = list[Pace](), list[Pace]()
     for _ in range(options.rounds):
-        plain.append(run(0, options.steps))
-        beside.append(run(1, options.steps))
+        plain.append(run(0, options.steps, options.window))
+        beside.append(run(1, options.steps, options.window))
     step = statistics.mean(one.step for one in plain)
     share = statistics.mean(one.sampled for one in plain) / step
     load_before = os.getloadavg()[2]
