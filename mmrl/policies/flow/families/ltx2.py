@@ -208,7 +208,7 @@ class LTX2(ClipFamily):
 
     def decode(self, latents: Float[Tensor, "n d"]) -> Float[Tensor, "n 3 frames y x"]:
         vae, (clip, _) = self.pipeline.vae, self.parts(latents)
-        mean, std = (one.to(clip).view(1, -1, 1, 1, 1) for one in (vae.latents_mean, vae.latents_std))
+        mean, std = moments(vae, clip)
         time = torch.zeros(len(clip)).to(clip) if vae.config.timestep_conditioning else None
         return vae.decode(clip * std / vae.config.scaling_factor + mean, time, return_dict=False)[0]
 
