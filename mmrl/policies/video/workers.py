@@ -75,7 +75,13 @@ class Worker:
         return answer
 
     def stop(self) -> None:
+        """Kill the process for good. Its pipes are for the thread that reads them to close."""
         self.is_over = True
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def close(self) -> None:
         if self.process is not None:
             self._end()
 
@@ -170,3 +176,4 @@ def work(jobs: Jobs, worker: Worker) -> None:
             future.set_result(worker(asked))
         except BaseException as error:  # noqa: BLE001 - whatever it is belongs to whoever asked
             future.set_exception(error)
+    worker.close()

@@ -170,6 +170,17 @@ def test_a_worker_that_is_stopped_for_good_is_not_replaced(clip):
     assert worker.process.poll() is not None
 
 
+def test_pipes_are_closed_by_the_thread_that_reads_them(clip):
+    workers = Workers(1, timeout=30.0)
+    workers.ask(Video(clip), FrameRule(), True).result(30)
+    process = workers._workers[0].process
+    workers._workers[0].stop()
+    assert process.poll() is not None and not process.stdout.closed
+    workers._jobs.put(None)
+    while not process.stdout.closed:
+        time.sleep(0.01)
+
+
 def test_a_rollout_tells_whose_clip_killed_the_worker(tiny, clip):
     policy = make(tiny("qwen3_vl"), video=VideoSettings(workers=1, timeout=0.5))
     policy.encode.videos.workers.command = SILENT
