@@ -6,9 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
-
 from mmrl.algorithms.miners import Columns
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.stages import Stage, num_samples
@@ -18,8 +15,6 @@ from mmrl.app.run.build import first_prompts, held_out_prompts, load_prompts
 from mmrl.app.run.folder import Line, RunDir, read_lines
 from mmrl.app.run.sample_files import store, write_clip
 from mmrl.core.types import Prompt, Sample
-from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.training.watch.goal import prompts_beyond
 
 
@@ -104,25 +99,14 @@ def output_of(stage: Stage) -> str:
     return modality_of(policy).output_of(policy)
 
 
-def stand_ins(stage: Stage) -> tuple[object, object]:
-    """Two different samples of the stage's policy, as far as they can be told before it has drawn or written any."""
-    policy = stage.resolved.config.policy
-    if isinstance(policy, FlowPolicyConfig) and policy.frames > 1:
-        one = np.zeros((policy.frames, 2, 2, 3), np.uint8)
-        return one, one + 1
-    if output_of(stage) != "text":
-        return Image.new("RGB", (8, 8), "white"), Image.new("RGB", (8, 8), "black")
-    length = policy.sampling.max_new_tokens if isinstance(policy, TextPolicyConfig) else 1
-    return " ".join(["a"] * max(1, length)), " ".join(["b"] * max(1, length))
-
-
 def load_rows(stages: Sequence[Stage], at: int, run: RunDir | None) -> list[Prompt]:
     """The prompts of a stage's rows, with the columns that it found; ValueError where its file is gone."""
     stage = stages[at]
     assert stage.miner is not None
     prompts = prompts_to_mine(stages, at, run)
     if run is None:
-        standing = stage.miner.stand_in(*stand_ins(stage))
+        policy = stage.resolved.config.policy
+        standing = stage.miner.stand_in(*modality_of(policy).stand_ins(policy))
         rows = {prompt.id: [standing] for prompt in prompts}
     else:
         file = file_of(run, stage)

@@ -100,6 +100,10 @@ class Modality(Protocol[Settings, Model]):
         """The kind of samples that rewards of a policy see: text, image, video, sound or "video with sound", which is both."""
         ...
 
+    def stand_ins(self, policy: Settings) -> tuple[object, object]:
+        """Two different samples, as far as they can be told before the policy has drawn or written any."""
+        ...
+
     @property
     def index_file(self) -> str:
         """The file every model folder of this kind holds."""

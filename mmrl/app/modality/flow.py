@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from PIL import Image
 from torch import nn
 
 from mmrl.algorithms.algorithm import Algorithm
@@ -73,6 +75,13 @@ class FlowModality:
         if policy.frames == 1:
             return "image"
         return "video with sound" if policy.sound else "video"
+
+    def stand_ins(self, policy: FlowPolicyConfig) -> tuple[object, object]:
+        """Clips have the policy's number of frames."""
+        if policy.frames == 1:
+            return two_pictures()
+        one = np.zeros((policy.frames, 2, 2, 3), np.uint8)
+        return one, one + 1
 
     def evaluation_defaults(self, policy: FlowPolicyConfig) -> dict[str, Any]:
         return {"num_steps": EVALUATION_STEPS}
@@ -237,6 +246,10 @@ class FlowModality:
 
     def merge(self, folder: Path, policy: FlowPolicyConfig) -> None:
         merge_lora(folder, policy)
+
+
+def two_pictures() -> tuple[Image.Image, Image.Image]:
+    return Image.new("RGB", (8, 8), "white"), Image.new("RGB", (8, 8), "black")
 
 
 def sketch_of_model(policy: FlowPolicyConfig) -> "tuple[type[FlowFamily], FlowFamily | None]":

@@ -55,6 +55,11 @@ class TextModality:
     def output_of(self, policy: TextPolicyConfig) -> str:
         return self.output
 
+    def stand_ins(self, policy: TextPolicyConfig) -> tuple[str, str]:
+        """Words, one for each token that may be written."""
+        one, other = (" ".join([letter] * policy.sampling.max_new_tokens) for letter in "ab")
+        return one, other
+
     def evaluation_defaults(self, policy: TextPolicyConfig) -> dict[str, Any]:
         """The training's sampling at temperature 0."""
         return {"sampling": replace(policy.sampling, temperature=0.0)}

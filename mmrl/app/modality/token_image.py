@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading
+from mmrl.app.modality.flow import two_pictures
 from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.app.modality.text import LOADING, TextModality
@@ -50,6 +51,9 @@ class TokenImageModality:
 
     def output_of(self, policy: CodePolicyConfig) -> str:
         return self.output
+
+    def stand_ins(self, policy: CodePolicyConfig) -> tuple[object, object]:
+        return two_pictures()
 
     def evaluation_defaults(self, policy: CodePolicyConfig) -> dict[str, Any]:
         """The sampling of training: the most likely codes make poor pictures."""
