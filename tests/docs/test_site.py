@@ -1,7 +1,6 @@
 """The site: its reference is what the code says, it builds without a warning, and what people look for stands on its pages."""
 
 import html
-import importlib.util
 import re
 import subprocess
 import sys
@@ -17,11 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def generate() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    from docs import generate
+
+    return generate
 
 
 def test_the_reference_is_what_the_code_says(generate: ModuleType):

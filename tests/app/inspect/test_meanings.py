@@ -73,7 +73,7 @@ def test_every_key_of_a_config_stands_on_its_page():
     page = (Path(__file__).parents[3] / "docs" / "reference" / "config.md").read_text(encoding="utf-8")
     keys = [(cls.__name__, one) for cls in CONFIG for one in keys_inside(cls) if one.name not in INNER | TABLES_OF_A_RUN]
     lacking = [f"{cls}.{one.name}" for cls, one in keys if f"| `{one.name}` | {one.type.replace('|', chr(92) + '|')}" not in page]
-    assert lacking == [], "give their class a chapter in docs/generate.py"
+    assert lacking == [], "give their class a chapter in docs/pages/config.py"
 
 
 @pytest.fixture(scope="module")
