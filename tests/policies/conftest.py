@@ -1,6 +1,7 @@
 """Tiny models of every family, built once per session."""
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -10,11 +11,4 @@ from mmrl.tiny.text.vlms import build
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """Family -> folder of a tiny model."""
-    built: dict[str, str] = {}
-
-    def folder(family: str) -> str:
-        if family not in built:
-            built[family] = str(build(family, tmp_path_factory.mktemp(family)))
-        return built[family]
-
-    return folder
+    return cache(lambda family: str(build(family, tmp_path_factory.mktemp(family))))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmrl.core.readings import LOGPROBS
+from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts
 from mmrl.flow.plan import RolloutPlan
 from mmrl.flow.schedules import Branching, Full, OneStep, RandomSubset, Tree, Window
@@ -43,7 +43,11 @@ def make(folder: str, shadows: Sequence[str] = (), ema_decay: Any = 0.5, **setti
     """With adapters that do something."""
     family = next((name for name in PROMPT_TOKENS if name in folder), "")
     usual = {"height": 16, "width": 16, "max_prompt_tokens": PROMPT_TOKENS.get(family, 40), "lora": LORA, "guidance": 2.0}
-    settings = usual | CLIPS.get(family, {}) | settings
+    return with_adapters(folder, shadows, ema_decay, **(usual | CLIPS.get(family, {}) | settings))
+
+
+def with_adapters(folder: str, shadows: Sequence[str] = ("ref",), ema_decay: Any = 0.5, **settings: Any) -> FlowPolicy:
+    """A policy whose adapters do something, or whose weights have moved."""
     torch.manual_seed(0)
     policy = FlowPolicy(FlowPolicyConfig(folder, **settings), shadows, ema_decay)
     stir(policy)
@@ -68,6 +72,14 @@ def requests(count: int = 4, num_prompts: int = 2, seed: int = 7) -> list[Reques
 
 def logprobs(policy: FlowPolicy, rollouts: Rollouts, reading: Reading = LOGPROBS) -> Tensor:
     return policy.read(rollouts.trace, [reading], rollouts.action_mask)[reading]
+
+
+def read_again(policy: FlowPolicy, rollouts: Rollouts) -> tuple[float, list[str]]:
+    """How far log-probabilities read again are from those noted, and the trainable weights that get no gradient from them."""
+    again = logprobs(policy, rollouts)
+    gap = (again.detach() - rollouts.recorded[ROLLOUT_LOGPROBS])[rollouts.action_mask].abs().max()
+    again.sum().backward()
+    return float(gap), [key for key, own in policy.weights.named.items() if own.grad is None or not bool(own.grad.any())]
 
 
 def latents(policy: FlowPolicy, asked: Sequence[Request], plan: RolloutPlan) -> Tensor:

@@ -11,8 +11,8 @@ from mmrl.flow.dynamics import DPM2
 from mmrl.flow.layout import SeededNoise
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
 from mmrl.policies.flow.families.qwen.image21 import QwenImage21
-from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from tests.support.flow_policies import LORA, latents, requests, stir
+from mmrl.policies.flow.policy import FlowPolicy
+from tests.support.flow_policies import LORA, latents, requests, with_adapters
 
 STEPS = 4
 
@@ -70,11 +70,8 @@ CASES = {
 
 
 def policy_of(tiny: Any, case: Case, **settings: Any) -> FlowPolicy:
-    torch.manual_seed(0)
     chosen = {"height": 32, "width": 32, "guidance": case.guidance, "lora": LORA, **case.settings, **settings}
-    policy = FlowPolicy(FlowPolicyConfig(tiny(case.model), **chosen), ["ref"])
-    stir(policy)
-    return policy
+    return with_adapters(tiny(case.model), **chosen)
 
 
 def noise_of(policy: FlowPolicy, plan: RolloutPlan, count: int) -> Tensor:

@@ -11,17 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
-from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
-from mmrl.policies.flow import loading
 from mmrl.policies.flow.families.base import SOURCE
 from mmrl.policies.flow.families.clips import SEEN
 from mmrl.policies.flow.families.hunyuan import HunyuanVideo15, HunyuanVideo15Image
-from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from tests.support.flow_policies import LORA, latents, logprobs, stir
+from mmrl.policies.flow.policy import FlowPolicy
+from tests.support.flow_policies import LORA, latents, read_again, with_adapters
 
 SIDE, FRAMES, TOKENS, STEPS = 16, 5, 40, 4
 VELOCITY, ENCODE = HunyuanVideo15.velocity, HunyuanVideo15Image.encode_with
@@ -42,10 +40,7 @@ def noise(seed: int) -> Image.Image:
 def make(folder: str, **settings: Any) -> FlowPolicy:
     """With adapters that do something."""
     given = {"height": SIDE, "width": SIDE, "frames": FRAMES, "max_prompt_tokens": TOKENS, "lora": LORA, "guidance": 3.0}
-    torch.manual_seed(0)
-    policy = FlowPolicy(FlowPolicyConfig(folder, **(given | settings)), ["ref"])
-    stir(policy)
-    return policy
+    return with_adapters(folder, **(given | settings))
 
 
 def by_the_pipeline(pipeline: Any, model: str, output: str) -> list[Any]:
@@ -88,10 +83,8 @@ def test_log_probabilities_are_read_again_and_every_adapter_gets_a_gradient(tiny
     policy = make(tiny(model))
     rollouts = policy.rollout(asked(model, 3), Full(num_steps=3, level=0.7).at(0))
     policy.audit(rollouts)
-    again = logprobs(policy, rollouts)
-    assert float((again.detach() - rollouts.recorded[ROLLOUT_LOGPROBS]).abs()[rollouts.action_mask].max()) < 1e-6
-    again.sum().backward()
-    assert [key for key, own in policy.weights.named.items() if own.grad is None or not bool(own.grad.abs().sum())] == []
+    difference, still = read_again(policy, rollouts)
+    assert difference < 1e-6 and still == []
 
 
 def unquoted(self: HunyuanVideo15, net: Any, x: Any, times: Any, prompts: Any, guidance: float) -> torch.Tensor:
@@ -145,11 +138,10 @@ def test_a_fact_that_is_broken_is_noticed(tiny: Any, model: str, name: str, wron
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_weights_load(
-    tiny: Any, tmp_path: Path, model: str, settings: dict[str, Any], meanflow: bool, message: str, monkeypatch: pytest.MonkeyPatch
+    tiny: Any, tmp_path: Path, model: str, settings: dict[str, Any], meanflow: bool, message: str, no_weights: None
 ):
     folder = shutil.copytree(tiny(model), tmp_path / "model")
     file = folder / "transformer/config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"use_meanflow": meanflow}))
-    monkeypatch.setattr(loading, "load_pipeline", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(ValueError, match=message):
         make(str(folder), **settings)

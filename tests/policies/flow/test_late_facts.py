@@ -15,7 +15,6 @@ from mmrl.core.readings import MEAN, STD
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import DynamicShift, LinearShift, StaticShift
-from mmrl.policies.flow import loading
 from mmrl.policies.flow.families.flux.flux1 import Chroma
 from mmrl.policies.flow.families.flux.flux2 import Flux2
 from mmrl.policies.flow.families.krea2 import Krea2
@@ -201,10 +200,7 @@ SCHEDULER = "scheduler/scheduler_config.json"
         ("z_image/model_index.json", {"scheduler": ["diffusers", "DDIMScheduler"]}, {}, "use a model with FlowMatchEuler"),
     ],
 )
-def test_models_that_cannot_be_drawn_are_refused_before_weights_load(
-    tiny, tmp_path, part, change, settings, message, monkeypatch
-):
-    monkeypatch.setattr(loading, "load_pipeline", lambda *_: pytest.fail("the model was loaded"))
+def test_models_that_cannot_be_drawn_are_refused_before_weights_load(tiny, tmp_path, part, change, settings, message, no_weights):
     with pytest.raises(ValueError, match=message):
         FlowPolicy(FlowPolicyConfig(changed(tiny, tmp_path, part, change), **settings))
 

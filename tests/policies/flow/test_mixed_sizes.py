@@ -20,7 +20,7 @@ from mmrl.flow.schedules import Forward, Full
 from mmrl.flow.sigmas import DynamicShift
 from mmrl.flow.times import TimeSampler
 from mmrl.policies.flow.dry_run import FlowDryRun
-from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig, FlowTrace
+from mmrl.policies.flow.policy import FlowPolicy, FlowTrace
 from mmrl.policies.flow.sizes import Size
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
@@ -37,7 +37,7 @@ from tests.support.flow_policies import (
     logprobs,
     prompts,
     relative_difference,
-    stir,
+    with_adapters,
 )
 
 Tiny = Callable[[str], str]
@@ -72,10 +72,7 @@ def drawer(tiny: Tiny, family: str, size: Size | None = None, shadows: Sequence[
     width, height = size or own
     given = {"width": width, "height": height, "max_prompt_tokens": TOKENS.get(family), "lora": LORA, "guidance": 2.0}
     given |= {"frames": 5} if family.startswith("wan") else {}
-    torch.manual_seed(0)
-    policy = FlowPolicy(FlowPolicyConfig(tiny(family), **(given | settings)), shadows, 0.5)
-    stir(policy)
-    return policy
+    return with_adapters(tiny(family), shadows, **(given | settings))
 
 
 def asked(sizes: Sequence[Size | None], count: int = 4) -> list[Request]:

@@ -11,19 +11,17 @@ import pytest
 import torch
 from PIL import Image
 
-from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
 from mmrl.flow.dynamics import DPM2
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import FlowSigmas, LinearShift, StaticShift
-from mmrl.policies.flow import loading
 from mmrl.policies.flow.families.sana import SanaVideo, SanaVideoImage
-from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
+from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.tiny.flow.pipeline_parts import LATENTS, diffusers_object
 from mmrl.tiny.flow.sana import solver
-from tests.support.flow_policies import LORA, latents, logprobs, stir
+from tests.support.flow_policies import LORA, latents, read_again, with_adapters
 
 SIDE, FRAMES, TOKENS, STEPS = 32, 5, 24, 4
 PLANS = {"sana_video": RolloutPlan((StepPlan(DPM2()),) * STEPS), "sana_i2v": evaluation_plan(STEPS)}
@@ -33,10 +31,7 @@ PLANS = {"sana_video": RolloutPlan((StepPlan(DPM2()),) * STEPS), "sana_i2v": eva
 def make(folder: str, **settings: Any) -> FlowPolicy:
     """With adapters that do something."""
     given = {"height": SIDE, "width": SIDE, "frames": FRAMES, "max_prompt_tokens": TOKENS, "lora": LORA, "guidance": 3.0}
-    torch.manual_seed(0)
-    policy = FlowPolicy(FlowPolicyConfig(folder, **(given | settings)), ["ref"])
-    stir(policy)
-    return policy
+    return with_adapters(folder, **(given | settings))
 
 
 def asked(model: str, count: int = 1) -> list[Request]:
@@ -89,10 +84,8 @@ def test_log_probabilities_are_read_again_and_every_adapter_gets_a_gradient(tiny
     policy = make(tiny(model))
     rollouts = policy.rollout(asked(model, 3), Full(num_steps=3, level=0.7).at(0))
     policy.audit(rollouts)
-    again = logprobs(policy, rollouts)
-    assert float((again.detach() - rollouts.recorded[ROLLOUT_LOGPROBS]).abs()[rollouts.action_mask].max()) < 1e-6
-    again.sum().backward()
-    assert [key for key, own in policy.weights.named.items() if own.grad is None or not bool(own.grad.abs().sum())] == []
+    difference, still = read_again(policy, rollouts)
+    assert difference < 1e-6 and still == []
 
 
 @pytest.mark.parametrize(
@@ -172,8 +165,7 @@ def test_the_autoencoder_of_ltx_2_decodes_as_in_the_pipeline(tiny: Any, tmp_path
     ],
 )
 def test_what_cannot_be_drawn_is_refused_before_weights_load(
-    tiny: Any, model: str, settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+    tiny: Any, model: str, settings: dict[str, Any], message: str, no_weights: None
 ):
-    monkeypatch.setattr(loading, "load_pipeline", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(ValueError, match=message):
         make(tiny(model), **settings)

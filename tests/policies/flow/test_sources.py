@@ -24,7 +24,7 @@ from mmrl.policies.flow.families.flux.kontext import Kontext
 from mmrl.policies.flow.families.qwen.edit import QwenImageEdit
 from mmrl.policies.flow.families.sources import latents_of
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from tests.support.flow_policies import LORA, PLANS, latents, logprobs, stir
+from tests.support.flow_policies import LORA, PLANS, latents, logprobs, read_again, stir
 
 Tiny = Callable[[str], str]
 SIDE = 32
@@ -135,13 +135,8 @@ def test_log_probabilities_are_read_again_and_every_adapter_gets_a_gradient(tiny
     policy = editor(tiny(name), name)
     rollouts = policy.rollout(asked(name), PLANS[plan])
     policy.audit(rollouts)
-    again = logprobs(policy, rollouts)
-    read = again.detach()
-    noted = rollouts.recorded[ROLLOUT_LOGPROBS]
-    assert float((read - noted).abs()[rollouts.action_mask].max()) <= 1e-6
-    again.sum().backward()
-    still = [name for name, weight in policy.weights.named.items() if weight.grad is None or not bool(weight.grad.abs().sum())]
-    assert [name for name in still if LEADS_NOWHERE not in name] == []
+    difference, still = read_again(policy, rollouts)
+    assert difference <= 1e-6 and [name for name in still if LEADS_NOWHERE not in name] == []
 
 
 @pytest.mark.parametrize("name", EDITORS)

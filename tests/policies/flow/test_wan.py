@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
+from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Prompt, Request
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
@@ -22,7 +21,7 @@ from mmrl.policies.flow.families.wan.experts import Experts
 from mmrl.policies.flow.families.wan.text import Wan
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
-from tests.support.flow_policies import LORA, PLANS, latents, logprobs, requests, stir
+from tests.support.flow_policies import LORA, PLANS, latents, read_again, requests, stir, with_adapters
 
 FAMILIES = ("wan", "wan_5b", "wan_a14b")
 SIDE, FRAMES, TOKENS, STEPS = 32, 5, 24, 4
@@ -34,9 +33,7 @@ def make(folder: str, **settings: Any) -> FlowPolicy:
     given = {"height": SIDE, "width": SIDE, "frames": FRAMES, "max_prompt_tokens": TOKENS, "lora": LORA, "guidance": 3.0}
     if "a14b" in folder:
         given["guidance_low"] = 2.0
-    torch.manual_seed(0)
-    policy = FlowPolicy(FlowPolicyConfig(folder, **(given | settings)), ["ref"])
-    stir(policy)
+    policy = with_adapters(folder, **(given | settings))
     policy.pipeline.set_progress_bar_config(disable=True)
     return policy
 
@@ -108,10 +105,7 @@ def test_log_probabilities_read_again_are_those_noted(tiny, family, plan):
     policy = make(tiny(family))
     rollouts = policy.rollout(requests(), PLANS[plan])
     audit_rollouts(policy, rollouts)
-    again = logprobs(policy, rollouts).detach()
-    assert rollouts.action_mask.any()
-    difference = (again - rollouts.recorded[ROLLOUT_LOGPROBS])[rollouts.action_mask]
-    assert float(difference.abs().max()) < 1e-6
+    assert read_again(policy, rollouts)[0] < 1e-6
 
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
@@ -120,9 +114,7 @@ def test_every_trainable_weight_gets_a_gradient_in_both_experts(tiny, family, lo
     policy = make(tiny(family), lora=lora)
     # six steps of sigma 1 to 0.009, four above the boundary of 600
     rollouts = policy.rollout(requests(count=1), Full(num_steps=6).at(0))
-    logprobs(policy, rollouts).sum().backward()
-    idle = [name for name, weight in policy.weights.named.items() if weight.grad is None or not weight.grad.abs().sum()]
-    assert idle == []
+    assert read_again(policy, rollouts)[1] == []
     if family == "wan_a14b":
         assert {name.split(".")[1] for name in policy.weights.named} == {"early", "late"}
 
@@ -211,10 +203,7 @@ def test_the_hub_scheduler_is_followed_by_its_sigmas(tiny, tmp_path):
         ("sd3", {"height": 16, "width": 16, "max_prompt_tokens": 3}, r"policy\.frames is 5, but this model draws pictures"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_before_weights_load(tiny, family, settings, said, monkeypatch):
-    from mmrl.policies.flow import loading
-
-    monkeypatch.setattr(loading, "load_pipeline", partial(pytest.fail, "weights were loaded"))
+def test_what_cannot_be_drawn_is_refused_before_weights_load(tiny, family, settings, said, no_weights):
     with pytest.raises(ValueError, match=said):
         make(tiny(family), **settings)
 

@@ -5,18 +5,17 @@ They read packed rows; Qwen3-VL with gradient checkpointing, LLaVA-OneVision wit
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 from tests.policies.text.run_families import all_trained
-from tests.support.launcher import KINDS, Kind, both
+from tests.support import family_runs
+from tests.support.family_runs import Joined
+from tests.support.launcher import KINDS
 
 pytestmark = pytest.mark.slow
 FAMILIES = ("qwen3_vl", "llava_onevision")
-Joined = Callable[[Kind, str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def joined(tiny: Callable[[str], str], folder: Path) -> Joined:
-    """The readings of each process of a family's model, joined, and the state that all of them hold."""
     models = {family: tiny(family) for family in FAMILIES}
-    one = all_trained("one", Accelerator(cpu=True), folder / "one", list(models.values()))
-    ran = {"one": [one], **both("tests.policies.text.run_families", folder, *models.values())}
-
-    def of(kind: Kind, family: str) -> dict[str, Any]:
-        parts = [part[models.get(family, family)] for part in ran[kind]]
-        return {"rows": {name: value for part in parts for name, value in part["rows"].items()}, "state": parts[0]["state"]}
-
-    return of
+    return family_runs.joined("tests.policies.text.run_families", all_trained, models, folder)
 
 
 def saved(folder: Path, model: str) -> Path:

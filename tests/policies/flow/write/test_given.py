@@ -19,8 +19,8 @@ from mmrl.core.types import Batch, Prompt, Request, Rollouts
 from mmrl.flow.plan import RolloutPlan, evaluation_plan
 from mmrl.flow.schedules import Forward
 from mmrl.flow.times import TimeSampler
-from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig, FlowTrace
-from tests.support.flow_policies import LORA, stir
+from mmrl.policies.flow.policy import FlowPolicy, FlowTrace
+from tests.support.flow_policies import LORA, stir, with_adapters
 from tests.support.rows import counts_of, scores
 
 Tiny = Callable[[str], str]
@@ -45,10 +45,7 @@ PROMPTS = [prompt_of("cat"), prompt_of("horse")]
 def make(folder: str, shadows: tuple[str, ...] = (), **settings: Any) -> FlowPolicy:
     tokens = next((count for family, count in TOKENS.items() if family in folder), None)
     usual = {"height": 16, "width": 16, "lora": LORA, "guidance": 3.0, "max_prompt_tokens": tokens}
-    torch.manual_seed(0)
-    policy = FlowPolicy(FlowPolicyConfig(folder, **(usual | settings)), shadows)
-    stir(policy)
-    return policy
+    return with_adapters(folder, shadows, **(usual | settings))
 
 
 def plan_of(kind: str) -> RolloutPlan:
