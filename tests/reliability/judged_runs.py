@@ -31,20 +31,20 @@ def words(folder: Path, steps: int, restarts: int = 1000, loads_s: float = 0.0) 
     judge, served = f"http://127.0.0.1:{port}/v1", f"http://127.0.0.1:{port + 1}/even_letters"
     rewards = f'reward=[{{use="vlm_judge",server={{url="{judge}"}}}}, {{use="{served}"}}]'
     own = [f"cluster.judge_port={port}", f"cluster.port={port + 2}", f'cluster.judge_options=["--loads-s", "{loads_s}"]']
-    more = [f"cluster.restarts={restarts}", f'cluster.rewards=["{folder}/spec.toml"]', f"steps={steps}"]
+    more = [f"cluster.restarts={restarts}", f'cluster.rewards=["{folder}/spec.toml"]', f"steps={steps}", f"output={folder}/run"]
     return ["tiny/image", *SETTINGS, UNHURRIED, rewards, *own, *more]
 
 
 @contextmanager
 def launched(folder: Path, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """`mmrl launch` with these words, what it says in output.txt; ends when the block ends."""
+    """`mmrl launch` of this tree with these words, what it says in output.txt; ends when the block ends."""
     cache = folder.parent / "cache"
     if not cache.exists():
         make_environment(cache / "engines" / "vllm-0.32.0", server="tests.support.fake_judge")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MMRL_CACHE": str(cache)}
     with (folder / "output.txt").open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "mmrl", "launch", *words], cwd=folder, env=environment, stdout=output, stderr=output
+            [sys.executable, "-m", "mmrl", "launch", *words], cwd=ROOT, env=environment, stdout=output, stderr=output
         )
     try:
         yield process

@@ -94,7 +94,7 @@ def end_of(kind: str, steps: int, folder: Path, kills: int = 0, between_s: float
 
 def end_of_launch(kind: str, steps: int, folder: Path, kills: int, between_s: float) -> tuple[dict[str, str], int]:
     """The same of `mmrl launch`, one of whose servers dies once the run has taken a step."""
-    with judged_runs.launched(folder, *judged_runs.words(folder, steps), "output=run") as launch:
+    with judged_runs.launched(folder, *judged_runs.words(folder, steps)) as launch:
         metrics = folder / "run" / "metrics.jsonl"
         killer = Killer(lambda: judged_runs.helpers(launch.pid, kind) if metrics.exists() else [], kills, between_s, seed=steps)
         killer.start()
