@@ -5,6 +5,9 @@
 mmrl's own trainer on a tiny fake policy, whose sampling and whose forwards with a gradient wait for a set time, as a host does
 that waits for a card or a server. Runs with `ahead` = 0, 1 and 2 take turns in one process. The slower side is what sampler or
 trainer was busy in the same run, mean over its steps but the first three.
+
+With `--evaluations` the table says what an evaluation after every second step costs, over the length of its sampling, which is a
+step's.
 """
 
 import argparse
@@ -18,17 +21,22 @@ import torch
 
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.importance import RolloutCorrection
+from mmrl.training.evaluate import EvaluationSettings, Evaluator
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
+from mmrl.training.trainer import Trainer
+from tests.support import fakes
 from tests.support.published import PublishingPolicy
 from tests.support.trainers import make_trainer
 
 PAIRS = ((1.0, 0.4), (0.7, 0.7), (0.4, 1.0))
-WARM = 3
+WARM, PROMPTS = 3, 4
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2, help="runs of each kind")
+    parser.add_argument("--evaluations", action="store_true", help="measure what they cost, of each kind once")
     parser.add_argument("--scale", type=float, default=1.0, help="factor of all latencies")
     return parser.parse_args()
 
@@ -42,11 +50,18 @@ def latency(sample_s: float, update_s: float) -> Callable[[str], None]:
     return wait
 
 
-def run(ahead: int, sample_s: float, update_s: float, steps: int) -> tuple[float, float]:
-    """Mean seconds of a step, and of the slower side's work in it."""
+def trainer_of(ahead: int, sample_s: float, update_s: float, steps: int) -> Trainer:
     algorithm = replace(PRESETS["grpo"], old="reread", importance=(RolloutCorrection(mode="token_truncate", high=2.0),))
     policy = PublishingPolicy(waits=latency(sample_s, update_s))
-    trainer = make_trainer(algorithm, policy=policy, steps=steps, ahead=ahead, audit_steps=1, audit_every=0)
+    held_out = RewardRunner([NamedReward("letter", fakes.right_letter)])
+    evaluator = Evaluator(policy, fakes.prompts(), held_out, EvaluationSettings(num_prompts=PROMPTS))
+    more = {"audit_steps": 1, "audit_every": 0, "evaluator": evaluator}
+    return make_trainer(algorithm, policy=policy, steps=steps, ahead=ahead, **more)
+
+
+def run(ahead: int, sample_s: float, update_s: float, steps: int) -> tuple[float, float]:
+    """Mean seconds of a step, and of the slower side's work in it."""
+    trainer = trainer_of(ahead, sample_s, update_s, steps)
     walls, slower = list[float](), list[float]()
     for step in range(steps):
         begun = time.perf_counter()
@@ -61,10 +76,35 @@ def run(ahead: int, sample_s: float, update_s: float, steps: int) -> tuple[float
     return statistics.mean(walls), statistics.mean(slower)
 
 
+def seconds(ahead: int, sample_s: float, update_s: float, steps: int, evaluates: bool) -> tuple[float, int]:
+    """Of the steps but the first three and the last two, and the evaluations among them."""
+    trainer, count, begun = trainer_of(ahead, sample_s, update_s, steps), 0, 0.0
+    while trainer.index < steps - 2:
+        trainer.step()
+        begun = time.perf_counter() if trainer.index == WARM else begun
+        if evaluates and trainer.index > WARM and trainer.index % 2 == 0 and trainer.index < steps - 2:
+            trainer.evaluate()
+            count += 1
+    spent = time.perf_counter() - begun
+    trainer.collector.close()
+    return spent, count
+
+
+def evaluations(options: argparse.Namespace) -> None:
+    print("| sampling : update | ahead | an evaluation costs |\n|---|--:|--:|")
+    for sample_s, update_s in PAIRS:
+        for ahead in (0, 1, 2):
+            words = ahead, options.scale * sample_s, options.scale * update_s, options.steps
+            (plain, _), (longer, count) = seconds(*words, evaluates=False), seconds(*words, evaluates=True)
+            print(f"| {sample_s:g} : {update_s:g} | {ahead} | {(longer - plain) / count / words[1]:.2f} |", flush=True)
+
+
 def main() -> None:
     options = arguments()
     logging.getLogger("mmrl").setLevel(logging.ERROR)
     torch.set_num_threads(1)
+    if options.evaluations:
+        return evaluations(options)
     print("| sampling : update | ahead | step / (sampling + update) | step / slower side | saved |\n|---|--:|--:|--:|--:|")
     for sample_s, update_s in PAIRS:
         found: dict[int, list[tuple[float, float]]] = {0: [], 1: [], 2: []}

@@ -47,6 +47,10 @@ class DeadlineError(UnreachableError):
     """The time was over."""
 
 
+class NoConnectionError(UnreachableError):
+    """Nothing takes connections there: the server is down, or not up yet."""
+
+
 class AnswerError(Exception):
     """An unusable answer: endless, or packed in an encoding that was not asked for."""
 
@@ -167,7 +171,7 @@ def close_client(client: "AsyncClient") -> None:
 
 
 async def _exchange(request: Request, most_bytes: int, client: Any) -> Answer:
-    from httpx import InvalidURL, TransportError
+    from httpx import ConnectError, InvalidURL, TransportError
 
     # an answer that unfolds could fill the memory
     headers = {"Accept-Encoding": "identity", **request.headers}
@@ -189,7 +193,8 @@ async def _exchange(request: Request, most_bytes: int, client: Any) -> Answer:
                     raise AnswerError(f"answered more than {most_bytes >> 20} MiB")
             return Answer(response.status_code, dict(response.headers), b"".join(parts))
     except TransportError as error:
-        raise UnreachableError(f"{type(error).__name__}: {words(str(error))}".rstrip(": ")) from None
+        kind = NoConnectionError if isinstance(error, ConnectError) else UnreachableError
+        raise kind(f"{type(error).__name__}: {words(str(error))}".rstrip(": ")) from None
     except (InvalidURL, UnicodeError) as error:
         raise ValueError(f"{request.url!r} is no address: {error}") from None
 

@@ -55,13 +55,16 @@ class WorkerProcess:
             connection = self._connection
             try:
                 connection.send_bytes(pickle.dumps(arguments))
-                if not connection.poll(timeout_s):
-                    self._kill()
-                    raise TimeoutError(f"no answer within {timeout_s} s; its process was killed")
-                answered, value = pickle.loads(connection.recv_bytes())  # noqa: S301 - our own child's bytes
-            except (EOFError, BrokenPipeError, ConnectionResetError):
+                is_late = not connection.poll(timeout_s)
+                reply = b"" if is_late else connection.recv_bytes()
+            except (EOFError, OSError):
+                # the latter where it died amid its answer
                 code = self._kill()
                 raise WorkerError(f"its process died with exit code {code}") from None
+            if is_late:
+                self._kill()
+                raise TimeoutError(f"no answer within {timeout_s} s; its process was killed")
+        answered, value = pickle.loads(reply)  # noqa: S301 - our own child's bytes
         if not answered:
             raise value
         return value
@@ -84,7 +87,7 @@ class WorkerProcess:
         theirs.close()
         try:
             ready = self._connection.recv_bytes()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
             raise WorkerError(f"its process ended with exit code {self._kill()} while loading it") from None
         if ready:
             self._kill()

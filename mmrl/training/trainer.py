@@ -140,8 +140,8 @@ class Trainer:
         """Sample, score, credit, update: one step of any group-relative method on any modality."""
         times: dict[str, float] = {}
         with stopwatch(times, "step"):
-            with self._interruptible():
-                collected = self.collect()
+            with self._interruptible(f"step {self.index + 1}"):
+                collected = self.collector.take(self.index, self.sampling, self._run_state)
                 rollouts, scores = collected.rollouts, collected.scores
                 with stopwatch(times, "read"):
                     self.audit(rollouts, self.index + 1)
@@ -168,22 +168,6 @@ class Trainer:
         metrics |= {**with_shares(times | collected.times, self.ranks), "policy/lr": self.optimizer.param_groups[0]["lr"]}
         self._note(collected, scores, metrics)
         return metrics
-
-    def collect(self) -> Collected:
-        """The step's rollouts.
-
-        Raises:
-            TrainingStoppedError: a reward or a sampler is gone for good; the run is saved as it was before the step.
-        """
-        try:
-            return self.collector.take(self.index, self.sampling, self._run_state)
-        except UnavailableError as error:
-            kept = ""
-            # the other ranks are still collecting, and a checkpoint takes them all
-            if self.checkpoints is not None and self.ranks.world == 1:
-                self.save(self._before, final=True)
-                kept = f"; saved after step {self.index}: mend it and resume"
-            raise TrainingStoppedError(f"step {self.index + 1}: {error}{kept}") from error
 
     def update(self, batch: Batch) -> dict[str, float]:
         """One optimizer step; the gradient does not depend on how the policy cuts the batch."""
@@ -237,11 +221,12 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Score held-out prompts with the weights as they are; a run without any answers prompts that it has seen."""
+        what = f"evaluation after step {self.index}"
         if self.evaluator is None:
-            with self._interruptible():
+            with self._interruptible(what):
                 self.collector.rest(self.index)
                 return self.records.seen(self.index)
-        with self._interruptible():
+        with self._interruptible(what):
             self.collector.rest(self.index)
             metrics, examples = self.evaluator.run(self.index)
         self.health.after_evaluation(self.index, examples.groups, examples.scores)
@@ -272,15 +257,26 @@ class Trainer:
         self.index, self.evaluated = state["index"], state["evaluated"]
 
     @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Enclose work that a request to stop may throw away, since the weights do not move; a resumed run repeats it."""
+    def _interruptible(self, what: str) -> Iterator[None]:
+        """Enclose work that a request to stop may throw away, since the weights do not move; a resumed run repeats it.
+
+        Raises TrainingStoppedError where a reward or a sampler is gone for good; the run is saved as it was before.
+        """
         self._before = copy_state(self._run_state.draws()) if self.ranks.world == 1 else {}
-        with self.stop.interruptible(self.ranks):
-            yield
+        try:
+            with self.stop.interruptible(self.ranks):
+                yield
+        except UnavailableError as error:
+            kept = ""
+            # the other ranks are still at it, and a checkpoint takes them all
+            if self.checkpoints is not None and self.ranks.world == 1:
+                self.save(self._before, final=True)
+                kept = f"; saved after step {self.index}: mend it and resume"
+            raise TrainingStoppedError(f"{what}: {error}{kept}") from error
 
     def _evaluate_if_due(self) -> None:
         if self.goal is not None and self.goal.is_due(self.index, self.own_steps):
-            with self._interruptible():
+            with self._interruptible(f"goal after step {self.index}"):
                 self.collector.rest(self.index)
                 self.goal.look(self.index)
         every = self.settings.samples_every if self.evaluator is None else self.settings.evaluate_every

@@ -1,8 +1,9 @@
-"""Kill what a run has beside its trainer, again and again, and compare the weights at the end with those of an undisturbed run.
+"""Kill what a run has beside its trainer, again and again, and compare what it leaves with an undisturbed run.
 
-`python -m tests.reliability.kill_helpers --kills 20 --kinds flow text engine`, with `ahead = 2`: the samplers of an image
-generator, those of a model that writes, and a (fake) vLLM server that mmrl started. Prints a row per kind; exits with 1 if
-anything differs. What judges and trainers do is in tests/training/ahead and soak.py.
+`python -m tests.reliability.kill_helpers --kills 20 --kinds flow text engine judge rewards`, with `ahead = 2`: the samplers of
+an image generator, those of a model that writes, a (fake) vLLM server that mmrl started, and the judge (of fake answers) and
+the reward server of `mmrl launch`, which starts them again. Prints a row per kind; exits with 1 if anything differs. The first
+three compare weights, the last two all that soak.py compares. What trainers do is in soak.py.
 """
 
 import argparse
@@ -26,6 +27,8 @@ import torch
 
 from mmrl.app.config.run import load
 from mmrl.app.run.build import Job, build
+from tests.reliability import judged_runs
+from tests.reliability.soak import fingerprint, result
 
 ROOT = Path(__file__).parents[2]
 SAMPLED = ["ahead=2", "cluster.samplers=2", "cluster.restarts=1000"]
@@ -36,6 +39,7 @@ KINDS: dict[str, tuple[str, list[str]]] = {
     "text": ("tiny/image", [*SAMPLED, *WRITING]),
     "engine": ("tiny/image", ["ahead=2", *WRITING]),
 }
+ALL = [*KINDS, *judged_runs.HELPERS]
 
 
 def words(kind: str, steps: int, folder: Path) -> list[str]:
@@ -74,16 +78,31 @@ class Killer(threading.Thread):
                 self.left -= 1
 
 
-def end_of(kind: str, steps: int, folder: Path, kills: int = 0, between_s: float = 1.0) -> tuple[torch.Tensor, int]:
-    """The weights after a run, and how often something was killed; a run without enough kills goes on for more steps."""
+def end_of(kind: str, steps: int, folder: Path, kills: int = 0, between_s: float = 1.0) -> tuple[dict[str, str], int]:
+    """What is compared of a run, and how often something was killed; a run without enough kills goes on for more steps."""
     folder.mkdir()
+    if kind in judged_runs.HELPERS:
+        return end_of_launch(kind, steps, folder, kills, between_s)
     job: Any = build(load(KINDS[kind][0], words(kind, steps, folder)))
     killer = Killer(lambda: pids(kind, job), kills, between_s, seed=steps)
     killer.start()
     job.trainer.fit()
     killer.is_over = True
     job.policy.generator.close()
-    return torch.cat([weight.detach().flatten() for weight in job.policy.parameters()]), kills - killer.left
+    return {"weights": fingerprint([weight.detach() for weight in job.policy.parameters()])}, kills - killer.left
+
+
+def end_of_launch(kind: str, steps: int, folder: Path, kills: int, between_s: float) -> tuple[dict[str, str], int]:
+    """The same of `mmrl launch`, one of whose servers dies once the run has taken a step."""
+    with judged_runs.launched(folder, *judged_runs.words(folder, steps)) as launch:
+        metrics = folder / "run" / "metrics.jsonl"
+        killer = Killer(lambda: judged_runs.helpers(launch.pid, kind) if metrics.exists() else [], kills, between_s, seed=steps)
+        killer.start()
+        code = launch.wait()
+        killer.is_over = True
+    if code:
+        raise SystemExit(f"mmrl launch ended with {code}:\n{(folder / 'output.txt').read_text()[-3000:]}")
+    return result(folder / "run"), kills - killer.left
 
 
 def say(line: str) -> None:
@@ -94,23 +113,24 @@ def say(line: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20, help="of each kind")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="+", choices=ALL, default=ALL)
     parser.add_argument("--steps", type=int, default=6, help="of a run; there are as many runs as the kills take")
     parser.add_argument("--between", type=float, default=4.0, help="mean seconds between two kills")
     chosen = parser.parse_args()
     logging.getLogger("mmrl").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    say("kind    kills runs  weights")
+    say("kind    kills runs  what is left")
     are_same = True
     for kind in chosen.kinds:
         with tempfile.TemporaryDirectory(prefix=f"kill-{kind}-") as scratch:
-            expected, done, runs, same = end_of(kind, chosen.steps, Path(scratch) / "whole")[0], 0, 0, True
+            expected, done, runs, other = end_of(kind, chosen.steps, Path(scratch) / "whole")[0], 0, 0, set[str]()
             while done < chosen.kills and runs < chosen.kills:
                 runs += 1
                 found, killed = end_of(kind, chosen.steps, Path(scratch) / f"run-{runs}", chosen.kills - done, chosen.between)
-                done, same = done + killed, same and torch.equal(found, expected)
-        are_same &= same
-        say(f"{kind:7} {done:5} {runs:4}  {'identical' if same else 'DIFFERENT'}")
+                done, other = done + killed, other | {name for name in expected if found[name] != expected[name]}
+        are_same &= not other
+        verdict = f"DIFFERENT: {', '.join(sorted(other))}" if other else "identical"
+        say(f"{kind:7} {done:5} {runs:4}  {verdict}")
     sys.exit(0 if are_same else 1)
 
 

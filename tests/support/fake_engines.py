@@ -20,12 +20,12 @@ BROADCAST = ("--weight-transfer-config", '{"backend": "broadcast"}')
 FILES = ("--weight-transfer-config", '{"backend": "file"}')
 
 
-def make_environment(folder: Path, version: str = "0.32.0+cpu") -> Path:
-    """An environment whose `vllm` is the fake server."""
+def make_environment(folder: Path, version: str = "0.32.0+cpu", server: str = "tests.support.fake_vllm") -> Path:
+    """An environment whose `vllm` is the fake server, a module."""
     (folder / "bin").mkdir(parents=True)
     (folder / "lib" / "python3.11" / "site-packages" / f"vllm-{version}.dist-info").mkdir(parents=True)
     program = folder / "bin" / "vllm"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m tests.support.fake_vllm "$@"\n')
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m {server} "$@"\n')
     program.chmod(0o755)
     return folder
 

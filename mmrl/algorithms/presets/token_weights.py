@@ -28,7 +28,7 @@ attention_rhythm = replace(
 """Tokens where a right completion plans, and those that it is anchored at, count more.
 
 Attention Illuminates LLM Reasoning: The Preplan-and-Anchor Rhythm Enables Fine-Grained Policy Optimization, arXiv:2510.13554.
-The coupled form; `algorithm.importance.0.kind` takes local and global. No KL. 16 updates per step as in the paper; with one the
+The coupled form; `algorithm.importance.0.kind_` takes local and global. No KL. 16 updates per step as in the paper; with one the
 weights act, the clip does not. Not implemented: looks at the prompt and at pictures, which are left out of both measures.
 """
 

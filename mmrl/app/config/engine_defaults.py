@@ -5,6 +5,7 @@ from dataclasses import fields
 
 from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.config.algorithm import DEFAULT_PRESET, presets
+from mmrl.app.toml.reader import RESERVED
 from mmrl.app.toml.tables import Table, Values
 from mmrl.core.readings import OLD_LOGPROBS
 
@@ -68,5 +69,6 @@ def origin_of(values: Mapping[str, object]) -> str | None:
 
 def as_entry(part: object) -> Values:
     """A part of a preset as a config would write it."""
-    values = {f.name: getattr(part, f.name) for f in fields(part)}  # pyright: ignore[reportArgumentType]
+    own = fields(part)  # pyright: ignore[reportArgumentType]
+    values = {f"{f.name}_" if f.name in RESERVED else f.name: getattr(part, f.name) for f in own}
     return {"kind": type(part).__name__} | {name: value for name, value in values.items() if value is not None}

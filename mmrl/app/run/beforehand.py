@@ -359,6 +359,8 @@ def idle_settings(config: RunConfig) -> Iterator[str]:
         unread += ["checkpoint.keep_best"] if config.checkpoint.keep_best.startswith("eval/") else []
         if unread:
             yield f"{', '.join(unread)}: nothing is evaluated, so this cannot act: set [evaluation.data], or remove it"
+    if config.ahead_drain and not config.ahead:
+        yield "ahead_drain: ahead is 0, so no step is in flight and this cannot act: set ahead, or remove it"
     if not config.trackers.names and (unread := changed(config.trackers, TrackerConfig())):
         yield f"{', '.join(f'trackers.{name}' for name in unread)}: no tracker is on, so this cannot act: set trackers.names"
 

@@ -13,6 +13,7 @@ from mmrl.training.checkpoints.save import Checkpoints
 
 ABSENT = "(not set)"
 HELD: dict[KeyPath, str] = {
+    ("ahead",): "the draws of steps in flight",
     ("stage",): "the place in the chain",
     ("optimizer", "kind"): "the optimizer's memory",
     ("policy", "kind"): "weights",

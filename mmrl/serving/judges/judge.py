@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from math import exp, nan
@@ -18,7 +18,17 @@ from PIL import Image
 
 from mmrl.core.ranges import Count, CountOrNone, NonNegative, Positive, Range, check_ranges
 from mmrl.core.samples import Prompt, RewardUnavailableError, Scored
-from mmrl.runtime.fetch import BUSY, Answer, AnswerError, Request, UnreachableError, attempts, check_address, words
+from mmrl.runtime.fetch import (
+    BUSY,
+    Answer,
+    AnswerError,
+    NoConnectionError,
+    Request,
+    UnreachableError,
+    attempts,
+    check_address,
+    words,
+)
 from mmrl.runtime.secrets import Json, hide_in_json, read_secret
 from mmrl.serving.media import PictureFormat, data_url
 
@@ -28,6 +38,10 @@ RETRIED = BUSY | {409}
 HOPELESS = frozenset({401, 403, 404, 405})
 """The server refuses every request alike: wrong key, address or model."""
 MOST_WAIT_S = 30.0
+LAST_DOUBLED = 5
+"""Pauses double that often."""
+AWAITED: set[str] = set()
+"""Addresses that take no connections, each of which is spoken of once."""
 ANSWER_S = 10.0
 """Seconds that a server has to answer whether it is there."""
 
@@ -38,6 +52,10 @@ class JudgeError(RuntimeError):
 
 class HopelessError(JudgeError, RewardUnavailableError):
     """No request can succeed before the configuration changes: the run stops with this sentence."""
+
+
+class AbsentError(JudgeError, RewardUnavailableError):
+    """Nothing took connections until the deadline: the run stops with this sentence."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +73,9 @@ class Endpoint:
     deadline_s: Positive = 900.0
     """For all questions about one group, retries included."""
     retries: Annotated[int, Range(0, 1000)] = 4
-    """After busy or lost servers (408, 409, 425, 429, 5xx, no connection), with growing pauses of at least a second or those the
-    server asks for."""
+    """After busy servers and lost answers (408, 409, 425, 429, 5xx), with growing pauses of at least a second or those the server
+    asks for. A server that takes no connections is waited for until deadline_s, and then the run is saved and stops; with
+    retries = 0 nothing is asked twice."""
     concurrency: Annotated[int, Range(1, 1024)] = 8
     """Questions asked at the same time."""
     temperature: NonNegative = 0.0
@@ -170,7 +189,10 @@ def reply_of(outcome: Reply | JudgeError) -> Reply:
 
 
 def ask(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | JudgeError]:
-    """Ask all questions, `concurrency` at a time: an answer or an error for each, in order; HopelessError if none can succeed."""
+    """Ask all questions, `concurrency` at a time: an answer or an error for each, in order.
+
+    Raises HopelessError if none can succeed, AbsentError where the server is away until the deadline.
+    """
     if not questions:
         return []
     if endpoint.run:
@@ -186,7 +208,7 @@ def ask(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | Judge
 
     outcomes = in_threads(ask_one, questions, min(endpoint.concurrency, len(questions)))
     for outcome in outcomes:
-        if isinstance(outcome, HopelessError):
+        if isinstance(outcome, RewardUnavailableError):
             raise outcome
     return outcomes
 
@@ -265,7 +287,7 @@ def body_of(endpoint: Endpoint, model: str, question: Question) -> dict[str, obj
 def request(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, deadline: float) -> Json:
     """Send a request and return the server's JSON answer, after retries and before the deadline.
 
-    JudgeError holds the last trouble, and never the key.
+    JudgeError holds the last trouble, and never the key; it is an AbsentError where nothing took connections to the end.
     """
     address, key = f"{endpoint.url.rstrip('/')}{path}", key_of(endpoint)
     if deadline <= time.monotonic():
@@ -273,14 +295,24 @@ def request(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, de
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     asked = Request("GET" if body is None else "POST", address, headers, None if body is None else json.dumps(body).encode())
     # own generator: pauses must not change what is sampled elsewhere
-    jitter, trouble, tried = random.Random(), "", 0
-    pauses = (min(2**i * (1 + jitter.random()), MOST_WAIT_S) for i in range(endpoint.retries + 1))
+    jitter, trouble, tried, absent, is_absent = random.Random(), "", 0, 0, False
+
+    def pauses() -> Iterator[float]:
+        while tried - absent <= endpoint.retries:
+            yield min(2 ** min(tried, LAST_DOUBLED) * (1 + jitter.random()), MOST_WAIT_S)
+
     try:
-        for answer, _ in attempts(asked, deadline, pauses, endpoint.timeout_s):
+        for answer, _ in attempts(asked, deadline, pauses(), endpoint.timeout_s):
             tried += 1
+            is_absent = endpoint.retries > 0 and isinstance(answer, NoConnectionError)
+            absent += is_absent
+            if is_absent and address not in AWAITED:
+                AWAITED.add(address)
+                log.warning("%s takes no connections: waiting up to %.0f s for it", address, deadline - time.monotonic())
             if isinstance(answer, UnreachableError):
                 trouble = f"{address} cannot be reached: {answer}"
             elif 200 <= answer.status < 300:
+                AWAITED.discard(address)
                 return json_of(answer, address)
             else:
                 trouble = refusal(address, answer)
@@ -289,7 +321,8 @@ def request(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, de
         raise JudgeError(f"{address} {error}") from None
     except ValueError as error:
         raise HopelessError(f"server.url: {error}") from None
-    raise JudgeError(f"{trouble} (gave up after {tried} attempt{'s' * (tried != 1)})")
+    trouble = f"{trouble} (gave up after {tried} attempt{'s' * (tried != 1)})"
+    raise AbsentError(f"{trouble}: start it again") if is_absent else JudgeError(trouble)
 
 
 def key_of(endpoint: Endpoint) -> str | None:

@@ -40,6 +40,7 @@ def resolve(run: RunDir, *words: str, output: Path | None = None) -> Any:
 @pytest.mark.parametrize(
     ("word", "held"),
     [
+        ("ahead=1", "the draws of steps in flight"),
         ("optimizer.kind=sgd", "the optimizer's memory"),
         ("policy.lora.rank=4", "adapters"),
         ("policy.model=tiny:smolvlm", "weights"),

@@ -14,11 +14,14 @@ from torch import Tensor
 
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.importance import RolloutCorrection
-from mmrl.core.samples import Scored
+from mmrl.core.samples import RewardUnavailableError, Scored
 from mmrl.core.types import Group
 from mmrl.serving.judges.judge import Endpoint, Question, ask_for_scores
 from mmrl.training.ahead import producer
 from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.evaluate import EvaluationSettings, Evaluator
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
+from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.trainer import Records, Trainer
 from tests.attacks.client import COMPLETION
 from tests.support import fakes
@@ -32,7 +35,7 @@ PROMPTS = 4
 """Of a step: a question for each."""
 
 
-def judged(url: str, ahead: int, steps: int, policy: PublishingPolicy | None = None, **more: Any) -> Trainer:
+def judged(url: str, ahead: int, steps: int, policy: fakes.FakeTextPolicy | None = None, **more: Any) -> Trainer:
     """A trainer whose samples a server judges, with one question per group."""
     endpoint = Endpoint(f"{url}/v1", "m", retries=0)
 
@@ -102,6 +105,37 @@ def test_a_judge_that_dies_at_some_question_leaves_no_trace(moment: int, undistu
             again.load_state_dict(kept.checkpoints.load())
         again.fit()
     assert all(torch.equal(one, other) for one, other in zip(again.policy.parameters(), undisturbed, strict=True))
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_judge_that_is_gone_at_an_evaluation_ends_the_run_which_is_saved(ahead: int, tmp_path: Path):
+    asked = list[str]()
+
+    def gone_at_the_second(group: Group) -> list[float]:
+        asked.append(group.prompt.id)
+        if len(asked) == PROMPTS + 1:
+            raise RewardUnavailableError("the judge is gone")
+        return fakes.right_letter(group)
+
+    def trainer(url: str, records: Records = Records()) -> Trainer:
+        policy, rewards = (
+            PublishingPolicy() if ahead else fakes.FakeTextPolicy(),
+            RewardRunner([NamedReward("held", gone_at_the_second)]),
+        )
+        evaluator = Evaluator(policy, fakes.prompts(), rewards, EvaluationSettings(num_prompts=PROMPTS))
+        return judged(url, ahead, 4, policy, evaluator=evaluator, records=records, evaluate_every=2)
+
+    kept = Records(checkpoints=Checkpoints(tmp_path))
+    with rude(answers(200, COMPLETION)) as server:
+        with pytest.raises(TrainingStoppedError, match="evaluation after step 2: the judge is gone; saved after step 2: mend it"):
+            trainer(server.url, kept).fit()
+        again = trainer(server.url)
+        again.load_state_dict(Checkpoints(tmp_path).load())
+        again.fit()
+        num_asked, whole = len(asked), trainer(server.url)
+        whole.fit()
+    assert num_asked == 4 * PROMPTS, "after 0, 2 (twice) and 4 steps, all groups of each"
+    assert all(torch.equal(one, other) for one, other in zip(again.policy.parameters(), whole.policy.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])

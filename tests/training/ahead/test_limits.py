@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.config.run import load
-from mmrl.app.run.beforehand import look_at_settings
+from mmrl.app.run.beforehand import idle_settings, look_at_settings
 from mmrl.core.ranks import Ranks
 from mmrl.policies.shared.workers.settings import SamplerSettings
 from mmrl.training.ahead.limits import max_ahead
@@ -113,6 +114,18 @@ def test_weights_that_are_spread_over_processes_are_refused(monkeypatch: pytest.
     monkeypatch.setattr(Ranks, "is_sharded", True)
     with pytest.raises(ValueError, match=r"FSDP or ZeRO-3 spreads the weights over the run's 2 processes: change that"):
         look_at_settings(config, Ranks(FakeAccelerator(2)))
+
+
+@pytest.mark.parametrize("sampler", [ENGINE, "cluster.samplers=1"])
+def test_a_method_with_weights_of_its_own_keeps_them(sampler: str):
+    """One of them has a setting named `kind`, which a config writes as kind_."""
+    weights = load("tiny/image", ["ahead=1", sampler, "algorithm.preset=attention_rhythm"]).config.algorithm.algorithm.importance
+    assert weights[:-1] == PRESETS["attention_rhythm"].importance and isinstance(weights[-1], RolloutCorrection)
+
+
+def test_a_drain_of_nothing_is_named():
+    config = load("tiny/flow", ["ahead_drain=true"]).config
+    assert [sentence for sentence in idle_settings(config) if sentence.startswith("ahead_drain: ahead is 0")]
 
 
 def test_an_engine_brings_what_a_lag_needs():

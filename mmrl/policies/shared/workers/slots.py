@@ -4,6 +4,7 @@ A version is written into the slot that is not in use. A reader compares the ver
 that were replaced meanwhile, or written in part, are never sampled with.
 """
 
+import os
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
@@ -47,13 +48,7 @@ class Slots:
         """
         dtypes, shapes = tuple(weight.dtype for weight in weights), tuple(tuple(weight.shape) for weight in weights)
         size = cls("", dtypes, shapes).size
-        room = disk_usage(SHARED).free if SHARED.exists() else 2 * size
-        if room < 2 * size:
-            raise ValueError(
-                f"samplers are given the weights through {2 * size / 2**20:.0f} MiB of shared memory, and {SHARED} has "
-                f"{room / 2**20:.0f} MiB: give the container more (docker run --shm-size), or set cluster.samplers = 0"
-            )
-        memory = SharedMemory(create=True, size=2 * size)
+        memory = claimed_memory(2 * size)
         found = cls(memory.name, dtypes, shapes)
         for place in (0, 1):
             HEAD.pack_into(buffer_of(found.name), place * size, NOTHING, NOTHING)
@@ -113,6 +108,34 @@ class Slots:
 
     def _bytes(self, number: int) -> int:
         return -(-prod(self.shapes[number]) * self.dtypes[number].itemsize // ALIGNED) * ALIGNED
+
+
+def claimed_memory(size: int) -> SharedMemory:
+    """New shared memory that has all its pages: a write without one kills the process, whoever has filled the rest meanwhile.
+
+    Raises:
+        ValueError: the machine has not enough of it.
+    """
+    room, memory = disk_usage(SHARED).free if SHARED.exists() else size, None
+    if room >= size:
+        with suppress(OSError):
+            memory = SharedMemory(create=True, size=size)
+            claim_pages(memory)
+            return memory
+    if memory is not None:
+        memory.close()
+        memory.unlink()
+    raise ValueError(
+        f"samplers are given the weights through {size / 2**20:.0f} MiB of shared memory, and {SHARED} has "
+        f"{room / 2**20:.0f} MiB: give the container more (docker run --shm-size), or set cluster.samplers = 0"
+    )
+
+
+def claim_pages(memory: SharedMemory) -> None:
+    """Take the pages of new memory now; OSError where there are not as many."""
+    if (file := SHARED / memory.name).exists():
+        with file.open("r+b") as stream:
+            os.posix_fallocate(stream.fileno(), 0, memory.size)
 
 
 @cache

@@ -2,13 +2,14 @@
 
 import pickle
 from collections.abc import Iterator
+from shutil import disk_usage
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mmrl.policies.shared.workers import slots as slots_module
-from mmrl.policies.shared.workers.slots import HEAD, Slots, TornWeightsError, buffer_of
+from mmrl.policies.shared.workers.slots import HEAD, SHARED, Slots, TornWeightsError, buffer_of
 
 WEIGHTS = [torch.arange(6.0).reshape(2, 3), torch.ones(3, dtype=torch.bfloat16), torch.zeros(0, 4)]
 
@@ -34,6 +35,19 @@ def test_too_little_shared_memory_is_refused_before_a_write_beyond_it_kills_the_
     monkeypatch.setattr(slots_module, "disk_usage", lambda folder: SimpleNamespace(free=500))
     with pytest.raises(ValueError, match=r"through 0 MiB of shared memory, and /dev/shm has 0 MiB: .*docker run --shm-size"):
         Slots.for_weights([torch.zeros(1000)])
+
+
+def test_shared_memory_that_another_program_fills_meanwhile_is_refused_too(monkeypatch: pytest.MonkeyPatch):
+    """It seems to be there, and its pages are not; nothing of it is left."""
+    before = set(SHARED.iterdir())
+    monkeypatch.setattr(slots_module, "disk_usage", lambda folder: SimpleNamespace(free=2**60))
+    with pytest.raises(ValueError, match=r"MiB of shared memory, and /dev/shm has .*docker run --shm-size"):
+        Slots.for_weights([torch.empty(disk_usage(SHARED).total // 4, device="meta")])
+    assert set(SHARED.iterdir()) <= before
+
+
+def test_shared_memory_has_its_pages_before_anything_is_written(slots: Slots):
+    assert (SHARED / slots.name).stat().st_blocks * 512 >= 2 * slots.size
 
 
 def test_a_lost_a_torn_and_a_replaced_publication_are_refused(slots: Slots):
