@@ -1,6 +1,7 @@
-"""A full disk in one sentence: which file, how much is free there, and how to go on. Standard library only."""
+"""Files that are whole or not there, and a full disk in one sentence. Standard library only."""
 
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -47,3 +48,21 @@ def is_full(error: BaseException | None) -> bool:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in NUMBERS
     return any(word in str(error) for word in WORDS) or is_full(error.__context__)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write what becomes `path` once the block ends well, so that no reader sees half a file; errors as `room_for`."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with room_for(path):
+            yield unfinished
+            os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def sha256_of(path: str | Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

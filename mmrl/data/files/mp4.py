@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmrl.runtime.cache import cache_folder, note_new
-from mmrl.runtime.disk import room_for
+from mmrl.runtime.disk import whole_file
 
 
 def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) -> Path:
@@ -24,28 +23,24 @@ def write_mp4(path: Path, frames: NDArray[np.uint8], fps: int, crf: int = 15) ->
     import av
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        # bitexact leaves version strings out of the file; one thread, because threads change x264's decisions, and no macroblock
-        # tree: the same pictures make another file in 1 of 100 times
-        with room_for(path), av.open(str(unfinished), "w", format="mp4", options={"fflags": "+bitexact"}) as file:
-            stream = file.add_stream("libx264", rate=fps)
-            stream.height, stream.width = frames.shape[1:3]
-            stream.pix_fmt = "yuv420p"
-            stream.options = {
-                "crf": str(crf),
-                "preset": "veryfast",
-                "threads": "1",
-                "bf": "0",
-                "g": "16",
-                "x264-params": "mbtree=0",
-            }
-            for picture in frames:
-                file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-            file.mux(stream.encode(None))
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    # bitexact leaves version strings out of the file; one thread, because threads change x264's decisions, and no macroblock
+    # tree: the same pictures make another file in 1 of 100 times
+    options = {"fflags": "+bitexact"}
+    with whole_file(path) as unfinished, av.open(str(unfinished), "w", format="mp4", options=options) as file:
+        stream = file.add_stream("libx264", rate=fps)
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        stream.options = {
+            "crf": str(crf),
+            "preset": "veryfast",
+            "threads": "1",
+            "bf": "0",
+            "g": "16",
+            "x264-params": "mbtree=0",
+        }
+        for picture in frames:
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        file.mux(stream.encode(None))
     return path
 
 

@@ -1,14 +1,13 @@
 """Sounds as .wav files, 16 bits a sample, by the standard library. Imports no torch."""
 
 import io
-import os
 import wave
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mmrl.runtime.disk import room_for
+from mmrl.runtime.disk import whole_file
 
 
 def wav_bytes(samples: NDArray[np.floating], rate: int) -> bytes:
@@ -26,11 +25,6 @@ def wav_bytes(samples: NDArray[np.floating], rate: int) -> bytes:
 def write_wav(path: Path, samples: NDArray[np.floating], rate: int) -> Path:
     """Write a sound; under another name first, so that no reader sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with room_for(path):
-            unfinished.write_bytes(wav_bytes(samples, rate))
-            os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(wav_bytes(samples, rate))
     return path

@@ -16,7 +16,7 @@ from mmrl.data.files.paths import path_below, relative_to
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.layouts.base import MEDIA
 from mmrl.data.readers import Cell
-from mmrl.runtime.disk import room_for
+from mmrl.runtime.disk import sha256_of, whole_file
 
 SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "BMP": ".bmp", "GIF": ".gif", "TIFF": ".tif"}
 
@@ -103,13 +103,8 @@ class LineWriter:
         file = self.pictures / name
         if not file.is_file():
             self.pictures.mkdir(parents=True, exist_ok=True)
-            temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-            try:
-                with room_for(file):
-                    write(temporary)
-                os.replace(temporary, file)
-            finally:
-                temporary.unlink(missing_ok=True)
+            with whole_file(file) as temporary:
+                write(temporary)
         return f"{self.pictures.name}/{file.name}"
 
 
@@ -117,8 +112,7 @@ def file_hash(path: str) -> str:
     """A hash of a file's bytes; FileNotFoundError naming it."""
     if not os.path.isfile(path):
         raise FileNotFoundError(f"file {path} does not exist")
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(path)
 
 
 def outside_note(files: Collection[str], folder: Path) -> str | None:

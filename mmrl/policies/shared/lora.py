@@ -1,8 +1,8 @@
 """Low-rank adapters: their settings, and what text and image models do alike with them. Imports neither torch nor peft."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast, runtime_checkable
@@ -67,44 +67,31 @@ def adapter_layers(modules: Iterable[object]) -> list[AdaptedLayer]:
 
 
 @contextmanager
-def switch_adapters(layers: Sequence[AdaptedLayer], on: bool) -> Iterator[None]:
+def hold(layers: Sequence[AdaptedLayer], name: str, value_of: Callable[[AdaptedLayer], object]) -> Iterator[None]:
+    """Let an attribute of these layers have other values for the time of a block; peft's own switches also change gradients."""
+    kept = [getattr(layer, name) for layer in layers]
+    for layer in layers:
+        setattr(layer, name, value_of(layer))
+    try:
+        yield
+    finally:
+        for layer, value in zip(layers, kept, strict=True):
+            setattr(layer, name, value)
+
+
+def switch_adapters(layers: Sequence[AdaptedLayer], on: bool) -> AbstractContextManager[None]:
     """Let these layers compute with their adapter, or without it, for the time of a block."""
-    # peft's own switch also changes which weights take gradients.
-    kept = [layer._disable_adapters for layer in layers]
-    for layer in layers:
-        layer._disable_adapters = not on
-    try:
-        yield
-    finally:
-        for layer, disabled in zip(layers, kept, strict=True):
-            layer._disable_adapters = disabled
+    return hold(layers, "_disable_adapters", lambda _: not on)
 
 
-@contextmanager
-def with_adapter(layers: Sequence[AdaptedLayer], name: str) -> Iterator[None]:
+def with_adapter(layers: Sequence[AdaptedLayer], name: str) -> AbstractContextManager[None]:
     """Let these layers compute with the adapter of this name alone, or with none where they lack it, for the time of a block."""
-    # peft's own switch also changes which weights take gradients.
-    kept = [layer._active_adapter for layer in layers]
-    for layer in layers:
-        layer._active_adapter = [name]
-    try:
-        yield
-    finally:
-        for layer, active in zip(layers, kept, strict=True):
-            layer._active_adapter = active
+    return hold(layers, "_active_adapter", lambda _: [name])
 
 
-@contextmanager
-def scale_adapters(layers: Sequence[AdaptedLayer], factor: float) -> Iterator[None]:
+def scale_adapters(layers: Sequence[AdaptedLayer], factor: float) -> AbstractContextManager[None]:
     """Let the adapters of these layers add `factor` times what they do, for the time of a block."""
-    kept = [layer.scaling for layer in layers]
-    for layer in layers:
-        layer.scaling = {name: factor * value for name, value in layer.scaling.items()}
-    try:
-        yield
-    finally:
-        for layer, scaling in zip(layers, kept, strict=True):
-            layer.scaling = scaling
+    return hold(layers, "scaling", lambda layer: {name: factor * value for name, value in layer.scaling.items()})
 
 
 def casting_layers(modules: Iterable[object]) -> list[CastingLayer]:

@@ -1,6 +1,5 @@
 """From a file to the frames that were asked for. Imports no torch, because workers import this."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from mmrl.answers.spans.decoder import MissingError, by_pyav
 from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.samples import Video
 from mmrl.policies.video.sampling import Budget, BudgetError, FrameRule, choose
+from mmrl.runtime.disk import sha256_of
 
 PIECE = 16
 """Frames that exist at their full size at the same time."""
@@ -40,11 +40,11 @@ def fetch(video: Video, rule: FrameRule, hashed: bool = True) -> Frames:
     if isinstance(video.source, str):
         timeline = read_timeline(video.source)
         name, read = f"the video {video.source!r}", lambda indices: decode(str(video.source), timeline, indices, rule)
-        digest = digest_of(video.source) if hashed else ""
+        digest = sha256_of(video.source) if hashed else ""
     else:
         timeline = sequence_timeline(video, rule)
         name, read = f"the sequence {video.source[0]!r} ...", lambda indices: pictures(video.source, indices, rule.budget)
-        digest = "".join(digest_of(source) for source in video.source) if hashed else ""
+        digest = "".join(sha256_of(source) for source in video.source) if hashed else ""
     try:
         chosen = choose(timeline, video, rule)
         pixels = read(chosen.indices)
@@ -52,11 +52,6 @@ def fetch(video: Video, rule: FrameRule, hashed: bool = True) -> Frames:
         raise ValueError(f"{name}: {error}") from None
     times = tuple(timeline.times[i] - chosen.start for i in chosen.indices)
     return Frames(pixels, times, chosen.step, chosen.seconds, timeline.fps, digest)
-
-
-def digest_of(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def decode(path: str, timeline: Timeline, indices: Sequence[int], rule: FrameRule) -> np.ndarray:

@@ -327,6 +327,15 @@ def refuse_settings(family: FlowFamily) -> None:
         )
 
 
+def refuse_guidance(index: Index, settings: FlowPolicyConfig, name: str, instead: str) -> None:
+    """Raise ValueError for guidance of a model that, as its index says, was distilled to be drawn without."""
+    if index.get("is_distilled") and settings.guidance not in (None, 1):
+        raise ValueError(
+            f"policy.guidance is {settings.guidance:g}, but {settings.model!r} is a distilled {name}, which is drawn without: "
+            f"leave policy.guidance out, or take {instead}"
+        )
+
+
 def refuse_other_output(settings: FlowPolicyConfig, family: type[FlowFamily]) -> None:
     """Raise ValueError if a model is to draw clips or sounds and draws something else, or sounds without a length."""
     if not family.sound_beside and (settings.sound or settings.guidance_sound is not None):

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from mmrl.flow.sigmas import DynamicShift, Spacing
-from mmrl.policies.flow.families.base import Condition, Index, PipelineCall, token_count
+from mmrl.policies.flow.families.base import Condition, Index, PipelineCall, refuse_guidance, token_count
 from mmrl.policies.flow.families.qwen.image import QwenParts
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
@@ -31,11 +31,7 @@ class Krea2(QwenParts):
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
         super().refuse(index, settings)
-        if index.get("is_distilled") and settings.guidance not in (None, 1):
-            raise ValueError(
-                f"policy.guidance is {settings.guidance:g}, but {settings.model!r} is a distilled Krea 2, which is drawn "
-                "without: leave policy.guidance out, or take Krea 2 Raw"
-            )
+        refuse_guidance(index, settings, "Krea 2", "Krea 2 Raw")
 
     @property
     def default_guidance(self) -> float:

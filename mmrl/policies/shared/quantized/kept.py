@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mmrl.policies.shared.quantized.stored import tensors_of
 from mmrl.policies.shared.quantized.table import dequantize, quantize
 from mmrl.runtime.cache import cache_folder, fingerprint, note_new, note_use
-from mmrl.runtime.disk import room_for
+from mmrl.runtime.disk import room_for, sha256_of
 from mmrl.runtime.pretrained import readable, refuse_non_finite
 
 log = logging.getLogger("mmrl")
@@ -125,7 +125,7 @@ class Recipe:
             if file.suffix in BESIDE and ".index." not in file.name and file.name != RECORD:
                 shutil.copyfile(file, folder / file.name)
         (folder / "config.json").write_text(json.dumps(self._config(), indent=2), encoding="utf-8")
-        held = {file.name: [file.stat().st_size, hash_of(file)] for file in sorted(folder.iterdir())}
+        held = {file.name: [file.stat().st_size, sha256_of(file)] for file in sorted(folder.iterdir())}
         record = {"format": FORMAT, "key": self._key(), "files": held}
         (folder / RECORD).write_text(json.dumps(record), encoding="utf-8")
 
@@ -174,14 +174,9 @@ def is_whole(entry: Path) -> bool:
         assert isinstance(files, Mapping)
         sizes = all((entry / name).stat().st_size == size for name, (size, _) in files.items())
         is_own = record["format"] == FORMAT and entry.name.endswith(f"-{record['key']}")
-        return is_own and sizes and all(hash_of(entry / name) == own for name, (_, own) in files.items())
+        return is_own and sizes and all(sha256_of(entry / name) == own for name, (_, own) in files.items())
     except (OSError, ValueError, KeyError, TypeError, AssertionError):
         return False
-
-
-def hash_of(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Why a text policy's log-probabilities may differ from those it noted while sampling: one controlled reading per reason."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,6 +25,8 @@ from mmrl.policies.text.trace import Inset, TextTrace
 from mmrl.policies.text.write.observe import inset_of
 from mmrl.runtime.tensors import pad_actions, stack_ragged
 
+Shown = TypeVar("Shown", Encoded, Inset)
+"""Holds media: a prompt, or what an observation shows."""
 TRIES = 8
 """Other prompts whose media are shown instead of a row's own."""
 PIXELS, POSITIONS, PROMPT = "wrong pixel rows", "wrong positions", "prompt tokens"
@@ -244,7 +247,7 @@ def of_observations(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
         return again(replace(again.trace, insets=tuple(tuple(one for one in row if one is not None) for row in found)))
 
     yield suspect(PIXELS, "with the pictures between turns encoded afresh", fresh)
-    swaps = [with_each(partial(with_pictures_of, every, offset)) for offset in range(TRIES)]
+    swaps = [with_each(partial(with_media_of, every, offset)) for offset in range(TRIES)]
     yield suspect.nearest(PIXELS, "with the pictures of other turns", swaps)
     flat = with_each(lambda one: replace(one, positions=torch.arange(one.positions.shape[1]).expand_as(one.positions)))
     yield suspect(POSITIONS, "with the pictures between turns on one axis", flat)
@@ -289,24 +292,14 @@ def behind_text(again: Again, row: int, sample: Sample, turn: int) -> tuple[list
     return tokens, tuple(moved)
 
 
-def with_pictures_of(every: list[Inset], offset: int, one: Inset) -> Inset:
-    """The pictures of the `offset`-th other observation whose tensors have the same shapes; its own if there is none."""
+def with_media_of(everyone: Sequence[Shown], offset: int, one: Shown) -> Shown:
+    """With the media of the `offset`-th other one whose tensors have the same shapes; its own if there is none."""
 
-    def shapes(inset: Inset) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(x.shape) for name, x in inset.media.items()}
+    def shapes(other: Shown) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(x.shape) for name, x in other.media.items()}
 
-    others = [other for other in every if other is not one and shapes(other) == shapes(one)]
+    others = [other for other in everyone if other is not one and other.media and shapes(other) == shapes(one)]
     return replace(one, media=others[offset % len(others)].media) if others else one
-
-
-def with_media_of(everyone: tuple[Encoded, ...], offset: int, prompt: Encoded) -> Encoded:
-    """The media of the `offset`-th other prompt whose tensors have the same shapes; its own if there is none."""
-
-    def shapes(one: Encoded) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(x.shape) for name, x in one.media.items()}
-
-    others = [one for one in everyone if one is not prompt and one.media and shapes(one) == shapes(prompt)]
-    return replace(prompt, media=others[offset % len(others)].media) if others else prompt
 
 
 def with_one_axis(prompt: Encoded) -> Encoded:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.readings import (
     DT,
     ENTROPY,
@@ -22,7 +21,7 @@ from mmrl.core.readings import (
     TARGET_VELOCITY,
     VELOCITY,
 )
-from mmrl.core.types import Prompt, Reading, Request, Rollouts
+from mmrl.core.types import Reading, Rollouts
 from mmrl.flow.dynamics import FlowSDE
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
@@ -39,11 +38,9 @@ from tests.support.flow_policies import (
     latents,
     logprobs,
     make,
-    prompts,
     relative_difference,
     requests,
 )
-from tests.support.presets import FLOW as PRESETS
 
 NFT = Forward(num_steps=4, times=TimeSampler("rollout", count=3)).at(0)
 
@@ -385,25 +382,6 @@ def test_branches_of_one_trunk_and_step_have_one_origin(tiny):
     origin = policy.read(trace, [ORIGIN], mask)[ORIGIN][mask]
     siblings = torch.arange(len(origin)) // 2
     assert ((origin[:, None] == origin) == (siblings[:, None] == siblings)).all()
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_finds_what_it_reads(tiny, name):
-    algorithm = PRESETS[name]
-    policy = make(tiny("sd3"), sorted(algorithm.shadows))
-    algorithm.check(policy)
-    schedule = algorithm.schedule
-    assert schedule is not None
-    size = 54 if name == "temp_flow_grpo" else 16 if name.startswith("branch") else 2
-    rollouts = policy.rollout([Request(Prompt("p", "x"), size, 0, model=sampler_of(algorithm))], schedule.at(0))
-    by_others = ("old", "rollout", "teacher")
-    wanted = [r._replace(model="policy") if r.model in by_others else r for r in algorithm.all_reads]
-    found = policy.read(rollouts.trace, list(dict.fromkeys(wanted)), rollouts.action_mask)
-    assert all(bool(value.isfinite().all()) for value in found.values())
-
-
-def sampler_of(algorithm: Algorithm) -> str:
-    return algorithm.planner.first(prompts()[:1], 1, 0, 0)[0].model
 
 
 def test_join_refuses_copies_beside_steps(tiny):

@@ -10,7 +10,16 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.flow.sigmas import EmpiricalShift, Spacing
-from mmrl.policies.flow.families.base import ATTENTION, SOURCE, Condition, FlowFamily, Index, PipelineCall, token_count
+from mmrl.policies.flow.families.base import (
+    ATTENTION,
+    SOURCE,
+    Condition,
+    FlowFamily,
+    Index,
+    PipelineCall,
+    refuse_guidance,
+    token_count,
+)
 from mmrl.policies.flow.families.sources import latents_of
 from mmrl.policies.flow.settings import FlowPolicyConfig
 
@@ -149,11 +158,7 @@ class Flux2Klein(Flux2):
     @classmethod
     def refuse(cls, index: Index, settings: FlowPolicyConfig) -> None:
         super().refuse(index, settings)
-        if index.get("is_distilled") and settings.guidance not in (None, 1):
-            raise ValueError(
-                f"policy.guidance is {settings.guidance:g}, but {settings.model!r} is a distilled FLUX.2-klein, which is drawn "
-                "without: leave policy.guidance out, or take a klein-base model"
-            )
+        refuse_guidance(index, settings, "FLUX.2-klein", "a klein-base model")
 
     @property
     def default_guidance(self) -> float:
