@@ -232,6 +232,7 @@ def table_of(table: Table, i: int) -> tuple[Table, Values]:
         where = table.at(("stage", str(i), unknown[0]))
         if unknown[0] in kinds:
             raise ValueError(f"{where} is the same for all stages of a chain: write it in the run's own table")
+        own += ["preset"] if kind == "rl" else places(kind, policy_kind(table))
         known = did_you_mean(unknown[0], [*own, *MAY_DIFFER])
         raise ValueError(f"{where} is unknown in a stage of the kind {kind!r}: {known}")
     for key, value in says.items():
@@ -260,13 +261,19 @@ def algorithm_of(table: Table, i: int, says: Values) -> Values:
         changes = {**changes, **preset}
         base = {} if "preset" in changes else deepcopy(table.values.get("algorithm", {}))
     found = lay_over(base, changes, of_parts=True)
-    if kind in KINDS:
-        own = KINDS[str(kind_for(kind, policy_kind(table)))]
-        for path, part in ((("planner",), own.planner), (("objective", "0"), own.objective[0][1])):
-            for name in (f.name for f in fields(part)):  # pyright: ignore[reportArgumentType]
-                if name in says:
-                    put(found, (*path, name), says.pop(name))
+    for name, path in places(kind, policy_kind(table)).items():
+        if name in says:
+            put(found, path, says.pop(name))
     return found
+
+
+def places(kind: str, policy: object) -> dict[str, KeyPath]:
+    """Settings of a kind's planner and first term, which may stand in the stage itself, and their places in [algorithm]."""
+    if kind not in KINDS:
+        return {}
+    own = KINDS[str(kind_for(kind, policy))]
+    parts = ((("objective", "0"), own.objective[0][1]), (("planner",), own.planner))
+    return {f.name: (*path, f.name) for path, part in parts for f in fields(part)}  # pyright: ignore[reportArgumentType]
 
 
 def put(values: Values, path: KeyPath, value: object) -> None:

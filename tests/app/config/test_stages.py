@@ -99,7 +99,7 @@ def test_a_checkpoint_at_a_border_is_of_the_stage_that_ended():
         ([{**SFT, "steps": 0}], "stage.0.steps is 0"),
         ([{**SFT, "policy": {"model": "x"}}], "stage.0.policy is the same for all stages of a chain"),
         ([{**RL, "column": "x"}], "stage.0.column is unknown in a stage of the kind 'rl'"),
-        ([{**SFT, "colum": "x"}], "stage.0.colum is unknown in a stage of the kind 'sft'"),
+        ([{**SFT, "colum": "x"}], "stage.0.colum is unknown in a stage of the kind 'sft': did you mean 'column'"),
         ([{**SFT, "optimizer": {"rl": 1.0}}], "a.toml, stage 1: optimizer.rl is unknown"),
         ([SFT, {**RL, "reward": []}], "stage 2: reward is missing"),
         (
