@@ -26,6 +26,8 @@ MAY_DIFFER = (
     *("algorithm", "data", "reward", "sampler"),
 )
 OF_THE_STAGE = tuple(f.name for f in fields(StageSettings) if f.name != "args")
+MEASURED = {"total", "completion_length", "diversity", "source", "by"}
+"""What evaluations measure besides rewards."""
 SEEDS_APART = 1_000_003
 MOST_STAGES, MOST_TURNS = 100, 300
 
@@ -99,6 +101,7 @@ def stages_of(resolved: Resolved) -> list[Stage]:
         own = replace(own, config=one)
         found.append(Stage(k + 1, len(turns), label, begin, own, stage.label, stage.kind, miner, stage.until, in_round))
         begin = found[-1].end
+        check_until(found[-1], table.at(("stage", str(i), "until", "metric")))
     check_rows(found, resolved.table)
     return found
 
@@ -122,6 +125,9 @@ def check_table(table: Table, stages: Sequence[StageSettings], i: int) -> None:
             raise ValueError(f"{table.at((*path, key))} is given, and {why}: leave it out")
     if stage.until is not None and "data" not in table.values.get("evaluation", {}):
         raise ValueError(f"{table.at((*path, 'until'))} looks at held-out prompts, and [evaluation.data] is missing: add it")
+    if stage.until is not None and stage.until.every > stage.until.most:
+        where, most = table.at((*path, "until", "every")), stage.until.most
+        raise ValueError(f"{where} is {stage.until.every}, and the stage ends after {most} steps without a look: lower every")
     if stage.kind == "loop":
         check_loop(table, stages, i)
 
@@ -131,6 +137,8 @@ def check_loop(table: Table, stages: Sequence[StageSettings], i: int) -> None:
     stage, path = stages[i], ("stage", str(i))
     names = [one.label for one in stages if one.kind != "loop"]
     for name in stage.stages or ():
+        if name not in names and any(one.label == name for one in stages):
+            raise ValueError(f"{table.at((*path, 'stages'))} names {name!r}, which is a loop: name the stages that it repeats")
         if names.count(name) != 1:
             few = did_you_mean(name, names) if name not in names else "several have that name: give each its own"
             raise ValueError(f"{table.at((*path, 'stages'))} names the stage {name!r}: {few}")
@@ -140,6 +148,16 @@ def check_loop(table: Table, stages: Sequence[StageSettings], i: int) -> None:
         )
     if not any(one.label in (stage.stages or ()) and one.kind in TRAINS for one in stages):
         raise ValueError(f"{table.at((*path, 'stages'))} holds no stage that trains: add one of {', '.join(TRAINS)}")
+
+
+def check_until(stage: Stage, where: str) -> None:
+    """Raise ValueError for a metric that no evaluation has; parts of rewards are known to their rewards alone."""
+    if stage.until is None:
+        return
+    config, first = stage.resolved.config, stage.until.metric.removeprefix("eval/").partition("/")[0]
+    known = {one.label for one in (*config.reward, *config.evaluation.reward)} | {one.name for one in config.evaluation.also}
+    if first not in known | MEASURED:
+        raise ValueError(f"{where} is {stage.until.metric!r}: {did_you_mean(first, known | {'total'})}")
 
 
 def check_rows(stages: Sequence[Stage], table: Table) -> None:
