@@ -94,6 +94,10 @@ def stages_of(resolved: Resolved) -> list[Stage]:
             own = read_run(table, resolved.name)
         except UnknownKeyError as error:
             raise ValueError(str(error)) from None
+        if own.config.ahead:
+            raise ValueError(
+                f"{table.at(('ahead',))} is {own.config.ahead}, and a chain of stages samples by the step: set it to 0"
+            )
         miner = make(MINERS[stage.kind], mining, ("stage", str(i)), resolved.table) if stage.kind in MINERS else None
         rounds = max((one.rounds or 0 for one in config.stage if stage.label in (one.stages or ())), default=0)
         label = f"{stage.label} (round {in_round} of {rounds})" if in_round else stage.label
@@ -171,6 +175,7 @@ def check_rows(stages: Sequence[Stage], table: Table) -> None:
     for k, stage in enumerate(stages):
         if stage.miner is None:
             continue
+        refuse_twins(stage, stages[k + 1 :])
         if not any(stage.name in one.sources for one in stages[k + 1 :]):
             refuse_near_names(stage, stages[k + 1 :], table)
             where, data = table.origin(("stage",)) or "the config", f'data = {{use = "{STAGE}{stage.name}"}}'
@@ -178,6 +183,17 @@ def check_rows(stages: Sequence[Stage], table: Table) -> None:
                 f"{where}, {stage.place or stage.name}: no later stage takes its rows: give one {data}, or remove this one"
             )
         check_mining(stage)
+
+
+def refuse_twins(stage: Stage, later: Sequence[Stage]) -> None:
+    """Raise ValueError where another stage makes rows of the same name before one takes those of this stage; loops may."""
+    for one in later:
+        if stage.name in one.sources:
+            return
+        if one.miner is not None and one.name == stage.name and not stage.in_round:
+            raise ValueError(
+                f"{stage.place}: no stage takes its rows before {one.place} makes rows of that name, too: give each a name"
+            )
 
 
 def refuse_near_names(stage: Stage, later: Sequence[Stage], table: Table) -> None:

@@ -113,6 +113,8 @@ def test_a_checkpoint_at_a_border_is_of_the_stage_that_ended():
         ([{"kind": "sft", "until": {**UNTIL, "every": 8}}], "until.every is 8, and the stage ends after 7 steps without a look"),
         ([{"kind": "sft", "until": {**UNTIL, "metric": "iuo"}}], "stage.0.until.metric is 'iuo': did you mean 'iou'"),
         ([PAIRS, DPO, {**LOOP, "name": "one"}, {**LOOP, "stages": ["one"]}], "stage.3.stages names 'one', which is a loop"),
+        ([PAIRS, PAIRS, DPO], "stage 1 of 3, pairs: no stage takes its rows before stage 2 of 3, pairs makes rows of that name"),
+        ([SFT, {**RL, "ahead": 1}], "stage 2: ahead is 1, and a chain of stages samples by the step: set it to 0"),
         ([{**PAIRS, "until": UNTIL}, DPO], "stage.0.until is given, and a stage of the kind 'pairs' has none"),
         ([PAIRS, DPO, {"kind": "loop", "stages": ["dpo"]}], "stage.2.rounds is missing: a stage of the kind 'loop' needs it"),
         ([PAIRS, DPO, {**LOOP, "stages": ["pairs", "rl"]}], "stage.2.stages names the stage 'rl'"),
