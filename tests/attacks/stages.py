@@ -170,6 +170,13 @@ SETTINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("data outside that is no data", 'stage.1.data={use="qa_jsonl", path="../outside.txt"}', ("outside.txt",)),
     ("a reward that is no reward", "stage.1.reward=[{use='../outside.txt'}]", ("outside.txt",)),
     ("a reward that is the run itself", 'stage.1.reward=[{use="reward_model", run="run"}]', ("may not reward itself",)),
+    ("a sampler ahead of the chain", "ahead=1", ("ahead is 1", "chain")),
+    (
+        "a goal that no evaluation has",
+        'stage.0={kind="sft", until={metric="iuo", at_least=1.0, most=10}}',
+        ("until.metric", "iou"),
+    ),
+    ("a goal that is never looked at", 'stage.0={kind="sft", until={metric="iou", at_least=1.0, most=2}}', ("until.every",)),
     ("a preset without its reward", 'stage.1.algorithm={preset="mm_upt"}', ("stage 2", "majority_vote")),
     ("a column of 10,000 letters", 'stage.1={kind="sft", steps=1, column="' + "x" * 10_000 + '"}', ("stage 2 of 2", "column")),
 )

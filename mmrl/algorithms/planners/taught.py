@@ -20,8 +20,11 @@ PAIR = 2
 ASSISTANT, ANSWERS = "assistant", ("user", "tool")
 
 
-def text_at(prompt: Prompt, column: str) -> str:
+def text_at(prompt: Prompt, column: str, key: str = "column") -> str:
     """The completion that a prompt teaches: a column's text; without a name the column `completion`, else the answer.
+
+    Args:
+        key: the setting that names the column, for the error.
 
     Raises:
         ValueError: there is none, or it is no text.
@@ -33,7 +36,7 @@ def text_at(prompt: Prompt, column: str) -> str:
     what = f"has {str(found)[:80]!r}" if found is not None else "has nothing"
     raise ValueError(
         f"prompt {prompt.id!r} {what} in the column {named[:80]!r}, where a stage that teaches finds the completion "
-        f"(its columns: {known}): write texts there as the model should, or name another one with column"
+        f"(its columns: {known}): write it there, or name its column with {key}"
     )
 
 
@@ -167,7 +170,7 @@ def pair_of(prompt: Prompt, chosen: str, rejected: str) -> tuple[str, str]:
     Raises:
         ValueError: one of them is missing or no text, or both are the same.
     """
-    texts = text_at(prompt, chosen), text_at(prompt, rejected)
+    texts = text_at(prompt, chosen, "chosen"), text_at(prompt, rejected, "rejected")
     if texts[0] == texts[1]:
         raise ValueError(
             f"prompt {prompt.id!r} has the same text in the columns {chosen!r} and {rejected!r}, and such a pair teaches "

@@ -153,8 +153,10 @@ def look_ahead(stages: Sequence[Stage], at: int = 0) -> None:
 
 @contextmanager
 def place_named(stage: Stage) -> Iterator[None]:
-    """Let errors begin with the stage that they are about."""
+    """Let errors begin with the stage that they are about, unless they name one or the run is no chain."""
     try:
         yield
     except ValueError as error:
+        if not stage.place or str(error).startswith("stage "):
+            raise
         raise ValueError(f"{stage.place}: {error}") from error

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.table import Table as Grid
 
 from mmrl.app.chain.mine import mine
-from mmrl.app.chain.rows import forget_rows, look_ahead, rows_before
+from mmrl.app.chain.rows import forget_rows, look_ahead, place_named, rows_before
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RunConfig, as_table
 from mmrl.app.config.stages import Stage, chain_label, stage_at, stages_of
@@ -174,7 +174,7 @@ def run_job(
             at = 0 if resume is None or len(stages) == 1 else stage_at(stages, newest_step(run, ranks))
 
             def begin(place: int, after: Job | None = None) -> Job:
-                with rows_before(stages, place, run):
+                with rows_before(stages, place, run), place_named(stages[place]):
                     return build(stages[place].resolved, run, accelerator, watchers, stages[place], after)
 
             with leave_in_order():

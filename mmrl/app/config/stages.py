@@ -26,6 +26,8 @@ MAY_DIFFER = (
     *("algorithm", "data", "reward", "sampler"),
 )
 OF_THE_STAGE = tuple(f.name for f in fields(StageSettings) if f.name != "args")
+MEASURED = {"total", "completion_length", "diversity", "source", "by"}
+"""What evaluations measure besides rewards."""
 SEEDS_APART = 1_000_003
 MOST_STAGES, MOST_TURNS = 100, 300
 
@@ -92,6 +94,10 @@ def stages_of(resolved: Resolved) -> list[Stage]:
             own = read_run(table, resolved.name)
         except UnknownKeyError as error:
             raise ValueError(str(error)) from None
+        if own.config.ahead:
+            raise ValueError(
+                f"{table.at(('ahead',))} is {own.config.ahead}, and a chain of stages samples by the step: set it to 0"
+            )
         miner = make(MINERS[stage.kind], mining, ("stage", str(i)), resolved.table) if stage.kind in MINERS else None
         rounds = max((one.rounds or 0 for one in config.stage if stage.label in (one.stages or ())), default=0)
         label = f"{stage.label} (round {in_round} of {rounds})" if in_round else stage.label
@@ -99,6 +105,7 @@ def stages_of(resolved: Resolved) -> list[Stage]:
         own = replace(own, config=one)
         found.append(Stage(k + 1, len(turns), label, begin, own, stage.label, stage.kind, miner, stage.until, in_round))
         begin = found[-1].end
+        check_until(found[-1], table.at(("stage", str(i), "until", "metric")))
     check_rows(found, resolved.table)
     return found
 
@@ -122,6 +129,9 @@ def check_table(table: Table, stages: Sequence[StageSettings], i: int) -> None:
             raise ValueError(f"{table.at((*path, key))} is given, and {why}: leave it out")
     if stage.until is not None and "data" not in table.values.get("evaluation", {}):
         raise ValueError(f"{table.at((*path, 'until'))} looks at held-out prompts, and [evaluation.data] is missing: add it")
+    if stage.until is not None and stage.until.every > stage.until.most:
+        where, most = table.at((*path, "until", "every")), stage.until.most
+        raise ValueError(f"{where} is {stage.until.every}, and the stage ends after {most} steps without a look: lower every")
     if stage.kind == "loop":
         check_loop(table, stages, i)
 
@@ -131,6 +141,8 @@ def check_loop(table: Table, stages: Sequence[StageSettings], i: int) -> None:
     stage, path = stages[i], ("stage", str(i))
     names = [one.label for one in stages if one.kind != "loop"]
     for name in stage.stages or ():
+        if name not in names and any(one.label == name for one in stages):
+            raise ValueError(f"{table.at((*path, 'stages'))} names {name!r}, which is a loop: name the stages that it repeats")
         if names.count(name) != 1:
             few = did_you_mean(name, names) if name not in names else "several have that name: give each its own"
             raise ValueError(f"{table.at((*path, 'stages'))} names the stage {name!r}: {few}")
@@ -140,6 +152,16 @@ def check_loop(table: Table, stages: Sequence[StageSettings], i: int) -> None:
         )
     if not any(one.label in (stage.stages or ()) and one.kind in TRAINS for one in stages):
         raise ValueError(f"{table.at((*path, 'stages'))} holds no stage that trains: add one of {', '.join(TRAINS)}")
+
+
+def check_until(stage: Stage, where: str) -> None:
+    """Raise ValueError for a metric that no evaluation has; parts of rewards are known to their rewards alone."""
+    if stage.until is None:
+        return
+    config, first = stage.resolved.config, stage.until.metric.removeprefix("eval/").partition("/")[0]
+    known = {one.label for one in (*config.reward, *config.evaluation.reward)} | {one.name for one in config.evaluation.also}
+    if first not in known | MEASURED:
+        raise ValueError(f"{where} is {stage.until.metric!r}: {did_you_mean(first, known | {'total'})}")
 
 
 def check_rows(stages: Sequence[Stage], table: Table) -> None:
@@ -153,6 +175,7 @@ def check_rows(stages: Sequence[Stage], table: Table) -> None:
     for k, stage in enumerate(stages):
         if stage.miner is None:
             continue
+        refuse_twins(stage, stages[k + 1 :])
         if not any(stage.name in one.sources for one in stages[k + 1 :]):
             refuse_near_names(stage, stages[k + 1 :], table)
             where, data = table.origin(("stage",)) or "the config", f'data = {{use = "{STAGE}{stage.name}"}}'
@@ -160,6 +183,17 @@ def check_rows(stages: Sequence[Stage], table: Table) -> None:
                 f"{where}, {stage.place or stage.name}: no later stage takes its rows: give one {data}, or remove this one"
             )
         check_mining(stage)
+
+
+def refuse_twins(stage: Stage, later: Sequence[Stage]) -> None:
+    """Raise ValueError where another stage makes rows of the same name before one takes those of this stage; loops may."""
+    for one in later:
+        if stage.name in one.sources:
+            return
+        if one.miner is not None and one.name == stage.name and not stage.in_round:
+            raise ValueError(
+                f"{stage.place}: no stage takes its rows before {one.place} makes rows of that name, too: give each a name"
+            )
 
 
 def refuse_near_names(stage: Stage, later: Sequence[Stage], table: Table) -> None:
@@ -232,6 +266,7 @@ def table_of(table: Table, i: int) -> tuple[Table, Values]:
         where = table.at(("stage", str(i), unknown[0]))
         if unknown[0] in kinds:
             raise ValueError(f"{where} is the same for all stages of a chain: write it in the run's own table")
+        own += ["preset"] if kind == "rl" else places(kind, policy_kind(table))
         known = did_you_mean(unknown[0], [*own, *MAY_DIFFER])
         raise ValueError(f"{where} is unknown in a stage of the kind {kind!r}: {known}")
     for key, value in says.items():
@@ -260,13 +295,19 @@ def algorithm_of(table: Table, i: int, says: Values) -> Values:
         changes = {**changes, **preset}
         base = {} if "preset" in changes else deepcopy(table.values.get("algorithm", {}))
     found = lay_over(base, changes, of_parts=True)
-    if kind in KINDS:
-        own = KINDS[str(kind_for(kind, policy_kind(table)))]
-        for path, part in ((("planner",), own.planner), (("objective", "0"), own.objective[0][1])):
-            for name in (f.name for f in fields(part)):  # pyright: ignore[reportArgumentType]
-                if name in says:
-                    put(found, (*path, name), says.pop(name))
+    for name, path in places(kind, policy_kind(table)).items():
+        if name in says:
+            put(found, path, says.pop(name))
     return found
+
+
+def places(kind: str, policy: object) -> dict[str, KeyPath]:
+    """Settings of a kind's planner and first term, which may stand in the stage itself, and their places in [algorithm]."""
+    if kind not in KINDS:
+        return {}
+    own = KINDS[str(kind_for(kind, policy))]
+    parts = ((("objective", "0"), own.objective[0][1]), (("planner",), own.planner))
+    return {f.name: (*path, f.name) for path, part in parts for f in fields(part)}  # pyright: ignore[reportArgumentType]
 
 
 def put(values: Values, path: KeyPath, value: object) -> None:

@@ -43,6 +43,10 @@ class Span(NamedTuple):
     last: float
     name: str
 
+    @property
+    def steps(self) -> str:
+        return f"step {self.first:.0f}" if self.first == self.last else f"steps {self.first:.0f} to {self.last:.0f}"
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -136,13 +140,15 @@ def axes(x: Scale, y: Scale, x_ticks: Sequence[float], y_ticks: Sequence[float],
         text = f"{tick_text(tick, digits)}{unit}"
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y(tick) + 3.5:.1f}" text-anchor="end">{text}</text>')
-    if x_name:
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{HEIGHT - 8}" text-anchor="end">{x_name}</text>')
     digits = decimals(x_ticks)
+    room = LEFT - 6
     for tick in x_ticks:
         text = tick_text(tick, digits)
         at, anchor = inside(x(tick), text)
+        room = min(room, at - LETTER * len(text) / 2 - 3)
         parts.append(f'<text class="tick" x="{at:.1f}" y="{HEIGHT - 8}" text-anchor="{anchor}">{text}</text>')
+    if x_name:
+        parts.append(f'<text class="tick" x="{room:.1f}" y="{HEIGHT - 8}" text-anchor="end">{x_name}</text>')
     return Markup("".join(parts))
 
 
@@ -183,10 +189,12 @@ def curve(one: Series, x: Scale, y: Scale) -> Markup:
     if window > 1:
         smooth = moving_average(values, window)
         parts += [f'<polyline class="line {one.style}" points="{piece}"/>' for piece in pieces(one.steps, smooth, x, y)]
-    few = one.dots or len(values) <= 12
-    for step, value in zip(one.steps, values, strict=True):
+    few = one.dots or sum(map(math.isfinite, values)) <= 12
+    around = [math.nan, *values, math.nan]
+    for before, step, value, after in zip(around, one.steps, values, around[2:], strict=False):
         if math.isfinite(value):
-            look = f'class="dot {one.style}" r="3"' if few else 'class="hit" r="4"'
+            alone = not math.isfinite(before) and not math.isfinite(after)
+            look = f'class="dot {one.style}" r="3"' if few or alone else 'class="hit" r="4"'
             title = f"<title>{escape(one.name)}, step {step:g}: {value:.4g}</title>"
             parts.append(f'<circle {look} cx="{x(step):.1f}" cy="{y(value):.1f}">{title}</circle>')
     return Markup("".join(parts))

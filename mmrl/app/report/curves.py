@@ -25,10 +25,10 @@ Held = Mapping[int, Mapping[str, Estimate]]
 
 
 def curves(data: RunData) -> list[Chart]:
-    """Total reward, mean IoU, every reward, the length of held-out completions, and how different pictures are."""
+    """Total reward, mean IoU, every reward, the length of held-out completions, how different pictures are, what was taught."""
     held = evaluations(data)
     reward, *others = reward_charts(data, held)
-    return [chart for chart in (reward, iou_chart(data, held), *others) if chart is not None]
+    return [*(chart for chart in (reward, iou_chart(data, held), *others) if chart is not None), *noted(data, words.TAUGHT)]
 
 
 def reward_charts(data: RunData, held: Held = MappingProxyType({})) -> list[Chart | None]:
@@ -102,6 +102,11 @@ def health_words(data: RunData) -> words.Words:
 
 
 def health(data: RunData) -> list[Chart]:
+    return noted(data, health_words(data))
+
+
+def noted(data: RunData, metrics: words.Words) -> list[Chart]:
+    """Curves of training with a note below, of those metrics that were logged."""
     return [
         Chart(
             title,
@@ -110,7 +115,7 @@ def health(data: RunData) -> list[Chart]:
             ),
             note,
         )
-        for title, metric, note in health_words(data)
+        for title, metric, note in metrics
         if column(data.train, metric)[0]
     ]
 
@@ -118,7 +123,7 @@ def health(data: RunData) -> list[Chart]:
 def others(data: RunData) -> list[Chart]:
     """Every metric that no other chart shows; parts of rewards with their held-out twin."""
     shown = {"step", CHANGED, "reward/total", "reward/length", "reward/diversity", DIVERSITY[0]}
-    shown |= {metric for _, metric, _ in health_words(data)} | set(words.NOT_OF_PICTURES if data.draws else ())
+    shown |= {metric for _, metric, _ in (*health_words(data), *words.TAUGHT)} | set(words.NOT_OF_PICTURES if data.draws else ())
     shown |= {f"reward/{name}" for name in reward_names(data)}
     names = dict.fromkeys(name.replace("eval/", "reward/", 1) for line in (*data.train, *data.evals) for name in line)
     charts = [both_splits(data, name, name, name.replace("reward/", "eval/", 1)) for name in names if name not in shown]

@@ -25,6 +25,13 @@ HEALTH_OF_PICTURES: Words = (
     GRADIENT,
     NO_SPREAD,
 )
+TAUGHT: Words = (
+    ("Surprise at what is taught", "policy/imitation", "Mean -log p of the taught tokens: it should fall."),
+    ("Error of the flow", "policy/matching_error", "Squared error of velocity or noise. It differs from noise to noise."),
+    ("Pairs in the right order", "policy/preferred", "Share of pairs. A dpo stage begins at 0: nothing has moved yet."),
+    ("Error of ratings", "policy/error", "How far scores are from the ratings of the data."),
+)
+"""What stages that teach should improve."""
 NOT_OF_PICTURES = ("rollout/truncated", "rollout/entropy", "policy/entropy")
 """Metrics that mean nothing where pictures are drawn."""
 

@@ -139,7 +139,6 @@ def check_ahead(config: RunConfig, ranks: Ranks) -> None:
         "cluster.samplers is 0, so the network that trains draws": own and draws,
         "policy.engine.sleep has servers rest while the policy trains": engine is not None and engine.sleep,
         'policy.engine.sync = "broadcast" keeps one version of the weights, so it allows 1': broadcasts and config.ahead > 1,
-        "the run is a chain of stages": bool(config.stage),
         "ahead_drain waits for checkpoints of save_every, which is 0": config.ahead_drain and not config.save_every,
         f"FSDP or ZeRO-3 spreads the weights over the run's {ranks.world} processes": ranks.is_sharded,
     }

@@ -23,7 +23,9 @@ Note = Callable[[int, int, float], None]
 KEY_FIGURES = (
     ("reward", "reward/total"),
     ("imitation", "policy/imitation"),
+    ("matching error", "policy/matching_error"),
     ("preferred", "policy/preferred"),
+    ("error", "policy/error"),
     ("no spread", "reward/no_spread"),
     ("kl", "policy/kl"),
     ("length", "rollout/length"),

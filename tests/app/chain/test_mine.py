@@ -43,7 +43,7 @@ def test_a_loop_killed_between_its_rounds_goes_on_bit_for_bit(tmp_path: Path, ca
     rows = [row for line in pairs for row in line["rows"]]
     assert len(pairs) == 8 and rows and all(row["chosen"] != row["rejected"] for row in rows)
 
-    assert "stage 4: dpo, round 1, steps 26 to 26; " in whole.report_file.read_text()
+    assert "stage 4: dpo, round 1, step 26; " in whole.report_file.read_text()
     assert (export(whole.path, tmp_path / "exported") / "model.safetensors").is_file()
 
     broken = RunDir(tmp_path / "broken")
@@ -104,7 +104,7 @@ def test_prompts_are_filtered_stopped_amid_and_continued(
             ["stage.0={kind='pairs', name='filter', num_prompts=4, num_samples=2, gap=9.0}", "stage.1=" + ON_PAIRS],
             r"stage 1 of 2, filter: no pairs among the samples of 4 prompts; the samples of every prompt are alike, cut or",
         ),
-        (["stage.1.until.metric='stop'"], "until.metric is 'stop', and what is measured is .*stops, total: take one of them"),
+        (["stage.1.until.metric='stops/x'"], "until.metric is 'stops/x', and what is measured is .*stops, total: take one"),
     ],
 )
 def test_what_shows_only_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str):

@@ -26,7 +26,7 @@ RL = {"kind": "rl", "steps": 5}
 PAIRS = {"kind": "pairs"}
 DPO = {"kind": "dpo", "steps": 1, "data": {"use": "stage:pairs"}}
 LOOP = {"kind": "loop", "rounds": 3, "stages": ["pairs", "dpo"]}
-UNTIL = {"metric": "iou", "at_least": 0.5, "most": 7}
+UNTIL = {"metric": "iou", "at_least": 0.5, "most": 7, "every": 7}
 
 
 def test_a_stage_is_the_run_with_what_it_says_over_it():
@@ -99,7 +99,7 @@ def test_a_checkpoint_at_a_border_is_of_the_stage_that_ended():
         ([{**SFT, "steps": 0}], "stage.0.steps is 0"),
         ([{**SFT, "policy": {"model": "x"}}], "stage.0.policy is the same for all stages of a chain"),
         ([{**RL, "column": "x"}], "stage.0.column is unknown in a stage of the kind 'rl'"),
-        ([{**SFT, "colum": "x"}], "stage.0.colum is unknown in a stage of the kind 'sft'"),
+        ([{**SFT, "colum": "x"}], "stage.0.colum is unknown in a stage of the kind 'sft': did you mean 'column'"),
         ([{**SFT, "optimizer": {"rl": 1.0}}], "a.toml, stage 1: optimizer.rl is unknown"),
         ([SFT, {**RL, "reward": []}], "stage 2: reward is missing"),
         (
@@ -110,6 +110,11 @@ def test_a_checkpoint_at_a_border_is_of_the_stage_that_ended():
         ([SFT] * 101, "stage has 101 stages, and a chain 100 at most"),
         ([{**PAIRS, "steps": 2}, DPO], "a.toml: stage.0.steps is given, and a stage of the kind 'pairs' has none: leave it out"),
         ([{**SFT, "until": UNTIL}], "stage.0.steps is given, and until.most is its last step"),
+        ([{"kind": "sft", "until": {**UNTIL, "every": 8}}], "until.every is 8, and the stage ends after 7 steps without a look"),
+        ([{"kind": "sft", "until": {**UNTIL, "metric": "iuo"}}], "stage.0.until.metric is 'iuo': did you mean 'iou'"),
+        ([PAIRS, DPO, {**LOOP, "name": "one"}, {**LOOP, "stages": ["one"]}], "stage.3.stages names 'one', which is a loop"),
+        ([PAIRS, PAIRS, DPO], "stage 1 of 3, pairs: no stage takes its rows before stage 2 of 3, pairs makes rows of that name"),
+        ([SFT, {**RL, "ahead": 1}], "stage 2: ahead is 1, and a chain of stages samples by the step: set it to 0"),
         ([{**PAIRS, "until": UNTIL}, DPO], "stage.0.until is given, and a stage of the kind 'pairs' has none"),
         ([PAIRS, DPO, {"kind": "loop", "stages": ["dpo"]}], "stage.2.rounds is missing: a stage of the kind 'loop' needs it"),
         ([PAIRS, DPO, {**LOOP, "stages": ["pairs", "rl"]}], "stage.2.stages names the stage 'rl'"),

@@ -199,6 +199,18 @@ def test_chart_leaves_gaps_where_a_value_is_missing() -> None:
     assert "No finite value" in line_chart([Series("x", [0.0], [math.nan], "train")], "x")
 
 
+def test_a_point_between_gaps_can_be_seen_in_a_long_curve() -> None:
+    values = [math.nan, 0.25, math.nan, *[0.1] * 20, math.nan, 0.0]
+    drawn = str(line_chart([Series("x", list(map(float, range(len(values)))), values, "train")], "x"))
+    assert re.findall(r'class="dot train" r="3".*?step (\d+)', drawn) == ["1", "24"]
+
+
+def test_the_name_of_the_axis_leaves_room_for_the_first_step() -> None:
+    drawn = str(line_chart([Series("x", [1200.0, 1201.0], [0.0, 1.0], "train")], "x"))
+    name, first = (float(re.findall(rf'x="([\d.]+)" y="202.0" text-anchor="\w+">{text}<', drawn)[0]) for text in ("step", "1200"))
+    assert name + 3 <= first - 4 * 7 / 2
+
+
 def test_chart_names_are_escaped() -> None:
     assert "<b>" not in line_chart([Series("<b>", [0.0], [1.0], "train")], "<b>")
     assert "<b>" not in histogram([("<b>", [1.0], "a")], "<b>")
@@ -420,3 +432,4 @@ def test_stages_lie_behind_the_curves_as_bands():
     assert ends[0][0] == LEFT and ends[2][1] == pytest.approx(WIDTH - RIGHT, abs=0.2)
     assert ends[0][1] == pytest.approx(ends[1][0], abs=0.2) and ends[1][1] == pytest.approx(ends[2][0], abs=0.2)
     assert stages_taken({}, lines) == []
+    assert [one.steps for one in stages] == ["steps 1 to 2", "steps 3 to 5", "step 6"]
