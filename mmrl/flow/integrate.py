@@ -58,10 +58,11 @@ def gaussian_of(
     v: Float[Tensor, "m ..."],
     sigmas: Float[Tensor, " t1"],
     index: int | Int[Tensor, " m"],
+    part_sizes: tuple[int, ...] = (),
 ) -> Gaussian:
     """The density of a stochastic step at latents x with velocity v: what re-evaluation needs.
 
-    `index` is the place of the step in the table, one per latent or one for all.
+    `index` is the place of the step in the table, one per latent or one for all; `part_sizes` see Gaussian.
 
     Raises:
         ValueError: the step belongs to a solver, which has no density.
@@ -70,7 +71,7 @@ def gaussian_of(
         raise ValueError("a step without noise has no log-probability: train stochastic steps only")
     at = index if isinstance(index, Tensor) else torch.full((len(x),), index)
     plain = step.dynamics.transition(x, v, to_device(sigmas, x.device), to_device(at, x.device))
-    return Gaussian(plain.mean, plain.std * step.density_scale, plain.normalized)
+    return Gaussian(plain.mean, plain.std * step.density_scale, plain.normalized, part_sizes)
 
 
 def integrate(
@@ -81,12 +82,13 @@ def integrate(
     noise: Noise,
     storage: torch.dtype | None = None,
     keep: Callable[[Tensor], Tensor] = lambda x: x,
+    part_sizes: tuple[int, ...] = (),
 ) -> Trajectory:
     """Sample all rows of the layout, on the device of noise and velocities, without waiting for it on the way.
 
     `keep` moves the latents that the trajectory holds, for example to the host's memory.
     `storage` is the dtype latents will be kept in: they are rounded to it before their log-probabilities are taken, so that
-    evaluating them again from the record gives the same numbers.
+    evaluating them again from the record gives the same numbers. `part_sizes` see Gaussian.
     """
     x = _round_to(noise(0, layout.owners(0)), storage)
     states, means, logprobs, predictions = [keep(x)], list[Tensor](), list[Tensor](), list[Tensor]()
@@ -112,7 +114,7 @@ def integrate(
         if len(drawn):
             noisy = to_device(drawn, x.device)
             x_next, mean = x_next.clone(), mean.clone()
-            gaussian = gaussian_of(step, x[noisy], v[noisy], sigmas, i)
+            gaussian = gaussian_of(step, x[noisy], v[noisy], sigmas, i, part_sizes)
             fresh = noise(i + 1, children[drawn]).to(x) * (step.noise_scale / step.density_scale)
             mean[noisy] = gaussian.mean
             x_next[noisy] = _round_to(gaussian.draw(fresh), storage)

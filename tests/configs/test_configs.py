@@ -77,6 +77,7 @@ FAMILIES = {
 
 
 DRAW_CLIPS = {
+    "Wan2.1-I2V": "wan_i2v",
     "Wan2.1": "wan",
     "Wan2.2-TI2V-5B": "wan_5b",
     "Wan2.2-T2V-A14B": "wan_a14b",
@@ -180,7 +181,8 @@ def test_a_real_clip_config_trains_a_tiny_model_of_its_kind(name: str):
     kind = next(kind for part, kind in DRAW_CLIPS.items() if part in drawn.model)
     words = [word for word in SMALL_PICTURES if drawn.lora or not word.startswith("policy.lora")]
     tree = ["algorithm.group_size=16", "algorithm.schedule.num_steps=10"] if "branch" in name else []
-    given = [f"policy.frames={min(5, drawn.frames)}", "policy.height=32", "policy.width=32", "policy.max_prompt_tokens=12"]
+    tokens = 512 if kind == "wan_i2v" else 12
+    given = [f"policy.frames={min(5, drawn.frames)}", "policy.height=32", "policy.width=32", f"policy.max_prompt_tokens={tokens}"]
     steps = resolved.table.values["algorithm"].get("schedule", {})
     tree += ["algorithm.schedule.num_steps=4"] if steps.get("num_steps") == 20 and "trained_per_row" not in steps else []
     check_two_steps(configs.resolve(resolved.table, [*words, *given, *tree, f"policy.model=tiny:{kind}"]))

@@ -5,7 +5,7 @@ S = s sqrt(-dt) the deviation of the noise. All arithmetic is in float32, or in 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -25,6 +25,8 @@ class Gaussian:
     """S, 0 where the step is deterministic."""
     normalized: bool = True
     """False: log_density is -(x' - mean)^2, without variance and constants (CPS, as its authors clip it)."""
+    part_sizes: tuple[int, ...] = ()
+    """Elements of each of several latents that are one vector, end to end; (): it is a single one."""
 
     def draw(self, noise: Float[Tensor, "n ..."]) -> Float[Tensor, "n ..."]:
         return self.mean + like_batch(self.std, self.mean) * noise.to(self.mean)
@@ -32,16 +34,25 @@ class Gaussian:
     def log_density(self, x_next: Float[Tensor, "n ..."]) -> Float[Tensor, " n"]:
         """The log-density of x' per element: the MEAN over all dimensions but the first, never their sum.
 
-        Gradients reach the mean only; x' is detached. Raises ValueError for a step without noise.
+        Of several latents, the mean of their means: each weighs the same, however many elements it has. Gradients reach the mean
+        of the Gaussian only; x' is detached. Raises ValueError for a step without noise.
         """
         gap = (x_next.detach().to(self.mean) - self.mean) ** 2
-        dims = tuple(range(1, gap.ndim))
+        mean = mean_of_parts(gap, self.part_sizes)
         if not self.normalized:
-            return -gap.mean(dims)
+            return -mean
         # On a GPU the host would wait for the result; audits check the deviations of every plan before anything trains.
         if self.std.device.type == "cpu" and bool((self.std == 0).any()):
             raise ValueError("a step without noise has no log-probability: train stochastic steps only")
-        return -(gap.mean(dims) / (2 * self.std**2)) - self.std.log() - math.log(math.sqrt(2 * math.pi))
+        return -(mean / (2 * self.std**2)) - self.std.log() - math.log(math.sqrt(2 * math.pi))
+
+
+def mean_of_parts(x: Float[Tensor, "n ..."], sizes: Sequence[int]) -> Float[Tensor, " n"]:
+    """The mean of every row, or the mean of the means of its parts of these sizes."""
+    if not sizes:
+        return x.mean(tuple(range(1, x.ndim)))
+    parts: tuple[Tensor, ...] = torch.split(x, list(sizes), 1)
+    return torch.stack([part.mean(1) for part in parts]).mean(0)
 
 
 @runtime_checkable

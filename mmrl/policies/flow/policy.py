@@ -291,7 +291,8 @@ class FlowPolicy(PolicyHooks):
         return [*self.family.trained.values(), *self.family.text_encoders.values()]
 
     def _sigma_table(self, plan: RolloutPlan, size: Size | None = None) -> SigmaTable:
-        return SigmaTable(plan, size or (self.config.width, self.config.height), self.sigmas(plan, size))
+        own = size or (self.config.width, self.config.height)
+        return SigmaTable(plan, own, self.sigmas(plan, size), self.family.at(own).part_sizes)
 
 
 def plan_of(requests: Sequence[Request], sampling: object) -> RolloutPlan:

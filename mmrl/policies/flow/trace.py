@@ -68,6 +68,8 @@ class SigmaTable:
     plan: RolloutPlan
     size: Size
     sigmas: Float[Tensor, " t1"]
+    part_sizes: tuple[int, ...] = ()
+    """Elements of each of several latents that are one vector; see Gaussian."""
 
     @property
     def timesteps(self) -> Float[Tensor, " t"]:

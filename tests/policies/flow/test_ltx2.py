@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from mmrl.core.readings import ROLLOUT_LOGPROBS
+from mmrl.core.readings import LOGPROBS, MEAN, ROLLOUT_LOGPROBS, SAMPLED_MEAN, STD
 from mmrl.core.types import Prompt, Request
 from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
@@ -25,6 +25,7 @@ from mmrl.policies.flow.families.ltx2 import LTX2, LTX2FirstLatent
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.policies.flow.prompt.embedding_cache import open_cache
 from mmrl.policies.flow.prompt.encode import Encoder
+from mmrl.policies.flow.trace import FlowTrace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.training.rewards.previews import preview_of
 from tests.support.flow_policies import LORA, latents, logprobs, stir
@@ -150,6 +151,30 @@ def test_log_probabilities_are_read_again_and_every_weight_gets_a_gradient(tiny:
     assert float((again.detach() - rollouts.recorded[ROLLOUT_LOGPROBS]).abs()[rollouts.action_mask].max()) < 1e-6
     again.sum().backward()
     assert [key for key, own in policy.weights.named.items() if own.grad is None or not bool(own.grad.abs().sum())] == []
+
+
+@pytest.mark.parametrize("dynamics", ["flow_sde", "cps"])
+def test_a_log_probability_is_the_mean_of_the_clips_and_the_sounds_own(tiny: Any, dynamics: Any):
+    """Element by element, as distributions of torch have it; and distances of latents have the same scale."""
+    policy = make(tiny("ltx2"))
+    assert isinstance(policy.family, LTX2)
+    rollouts = policy.rollout(asked(2), Full(num_steps=3, level=0.7, dynamics=dynamics).at(0))
+    trace, mask = rollouts.trace, rollouts.action_mask
+    assert isinstance(trace, FlowTrace)
+    stir(policy, 0.3)
+    with torch.no_grad():
+        found = policy.read(trace, [LOGPROBS, MEAN, SAMPLED_MEAN, STD], mask)
+    sizes = [int(np.prod(shape)) for shape in (policy.family.clip_shape, policy.family.sound_shape)]
+    clips, scale = sizes[0], torch.cat([torch.full((size,), (sum(sizes) / 2 / size) ** 0.5) for size in sizes])
+    moved = (found[MEAN] - found[SAMPLED_MEAN]) ** 2
+    for row, step in mask.nonzero().tolist():
+        latent, drawn = trace.latents[trace.after[row, step]], trace.latents[trace.means[row, step]]
+        mean, std = found[MEAN][row, step] / scale, found[STD][row, step]
+        each = -((latent - mean) ** 2) if dynamics == "cps" else torch.distributions.Normal(mean, std).log_prob(latent)
+        torch.testing.assert_close(found[LOGPROBS][row, step], (each[:clips].mean() + each[clips:].mean()) / 2)
+        apart = (mean - drawn) ** 2
+        torch.testing.assert_close(moved[row, step].mean(), (apart[:clips].mean() + apart[clips:].mean()) / 2)
+        assert abs(float(each.mean() - found[LOGPROBS][row, step])) > 1e-4, "a mean over the whole vector is another number"
 
 
 def test_without_its_sound_the_same_clip_is_drawn_and_less_is_decoded(tiny: Any, monkeypatch: pytest.MonkeyPatch):

@@ -60,3 +60,8 @@ class FamilyFacts:
     """Does it draw sounds of policy.seconds?"""
     sound_beside: ClassVar[bool] = False
     """Are its clips drawn with a sound, which policy.sound decodes?"""
+
+    @property
+    def part_sizes(self) -> tuple[int, ...]:
+        """Elements of each of several latents that are one vector, end to end: a log-probability is the mean of theirs."""
+        return ()

@@ -36,9 +36,9 @@ def samples_of(vocoder: Mapping[str, Any], frames: float) -> float:
 class LTX2(ClipFamily):
     """x = (clip, sound): latents (c, f, h, w) and (c, l, bands) end to end, the clip first, one noise and one density for both.
 
-    A log-probability is the mean over the whole vector, of which the sound is some 2% at 512 x 768 pixels. Each part has its own
-    guidance: policy.guidance, policy.guidance_sound. Not supported: what its pipeline's usual call adds to that (guidance away
-    from skipped layers and from parted media, rescaling), LTX-2.5, upsampling.
+    A log-probability is the mean of the clip's and the sound's own means: the sound is some 2% of the vector at 512 x 768 pixels.
+    Each part has its own guidance: policy.guidance, policy.guidance_sound. Not supported: what its pipeline's usual call adds to
+    that (guidance away from skipped layers and from parted media, rescaling), LTX-2.5, upsampling.
     """
 
     usual_guidance = 3.0
@@ -135,7 +135,12 @@ class LTX2(ClipFamily):
 
     @property
     def latent_shape(self) -> tuple[int, ...]:
-        return (math.prod(self.clip_shape) + math.prod(self.sound_shape),)
+        return (sum(self.part_sizes),)
+
+    @property
+    def part_sizes(self) -> tuple[int, ...]:
+        """The clip's and the sound's."""
+        return math.prod(self.clip_shape), math.prod(self.sound_shape)
 
     @property
     def image_tokens(self) -> int:
@@ -144,7 +149,7 @@ class LTX2(ClipFamily):
 
     def parts(self, x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n c f h w"], Float[Tensor, "n k l bands"]]:
         """The clip and the sound of a vector."""
-        clip, sound = x.split([math.prod(self.clip_shape), math.prod(self.sound_shape)], 1)
+        clip, sound = x.split(list(self.part_sizes), 1)
         return clip.unflatten(1, self.clip_shape), sound.unflatten(1, self.sound_shape)
 
     def join(self, clip: Tensor, sound: Tensor) -> Float[Tensor, "n d"]:

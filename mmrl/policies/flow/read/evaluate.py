@@ -103,7 +103,19 @@ def of_actions(trace: FlowTrace, actions: Actions, v: Tensor | None, asked: Coll
         flat["sampled_mean"] = trace.latents[trace.means[rows, columns]]
     if "target_velocity" in asked:
         flat["target_velocity"] = trace.targets(rows, columns)
-    return {name: values for name, values in flat.items() if name in asked}
+    sizes = trace.sigma_tables[int(trace.course_index[rows[0]])].part_sizes if len(rows) else ()
+    return {name: weighed(values, sizes) if name in OF_LATENTS else values for name, values in flat.items() if name in asked}
+
+
+def weighed(x: Float[Tensor, "m ..."], sizes: Sequence[int]) -> Float[Tensor, "m ..."]:
+    """Latents with their parts' elements scaled, so that a mean of squares over all is the mean of the parts' own means.
+
+    Objectives compare latents by such means: they are then on the scale of the log-probabilities, whatever sizes parts have.
+    """
+    if not sizes:
+        return x
+    each = sum(sizes) / len(sizes)
+    return torch.cat([part * (each / part.shape[1]) ** 0.5 for part in x.split(list(sizes), 1)], 1)
 
 
 def densities(
@@ -126,7 +138,7 @@ def densities(
             if not step.stochastic:
                 means = means.index_copy(0, own, euler_means(x[own], v[own], sigma_table.sigmas, steps[places]))
                 continue
-            gaussian = gaussian_of(step, x[own], v[own], sigma_table.sigmas, steps[places])
+            gaussian = gaussian_of(step, x[own], v[own], sigma_table.sigmas, steps[places], sigma_table.part_sizes)
             means = means.index_copy(0, own, gaussian.mean)
             if step.trained:
                 logprobs = logprobs.index_copy(0, own, gaussian.log_density(x_next[own]))
