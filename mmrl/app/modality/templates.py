@@ -72,13 +72,15 @@ def generate_arguments(policy: TextPolicy, sampling: Sampling) -> dict[str, obje
 
 
 def code_template(policy: CodePolicy, evaluation: EvaluationTable) -> dict[str, object]:
-    """The facts of a model that draws by tokens: nothing is put around its prompts but its own chat template."""
-    sampling = answers_with(policy, evaluation)
+    """The facts of a model that draws by tokens: nothing is around its prompts but its chat template, and what asks for a plan."""
+    sampling, plan = answers_with(policy, evaluation), policy.drawing.plan
+    before, behind = policy.encode.template.split(QUESTION, 1)
     return {
-        "template": "none",
+        "template": "none" if plan is None else "plan",
         "system": "",
-        "prefix": "",
-        "suffix": "",
+        "prefix": before,
+        "suffix": behind,
+        **({} if plan is None else {"plan": asdict(plan)}),
         "chat_template_sha256": hashlib.sha256(str(policy.processor.chat_template).encode()).hexdigest(),
         "side": policy.family.side,
         "dtype": dtype_to_load(policy),
