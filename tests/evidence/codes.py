@@ -45,7 +45,7 @@ class Cast:
     spread: float
 
     def __call__(self, group: Group) -> list[float]:
-        wanted = np.array([1.0 if colour == group.prompt.id else -1.0 for colour in COLOURS])
+        wanted = np.array([1.0 if colour == group.prompt.answer else -1.0 for colour in COLOURS])
         return [float(((tone(sample.image) - self.middle) * wanted).mean() / self.spread) for sample in group.samples]
 
 
@@ -72,7 +72,7 @@ class CodeTask(Task[Drawing]):
         """Train, and measure the reward on the way."""
         folder = keep(None, f"evidence-janus-{seed}", "config.json", lambda place: janus.build("janus", place, seed))
         policy = CodePolicy(CodePolicyConfig(str(folder), guidance=algorithm.guidance), algorithm.algorithm.shadows)
-        reward, prompts = cast_of(policy), [Prompt(colour, " ".join([colour] * TIMES)) for colour in COLOURS]
+        reward, prompts = cast_of(policy), [Prompt(colour, " ".join([colour] * TIMES), answer=colour) for colour in COLOURS]
         settings = TrainSettings(
             steps=self.steps,
             prompts_per_step=len(prompts),

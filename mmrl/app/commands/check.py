@@ -290,9 +290,11 @@ def look_at_samples(rollouts: Rollouts, found: Findings) -> None:
     sample = group.samples[0]
     if sample.text is not None:
         cut = float(rollouts.truncated().float().mean())
-        said = f"{cut:.0%} were cut: raise policy.sampling.max_new_tokens" if cut > 0.5 else f"{cut:.0%} were cut"
-        found.add("completions", said, "note" if cut > 0.5 else "ok")
-        found.add("a sample", f"{group.prompt.text!r} -> {group.samples[0].text!r}")
+        most = "policy.sampling.max_new_tokens" if sample.output is None else "policy.plan.max_new_tokens"
+        said = f"{cut:.0%} were cut: raise {most}" if cut > 0.5 else f"{cut:.0%} were cut"
+        found.add("completions" if sample.output is None else "plans", said, "note" if cut > 0.5 else "ok")
+        found.add("a sample" if sample.output is None else "a plan", f"{group.prompt.text!r} -> {sample.text!r}")
+    if sample.output is None:
         return
     file = Path(tempfile.mkdtemp(prefix="mmrl-check-")) / "sample.png"
     frames, kind = frames_of(sample.output)

@@ -87,6 +87,8 @@ def begins_by_itself(policy: TextPolicy) -> bool:
 
 def draw_codes_again(policy: CodePolicy) -> list[str]:
     """Transformers code that draws a picture with the run's guidance."""
+    if policy.drawing.plan is not None:
+        return [f"A plan is written before a picture, by a call of its own: `{FACTS}` has its words, `mmrl eval` draws it."]
     return [
         "These lines draw a picture as the run does, with random numbers of their own: "
         f"`{FACTS}` says how codes are drawn, and `mmrl eval` draws the run's again.",

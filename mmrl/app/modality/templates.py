@@ -72,13 +72,15 @@ def generate_arguments(policy: TextPolicy, sampling: Sampling) -> dict[str, obje
 
 
 def code_template(policy: CodePolicy, evaluation: EvaluationTable) -> dict[str, object]:
-    """The facts of a model that draws by tokens: nothing is put around its prompts but its own chat template."""
-    sampling = answers_with(policy, evaluation)
+    """The facts of a model that draws by tokens: its chat template alone is around prompts, and words that ask for a plan."""
+    sampling, plan = answers_with(policy, evaluation), policy.drawing.plan
+    before, behind = policy.encode.template.split(QUESTION, 1)
     return {
-        "template": "none",
+        "template": "none" if plan is None else "plan",
         "system": "",
-        "prefix": "",
-        "suffix": "",
+        "prefix": before,
+        "suffix": behind,
+        **({} if plan is None else {"plan": asdict(plan)}),
         "chat_template_sha256": hashlib.sha256(str(policy.processor.chat_template).encode()).hexdigest(),
         "side": policy.family.side,
         "dtype": dtype_to_load(policy),
@@ -166,6 +168,8 @@ def template_line(facts: Facts) -> str:
     added = [f"{text!r} {place} it" for text, place in ((facts["prefix"], "before"), (facts["suffix"], "after")) if text]
     if not added:
         return f"prompt template {facts['template']}: nothing is put around a prompt{system}"
+    if facts["template"] == "plan":
+        return f"a plan is asked for with {' and '.join(added)} (policy.plan.ask)"
     boxes = f"; boxes are {facts['box_space']}" if str(facts["template"]).endswith("box") else ""
     return (
         f"prompt template {facts['template']}: every prompt stands{system} with {' and '.join(added)}{boxes} "

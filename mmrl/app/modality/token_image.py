@@ -98,7 +98,7 @@ class TokenImageModality:
                 f"algorithm {label} has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is "
                 "'token_image', which draws by tokens: take a preset for text such as grpo"
             )
-        return algorithm.with_length(family_of_model(policy).num_codes)
+        return algorithm.with_length(policy.plan_tokens + family_of_model(policy).num_codes)
 
     def look_around(self, policy: CodePolicyConfig, episodes: Limits | None = None) -> None:
         """Pictures are drawn by the policy itself."""

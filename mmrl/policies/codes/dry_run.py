@@ -1,6 +1,8 @@
 """A policy that draws by tokens, going through the motions of a run without its weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from PIL import Image
 
 from mmrl.core.protocols import View
 from mmrl.policies.codes.janus import family_of
+from mmrl.policies.codes.plans import PlannedGenerator, plan_writer
 from mmrl.policies.codes.policy import CodePolicy, as_drawing, text_settings
 from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.shared.meta_models import LiveBytes
@@ -32,12 +35,17 @@ class CodeDryRun(TextDryRun):
         super().__init__(text_settings(config), shadows, views)
 
     def load(self, config: TextPolicyConfig) -> Loaded:
-        return as_drawing(load_meta(config, family_of))
+        plans = self.drawing.plan is not None
+        return as_drawing(load_meta(config, partial(family_of, plans=plans)), plans)
 
     def build(
         self, config: TextPolicyConfig, shadows: Iterable[str], views: Mapping[str, View] | None, parts: TextParts
     ) -> CodePolicy:
-        return Sketching(self.drawing, shadows, views=views, parts=parts)
+        policy = Sketching(self.drawing, shadows, views=views, parts=parts)
+        if isinstance(made := policy.generator, PlannedGenerator):
+            # a picture takes more memory than the plan before it
+            policy.generator = replace(made, plans=replace(self.writer, inner=plan_writer(policy), compared=False))
+        return policy
 
     def activations(self) -> dict[str, int]:
         found, policy = super().activations(), self.policy

@@ -31,7 +31,7 @@ class Janus(TextOnly):
 
     vision: tuple[str, ...] = ("vision_model", "vqmodel")
     projector: tuple[str, ...] = ("aligner", "lm_head")
-    """The head of text among them: no code passes it."""
+    """The head of text among them where no plan is written: no code passes it."""
     language: tuple[str, ...] = ("language_model",)
     kept: tuple[int, ...] = ()
     """Tokens of a prompt that stay when guidance takes its words away: the first, and the one that begins a picture."""
@@ -51,10 +51,15 @@ class Janus(TextOnly):
         """Width and height of a picture, in pixels."""
         return int(self.config.vq_config.num_patches) * 2 ** (len(self.config.vq_config.channel_multiplier) - 1)
 
-    @property
-    def longest(self) -> int:
-        """Tokens of a prompt at most."""
-        return int(self.config.get_text_config().max_position_embeddings) - self.num_codes
+    def room(self, plan: int) -> int:
+        """Tokens of a prompt at most, in front of a picture and a plan of so many tokens; ValueError where there are none."""
+        found = int(self.config.get_text_config().max_position_embeddings) - self.num_codes - plan
+        if found < 1:
+            raise ValueError(
+                f"policy.plan.max_new_tokens is {plan}, and the model has {found + plan} positions in front of a picture, for "
+                "prompt and plan: lower it"
+            )
+        return found
 
     def media_token_ids(self, tokenizer: object) -> frozenset[int]:
         """None: completions are not of the tokenizer."""
@@ -68,14 +73,18 @@ class Janus(TextOnly):
         return token_ids.masked_fill(words, pad)
 
 
-def family_of(config: Any) -> Janus:
-    """The family of a model's config; ValueError for a model that does not draw by tokens, or whose parts do not fit."""
+def family_of(config: Any, plans: bool = False) -> Janus:
+    """The family of a model's config, whose head of text trains if it `plans`.
+
+    Raises ValueError for a model that does not draw by tokens, or whose parts do not fit.
+    """
     if config.model_type not in TYPES:
         raise ValueError(
             f"policy.kind is 'token_image', and a model of type {config.model_type} does not draw by tokens: take "
             f"one of type {' or '.join(TYPES)}, or set policy.kind = 'text'"
         )
-    family, seen = Janus(config), config.vision_config.num_image_tokens
+    family = Janus(config, projector=("aligner",)) if plans else Janus(config)
+    seen = config.vision_config.num_image_tokens
     if seen != family.num_codes:
         raise ValueError(
             f"the model's config says that a picture has {seen} tokens, and its decoder takes {family.num_codes} codes: "
@@ -91,9 +100,10 @@ def family_of(config: Any) -> Janus:
 
 @dataclass(frozen=True)
 class DrawingProcessor:
-    """The model's processor as it asks for pictures: a chat ends with the token that begins one."""
+    """The model's processor as it asks for pictures: a chat ends with the token that begins one, or, for plans, without."""
 
     inner: Any
+    draws: bool = True
 
     @property
     def tokenizer(self) -> Any:
@@ -104,8 +114,8 @@ class DrawingProcessor:
         return self.inner.chat_template
 
     def apply_chat_template(self, chat: Sequence[object], **options: object) -> str:
-        """The chat as text, and the beginning of a picture."""
-        return self.inner.apply_chat_template(chat, **options) + self.inner.image_start_token
+        """The chat as text, and the beginning of what follows."""
+        return self.inner.apply_chat_template(chat, **options) + (self.inner.image_start_token if self.draws else "")
 
     def __call__(self, text: Sequence[str], **options: object) -> object:
         """Token ids (n, p) and their mask."""

@@ -38,6 +38,8 @@ class CodeNet(TextNet):
     """
 
     family: Janus
+    writer: TextNet
+    """The same model as it writes plans, where it does."""
 
     def __init__(self, *given: Any, guidance: float) -> None:
         super().__init__(*given)

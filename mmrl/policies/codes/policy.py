@@ -14,14 +14,28 @@ from mmrl.core.protocols import View
 from mmrl.core.types import Group, Request, Rollouts, Sample, StoredRow
 from mmrl.policies.codes.janus import DrawingProcessor, Janus, family_of
 from mmrl.policies.codes.net import CodeNet
-from mmrl.policies.codes.settings import CodePolicyConfig
+from mmrl.policies.codes.plans import (
+    MARK,
+    Framing,
+    PlannedGenerator,
+    RowRounding,
+    never_in_plans,
+    plan_writer,
+    planned_evaluation,
+)
+from mmrl.policies.codes.settings import PLAN, PROMPT, CodePolicyConfig, PlanSettings
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay
 from mmrl.policies.text.loading import Loaded, load, load_config
+from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
-from mmrl.policies.text.read.evaluate import QUANTITIES
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.prompt.templates import QUESTION
+from mmrl.policies.text.read.evaluate import QUANTITIES, Evaluation
+from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.text.write.rollout import check_sampling
 
 __all__ = ["CodePolicy", "CodePolicyConfig"]
@@ -30,12 +44,12 @@ __all__ = ["CodePolicy", "CodePolicyConfig"]
 def text_settings(config: CodePolicyConfig) -> TextPolicyConfig:
     """The settings of the text policy that writes the model's codes; raises what `load_config` and `family_of` raise."""
     family = family_of(load_config(TextPolicyConfig(config.model)))
-    return config.as_text(family.num_codes, family.longest)
+    return config.as_text(family.num_codes, family.room(config.plan_tokens))
 
 
-def as_drawing(loaded: Loaded) -> Loaded:
-    """A model that writes, made one that draws."""
-    tokenizer, processor = loaded.processor.tokenizer, DrawingProcessor(loaded.processor)
+def as_drawing(loaded: Loaded, plans: bool = False) -> Loaded:
+    """A model that writes, made one that draws, after a plan or at once."""
+    tokenizer, processor = loaded.processor.tokenizer, DrawingProcessor(loaded.processor, draws=not plans)
     begin = tokenizer.convert_tokens_to_ids(loaded.processor.image_start_token)
     if tokenizer.pad_token_id is None or tokenizer.bos_token_id is None:
         raise ValueError("the model's tokenizer names no pad_token or bos_token, which guidance needs: take the model's own")
@@ -43,15 +57,16 @@ def as_drawing(loaded: Loaded) -> Loaded:
     return replace(loaded, processor=processor, family=family, eos_token_ids=(), codes=True)
 
 
-def load_drawing(config: TextPolicyConfig) -> Loaded:
+def load_drawing(config: TextPolicyConfig, plans: bool = False) -> Loaded:
     """Load model and processor; raises what `mmrl.policies.text.loading.load` raises, and ValueError without a head of codes."""
-    return as_drawing(load(config, family_of))
+    return as_drawing(load(config, partial(family_of, plans=plans)), plans)
 
 
 class CodePolicy(TextPolicy):
     """A model of transformers that draws by tokens. An action is a code of the picture; guidance is part of the policy.
 
-    Rollouts hold pictures in place of texts, all with the model's number of codes. Arguments are those of TextPolicy.
+    Rollouts hold pictures in place of texts, all with the model's number of codes, or pictures and the plans before them.
+    Arguments are those of TextPolicy.
 
     Raises what TextPolicy raises, and ValueError for a model that does not draw by tokens.
     """
@@ -65,12 +80,27 @@ class CodePolicy(TextPolicy):
         shadows: Iterable[str] = (),
         ema_decay: Decay = USUAL_DECAY,
         views: Mapping[str, View] | None = None,
-        parts: TextParts = TextParts(load=load_drawing),
+        parts: TextParts | None = None,
     ) -> None:
-        self.drawing = config
+        self.drawing, self.first_code = config, 0
+        parts = parts or TextParts(load=partial(load_drawing, plans=config.plan is not None))
         parts = replace(parts, net=partial(CodeNet, guidance=config.guidance))
         super().__init__(text_settings(config), shadows, ema_decay, views, parts)
         self.offers = QUANTITIES
+        if config.plan is not None:
+            self.write_plans(config.plan)
+
+    def write_plans(self, plan: PlanSettings) -> None:
+        """Write a plan before every picture from here on."""
+        # rows of two kinds of tokens cannot be read again under one change at a time
+        self.diagnostics = None
+        net, self.first_code = self.net, self.net.model.get_output_embeddings().weight.shape[0]
+        self.banned = never_in_plans(self.tokenizer, self.first_code)
+        net.writer = TextNet(net.model, self.family, self.banned, net.pad_token_id, net.half_precision)
+        asked = replace(self.config, answer_format=plan.draw.replace(PROMPT, QUESTION).replace(PLAN, MARK))
+        write = replace(self.encode, processor=replace(self.processor, draws=True), config=asked, tried=set())
+        self.framing = Framing(write, self.first_code, self.family.room(plan.max_new_tokens))
+        self.generator = PlannedGenerator(self.framing, plan_writer(self), self.generator, plan.max_new_tokens)
 
     @torch.no_grad()
     def rollout(self, requests: Sequence[Request], sampling: Sampling | None = None) -> Rollouts:
@@ -83,8 +113,9 @@ class CodePolicy(TextPolicy):
         usual = self.config.sampling
         rollouts = super().rollout(requests, replace(check_sampling(sampling, usual), max_new_tokens=usual.max_new_tokens))
         samples = [sample for group in rollouts.groups for sample in samples_of(group)]
-        pictures = iter(self.pictures([sample.token_ids or () for sample in samples]))
-        return replace(rollouts, groups=tuple(with_pictures(group, pictures) for group in rollouts.groups))
+        rows = [[token - self.first_code for token in sample.token_ids or () if token >= self.first_code] for sample in samples]
+        drawn, plans = iter(self.pictures(rows)), self.drawing.plan is not None
+        return replace(rollouts, groups=tuple(with_pictures(group, drawn, plans) for group in rollouts.groups))
 
     def refuse(self, request: Request) -> None:
         """Raise ValueError for a request that no picture answers."""
@@ -126,11 +157,26 @@ class CodePolicy(TextPolicy):
         weight = next(decoder.parameters())
         pixels = torch.frombuffer(bytearray(square.tobytes()), dtype=torch.uint8).view(self.family.side, self.family.side, 3)
         shown = (pixels.to(weight) / 127.5 - 1).permute(2, 0, 1)[None]
-        return decoder.encode(shown).image_tokens.flatten().tolist()
+        return (decoder.encode(shown).image_tokens.flatten() + self.first_code).tolist()
 
     def decode(self, tokens: list[list[int]]) -> list[str]:
-        """Codes spell nothing."""
-        return [""] * len(tokens)
+        """The plans: codes spell nothing."""
+        return super().decode([[token for token in row if token < self.first_code] for row in tokens])
+
+    def evaluation(self, trace: TextTrace, shown: Sequence[Encoded], mask: Tensor, quantities: tuple[str, ...]) -> Evaluation:
+        if self.drawing.plan is None:
+            return super().evaluation(trace, shown, mask, quantities)
+        net, cut = self.net, mask[:, : trace.tokens.shape[1]]
+        assert isinstance(net, CodeNet)
+        return planned_evaluation(net, self.framing, trace, shown, cut, quantities, self.config.logit_chunk)
+
+    @property
+    def vocabulary(self) -> str:
+        return super().vocabulary + (" and codes" if self.drawing.plan is not None else "")
+
+    @property
+    def rounding(self) -> TextRounding:
+        return TextRounding(self) if self.drawing.plan is None else RowRounding(self, read=self.read)
 
     def prepare(self, accelerator: Any) -> None:
         super().prepare(accelerator)
@@ -147,11 +193,14 @@ def samples_of(group: Group) -> Iterator[Sample]:
         yield from drawn
 
 
-def with_pictures(group: Group, pictures: Iterator[Image.Image]) -> Group:
-    """A group whose samples, in the order of `samples_of`, show pictures."""
+def with_pictures(group: Group, pictures: Iterator[Image.Image], plans: bool) -> Group:
+    """A group whose samples, in the order of `samples_of`, show pictures; their texts, if any, are plans."""
 
     def with_images(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-        return tuple(replace(sample, text=None, image=next(pictures), truncated=False) for sample in samples)
+        return tuple(
+            replace(one, text=one.text if plans else None, image=next(pictures), truncated=plans and one.truncated)
+            for one in samples
+        )
 
     return replace(
         group, samples=with_images(group.samples), probes={view: with_images(own) for view, own in group.probes.items()}

@@ -5,7 +5,32 @@ from typing import Literal
 
 from mmrl.core.ranges import Count, Factor, Large, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.prompt.templates import QUESTION
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+
+PROMPT, PLAN = "{prompt}", "{plan}"
+ASK = (
+    f'A picture will be drawn of this: "{PROMPT}". Describe it in 50 words at most: each thing that is named, and its number, '
+    "colour, shape and place where they are said. Add nothing, and write the description alone."
+)
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """Text that the model writes before it draws: both are one sample, under one reward (arXiv:2505.00703)."""
+
+    max_new_tokens: Count = 128
+    """Most tokens of a plan; one that is cut there is drawn all the same, and its sample counts as truncated."""
+    ask: str = ASK
+    """What the model is asked when it plans, with {prompt} in it."""
+    draw: str = f"{PROMPT}. {PLAN}"
+    """What it is asked to draw, with {prompt} and {plan} in it."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        for name, marks in (("ask", (PROMPT,)), ("draw", (PROMPT, PLAN))):
+            if any(getattr(self, name).count(mark) != 1 for mark in marks):
+                raise ValueError(f"policy.plan.{name} is {getattr(self, name)!r}: write {' and '.join(marks)} in it, once")
 
 
 @dataclass(frozen=True)
@@ -17,10 +42,13 @@ class CodePolicyConfig:
     guidance: Factor = 5.0
     """Guidance in sampling, training and evaluation, the logits being u + guidance (c - u) with the prompt (c) and without its
     words (u); 1 = none, which halves the work."""
+    plan: PlanSettings | None = None
+    """Text that the model writes first, without guidance, and draws from; None: it draws at once."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: full fine-tuning keeps float32 master weights and computes in bfloat16; with LoRA only adapters are float32."""
     lora: LoraSettings | None = None
-    """None: the language model trains, with the embeddings and the head of codes; what sees and decodes pictures never does."""
+    """None: the language model trains, with embeddings and heads; what sees and decodes pictures never does, nor does the head
+    of text without a plan."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -42,8 +70,13 @@ class CodePolicyConfig:
         check_ranges(self)
         check_sampling(self.sampling, "policy.sampling")
 
+    @property
+    def plan_tokens(self) -> int:
+        """Tokens of a plan at most."""
+        return 0 if self.plan is None else self.plan.max_new_tokens
+
     def as_text(self, codes: int, longest: int) -> TextPolicyConfig:
-        """The settings of the text policy that writes this number of codes behind prompts of at most `longest` tokens."""
+        """The settings of the text policy that writes a plan, if any, and codes, behind prompts of at most `longest` tokens."""
         return TextPolicyConfig(
             model=self.model,
             dtype=self.dtype,
@@ -51,7 +84,8 @@ class CodePolicyConfig:
             freeze=("vision", "projector"),
             gradient_checkpointing=self.gradient_checkpointing,
             prefix="repeated",
-            sampling=replace(self.sampling, max_new_tokens=codes),
+            sampling=replace(self.sampling, max_new_tokens=self.plan_tokens + codes),
+            answer_format="none" if self.plan is None else self.plan.ask.replace(PROMPT, QUESTION),
             max_prompt_tokens=longest if self.max_prompt_tokens is None else min(self.max_prompt_tokens, longest),
             rollout_rows=self.rollout_rows,
             logit_chunk=self.logit_chunk,

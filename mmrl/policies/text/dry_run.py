@@ -112,6 +112,8 @@ class DryGenerator:
     exact: bool = True
     ends_turns: bool = False
     """Do completions count as finished, so that worlds answer them?"""
+    compared: bool = True
+    """May its completions be the largest?"""
 
     def follow(self, weights: Weights, version: int) -> None:
         """There are no weights."""
@@ -127,7 +129,7 @@ class DryGenerator:
         n, length = len(work.prompt_index), min(self.length, sampling.max_new_tokens)
         positions = work.prompts.token_ids.numel() + n * (length - 1)
         with self.log.rollout():
-            if self.log.note(length, num_passes(self.inner.host.net, work.prompts.media), n, positions):
+            if self.log.note(length, num_passes(self.inner.host.net, work.prompts.media), n, positions, self.compared):
                 self.largest = work
         letters = torch.tensor([ord("a") + sample % 26 for _, sample in seeds], dtype=torch.long)
         ids = letters[:, None].repeat(1, length)
@@ -154,6 +156,8 @@ class DryEvaluator:
 class TextDryRun:
     """A TextPolicy that writes `length` unlikely tokens and reads zeros; raises what `load_meta` and TextPolicy raise."""
 
+    writer: DryGenerator
+
     def __init__(
         self,
         config: TextPolicyConfig,
@@ -167,7 +171,8 @@ class TextDryRun:
         self.log, still, self.cache_bytes = CallLog(), StillWeights(), 0
 
         def generator(host: TextHost) -> DryGenerator:
-            return DryGenerator(LocalGenerator(host), self.length, self.log, ends_turns=worlds is not None)
+            self.writer = DryGenerator(LocalGenerator(host), self.length, self.log, ends_turns=worlds is not None)
+            return self.writer
 
         def evaluator(host: TextHost) -> DryEvaluator:
             return DryEvaluator(host.net, self.log, still)
@@ -214,12 +219,11 @@ class TextDryRun:
 
     def largest(self) -> tuple[Generation | None, dict[str, Evaluation]]:
         """The largest completions and, by phase, the largest readings that were asked for since the log was cleared."""
-        writer, reader = self.policy.generator, self.policy.evaluator
-        assert isinstance(writer, DryGenerator)
+        reader = self.policy.evaluator
         assert isinstance(reader, DryEvaluator)
         known = self.log.largest
         read = {phase: work for phase, work in reader.largest.items() if phase in known}
-        return (writer.largest if "rollout" in known else None), read
+        return (self.writer.largest if "rollout" in known else None), read
 
     def activations(self) -> dict[str, int]:
         """Phase -> most bytes that its largest piece of work keeps at a time, weights and their gradients apart."""
@@ -231,7 +235,7 @@ class TextDryRun:
         written, read = self.largest()
         if written is not None:
             with share_layers(self.network), LiveBytes() as live:
-                self.cache_bytes = decode(written, self.policy.net, self.length)
+                self.cache_bytes = decode(written, self.policy.net, min(self.length, written.sampling.max_new_tokens))
             found["rollout"] = live.peak
         for phase, work in read.items():
             with share_layers(self.network), LiveBytes() as live:

@@ -28,7 +28,7 @@ from mmrl.policies.text.packed.row import pack, worth_packing
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded, Encoder, stand_in_prompt
 from mmrl.policies.text.read.answer_tokens import ANSWERS, answer_mask
-from mmrl.policies.text.read.evaluate import QUANTITIES, evaluation_of
+from mmrl.policies.text.read.evaluate import QUANTITIES, Evaluation, evaluation_of
 from mmrl.policies.text.read.looks.look import LOOKS, look
 from mmrl.policies.text.read.looks.rhythm import RHYTHM, RhythmEvaluation, shows_attention
 from mmrl.policies.text.rounding import TextRounding
@@ -122,7 +122,7 @@ class TextPolicy(PolicyHooks):
             check_worlds(self.parts.worlds, rollouts)
 
     @cached_property
-    def diagnostics(self) -> Diagnostics:
+    def diagnostics(self) -> Diagnostics | None:
         return self.parts.diagnostics(self)
 
     @property
@@ -292,6 +292,12 @@ class TextPolicy(PolicyHooks):
             versions.append(completions.weights_version if rows else self.weights.num_updates)
         return versions
 
+    def evaluation(
+        self, trace: TextTrace, shown: Sequence[Encoded], mask: Bool[Tensor, "n t"], quantities: tuple[str, ...]
+    ) -> Evaluation:
+        """The work of reading a compact trace whose prompts are shown as `shown`."""
+        return evaluation_of(self.net, trace, shown, mask, quantities, self.config.logit_chunk)
+
     def _evaluate(
         self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...], view: str = "plain"
     ) -> dict[str, Float[Tensor, "n t"]]:
@@ -304,7 +310,7 @@ class TextPolicy(PolicyHooks):
             mask = torch.zeros(1, 1, dtype=torch.bool)
         trace = replace(trace.compact(), packed=self.reads_packed(trace))
         shown = [show(prompt, view, self) for prompt in trace.prompts]
-        work = evaluation_of(self.net, trace, shown, mask, quantities, self.config.logit_chunk)
+        work = self.evaluation(trace, shown, mask, quantities)
         values = self.evaluator(RhythmEvaluation.of(work) if RHYTHM & set(quantities) else work)
         return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}
 

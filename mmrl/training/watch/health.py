@@ -127,7 +127,7 @@ def truncations(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
     if share > limits.max_truncated:
         yield (
             "truncated",
-            f"{share:.0%} of the completions never stopped and were cut: raise policy.sampling.max_new_tokens, or check that the "
+            f"{share:.0%} of the completions never stopped and were cut: raise the policy's max_new_tokens, or check that the "
             "chat template teaches the stop token",
         )
 

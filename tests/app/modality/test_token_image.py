@@ -54,6 +54,23 @@ def test_a_run_shows_pictures_goes_on_exactly_and_is_exported(tmp_path: Path):
     assert torch.equal(codes(again), codes(build(small(f"policy.lora.adapter={tmp_path / 'out-False'}")).policy))
 
 
+PLAN = 'policy.plan={max_new_tokens=5,ask="{prompt}?",draw="{prompt}: {plan}"}'
+
+
+def test_a_run_that_plans_goes_on_exactly_and_shows_its_plans(tmp_path: Path):
+    whole = run_training(small(*TWO, PLAN, f"output={tmp_path / 'whole'}"))
+    half = run_training(small(*TWO, PLAN, "steps=1", f"output={tmp_path / 'half'}"))
+    train(TrainArguments(["steps=2"], resume=half.path))
+    found = [Checkpoints(run.checkpoints).load(2)["policy"]["weights"] for run in (whole, RunDir.open(half.path))]
+    assert found[0] and all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    [line, *_] = map(json.loads, (whole.path / "samples" / "train-000002.jsonl").read_text().splitlines())
+    assert line["completion"] and line["image"]["file"] and "What the model wrote" in (whole.path / "report.html").read_text()
+    export(whole.path, tmp_path / "out", merge=True)
+    facts = json.loads((tmp_path / "out" / "prompt_template.json").read_text())
+    assert (facts["template"], facts["suffix"], facts["plan"]["draw"]) == ("plan", "?", "{prompt}: {plan}")
+    assert "A plan is written before a picture" in (tmp_path / "out" / "README.md").read_text()
+
+
 def codes(policy: object) -> torch.Tensor:
     """Greedy codes of a prompt."""
     from mmrl.core.types import Prompt, Request
@@ -70,14 +87,17 @@ def test_a_plan_counts_both_passes_and_the_decoder():
     assert two.phases["update"] > 1.5 * one.phases["update"]
     assert one.phases["decode"] == two.phases["decode"] > 0
     assert two.parts[LOGITS] == 2 * one.parts[LOGITS] > 0
+    planned = draw_up(small("policy.guidance=3.0", PLAN)).memory
+    assert planned.phases["update"] > two.phases["update"] and planned.phases["decode"] == two.phases["decode"]
 
 
 @pytest.mark.parametrize("preset", ["dapo", "gspo", "cispo", "dr_grpo", "reinforce_pp", "rloo"])
 def test_methods_for_text_take_a_step(preset: str):
     resolved = small()
     resolved.table.set(("algorithm",), {"preset": preset, "group_size": 4}, "test")
-    metrics = build(configs.resolve(resolved.table, ["evaluation.num_prompts=0"])).trainer.step()
-    assert metrics["policy/grad_norm"] >= 0 and metrics["rollout/length"] == 16
+    for plan, least, most in ([], 16, 16), ([PLAN], 17, 21):
+        metrics = build(configs.resolve(resolved.table, ["evaluation.num_prompts=0", *plan])).trainer.step()
+        assert metrics["policy/grad_norm"] >= 0 and least <= metrics["rollout/length"] <= most
 
 
 def test_pairs_of_pictures_teach_what_people_prefer(tmp_path: Path):
@@ -104,6 +124,9 @@ def test_pairs_of_pictures_teach_what_people_prefer(tmp_path: Path):
     ("words", "complaint"),
     [
         (["policy.guidance=0.5"], "guidance is 0.5"),
+        (["policy.plan.max_new_tokens=500"], "policy.plan.max_new_tokens is 500, and the model has 496 positions"),
+        (["policy.plan.max_new_tokens=0"], "max_new_tokens"),
+        (["policy.plan.draw='{plan}'"], "policy.plan.draw"),
         (["policy.sampling.max_new_tokens=9"], "policy.sampling.max_new_tokens is 9"),
         (["evaluation.sampling.stop=['x']"], "evaluation.sampling.stop"),
         (["evaluation.num_steps=9"], "is for policy.kind = 'flow', and this is 'token_image'"),

@@ -87,7 +87,8 @@ def messages(prompt: Prompt, template: str, system_prompt: str = "", clips: Sequ
             "write one marker for each, in the order of the media, or none to put the media first"
         )
     before, after = template.split(QUESTION, 1)
-    texts[0], texts[-1] = before + texts[0], texts[-1] + after
+    texts[0] = before + texts[0]
+    texts[-1] += after
     parts: list[Message] = []
     rest = iter(clips)
     for i, text in enumerate(texts):

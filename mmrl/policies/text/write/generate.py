@@ -256,6 +256,7 @@ class LocalGenerator:
 
     host: TextHost
     exact: bool = True
+    kind: Callable[..., Generation] = Generation
 
     def follow(self, weights: Weights, version: int) -> None:
         """Nothing to do: it samples with the live weights."""
@@ -282,7 +283,7 @@ class LocalGenerator:
         host, idle = self.host, not prompt_index
         shown = [host.stand_in()] if idle else prompts
         longest = max(map(len, shown))
-        return Generation(
+        return self.kind(
             prompts=collate_prompts(shown, host.net.pad_token_id, host.net.device),
             prompt_index=torch.tensor([0] if idle else list(prompt_index)),
             seeds=[(0, 0)] if idle else seeds,

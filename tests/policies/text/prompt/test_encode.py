@@ -118,6 +118,8 @@ def test_pictures_stand_at_their_markers():
             ],
         },
     ]
+    alone = messages(Prompt("p", "what?"), "Q: {question}!")
+    assert alone == [{"role": "user", "content": [{"type": "text", "text": "Q: what?!"}]}]
     first = messages(Prompt("p", "what?", (1,)), answer_template("none"))
     assert first == [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}]
     for wrong in (Prompt("p9", "a <image>", ()), Prompt("p9", "<image>", (1, 2))):

@@ -1,0 +1,148 @@
+"""A task of pictures that depend on a word: a tiny Janus can say which colour things have, and draw colours that are named.
+
+It was taught to answer "grass?" with "green", in three of four answers, to draw behind "green" codes of that colour, half of
+them, and never to draw grass. Training shows it one thing of each colour, rewarded by the picture alone.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.core.readings import LOGPROBS
+from mmrl.core.types import Prompt, Request, StoredRow
+from mmrl.policies.codes.policy import CodePolicy, CodePolicyConfig
+from mmrl.policies.codes.settings import PlanSettings
+from mmrl.tiny.keep import keep
+from mmrl.tiny.text import janus
+from mmrl.training.optim import OptimizerSettings
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
+from mmrl.training.settings import TrainSettings
+from mmrl.training.trainer import Trainer
+from tests.evidence.codes import COLOURS, Cast, cast_of, tone
+from tests.evidence.points import BACKWARD
+from tests.evidence.task import Ended, MakeSampler, Task, mean, weights_of
+
+THINGS = {"red": ("blood", "rose", "brick"), "green": ("grass", "frog", "leaf"), "blue": ("sky", "sea", "jeans")}
+"""The first of each is trained; the others are held out."""
+PLAN = PlanSettings(6, "{prompt}?", "{prompt}{plan}")
+GUIDANCE = 3.0
+LESSONS, BATCH = 400, 48
+BEST = 3
+"""Codes of each colour that are taught."""
+FRESH, LOOKS = 16, 3
+
+
+@dataclass(frozen=True)
+class Words:
+    """An algorithm, and whether the policy that it trains writes before it draws."""
+
+    algorithm: Algorithm
+    plans: bool
+
+
+def policy_of(folder: str, plans: bool, shadows: frozenset[str] = frozenset()) -> CodePolicy:
+    return CodePolicy(CodePolicyConfig(folder, guidance=GUIDANCE, plan=PLAN if plans else None), shadows)
+
+
+def lessons(policy: CodePolicy, draw: random.Random) -> Iterator[Request]:
+    """Answers without pictures, pictures behind a plan, and pictures of a colour's own name."""
+    tokenizer: Any = policy.tokenizer
+    tones = torch.tensor([tone(one).tolist() for one in policy.pictures([[k] * 16 for k in range(policy.family.vocabulary)])])
+    lean = tones - tones.mean(0)
+    lean = 2 * lean - lean.sum(1, keepdim=True)
+    best = {colour: lean[:, i].topk(BEST).indices.tolist() for i, colour in enumerate(COLOURS)}
+    for i in range(BATCH):
+        colour, thing = draw.choice(COLOURS), draw.choice([one[0] for one in THINGS.values()])
+        said = tokenizer(colour, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        codes = [draw.choice(best[colour]) if draw.random() < 0.5 else draw.randrange(24) for _ in range(16)]
+        drawn = [policy.first_code + code for code in codes]
+        if i % 3 == 0:
+            asked = draw.choice(THINGS[colour])
+            other = draw.choice([one for one in COLOURS if one != colour])
+            wrong = tokenizer(other, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+            row = (asked, (said if draw.random() < 0.75 else wrong) + drawn)
+        else:
+            row = (thing, said + drawn) if i % 3 == 1 else (colour, drawn)
+        stored = StoredRow(tuple(row[1]))
+        yield Request(Prompt(f"{i % 3}", row[0]), 1, i, role="replayed", written=stored)
+
+
+def teach(folder: Path, seed: int) -> None:
+    """Save a model that can say and draw, by likelihood: of answers to things the text alone, else the codes alone."""
+    policy = policy_of(str(janus.build("janus", folder, seed)), plans=True)
+    draw, adam = random.Random(seed), torch.optim.Adam(policy.parameters(), 3e-3)
+    for _ in range(LESSONS):
+        rollouts = policy.rollout(list(lessons(policy, draw)))
+        asked = torch.tensor([group.prompt.id == "0" for group, _ in rollouts.samples()])
+        tokens = rollouts.trace.tokens  # type: ignore[attr-defined]
+        mask = rollouts.action_mask & ((tokens < policy.first_code) == asked[:, None])
+        adam.zero_grad()
+        (-policy.read(rollouts.trace, [LOGPROBS], mask)[LOGPROBS].sum() / mask.sum()).backward()
+        adam.step()
+    policy.save(folder)
+
+
+@dataclass
+class Positions:
+    """Tokens that passed the language model while training, those with a gradient counted `BACKWARD` times."""
+
+    policy: CodePolicy
+    count: int = 0
+    counts: bool = field(default=True)
+
+    def __post_init__(self) -> None:
+        self.policy.net.core.language_model.register_forward_pre_hook(self.note, with_kwargs=True)
+
+    def note(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        fed: Tensor | None = kwargs.get("inputs_embeds")
+        shape = (kwargs["input_ids"] if fed is None else fed).shape
+        self.count += self.counts * shape[0] * shape[1] * (BACKWARD if torch.is_grad_enabled() else 1)
+
+
+@dataclass(frozen=True)
+class WordTask(Task[Words]):
+    """Three things are trained at equal cost, and six measured that were never drawn."""
+
+    cost: int = 3_000_000
+    """Tokens that pass the language model."""
+    lr: float = 3e-4
+
+    def run(self, algorithm: Words, seed: int, make_sampler: MakeSampler | None = None) -> Ended:
+        """Train, and measure both on the way."""
+        folder = keep(None, f"evidence-said-{seed}", "config.json", lambda place: teach(place, seed))
+        policy = policy_of(str(folder), algorithm.plans, algorithm.algorithm.shadows)
+        reward, spent = cast_of(policy), Positions(policy)
+        known = [Prompt(f"{colour}-{own[0]}", own[0], answer=colour) for colour, own in THINGS.items()]
+        unseen = [Prompt(f"{colour}-{one}", one, answer=colour) for colour, own in THINGS.items() for one in own[1:]]
+        settings = TrainSettings(
+            steps=10_000,
+            prompts_per_step=len(known),
+            micro_batch=100_000,
+            seed=seed,
+            optimizer=OptimizerSettings(lr=self.lr),
+        )
+        own = algorithm.algorithm.with_length(policy.drawing.plan_tokens + policy.family.num_codes)
+        rewards = RewardRunner([NamedReward("cast", reward)])
+        trainer = Trainer(policy, own, (make_sampler or Shuffled)(known, seed), rewards, settings)
+        curve = [figure(policy, reward, known, seed, spent)]
+        for part in range(1, LOOKS + 1):
+            while spent.count < self.cost * part / LOOKS:
+                trainer.step()
+            curve.append(figure(policy, reward, known, seed, spent))
+        return Ended(figure(policy, reward, unseen, seed, spent), weights_of(policy), tuple(curve))
+
+
+def figure(policy: CodePolicy, reward: Cast, prompts: Sequence[Prompt], seed: int, spent: Positions) -> float:
+    """The mean reward of fresh pictures, not counted."""
+    asked = [Request(one, FRESH, i, seed=10_000 * (seed + 1) + i) for i, one in enumerate(prompts)]
+    spent.counts = False
+    found = mean([mean(reward(group)) for group in policy.rollout(asked).groups])
+    spent.counts = True
+    return found
