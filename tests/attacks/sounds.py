@@ -81,7 +81,9 @@ ATTACKS = [
     refusal("a sound whose head promises 3 GB", "a.wav", lying(riff=3 << 30, data=3 << 30), "a.wav", "cut short"),
     refusal("a sound of no channels", "a.wav", lying(channels=0, block=0), "a.wav", "has no channels"),
     refusal("a sound of 65,535 channels", "a.wav", lying(channels=65_535), "a.wav", "channels"),
-    refusal("a sound of four billion samples a second", "a.wav", lying(rate=4_000_000_000, a_second=0), "a.wav", "cannot be opened"),
+    refusal(
+        "a sound of four billion samples a second", "a.wav", lying(rate=4_000_000_000, a_second=0), "a.wav", "cannot be opened"
+    ),
     in_training("a sound of ten hours", ten_hours, "a.wav", "lasts 36000.0 s", "`start` and `end`"),
     in_training("a sound with a sample that is no number", lambda p: write_floats(p, np.append(TONE, np.nan)), "a.wav", "finite"),
     in_training("a sound of samples of 1e30", lambda p: write_floats(p, 1e30 * TONE), "a.wav", "full scale is 1"),
