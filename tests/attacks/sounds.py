@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from tests.attacks.attack import Attack, expect_done, expect_sentence, run_mmrl
-from tests.support.sounds import tone, write_clip_with_sound, write_wav
+from tests.support.sounds import tone, write_clip_with_sound, write_floats, write_wav
 
 Write = Callable[[Path], object]
 """Writes a file to a path."""
-SILENT = np.zeros(0)
+SILENT, TONE = np.zeros(0), tone(1.0)
 
 
 def row_of(folder: Path, name: str, write: Write, **columns: object) -> str:
@@ -34,8 +34,8 @@ def asked(words: tuple[str, ...], columns: dict[str, object], folder: Path) -> s
     return expect_sentence(run_mmrl(["data", "check", name], folder), *words)
 
 
-def heard(rate: int, channels: int, folder: Path) -> str:
-    name = row_of(folder, "a.wav", lambda path: write_wav(path, [tone(1.0, rate=rate)] * channels, rate))
+def heard(name: str, write: Write, folder: Path) -> str:
+    name = row_of(folder, name, write)
     return expect_done(run_mmrl(["data", "check", name], folder), "0 problems")
 
 
@@ -48,17 +48,29 @@ def ten_hours(path: Path) -> None:
         file.truncate(44 + size)
 
 
-def trained(folder: Path) -> str:
-    """Ten hours, in training: refused for its seconds, and never held."""
-    name = row_of(folder, "hours.wav", ten_hours)
+def trained(name: str, write: Write, words: tuple[str, ...], folder: Path) -> str:
+    """A sound in training, whose samples are read there alone."""
+    name = row_of(folder, name, write)
     table = f'data={{use = "qa_jsonl", path = "{name}"}}'
-    words = ["train", "tiny/beeps", 'policy.model="tiny:qwen2_5_omni_thinker"', table, 'reward=[{use = "number"}]']
+    command = ["train", "tiny/beeps", 'policy.model="tiny:qwen2_5_omni_thinker"', table, 'reward=[{use = "number"}]']
     off = ["evaluation.num_prompts=0", "evaluate_every=0", "steps=1", "prompts_per_step=1", 'output="run"']
-    return expect_sentence(run_mmrl([*words, *off], folder), "hours.wav", "lasts 36000.0 s", "`start` and `end`")
+    return expect_sentence(run_mmrl([*command, *off], folder), *words)
 
 
 def refusal(name: str, file: str, write: Write, *words: str) -> Attack:
     return Attack("data", name, partial(refused, words, file, write))
+
+
+def in_training(name: str, write: Write, *words: str) -> Attack:
+    return Attack("data", name, partial(trained, "a.wav", write, words))
+
+
+def hearing(name: str, write: Write, file: str = "a.wav") -> Attack:
+    return Attack("data", name, partial(heard, file, write))
+
+
+def lying(**lies: int) -> Write:
+    return lambda path: write_floats(path, TONE, **lies)
 
 
 ATTACKS = [
@@ -66,9 +78,19 @@ ATTACKS = [
     refusal("an empty sound", "a.wav", lambda path: path.touch(), "a.wav", "is an empty file"),
     refusal("a sound of 0 seconds", "a.wav", lambda path: write_wav(path, [SILENT]), "a.wav"),
     refusal("a text called a sound", "a.mp3", lambda path: path.write_text("ring " * 99), "a.mp3", "cannot be opened"),
-    Attack("data", "a sound of ten hours", trained),
-    Attack("data", "a sound of 96 kHz", partial(heard, 96_000, 1)),
-    Attack("data", "a sound of eight channels", partial(heard, 16_000, 8)),
+    refusal("a sound whose head promises 3 GB", "a.wav", lying(riff=3 << 30, data=3 << 30), "a.wav", "cut short"),
+    refusal("a sound of no channels", "a.wav", lying(channels=0, block=0), "a.wav", "has no channels"),
+    refusal("a sound of 65,535 channels", "a.wav", lying(channels=65_535), "a.wav", "channels"),
+    refusal(
+        "a sound of four billion samples a second", "a.wav", lying(rate=4_000_000_000, a_second=0), "a.wav", "cannot be opened"
+    ),
+    in_training("a sound of ten hours", ten_hours, "a.wav", "lasts 36000.0 s", "`start` and `end`"),
+    in_training("a sound with a sample that is no number", lambda p: write_floats(p, np.append(TONE, np.nan)), "a.wav", "finite"),
+    in_training("a sound of samples of 1e30", lambda p: write_floats(p, 1e30 * TONE), "a.wav", "full scale is 1"),
+    hearing("a sound whose head was written for a stream of 4 GB", lying(riff=2**32 - 1, data=2**32 - 1)),
+    hearing("a sound of 96 kHz", lambda path: write_wav(path, [tone(1.0, rate=96_000)], 96_000)),
+    hearing("a sound of eight channels", lambda path: write_wav(path, [TONE] * 8)),
+    hearing("a sound three times as long as its clip", lambda path: write_clip_with_sound(path, tone(6.0)), "a.mp4"),
     Attack("data", "a clip and a sound in one row", partial(asked, ("both", "keep one kind"), {"video": "a.mp4"})),
     Attack(
         "data",

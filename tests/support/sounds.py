@@ -1,5 +1,6 @@
 """Sounds that tests write: tones as .wav files, and as the sound of .mp4 files."""
 
+import struct
 import wave
 from pathlib import Path
 
@@ -22,6 +23,15 @@ def write_wav(path: Path, channels: list[np.ndarray], rate: int = 16_000) -> Aud
         file.setsampwidth(2)
         file.setframerate(rate)
         file.writeframes((np.stack(channels, 1) * 32767).round().astype("<i2").tobytes())
+    return Audio(str(path))
+
+
+def write_floats(path: Path, samples: np.ndarray, rate: int = 16_000, **lies: int) -> Audio:
+    """A .wav file of one channel of float32; `lies` replace fields of its head, by their names below."""
+    body = samples.astype("<f4").tobytes()
+    own = {"riff": 36 + len(body), "kind": 3, "channels": 1, "rate": rate, "a_second": 4 * rate, "block": 4, "bits": 32}
+    riff, *rest, size = (own | {"data": len(body)} | lies).values()
+    path.write_bytes(struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", riff, b"WAVE", b"fmt ", 16, *rest, b"data", size) + body)
     return Audio(str(path))
 
 

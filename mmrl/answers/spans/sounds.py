@@ -19,6 +19,8 @@ NEAR_S = 30.0
 """A part that begins later is looked for in the file; what lies before others is decoded and dropped."""
 STREAM = 2**32 - 2**16
 """From here on the length in a .wav file's head says that it was not known."""
+LOUDEST = 100.0
+"""Full scale is 1: samples beyond this are numbers of another scale, or damage."""
 AvObject = Any
 """A file, stream or frame of PyAV."""
 Wave = NDArray[np.float32]
@@ -54,6 +56,8 @@ def read_wave(sound: Audio, ear: Ear) -> Wave:
         raise ValueError(f"the sound {sound.source!r} is damaged: {held:.2f} of {end - start:.2f} s come out of the decoder")
     if not np.isfinite(wave).all():
         raise ValueError(f"the sound {sound.source!r} holds samples that are no finite numbers: save it again")
+    if (peak := float(np.abs(wave).max())) > LOUDEST:
+        raise ValueError(f"the sound {sound.source!r} has samples of {peak:.3g}, and full scale is 1: save it in 16 bits")
     return wave
 
 
@@ -144,6 +148,8 @@ def refusal_of(file: AvObject) -> str | None:
         return "is in a codec that this FFmpeg does not know: convert it to FLAC"
     if not RATES[0] <= (stream.codec_context.sample_rate or 0) <= RATES[1]:
         return f"has {stream.codec_context.sample_rate} samples a second, which no recording has: save it again at 16000"
+    if not stream.codec_context.channels:
+        return "has no channels, or more than its head can say: save it again with one"
     return None
 
 
@@ -193,4 +199,5 @@ def mean_of_channels(frame: AvObject) -> Wave:
     elif values.dtype.kind == "i":
         values = values / np.float32(-float(np.iinfo(values.dtype).min))
     planes = values if frame.format.is_planar else values.reshape(-1, frame.layout.nb_channels).T
-    return np.ascontiguousarray(planes.mean(0, dtype=np.float32))
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(planes.mean(0, dtype=np.float32))

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
 from mmrl.core.ranks import Ranks
@@ -161,7 +161,7 @@ class TextNet(nn.Module):
         prompts: Int[Tensor, "n p"],
         fed: Int[Tensor, "n r"],
         attention: Int[Tensor, "n k"],
-        positions: Int[Tensor, "a n k"],
+        positions: Real[Tensor, "a n k"],
         **shown: object,
     ) -> Float[Tensor, "n k d"]:
         """Hidden states of rows that each begin with their prompt; `shown`: types and media, as the model takes them."""
@@ -182,7 +182,7 @@ class TextNet(nn.Module):
         return out.last_hidden_state[:, -1], out.past_key_values
 
     def extend(
-        self, cache: Cache, token_ids: Int[Tensor, "n r"], positions: Int[Tensor, "a n r"], attention: Tensor | None
+        self, cache: Cache, token_ids: Int[Tensor, "n r"], positions: Real[Tensor, "a n r"], attention: Tensor | None
     ) -> Float[Tensor, "n r d"]:
         """Hidden states of tokens that follow what is cached; `attention` covers both (None: all of it), and the cache grows."""
         out = self.core(
@@ -237,7 +237,7 @@ class TextNet(nn.Module):
         return {"mm_encoder_outputs": outputs}
 
 
-def axes(positions: Int[Tensor, "a n p"]) -> Tensor:
+def axes(positions: Real[Tensor, "a n p"]) -> Tensor:
     """Models with one axis take (n, p)."""
     return positions[0] if len(positions) == 1 else positions
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from mmrl.policies.text.families import Family, Media
@@ -19,7 +19,7 @@ class Inset:
 
     start: int
     media: Media
-    positions: Int[Tensor, "a k"]
+    positions: Real[Tensor, "a k"]
     """Counted from the first of them; the token that follows is read behind the largest."""
     type_ids: Int[Tensor, " k"] | None = None
     """As `Encoded.type_ids`."""
@@ -137,12 +137,13 @@ def join(traces: Sequence[TextTrace]) -> TextTrace:
     )
 
 
-def offsets_of(insets: Insets, shape: Sequence[int], device: torch.device | None = None) -> Int[Tensor, "a n t"]:
+def offsets_of(insets: Insets, shape: Sequence[int], device: torch.device | None = None) -> Real[Tensor, "a n t"]:
     """How far behind its completion's first token each token is read, on every axis."""
     offsets = torch.arange(shape[-1], device=device).expand(tuple(shape))
     if not insets:
         return offsets
-    offsets = offsets.clone()
+    positions = [one.positions for row in insets for one in row]
+    offsets = offsets.to(positions[0] if positions else offsets).clone()
     for i, row in enumerate(insets):
         for one in row:
             offsets[:, i, one.stop :] += one.positions.max() + 1 - one.positions.shape[1]

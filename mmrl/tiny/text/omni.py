@@ -71,10 +71,10 @@ def qwen3_omni_moe_thinker() -> Built:
     """Patches of 16 pixels merged 2 by 2; two layers of four experts, of which two work on a token, and 13 tokens a second."""
     from transformers import (
         Qwen2VLImageProcessor,
+        Qwen2VLVideoProcessor,
         Qwen3OmniMoeProcessor,
         Qwen3OmniMoeThinkerConfig,
         Qwen3OmniMoeThinkerForConditionalGeneration,
-        Qwen3VLVideoProcessor,
         WhisperFeatureExtractor,
     )
 
@@ -103,7 +103,7 @@ def qwen3_omni_moe_thinker() -> Built:
     seen = "<|vision_bos|>{}<|vision_eos|>"
     processor = Qwen3OmniMoeProcessor(
         image_processor=Qwen2VLImageProcessor(**pictures),
-        video_processor=Qwen3VLVideoProcessor(**pictures),
+        video_processor=Qwen2VLVideoProcessor(**pictures),
         feature_extractor=WhisperFeatureExtractor(feature_size=16, hop_length=160, n_fft=400, chunk_length=30),
         tokenizer=tokenizer,
         chat_template=chat_template(

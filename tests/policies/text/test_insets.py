@@ -20,6 +20,7 @@ from tests.support.text_policies import FP32_BOUND, make, picture
 FAMILIES = [
     *product(("qwen2_5_vl", "qwen3_vl", "internvl", "smolvlm"), (False, True), (None,)),
     *product(("qwen3_vl", "smolvlm"), (False, True), (LoraSettings(rank=4),)),
+    ("qwen3_omni_moe_thinker", True, None),
     ("gemma3", False, None),
 ]
 """Gemma looks at pictures in both directions, which the masks of a packed row know of prompts alone."""

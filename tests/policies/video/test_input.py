@@ -28,14 +28,18 @@ from tests.support.text_policies import (
 )
 from tests.support.videos import even, read_number, uneven, write_video
 
+OMNI = "qwen3_omni_moe_thinker"
 SIZES = {"qwen2_5_vl": (112, 56), "qwen3_vl": (128, 64), "smolvlm": (128, 64), "internvl": (128, 64)}
 SIZES |= {"llava_onevision": (128, 64), "gemma3": (128, 64), "qwen3_5": (128, 64), "glm4v": (112, 56)}
+SIZES |= {OMNI: (128, 64)}
 """Sizes that the Qwen processors leave as they are."""
 LATE = {"glm46v": (112, 56), "glm4v_moe": (112, 56), "qwen3_5_moe": (128, 64), "gemma4": (128, 64)}
 FAMILIES = (*SIZES, *(pytest.param(family, marks=pytest.mark.evidence) for family in LATE))
 QWEN = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
 TRUE = {"even": even(100), "uneven": uneven(60)}
 HERE = VideoSettings(workers=0)
+SMALL = VideoSettings(workers=0, min_pixels=64**2, max_pixels=128**2)
+"""Omni models show a frame as 128 tokens or more."""
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +54,7 @@ def clips(tmp_path_factory):
 
 
 def policy_of(tiny: Any, family: str, **settings: Any) -> TextPolicy:
-    settings.setdefault("video", HERE)
+    settings.setdefault("video", SMALL if family == OMNI else HERE)
     return make(tiny(family), **settings)
 
 
@@ -109,25 +113,32 @@ def test_time_runs_on_the_models_own_rule_where_frames_are_even(tiny, clips):
     assert (seen - seen[0]).unique().tolist() == [0, 4, 9, 13]
 
 
-@pytest.mark.parametrize("family", [*QWEN, "glm4v", "llava_onevision", "glm46v", "gemma4"])
-def test_rollouts_equal_transformers_alone_on_clips(tiny, clips, family):
-    """Frames read by hand, metadata that spaces them as they are, the processor's own resizing, one plain forward per row."""
-    policy = policy_of(tiny, family)
-    path = clips[family, "even"]
-    rollouts = policy.rollout([Request(Prompt("p", "a <video> b", (Video(path),)), 3, 0, seed=4)])
+def fed_by_hand(processor: Any, path: str, family: str) -> Any:
+    """ "a <video> b" with the frames that one second in two takes of an even clip, through the processor alone."""
     file: Any = av.open(path)
     with file:
         frames = np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)])
     indices = [0, 14, 28, 42, 57, 71, 85, 99]
-    model, processor = plain_model(tiny(family))
     chat = [{"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "video"}, {"type": "text", "text": " b"}]}]
-    fed = processor(
+    return processor(
         text=[processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)],
         videos=[frames[indices]],
         video_metadata=[{"total_num_frames": 8 * 99 / 7, "fps": 25.0, "frames_indices": indices, "duration": 4.0}],
         do_sample_frames=False,
         return_tensors="pt",
+        # the others read the spacing from the metadata
+        **({"fps": 7 / 3.96, "size": {"shortest_edge": 64**2, "longest_edge": 128**2}} if family == OMNI else {}),
     )
+
+
+@pytest.mark.parametrize("family", [*QWEN, OMNI, "glm4v", "llava_onevision", "glm46v", "gemma4"])
+def test_rollouts_equal_transformers_alone_on_clips(tiny, clips, family):
+    """Frames read by hand, metadata that spaces them as they are, the processor's own resizing, one plain forward per row."""
+    policy = policy_of(tiny, family)
+    path = clips[family, "even"]
+    rollouts = policy.rollout([Request(Prompt("p", "a <video> b", (Video(path),)), 3, 0, seed=4)])
+    model, processor = plain_model(tiny(family))
+    fed = fed_by_hand(processor, path, family)
     for row, (_, sample) in enumerate(rollouts.samples()):
         completion = torch.tensor([ids_of(sample)])
         whole = dict(fed) | {"input_ids": torch.cat([fed["input_ids"], completion], 1)}
@@ -142,6 +153,24 @@ def test_rollouts_equal_transformers_alone_on_clips(tiny, clips, family):
         expected = logits.log_softmax(-1).gather(-1, completion[0][:, None])[:, 0]
         noted = rollouts.recorded[ROLLOUT_LOGPROBS][row, : len(expected)]
         torch.testing.assert_close(noted, expected, atol=FP32_BOUND, rtol=0)
+
+
+def test_greedy_answers_to_a_clip_are_those_of_generate(tiny, clips):
+    """Qwen3-Omni's: what follows a clip stands between whole positions, here and while transformers writes."""
+    policy = policy_of(tiny, OMNI)
+    path = clips[OMNI, "even"]
+    prompt = Prompt("p", "a <video> b", (Video(path),))
+    rollouts = policy.rollout([Request(prompt, 1, 0)], Sampling(temperature=0.0, max_new_tokens=6))
+    model, processor = plain_model(tiny(OMNI))
+    fed = fed_by_hand(processor, path, OMNI)
+    banned = [[token] for token in sorted(policy.banned)]
+    out = model.generate(**fed, max_new_tokens=6, do_sample=False, bad_words_ids=banned)
+    assert list(ids_of(rollouts.groups[0].samples[0])) == out[0, fed["input_ids"].shape[1] :].tolist()
+    encoded = policy.encode(prompt)
+    own = encoded.positions[0][encoded.token_ids == policy.family.token_of("video")]
+    # 13 positions a second, and a pair of frames every 2 * 3.96 / 7 seconds
+    torch.testing.assert_close(own.unique() - own[0], torch.arange(4) * 13 * 2 * 3.96 / 7, check_dtype=False, atol=1e-5, rtol=0)
+    assert float(encoded.positions[0, -1] % 1) != 0
 
 
 def test_gemma_is_shown_the_frames_of_a_clip_as_pictures_after_their_times(tiny, clips):

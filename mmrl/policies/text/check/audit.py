@@ -28,12 +28,12 @@ KEPT = 0.9
 SECONDS = re.compile(r"<([\d.]+) seconds><\|vision_start\|>")
 GLM_CLIP = re.compile(r"<\|begin_of_video\|>(.*?)<\|end_of_video\|>", re.DOTALL)
 GLM_SECONDS = re.compile(r"<\|end_of_image\|>(\d+(?:\.\d seconds)?)")
-TIMED_BY_TEXT = ("qwen3", "glm")
+TIMED_BY_TEXT = ("qwen3_vl", "qwen3_5", "glm")
 """Kinds of models that read the time of a frame as text."""
 ONE_DIGIT = 0.0501
 """Seconds that rounding to one digit takes or adds."""
 CLOSE = 1e-6
-Place = tuple[int, int, int]
+Place = tuple[float, float, float]
 ROUNDED = 1e-3
 """A log-probability above this is wrong: rounding alone does not lift one that far above 0."""
 
@@ -240,16 +240,17 @@ def check_qwen(policy: TextHost, family: QwenVL, encoded: Encoded, clips: Sequen
         raise ValueError("its token types do not mark exactly the placeholders of pictures (1) and clips (2)")
     if config.model_type.startswith(TIMED_BY_TEXT):
         check_times_in_text(policy, family, encoded, clips)
-    expected = torch.tensor(list(walk(family, encoded, clips))).T
+    expected = torch.tensor(list(walk(family, encoded, clips)), dtype=torch.float64).T
     if expected.shape != encoded.positions.shape:
         raise ValueError(f"its positions are {tuple(encoded.positions.shape)} numbers instead of {tuple(expected.shape)}")
-    wrong = (encoded.positions != expected).any(0).nonzero()[:, 0]
+    wrong = (~encoded.positions.double().isclose(expected, rtol=CLOSE, atol=CLOSE)).any(0).nonzero()[:, 0]
     if len(wrong):
         at = int(wrong[0])
         what = {0: "text", 1: "a picture", 2: "a clip"}[int(types[at])]
+        here, place = (tuple(one[:, at].tolist()) for one in (encoded.positions, expected.to(encoded.positions)))
         raise ValueError(
             f"{len(wrong)} of its {len(encoded)} tokens stand at wrong positions; the first, token {at} of {what}, at (time, "
-            f"height, width) = {tuple(encoded.positions[:, at].tolist())} instead of {tuple(expected[:, at].tolist())}"
+            f"height, width) = {here} instead of {place}"
         )
 
 
@@ -291,7 +292,8 @@ def walk(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Iterator[
     config = family.config
     merge, kinds = config.vision_config.spatial_merge_size, kinds_of(family, encoded.token_ids.tolist())
     grids = {1: pictures(encoded), 2: clips_of(family, encoded, clips)}
-    here, i = 0, 0
+    here: float = 0
+    i = 0
     while i < len(kinds):
         if kinds[i] not in grids:
             yield here, here, here
@@ -306,29 +308,27 @@ def walk(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Iterator[
         here, i = here + 1 + max(ticks[-1], height - 1, width - 1), i + len(ticks) * height * width
 
 
-def pictures(encoded: Encoded) -> Iterator[tuple[list[int], int, int]]:
+def pictures(encoded: Encoded) -> Iterator[tuple[list[float], int, int]]:
     grids = encoded.media.get("image_grid_thw")
     for t, h, w in [] if grids is None else grids.tolist():
         yield list(range(t)), h, w
 
 
-def clips_of(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Iterator[tuple[list[int], int, int]]:
+def clips_of(family: QwenVL, encoded: Encoded, clips: Sequence[Frames]) -> Iterator[tuple[list[float], int, int]]:
     """The moment of each pair of frames, in positions from the first one, and its patches."""
     if is_glm(family):
         yield from pictures(encoded)
         return
     grids, kind = encoded.media.get("video_grid_thw"), family.config.model_type
     for (t, h, w), clip in zip([] if grids is None else grids.tolist(), clips, strict=True):
-        if kind.startswith("qwen3"):
+        if kind.startswith(TIMED_BY_TEXT):
             for _ in range(t):
                 yield [0], h, w
-        elif kind in ("qwen2_5_vl", "qwen2_5_omni_thinker"):
+        elif kind in ("qwen2_5_vl", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"):
             rate = getattr(family.config, "position_id_per_seconds", None) or family.config.vision_config.tokens_per_second
             pairs = range(0, len(clip.times), family.frame_multiple)
             even = all(abs(x - clip.times[0] - k * clip.step) <= 1 / clip.fps + CLOSE for k, x in enumerate(clip.times))
-            if even:
-                yield [int(rate * k * clip.step * (1 + CLOSE)) for k in pairs], h, w
-            else:
-                yield [int(rate * (clip.times[k] - clip.times[0]) + CLOSE) for k in pairs], h, w
+            moments = [k * clip.step * (1 + CLOSE) if even else clip.times[k] - clip.times[0] + CLOSE / rate for k in pairs]
+            yield [rate * moment if kind.startswith("qwen3") else int(rate * moment) for moment in moments], h, w
         else:
             yield list(range(t)), h, w

@@ -323,7 +323,7 @@ def with_time_scaled(policy: TextHost, factor: float, prompt: Encoded) -> Encode
     if not bool(video.any()):
         return prompt
     positions, first = prompt.positions.clone(), prompt.positions[0, video].min()
-    positions[0, video] = (first + (positions[0, video] - first) * factor).long()
+    positions[0, video] = (first + (positions[0, video] - first) * factor).to(positions)
     return replace(prompt, positions=positions)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from mmrl.answers.spans.sounds import Ear
@@ -168,7 +168,7 @@ class Family:
 
     def positions(
         self, core: Core, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
-    ) -> Int[Tensor, "a p"]:
+    ) -> Real[Tensor, "a p"]:
         """Position ids of a prompt without padding: one axis, 0 1 2 ..."""
         return torch.arange(len(token_ids))[None]
 

@@ -26,7 +26,7 @@ PUBLISHED: dict[str, Published] = {
     "qwen2_5_omni_thinker": Published(
         (*SEEING, "sounds to text"), "3B: Qwen Research; 7B: see the card", "nowhere", f"{CLIPS}, sounds"
     ),
-    "qwen3_omni_moe_thinker": Published(("pictures to text", "sounds to text"), "Apache-2.0", "others", f"{RULE}, sounds"),
+    "qwen3_omni_moe_thinker": Published((*SEEING, "sounds to text"), "Apache-2.0", "others", f"{CLIPS}, sounds"),
     "smolvlm": seeing("Apache-2.0", "makers"),
     "idefics3": Published(("pictures to text",), "Apache-2.0", "makers", of_class("smolvlm")),
     "internvl": seeing("3-8B-hf: Qwen; 3.5: Apache-2.0; others: see the card", "makers"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Real
 from torch import Tensor
 
 from mmrl.answers.spans.sounds import Ear
@@ -34,6 +34,8 @@ class QwenOmni(QwenVL):
     sees: tuple[str, ...] = ("image", "video", "audio")
     vision: tuple[str, ...] = ("visual", "audio_tower")
     projector: tuple[str, ...] = ("visual.merger", "audio_tower.proj")
+    between: bool = False
+    """Do frames stand between whole positions?"""
 
     def attach(self, core: Core) -> None:
         write_sounds(core)
@@ -45,6 +47,11 @@ class QwenOmni(QwenVL):
             return kept
         frames = int(kept[MASK].sum(1).max())
         return {key: value[..., :frames].contiguous() if key in AUDIO_KEYS else value for key, value in kept.items()}
+
+    def video_areas(self, processor: Any) -> tuple[float, float]:
+        """Those of the processor's class where it has any: folders hold the areas of pictures."""
+        size = (getattr(processor, "videos_kwargs", None) or {}).get("size")
+        return (float(size["shortest_edge"]), float(size["longest_edge"])) if size else super().video_areas(processor)
 
     def look(self, core: Core, kind: str, media: Sequence[Media]) -> Any:
         output = super().look(core, kind, media)
@@ -65,9 +72,10 @@ class QwenOmni(QwenVL):
 
     def positions(
         self, core: Core, token_ids: Int[Tensor, " p"], type_ids: Tensor | None, media: Media, clips: Sequence[Frames] = ()
-    ) -> Int[Tensor, "3 p"]:
+    ) -> Real[Tensor, "3 p"]:
         """Axes time, height, width by the model's own rule, which finds media by their marks; a sound counts on as text does."""
-        seconds = [self.frame_multiple * clip.step * (1 + CLOSE) for clip in clips]
+        hair = 0.0 if self.between else CLOSE
+        seconds = [self.frame_multiple * clip.step * (1 + hair) for clip in clips]
         positions, _ = core.get_rope_index(
             token_ids[None],
             image_grid_thw=media.get("image_grid_thw"),
@@ -76,7 +84,8 @@ class QwenOmni(QwenVL):
             audio_seqlens=media[MASK].sum(1) if MASK in media else None,
             second_per_grids=torch.tensor(seconds, dtype=torch.float64),
         )
-        own, types = positions[:, 0].long(), 2 * (token_ids == self.token_of("video")).long()
+        own = positions[:, 0].double() if self.between else positions[:, 0].long()
+        types = 2 * (token_ids == self.token_of("video")).long()
         self.set_times(own, types, clips, float(self.config.position_id_per_seconds))
         return after_clips(own, types)
 
@@ -85,10 +94,11 @@ class QwenOmni(QwenVL):
 class Qwen3Omni(QwenOmni):
     """Qwen3-Omni's thinker, a mixture of experts that makes 13 tokens of a second.
 
-    No clips: it puts frames at fractions of a position, and positions are whole numbers here.
+    It puts frames at fractions of a position, and what follows a clip too: positions are float64, in which adding whole numbers
+    in any order gives the same.
     """
 
-    sees: tuple[str, ...] = ("image", "audio")
+    between: bool = True
     projector: tuple[str, ...] = ("visual.merger", "visual.deepstack_merger_list", "audio_tower.proj")
 
     def ear(self, processor: Any) -> Ear:

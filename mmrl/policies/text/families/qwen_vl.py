@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Real
 from torch import Tensor
 
 from mmrl.policies.text.families.base import Core, Family, Media
@@ -59,10 +59,9 @@ class QwenVL(Family):
 
     def video_budget(self, processor: Any, settings: VideoSettings) -> Budget:
         """The areas that the settings name; else the video processor's, with a total for Qwen2-VL and Qwen2.5-VL."""
-        video = processor.video_processor
+        video, (low, high) = processor.video_processor, self.video_areas(processor)
         side = video.patch_size * video.merge_size
-        low, high = float(video.size["shortest_edge"]), float(video.size["longest_edge"])
-        if self.config.model_type.startswith("qwen3"):
+        if self.config.model_type.startswith(("qwen3_vl", "qwen3_5")):
             usual = Budget(side, min_total=low, max_total=high)
         else:
             usual = Budget(side, low, high, max_total=LONGEST * side**2 * self.frame_multiple)
@@ -71,6 +70,11 @@ class QwenVL(Family):
         if settings.max_pixels is not None:
             usual = replace(usual, max_pixels=float(settings.max_pixels))
         return usual if settings.total_pixels is None else replace(usual, max_total=float(settings.total_pixels))
+
+    def video_areas(self, processor: Any) -> tuple[float, float]:
+        """The smallest and the largest, in pixels."""
+        size = processor.video_processor.size
+        return float(size["shortest_edge"]), float(size["longest_edge"])
 
     def entries(self, media: Media, kind: str = "image") -> int:
         return len(media[GRIDS[kind]]) if GRIDS[kind] in media else 0
@@ -112,12 +116,13 @@ class QwenVL(Family):
             self.set_times(positions, type_ids, clips, float(self.config.vision_config.tokens_per_second))
         return after_clips(positions, type_ids)
 
-    def set_times(self, positions: Int[Tensor, "3 p"], type_ids: Tensor, clips: Sequence[Frames], rate: float) -> None:
+    def set_times(self, positions: Real[Tensor, "3 p"], type_ids: Tensor, clips: Sequence[Frames], rate: float) -> None:
         """Put frames that are not evenly spaced at their true times, at `rate` positions a second, in place."""
         for (start, end), clip in zip(runs(type_ids, 2), clips, strict=True):
             if not is_evenly_spaced(clip):
                 pairs = torch.tensor(clip.times, dtype=torch.float64)[:: self.frame_multiple]
-                ticks = ((pairs - pairs[0]) * rate + CLOSE).long()
+                ticks = (pairs - pairs[0]) * rate
+                ticks = ticks if positions.is_floating_point() else (ticks + CLOSE).long()
                 first = positions[0, start].clone()
                 positions[0, start:end] = first + ticks.repeat_interleave((end - start) // len(ticks))
 
@@ -149,7 +154,7 @@ def mrope_positions(
     return positions[:, 0]
 
 
-def after_clips(positions: Int[Tensor, "3 p"], type_ids: Int[Tensor, " p"]) -> Int[Tensor, "3 p"]:
+def after_clips(positions: Real[Tensor, "3 p"], type_ids: Int[Tensor, " p"]) -> Real[Tensor, "3 p"]:
     """Positions in which the text after a clip begins past the largest of the clip's (arXiv:2409.12191).
 
     transformers from 5.3 on begins past its height or width only, inside the time of a clip that is longer than that.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Real
 from torch import Tensor
 
 from mmrl.core.types import Batch, Scope
@@ -24,7 +24,7 @@ class PackedRow:
     """
 
     token_ids: Int[Tensor, "1 s"]
-    positions: Int[Tensor, "a 1 s"]
+    positions: Real[Tensor, "a 1 s"]
     type_ids: Int[Tensor, "1 s"] | None
     """0 text, 1 image, 2 video, where the model wants to know."""
     groups: tuple[PackedGroup, ...]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Real
 from PIL import Image
 from torch import Tensor, nn
 
@@ -29,7 +29,7 @@ class Encoded:
 
     prompt_id: str
     token_ids: Int[Tensor, " p"]
-    positions: Int[Tensor, "a p"]
+    positions: Real[Tensor, "a p"]
     """On one axis, or on three (M-RoPE)."""
     type_ids: Int[Tensor, " p"] | None = None
     """0 text, 1 image, 2 video, where the model wants to know."""
@@ -301,14 +301,14 @@ class PromptBatch:
 
     token_ids: Int[Tensor, "u p"]
     attention: Int[Tensor, "u p"]
-    positions: Int[Tensor, "a u p"]
+    positions: Real[Tensor, "a u p"]
     type_ids: Int[Tensor, "u p"] | None
     media: tuple[Media, ...]
     """One per prompt, empty where it has no picture; on the CPU, as they were encoded. Those within the beginning of a completion
     follow their prompt's."""
 
     @property
-    def next_positions(self) -> Int[Tensor, "a u 1"]:
+    def next_positions(self) -> Real[Tensor, "a u 1"]:
         """Where the first token after each prompt stands."""
         return self.positions[:, :, -1:] + 1
 

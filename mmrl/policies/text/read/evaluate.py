@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -97,7 +97,7 @@ class Evaluation:
         steps = torch.arange(self.fed.shape[1], device=self.fed.device)
         return torch.cat([self.prompts.attention[self.prompt_index], (steps < self.lengths[:, None]).long()], dim=1)
 
-    def positions(self) -> Int[Tensor, "a n r"]:
+    def positions(self) -> Real[Tensor, "a n r"]:
         begin = self.prompts.next_positions[:, self.prompt_index]
         return begin + offsets_of(self.insets, (len(begin), *self.fed.shape), begin.device)
 

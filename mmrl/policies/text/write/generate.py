@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from mmrl.policies.shared.weights import FollowsWeights, Weights
@@ -224,7 +224,7 @@ class Rows:
     ids: Int[Tensor, " m"]
     live: Bool[Tensor, " m"]
     hidden: Float[Tensor, "m d"]
-    positions: Int[Tensor, "a m 1"]
+    positions: Real[Tensor, "a m 1"]
     attention: Tensor
     """(m, k) of 0 and 1, or as kernels take it, (m, 1, 1, k)."""
     padded: tuple[bool, ...]

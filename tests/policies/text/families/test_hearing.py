@@ -19,7 +19,7 @@ from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families import QwenOmni
 from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.tiny.text.omni import MARKS
-from tests.support.sounds import tone, write_clip_with_sound, write_wav
+from tests.support.sounds import tone, write_clip_with_sound, write_floats, write_wav
 from tests.support.text_policies import (
     FP32_BOUND,
     gradients,
@@ -153,10 +153,11 @@ def test_a_second_is_25_placeholders_and_its_padding_is_cut(tiny, sounds: list[A
     assert marks <= policy.media_token_ids, "a completion never holds them"
 
 
-def test_a_clip_beside_a_sound_stands_at_its_times(tiny, tmp_path: Path, sounds: list[Audio]):
+@pytest.mark.parametrize("name", [THINKER, MOE])
+def test_a_clip_beside_a_sound_stands_at_its_times(tiny, tmp_path: Path, sounds: list[Audio], name: str):
     """The clip's own sound is a sound like any other; the audit walks over all positions."""
     file = write_clip_with_sound(tmp_path / "a.mp4", tone(2.0))
-    policy = make(tiny(THINKER))
+    policy = make(tiny(name))
     rollouts = policy.rollout([Request(Prompt("clip", "<video> <audio>?", (Video(file.source, frames=4), file)), 2, 0)])
     policy.audit(rollouts)
     torch.testing.assert_close(rollouts.recorded[ROLLOUT_LOGPROBS], logprobs(policy, rollouts).detach(), atol=FP32_BOUND, rtol=0)
@@ -215,6 +216,7 @@ def test_what_cannot_be_heard_is_said(tiny, tmp_path: Path, sounds: list[Audio])
         make(tiny("gemma4")).encode(Prompt("p", "?", (sounds[0],)))
     with pytest.raises(ValueError, match=r"the sound '.*long.wav' lasts 32.0 s, and the model hears 30 s"):
         make(tiny(GEMMA)).encode(Prompt("p", "?", (long,)))
-    clip = write_clip_with_sound(tmp_path / "a.mp4", tone(2.0))
-    with pytest.raises(ValueError, match=r"qwen3_omni_moe_thinker takes no clips here: use a model that `mmrl ls families`"):
-        make(tiny(MOE)).encode(Prompt("p", "?", (Video(clip.source, frames=4),)))
+    for scale, said in ((float("nan"), "no finite numbers"), (1e30, r"of 5e\+29, and full scale is 1: save it in 16 bits")):
+        odd = write_floats(tmp_path / "odd.wav", scale * tone(1.0))
+        with pytest.raises(ValueError, match=rf"the sound '.*odd.wav' .*{said}"):
+            read_wave(odd, Ear())
