@@ -1,6 +1,7 @@
 """Cases trained as `mmrl train` does it, by one or several processes; keeps what must not depend on their number."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from mmrl.app.commands import train as jobs
 from mmrl.app.config import run as configs
 from mmrl.app.run import context
 from mmrl.app.run.build import Job
+from mmrl.training.ahead.producer import check_lag
 from mmrl.training.trainer import Trainer
 from tests.processes.cases import CASES, ENGINES, SAMPLERS
 from tests.support.launcher import accelerator_of, end, keep, kinds_in, renew
@@ -36,6 +38,7 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
             seen["shard"] = weight.to_local().numel() / weight.numel()
         if hasattr(weight, "ds_tensor"):
             seen["shard"] = weight.ds_tensor.numel() / weight.ds_numel
+        seen["lag"] = lag_refusal(job)
         seen["before"] = policy.weights.state_dict()["weights"]
         fit(job, *rest)
         seen["weights"] = policy.weights.state_dict()["weights"]
@@ -48,6 +51,16 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
     finally:
         Trainer.credit, jobs.fit = credit, fit  # type: ignore[method-assign]
     return seen
+
+
+def lag_refusal(job: Job) -> str:
+    """Why this run cannot be sampled ahead."""
+    own = job.trainer
+    try:
+        check_lag(own.policy, own.collector.rewards, own.algorithm, replace(own.settings, ahead=1), own.ranks)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def main(kinds: str, out: str, *cases: str) -> None:

@@ -94,6 +94,13 @@ def test_adamw_differs_by_less_than_a_hundredth_of_what_it_moves(alone: Ran, sev
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_are_spread_are_not_sampled_ahead(several: Callable[[Kind], Ran], kind: Kind):
+    spread = "FSDP or DeepSpeed spreads the weights over the run's 2 processes: start it with configs/accelerate/ddp.yaml"
+    for rank in several(kind).ranks:
+        assert (spread in rank["text_adamw"]["lag"]) == (kind == "sharded")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_process_without_any_informative_group_keeps_up(several: Callable[[Kind], Ran], kind: Kind):
     first, second = (rank["dynamic"] for rank in several(kind).ranks)
     assert any(not a or not b for a, b in zip(first["steps"], second["steps"], strict=True))
