@@ -70,16 +70,18 @@ def test_ratings_are_squares():
 @pytest.mark.parametrize(
     ("term", "columns", "message"),
     [
-        (PairScores(AXES), {"axis": "sound"}, "prompt 'p' is about the axis 'sound', and trained are looks, text: set axes"),
+        (PairScores(AXES), {"axis": "sound"}, "prompt 'p' is about the axis 'sound', and trained are looks, text: name it"),
         (PairScores(), {"margin": "much"}, "prompt 'p' has 'much' in the column 'margin', where a finite number is needed"),
         (PairScores(), {"margin": math.inf}, "has inf in the column 'margin'"),
-        (Ratings(), {}, "prompt 'p' has None in the column 'rating'"),
+        (Ratings(), {}, "prompt 'p' has nothing in the column 'rating'"),
         (Ratings(), {"rating": True}, "has True in the column 'rating'"),
     ],
 )
 def test_columns_that_say_nothing_are_refused(term: PairScores | Ratings, columns: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         term.check_prompts([Prompt("p", "", columns=columns)])
+    with pytest.raises(ValueError, match="all 2 ratings that were looked at are 3, so"):
+        Ratings().check_prompts([Prompt(name, "", columns={"rating": 3}) for name in "pq"])
     PairScores(AXES).check_prompts([Prompt("p", "", columns={"axis": "text", "margin": 2})])
 
 
@@ -97,7 +99,7 @@ def test_the_preferred_picture_is_shown_first_and_nothing_is_written_of_either()
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (Prompt("p", "", (RED,)), "prompt 'p' has 1 pictures, where a pair of them is compared"),
+        (Prompt("p", "", (RED,)), "prompt 'p' shows 1, where two pictures are compared: give two"),
         (
             Prompt("p", "", (RED, BLUE), columns={"preferred": 0.5}),
             "has 0.5 in the column 'preferred', .* leave undecided pairs out",

@@ -141,7 +141,7 @@ def test_clear_pairs_have_a_larger_beta():
         assert loss_of(term, live, margin)[0].item() == pytest.approx(loss_of(Preference(beta), live)[0].item(), rel=1e-5)
     with pytest.raises(ValueError, match=r"has -1 in the column 'margin', as if the rejected one were better"):
         term.check_prompts([replace(PAIR, columns={"margin": -1.0})])
-    with pytest.raises(ValueError, match="has None in the column 'margin', where a finite number is needed"):
+    with pytest.raises(ValueError, match="has nothing in the column 'margin', where a finite number is needed"):
         replace(KINDS["dpo"], objective=((1.0, term),)).check_prompts([PAIR])
 
 

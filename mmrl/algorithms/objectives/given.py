@@ -172,7 +172,10 @@ class OfScores(Surrogate):
         """The axis that a prompt's rows are about; raises ValueError for one that is not trained."""
         axis = str(prompt.columns.get("axis", self.axes[0]))
         if axis not in self.axes:
-            raise ValueError(f"prompt {prompt.id!r} is about the axis {axis!r}, and trained are {', '.join(self.axes)}: set axes")
+            raise ValueError(
+                f"prompt {prompt.id!r} is about the axis {axis!r}, and trained are {', '.join(self.axes)}: name it in "
+                "policy.scores and in the term's axes"
+            )
         return axis
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
@@ -229,10 +232,14 @@ class Ratings(OfScores):
     """The column with the number."""
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Raises ValueError for an axis that is not trained, or a rating that is no number."""
+        """Raises ValueError for an axis that is not trained, a rating that is no number, and several that are all the same."""
         super().check_prompts(prompts)
-        for prompt in prompts:
-            number_at(prompt, self.column)
+        found = [number_at(prompt, self.column) for prompt in prompts]
+        if len(found) > 1 and len(set(found)) == 1:
+            raise ValueError(
+                f"all {len(found)} ratings that were looked at are {found[0]:g}, so a head learns that number and nothing else: "
+                "add rows with other ratings"
+            )
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
@@ -252,4 +259,8 @@ def number_at(prompt: Prompt, column: str, otherwise: float | None = None) -> fl
     found = prompt.columns.get(column, otherwise)
     if isinstance(found, int | float) and not isinstance(found, bool) and math.isfinite(found):
         return float(found)
-    raise ValueError(f"prompt {prompt.id!r} has {found!r} in the column {column!r}, where a finite number is needed")
+    what = "nothing" if found is None else repr(found)[:80]
+    raise ValueError(
+        f"prompt {prompt.id!r} has {what} in the column {column!r}, where a finite number is needed: write one there, or leave "
+        "the row out"
+    )

@@ -238,7 +238,9 @@ class PicturePairs(Once):
     def in_order(self, prompt: Prompt) -> tuple[Media, Media]:
         """The media of a prompt, the preferred one first."""
         if len(prompt.media) != PAIR:
-            raise ValueError(f"prompt {prompt.id!r} has {len(prompt.media)} pictures, where a pair of them is compared")
+            raise ValueError(
+                f"prompt {prompt.id!r} shows {len(prompt.media)}, where two pictures are compared: give two in its column images"
+            )
         best = prompt.columns.get(self.preferred, 0)
         if best not in (0, 1):
             raise ValueError(

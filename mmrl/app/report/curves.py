@@ -39,7 +39,7 @@ def reward_charts(data: RunData, held: Held = MappingProxyType({})) -> list[Char
         twin = "" if twin == HELD_OUT_LENGTH else twin
         charts.append(both_splits(data, name, f"reward/{name}", twin, bounds(held, name)))
     charts.append(None if data.draws else both_splits(data, "Tokens per completion, held out", "", HELD_OUT_LENGTH))
-    charts.append(both_splits(data, "Diversity of a prompt's pictures", *DIVERSITY))
+    charts.append(both_splits(data, "Diversity of a prompt's samples", *DIVERSITY))
     return charts
 
 

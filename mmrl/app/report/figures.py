@@ -79,6 +79,10 @@ class Change:
     """Share of the samples whose answer could not be read, before and after; NaN where that is unknown."""
 
     @property
+    def has_unread(self) -> bool:
+        return math.isfinite(self.unread[1])
+
+    @property
     def difference(self) -> float:
         return self.after - self.before
 

@@ -306,7 +306,8 @@ def facts(data: RunData) -> list[tuple[str, str]]:
     """The facts that a reader asks for first: how many steps, how long, how many held-out prompts."""
     wanted = data.steps_wanted
     seconds = sum(value for value in column(data.train, "time/step_s")[1] if math.isfinite(value))
-    found = [("steps", f"{data.steps_done} of {wanted}" if wanted is not None else str(data.steps_done))]
+    # stages that end early leave numbers out
+    found = [("steps", f"{data.steps_done} of {wanted}" if wanted is not None else str(len({one["step"] for one in data.train})))]
     algorithm = data.config.get("algorithm", {})
     if isinstance(algorithm, Mapping) and {"epochs", "minibatches"} <= set(algorithm):
         updates = int(algorithm["epochs"]) * int(algorithm["minibatches"])

@@ -19,7 +19,7 @@ HEALTH_OF_TEXTS: Words = (
     ("Cut completions", "rollout/truncated", "Share that never stopped and was cut at the length limit."),
 )
 HEALTH_OF_PICTURES: Words = (
-    ("Trained steps per picture", "rollout/length", "Denoising steps of a picture that train."),
+    ("Trained steps per sample", "rollout/length", "Denoising steps of a sample that train."),
     KL,
     CLIPPED,
     GRADIENT,

@@ -318,7 +318,7 @@ def test_nothing_is_said_of_fewer_than_ten_prompts(tmp_path: Path, num_prompts: 
 def test_a_report_of_pictures_has_the_words_of_pictures(tmp_path: Path) -> None:
     run = write_run(tmp_path / "pictures", kind="images")
     page = write_report(run.path).read_text()
-    assert "Trained steps per picture" in page
+    assert "Trained steps per sample" in page and "after on the right" in page and "unparsed</th>" not in page
     assert not re.search(r"[Tt]oken|[Cc]ompletion|Surprise", page.partition("Resolved configuration")[0].partition("<header>")[2])
     assert "Tokens per completion" in write_report(write_run(tmp_path / "text", kind="text").path).read_text()
 
