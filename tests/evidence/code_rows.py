@@ -18,9 +18,9 @@ COLOURS = CodeTask(
 PLAIN = replace(PRESETS["grpo"], objective=((1.0, Clip()),), group_size=16)
 THINGS = WordTask(
     "things_unseen",
-    "captions name things whose colour the model can say in three of four answers, and has never drawn; the picture is rewarded",
-    "how far pictures of things that were not trained lean to their colour, in deviations of the colours of single codes",
-    margin=0.1,
+    "captions name things whose kind the model can say in three of four answers, and has never drawn; the picture is rewarded",
+    "share of codes of the right kind in pictures of things that were not trained",
+    margin=0.05,
     watched="the same of the trained things",
 )
 ROWS = [

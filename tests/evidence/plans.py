@@ -1,7 +1,7 @@
-"""A task of pictures that depend on a word: a tiny Janus can say which colour things have, and draw colours that are named.
+"""A task of pictures that depend on a word: a tiny Janus can say which kind things are of, and draw kinds that are named.
 
-It was taught to answer "grass?" with "green", in three of four answers, to draw behind "green" codes of that colour, half of
-them, and never to draw grass. Training shows it one thing of each colour, rewarded by the picture alone.
+It was taught to answer "grass?" with "gggggg", in three of four answers, to draw behind "gggggg" codes of that kind, every second
+one, and never to draw grass. Training shows it one thing of each kind, rewarded by the codes of the picture alone.
 """
 
 import random
@@ -16,7 +16,7 @@ from torch import Tensor
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import LOGPROBS
-from mmrl.core.types import Prompt, Request, StoredRow
+from mmrl.core.types import Group, Prompt, Request, Sample, StoredRow
 from mmrl.policies.codes.policy import CodePolicy, CodePolicyConfig
 from mmrl.policies.codes.settings import PlanSettings
 from mmrl.tiny.keep import keep
@@ -25,17 +25,15 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
-from tests.evidence.codes import COLOURS, Cast, cast_of, tone
+from tests.evidence.codes import COLOURS
 from tests.evidence.points import BACKWARD
 from tests.evidence.task import Ended, MakeSampler, Task, mean, weights_of
 
 THINGS = {"red": ("blood", "rose", "brick"), "green": ("grass", "frog", "leaf"), "blue": ("sky", "sea", "jeans")}
 """The first of each is trained; the others are held out."""
-PLAN = PlanSettings(6, "{prompt}?", "{prompt}{plan}")
-GUIDANCE = 3.0
-LESSONS, BATCH = 400, 48
-BEST = 3
-"""Codes of each colour that are taught."""
+PLAN = PlanSettings(7, "{prompt}?", "{prompt}{plan}")
+GUIDANCE, VOCABULARY = 3.0, 263
+LESSONS, BATCH = 200, 24
 FRESH, LOOKS = 16, 3
 
 
@@ -47,29 +45,38 @@ class Words:
     plans: bool
 
 
+def share_of_kind(group: Group) -> list[float]:
+    """The share of each picture's codes that are of the named kind: every third code is, 1/3 of them by chance."""
+    kind, drawn = COLOURS.index(group.prompt.answer), [(first_of(one), (one.token_ids or ())[-16:]) for one in group.samples]
+    return [sum((token - first) % 3 == kind for token in codes) / 16 for first, codes in drawn]
+
+
+def first_of(sample: Sample) -> int:
+    """The number of the first code, in rows with a plan and without."""
+    return 0 if sample.text is None else VOCABULARY
+
+
 def policy_of(folder: str, plans: bool, shadows: frozenset[str] = frozenset()) -> CodePolicy:
     return CodePolicy(CodePolicyConfig(folder, guidance=GUIDANCE, plan=PLAN if plans else None), shadows)
+
+
+def tokens_of(colour: str, tokenizer: Any) -> list[int]:
+    """The plan that names a colour: its first letter six times, which an untaught model soon tells from others."""
+    return [*tokenizer(6 * colour[0], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
 def lessons(policy: CodePolicy, draw: random.Random) -> Iterator[Request]:
     """Answers without pictures, pictures behind a plan, and pictures of a colour's own name."""
     tokenizer: Any = policy.tokenizer
-    tones = torch.tensor([tone(one).tolist() for one in policy.pictures([[k] * 16 for k in range(policy.family.vocabulary)])])
-    lean = tones - tones.mean(0)
-    lean = 2 * lean - lean.sum(1, keepdim=True)
-    best = {colour: lean[:, i].topk(BEST).indices.tolist() for i, colour in enumerate(COLOURS)}
     for i in range(BATCH):
         colour, thing = draw.choice(COLOURS), draw.choice([one[0] for one in THINGS.values()])
-        said = tokenizer(colour, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-        codes = [draw.choice(best[colour]) if draw.random() < 0.5 else draw.randrange(24) for _ in range(16)]
+        codes = [3 * draw.randrange(8) + COLOURS.index(colour) if draw.random() < 0.5 else draw.randrange(24) for _ in range(16)]
         drawn = [policy.first_code + code for code in codes]
         if i % 3 == 0:
-            asked = draw.choice(THINGS[colour])
-            other = draw.choice([one for one in COLOURS if one != colour])
-            wrong = tokenizer(other, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-            row = (asked, (said if draw.random() < 0.75 else wrong) + drawn)
+            said = colour if draw.random() < 0.75 else draw.choice([one for one in COLOURS if one != colour])
+            row = draw.choice(THINGS[colour]), [*tokens_of(said, tokenizer), *drawn]
         else:
-            row = (thing, said + drawn) if i % 3 == 1 else (colour, drawn)
+            row = (thing, [*tokens_of(colour, tokenizer), *drawn]) if i % 3 == 1 else (6 * colour[0], drawn)
         stored = StoredRow(tuple(row[1]))
         yield Request(Prompt(f"{i % 3}", row[0]), 1, i, role="replayed", written=stored)
 
@@ -110,7 +117,7 @@ class Positions:
 class WordTask(Task[Words]):
     """Three things are trained at equal cost, and six measured that were never drawn."""
 
-    cost: int = 3_000_000
+    cost: int = 900_000
     """Tokens that pass the language model."""
     lr: float = 3e-4
 
@@ -118,7 +125,7 @@ class WordTask(Task[Words]):
         """Train, and measure both on the way."""
         folder = keep(None, f"evidence-said-{seed}", "config.json", lambda place: teach(place, seed))
         policy = policy_of(str(folder), algorithm.plans, algorithm.algorithm.shadows)
-        reward, spent = cast_of(policy), Positions(policy)
+        spent = Positions(policy)
         known = [Prompt(f"{colour}-{own[0]}", own[0], answer=colour) for colour, own in THINGS.items()]
         unseen = [Prompt(f"{colour}-{one}", one, answer=colour) for colour, own in THINGS.items() for one in own[1:]]
         settings = TrainSettings(
@@ -129,20 +136,20 @@ class WordTask(Task[Words]):
             optimizer=OptimizerSettings(lr=self.lr),
         )
         own = algorithm.algorithm.with_length(policy.drawing.plan_tokens + policy.family.num_codes)
-        rewards = RewardRunner([NamedReward("cast", reward)])
+        rewards = RewardRunner([NamedReward("kind", share_of_kind)])
         trainer = Trainer(policy, own, (make_sampler or Shuffled)(known, seed), rewards, settings)
-        curve = [figure(policy, reward, known, seed, spent)]
+        curve = [figure(policy, known, seed, spent)]
         for part in range(1, LOOKS + 1):
             while spent.count < self.cost * part / LOOKS:
                 trainer.step()
-            curve.append(figure(policy, reward, known, seed, spent))
-        return Ended(figure(policy, reward, unseen, seed, spent), weights_of(policy), tuple(curve))
+            curve.append(figure(policy, known, seed, spent))
+        return Ended(figure(policy, unseen, seed, spent), weights_of(policy), tuple(curve))
 
 
-def figure(policy: CodePolicy, reward: Cast, prompts: Sequence[Prompt], seed: int, spent: Positions) -> float:
+def figure(policy: CodePolicy, prompts: Sequence[Prompt], seed: int, spent: Positions) -> float:
     """The mean reward of fresh pictures, not counted."""
     asked = [Request(one, FRESH, i, seed=10_000 * (seed + 1) + i) for i, one in enumerate(prompts)]
     spent.counts = False
-    found = mean([mean(reward(group)) for group in policy.rollout(asked).groups])
+    found = mean([mean(share_of_kind(group)) for group in policy.rollout(asked).groups])
     spent.counts = True
     return found

@@ -11,7 +11,7 @@ from mmrl.core.types import Prompt, Request, Rollouts, StoredRow
 from mmrl.policies.codes.policy import CodePolicy, CodePolicyConfig
 from mmrl.policies.codes.settings import PlanSettings
 from mmrl.policies.text.settings import Sampling
-from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.trace import TextTrace, trace_of_nothing
 from mmrl.tiny.text.janus import build
 
 BOUND = 1e-5
@@ -140,6 +140,15 @@ def test_the_reward_of_a_picture_moves_the_plan_as_well(drawn: tuple[CodePolicy,
     own = torch.autograd.grad((read[LOGPROBS] * plans).sum(), head)[0]
     assert whole.abs().max() > 0.1 and torch.allclose(whole, own, atol=1e-5)
     assert bool((read[ENTROPY][rollouts.action_mask] > 0).all())
+
+
+def test_a_process_without_rows_passes_both_heads_all_the_same(drawn: tuple[CodePolicy, Rollouts]):
+    policy, rollouts = drawn
+    nothing = trace_of_nothing(trace_of(rollouts), policy.stand_in(), 0)
+    work = policy.evaluation(nothing, nothing.prompts, torch.zeros(1, 1, dtype=torch.bool), ("logprobs",))
+    value = policy.net(work)["logprobs"]
+    grads = torch.autograd.grad(value.sum(), policy.parameters(), allow_unused=True)
+    assert value.tolist() == [[0.0]] and all(grad is not None for grad in grads)
 
 
 def test_a_stored_row_is_taken_up_with_its_plan(drawn: tuple[CodePolicy, Rollouts]):
