@@ -17,7 +17,7 @@ HELPERS = {"judge": "tests.support.fake_judge serve", "rewards": "mmrl reward se
 """What the command line of each says."""
 SETTINGS = ["ahead=2", "cluster.samplers=1", 'cluster.judges=["fake"]', "policy.lora.rank=2", "save_every=1", "samples_every=1"]
 UNHURRIED = "health.max_trainer_idle=1"
-"""Waiting for a server that starts is no warning, for warnings are compared."""
+"""Waiting for a server that starts is no finding of health, whose state is compared."""
 
 
 def words(folder: Path, steps: int, restarts: int = 1000, loads_s: float = 0.0) -> list[str]:

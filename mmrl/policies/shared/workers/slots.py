@@ -48,7 +48,7 @@ class Slots:
         """
         dtypes, shapes = tuple(weight.dtype for weight in weights), tuple(tuple(weight.shape) for weight in weights)
         size = cls("", dtypes, shapes).size
-        memory = claimed_memory(2 * size)
+        memory = new_memory(2 * size)
         found = cls(memory.name, dtypes, shapes)
         for place in (0, 1):
             HEAD.pack_into(buffer_of(found.name), place * size, NOTHING, NOTHING)
@@ -110,7 +110,7 @@ class Slots:
         return -(-prod(self.shapes[number]) * self.dtypes[number].itemsize // ALIGNED) * ALIGNED
 
 
-def claimed_memory(size: int) -> SharedMemory:
+def new_memory(size: int) -> SharedMemory:
     """New shared memory that has all its pages: a write without one kills the process, whoever has filled the rest meanwhile.
 
     Raises:
