@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from mmrl.engine.sync import TYPES, Update, checkpoint_weights, pause_and_empty
+from mmrl.engine.sync import TYPES, Update, WholeModel, checkpoint_weights, pause_and_empty
 from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
 from mmrl.engine.worker.weight_group import (
     BUNDLE,
@@ -46,7 +46,7 @@ class Joined:
     group: WeightGroup
 
 
-class BroadcastSync:
+class BroadcastSync(WholeModel):
     """All weights through a process group of each server's: NCCL between cards, else Gloo over TCP. Nothing is written to disk.
 
     The main process keeps them in its own memory, so that a server which is started again gets those of the step.
@@ -77,15 +77,6 @@ class BroadcastSync:
                 client.post("/start_weight_update", seconds=self.timeout_s)
                 self.send(client, joined, weights, facts)
                 client.post("/finish_weight_update", {"weight_version": update.name}, self.timeout_s)
-
-    def holds(self, client: EngineClient, update: Update) -> bool:
-        return client.weight_version() == update.name
-
-    def model(self, served: str, update: Update) -> str:
-        return served
-
-    def version(self, start: str, update: Update) -> str:
-        return update.name
 
     def advice(self, update: Update) -> str:
         return 'Does it serve the policy\'s own model? If it does, send a file (policy.engine.sync = "file")'

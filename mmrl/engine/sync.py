@@ -119,8 +119,21 @@ class AdapterSync(InFolder):
         return start
 
 
+class WholeModel:
+    """The common base of transfers that take the place of the server's own weights."""
+
+    def holds(self, client: EngineClient, update: Update) -> bool:
+        return client.weight_version() == update.name
+
+    def model(self, served: str, update: Update) -> str:
+        return served
+
+    def version(self, start: str, update: Update) -> str:
+        return update.name
+
+
 @dataclass(frozen=True)
-class FileSync(InFolder):
+class FileSync(WholeModel, InFolder):
     """All weights in one file of safetensors, under the names of the model's own checkpoints."""
 
     dtype: str = "float32"
@@ -141,15 +154,6 @@ class FileSync(InFolder):
         with pause_and_empty(client):
             if not self.holds(client, update):
                 client.update({"path": file}, update.name)
-
-    def holds(self, client: EngineClient, update: Update) -> bool:
-        return client.weight_version() == update.name
-
-    def model(self, served: str, update: Update) -> str:
-        return served
-
-    def version(self, start: str, update: Update) -> str:
-        return update.name
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import Trainer
 from tests.flow.test_learning import small
 from tests.support.rows import FEW, Nothing, scores
-from tests.support.trainers import make_trainer
+from tests.support.trainers import make_trainer, weights
 
 Step = Sequence[tuple[str, float]]
 """A prompt's name and a reward, for every row."""
@@ -125,10 +125,6 @@ def test_resumed_is_uninterrupted(tmp_path: Path):
             trainer.step()
     assert torch.equal(weights(whole), weights(second))
     assert not torch.equal(weights(whole), weights(forgetful)), "the memory matters"
-
-
-def weights(trainer: Trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
 
 
 def test_a_prompt_alone_in_its_step_learns_from_earlier_ones():

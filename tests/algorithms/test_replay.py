@@ -26,7 +26,7 @@ from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.rows import scores
-from tests.support.trainers import at_most_one, make_trainer
+from tests.support.trainers import at_most_one, make_trainer, weights
 
 STATE = ("aepo", "ares", "dcpo", "hapo", "hart", "remix", "riskpo", "spo", "ssr")
 
@@ -34,10 +34,6 @@ STATE = ("aepo", "ares", "dcpo", "hapo", "hart", "remix", "riskpo", "spo", "ssr"
 def kept(prompt: str, group: int, step: int = 1, advantage: float = 1.0) -> Kept:
     row = StoredRow((0, 4), (-0.5, -0.25), step, 1.0, advantage, False, Seen(4, 0.5, 0.57))
     return Kept(prompt, group, row)
-
-
-def weights(trainer: Trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
 
 
 def test_a_buffer_keeps_the_newest_rows():

@@ -242,7 +242,6 @@ def expect_continue(folder: Path) -> str:
     return expect_status(answer, 401)
 
 
-NO_SIDES = {"a": {"dtype": "U8", "shape": [0, 0, 3], "data_offsets": [0, 0]}}
 A_PICTURE = {"a": {"dtype": "U8", "shape": [10**9, 10**9, 3], "data_offsets": [0, 0]}}
 BODIES: dict[str, tuple[Callable[[bytes], bytes], tuple[int, ...]]] = {
     "no bytes": (lambda _: b"", (400,)),

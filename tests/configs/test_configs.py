@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -44,19 +45,7 @@ SMALL_PICTURES = [
     "policy.lora.rank=4",
 ]
 TEXTS = {"use": "prompts", "texts": ["a red fox", "a blue door"]}
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def empty_desk(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MMRL_CACHE", str(cache))
-
-
+pytestmark = pytest.mark.usefixtures("empty_desk")
 FAMILIES = {
     "Qwen2.5-VL": "qwen2_5_vl",
     "Qwen3-VL": "qwen3_vl",
@@ -159,10 +148,10 @@ def test_a_real_picture_config_trains_a_tiny_pipeline_of_its_family(name: str):
     small = [*SMALL_PICTURES, f"policy.model=tiny:{family(resolved.config.policy.model)}"]
     # Its smallest side.
     small += ["policy.height=32", "policy.width=32"] if small[-1].endswith("qwen_image21") else []
-    schedule = resolved.table.values["algorithm"].get("schedule", {})
-    if schedule.get("num_steps") == 50:
+    schedule: Any = resolved.config.algorithm.algorithm.schedule
+    if schedule.num_steps == 50:
         small += ["algorithm.schedule.num_steps=4"]
-        small += ["algorithm.schedule.trained_per_row=3"] if "trained_per_row" in schedule else []
+        small += ["algorithm.schedule.trained_per_row=3"] if getattr(schedule, "trained_per_row", None) else []
     check_two_steps(configs.resolve(resolved.table, small))
 
 

@@ -1,7 +1,8 @@
 """Models that vLLM serves on a CPU, one server that all tests share, and policies that it writes for."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.video.settings import VideoSettings
 from mmrl.tiny.text.vlms import build, draw_weights
+from tests.support.fake_engines import FakeEngine
 from tests.support.text_policies import logprobs, picture
 from tests.support.videos import write_video
 
@@ -79,6 +81,18 @@ def policy_of(
 def server_of(policy: TextPolicy) -> VllmGenerator:
     assert isinstance(policy.generator, VllmGenerator)
     return policy.generator
+
+
+@contextmanager
+def policies_on(servers: Sequence[FakeEngine]) -> Iterator[list[TextPolicy]]:
+    """A list of policies that these servers write for; afterwards servers that live behave again, and policies let go."""
+    made: list[TextPolicy] = []
+    yield made
+    for engine in servers:
+        if engine.process.poll() is None:
+            engine.order()
+    for policy in made:
+        server_of(policy).close()
 
 
 def renew(owner: TextPolicy) -> None:

@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 from mmrl.core.samples import EngineUnavailableError
 from mmrl.engine.broadcast import BroadcastSync, kind_for
 from mmrl.engine.facts import Wanted, ask_facts, refuse_other
-from mmrl.engine.generator import VllmGenerator, text_parts
+from mmrl.engine.generator import text_parts
 from mmrl.engine.sync import FileSync, Update, checkpoint_weights
 from mmrl.engine.wire.client import EngineClient
 from mmrl.engine.worker.weight_group import Card, TensorFacts, bundles, read_tensors, tensors_as_json
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from tests.engine.servers import policies_on, server_of
 from tests.engine.test_servers import BOUND, gap, move, sample_around_a_broken_reset
 from tests.support.fake_engines import BROADCAST, FakeEngine, engines
 from tests.support.text_policies import mixed
@@ -39,30 +40,20 @@ def two(tiny: Callable[[str], str]) -> Iterator[list[FakeEngine]]:
 @pytest.fixture
 def make(tiny: Callable[[str], str], two: list[FakeEngine]) -> Iterator[Make]:
     """Policies that broadcast their weights to the first `count` servers."""
-    made: list[TextPolicy] = []
+    with policies_on(two) as made:
 
-    def build(count: int = 2, timeout_s: float = 60.0, lora: LoraSettings | None = None) -> TextPolicy:
-        engine = EngineConfig(url=tuple(one.url for one in two[:count]), sync="broadcast", timeout_s=timeout_s)
-        torch.manual_seed(0)
-        config = TextPolicyConfig(tiny("qwen2_5_vl"), engine=engine, lora=lora, sampling=SHORT)
-        made.append(TextPolicy(config, parts=text_parts(config)))
-        return made[-1]
+        def build(count: int = 2, timeout_s: float = 60.0, lora: LoraSettings | None = None) -> TextPolicy:
+            engine = EngineConfig(url=tuple(one.url for one in two[:count]), sync="broadcast", timeout_s=timeout_s)
+            torch.manual_seed(0)
+            config = TextPolicyConfig(tiny("qwen2_5_vl"), engine=engine, lora=lora, sampling=SHORT)
+            made.append(TextPolicy(config, parts=text_parts(config)))
+            return made[-1]
 
-    yield build
-    for engine in two:
-        if engine.process.poll() is None:
-            engine.order()
-    for policy in made:
-        generator_of(policy).close()
-
-
-def generator_of(policy: TextPolicy) -> VllmGenerator:
-    assert isinstance(policy.generator, VllmGenerator)
-    return policy.generator
+        yield build
 
 
 def sync_of(policy: TextPolicy) -> BroadcastSync:
-    sync = generator_of(policy).sync
+    sync = server_of(policy).sync
     assert isinstance(sync, BroadcastSync)
     return sync
 
@@ -85,7 +76,7 @@ def test_new_weights_reach_every_worker_of_every_server(make: Make, two: list[Fa
     caches = [f"/reset_{name}_cache" for name in ("prefix", "encoder", "mm")]
     wanted = ["/pause?mode=wait", *caches, "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"]
     assert [call for call in last if call in wanted][-8:] == wanted
-    assert not generator_of(policy).folder.joinpath(f"{generator_of(policy).run}-2").exists(), "nothing lies on the disk"
+    assert not server_of(policy).folder.joinpath(f"{server_of(policy).run}-2").exists(), "nothing lies on the disk"
 
 
 def test_adapters_travel_merged(make: Make):
@@ -150,7 +141,7 @@ def test_weights_of_another_shape_are_refused_before_any_is_touched(make: Make, 
     some = next(iter(sync.weights))
     monkeypatch.setattr(sync, "weights", {**sync.weights, some: sync.weights[some][:1]})
     with pytest.raises(ValueError, match=f"cannot take the weights .*{some}"):
-        sync.push(client, Update("bad-9", generator_of(policy).folder))
+        sync.push(client, Update("bad-9", server_of(policy).folder))
     assert two[0].told()["calls"].count("/start_weight_update") == updates
     monkeypatch.undo()
     assert policy.rollout(mixed()).groups == before.groups
@@ -163,7 +154,7 @@ def test_a_server_killed_in_a_transfer_and_started_again_gets_a_group_and_the_we
         engine = EngineConfig(url=(first.url,), sync="broadcast", timeout_s=60.0)
         config = TextPolicyConfig(folder, engine=engine, sampling=SHORT)
         policy = TextPolicy(config, parts=text_parts(config))
-        stack.callback(generator_of(policy).close)
+        stack.callback(server_of(policy).close)
         policy.rollout(mixed())
         move(policy)
         first.order(stall=True)

@@ -16,13 +16,14 @@ from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.engine import generator as generators
 from mmrl.engine.agreement import FAR
 from mmrl.engine.facts import Facts, Wanted, ask_facts, most_pictures, refuse_other
-from mmrl.engine.generator import VllmGenerator, text_parts
+from mmrl.engine.generator import text_parts
 from mmrl.engine.preflight import look_at_engine
 from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.engine.wire.client import EngineClient
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from tests.engine.servers import policies_on
 from tests.support.fake_engines import FILES, FakeEngine, engines
 from tests.support.text_policies import ids_of, logprobs, mixed, prompts, text_trace
 from tests.support.videos import write_video
@@ -43,24 +44,18 @@ def two(tiny: Callable[[str], str]) -> Iterator[list[FakeEngine]]:
 @pytest.fixture
 def make(tiny: Callable[[str], str], two: list[FakeEngine]) -> Iterator[Make]:
     """Policies whose rows the two servers write; `count` of them."""
-    made: list[TextPolicy] = []
+    with policies_on(two) as made:
 
-    def build(count: int = 2, shadows: tuple[str, ...] = (), views: object = None, **settings: object) -> TextPolicy:
-        given = {"timeout_s": 60.0, **settings.pop("engine", {})}  # type: ignore[dict-item]
-        url = tuple(engine.url for engine in two[:count])
-        settings = {"sampling": SHORT, **settings}
-        config = TextPolicyConfig(tiny("qwen2_5_vl"), engine=EngineConfig(url=url, **given), **settings)  # type: ignore[arg-type]
-        torch.manual_seed(0)
-        made.append(TextPolicy(config, shadows, views=views, parts=text_parts(config)))  # type: ignore[arg-type]
-        return made[-1]
+        def build(count: int = 2, shadows: tuple[str, ...] = (), views: object = None, **settings: object) -> TextPolicy:
+            given = {"timeout_s": 60.0, **settings.pop("engine", {})}  # type: ignore[dict-item]
+            url = tuple(engine.url for engine in two[:count])
+            settings = {"sampling": SHORT, **settings}
+            config = TextPolicyConfig(tiny("qwen2_5_vl"), engine=EngineConfig(url=url, **given), **settings)  # type: ignore[arg-type]
+            torch.manual_seed(0)
+            made.append(TextPolicy(config, shadows, views=views, parts=text_parts(config)))  # type: ignore[arg-type]
+            return made[-1]
 
-    yield build
-    for engine in two:
-        if engine.process.poll() is None:
-            engine.order()
-    for policy in made:
-        assert isinstance(policy.generator, VllmGenerator)
-        policy.generator.close()
+        yield build
 
 
 def gap(policy: TextPolicy, rollouts: Rollouts) -> float:

@@ -19,6 +19,7 @@ from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.trace import Inset
 from mmrl.policies.text.write.generate import Completions
+from tests.engine.servers import policies_on
 from tests.engine.test_servers import BOUND, gap, tokens
 from tests.support.fake_engines import FakeEngine, engines
 from tests.support.text_policies import picture, prompts, text_trace
@@ -48,22 +49,16 @@ def two(tiny: Callable[[str], str]) -> Iterator[list[FakeEngine]]:
 def make(tiny: Callable[[str], str], two: list[FakeEngine], monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Policies that play with worlds, and whose turns `count` of the servers write, never their own network."""
     monkeypatch.setattr("mmrl.engine.generator.write_locally", lambda *_: pytest.fail("the policy's own network wrote a turn"))
-    made: list[TextPolicy] = []
+    with policies_on(two) as made:
 
-    def build(answer: Answer = looking, count: int = 1, most: int = 6, **settings: Any) -> TextPolicy:
-        engine = EngineConfig(url=tuple(one.url for one in two[:count]), timeout_s=60.0)
-        config = TextPolicyConfig(tiny("qwen2_5_vl"), engine=engine, sampling=Sampling(max_new_tokens=most), **settings)
-        parts = text_parts(config, Inline(answer, LIMITS))
-        made.append(TextPolicy(config, parts=replace(parts, generator=lambda host: Ending(host, engine, LIMITS))))
-        return made[-1]
+        def build(answer: Answer = looking, count: int = 1, most: int = 6, **settings: Any) -> TextPolicy:
+            engine = EngineConfig(url=tuple(one.url for one in two[:count]), timeout_s=60.0)
+            config = TextPolicyConfig(tiny("qwen2_5_vl"), engine=engine, sampling=Sampling(max_new_tokens=most), **settings)
+            parts = text_parts(config, Inline(answer, LIMITS))
+            made.append(TextPolicy(config, parts=replace(parts, generator=lambda host: Ending(host, engine, LIMITS))))
+            return made[-1]
 
-    yield build
-    for engine in two:
-        if engine.process.poll() is None:
-            engine.order()
-    for policy in made:
-        assert isinstance(policy.generator, VllmGenerator)
-        policy.generator.close()
+        yield build
 
 
 def asked(count: int = 2) -> list[Request]:

@@ -86,8 +86,6 @@ class Case:
     steps: int = 40
 
 
-UNSEEN = ("hedging", "silence")
-"""Written when the alarm and its bounds were final; `favourite`, written before, had found it wanting."""
 HACKED = {
     "verbosity": Case(verbosity, exact),
     "keyword": Case(keyword, letter),

@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -90,10 +91,9 @@ def shade(picture):
     return float(np.asarray(picture.convert("L")).mean()) / 255
 
 
-@pytest.fixture
-def serve():
+def judges() -> Iterator[Callable[[Any], Server]]:
     """answer -> Server; all are shut down."""
-    servers = []
+    servers = list[Server]()
 
     def start(answer):
         servers.append(Server(answer))
@@ -103,6 +103,9 @@ def serve():
     for server in servers:
         server.http.shutdown()
         server.http.server_close()
+
+
+serve = pytest.fixture(judges)
 
 
 @pytest.fixture(autouse=True)

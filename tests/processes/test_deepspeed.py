@@ -1,18 +1,16 @@
 """Two processes under DeepSpeed's engine are one: ZeRO-2 and ZeRO-3, with gloo on CPUs. The first run compiles a helper of it."""
 
-import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from mmrl.app.commands import train as jobs
-from tests.processes.run_cases import Seen, trained
+from tests.processes.ran import Ran, distance, run_alone
+from tests.processes.run_cases import trained
 from tests.support.launcher import Kind, results
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install deepspeed")
@@ -26,30 +24,9 @@ SGD = ("text", "flow", "probes", "lora")
 EACH = [(kind, case) for kind, cases in RUNS.items() for case in cases]
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What every process saw of each case, and where the runs are."""
-
-    folder: Path
-    ranks: list[dict[str, Seen]]
-
-    def metrics(self, case: str) -> list[dict[str, Any]]:
-        """Without what a clock said."""
-        lines = (self.folder / case / "metrics.jsonl").read_text().splitlines()
-        return [{name: float(x) for name, x in json.loads(line).items() if not name.startswith("time/")} for line in lines]
-
-    def rows(self, case: str) -> list[dict[str, torch.Tensor]]:
-        """Of every step: group and sample -> its rewards and advantages, of all processes."""
-        steps = zip(*(rank[case]["steps"] for rank in self.ranks), strict=True)
-        return [{name: x for part in parts for name, x in part.items()} for parts in steps]
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    folder = tmp_path_factory.mktemp("one")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "announce", lambda run: None)
-        return Ran(folder, [{case: trained(case, folder / case) for case in dict.fromkeys(case for _, case in EACH)}])
+    return run_alone(tmp_path_factory.mktemp("one"), dict.fromkeys(case for _, case in EACH))
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +43,6 @@ def several(alone: Ran, tmp_path_factory: pytest.TempPathFactory) -> Callable[[K
         return made[kind]
 
     return of
-
-
-def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 @pytest.mark.parametrize(("kind", "case"), EACH)

@@ -1,10 +1,8 @@
 """Two processes are one: the same rewards, advantages, weights and files, replicated (DDP) and sharded (FSDP2)."""
 
-import json
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +15,18 @@ from mmrl.app.export.export import export
 from mmrl.app.run.folder import RunDir
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.processes.cases import CASES, SAMPLERS
-from tests.processes.run_cases import Seen, trained
+from tests.processes.ran import Ran, distance, run_alone
+from tests.processes.run_cases import trained
 from tests.support.launcher import KINDS, Kind, both
 
 pytestmark = pytest.mark.slow
 COMPARED = ("text", "flow", "probes")
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What every process saw of each case, and where the runs are."""
-
-    folder: Path
-    ranks: list[dict[str, Seen]]
-
-    def rows(self, case: str) -> list[dict[str, torch.Tensor]]:
-        """Of every step: group and sample -> its rewards and advantages, of all processes."""
-        steps = zip(*(rank[case]["steps"] for rank in self.ranks), strict=True)
-        return [{name: x for part in parts for name, x in part.items()} for parts in steps]
-
-    def weights(self, case: str, when: str = "weights") -> dict[str, torch.Tensor]:
-        return self.ranks[0][case][when]
-
-    def metrics(self, case: str) -> list[dict[str, Any]]:
-        """Without what a clock said."""
-        lines = (self.folder / case / "metrics.jsonl").read_text().splitlines()
-        return [{name: float(x) for name, x in json.loads(line).items() if not name.startswith("time/")} for line in lines]
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    folder = tmp_path_factory.mktemp("one")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "announce", lambda run: None)
-        return Ran(
-            folder,
-            [{case: trained(case, folder / case) for case in [*CASES, *SAMPLERS] if case not in ("dynamic", "bandit_long")}],
-        )
+    cases = [case for case in [*CASES, *SAMPLERS] if case not in ("dynamic", "bandit_long")]
+    return run_alone(tmp_path_factory.mktemp("one"), cases)
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +39,6 @@ def several(alone: Ran, tmp_path_factory: pytest.TempPathFactory) -> Callable[[K
     more = ("bandit", "bandit=begun_bandit_short", "long=begun_short")
     made = both("tests.processes.run_cases", folder, *cases, *more)
     return lambda kind: Ran(folder / kind, made[kind])
-
-
-def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 @pytest.mark.parametrize("case", COMPARED)

@@ -29,6 +29,7 @@ from mmrl.training.stopping import AskedToStopError, Stop
 from mmrl.training.trainer import Records, Trainer
 from tests.reliability.soak import words
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
+from tests.support.trainers import weights
 
 
 class Log(Callback):
@@ -67,10 +68,6 @@ def make(folder: Path | None, log: Log, at: Callable[[str], None] = lambda place
     records = Records([log], None if folder is None else Checkpoints(folder, asynchronous=True))
     sampler = Shuffled(prompts(), seed=0)
     return Trainer(policy, algorithm.with_length(4), sampler, runner, settings, evaluator=evaluator, records=records)
-
-
-def weights(trainer: Trainer) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -80,8 +80,33 @@ class Steps:
         return Steps({name: x[rows][:, steps] for name, x in self.tensors.items()})
 
 
+class OfNets:
+    """What policies of a few small networks do alike; `policy` is the one that trains."""
+
+    nets: dict[str, nn.Module]
+    accelerator: Any
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        return self.nets["policy"].parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: net.state_dict() for name, net in self.nets.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, net in self.nets.items():
+            net.load_state_dict(state[name])
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(self.state_dict(), folder / "policy.pt")
+
+    def prepare(self, accelerator: Any) -> None:
+        self.accelerator = accelerator
+        self.nets["policy"] = accelerator.prepare(self.nets["policy"])
+
+
 @dataclass
-class FakeTextPolicy:
+class FakeTextPolicy(OfNets):
     """Autoregressive over LETTERS, at most `length` of them, given the three numbers in prompt.columns["vector"].
 
     Clips are not opened: a prompt whose frames are shuffled shows its numbers shuffled.
@@ -250,9 +275,6 @@ class FakeTextPolicy:
         steps = [trace for trace in traces if isinstance(trace, Steps)]
         return Steps({name: torch.cat([pad_actions(t.tensors[name], self.length) for t in steps]) for name in steps[0].tensors})
 
-    def parameters(self) -> Iterable[nn.Parameter]:
-        return self.nets["policy"].parameters()
-
     @torch.no_grad()
     def advance(self) -> None:
         for slow, live in zip(self.nets["ema"].parameters(), self.nets["policy"].parameters(), strict=True):
@@ -263,21 +285,6 @@ class FakeTextPolicy:
         for follower, leader in (("previous", "start"), ("start", "policy"), *([("ref", "policy")] if rebase else [])):
             for slow, live in zip(self.nets[follower].parameters(), self.nets[leader].parameters(), strict=True):
                 slow.copy_(live)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: net.state_dict() for name, net in self.nets.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, net in self.nets.items():
-            net.load_state_dict(state[name])
-
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.save(self.state_dict(), folder / "policy.pt")
-
-    def prepare(self, accelerator: Any) -> None:
-        self.accelerator = accelerator
-        self.nets["policy"] = accelerator.prepare(self.nets["policy"])
 
 
 def warmed(logprobs: Tensor, requests: Sequence[Request]) -> Tensor:

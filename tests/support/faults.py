@@ -1,6 +1,7 @@
 """Faults put between sampling and training, and what the run says of them: shared by the tests of both policies."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import Any
@@ -12,6 +13,9 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Prompt, Rollouts
+from mmrl.policies.shared import hypotheses as common
+from mmrl.policies.shared.lora import adapter_layers, switch_adapters
+from mmrl.policies.shared.weights import Weights
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
@@ -40,6 +44,8 @@ class Fault:
     settings: tuple[tuple[str, Any], ...] = ()
     """Settings of the policy."""
     micro_batch: int = 100_000
+    moves: bool = False
+    """Does `before` change the weights that train?"""
 
     def inject(self, policy: Any) -> None:
         sample = policy.rollout
@@ -65,7 +71,11 @@ def trainer_of(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], **n
 def message_of(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], fault: Fault, **numbers: Any) -> str:
     """The message of the first step with this fault; "" if it was not stopped."""
     fault.inject(policy)
-    trainer = trainer_of(policy, algorithm, prompts, micro_batch=fault.micro_batch, **numbers)
+    return stop_of(trainer_of(policy, algorithm, prompts, micro_batch=fault.micro_batch, **numbers))
+
+
+def stop_of(trainer: Trainer) -> str:
+    """The message of the gate that stops the first step; "" if none does."""
     trainer.audit = lambda rollouts, step: None  # type: ignore[assignment] - the gate alone must name it
     try:
         trainer.step()
@@ -119,3 +129,86 @@ def stuck_in_training(net: nn.Module) -> None:
     nn.Module.train(net, True)
     net.train = MethodType(lambda self, mode=True: nn.Module.train(self, True), net)
     net.eval = MethodType(lambda self: self, net)
+
+
+Place = Callable[[Any], tuple[nn.Module, str]]
+"""A block of a policy's network, and the name of a layer in it."""
+
+
+def wrap(place: Place, kind: type[nn.Module]) -> Change:
+    """A layer inside another one."""
+
+    def change(policy: Any) -> None:
+        block, name = place(policy)
+        layer = getattr(block, name)
+        if not isinstance(layer, kind):
+            setattr(block, name, kind(layer).eval())
+
+    return change
+
+
+def then(change: Change) -> Callable[[Any, Rollouts], Rollouts]:
+    """An `after` by which the model changes and the rollouts do not."""
+
+    def after(policy: Any, rollouts: Rollouts) -> Rollouts:
+        change(policy)
+        return rollouts
+
+    return after
+
+
+def half(on: bool) -> Change:
+    return lambda policy: setattr(policy.net, "half_precision", on)
+
+
+@dataclass
+class Around:
+    """A generator that does something around another one."""
+
+    inner: Any
+    exact: bool = True
+
+    def follow(self, weights: Weights, version: int) -> None:
+        self.inner.follow(weights, version)
+
+
+def wear(policy: Any, context: Callable[[], AbstractContextManager[object]]) -> None:
+    """Let a policy sample inside of a block."""
+
+    class Inside(Around):
+        def write(self, *asked: Any, **_: Any) -> Any:
+            with context():
+                return self.inner.write(*asked)
+
+    policy.generator = Inside(policy.generator)
+
+
+def disable_adapters(policy: Any) -> None:
+    for layer in adapter_layers(policy.net.modules()):
+        own: Any = layer
+        own._disable_adapters = True
+
+
+def usual_faults(place: Place, stir: Change, lora: tuple[tuple[str, Any], ...] = ()) -> dict[str, Fault]:
+    """Faults that any policy may have; `stir` moves its weights, `lora` are the settings that give it an adapter."""
+
+    def averaged(policy: Any) -> None:
+        stir(policy)
+        wear(policy, lambda: policy.weights.swapped_in("ema"))
+
+    def bare(policy: Any) -> None:
+        stir(policy)
+        wear(policy, lambda: switch_adapters(adapter_layers(policy.net.modules()), False))
+
+    return {
+        "training in bfloat16": Fault(common.PRECISION, after=then(half(True))),
+        "sampling in bfloat16": Fault(common.PRECISION, half(True), then(half(False))),
+        "log-probs rolled": Fault(common.SHIFT, after=rolled),
+        "log-probs rolled back": Fault(common.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
+        "dropout always on": Fault(common.DROPOUT, wrap(place, Noisy)),
+        "train mode stuck": Fault(common.DROPOUT, wrap(place, Dropping), then(lambda policy: stuck_in_training(policy.net))),
+        "rows mixed": Fault(common.BATCH, wrap(place, Mixing), micro_batch=1),
+        "sampling under the average": Fault(common.WEIGHTS, averaged, moves=True),
+        "sampling without adapter": Fault(common.WEIGHTS, bare, settings=lora, moves=True),
+        "training without adapter": Fault(common.WEIGHTS, stir, then(disable_adapters), settings=lora, moves=True),
+    }

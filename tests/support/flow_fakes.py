@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import LinearShift
 from mmrl.policies.flow.policy import plan_of
 from mmrl.runtime.tensors import pad_actions
+from tests.support.fakes import OfNets
 
 OFFERS = frozenset({"logprobs", "mean", "velocity", "sampled_mean", "std", "pull", "dt", "sigma", "origin", "target_velocity"})
 TARGETS = ((1.0, 1.0), (-1.0, 1.0), (0.0, -1.0))
@@ -47,7 +47,7 @@ class Knows(nn.Module):
 
 
 @dataclass
-class FakeFlowPolicy:
+class FakeFlowPolicy(OfNets):
     """A velocity net over (x, t, prompt.columns["vector"])."""
 
     shadows: frozenset[str] = frozenset({"ref", "ema"})
@@ -173,9 +173,6 @@ class FakeFlowPolicy:
         joined = {name: torch.cat([pad_actions(part.tensors[name], width) for part in parts]) for name in parts[0].tensors}
         return replace(parts[0], tensors=joined)
 
-    def parameters(self) -> Iterable[nn.Parameter]:
-        return self.nets["policy"].parameters()
-
     @torch.no_grad()
     def advance(self) -> None:
         decay = self.ema_decay(self.updates)
@@ -184,20 +181,11 @@ class FakeFlowPolicy:
         self.updates += 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.updates, **{name: net.state_dict() for name, net in self.nets.items()}}
+        return {"updates": self.updates, **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.updates = state["updates"]
-        for name, net in self.nets.items():
-            net.load_state_dict(state[name])
-
-    def save(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        torch.save(self.state_dict(), folder / "policy.pt")
-
-    def prepare(self, accelerator: Any) -> None:
-        self.accelerator = accelerator
-        self.nets["policy"] = accelerator.prepare(self.nets["policy"])
+        super().load_state_dict(state)
 
 
 def grouped(requests: Sequence[Request], samples: Tensor) -> tuple[tuple[Group, ...], Tensor, Tensor]:

@@ -1,9 +1,14 @@
 """Configs of small image generators, shared by the tests of the commands."""
 
+import math
 from collections.abc import Callable
+
+import torch
 
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
+from mmrl.app.run.build import Job
+from tests.support.trainers import weights
 
 Make = Callable[..., Resolved]
 SMALL = {
@@ -48,6 +53,14 @@ def with_preset(make: Make, name: str, *words: str) -> Resolved:
     resolved = make()
     resolved.table.set(("algorithm",), {"preset": name}, "test")
     return configs.resolve(resolved.table, [*(f"algorithm.{word}" for word in SMALL[name]), *words])
+
+
+def train_steps(job: Job, count: int = 1) -> list[dict[str, float]]:
+    """The metrics of steps whose loss and gradient are finite, and which move the weights."""
+    before, metrics = weights(job), [job.trainer.step() for _ in range(count)]
+    assert all(math.isfinite(one[name]) for one in metrics for name in ("loss", "policy/grad_norm"))
+    assert not torch.equal(before, weights(job))
+    return metrics
 
 
 def of_family(family: str) -> list[str]:

@@ -14,8 +14,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Rollouts
 from mmrl.policies.shared.lora import adapter_layers
-from mmrl.training.stopping import TrainingStoppedError
-from tests.support.faults import trainer_of, unchanged
+from tests.support.faults import stop_of, trainer_of, unchanged
 
 Change = Callable[[Any, pytest.MonkeyPatch], object]
 
@@ -61,13 +60,7 @@ def message_of(policy: Any, algorithm: Algorithm, prompts: Sequence[Prompt], fau
             return rollouts
 
         lasting.setattr(policy, "rollout", broken)
-        trainer = trainer_of(policy, algorithm, prompts, **numbers)
-        trainer.audit = lambda rollouts, step: None  # type: ignore[assignment] - the gate alone must name it
-        try:
-            trainer.step()
-        except TrainingStoppedError as error:
-            return str(error)
-    return ""
+        return stop_of(trainer_of(policy, algorithm, prompts, **numbers))
 
 
 def cause_in(message: str) -> str | None:

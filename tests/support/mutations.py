@@ -15,7 +15,7 @@ from typing import Any
 
 from mmrl.app.chain.rows import rows_before
 from mmrl.app.config.plug_ins import read_plug_ins
-from mmrl.app.config.run import resolve
+from mmrl.app.config.run import resolve, value_at
 from mmrl.app.config.stages import stages_of
 from mmrl.app.plugins.catalog import configs as all_configs
 from mmrl.app.toml.tables import KeyPath, Table, dotted_key
@@ -113,7 +113,7 @@ def key_paths(values: Any, above: KeyPath = ()) -> Iterator[KeyPath]:
 def renamed(values: dict[str, Any], path: KeyPath, key: str) -> dict[str, Any]:
     """The config with one key called otherwise, at the same place among its neighbours."""
     changed = deepcopy(values)
-    holder = at(changed, path[:-1])
+    holder = value_at(changed, path[:-1])
     items = list(holder.items())
     holder.clear()
     holder.update({key if name == path[-1] else name: item for name, item in items})
@@ -122,14 +122,8 @@ def renamed(values: dict[str, Any], path: KeyPath, key: str) -> dict[str, Any]:
 
 def with_value(values: dict[str, Any], path: KeyPath, value: Any) -> dict[str, Any]:
     changed = deepcopy(values)
-    at(changed, path[:-1])[path[-1]] = value
+    value_at(changed, path[:-1])[path[-1]] = value
     return changed
-
-
-def at(values: Any, path: KeyPath) -> Any:
-    for key in path:
-        values = values[int(key)] if isinstance(values, list) else values[key]
-    return values
 
 
 def one_edit(word: str) -> Iterator[str]:
@@ -164,8 +158,8 @@ def slips_in_names(shipped: Tables, count: int | None) -> Outcome:
     rng, found = random.Random(1), Outcome()
     named = [(values, path) for values in shipped.values() for path in key_paths(values) if path[-1] in NAMED]
     # An address is nobody's name.
-    named = [(values, path) for values, path in named if "://" not in str(at(values, path))]
-    for (_, name), (values, path) in {(path[-2:], at(values, path)): (values, path) for values, path in named}.items():
+    named = [(values, path) for values, path in named if "://" not in str(value_at(values, path))]
+    for (_, name), (values, path) in {(path[-2:], value_at(values, path)): (values, path) for values, path in named}.items():
         for slip in some(rng, sorted(set(one_edit(name)) - {name, ""}), count):
             found.note(f"{dotted_key(path)} = {slip}", refusal(with_value(values, path, slip)), slip, name)
     return found
@@ -191,7 +185,7 @@ def wrong_values(shipped: Tables, count: int | None) -> Outcome:
     rng, found = random.Random(3), Outcome()
     for values in shipped.values():
         for path in key_paths(values):
-            old = at(values, path)
+            old = value_at(values, path)
             for what in some(rng, [what for what, new in WRONG.items() if is_wrong(old, new)], count):
                 found.note(f"{dotted_key(path)} = {WRONG[what]!r}", refusal(with_value(values, path, WRONG[what])), path[-1])
     return found

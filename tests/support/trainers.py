@@ -5,6 +5,9 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from mmrl.algorithms.advantages.answers import Polychromic
 from mmrl.algorithms.advantages.asymmetric import Asymmetric
 from mmrl.algorithms.advantages.beta import BetaNorm
@@ -23,6 +26,11 @@ from tests.support import fakes, flow_fakes
 BOUNDED = (Asymmetric, BetaNorm, Polychromic, SingleStream, VirtualBest)
 """Advantages of total rewards in [0, 1]."""
 NUMBERS = {field.name for field in fields(TrainSettings)}
+
+
+def weights(owner: Any) -> Tensor:
+    """All weights that train, of a trainer or a job, in one vector."""
+    return torch.cat([weight.detach().flatten() for weight in owner.policy.parameters()])
 
 
 def make_trainer(

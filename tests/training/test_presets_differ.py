@@ -15,10 +15,9 @@ from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.flow.test_learning import small
 from tests.support.presets import FLOW
-from tests.support.trainers import make_trainer
+from tests.support.trainers import make_trainer, weights
 from tests.training.run_ranks import COLUMNS, Hinting
 from tests.training.test_golden import blinded, fitted, float64, prepared, seeing
-from tests.training.test_updates import weights
 from tests.training.test_video_methods import CLIPS
 
 STEPS = 2

@@ -25,7 +25,7 @@ from mmrl.training.trainer import Trainer
 from tests.flow.test_learning import small
 from tests.support.fakes import FakeTextPolicy, prompts
 from tests.support.presets import FLOW, SILENT_STEPS
-from tests.support.trainers import make_trainer
+from tests.support.trainers import make_trainer, weights
 from tests.training.test_golden import InDouble, float64
 
 OF_ITS_ADVANTAGE = "one update as in grpo: what is its own is the advantage"
@@ -128,10 +128,6 @@ def trainer_of(algorithm: Algorithm, **numbers: Any) -> Trainer:
     policy = FakeTextPolicy(views=algorithm.views)
     numbers = dict[str, Any](optimizer=OptimizerSettings(lr=2e-2)) | numbers
     return make_trainer(algorithm, policy=policy, sampler=Shuffled(prompts(), seed=0), **numbers)
-
-
-def weights(trainer: Trainer) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
 
 
 def apart(one: Algorithm, other: Algorithm, optimizer: OptimizerSettings, silent: int = 0) -> float:

@@ -16,8 +16,22 @@ from mmrl.core.readings import MEAN_REWARD, PREVIOUS_LOGPROBS, REF_LOGPROBS, REW
 from mmrl.core.types import Batch, Reading, Scope
 
 
+class OfDivergence(TermHooks):
+    """The declarations of terms that weigh a divergence from a reference."""
+
+    kl: ReferenceKL
+
+    @property
+    def scope(self) -> Scope:
+        return self.kl.scope
+
+    @property
+    def credited(self) -> bool:
+        return False
+
+
 @dataclass(frozen=True)
-class BetweenReferences(Notes, TermHooks):
+class BetweenReferences(Notes, OfDivergence):
     """w KL(policy || base) + (1 - w) KL(policy || weights of the step before), w falling in steps (ReMix, arXiv:2507.06892).
 
     w(t) = max(1 - fall ceil(max(t - hold, 0) / every), least), t the training step. `previous` is the weights with which the step
@@ -44,14 +58,6 @@ class BetweenReferences(Notes, TermHooks):
     def reads(self) -> tuple[Reading, ...]:
         return (*self.kl.reads, PREVIOUS_LOGPROBS)
 
-    @property
-    def scope(self) -> Scope:
-        return self.kl.scope
-
-    @property
-    def credited(self) -> bool:
-        return False
-
     def adapt(self, step: int, metrics: Mapping[str, float]) -> None:
         self.notes["step"] = step
 
@@ -73,7 +79,7 @@ class BetweenReferences(Notes, TermHooks):
 
 
 @dataclass(frozen=True)
-class LooserWhereGood(TermHooks):
+class LooserWhereGood(OfDivergence):
     """(1 - gain (r - group mean)) KL(policy || reference): good rollouts may leave the reference further (HART's AP-GRPO).
 
     HART, arXiv:2602.23615. Rewards within 1 / gain of their group's mean keep the weight positive; beyond it is 0, where the
@@ -90,14 +96,6 @@ class LooserWhereGood(TermHooks):
     @property
     def reads(self) -> tuple[Reading, ...]:
         return (*self.kl.reads, REWARD, MEAN_REWARD)
-
-    @property
-    def scope(self) -> Scope:
-        return self.kl.scope
-
-    @property
-    def credited(self) -> bool:
-        return False
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         kl, metrics = self.kl(readings, batch)

@@ -26,6 +26,13 @@ CLIPS: Values = {"kind": "flow", "height": 256, "width": 448, "frames": 33}
 SOUNDS: Values = {"kind": "flow", "seconds": 10.0}
 SCORING = ("scores", "picture_scores", "ratings")
 """The tasks that make reward models."""
+
+
+def generator(preset: str, policy: Values, data: str, held_out: int) -> Values:
+    """The start of every run of a generator."""
+    return {"algorithm": {"preset": preset}, "policy": policy, "data": {"use": data}, "evaluation": {"num_prompts": held_out}}
+
+
 TASKS: dict[str, Values] = {
     "grounding": {
         "algorithm": {"preset": "grpo"},
@@ -56,24 +63,9 @@ TASKS: dict[str, Values] = {
         }
         for kind in SCORING
     },
-    "t2i": {
-        "algorithm": {"preset": "flow_grpo_fast"},
-        "policy": DRAWN,
-        "data": {"use": "prompts"},
-        "evaluation": {"num_prompts": 64},
-    },
-    "t2v": {
-        "algorithm": {"preset": "flow_grpo_fast"},
-        "policy": CLIPS,
-        "data": {"use": "prompts"},
-        "evaluation": {"num_prompts": 32},
-    },
-    "i2v": {
-        "algorithm": {"preset": "flow_grpo_fast"},
-        "policy": CLIPS,
-        "data": {"use": "edits"},
-        "evaluation": {"num_prompts": 32},
-    },
+    "t2i": generator("flow_grpo_fast", DRAWN, "prompts", 64),
+    "t2v": generator("flow_grpo_fast", CLIPS, "prompts", 32),
+    "i2v": generator("flow_grpo_fast", CLIPS, "edits", 32),
     "t2a": {
         # steps even in log-SNR are too noisy to train in their first half
         "algorithm": {
@@ -84,12 +76,7 @@ TASKS: dict[str, Values] = {
         "data": {"use": "prompts"},
         "evaluation": {"num_prompts": 32},
     },
-    "edit": {
-        "algorithm": {"preset": "flow_grpo"},
-        "policy": DRAWN,
-        "data": {"use": "edits"},
-        "evaluation": {"num_prompts": 64},
-    },
+    "edit": generator("flow_grpo", DRAWN, "edits", 64),
 }
 """Task -> what its runs start from; everything else is a default, fits the model and the card, or is said on the command line."""
 OF_CLIPS = ("video_r1", "charades_sta", "activitynet_captions", "clevrer", "next_gqa")

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from mmrl.runtime.offline import SWITCHES, hub_trouble, is_offline
+from mmrl.serving.files import first_line
 
 TOKEN = "run `hf auth login` with a token that may write, or set HF_TOKEN"
 REFUSALS = {
@@ -104,7 +105,3 @@ def refusals(name: str) -> Iterator[None]:
             f"--push {name}: the upload broke off ({first_line(cause)}): check the network and push again; the exported folder "
             "is whole"
         ) from None
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

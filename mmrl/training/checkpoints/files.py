@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from mmrl.core.protocols import State
+from mmrl.runtime.disk import sha256_of
 
 FORMAT = 3
 """Incremented whenever earlier states can no longer be read."""
@@ -185,7 +186,7 @@ def verify(folder: Path) -> Manifest:
     for name, expected in listed.sha256.items():
         path = folder / name
         try:
-            found = digest(path) if path.is_file() else None
+            found = sha256_of(path) if path.is_file() else None
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from None
         if found != expected:
@@ -206,11 +207,6 @@ def read(folder: Path, listed: Manifest) -> State:
             ) from None
         state |= part if name == REST else {name.removesuffix(".pt"): part}
     return state
-
-
-def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(folder: Path) -> None:

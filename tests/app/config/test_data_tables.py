@@ -14,7 +14,6 @@ from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
 from mmrl.training.checkpoints.save import Checkpoints
 
-Pair = tuple[str, str]
 ONE = 'use = "digits_grounding"\nsize = 6\n'
 BOTH = f'[[data]]\nname = "a"\nWEIGHT_A{ONE}[[data]]\nname = "b"\nWEIGHT_B{ONE}asked = [3]\n'
 REST = """

@@ -9,22 +9,12 @@ import pytest
 import torch
 
 from mmrl.app.config import run as configs
-from mmrl.app.run import build as building
 from mmrl.app.run.build import build
 from mmrl.app.toml.tables import Table
 from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import Transform
 
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MMRL_CACHE", str(cache))
+pytestmark = pytest.mark.usefixtures("empty_desk")
 
 
 def loaded(name: str, more: str, *words: str) -> configs.Resolved:
@@ -74,11 +64,7 @@ def test_how_a_reward_is_called_survives_the_run_folder(tmp_path: Path):
         ('[evaluation]\nreward = [{ use = "length" }]', r"\['length'\] are used twice"),
     ],
 )
-def test_mistakes_are_named_before_the_model_is_loaded(more: str, message: str, monkeypatch: pytest.MonkeyPatch):
-    def refuse(*_: Any) -> Any:
-        raise AssertionError("the model was loaded before the mistake was found")
-
-    monkeypatch.setattr(building, "build_policy", refuse)
+def test_mistakes_are_named_before_the_model_is_loaded(more: str, message: str, no_weights: None):
     with pytest.raises(ValueError, match=message):
         build(loaded("tiny/image", more))
 

@@ -8,15 +8,16 @@ import pytest
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip
+from mmrl.algorithms.presets import PRESETS as EVERY
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.app.config import run as configs
-from mmrl.app.config.algorithm import PART_SLOTS
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.slots import kinds
+from mmrl.app.inspect.show import parts
 from mmrl.app.toml.tables import Table
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
-from tests.support.presets import FLOW as FLOW_PRESETS
 from tests.support.presets import TEXT as PRESETS
+from tests.support.presets import VIDEO
 
 TEXT = """steps = 3
 [algorithm]
@@ -120,12 +121,12 @@ def test_a_part_of_ones_own(file: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert load(tmp_path / "b.toml").config == resolved.config
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("preset", sorted(PRESETS | VIDEO))
 def test_a_saved_config_is_the_same_run(file: Path, preset: str, tmp_path: Path):
     config = load(file, f"algorithm.preset={preset}", "algorithm.needs_rewards=[]", "policy.lora.rank=4").config
     configs.save(config, tmp_path / "saved.toml")
     assert load(tmp_path / "saved.toml").config == config
-    assert config.algorithm.label == preset
+    assert config.algorithm.label == preset and config.algorithm.algorithm.objective == EVERY[preset].objective
 
 
 @pytest.mark.parametrize(
@@ -182,12 +183,9 @@ def test_none_can_be_written(file: Path):
 
 
 def test_every_part_of_a_preset_has_a_kind():
-    for name, algorithm in (PRESETS | FLOW_PRESETS).items():
-        for slot in PART_SLOTS:
-            value = getattr(algorithm, slot)
-            for item in value if isinstance(value, tuple) else (value,):
-                part = item[1] if isinstance(item, tuple) else item
-                assert part is None or kinds(slot)[type(part).__name__] is type(part), f"{name}.{slot}"
+    for name, algorithm in EVERY.items():
+        for slot, part in parts(algorithm):
+            assert kinds(slot)[type(part).__name__] is type(part), f"{name}.{slot}"
 
 
 def test_slots_do_not_take_each_others_parts():

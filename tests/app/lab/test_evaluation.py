@@ -64,11 +64,11 @@ def asked(boxes: Path, output: Path | None = None, *words: str) -> EvalArguments
 
 
 @pytest.fixture(scope="module")
-def whole(boxes: Path, flow_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> EvaluationDir:
+def whole(boxes: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> EvaluationDir:
     """An evaluation that nobody disturbed."""
     place = EvaluationDir(tmp_path_factory.mktemp("whole") / "eval")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MMRL_CACHE", str(flow_cache))
+        patch.setenv("MMRL_CACHE", str(cache))
         run_evaluation(asked(boxes, place.path))
     return place
 
@@ -102,26 +102,26 @@ def test_the_summary_has_every_number_with_an_interval_or_the_reason_for_none(wh
 
 
 def test_a_killed_evaluation_goes_on_and_ends_as_one_that_nobody_disturbed(
-    boxes: Path, whole: EvaluationDir, flow_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    boxes: Path, whole: EvaluationDir, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The kill comes between the lines of a chunk and the note of it, so that these lines are thrown away."""
     place = EvaluationDir(tmp_path / "eval")
     program = KILL.format(words=WORDS, output=place.path, data=str(boxes)).replace("PosixPath(", "__import__('pathlib').Path(")
-    environment = {**os.environ, "MMRL_CACHE": str(flow_cache), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "MMRL_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert len(place.lines()) == 8 and place.num_done("") == 4 and not place.is_finished
-    monkeypatch.setenv("MMRL_CACHE", str(flow_cache))
+    monkeypatch.setenv("MMRL_CACHE", str(cache))
     run_evaluation(asked(boxes, place.path))
     assert place.predictions.read_bytes() == whole.predictions.read_bytes()
     assert place.summary_file.read_bytes() == whole.summary_file.read_bytes()
 
 
 @pytest.mark.slow
-def test_two_processes_write_what_one_writes(boxes: Path, whole: EvaluationDir, flow_cache: Path, tmp_path: Path):
+def test_two_processes_write_what_one_writes(boxes: Path, whole: EvaluationDir, cache: Path, tmp_path: Path):
     place = EvaluationDir(tmp_path / "eval")
     words = ["eval", "--task", "grounding", "--model", "tiny:qwen3_vl", "--data", boxes, "--output", place.path, *WORDS]
-    done = started("mmrl", *words, MMRL_CACHE=str(flow_cache))
+    done = started("mmrl", *words, MMRL_CACHE=str(cache))
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[0] == "\t".join(COLUMNS), "the main process alone prints"
     for mine, theirs in zip(place.lines(), whole.lines(), strict=True):
@@ -172,11 +172,8 @@ def test_a_folder_with_another_evaluation_is_left_alone(boxes: Path, whole: Eval
         (EvalArguments(["tiny/image", "evaluation.num_prompts=0"]), r"evaluation\.num_prompts is 0"),
     ],
 )
-def test_refused_before_a_model_is_loaded(
-    given: EvalArguments, message: str, tmp_path: Path, flow_cache: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MMRL_CACHE", str(flow_cache))
+@pytest.mark.usefixtures("empty_desk")
+def test_refused_before_a_model_is_loaded(given: EvalArguments, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "prepare", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(ValueError, match=message):
         run_evaluation(given)

@@ -37,11 +37,6 @@ def trained(config: str, folder: Path, *words: str) -> RunDir:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def flow(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MMRL_CACHE", str(cache))
@@ -56,9 +51,7 @@ def text(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MMRL_CACHE", str(cache))
+def room(empty_desk: None) -> None:
     Image.new("RGB", (64, 48), "white").save("room.png")
 
 

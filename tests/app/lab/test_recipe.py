@@ -25,17 +25,7 @@ from mmrl.app.run.folder import RunDir
 RECIPES = {one.name: one for one in recipes()}
 SHORT = ("gui_g1_screenspot", "flow_grpo_geneval")
 """Run in make test; all others by make evidence."""
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def empty_desk(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MMRL_CACHE", str(cache))
+pytestmark = pytest.mark.usefixtures("empty_desk")
 
 
 def test_there_are_recipes_of_twenty_one_papers():

@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from mmrl.data.suites.imgedit import FOLDERS
 from mmrl.data.suites.load import find_suite, load_suite
 from mmrl.data.suites.suite import kinds_of, part_of
 from mmrl.data.suites.unigenbench import MEANINGS, TEMPLATE
-from tests.plugins.test_judge_rewards import Server
+from tests.plugins.test_judge_rewards import Server, judges
 
 GOLDEN = Path(__file__).parents[2] / "data" / "suites" / "golden"
 SMALL = ["evaluation.data.any_size=true", "policy.height=32", "policy.width=32", "evaluation.num_steps=2"]
@@ -27,25 +27,8 @@ SMALL += ["evaluation.batch_size=1"]
 EDIT = {"id": "animal/1.png", "prompt": "Make it red.", "edit_type": "adjust"}
 Answer = Callable[[str, list[Image.Image]], str]
 
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, flow_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MMRL_CACHE", str(flow_cache))
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Answer], Server]]:
-    servers: list[Server] = []
-
-    def start(answer: Answer) -> Server:
-        servers.append(Server(answer))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.http.shutdown()
-        server.http.server_close()
+pytestmark = pytest.mark.usefixtures("empty_desk")
+serve = pytest.fixture(judges)
 
 
 def write_dpg(folder: Path) -> None:

@@ -33,9 +33,7 @@ GOLDEN = Path(__file__).parents[2] / "data" / "suites" / "golden"
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, flow_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MMRL_CACHE", str(flow_cache))
+def no_hub(empty_desk: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
 

@@ -1,12 +1,12 @@
 """Clips from a first frame through the commands: every such model trains, plans count it, and what does not fit is refused."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from mmrl.app.commands import plan
@@ -17,7 +17,7 @@ from mmrl.app.config.tasks import one_line
 from mmrl.app.planning.choices import Facts
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build
-from tests.support.flow_runs import Make, with_preset
+from tests.support.flow_runs import Make, train_steps, with_preset
 
 TOKENS = {"wan_i2v": 512, "wan_i2v_a14b": 12, "wan_5b": 12, "hunyuan15_i2v": 12, "sana_i2v": 12, "ltx2_i2v": 12}
 SIZES = ["policy.height=32", "policy.width=32", "policy.frames=5", "policy.lora.rank=2", "policy.guidance=2.0"]
@@ -63,11 +63,8 @@ def test_presets_take_two_steps_from_first_frames(make: Make, rows: Path, family
     """The ratio gate (1e-6) passes."""
     words = ["algorithm.minibatches=2"] if name == "branch_grpo" else []
     job = build(going_on(make, name, family, rows, *words))
-    before = [weight.detach().clone() for weight in job.policy.parameters()]
-    for _ in range(2):
-        metrics = job.trainer.step()
-        assert all(torch.tensor(metrics[key]).isfinite() for key in ("loss", "policy/grad_norm", "reward/first_frame/difference"))
-    assert any(not torch.equal(a, b) for a, b in zip(before, job.policy.parameters(), strict=True))
+    for metrics in train_steps(job, 2):
+        assert math.isfinite(metrics["reward/first_frame/difference"])
 
 
 def test_a_run_shows_the_frame_beside_its_clips(make: Make, rows: Path, tmp_path: Path):
@@ -91,8 +88,7 @@ def test_a_plan_counts_the_network_that_it_goes_through(make: Make, rows: Path, 
     assert made.memory.phases["update"] > 0
 
 
-def test_text_alone_is_refused_before_weights_load(make: Make, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("weights were loaded"))
+def test_text_alone_is_refused_before_weights_load(make: Make, no_weights: None):
     resolved = make("policy.model=tiny:wan_i2v_a14b", "policy.max_prompt_tokens=12", *SIZES, "evaluation.num_prompts=0", REWARD)
     with pytest.raises(ValueError, match=r"prompts hold 0 pictures each .* takes prompts with 1: name them in the data's column"):
         build(configs.resolve(resolved.table))

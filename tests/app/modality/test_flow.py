@@ -1,6 +1,7 @@
 """Image generators through the commands: their part of a config, what is refused, and a run from training to export."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from mmrl.app.run.folder import RunDir
 from mmrl.flow.plan import evaluation_plan
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.training.checkpoints.save import Checkpoints
-from tests.support.flow_runs import ALONE, FAMILIES, SMALL, Make, of_family, with_preset
+from tests.support.flow_runs import ALONE, FAMILIES, SMALL, Make, of_family, train_steps, with_preset
 from tests.support.presets import FLOW as PRESETS
 from tests.support.presets import TEXT as TEXT_PRESETS
 
@@ -69,8 +70,7 @@ def test_keys_belong_to_their_kind(make: Make, name: str, word: str, message: st
         (["data.text=[]"], r"data\.text is unknown: did you mean 'texts'"),
     ],
 )
-def test_refused_before_the_model_is_loaded(make: Make, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str):
-    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("the model was loaded"))
+def test_refused_before_the_model_is_loaded(make: Make, no_weights: None, words: list[str], message: str):
     with pytest.raises(ValueError, match=message):
         build(make(*words))
 
@@ -132,11 +132,9 @@ PAIRS = [
 def test_every_preset_takes_a_step_on_every_family(make: Make, name: str, family: str):
     """With guidance and an adapter; the ratio gate (1e-6) passes. What makes the loss and what makes the latents are apart."""
     job = build(with_preset(make, name, *of_family(family)))
-    before = [weight.detach().clone() for weight in job.policy.parameters()]
-    metrics = job.trainer.step()
-    assert all(torch.tensor(metrics[key]).isfinite() for key in ("loss", "policy/grad_norm", "reward/total", "rollout/length"))
+    (metrics,) = train_steps(job)
+    assert math.isfinite(metrics["reward/total"]) and math.isfinite(metrics["rollout/length"])
     assert 0 < metrics["train/diversity"] < 1
-    assert any(not torch.equal(a, b) for a, b in zip(before, job.policy.parameters(), strict=True))
 
 
 def test_the_average_follows_as_the_algorithm_says(make: Make):

@@ -18,7 +18,6 @@ from mmrl.app.lab.evaluation.command import evaluate
 from mmrl.app.modality.flow_checks import warn_of_clip_ranges, warn_of_half_precision
 from mmrl.app.plugins.resolve import load, modalities
 from mmrl.app.report.page import write_report
-from mmrl.app.run import build as building
 from mmrl.app.run.build import build
 from mmrl.app.run.context import updates
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
@@ -27,19 +26,13 @@ from mmrl.training.evaluate import Weights
 from tests.support.flow_runs import Make, of_family, with_preset
 
 
-@pytest.fixture
-def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known without the model must be said without it."""
-    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("the model was loaded"))
-
-
 def with_algorithm(make: Make, preset: str, *words: str) -> Resolved:
     resolved = make()
     resolved.table.set(("algorithm",), {"preset": preset}, "test")
     return configs.resolve(resolved.table, [f"algorithm.{word}" for word in words])
 
 
-@pytest.mark.usefixtures("unloaded")
+@pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize(
     ("preset", "words", "message"),
     [
@@ -90,7 +83,7 @@ def test_schedules_that_do_not_fit_are_refused(make: Make, preset: str, words: l
         build(with_algorithm(make, preset, *words))
 
 
-@pytest.mark.usefixtures("unloaded")
+@pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize(
     ("preset", "columns", "message"),
     [
@@ -113,7 +106,7 @@ def test_prompts_name_their_teachers(make: Make, tmp_path: Path, preset: str, co
         build(configs.resolve(resolved.table))
 
 
-@pytest.mark.usefixtures("unloaded")
+@pytest.mark.usefixtures("no_weights")
 def test_prompts_with_pictures_are_refused(make: Make, tmp_path: Path):
     (tmp_path / "pictures.py").write_text(
         '"""One prompt with a picture."""\n\nfrom PIL import Image\n\nfrom mmrl import Prompt\n\n\n'
@@ -128,7 +121,7 @@ def test_prompts_with_pictures_are_refused(make: Make, tmp_path: Path):
         build(configs.resolve(resolved.table))
 
 
-@pytest.mark.usefixtures("unloaded")
+@pytest.mark.usefixtures("no_weights")
 def test_rewards_of_the_other_modality_are_refused(make: Make):
     resolved = make()
     resolved.table.set(("reward",), [{"use": "length"}], "test")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import diffusers
 import pytest
-import torch
 
 from mmrl.app.commands.plan import draw_up
 from mmrl.app.commands.train import run_training
@@ -16,7 +15,7 @@ from mmrl.app.config.run import Resolved
 from mmrl.app.export.export import export
 from mmrl.app.plugins.resolve import load
 from mmrl.app.run.build import build
-from tests.support.flow_runs import FAMILIES, LATE_FAMILIES, Make, of_family, with_preset
+from tests.support.flow_runs import FAMILIES, LATE_FAMILIES, Make, of_family, train_steps, with_preset
 
 PRESETS = ("flow_grpo", "mix_grpo", "branch_grpo")
 WAYS = [
@@ -41,11 +40,8 @@ def late(make: Make, preset: str, family: str, *words: str) -> Resolved:
 def test_it_trains_two_steps(make: Make, preset: str, family: str):
     """With guidance and an adapter; the ratio gate (1e-6) passes."""
     job = build(late(make, preset, family, "prompts_per_step=2"))
-    before = [weight.detach().clone() for weight in job.policy.parameters()]
-    for _ in range(2):
-        metrics = job.trainer.step()
-        assert all(math.isfinite(metrics[key]) for key in ("loss", "policy/grad_norm", "reward/total"))
-    assert any(not torch.equal(a, b) for a, b in zip(before, job.policy.parameters(), strict=True))
+    for metrics in train_steps(job, 2):
+        assert math.isfinite(metrics["reward/total"])
 
 
 @pytest.mark.parametrize("family", LATE_FAMILIES)

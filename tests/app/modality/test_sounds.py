@@ -17,9 +17,7 @@ SHORT = ["steps=1", "algorithm.group_size=2", "prompts_per_step=2", "policy.seco
 
 
 @pytest.fixture(autouse=True)
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "cache"))
+def rows(empty_desk: None) -> None:
     for name in ("train", "test"):
         Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
 

@@ -8,7 +8,6 @@ import torch
 import mmrl
 from mmrl.app.export.export import export
 
-LR = {"lr": 1e-2}
 QUESTIONS = '{{"prompt": "What is {0} + 2?", "answer": {1}}}\n'
 
 

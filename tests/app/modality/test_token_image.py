@@ -19,17 +19,7 @@ from mmrl.training.checkpoints.save import Checkpoints
 
 NAME = "tiny/token_image"
 TWO = ["steps=2", "save_every=1", "evaluate_every=1", "policy.lora.rank=2"]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MMRL_CACHE", str(cache))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_desk")
 
 
 def small(*words: str) -> Resolved:

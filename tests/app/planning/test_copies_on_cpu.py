@@ -1,7 +1,5 @@
 """Reference and averaged weights that rest on the CPU are no part of a card's memory, in the plan as in the run."""
 
-from pathlib import Path
-
 import pytest
 
 from mmrl.app.commands.plan import draw_up
@@ -9,11 +7,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.planning.memory import Memory
 
 KEPT = "weights kept beside: ref"
-
-
-@pytest.fixture(autouse=True)
-def empty_desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_desk")
 
 
 def memory(where: str) -> Memory:

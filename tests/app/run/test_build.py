@@ -29,30 +29,13 @@ from mmrl.training.checkpoints.save import Checkpoints
 Make = Callable[..., Resolved]
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def make(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(empty_desk: None) -> Make:
     """configs/tiny/image.toml with overrides, in an empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MMRL_CACHE", str(cache))
     return lambda *words: configs.load("tiny/image", words)
 
 
-@pytest.fixture
-def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading a model is a failure of the test."""
-
-    def refuse(*_: Any) -> Any:
-        raise AssertionError("the model was loaded before the mistake was found")
-
-    monkeypatch.setattr(building, "build_policy", refuse)
-
-
-@pytest.mark.usefixtures("no_model")
+@pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize(
     ("words", "message"),
     [

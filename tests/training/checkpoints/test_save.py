@@ -20,11 +20,7 @@ from mmrl.training.checkpoints.save import CheckpointError, Checkpoints, Pace
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.trainer import Records
 from tests.support.fakes import prompts
-from tests.support.trainers import make_trainer
-
-
-def state(trainer):
-    return torch.cat([p.detach().flatten() for p in trainer.policy.parameters()])
+from tests.support.trainers import make_trainer, weights
 
 
 def numbered(step: int, size: int = 3) -> dict[str, Any]:
@@ -48,7 +44,7 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path: Path):
     second = make_trainer(steps=6, optimizer=optimizer, sampler=Shuffled(prompts(), seed=0))
     second.load_state_dict(checkpoints.load())
     resumed = [second.step() for _ in range(3)]
-    assert torch.equal(state(whole), state(second))
+    assert torch.equal(weights(whole), weights(second))
     for a, b in zip(metrics[3:], resumed, strict=True):
         assert {k: v for k, v in a.items() if not k.startswith("time/")} == {
             k: v for k, v in b.items() if not k.startswith("time/")
@@ -394,4 +390,4 @@ def test_a_run_is_saved_by_the_clock_and_goes_on_from_there(tmp_path: Path):
     again = make_trainer(steps=6)
     again.load_state_dict(checkpoints.load(2))
     again.fit()
-    assert torch.equal(state(whole), state(again))
+    assert torch.equal(weights(whole), weights(again))

@@ -20,7 +20,6 @@ from mmrl.training.worlds.runner import LONGEST_TEXT, WorldCalling, WorldRunner
 
 LIMITS = Limits(timeout_s=60.0)
 PROMPT = Prompt("p")
-Answer = Callable[["Counting", Turn], Observation | None]
 
 
 def turn(text: str) -> Turn:

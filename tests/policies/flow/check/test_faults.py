@@ -15,45 +15,11 @@ from mmrl.flow.schedules import Full, Window
 from mmrl.policies.flow.check import diagnose as causes
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.trace import FlowTrace, Latents
-from mmrl.policies.flow.write.generate import Sampled
-from mmrl.policies.shared import hypotheses as common
-from mmrl.policies.shared.lora import adapter_layers, switch_adapters
-from mmrl.policies.shared.weights import Weights
 from mmrl.training.stopping import TrainingStoppedError
-from tests.support.faults import (
-    Dropping,
-    Fault,
-    Mixing,
-    Noisy,
-    message_of,
-    rolled,
-    stuck_in_training,
-    trainer_of,
-)
+from tests.support.faults import Fault, message_of, then, trainer_of, usual_faults
 from tests.support.flow_policies import FAMILIES, PLANS, make, prompts, requests, stir
 
 ALGORITHM = replace(PRESETS["flow_grpo_fast"], schedule=Full(num_steps=4), group_size=3)
-
-
-def wrap(kind: type) -> Any:
-    def change(policy: FlowPolicy) -> None:
-        block = policy.net.transformer.transformer_blocks[0]
-        if not isinstance(block.ff, kind):
-            block.ff = kind(block.ff).eval()
-
-    return change
-
-
-def then(change: Any) -> Any:
-    def after(policy: FlowPolicy, rollouts: Rollouts) -> Rollouts:
-        change(policy)
-        return rollouts
-
-    return after
-
-
-def half(on: bool) -> Any:
-    return lambda policy: setattr(policy.net, "half_precision", on)
 
 
 def guidance(value: float) -> Any:
@@ -70,52 +36,11 @@ def traced(change: Any) -> Any:
     return after
 
 
-def wear(policy: FlowPolicy, context: Any) -> None:
-    inner = policy.generator
-
-    class Inside:
-        exact = True
-
-        def follow(self, weights: Weights, version: int) -> None:
-            inner.follow(weights, version)
-
-        def write(self, *asked: Any, **_: Any) -> Sampled:
-            with context():
-                return inner.write(*asked)
-
-    policy.generator = Inside()
-
-
-def swapped_in(policy: FlowPolicy) -> None:
-    """Sampling looks through the average."""
-    stir(policy)
-    wear(policy, lambda: policy.weights.swapped_in("ema"))
-
-
-def without_adapter(policy: FlowPolicy) -> None:
-    wear(policy, lambda: switch_adapters(adapter_layers(policy.net.modules()), False))
-
-
-def disable_adapters(policy: FlowPolicy) -> None:
-    for module in policy.net.modules():
-        if hasattr(module, "lora_B"):
-            module._disable_adapters = True  # type: ignore[assignment]
-
-
 FAULTS = {
-    "training in bfloat16": Fault(common.PRECISION, after=then(half(True))),
-    "sampling in bfloat16": Fault(common.PRECISION, half(True), then(half(False))),
+    **usual_faults(lambda policy: (policy.net.transformer.transformer_blocks[0], "ff"), stir),
     "sampling without guidance": Fault(causes.GUIDANCE, guidance(1.0), then(guidance(2.0))),
     "training without guidance": Fault(causes.GUIDANCE, after=then(guidance(1.0))),
     "training with odd guidance": Fault(causes.GUIDANCE, guidance(3.37), then(guidance(2.0))),
-    "log-probs rolled": Fault(common.SHIFT, after=rolled),
-    "log-probs rolled back": Fault(common.SHIFT, after=lambda policy, rollouts: rolled(policy, rollouts, -1)),
-    "dropout always on": Fault(common.DROPOUT, wrap(Noisy)),
-    "train mode stuck": Fault(common.DROPOUT, wrap(Dropping), then(lambda policy: stuck_in_training(policy.net))),
-    "rows mixed": Fault(common.BATCH, wrap(Mixing), micro_batch=1),
-    "sampling under the average": Fault(common.WEIGHTS, swapped_in),
-    "sampling without adapter": Fault(common.WEIGHTS, without_adapter),
-    "training without adapter": Fault(common.WEIGHTS, after=then(disable_adapters)),
     "prompts permuted in training": Fault(
         causes.PROMPT, after=traced(lambda trace: replace(trace, conditions=(*trace.conditions[1:], trace.conditions[0])))
     ),
@@ -128,14 +53,6 @@ FAULTS = {
 }
 
 
-def table(tiny: Any) -> dict[tuple[str, str], str]:
-    """(fault, kind of prompts) -> what the run said."""
-    found: dict[tuple[str, str], str] = {}
-    for name, fault in FAULTS.items():
-        found[name, "flow"] = message_of(make(tiny("sd3"), ["ema"]), ALGORITHM, prompts(), fault, ratio_bound=1e-6)
-    return found
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_is_named(tiny, name):
     fault = FAULTS[name]
@@ -144,7 +61,7 @@ def test_every_fault_is_named(tiny, name):
     message = message_of(policy, ALGORITHM, prompts(), fault, ratio_bound=1e-6)
     assert f"Likely cause: {fault.cause} (" in message, message
     moved = not all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
-    assert moved == (fault.before is swapped_in), "no update was made"
+    assert moved == fault.moves, "no update was made"
 
 
 @pytest.mark.parametrize("schedule", [Full(num_steps=4, last="ode"), Window(num_steps=5, size=2)], ids=["last", "window"])

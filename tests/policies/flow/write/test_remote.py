@@ -17,6 +17,7 @@ from mmrl.policies.flow.trace import SigmaTable
 from mmrl.policies.flow.write.remote import RemoteGenerator, chunks_of
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.flow_policies import PLANS, requests, stir
+from tests.support.trainers import weights
 
 TINY = ["steps=3", "prompts_per_step=2", "evaluation.num_prompts=0", "policy.forward_rows=4", "policy.lora.rank=2"]
 
@@ -24,10 +25,6 @@ TINY = ["steps=3", "prompts_per_step=2", "evaluation.num_prompts=0", "policy.for
 def generator_of(job: Job) -> RemoteGenerator:
     assert isinstance(job.policy, FlowPolicy) and isinstance(job.policy.generator, RemoteGenerator)
     return job.policy.generator
-
-
-def weights_of(job: Job) -> torch.Tensor:
-    return torch.cat([weight.detach().flatten() for weight in job.policy.parameters()])
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +46,14 @@ def test_steps_beside_training_equal_those_after_a_kill_and_a_resume(job: Job, o
     state = copy_state(job.trainer.state_dict())
     metrics.append(job.trainer.step())
     assert [one["rollout/staleness"] for one in metrics] == [0, 1, 1]
-    whole = weights_of(job)
+    whole = weights(job)
     job.trainer.load_state_dict(state)
-    assert not torch.equal(weights_of(job), whole)
+    assert not torch.equal(weights(job), whole)
     (sampler,) = [child for child in active_children() if child.pid not in others]
     assert sampler.pid is not None
     os.kill(sampler.pid, signal.SIGKILL)
     job.trainer.step()
-    assert torch.equal(weights_of(job), whole)
+    assert torch.equal(weights(job), whole)
 
 
 def test_another_process_draws_the_same_bits(job: Job):

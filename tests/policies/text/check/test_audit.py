@@ -51,7 +51,6 @@ def given_rows(policy: TextPolicy, prompts: list[Prompt]) -> Rollouts:
 
 
 sides = st.tuples(st.integers(28, 220), st.integers(28, 220))
-NAMES = st.sampled_from(["even", "uneven"])
 BOTH = st.tuples(st.integers(1, 2), st.booleans())
 words = st.text(st.sampled_from("aß漢 \n?<|>0"), min_size=1, max_size=20)
 

@@ -17,6 +17,7 @@ from mmrl.policies.text.write.generate import LocalGenerator
 from mmrl.policies.text.write.remote import RemoteGenerator
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.text_policies import mixed
+from tests.support.trainers import weights
 
 TINY = [
     "steps=3",
@@ -35,10 +36,6 @@ def generator_of(job: Job) -> RemoteGenerator:
     return job.policy.generator
 
 
-def weights_of(job: Job) -> torch.Tensor:
-    return torch.cat([weight.detach().flatten() for weight in job.policy.parameters()])
-
-
 @pytest.fixture(scope="module")
 def job() -> Iterator[Job]:
     made = build(load("tiny/image", [*TINY, "ahead=1", "cluster.samplers=1"]))
@@ -52,11 +49,11 @@ def test_steps_beside_training_equal_those_after_a_resume(job: Job):
     state = copy_state(job.trainer.state_dict())
     metrics.append(job.trainer.step())
     assert [one["rollout/staleness"] for one in metrics] == [0, 1, 1]
-    whole = weights_of(job)
+    whole = weights(job)
     job.trainer.load_state_dict(state)
-    assert not torch.equal(weights_of(job), whole)
+    assert not torch.equal(weights(job), whole)
     job.trainer.step()
-    assert torch.equal(weights_of(job), whole)
+    assert torch.equal(weights(job), whole)
 
 
 def test_another_process_writes_the_same_bits(job: Job, monkeypatch: pytest.MonkeyPatch):
