@@ -95,7 +95,7 @@ def without_pairs(folder: Path) -> str:
     ended = chain(folder, f"stage=[{{kind='loop', rounds=2, stages=['p', 'd']}}, {mined}]", model=TINY)
     if (folder / "run" / "checkpoints").exists() and any((folder / "run" / "checkpoints").glob("step-*")):
         raise BrokenError("it trained")
-    return expect_sentence(ended, "no pairs among the samples")
+    return expect_sentence(ended, "no prompt gave a pair")
 
 
 BEST = "{kind='filter', name='best', num_prompts=2, num_samples=2, success_at=-1.0, low=0.0, high=1.0, column='picture'}"

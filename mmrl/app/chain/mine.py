@@ -92,15 +92,17 @@ def conclude(stage: Stage, run: RunDir, ranks: Ranks) -> None:
     scored = [line for line in lines if line["scored"]]
     rows = sum(len(line["rows"]) for line in lines)
     if not rows:
-        kind = "pairs" if stage.kind == "pairs" else "prompts"
-        why = {
-            "pairs": "the samples of every prompt are alike, cut or equally good: draw more samples, or lower gap",
-            "filter": f"right are {', '.join(sorted({share_text(line) for line in scored})[:4])} of a prompt's samples: set low, "
-            "high or success_at",
+        right = ", ".join(sorted({share_text(line) for line in scored})[:4])
+        none, why = {
+            "pairs": (
+                "no prompt gave a pair",
+                "the samples of each are alike, cut or equally good: draw more samples, or lower gap",
+            ),
+            "filter": ("no prompt is kept", f"right were {right} samples of a prompt: set low, high or success_at"),
         }[stage.kind]
         raise TrainingStoppedError(
-            f"{stage.place}: no {kind} among the samples of {len(lines)} prompts"
-            + (f"; {why}" if scored else "; no sample has a total reward, for rewards failed or do not apply")
+            f"{stage.place}: {none}, of {len(lines)}; "
+            + (why if scored else "no sample has a total reward, for rewards failed or do not apply")
         )
     known = any(line.get("run/stage") == stage.number and "mined/rows" in line for line in run.read_metrics().lines)
     if ranks.is_main and not known:

@@ -105,7 +105,7 @@ def stages_of(resolved: Resolved) -> list[Stage]:
         own = replace(own, config=one)
         found.append(Stage(k + 1, len(turns), label, begin, own, stage.label, stage.kind, miner, stage.until, in_round))
         begin = found[-1].end
-        check_until(found[-1], table.at(("stage", str(i), "until", "metric")))
+        check_until(found[-1], resolved.table.at(("stage", str(i), "until", "metric")))
     check_rows(found, resolved.table)
     return found
 

@@ -91,6 +91,8 @@ def locate(spec: str, kind: str, base: Path | None = None) -> tuple[Path, str]:
         file = folder / f"{place}.py"
         if file.is_file():
             return file.resolve(), wanted
+    if kind == "rewards" and os.sep in place:
+        raise FileNotFoundError(f"no folder of a trained reward model is at {place}, and no reward is called so: check the path")
     names, own = [listed.name for listed in listing(kind)], f"{os.path.join('.', place)}.py"
     raise ValueError(f"no {SINGULAR[kind]} is called {place!r}: {did_you_mean(place, names)}; for a file of yours write {own}")
 

@@ -27,6 +27,8 @@ def claimed_folder(wanted: Path, ranks: Ranks, may_be_another: bool = False) -> 
             path, made = take_next_free(path) if may_be_another else (path, missing_folders(path))
         except OSError as error:
             problem = f"the folder {path} cannot be made: {error.strerror}"
+        if not may_be_another and os.path.lexists(path) and not path.is_dir():
+            problem = f"{path} is no folder, and a run needs one: choose another output, or remove it"
     ranks.agree(problem)
     path = ranks.gather(path)[0]
     with lock_folder(path, ranks):

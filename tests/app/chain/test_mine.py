@@ -98,11 +98,11 @@ def test_prompts_are_filtered_stopped_amid_and_continued(
     [
         (
             ["stage.0.success_at=9.0", "stage.0.low=0.1"],
-            r"stage 1 of 2, filter: no prompts among the samples of 4 prompts; right are 0 of 2",
+            r"stage 1 of 2, filter: no prompt is kept, of 4; right were 0 of 2 samples",
         ),
         (
             ["stage.0={kind='pairs', name='filter', num_prompts=4, num_samples=2, gap=9.0}", "stage.1=" + ON_PAIRS],
-            r"stage 1 of 2, filter: no pairs among the samples of 4 prompts; the samples of every prompt are alike, cut or",
+            r"stage 1 of 2, filter: no prompt gave a pair, of 4; the samples of each are alike, cut or",
         ),
         (["stage.1.until.metric='stops/x'"], "until.metric is 'stops/x', and what is measured is .*stops, total: take one"),
     ],

@@ -33,6 +33,11 @@ def test_a_file_of_ones_own_relative_to_base(desk: Path):
     assert load("mine.py:two", "rewards", desk / "deep")(None) == [2.0]
 
 
+def test_a_reward_model_that_is_not_there(desk: Path):
+    with pytest.raises(FileNotFoundError, match="no folder of a trained reward model is at runs/rm"):
+        locate("runs/rm", "rewards")
+
+
 def test_two_public_callables_are_both_named(desk: Path):
     (desk / "mine.py").write_text("def one(group): ...\ndef two(group): ...\ndef _three(group): ...\n")
     with pytest.raises(ValueError, match=r"2 public callables \(one, two\).*\./mine\.py:one"):

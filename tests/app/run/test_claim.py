@@ -78,6 +78,8 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(here: Path):
     (here / "file").write_text("")
     with pytest.raises((ValueError, OSError), match=r"file/image"), claimed_folder(Path("file/image"), Ranks(), True):
         pytest.fail("made")
+    with pytest.raises(ValueError, match="file is no folder, and a run needs one"), claimed_folder(Path("file"), Ranks()):
+        pytest.fail("held")
 
 
 def test_missing_folders_are_told_lowest_first(here: Path):
