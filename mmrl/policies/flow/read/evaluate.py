@@ -104,10 +104,10 @@ def of_actions(trace: FlowTrace, actions: Actions, v: Tensor | None, asked: Coll
     if "target_velocity" in asked:
         flat["target_velocity"] = trace.targets(rows, columns)
     sizes = trace.sigma_tables[int(trace.course_index[rows[0]])].part_sizes if len(rows) else ()
-    return {name: weighed(values, sizes) if name in OF_LATENTS else values for name, values in flat.items() if name in asked}
+    return {name: weigh_parts(values, sizes) if name in OF_LATENTS else values for name, values in flat.items() if name in asked}
 
 
-def weighed(x: Float[Tensor, "m ..."], sizes: Sequence[int]) -> Float[Tensor, "m ..."]:
+def weigh_parts(x: Float[Tensor, "m ..."], sizes: Sequence[int]) -> Float[Tensor, "m ..."]:
     """Latents with their parts' elements scaled, so that a mean of squares over all is the mean of the parts' own means.
 
     Objectives compare latents by such means: they are then on the scale of the log-probabilities, whatever sizes parts have.
