@@ -151,7 +151,7 @@ def within(x: Tensor, lengths: Int[Tensor, " n"]) -> Bool[Tensor, "n t"]:
     return torch.arange(x.shape[1], device=x.device) < lengths[:, None]
 
 
-def planned_evaluation(
+def evaluation_with_plans(
     net: CodeNet,
     framing: Framing,
     trace: TextTrace,
