@@ -52,7 +52,7 @@ class Janus(TextOnly):
         return int(self.config.vq_config.num_patches) * 2 ** (len(self.config.vq_config.channel_multiplier) - 1)
 
     def room(self, plan: int) -> int:
-        """Tokens of a prompt at most, in front of a picture and a plan of so many tokens; ValueError where there are none."""
+        """Tokens of a prompt at most, in front of a picture and a plan of this length; ValueError where there are none."""
         found = int(self.config.get_text_config().max_position_embeddings) - self.num_codes - plan
         if found < 1:
             raise ValueError(

@@ -68,7 +68,7 @@ class Framing:
         return replace(fed, prompt_id=shown.prompt_id), behind
 
     def __call__(self, shown: Sequence[Encoded], index: Sequence[int], plans: Sequence[Sequence[int]]) -> tuple[Encoded, ...]:
-        """What the codes of each row follow: row i's plan belongs to shown[index[i]]."""
+        """A chat with its plan for each row, which its codes follow: row i's plan belongs to shown[index[i]]."""
         frames, end = {place: self.frame(shown[place]) for place in {*index}}, self.write.processor.tokenizer.eos_token_id
         said = ([token for token in plan if token != end] for plan in plans)
         return tuple(append(frames[i][0], [*plan, *frames[i][1]]) for i, plan in zip(index, said, strict=True))
@@ -151,7 +151,7 @@ def within(x: Tensor, lengths: Int[Tensor, " n"]) -> Bool[Tensor, "n t"]:
     return torch.arange(x.shape[1], device=x.device) < lengths[:, None]
 
 
-def planned_evaluation(
+def evaluation_with_plans(
     net: CodeNet,
     framing: Framing,
     trace: TextTrace,
@@ -160,7 +160,7 @@ def planned_evaluation(
     quantities: tuple[str, ...],
     logits: int,
 ) -> PlannedEvaluation:
-    """As `evaluation_of`, of rows with plans."""
+    """The work of `evaluation_of` for rows with plans."""
     is_plan = within(trace.tokens, trace.lengths) & (trace.tokens < framing.first_code)
     first = is_plan.sum(1)
     is_plan = is_plan[:, : max(1, int(first.max()))]

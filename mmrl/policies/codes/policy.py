@@ -19,9 +19,9 @@ from mmrl.policies.codes.plans import (
     Framing,
     PlannedGenerator,
     RowRounding,
+    evaluation_with_plans,
     never_in_plans,
     plan_writer,
-    planned_evaluation,
 )
 from mmrl.policies.codes.settings import PLAN, PROMPT, CodePolicyConfig, PlanSettings
 from mmrl.policies.shared.pictures import open_picture
@@ -168,7 +168,7 @@ class CodePolicy(TextPolicy):
             return super().evaluation(trace, shown, mask, quantities)
         net, cut = self.net, mask[:, : trace.tokens.shape[1]]
         assert isinstance(net, CodeNet)
-        return planned_evaluation(net, self.framing, trace, shown, cut, quantities, self.config.logit_chunk)
+        return evaluation_with_plans(net, self.framing, trace, shown, cut, quantities, self.config.logit_chunk)
 
     @property
     def vocabulary(self) -> str:
