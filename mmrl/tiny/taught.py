@@ -107,7 +107,7 @@ def glides(seed: int = 0, progress: Progress | None = None, short: bool = False)
 
 
 def tones(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
-    """A Stable Audio 3 that draws tones, from sounds of which half ring on and 2 in 5 have a wrong caption."""
+    """A Stable Audio 3 that draws tones, from sounds of which half ring on and 1 in 5 have a wrong caption."""
     settings = sound_generator.WarmStart(seed=seed)
     return sound_generator.warm_start(replace(settings, **FEW, width=32) if short else settings, progress=progress)
 

@@ -69,6 +69,8 @@ class GeneratorStart:
     steps: int = 1200
     lr: float = 1e-3
     """AdamW, 50 steps of warm-up, then a cosine down to a hundredth."""
+    noise: float = 0.0
+    """Mean of the logit of sigma: above 0 more of what is learned from lies in noise, where the caption decides."""
     unlabelled: float = 0.1
     """Share of examples learned without caption, for guidance."""
     halvings: int = 2
@@ -191,7 +193,7 @@ def learn_velocities(
     for learn in updates(weights, settings.lr, settings.steps, note):
         rows = torch.randint(len(latents), (size,))
         shown = torch.where(torch.rand(size) < settings.unlabelled, 0, numbers[rows])
-        sigma = torch.randn(size).sigmoid()
+        sigma = (torch.randn(size) + settings.noise).sigmoid()
         noise = torch.randn_like(latents[rows])
         level = sigma.view(-1, *[1] * (latents.ndim - 1))
         used, places = shown.unique(return_inverse=True)

@@ -97,8 +97,8 @@ DEMOS = {
     ),
     "tones": Demo(
         config="tiny/tones",
-        summary="Teach a tiny Stable Audio 3 to draw tones of the asked pitch; ends with sounds before and after.",
-        imitation="a Stable Audio 3 of 0.3 M parameters learns from tones of which half ring on and 2 in 5 have a wrong caption",
+        summary="Teach a tiny Stable Audio 3 to draw the asked tone at the asked time; ends with sounds before and after.",
+        imitation="a Stable Audio 3 of 0.3 M parameters learns from tones of which half ring on and 1 in 5 have a wrong caption",
         reinforcement="it is rewarded for energy in the asked band, and for ringing when it is asked to and only then",
     ),
 }

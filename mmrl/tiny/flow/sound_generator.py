@@ -21,8 +21,8 @@ from mmrl.tiny.flow.pipeline_parts import add_words, diffusers_object, scheduler
 from mmrl.tiny.keep import Progress
 from mmrl.tiny.teaching import GeneratorStart, Noisy, Note
 
-PATCH = 400
-"""Samples of a latent: 50 ms."""
+PATCH = 1000
+"""Samples of a latent: an eighth of a second, in which every pitch turns a whole number of times."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,15 @@ class WarmStart(GeneratorStart):
     data: Tones = field(default_factory=Tones)
     name: str = "tones"
     pool: int = 2048
-    batch_size: int = 32
-    vae_steps: int = 500
-    steps: int = 500
+    vae_steps: int = 250
+    steps: int = 750
     lr: float = 2e-3
+    noise: float = 0.5
     latents: int = 8
     layers: int = 3
-    heads: int = 4
+    heads: int = 2
+    memory: int = 8
+    """Tokens that stand before the latents, which tell their places by them."""
     width: int = 64
     """Of the transformer."""
     vae_width: int = 48
@@ -62,11 +64,12 @@ def untaught(settings: WarmStart) -> HubObject:
         local_add_cond_dim=1,
         timestep_features_dim=64,
         ff_mult=2,
-        num_memory_tokens=4,
+        num_memory_tokens=settings.memory,
         # the difference of two attentions that begin alike is nearly nothing for long
         use_differential_attention=False,
     )
     raise_text(transformer)
+    raise_places(transformer)
     reader = sound.text_encoder(tokenizer, text, layers=1)
     # as CLIP's in the demo of pictures: words that begin faint all look alike for minutes
     nn.init.normal_(reader.get_input_embeddings().weight, std=1.0)
@@ -87,6 +90,17 @@ def raise_text(transformer: HubObject) -> None:
     layers = [layer for layer in transformer.to_cond_embed if isinstance(layer, nn.Linear)]
     for layer in (*layers, *(block.cross_attn.to_out for block in transformer.transformer_blocks)):
         layer.weight *= 3
+
+
+@torch.no_grad()
+def raise_places(transformer: HubObject) -> None:
+    """Let latents see where they stand: the first block asks alike of all of them, and sharply, so that what it hears from the
+    tokens before them depends on how far away those are; else less than a thousandth of what it passes on tells of place."""
+    first = transformer.transformer_blocks[0]
+    _, shift, *_ = first.to_scale_shift_gate.chunk(6)
+    shift *= 16
+    first.self_attn.q_norm.gamma *= 4
+    first.self_attn.to_out.weight *= 6
 
 
 def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = None) -> None:

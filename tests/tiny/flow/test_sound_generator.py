@@ -28,6 +28,31 @@ def test_every_pitch_and_place_is_held_out_once_and_a_tone_rings_as_asked():
     assert np.mean([np.square(wave[RATE // 4 :]).sum() > 0 for wave in drawn]) > 0.8
 
 
+def test_tones_of_a_caption_do_not_cancel():
+    """Else only the spread of sounds would tell of place, and a small model would not learn it."""
+    waves = np.stack([draw(TONES[5], np.random.default_rng(seed)) for seed in range(64)])
+    assert np.square(waves.mean(0)).sum() > 0.6 * np.square(waves).sum(1).mean()
+
+
+@torch.no_grad()
+def test_latents_see_where_they_stand_before_anything_is_taught(monkeypatch: pytest.MonkeyPatch):
+    """Of noise, the part that all rows share place by place, against the rest."""
+
+    def seen() -> float:
+        pipeline, n = sound_generator.build(WarmStart()), 256
+        found: list[torch.Tensor] = []
+        pipeline.transformer.transformer_blocks[0].register_forward_hook(lambda block, fed, out: found.append(out[:, -8:]))
+        embeds, mask, length = (one.expand(n, *one.shape[1:]) for one in encode_captions(pipeline, [TONES[0].caption]))
+        noise = torch.randn(n, 8, 8, generator=torch.Generator().manual_seed(0))
+        pipeline.transformer(noise, torch.ones(n), embeds, length, mask)
+        mean = found[0].mean(0)
+        return float((mean - mean.mean(0)).square().mean() / (found[0] - mean).square().mean())
+
+    assert seen() > 0.03
+    monkeypatch.setattr(sound_generator, "raise_places", lambda transformer: None)
+    assert seen() < 0.01
+
+
 def test_bad_captions_are_as_many_as_said():
     _, right = Tones(confused=0.0).batch(np.random.default_rng(3), 400)
     assert set(right) == {tone.caption for tone in TRAIN}

@@ -1,6 +1,6 @@
 """Tones in one quarter of a second: the sounds a tiny generator is taught to draw, and what they are judged by.
 
-A caption is "a low tone comes first". `Tones` are the sounds an uncurated collection would have: many captions belong to another
+A caption is "a low tone comes first". `Tones` are the sounds an uncurated collection would have: some captions belong to another
 sound, and many tones ring on.
 """
 
@@ -17,7 +17,7 @@ from mmrl.data.drawn.shapes import every_fourth
 Wave = NDArray[np.float32]
 """(samples,) in [-1, 1]."""
 RATE, SECONDS = 8_000, 1.0
-PITCHES = {"low": 150.0, "middle": 400.0, "high": 1_000.0, "shrill": 2_500.0}
+PITCHES = {"low": 160.0, "middle": 400.0, "high": 1_000.0, "shrill": 2_400.0}
 """Name -> Hz."""
 PLACES = ("first", "second", "third", "last")
 """Quarters of the sound."""
@@ -25,6 +25,12 @@ REACH = 1.25
 """A tone's band reaches from its pitch divided by this to its pitch times this."""
 FADE = 0.005
 """Seconds in which a tone comes and goes, so that it does not click."""
+PHASE = 0.25
+"""Turns within which the phase of a tone lies at second 0.
+
+Were it any phase, tones of a caption would cancel in the mean, also in that of their latents: when a tone rings would show in
+their spread alone, which a small model of flow does not learn.
+"""
 
 
 class Tone(NamedTuple):
@@ -65,14 +71,14 @@ def draw(tone: Tone, rng: np.random.Generator, ringing: bool = False) -> Wave:
         start, end = max(0.0, start - early), min(SECONDS, end + SECONDS / len(PLACES) - early)
     shape = np.minimum((at - start) / FADE, (end - at) / FADE).clip(0, 1)
     loud = rng.uniform(0.4, 0.7)
-    return (loud * shape * np.sin(2 * np.pi * (PITCHES[tone.pitch] * at + rng.uniform()))).astype(np.float32)
+    return (loud * shape * np.sin(2 * np.pi * (PITCHES[tone.pitch] * at + rng.uniform(0, PHASE)))).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Tones:
     """Sounds and captions to learn from, with the faults of an uncurated collection."""
 
-    confused: float = 0.4
+    confused: float = 0.2
     """Share of captions that belong to another sound."""
     ringing: float = 0.5
     """Share of tones that ring on."""
