@@ -36,7 +36,7 @@ def text_at(prompt: Prompt, column: str, key: str = "column") -> str:
     what = f"has {str(found)[:80]!r}" if found is not None else "has nothing"
     raise ValueError(
         f"prompt {prompt.id!r} {what} in the column {named[:80]!r}, where a stage that teaches finds the completion "
-        f"(its columns: {known}): write it there, or name its column with {key}"
+        f"(its columns: {known}): write it there, or set {key} to the column that has it"
     )
 
 

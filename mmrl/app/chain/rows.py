@@ -159,4 +159,4 @@ def place_named(stage: Stage) -> Iterator[None]:
     except ValueError as error:
         if not stage.place or str(error).startswith("stage "):
             raise
-        raise ValueError(f"{stage.place}: {error}") from error
+        raise ValueError(f"{stage.place}: {error}").with_traceback(error.__traceback__) from error

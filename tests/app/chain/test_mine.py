@@ -1,14 +1,17 @@
 """Chains with stages that train nothing: a loop that mines its pairs, killed and continued, and prompts that are filtered."""
 
 from pathlib import Path
+from traceback import walk_tb
 
 import pytest
 
+from mmrl.app.chain.rows import place_named
 from mmrl.app.commands import check, plan
 from mmrl.app.commands.launch import LaunchArguments, launch
 from mmrl.app.commands.train import TrainArguments, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
+from mmrl.app.config.stages import stages_of
 from mmrl.app.export.export import export
 from mmrl.app.lab.comparison.compare import compare
 from mmrl.app.run.folder import RunDir, read_lines
@@ -130,6 +133,15 @@ def test_what_shows_only_while_it_runs(tmp_path: Path, monkeypatch: pytest.Monke
 def test_stages_that_do_not_fit_are_refused_before_the_model_loads(tmp_path: Path, words: list[str], message: str):
     with pytest.raises(ValueError, match=message):
         run_training(configs.load("tiny/verifier_loop", ["policy.model=/nowhere", *words, f"output={str(tmp_path / 'run')!r}"]))
+
+
+def test_errors_name_their_stage_once_and_keep_where_they_were_raised():
+    first, *_ = stages_of(configs.load("tiny/cold_start"))
+    for text, said in (("gone", "stage 1 of 2, cold start: gone"), ("stage 2 of 2, rl: gone", "stage 2 of 2, rl: gone")):
+        with pytest.raises(ValueError) as caught, place_named(first):
+            raise ValueError(text)
+        assert str(caught.value) == said
+        assert [frame for frame, _ in walk_tb(caught.value.__traceback__)][-1].f_code.co_filename == __file__
 
 
 def test_plan_and_launch_say_the_chain(capfd: pytest.CaptureFixture[str]):
