@@ -292,9 +292,7 @@ class TextPolicy(PolicyHooks):
             versions.append(completions.weights_version if rows else self.weights.num_updates)
         return versions
 
-    def evaluation(
-        self, trace: TextTrace, shown: Sequence[Encoded], mask: Bool[Tensor, "n t"], quantities: tuple[str, ...]
-    ) -> Evaluation:
+    def evaluation(self, trace: TextTrace, shown: Sequence[Encoded], mask: Tensor, quantities: tuple[str, ...]) -> Evaluation:
         """The work of reading a compact trace whose prompts are shown as `shown`."""
         return evaluation_of(self.net, trace, shown, mask, quantities, self.config.logit_chunk)
 
