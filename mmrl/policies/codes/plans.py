@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Rollouts
 from mmrl.policies.codes.net import CodeNet
 from mmrl.policies.shared.weights import Weights
+from mmrl.policies.text.check.diagnose import Replay
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.prompt.encode import Encoded, Encoder
@@ -27,7 +27,7 @@ from mmrl.policies.text.write.draft import Stops
 from mmrl.policies.text.write.episodes import number_of
 from mmrl.policies.text.write.generate import Completions, Generation, Generator, LocalGenerator
 from mmrl.policies.text.write.prefix import append
-from mmrl.runtime.tensors import stack_ragged
+from mmrl.runtime.tensors import pad_actions, stack_ragged
 
 MARK = "\ue000"
 """Stands for the plan in the text of a chat: a letter of no script."""
@@ -183,12 +183,15 @@ def evaluation_with_plans(
 class RowRounding(TextRounding):
     """The rounding of rows with plans."""
 
-    read: Callable[..., dict[Any, Tensor]]
+    work: Callable[..., Evaluation]
+    """Of a compact trace, its prompts as shown, a mask and quantities."""
 
     def readings(self, rollouts: Rollouts) -> Iterator[Float[Tensor, "n t"]]:
-        """Read side by side; one row at a time."""
-        places, trace, mask = torch.arange(len(rollouts)), rollouts.trace, rollouts.action_mask
-        assert isinstance(trace, TextTrace)
-        for size in (len(places), 1):
+        """Token after token from the cache; side by side."""
+        assert isinstance(rollouts.trace, TextTrace)
+        trace, mask = rollouts.trace.compact(), rollouts.action_mask
+        work = self.work(trace, trace.prompts, mask, ("logprobs",))
+        assert isinstance(work, PlannedEvaluation)
+        for one in (replace(work, plans=Replay(**vars(work.plans)), codes=Replay(**vars(work.codes))), work):
             with torch.no_grad():
-                yield torch.cat([self.read(trace.take(some), [LOGPROBS], mask[some])[LOGPROBS] for some in places.split(size)])
+                yield pad_actions(self.policy.run(one)["logprobs"].cpu(), mask.shape[1])

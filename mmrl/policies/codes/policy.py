@@ -176,7 +176,7 @@ class CodePolicy(TextPolicy):
 
     @property
     def rounding(self) -> TextRounding:
-        return TextRounding(self) if self.drawing.plan is None else RowRounding(self, read=self.read)
+        return TextRounding(self) if self.drawing.plan is None else RowRounding(self, work=self.evaluation)
 
     def prepare(self, accelerator: Any) -> None:
         super().prepare(accelerator)
