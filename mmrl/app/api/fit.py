@@ -1,5 +1,6 @@
 """`mmrl.fit`: what `mmrl train` does, for the objects of a Python program."""
 
+import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,7 +64,9 @@ def fit(
         FileNotFoundError: a model, plug-in or data file is missing.
         TypeError: an argument has a type that is not listed above.
         ValueError: the settings do not fit together, the folder already has a run, or training cannot continue.
+        RuntimeError: a process that the run started reads the program again and comes to this call.
     """
+    refuse_second_reading()
     if not rewards or isinstance(rewards, str):
         raise ValueError('rewards is a list of at least one reward: rewards=["iou"], rewards=[function]')
     lent = Lent()
@@ -90,6 +93,15 @@ def fit(
         if job is None:
             return Run(run.path, policy_of(resolved, run), is_finished=True)
     return Run(run.path, job.policy, not job.trainer.is_stopped)
+
+
+def refuse_second_reading() -> None:
+    """Raise RuntimeError in a process that was started for samplers or rewards and is importing the program to begin."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "processes for samplers and rewards read this program again when they start, and it calls mmrl.fit outside of "
+            '`if __name__ == "__main__":`: put the call under that line'
+        )
 
 
 def policy_of(resolved: Resolved, run: RunDir) -> Policy:

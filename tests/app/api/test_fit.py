@@ -1,5 +1,6 @@
 """`mmrl.fit` and `mmrl.evaluate`: objects of a program train as a config's names do, stop, go on, and are scored."""
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Mapping
@@ -174,3 +175,11 @@ def test_plug_ins_as_objects(tmp_path: Path):
         mmrl.load_data("digits_grounding", sice=4)
     with pytest.raises(ValueError, match="did you mean 'iou'"):
         mmrl.load_reward("iuo")
+
+
+def test_a_program_that_its_own_processes_would_run_again_is_told_to_guard_its_call(tmp_path, monkeypatch):
+    # what multiprocessing sets while a spawned process imports the program
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(RuntimeError, match=r"it calls mmrl\.fit outside of `if __name__ == \"__main__\":`"):
+        run(tmp_path / "run", steps=1)
+    assert not (tmp_path / "run").exists()
