@@ -141,7 +141,7 @@ class Trainer:
         times: dict[str, float] = {}
         with stopwatch(times, "step"):
             with self._interruptible(f"step {self.index + 1}"):
-                collected = self.collector.take(self.index, self.sampling, self._run_state)
+                collected = self.collect()
                 rollouts, scores = collected.rollouts, collected.scores
                 with stopwatch(times, "read"):
                     self.audit(rollouts, self.index + 1)
@@ -168,6 +168,10 @@ class Trainer:
         metrics |= {**with_shares(times | collected.times, self.ranks), "policy/lr": self.optimizer.param_groups[0]["lr"]}
         self._note(collected, scores, metrics)
         return metrics
+
+    def collect(self) -> Collected:
+        """The step's rollouts."""
+        return self.collector.take(self.index, self.sampling, self._run_state)
 
     def update(self, batch: Batch) -> dict[str, float]:
         """One optimizer step; the gradient does not depend on how the policy cuts the batch."""

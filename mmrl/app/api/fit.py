@@ -67,8 +67,7 @@ def fit(
         RuntimeError: a process that the run started reads the program again and comes to this call.
     """
     refuse_second_reading()
-    if not rewards or isinstance(rewards, str):
-        raise ValueError('rewards is a list of at least one reward: rewards=["iou"], rewards=[function]')
+    check_inputs(rewards, resume, output)
     lent = Lent()
     values = {
         "algorithm": lent.algorithm(algorithm),
@@ -79,8 +78,6 @@ def fit(
     if held_out is not None:
         values["evaluation"] = {"data": lent.data(held_out, "held_out")}
     values = merge(values, settings) | ({} if output is None else {"output": str(output)})
-    if resume and output is None:
-        raise ValueError("resume=True needs output: the folder of the run to go on with")
     resolved = resolve(Table.of(values, SOURCE), name="fit")
     folder = RunDir(Path(output).expanduser()) if resume and output is not None else None
 
@@ -93,6 +90,13 @@ def fit(
         if job is None:
             return Run(run.path, policy_of(resolved, run), is_finished=True)
     return Run(run.path, job.policy, not job.trainer.is_stopped)
+
+
+def check_inputs(rewards: Sequence[RewardInput], resume: bool, output: str | Path | None) -> None:
+    if not rewards or isinstance(rewards, str):
+        raise ValueError('rewards is a list of at least one reward: rewards=["iou"], rewards=[function]')
+    if resume and output is None:
+        raise ValueError("resume=True needs output: the folder of the run to go on with")
 
 
 def refuse_second_reading() -> None:

@@ -28,7 +28,7 @@ def curves(data: RunData) -> list[Chart]:
     """Total reward, mean IoU, every reward, the length of held-out completions, how different pictures are, what was taught."""
     held = evaluations(data)
     reward, *others = reward_charts(data, held)
-    return [*(chart for chart in (reward, iou_chart(data, held), *others) if chart is not None), *noted(data, words.TAUGHT)]
+    return [*(chart for chart in (reward, iou_chart(data, held), *others) if chart is not None), *charts_of(data, words.TAUGHT)]
 
 
 def reward_charts(data: RunData, held: Held = MappingProxyType({})) -> list[Chart | None]:
@@ -102,10 +102,10 @@ def health_words(data: RunData) -> words.Words:
 
 
 def health(data: RunData) -> list[Chart]:
-    return noted(data, health_words(data))
+    return charts_of(data, health_words(data))
 
 
-def noted(data: RunData, metrics: words.Words) -> list[Chart]:
+def charts_of(data: RunData, metrics: words.Words) -> list[Chart]:
     """Curves of training with a note below, of those metrics that were logged."""
     return [
         Chart(

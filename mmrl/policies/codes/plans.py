@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmrl.core.protocols import Hypothesis
 from mmrl.core.types import Rollouts
 from mmrl.policies.codes.net import CodeNet
 from mmrl.policies.shared.weights import Weights
@@ -31,6 +32,16 @@ from mmrl.runtime.tensors import pad_actions, stack_ragged
 
 MARK = "\ue000"
 """Stands for the plan in the text of a chat: a letter of no script."""
+
+
+@dataclass(frozen=True)
+class NoDiagnostics:
+    """Rows of two kinds of tokens are not read again under one change at a time, so no cause of a difference is found."""
+
+    host: TextHost
+
+    def hypotheses(self, rollouts: Rollouts) -> Sequence[Hypothesis]:
+        return ()
 
 
 def never_in_plans(tokenizer: Any, size: int) -> frozenset[int]:

@@ -17,6 +17,7 @@ from mmrl.policies.codes.net import CodeNet
 from mmrl.policies.codes.plans import (
     MARK,
     Framing,
+    NoDiagnostics,
     PlannedGenerator,
     RowRounding,
     evaluation_with_plans,
@@ -85,6 +86,8 @@ class CodePolicy(TextPolicy):
         self.drawing, self.first_code = config, 0
         parts = parts or TextParts(load=partial(load_drawing, plans=config.plan is not None))
         parts = replace(parts, net=partial(CodeNet, guidance=config.guidance))
+        if config.plan is not None:
+            parts = replace(parts, diagnostics=NoDiagnostics)
         super().__init__(text_settings(config), shadows, ema_decay, views, parts)
         self.offers = QUANTITIES
         if config.plan is not None:
@@ -92,8 +95,6 @@ class CodePolicy(TextPolicy):
 
     def write_plans(self, plan: PlanSettings) -> None:
         """Write a plan before every picture from here on."""
-        # rows of two kinds of tokens cannot be read again under one change at a time
-        self.diagnostics = None
         net, self.first_code = self.net, self.net.model.get_output_embeddings().weight.shape[0]
         self.banned = never_in_plans(self.tokenizer, self.first_code)
         net.writer = TextNet(net.model, self.family, self.banned, net.pad_token_id, net.half_precision)

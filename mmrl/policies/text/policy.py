@@ -122,7 +122,7 @@ class TextPolicy(PolicyHooks):
             check_worlds(self.parts.worlds, rollouts)
 
     @cached_property
-    def diagnostics(self) -> Diagnostics | None:
+    def diagnostics(self) -> Diagnostics:
         return self.parts.diagnostics(self)
 
     @property
