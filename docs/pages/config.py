@@ -20,7 +20,7 @@ from mmrl.app.config.run import (
 from mmrl.app.inspect.settings import settings_of
 from mmrl.app.inspect.things import keys_inside
 from mmrl.core.episodes import Limits
-from mmrl.policies.codes.settings import CodePolicyConfig
+from mmrl.policies.codes.settings import CodePolicyConfig, PlanSettings
 from mmrl.policies.flow.settings import FlowPolicyConfig, FlowQuantizedSettings
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
@@ -41,6 +41,7 @@ TABLES: dict[str, tuple[str, type]] = {
     "[policy.video]": ("How much of a clip the model sees.", VideoSettings),
     "[policy], kind = flow": ("A generator.", FlowPolicyConfig),
     "[policy], kind = token_image": ("A model that draws by tokens.", CodePolicyConfig),
+    "[policy.plan]": ("With `kind = \"token_image\"`: text before the picture ([how](../tutorials/drawing_by_tokens.md)).", PlanSettings),
     "[policy.engine]": ("Without it the policy samples with its own network ([vLLM](../how_to/engine.md)).", EngineConfig),
     "[policy.quantized]": ("Acts with `policy.weights = \"nf4\"`.", QuantizedSettings),
     "[policy.quantized], kind = flow": ("The same for a generator.", FlowQuantizedSettings),

@@ -95,6 +95,7 @@ def qwen3_omni_moe_thinker() -> Built:
         vision_config=vision,
         audio_config=ears | {"num_mel_bins": 16, "downsample_hidden_size": 8, "max_source_positions": 1500},
         audio_start_token_id=ids["audio_bos_token"],
+        position_id_per_seconds=13,
         **{f"{kind}_token_id": ids[f"{kind}_token"] for kind in ("image", "video", "audio")},
         **ends,
     )
