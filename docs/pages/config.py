@@ -41,7 +41,7 @@ TABLES: dict[str, tuple[str, type]] = {
     "[policy.video]": ("How much of a clip the model sees.", VideoSettings),
     "[policy], kind = flow": ("A generator.", FlowPolicyConfig),
     "[policy], kind = token_image": ("A model that draws by tokens.", CodePolicyConfig),
-    "[policy.plan]": ("With `kind = \"token_image\"`: text before the picture ([how](../tutorials/drawing_by_tokens.md)).", PlanSettings),
+    "[policy.plan]": ("Text before the picture ([how](../tutorials/drawing_by_tokens.md)).", PlanSettings),
     "[policy.engine]": ("Without it the policy samples with its own network ([vLLM](../how_to/engine.md)).", EngineConfig),
     "[policy.quantized]": ("Acts with `policy.weights = \"nf4\"`.", QuantizedSettings),
     "[policy.quantized], kind = flow": ("The same for a generator.", FlowQuantizedSettings),
