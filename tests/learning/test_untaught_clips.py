@@ -40,8 +40,9 @@ def rises(folder: Path, kind: str, seed: int, from_frame: bool, weights: dict[st
     ("kind", "from_frame", "rewards", "learned"),
     [
         ("ltx2", False, ("light", "above"), ("light", "above")),
-        # Its clips vary less than its sounds and a third of them is the picture: three seeds show the sound's rise alone.
+        # Its clips vary less than its sounds, so the sum of both rewards is mostly the sound's: each part is shown by itself.
         ("ltx2_i2v", True, ("light", "above"), ("above",)),
+        ("ltx2_i2v", True, ("light",), ("light",)),
         ("hunyuan15_i2v", True, ("light",), ("light",)),
         ("sana_i2v", True, ("light",), ("light",)),
     ],
@@ -50,6 +51,7 @@ def test_random_models_learn_what_is_rewarded(
     tmp_path: Path, kind: str, from_frame: bool, rewards: tuple[str, ...], learned: tuple[str, ...], seed: int
 ):
     found = rises(tmp_path, kind, seed, from_frame, dict.fromkeys(rewards, 1.0))
+    print(kind, seed, found)  # what the table in docs/tutorials/image_to_video.md says
     assert min(found[name] for name in learned) > 0.7
 
 
