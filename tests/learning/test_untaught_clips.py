@@ -51,8 +51,7 @@ def test_random_models_learn_what_is_rewarded(
     tmp_path: Path, kind: str, from_frame: bool, rewards: tuple[str, ...], learned: tuple[str, ...], seed: int
 ):
     found = rises(tmp_path, kind, seed, from_frame, dict.fromkeys(rewards, 1.0))
-    print(kind, seed, found)  # what the table in docs/tutorials/image_to_video.md says
-    assert min(found[name] for name in learned) > 0.7
+    assert min(found[name] for name in learned) > 0.7, found
 
 
 @pytest.mark.evidence
