@@ -87,7 +87,9 @@ class LocalGenerator:
             return to_device(family.start(drawn, first) if column == 0 else drawn, device)
 
         with base:
-            trajectory = integrate(plan, sigma_table.sigmas, layout, velocity, packed, None, send_home, sigma_table.part_sizes)
+            trajectory = integrate(
+                plan, sigma_table.sigmas, layout, velocity, packed, keep=send_home, part_sizes=sigma_table.part_sizes
+            )
         # From here on the device has done all its work, and what was sent to the host has arrived.
         trajectory = replace(trajectory, logprobs=trajectory.logprobs.cpu())
         late.look()
