@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers import StableAudio3Pipeline  # type: ignore[reportPrivateImportUsage]
+from diffusers import StableAudio3Pipeline  # type: ignore[reportPrivateImportUsage] - diffusers lists it for the asking
 
 from mmrl import Group, Prompt, Sample
 from mmrl.app.commands.demo import taught_model
