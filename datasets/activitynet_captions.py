@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mmrl import Prompt
-from mmrl.core.ranges import LargeOrNone
 from mmrl.data.readers import Row
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow, object_of, read_videos, span_of
+from mmrl.runtime.ranges import LargeOrNone
 
 
 def load(

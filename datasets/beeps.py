@@ -14,12 +14,12 @@ import numpy as np
 
 from mmrl import Audio, Prompt
 from mmrl.answers.spans.parsing import format_interval
-from mmrl.core.ranges import Count, Seed
 from mmrl.data.drawn import scenes
 from mmrl.data.drawn.sounds import beeps
 from mmrl.data.files import wav
 from mmrl.data.files.mp4 import clip_folder
 from mmrl.data.lazy import LazyPrompts
+from mmrl.runtime.ranges import Count, Seed
 
 __all__ = ["load"]
 OFF = (0, 1, 1, 2)

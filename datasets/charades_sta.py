@@ -10,10 +10,10 @@ from pathlib import Path
 
 from mmrl import Prompt
 from mmrl.answers.spans.interval import Interval
-from mmrl.core.ranges import LargeOrNone
 from mmrl.data.readers import Row, read_text
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow, number_of, read_videos
+from mmrl.runtime.ranges import LargeOrNone
 
 _LABELLED = re.compile(r"(\S+)\s+(\S+)\s+(\S+?)\s*##(.*)")
 _UNLABELLED = re.compile(r"(\S+?)(?:\s+\S+\s+\S+?)?\s*##(.*)")

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from mmrl import Prompt
 from mmrl.answers.choices import LETTERS
-from mmrl.core.ranges import LargeOrNone, Share
 from mmrl.data.inversion import with_inversion
 from mmrl.data.readers import Row, read_json
 from mmrl.data.video_rows import VideoRow, read_videos, text_of
+from mmrl.runtime.ranges import LargeOrNone, Share
 
 _KINDS = ("descriptive", "explanatory", "predictive", "counterfactual")
 

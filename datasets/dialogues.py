@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrl import Prompt
-from mmrl.core.ranges import Count
 from mmrl.data.dialogues import Shelf
 from mmrl.data.layouts.files import split_rows
 from mmrl.data.validate import Report, check_new_id
+from mmrl.runtime.ranges import Count
 
 
 def load(

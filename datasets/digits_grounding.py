@@ -13,9 +13,9 @@ import numpy as np
 
 from mmrl import Box, Prompt
 from mmrl.answers.boxes.parsing import format_box
-from mmrl.core.ranges import Count, Range, Seed
 from mmrl.core.samples import MediaSize
 from mmrl.data.drawn.scenes import PlacedDigit, Scene, SceneStyle, draw_scene
+from mmrl.runtime.ranges import Count, Range, Seed
 
 __all__ = ["load"]
 Written = Literal["", "right", "hurried"]

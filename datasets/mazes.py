@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from mmrl import Prompt
-from mmrl.core.ranges import Count, Range, Seed
 from mmrl.data.drawn.mazes import draw_maze, make_maze
 from mmrl.data.lazy import LazyPrompts
+from mmrl.runtime.ranges import Count, Range, Seed
 
 __all__ = ["load"]
 QUESTION = "Walk the red disc to the green square. Say one step at a time: up, down, left or right."

@@ -14,10 +14,10 @@ import numpy as np
 
 from mmrl import Interval, Prompt, Video
 from mmrl.answers.spans.parsing import format_interval
-from mmrl.core.ranges import Count, Seed
 from mmrl.data.drawn import moving, scenes
 from mmrl.data.files.mp4 import clip_folder, write_once
 from mmrl.data.lazy import LazyPrompts
+from mmrl.runtime.ranges import Count, Seed
 
 __all__ = ["load"]
 LOOSEN = 0.6

@@ -13,10 +13,10 @@ from typing import Literal
 
 from mmrl import Prompt
 from mmrl.answers.choices import LETTERS
-from mmrl.core.ranges import LargeOrNone, Share
 from mmrl.data.inversion import with_inversion
 from mmrl.data.readers import Cell, Row, csv_rows
 from mmrl.data.video_rows import VideoRow, object_of, read_videos, span_of, text_of
+from mmrl.runtime.ranges import LargeOrNone, Share
 
 
 def load(

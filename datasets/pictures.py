@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrl import Prompt
-from mmrl.core.ranges import Count
 from mmrl.core.samples import VIDEO, Video, kind_of
 from mmrl.data.files.paths import cell_below
 from mmrl.data.files.pictures import open_picture, picture_size
@@ -27,6 +26,7 @@ from mmrl.data.layouts.base import DRAWN
 from mmrl.data.layouts.files import split_rows
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import FILE_ROW, Report, check_new_id
+from mmrl.runtime.ranges import Count
 
 SHOWN = ("image", "picture", "video", "clip")
 FIRST, START = "first_frame", "start"

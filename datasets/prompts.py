@@ -22,12 +22,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mmrl import Prompt
-from mmrl.core.ranges import Count, Seed
 from mmrl.data.drawn.prompt_writers import write
 from mmrl.data.layouts.base import DRAWN, MEDIA
 from mmrl.data.layouts.files import split_rows
 from mmrl.data.readers import Row, read_text
 from mmrl.data.validate import FILE_ROW, Report, check_new_id
+from mmrl.runtime.ranges import Count, Seed
 
 LINE = "a line of a text file"
 """The column of a row that is only a text."""

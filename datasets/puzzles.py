@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Annotated, get_args
 
 from mmrl import Prompt
-from mmrl.core.ranges import Count, Range, Seed
 from mmrl.data.drawn.puzzles.make import Kind, make_puzzle
 from mmrl.data.drawn.puzzles.puzzle import HARDEST
 from mmrl.data.lazy import LazyPrompts
+from mmrl.runtime.ranges import Count, Range, Seed
 
 __all__ = ["load"]
 Level = Annotated[int, Range(1, HARDEST)]

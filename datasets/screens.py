@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from mmrl import Prompt
-from mmrl.core.ranges import Count, Range, Seed
 from mmrl.data.drawn.screens import draw_screen, order_of
 from mmrl.data.lazy import LazyPrompts
+from mmrl.runtime.ranges import Count, Range, Seed
 
 __all__ = ["load"]
 

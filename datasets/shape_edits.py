@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from mmrl import Prompt
-from mmrl.core.ranges import Count, Range, Seed
 from mmrl.data.drawn.shape_edits import HELD_OUT, TRAIN, draw, jitter_of
 from mmrl.data.drawn.shapes import to_bytes
+from mmrl.runtime.ranges import Count, Range, Seed
 
 SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
 

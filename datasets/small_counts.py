@@ -8,9 +8,9 @@ Licence: own drawing, Apache-2.0.
 from collections.abc import Sequence
 
 from mmrl import Box, Prompt
-from mmrl.core.ranges import Count, Seed
 from mmrl.data.drawn.small_counts import QUESTION, draw_small_count
 from mmrl.data.lazy import LazyPrompts
+from mmrl.runtime.ranges import Count, Seed
 
 __all__ = ["load"]
 

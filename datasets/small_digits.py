@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from mmrl import Box, Prompt
-from mmrl.core.ranges import Count, Seed
 from mmrl.core.samples import MediaSize
 from mmrl.data.drawn.small_digits import GLYPHS, PLACES, QUESTION, SIDE, Place, SmallDigit, box_of, draw_small_digit
 from mmrl.data.lazy import LazyPrompts
 from mmrl.data.tools.zoom import zoom
+from mmrl.runtime.ranges import Count, Seed
 
 __all__ = ["load"]
 READ, POINT, AFTER = "Which digit is this?", "Zoom in on the digit.", "Your answer?"

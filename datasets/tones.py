@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mmrl import Prompt
-from mmrl.core.ranges import Count, Seed
 from mmrl.data.drawn.captions import captions_of
 from mmrl.data.drawn.sounds.tones import HELD_OUT, TRAIN, Tone
+from mmrl.runtime.ranges import Count, Seed
 
 SPLITS = {"train": TRAIN, "held_out": HELD_OUT}
 

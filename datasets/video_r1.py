@@ -14,10 +14,10 @@ from pathlib import Path
 
 from mmrl import Prompt
 from mmrl.answers.block import answer_block
-from mmrl.core.ranges import LargeOrNone, Share
 from mmrl.data.inversion import with_inversion
 from mmrl.data.readers import Cell, Row, read_rows
 from mmrl.data.video_rows import VideoRow, read_videos, text_of
+from mmrl.runtime.ranges import LargeOrNone, Share
 
 _LETTERED = re.compile(r"\(?([A-Z])[).:]\s*")
 _COLUMNS = ("problem_id", "problem", "problem_type", "options", "solution", "path", "data_type")

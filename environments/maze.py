@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mmrl import Observation, Prompt, Turn
-from mmrl.core.ranges import Share, check_ranges
 from mmrl.data.drawn.mazes import Cell, Maze, draw_maze, make_maze
+from mmrl.runtime.ranges import Share, check_ranges
 
 __all__ = ["Walks"]
 WORDS = re.compile(r"\b(up|down|left|right)\b", re.IGNORECASE)

@@ -28,10 +28,10 @@ from typing import Annotated, Any, Literal
 from mmrl import Observation, Prompt, Turn
 from mmrl.answers.boxes.box import Space
 from mmrl.answers.calls import PYTHON, CallError, Form, parse_call
-from mmrl.core.ranges import Positive, Range, Share, check_ranges
 from mmrl.core.samples import Video, kind_of
 from mmrl.data.files.pictures import open_picture
 from mmrl.data.tools.toolbox import Toolbox
+from mmrl.runtime.ranges import Positive, Range, Share, check_ranges
 from mmrl.runtime.sandbox.lock import missing
 from mmrl.runtime.sandbox.sandbox import Bounds
 from mmrl.serving.scorers.named import Objects, finder_of, reader_of

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 
 from mmrl import Group, Prompt, Scored
-from mmrl.core.ranges import Count, Positive, check_ranges
+from mmrl.runtime.ranges import Count, Positive, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.encoders import Encoder, encoder_of, picture_features

@@ -27,7 +27,7 @@ from mmrl.answers.questions import is_off, problem_type, read_letters, true_lett
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Unit
 from mmrl.answers.words import error_rate, rouge
-from mmrl.core.ranges import NonNegative, Positive, check_ranges
+from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
 from mmrl.serving.judges.math_grader import grade_math
 
 

@@ -17,7 +17,7 @@ from typing import Literal
 from torch import Tensor
 
 from mmrl import Group, Prompt, Scored
-from mmrl.core.ranges import Count, check_ranges
+from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.encoders import Encoder, cosines, encoder_of
 from mmrl.serving.scorers.pixels import cosines_of_pixels

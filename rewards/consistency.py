@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl import Group, Sample, Scored
-from mmrl.core.ranges import Number, check_ranges
+from mmrl.runtime.ranges import Number, check_ranges
 from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.judges.verdicts import fill_template, number, template_text
 

@@ -21,8 +21,8 @@ from PIL import Image
 
 from mmrl import Group, Prompt, Scored
 from mmrl.answers.sources import Fit
-from mmrl.core.ranges import Count, PositiveShare, Share, check_ranges
 from mmrl.core.samples import Sample
+from mmrl.runtime.ranges import Count, PositiveShare, Share, check_ranges
 from mmrl.serving.media import change_of, clip_of, sources_of
 
 

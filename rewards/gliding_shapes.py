@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from mmrl import Group, Prompt, Scored
-from mmrl.core.ranges import Share, check_ranges
 from mmrl.data.drawn.gliding import REACH, WAYS, Glide
 from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, ideal_mask
+from mmrl.runtime.ranges import Share, check_ranges
 from mmrl.serving.media import clip_of
 
 PARTS = ("way", "colour", "shape", "smooth", "paper")

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmrl import Group, Prompt, Scored
-from mmrl.core.ranges import Count, check_ranges
+from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.encoders import OpenClipEncoder, cosines, open_clip_checkpoint

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl import Group, Scored
-from mmrl.core.ranges import Count, Large, check_ranges
+from mmrl.runtime.ranges import Count, Large, check_ranges
 from mmrl.serving.files import hub_file, warn_once
 from mmrl.serving.judges.verdicts import fill_template, template_text
 from mmrl.serving.media import pictures_of

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mmrl import Group, Scored
-from mmrl.core.ranges import Count, check_ranges
+from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.models import HeldModel, chunks, collapse_layers, companion, fill, hold, read_weights

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl import Group, Scored
-from mmrl.core.ranges import Count, check_ranges
+from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.files import file_of_package, import_package
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.models import chunks, fill, hold, read_weights

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmrl import Group, Prompt, Sample, Scored
-from mmrl.core.ranges import Positive, Share, check_ranges
+from mmrl.runtime.ranges import Positive, Share, check_ranges
 from mmrl.serving.media import change_of, clip_of
 from mmrl.serving.sounds import QUIET, loudness, sound_of
 

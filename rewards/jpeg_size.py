@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from mmrl import Group, Sample, Scored
-from mmrl.core.ranges import Positive, Range, check_ranges
+from mmrl.runtime.ranges import Positive, Range, check_ranges
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from PIL import Image
 
 from mmrl import Group, Prompt, Scored
 from mmrl.answers.sources import Fit
-from mmrl.core.ranges import Count, PositiveShare, Share, check_ranges
+from mmrl.runtime.ranges import Count, PositiveShare, Share, check_ranges
 from mmrl.serving.media import mask_of, pictures_of, sources_of
 
 

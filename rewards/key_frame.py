@@ -18,7 +18,7 @@ from mmrl.answers.block import Template
 from mmrl.answers.spans.attempts import SpanAttempt, score_spans
 from mmrl.answers.spans.detection import key_frame_hit
 from mmrl.answers.spans.interval import Unit
-from mmrl.core.ranges import Count, check_ranges
+from mmrl.runtime.ranges import Count, check_ranges
 
 
 @dataclass(frozen=True)

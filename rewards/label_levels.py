@@ -21,7 +21,7 @@ from mmrl import Group, Sample, Scored
 from mmrl.answers.block import Template, answer_block
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.questions import is_off, true_text
-from mmrl.core.ranges import NonNegative, check_ranges
+from mmrl.runtime.ranges import NonNegative, check_ranges
 
 Label = tuple[str, ...]
 MOST = 1_000

@@ -14,7 +14,7 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 
 from mmrl import Group, Sample, Scored
-from mmrl.core.ranges import CountOrNone, check_ranges
+from mmrl.runtime.ranges import CountOrNone, check_ranges
 
 
 @dataclass(frozen=True)

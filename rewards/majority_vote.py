@@ -23,7 +23,7 @@ from mmrl.answers.block import answer_block
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.choices import parse_choices
 from mmrl.answers.numbers import parse_number
-from mmrl.core.ranges import Share, check_ranges
+from mmrl.runtime.ranges import Share, check_ranges
 
 BOX = "\\boxed{"
 

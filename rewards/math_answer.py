@@ -20,7 +20,7 @@ from math import nan
 from mmrl import Group, Scored
 from mmrl.answers.block import Template, answer_block, keeps_format
 from mmrl.answers.boxes.attempts import completion_text
-from mmrl.core.ranges import Count, Positive, check_ranges
+from mmrl.runtime.ranges import Count, Positive, check_ranges
 from mmrl.serving.judges.math_grader import grade_math
 
 

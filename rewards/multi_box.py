@@ -22,7 +22,7 @@ from mmrl import Group, Scored
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts
 from mmrl.answers.boxes.detection import f1, mean_average_precision, mean_iou
-from mmrl.core.ranges import NonNegative, Share, check_ranges
+from mmrl.runtime.ranges import NonNegative, Share, check_ranges
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from mmrl.answers import numbers
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.questions import is_off, true_number
-from mmrl.core.ranges import NonNegative, check_ranges
+from mmrl.runtime.ranges import NonNegative, check_ranges
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from mmrl import Group, Scored
-from mmrl.core.ranges import Count, Share, check_ranges
+from mmrl.runtime.ranges import Count, Share, check_ranges
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.detectors import COLOURS, SSD, Detection, Detector, canonical, detector_of, lab_colour
 from mmrl.serving.scorers.object_facts import RELATIONS, colour_by_name, relations

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mmrl import Group, Prompt, Scored
-from mmrl.core.ranges import Count, Share, check_ranges
+from mmrl.runtime.ranges import Count, Share, check_ranges
 from mmrl.serving.files import import_package
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.readers import EXTRA, reader, recogniser

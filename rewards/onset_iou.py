@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mmrl import Group, Interval, Prompt, Sample, Scored
-from mmrl.core.ranges import PositiveShare, check_ranges
+from mmrl.runtime.ranges import PositiveShare, check_ranges
 from mmrl.serving.sounds import QUIET, loudness, pair_of, sound_of
 
 FRAME = 0.01

@@ -21,8 +21,8 @@ from typing import Any, Literal
 import numpy as np
 
 from mmrl import Group, Sample, Scored
-from mmrl.core.ranges import Count, Share, check_ranges
-from mmrl.runtime.loops import wait_for
+from mmrl.runtime.net.loops import wait_for
+from mmrl.runtime.ranges import Count, Share, check_ranges
 from mmrl.serving.media import change_of, clip_of, frames_of
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmrl import Group, Prompt, Scored
-from mmrl.core.ranges import Count, Number, Positive, check_ranges
+from mmrl.runtime.ranges import Count, Number, Positive, check_ranges
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.encoders import Encoder, cosines, encoder_of

@@ -20,7 +20,7 @@ from mmrl.answers.block import Template
 from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts
 from mmrl.answers.boxes.box import iou
 from mmrl.answers.boxes.detection import point_in_box
-from mmrl.core.ranges import Number, check_ranges
+from mmrl.runtime.ranges import Number, check_ranges
 
 
 @dataclass(frozen=True)

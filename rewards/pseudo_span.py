@@ -20,7 +20,7 @@ from mmrl import Group, Interval, Scored
 from mmrl.answers.block import Template
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Unit, temporal_iou
-from mmrl.core.ranges import NonNegative, check_ranges
+from mmrl.runtime.ranges import NonNegative, check_ranges
 
 
 @dataclass(frozen=True)

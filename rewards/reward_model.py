@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mmrl import Group, Scored, load_reward_model
-from mmrl.core.ranges import Count, CountOrNone, Number, Positive, check_ranges
+from mmrl.runtime.ranges import Count, CountOrNone, Number, Positive, check_ranges
 from mmrl.serving.scorers.sizes import ModelSize, hub_size
 
 

@@ -28,9 +28,9 @@ import numpy as np
 from PIL import Image
 
 from mmrl import Group, Prompt, Scored
-from mmrl.core.ranges import Share, check_ranges
 from mmrl.data.drawn.shape_edits import GROUNDS, Instruction, Jitter, State, draw, middle
 from mmrl.data.drawn.shapes import COLOURS, SHAPES, SIDES, ideal_mask
+from mmrl.runtime.ranges import Share, check_ranges
 from mmrl.serving.media import pictures_of, sources_of
 
 PARTS = ("colour", "shape", "side", "ground")

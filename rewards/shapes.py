@@ -28,8 +28,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl import Group, Prompt, Sample, Scored
-from mmrl.core.ranges import Share, check_ranges
 from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, Wish, ideal_mask, place
+from mmrl.runtime.ranges import Share, check_ranges
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from mmrl import Group, Scored
-from mmrl.core.ranges import Count, Positive, PositiveShare, check_ranges
+from mmrl.runtime.ranges import Count, Positive, PositiveShare, check_ranges
 from mmrl.serving.files import import_package
 from mmrl.serving.media import change_of, clip_of
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmrl import Group, Prompt, Sample, Scored
-from mmrl.core.ranges import Positive, check_ranges
+from mmrl.runtime.ranges import Positive, check_ranges
 from mmrl.serving.sounds import QUIET, loudness, sound_of
 
 FRAME, SLOWEST, FASTEST = 0.01, 30.0, 240.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmrl import Group, Sample, Scored
-from mmrl.core.ranges import Number, check_ranges
+from mmrl.runtime.ranges import Number, check_ranges
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from PIL import Image
 
 from mmrl import Group, Prompt, Scored
 from mmrl.answers.sources import Fit
-from mmrl.core.ranges import Count, check_ranges
+from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.media import pictures_of, sources_of, target_of
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from mmrl import Group, Sample, Scored
 from mmrl.answers.calls import CallError, Form, parse_call
-from mmrl.core.ranges import check_ranges
+from mmrl.runtime.ranges import check_ranges
 
 
 @dataclass(frozen=True)

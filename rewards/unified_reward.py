@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mmrl import Group, Scored
-from mmrl.core.ranges import CountOrNone, check_ranges
+from mmrl.runtime.ranges import CountOrNone, check_ranges
 from mmrl.serving.files import warn_once
 from mmrl.serving.judges.judge import Endpoint, JudgeError, Question, Reply, ask, ask_for_scores
 from mmrl.serving.judges.pairs import schedule, win_rates

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmrl import Group, Scored
-from mmrl.core.ranges import Count, check_ranges
 from mmrl.data.files.mp4 import write_mp4
+from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.media import change_of, clip_of
 from mmrl.serving.scorers.sizes import ModelSize, checkpoint_size
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mmrl import Group, Scored
-from mmrl.core.ranges import Count, Number, check_ranges
+from mmrl.runtime.ranges import Count, Number, check_ranges
 from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.judges.verdicts import fill_template, number, template_text, yes_share
 from mmrl.serving.media import frames_of

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mmrl import Group, Sample, Scored
-from mmrl.core.ranges import Number, check_ranges
 from mmrl.data.files.pictures import open_picture
+from mmrl.runtime.ranges import Number, check_ranges
 from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.judges.verdicts import fill_template, json_number, number, template_text, yes_share
 from mmrl.serving.media import sources_of

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl import Group, Scored
-from mmrl.core.ranges import Count, check_ranges
+from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.judges.verdicts import fill_template, yes_share
 from mmrl.serving.media import pictures_of

@@ -14,10 +14,10 @@ from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.weights.aggregate import SequenceMean
 from mmrl.core.hooks import AdvantageHooks, PartHooks, PlannerHooks, PolicyHooks, TermHooks, defines, with_hooks
 from mmrl.core.protocols import Advantage, Mask, Planner, Policy, Shaping, Stateful, Term, View, Weight
-from mmrl.core.ranges import Count, Range, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, Counts, Prompt, Reading, Rollouts, Scope, Scores
 from mmrl.flow.plan import Schedule
+from mmrl.runtime.ranges import Count, Range, check_ranges
 
 Part = TypeVar("Part")
 SCOPES: tuple[Scope, ...] = ("action", "rollout", "group", "batch")

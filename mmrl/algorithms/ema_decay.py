@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mmrl.core.ranges import BelowOne, Large, LargeOrNone, NonNegative, Share, check_ranges
+from mmrl.runtime.ranges import BelowOne, Large, LargeOrNone, NonNegative, Share, check_ranges
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mmrl.core.ranges import Count, CountOrNone, LargeOrNone, NonNegative, Number, Share, check_ranges
 from mmrl.core.samples import Sample
+from mmrl.runtime.ranges import Count, CountOrNone, LargeOrNone, NonNegative, Number, Share, check_ranges
 
 Columns = Mapping[str, object]
 """What a row adds to the columns of its prompt: texts and numbers, and a whole sample where that is a picture or a clip."""

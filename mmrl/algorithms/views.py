@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mmrl.core.ranges import Count, Share, check_ranges
 from mmrl.core.samples import Media
 from mmrl.core.types import Prompt, Video
+from mmrl.runtime.ranges import Count, Share, check_ranges
 
 
 def has_clip(prompt: Prompt) -> bool:

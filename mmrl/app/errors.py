@@ -25,7 +25,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from mmrl.runtime.blame import AskedToLeaveError, is_from_outside, place_of, text_of
-from mmrl.runtime.secrets import hide
+from mmrl.runtime.net.secrets import hide
 
 TRACEBACK = "MMRL_TRACEBACK"
 PATIENCE_S = 0.7

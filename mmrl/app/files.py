@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from mmrl.runtime.disk import room_for
-from mmrl.runtime.secrets import hide
+from mmrl.runtime.net.secrets import hide
 
 
 def replace_text(file: Path, text: str) -> None:

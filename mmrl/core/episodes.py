@@ -5,8 +5,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Annotated, Protocol, runtime_checkable
 
-from mmrl.core.ranges import Count, CountOrNone, Large, Positive, Range, check_ranges
 from mmrl.core.samples import Observation, Prompt, Turn
+from mmrl.runtime.ranges import Count, CountOrNone, Large, Positive, Range, check_ranges
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from mmrl.answers.choices import LETTERS
-from mmrl.core.ranges import Seed, Share, check_ranges
 from mmrl.data.negation import negate
 from mmrl.data.readers import Row
 from mmrl.data.video_rows import VideoRow
+from mmrl.runtime.ranges import Seed, Share, check_ranges
 
 
 @dataclass(frozen=True)

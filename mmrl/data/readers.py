@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload, runtime_checkable
 
 from mmrl.data.validate import Report
 from mmrl.runtime.near import near
-from mmrl.runtime.offline import check_hub, offline_note
+from mmrl.runtime.net.offline import check_hub, offline_note
 
 T = TypeVar("T")
 Cell = Any

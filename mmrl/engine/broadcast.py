@@ -29,7 +29,7 @@ from mmrl.engine.worker.weight_group import (
     tensors_as_json,
 )
 from mmrl.policies.text.host import TextHost
-from mmrl.runtime.fetch import CONNECT_S, is_local
+from mmrl.runtime.net.fetch import CONNECT_S, is_local
 
 log = logging.getLogger("mmrl")
 JOIN_S = 60.0

@@ -11,7 +11,7 @@ from mmrl.engine.facts import serving_rank
 from mmrl.engine.venv import WORKER, find_venv
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.runtime.secrets import read_secret
+from mmrl.runtime.net.secrets import read_secret
 
 SERVED = "policy"
 """The name under which a server that mmrl starts serves the model."""

@@ -8,8 +8,8 @@ from typing import Any
 from mmrl.core.episodes import Limits
 from mmrl.engine.venv import TRIED, VERSION
 from mmrl.engine.wire.client import EngineClient, EngineRefusedError
-from mmrl.runtime.fetch import words
-from mmrl.runtime.secrets import Json
+from mmrl.runtime.net.fetch import words
+from mmrl.runtime.net.secrets import Json
 
 PROBE = "Where is the 7? <|im_start|> [0, 1]; l'été, 数え, 12.5 s\n"
 """A text that tokenizers of different models cut differently."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mmrl.engine.command import ServeCommand
 from mmrl.engine.wire.client import EngineClient, EngineDownError
-from mmrl.runtime.secrets import hide
+from mmrl.runtime.net.secrets import hide
 
 log = logging.getLogger("mmrl")
 WATCHDOG = Path(__file__).parent / "watchdog.py"

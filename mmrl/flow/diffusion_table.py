@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.ranges import Count, CountOrNone, Positive, check_ranges
+from mmrl.runtime.ranges import Count, CountOrNone, Positive, check_ranges
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.core.ranges import Range
 from mmrl.flow.dynamics import ODE, Dynamics, Stochastic, name_of, stochastic_names
 from mmrl.flow.sigmas import Spacing
 from mmrl.flow.surrogate import SurrogatePath
 from mmrl.flow.times import TimeSampler
+from mmrl.runtime.ranges import Range
 
 NumSteps = Annotated[int, Range(1, 2**12, why="each is a pass through the network")]
 Shape = Literal["chains", "tree", "branches"]

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.ranges import BelowOne, Count, Number, Positive, PositiveShare, Range, check_ranges
 from mmrl.flow.diffusion_table import DiffusionTable, number_of
+from mmrl.runtime.ranges import BelowOne, Count, Number, Positive, PositiveShare, Range, check_ranges
 
 Exponent = Annotated[float, Range(-20, 20, why="e to it is a factor of the noise")]
 

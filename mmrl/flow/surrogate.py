@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.core.ranges import Count, NonNegative, PositiveShare, check_ranges
 from mmrl.flow.path import like_batch
+from mmrl.runtime.ranges import Count, NonNegative, PositiveShare, check_ranges
 
 Velocities = Callable[[Int[Tensor, " m"], Int[Tensor, " m"], Float[Tensor, "m ..."] | None], Float[Tensor, "m ..."]]
 """Velocities at steps (row, column), with what is added to the latents there (None: nothing)."""

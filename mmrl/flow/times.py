@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.ranges import Count, Positive, PositiveShare, check_ranges
 from mmrl.flow.sigmas import shift_by
+from mmrl.runtime.ranges import Count, Positive, PositiveShare, check_ranges
 
 TimeKind = Literal["rollout", "uniform", "logit_normal", "discrete", "discrete_with_init", "discrete_wo_init"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mmrl.runtime.blame import describe, is_from_outside
-from mmrl.runtime.loops import contain
+from mmrl.runtime.net.loops import contain
 
 Foreign = Any
 """An object of whatever class."""

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from mmrl.runtime.offline import check_hub, is_offline, offline_note
+from mmrl.runtime.net.offline import check_hub, is_offline, offline_note
 
 log = logging.getLogger("mmrl")
 WEIGHTS_FOLDER = "MMRL_REAL_WEIGHTS_DIR"

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Protocol, runtime_checkable
 
-from mmrl.core.ranges import Range, check_ranges
 from mmrl.core.samples import Group, Scored, Status
-from mmrl.runtime.loops import wait_for
+from mmrl.runtime.net.loops import wait_for
+from mmrl.runtime.ranges import Range, check_ranges
 from mmrl.serving import wire
 from mmrl.serving.guard import Application, Guard, serve_beside
 

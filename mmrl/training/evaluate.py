@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 
 from mmrl.core.protocols import Policy
-from mmrl.core.ranges import Count, CountOrNone, LargeOrNone, Seed, check_ranges
 from mmrl.core.ranks import Ranks
 from mmrl.core.sources import first_of_each
 from mmrl.core.types import Examples, Group, Prompt, Request, Rollouts, Scores
+from mmrl.runtime.ranges import Count, CountOrNone, LargeOrNone, Seed, check_ranges
 from mmrl.runtime.spans import in_span
 from mmrl.training.measure import diversity, mean
 from mmrl.training.rewards.runner import GroupScores, RewardRunner

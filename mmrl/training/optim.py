@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mmrl.core.ranges import BelowOne, LargeOrNone, NonNegative, Positive, Range, check_ranges
 from mmrl.core.ranks import Ranks
+from mmrl.runtime.ranges import BelowOne, LargeOrNone, NonNegative, Positive, Range, check_ranges
 from mmrl.runtime.tensors import is_matrix
 
 Rest = Literal["device", "cpu"]

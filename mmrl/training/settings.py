@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from mmrl.core.ranges import (
+from mmrl.runtime.ranges import (
     Count,
     CountOrNone,
     Large,

@@ -20,9 +20,9 @@ LOCKED = {"mmrl/runtime/sandbox/worker.py"}
 CLONES = {"benchmarks/pictures_vs_scripts.py"}
 """Runs lines of a script in a clone that the user named."""
 CLIENTS = {
-    "mmrl/runtime/fetch.py",
+    "mmrl/runtime/net/fetch.py",
     "mmrl/serving/guard.py",
-    "mmrl/runtime/offline.py",
+    "mmrl/runtime/net/offline.py",
     "mmrl/policies/video/workers.py",
 }
 CLIENTS |= {"mmrl/runtime/workers.py", "mmrl/engine/server.py"}

@@ -9,7 +9,7 @@ import pytest
 from mmrl.policies.flow.loading import load_index
 from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.runtime import offline
+from mmrl.runtime.net import offline
 from mmrl.serving.files import hub_file
 from mmrl.serving.scorers.encoders import encoder_of
 

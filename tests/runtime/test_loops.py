@@ -3,7 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from mmrl.runtime.loops import loop, wait_for
+from mmrl.runtime.net.loops import loop, wait_for
 
 
 def test_there_is_one_loop_whose_thread_keeps_no_program_alive():

@@ -13,7 +13,7 @@ from mmrl.policies.flow import loading as flow_loading
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text import loading
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.runtime.offline import is_offline, offline_note
+from mmrl.runtime.net.offline import is_offline, offline_note
 from mmrl.serving.files import hub_file
 from mmrl.serving.scorers.models import companion
 

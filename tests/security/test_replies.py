@@ -17,7 +17,7 @@ import pytest
 
 from mmrl import Group, Prompt, Sample, Scored
 from mmrl.core.samples import RewardUnavailableError, Status
-from mmrl.runtime import fetch
+from mmrl.runtime.net import fetch
 from mmrl.serving import wire
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, HopelessError, JudgeError, Question

@@ -24,7 +24,7 @@ from PIL import Image
 from mmrl import Group, Prompt, Sample, Scored
 from mmrl.app.commands import serve
 from mmrl.core.samples import RewardUnavailableError
-from mmrl.runtime.fetch import Answer
+from mmrl.runtime.net.fetch import Answer
 from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
 from mmrl.serving.reward_server import Limits, Served

@@ -9,8 +9,8 @@ import pytest
 
 from mmrl import Scored
 from mmrl.core.samples import Status
-from mmrl.runtime.fetch import LEAST_PAUSE_S, retry_delay
-from mmrl.runtime.secrets import hide_in_json, read_secret
+from mmrl.runtime.net.fetch import LEAST_PAUSE_S, retry_delay
+from mmrl.runtime.net.secrets import hide_in_json, read_secret
 from mmrl.serving import reward_client, wire
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, JudgeError, Question

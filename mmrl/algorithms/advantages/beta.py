@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, one_per_group, refuse_unbounded, to_credit, totals_and_keep
-from mmrl.core.ranges import Positive, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.runtime.ranges import Positive, check_ranges
 
 
 @dataclass(frozen=True)

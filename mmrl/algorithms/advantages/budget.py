@@ -11,9 +11,9 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.notes import Notes
-from mmrl.core.ranges import BelowOne, Count, NonNegative, Number, Share, check_ranges
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Credit, Rollouts, Scores, Status
+from mmrl.runtime.ranges import BelowOne, Count, NonNegative, Number, Share, check_ranges
 
 
 class Bucket(NamedTuple):

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import to_credit, totals_and_keep
 from mmrl.core.protocols import State
-from mmrl.core.ranges import Count, NonNegative, Positive, Range, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.runtime.ranges import Count, NonNegative, Positive, Range, check_ranges
 
 QUANTILES = tuple(round(0.05 * i, 2) for i in range(1, 20))
 SAME = 1e-3

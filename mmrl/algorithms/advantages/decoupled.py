@@ -19,8 +19,8 @@ from mmrl.algorithms.advantages.statistics import (
     to_credit,
     totals_and_keep,
 )
-from mmrl.core.ranges import BelowOne, NonNegative, Range, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores, Status
+from mmrl.runtime.ranges import BelowOne, NonNegative, Range, check_ranges
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
-from mmrl.core.ranges import Count, NonNegative, Number, Range, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.runtime.ranges import Count, NonNegative, Number, Range, check_ranges
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.statistics import by_group, is_rounding, moments, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
-from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.runtime.ranges import NonNegative, Positive, Range, Share, check_ranges
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from mmrl.algorithms.advantages.statistics import (
     to_credit,
     totals_and_keep,
 )
-from mmrl.core.ranges import NonNegative, Number, Positive, Range, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.runtime.ranges import NonNegative, Number, Positive, Range, check_ranges
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, lengths, standardize, to_credit, totals_and_keep
-from mmrl.core.ranges import Count, NonNegative, Number, PositiveShare, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores, Status
+from mmrl.runtime.ranges import Count, NonNegative, Number, PositiveShare, check_ranges
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import torch
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.statistics import by_group, totals_and_keep
-from mmrl.core.ranges import Count, NonNegative, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.runtime.ranges import Count, NonNegative, check_ranges
 
 
 @dataclass(frozen=True)

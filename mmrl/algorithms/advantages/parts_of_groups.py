@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, lengths, moments, to_credit, totals_and_keep
-from mmrl.core.ranges import NonNegative, Range, Share, check_ranges
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Credit, Reading, Rollouts, Scores
+from mmrl.runtime.ranges import NonNegative, Range, Share, check_ranges
 from mmrl.runtime.tensors import masked_mean
 
 

@@ -10,8 +10,8 @@ from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.advantages.statistics import is_rounding, moments, standardize, to_credit, totals_and_keep
 from mmrl.algorithms.tracker import Tracked, begin
 from mmrl.core.protocols import State
-from mmrl.core.ranges import Count, NonNegative, Positive, Share, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.runtime.ranges import Count, NonNegative, Positive, Share, check_ranges
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, to_credit, totals_and_keep
-from mmrl.core.ranges import NonNegative, Number, Range, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.runtime.ranges import NonNegative, Number, Range, check_ranges
 
 
 @dataclass(frozen=True)

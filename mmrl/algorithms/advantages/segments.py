@@ -13,9 +13,9 @@ from mmrl.algorithms.advantages.statistics import standardize, totals_and_keep
 from mmrl.algorithms.segments import SURE, probabilities_of, segment_advantages
 from mmrl.algorithms.turns import Turns, TurnTable, past_observations
 from mmrl.core.hooks import AdvantageHooks
-from mmrl.core.ranges import Count, NonNegative, Number, Share, check_ranges
 from mmrl.core.readings import OLD_VALUE
 from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.runtime.ranges import Count, NonNegative, Number, Share, check_ranges
 from mmrl.runtime.tensors import within
 
 

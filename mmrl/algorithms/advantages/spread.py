@@ -8,8 +8,8 @@ from torch import Tensor
 from mmrl.algorithms.advantages.on_top import OnTop
 from mmrl.algorithms.advantages.statistics import totals_and_keep
 from mmrl.algorithms.notes import Notes
-from mmrl.core.ranges import BelowOne, LargeOrNone, NonNegative, check_ranges
 from mmrl.core.types import Credit, Rollouts, Scores
+from mmrl.runtime.ranges import BelowOne, LargeOrNone, NonNegative, check_ranges
 
 
 @dataclass(frozen=True)

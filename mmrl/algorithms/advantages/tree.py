@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import EpsMode, is_rounding, moments, standardize, totals_and_keep
-from mmrl.core.ranges import NonNegative, Positive, PositiveShare, Range, check_ranges
 from mmrl.core.readings import ORIGIN, ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Reading, Rollouts, Scores
+from mmrl.runtime.ranges import NonNegative, Positive, PositiveShare, Range, check_ranges
 from mmrl.runtime.tensors import within
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Clip, Values
 from mmrl.algorithms.objectives.terms import Surrogate, log_ratio, ratio_metrics
-from mmrl.core.ranges import NonNegative, Number, Range, Seed, Share, check_ranges
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
+from mmrl.runtime.ranges import NonNegative, Number, Range, Seed, Share, check_ranges
 from mmrl.runtime.tensors import masked_mean
 
 

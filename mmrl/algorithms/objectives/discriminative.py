@@ -11,9 +11,9 @@ from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import LOG_RATIO_BOUND, OldPenalty, Surrogate, actions_only, log_ratio
-from mmrl.core.ranges import Count, NonNegative, Positive, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, Reading, Scope
+from mmrl.runtime.ranges import Count, NonNegative, Positive, check_ranges
 from mmrl.runtime.tensors import masked_mean
 
 

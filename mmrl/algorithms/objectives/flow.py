@@ -16,9 +16,9 @@ from mmrl.algorithms.objectives.terms import (
     mean_square,
     ratio_metrics,
 )
-from mmrl.core.ranges import NonNegative, Number, Positive, Share, check_ranges
 from mmrl.core.readings import DT, LOGPROBS, MEAN, OLD_LOGPROBS, PIXELS, SAMPLED_MEAN, STD, VELOCITY
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
+from mmrl.runtime.ranges import NonNegative, Number, Positive, Share, check_ranges
 from mmrl.runtime.tensors import masked_mean
 
 

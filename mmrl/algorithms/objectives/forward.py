@@ -9,9 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, Surrogate, actions_only, mean_square
-from mmrl.core.ranges import NonNegative, Positive, check_ranges
 from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
+from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
 
 Error = Literal["velocity", "noise"]
 AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]

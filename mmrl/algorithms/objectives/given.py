@@ -12,9 +12,9 @@ from torch.nn.functional import logsigmoid
 
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import Surrogate, actions_only
-from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.readings import LOGPROBS, REF_LOGPROBS, SCORE
 from mmrl.core.types import Batch, Prompt, Reading, Scope
+from mmrl.runtime.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.runtime.tensors import masked_mean
 
 Kind = Literal["sigmoid", "sigmoid_norm", "ipo", "hinge", "robust", "apo_zero", "nca_pair"]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mmrl.algorithms.objectives.forward import Error, error_of, error_reads
 from mmrl.algorithms.objectives.terms import Surrogate, actions_only, mean_square
-from mmrl.core.ranges import NonNegative, Positive, check_ranges
 from mmrl.core.readings import TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
+from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
 from mmrl.runtime.tensors import within
 
 Averaged = Literal["old", "ema"]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Clip, Values
 from mmrl.algorithms.objectives.terms import actions_only, log_ratio, ratio_metrics
-from mmrl.core.ranges import NonNegative
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading
+from mmrl.runtime.ranges import NonNegative
 
 
 def rows_from_outside(batch: Batch) -> Bool[Tensor, "n 1"]:

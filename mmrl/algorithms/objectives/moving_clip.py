@@ -11,9 +11,9 @@ from torch import Tensor
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, actions_only, log_ratio, ratio_metrics
 from mmrl.algorithms.uncertainty import uncertainty
-from mmrl.core.ranges import NonNegative, Range, Share, check_ranges
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_LOGPROBS, START_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
+from mmrl.runtime.ranges import NonNegative, Range, Share, check_ranges
 
 Actions = Float[Tensor, "n t"]
 

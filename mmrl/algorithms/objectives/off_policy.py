@@ -11,9 +11,9 @@ from torch import Tensor
 from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import OldPenalty, Surrogate, actions_only, log_ratio, ratio_metrics
-from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
+from mmrl.runtime.ranges import NonNegative, Positive, Range, Share, check_ranges
 
 
 @dataclass(frozen=True)

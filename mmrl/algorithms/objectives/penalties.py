@@ -8,9 +8,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import Penalty, actions_only, log_ratio
-from mmrl.core.ranges import Positive, check_ranges
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_LOGPROBS, REF_LOGPROBS
 from mmrl.core.types import Batch, Reading, Scope
+from mmrl.runtime.ranges import Positive, check_ranges
 
 KlKind = Literal["k1", "k2", "k3", "abs", "k1+", "k3+"]
 

@@ -11,9 +11,9 @@ from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import actions_only
 from mmrl.core.hooks import TermHooks
-from mmrl.core.ranges import Large, LargeOrNone, NonNegative, Share, check_ranges
 from mmrl.core.readings import MEAN_REWARD, PREVIOUS_LOGPROBS, REF_LOGPROBS, REWARD
 from mmrl.core.types import Batch, Reading, Scope
+from mmrl.runtime.ranges import Large, LargeOrNone, NonNegative, Share, check_ranges
 
 
 class OfDivergence(TermHooks):

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import PLAIN, Penalty, Surrogate, actions_only, rollout_mean
-from mmrl.core.ranges import Positive, Share, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, REWARD, VALUE
 from mmrl.core.types import Batch, Reading, Scope
+from mmrl.runtime.ranges import Positive, Share, check_ranges
 from mmrl.runtime.tensors import within
 
 

@@ -20,9 +20,9 @@ from mmrl.algorithms.objectives.terms import (
     ratio_metrics,
     rollout_mean,
 )
-from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
+from mmrl.runtime.ranges import NonNegative, Positive, Range, Share, check_ranges
 
 Values = tuple[Float[Tensor, "n t"], dict[str, Tensor]]
 

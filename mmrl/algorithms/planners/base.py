@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmrl.core.hooks import PlannerHooks
-from mmrl.core.ranges import Count, Factor, NonNegative, check_ranges
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores, Status
+from mmrl.runtime.ranges import Count, Factor, NonNegative, check_ranges
 
 
 def one_request_each(prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> list[Request]:

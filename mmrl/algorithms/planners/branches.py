@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mmrl.algorithms.planners.asked import Remembering
-from mmrl.core.ranges import Count, Large, NonNegative, Share, check_ranges
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
 from mmrl.core.types import Branch, Group, Prompt, Request, Revision, Rollouts
+from mmrl.runtime.ranges import Count, Large, NonNegative, Share, check_ranges
 
 
 def is_begun_again(draw: float, first_entropy: float, entropy: float, weight: float = 0.2, chance: float = 0.5) -> bool:

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 from scipy import stats  # type: ignore[import-untyped]  # scipy ships no types
 
 from mmrl.algorithms.planners.asked import Remembering
-from mmrl.core.ranges import Count, NonNegative, Number, Range, check_ranges
 from mmrl.core.types import Group, Revision
+from mmrl.runtime.ranges import Count, NonNegative, Number, Range, check_ranges
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 from mmrl.algorithms.planners.asked import Remembering
 from mmrl.algorithms.planners.base import Once
 from mmrl.core.hooks import PlannerHooks
-from mmrl.core.ranges import Count, Share, check_ranges
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores, Tempering
+from mmrl.runtime.ranges import Count, Share, check_ranges
 
 
 @dataclass(frozen=True)

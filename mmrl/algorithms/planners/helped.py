@@ -10,8 +10,8 @@ from mmrl.algorithms.planners.base import Once, one_request_each
 from mmrl.algorithms.planners.hints import check_column, check_template, hints_of
 from mmrl.algorithms.planners.video import answer_text
 from mmrl.algorithms.views import Hint
-from mmrl.core.ranges import Number, check_ranges
 from mmrl.core.types import Group, Prefix, Prompt, Request, Revision, Shown
+from mmrl.runtime.ranges import Number, check_ranges
 
 
 @dataclass(frozen=True)

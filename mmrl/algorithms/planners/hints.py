@@ -9,8 +9,8 @@ from mmrl.algorithms.planners.asked import Remembering, right_ones
 from mmrl.algorithms.planners.base import one_request_each, seed_of
 from mmrl.algorithms.views import Hint
 from mmrl.core.protocols import State
-from mmrl.core.ranges import Count, Number, Range, check_ranges
 from mmrl.core.types import Group, Prompt, Request, Revision, Shown
+from mmrl.runtime.ranges import Count, Number, Range, check_ranges
 
 TrainView = Literal["plain", "same"]
 

@@ -10,8 +10,8 @@ from mmrl.algorithms.planners.base import one_request_each
 from mmrl.algorithms.replay import RowBuffer, rows_to_keep
 from mmrl.core.hooks import PlannerHooks
 from mmrl.core.protocols import State
-from mmrl.core.ranges import BelowOne, Count, Large, LargeOrNone, NonNegative, Positive, check_ranges
 from mmrl.core.types import Credit, Group, Prompt, Request, Revision, Rollouts, Scores
+from mmrl.runtime.ranges import BelowOne, Count, Large, LargeOrNone, NonNegative, Positive, check_ranges
 
 
 @dataclass(frozen=True)

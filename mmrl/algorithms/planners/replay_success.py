@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mmrl.algorithms.planners.replay import Replay
 from mmrl.algorithms.replay import Kept, RowBuffer, rows_to_keep
-from mmrl.core.ranges import Count, NonNegative, Number
 from mmrl.core.types import Credit, Group, Request, Revision, Rollouts, Scores
+from mmrl.runtime.ranges import Count, NonNegative, Number
 
 
 @dataclass(frozen=True)

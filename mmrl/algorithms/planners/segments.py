@@ -7,8 +7,8 @@ from math import isnan
 
 from mmrl.algorithms.planners.asked import Remembering
 from mmrl.algorithms.segments import SURE, cutpoints, probabilities_of
-from mmrl.core.ranges import Count, Share, check_ranges
 from mmrl.core.types import Group, Prefix, Prompt, Request, Revision, Rollouts
+from mmrl.runtime.ranges import Count, Share, check_ranges
 
 Values = dict[tuple[int, int], tuple[tuple[int, float], ...]]
 

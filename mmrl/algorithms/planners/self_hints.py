@@ -11,8 +11,8 @@ from mmrl.algorithms.planners.hints import Climb, HintLadder, check_template, fa
 from mmrl.algorithms.planners.video import answer_text, finite
 from mmrl.algorithms.views import Hint
 from mmrl.core.protocols import State
-from mmrl.core.ranges import Count, Share, check_ranges
 from mmrl.core.types import Group, Prompt, Request, Revision, Shown
+from mmrl.runtime.ranges import Count, Share, check_ranges
 
 WRITING = (
     "The solution is:\n{solution}\n\nWrite {levels} hints for somebody who shall find it alone, the first vague, the last close "

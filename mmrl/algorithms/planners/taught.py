@@ -8,9 +8,9 @@ from typing import Any, Literal, cast
 
 from mmrl.algorithms.planners.base import Once, one_request_each
 from mmrl.algorithms.planners.video import answer_text
-from mmrl.core.ranges import Share, check_ranges
 from mmrl.core.samples import Media, Observation, Turn
 from mmrl.core.types import Dialogue, Prompt, Request, Shown
+from mmrl.runtime.ranges import Share, check_ranges
 
 COMPLETION = "completion"
 """The column in which data sets keep an answer exactly as it was written."""

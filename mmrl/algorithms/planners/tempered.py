@@ -14,9 +14,9 @@ from mmrl.algorithms.notes import Notes
 from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
 from mmrl.algorithms.uncertainty import uncertainty
 from mmrl.core.hooks import PlannerHooks
-from mmrl.core.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.core.readings import OLD_ENTROPY, ROLLOUT_LOGPROBS
 from mmrl.core.types import Credit, Group, Prompt, Reading, Request, Revision, Rollouts, Scores, Tempering
+from mmrl.runtime.ranges import NonNegative, Positive, Range, Share, check_ranges
 from mmrl.runtime.tensors import masked_mean
 
 

@@ -12,8 +12,8 @@ from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
 from mmrl.algorithms.views import Degrade, Hint, ShuffleFrames, is_sequence
 from mmrl.core.hooks import PlannerHooks
 from mmrl.core.protocols import State, View
-from mmrl.core.ranges import Count, CountOrNone, Number, PositiveShare, Share, check_ranges
 from mmrl.core.types import Group, Prompt, Request, Revision, Scores
+from mmrl.runtime.ranges import Count, CountOrNone, Number, PositiveShare, Share, check_ranges
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mmrl.core.protocols import State
-from mmrl.core.ranges import Count, Seed, check_ranges
 from mmrl.core.types import Prompt
+from mmrl.runtime.ranges import Count, Seed, check_ranges
 
 
 def refuse_other_data(state: State, prompts: Sequence[Prompt], seed: int) -> None:

@@ -14,8 +14,8 @@ from typing import Literal
 
 from mmrl.algorithms.samplers.base import refuse_other_data
 from mmrl.core.protocols import State
-from mmrl.core.ranges import BelowOne, Count, Large, NonNegative, Number, Positive, PositiveShare, Seed, Share, check_ranges
 from mmrl.core.types import Prompt
+from mmrl.runtime.ranges import BelowOne, Count, Large, NonNegative, Number, Positive, PositiveShare, Seed, Share, check_ranges
 
 
 def succeeded(totals: Sequence[float], at: float) -> list[bool]:

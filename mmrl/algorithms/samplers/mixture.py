@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from mmrl.algorithms.samplers.base import Shuffled, Streamed
 from mmrl.core.protocols import State
-from mmrl.core.ranges import Seed, check_ranges
 from mmrl.core.sources import Sources, StreamedSources
 from mmrl.core.types import Prompt
+from mmrl.runtime.ranges import Seed, check_ranges
 
 
 @dataclass

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from mmrl.algorithms.samplers.learned import Learning
 from mmrl.algorithms.tracker import Tracked, begin
 from mmrl.core.protocols import State
-from mmrl.core.ranges import Positive, PositiveShare, Share
 from mmrl.core.types import Prompt
+from mmrl.runtime.ranges import Positive, PositiveShare, Share
 
 
 @dataclass

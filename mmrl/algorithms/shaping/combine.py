@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.ranges import Number, Range, check_ranges
 from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Reading, Rollouts, Scores, Status
+from mmrl.runtime.ranges import Number, Range, check_ranges
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.shaping.video import instead
-from mmrl.core.ranges import Number, check_ranges
 from mmrl.core.types import Reading, Rollouts, Sample, Scores
+from mmrl.runtime.ranges import Number, check_ranges
 
 
 def exit_rewards(right: Bool[Tensor, " g"]) -> Float[Tensor, " g"]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mmrl.core.ranges import Count, NonNegative, check_ranges
 from mmrl.core.types import Reading, Rollouts, Scores, Status
+from mmrl.runtime.ranges import Count, NonNegative, check_ranges
 
 
 @dataclass(frozen=True)

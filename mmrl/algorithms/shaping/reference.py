@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from mmrl.core.hooks import PartHooks
-from mmrl.core.ranges import NonNegative, Share, check_ranges
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
 from mmrl.core.true_answers import answer_text
 from mmrl.core.types import Prompt, Reading, Rollouts, Scores, Status
+from mmrl.runtime.ranges import NonNegative, Share, check_ranges
 
 NAME = "reference_probability"
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mmrl.algorithms.shaping.combine import substitute
 from mmrl.algorithms.turns import uses
-from mmrl.core.ranges import NonNegative, Share, check_ranges
 from mmrl.core.types import Reading, Rollouts, Scores, Status
+from mmrl.runtime.ranges import NonNegative, Share, check_ranges
 from mmrl.runtime.tensors import within
 
 

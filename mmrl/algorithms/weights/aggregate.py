@@ -6,8 +6,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.turns import turn_numbers
-from mmrl.core.ranges import Count, check_ranges
 from mmrl.core.types import Batch, Counts, Reading, Scope
+from mmrl.runtime.ranges import Count, check_ranges
 
 
 class PlainWeight:

@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.core.readings import MEAN_REWARD, REWARD
 from mmrl.core.types import Batch, Counts, Reading, Scope
+from mmrl.runtime.ranges import NonNegative, check_ranges
 
 ROUNDING = 1e-6
 """A reward this near to its group's mean is neither right nor wrong."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.core.readings import GROUP_DIVERGENCE
 from mmrl.core.types import Batch, Counts, Scope
+from mmrl.runtime.ranges import NonNegative, check_ranges
 
 
 @dataclass(frozen=True)

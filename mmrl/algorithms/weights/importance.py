@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.core.ranges import NonNegative, Number, Positive, PositiveShare, check_ranges
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Counts, Reading, Scope
+from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare, check_ranges
 from mmrl.runtime.tensors import masked_mean
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from mmrl.algorithms.weights.aggregate import PlainWeight
 from mmrl.core.hooks import WeightHooks
-from mmrl.core.ranges import Positive, PositiveShare, check_ranges
 from mmrl.core.types import Batch, Counts, Group, MediaSize, Prompt, Sample
+from mmrl.runtime.ranges import Positive, PositiveShare, check_ranges
 
 
 @dataclass(frozen=True)

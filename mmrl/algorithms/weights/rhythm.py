@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.rhythm import Kind, Rhythm
-from mmrl.core.ranges import Count, Factor, Share, check_ranges
 from mmrl.core.readings import ATTENTION_DISTANCE, ATTENTION_INFLUENCE
 from mmrl.core.types import Batch, Counts, Scope
+from mmrl.runtime.ranges import Count, Factor, Share, check_ranges
 
 
 @dataclass(frozen=True)

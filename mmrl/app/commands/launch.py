@@ -23,7 +23,7 @@ from mmrl.engine.command import LAUNCHERS
 from mmrl.engine.server import free_port
 from mmrl.policies.text.served import server_model
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.runtime.secrets import HIDDEN
+from mmrl.runtime.net.secrets import HIDDEN
 from mmrl.training.checkpoints.save import Checkpoints
 
 REWARD_TOKEN = "MMRL_REWARD_TOKEN"

@@ -19,8 +19,8 @@ from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.tables import Values
-from mmrl.runtime.fetch import is_local
-from mmrl.runtime.secrets import read_secret
+from mmrl.runtime.net.fetch import is_local
+from mmrl.runtime.net.secrets import read_secret
 from mmrl.serving.guard import listen, serve_until_stopped
 from mmrl.serving.reward_server import Limits, Scorer, Served, create_app, fingerprint
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mmrl.core.ranges import CountOrNone, Positive, Range, check_ranges
+from mmrl.runtime.ranges import CountOrNone, Positive, Range, check_ranges
 
 Port = Annotated[int, Range(1024, 65535)]
 Cards = Annotated[int, Range(0, 256, why="no machine has more")]

@@ -7,7 +7,7 @@ from mmrl.app.plugins.resolve import default_name
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.reader import check_slip, make
 from mmrl.app.toml.tables import KeyPath, Table
-from mmrl.core.ranges import PositiveShare, check_ranges
+from mmrl.runtime.ranges import PositiveShare, check_ranges
 
 TOLERANCE = 1e-6
 """By so much the weights of sources may miss 1."""

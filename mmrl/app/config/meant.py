@@ -8,8 +8,8 @@ from mmrl.app.modality.registry import POLICIES
 from mmrl.app.toml.did_you_mean import elsewhere
 from mmrl.app.toml.reader import UnknownKeyError, keys_below
 from mmrl.app.toml.tables import KeyPath, Table
-from mmrl.core.ranges import hints_of
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.ranges import hints_of
 
 
 def with_key(error: UnknownKeyError, table: Table, run: type) -> ValueError:

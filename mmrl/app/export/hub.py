@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mmrl.runtime.offline import SWITCHES, hub_trouble, is_offline
+from mmrl.runtime.net.offline import SWITCHES, hub_trouble, is_offline
 from mmrl.serving.files import first_line
 
 TOKEN = "run `hf auth login` with a token that may write, or set HF_TOKEN"

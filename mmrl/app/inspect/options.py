@@ -14,7 +14,7 @@ from mmrl.app.plugins.foreign_rewards import split
 from mmrl.app.plugins.resolve import load
 from mmrl.app.toml.reader import RESERVED
 from mmrl.app.toml.tables import KeyPath, dotted_key
-from mmrl.core.ranges import Range, ranges_of
+from mmrl.runtime.ranges import Range, ranges_of
 from mmrl.serving.reward_client import RemoteReward, is_url
 
 OBJECTIVE: KeyPath = (*TOP, "objective")

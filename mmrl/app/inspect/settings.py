@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from mmrl.app.toml.reader import RESERVED
-from mmrl.core.ranges import range_words
+from mmrl.runtime.ranges import range_words
 
 WIDTH = 80
 """Columns of a terminal that every line fits."""

@@ -18,7 +18,7 @@ from mmrl.app.run.launch import end_together, open_accelerator
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.protocols import Term
 from mmrl.core.ranks import Ranks
-from mmrl.runtime.secrets import hide_in_record
+from mmrl.runtime.net.secrets import hide_in_record
 
 RUNS = Path("runs")
 

@@ -18,7 +18,7 @@ from mmrl import __version__
 from mmrl.app.files import replace_text
 from mmrl.runtime.disk import room_for
 from mmrl.runtime.near import near
-from mmrl.runtime.secrets import hide_in_json
+from mmrl.runtime.net.secrets import hide_in_json
 
 PACKAGES = ("torch", "torchvision", "transformers", "diffusers", "accelerate", "peft", "numpy", "pillow")
 """What can change a run's numbers."""

@@ -16,7 +16,7 @@ from mmrl.app.run.sample_files import frames_of, strip, write_clip
 from mmrl.app.run.trackers import flat
 from mmrl.core.protocols import Callback
 from mmrl.core.types import Examples, Group, Sample, Scores, Status
-from mmrl.runtime.secrets import hide_in_json
+from mmrl.runtime.net.secrets import hide_in_json
 
 NAMES = ("tensorboard", "wandb", "trackio")
 

@@ -12,7 +12,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from mmrl.app.toml.did_you_mean import did_you_mean, edits, nearest
 from mmrl.app.toml.tables import KeyPath, Table, Values
-from mmrl.core.ranges import fault_of, hints_of
+from mmrl.runtime.ranges import fault_of, hints_of
 
 NONE = "none"
 """TOML has no null: this word is None for a field that may be None and has no such word of its own."""

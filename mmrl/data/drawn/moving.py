@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmrl.answers.spans.interval import Interval
-from mmrl.core.ranges import Range, check_ranges
 from mmrl.data.drawn.scenes import SPLITS, Pixels, background, handwriting
+from mmrl.runtime.ranges import Range, check_ranges
 
 KINDS = ("when", "which", "how_many", "order")
 """when: a span. which: several letters. how_many: a number. order: one letter."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmrl.engine.wire.request import WirePrompt
-from mmrl.runtime.fetch import words
+from mmrl.runtime.net.fetch import words
 
 NO_NUMBER = -9000.0
 """vLLM writes -9999 for a log-probability that is no number, or minus infinity."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from mmrl.runtime.fetch import (
+from mmrl.runtime.net.fetch import (
     CONNECT_S,
     AnswerError,
     DeadlineError,
@@ -17,7 +17,7 @@ from mmrl.runtime.fetch import (
     open_client,
     words,
 )
-from mmrl.runtime.secrets import Json, hide, hide_in_json, read_secret
+from mmrl.runtime.net.secrets import Json, hide, hide_in_json, read_secret
 
 T = TypeVar("T")
 ASK_S = 60.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.flow.dynamics.base import Gaussian, at_least_float32
 from mmrl.flow.path import data_of, like_batch, noise_of
+from mmrl.runtime.ranges import NonNegative, check_ranges
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mmrl.core.ranges import NonNegative, Positive, check_ranges
 from mmrl.flow.dynamics.base import Gaussian, at_least_float32
 from mmrl.flow.path import like_batch
+from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
 
 ALMOST_NOISE = 0.999
 """Tables that start a little below 1 (UniPC's, Sana's) still mean pure noise."""

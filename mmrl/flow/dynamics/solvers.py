@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.flow.dynamics.base import Before, SolverStep, at_least_float32
 from mmrl.flow.path import data_of
+from mmrl.runtime.ranges import NonNegative, check_ranges
 
 SA_WINDOW = (0.3, 0.9)
 """SA-Solver is stochastic between these sigmas, as in AWM's code."""

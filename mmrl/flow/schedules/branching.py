@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from mmrl.core.ranges import Count, CountOrNone, NonNegative, check_ranges
 from mmrl.flow.dynamics import DynamicsName, dynamics_of
 from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan, steps_where
 from mmrl.flow.sigmas import Spacing
+from mmrl.runtime.ranges import Count, CountOrNone, NonNegative, check_ranges
 
 
 @dataclass(frozen=True)

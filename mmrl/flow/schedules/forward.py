@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from mmrl.core.ranges import NonNegative, check_ranges
 from mmrl.flow.dynamics import SolverName, dynamics_of
 from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan
 from mmrl.flow.sigmas import Spacing
 from mmrl.flow.times import TimeSampler
+from mmrl.runtime.ranges import NonNegative, check_ranges
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl.core.ranges import Count, NonNegative, check_ranges
 from mmrl.flow.dynamics import DynamicsName, dynamics_of
 from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan
 from mmrl.flow.sigmas import Spacing
+from mmrl.runtime.ranges import Count, NonNegative, check_ranges
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl.core.ranges import Count, CountOrNone, NonNegative, Positive, Seed, check_ranges
 from mmrl.flow.dynamics import DynamicsName, FlowSDE, dynamics_of
 from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan, steps_where
 from mmrl.flow.schedules.window import random_start
 from mmrl.flow.sigmas import Spacing
+from mmrl.runtime.ranges import Count, CountOrNone, NonNegative, Positive, Seed, check_ranges
 
 
 @dataclass(frozen=True)

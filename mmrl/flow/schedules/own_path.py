@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from mmrl.core.ranges import PositiveShare, check_ranges
 from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan
 from mmrl.flow.sigmas import Spacing
+from mmrl.runtime.ranges import PositiveShare, check_ranges
 
 
 @dataclass(frozen=True)

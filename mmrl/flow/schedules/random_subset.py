@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from mmrl.core.ranges import Count, CountOrNone, NonNegative, Seed, check_ranges
 from mmrl.flow.dynamics import DynamicsName, dynamics_of
 from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan, steps_where
 from mmrl.flow.sigmas import Spacing
+from mmrl.runtime.ranges import Count, CountOrNone, NonNegative, Seed, check_ranges
 
 
 @dataclass(frozen=True)

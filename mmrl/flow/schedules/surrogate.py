@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from mmrl.core.ranges import check_ranges
 from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan
 from mmrl.flow.sigmas import Spacing
 from mmrl.flow.surrogate import SurrogatePath
+from mmrl.runtime.ranges import check_ranges
 
 
 @dataclass(frozen=True)

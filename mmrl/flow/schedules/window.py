@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from mmrl.core.ranges import Count, CountOrNone, Large, NonNegative, Seed, check_ranges
 from mmrl.flow.dynamics import DPM2, DynamicsName, dynamics_of
 from mmrl.flow.plan import InitialNoise, NumSteps, RolloutPlan, StepPlan, steps_where
 from mmrl.flow.sigmas import Spacing
+from mmrl.runtime.ranges import Count, CountOrNone, Large, NonNegative, Seed, check_ranges
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from mmrl.core.ranges import Count, Factor, Large, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.prompt.templates import QUESTION
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.runtime.ranges import Count, Factor, Large, check_ranges
 
 PROMPT, PLAN = "{prompt}", "{plan}"
 ASK = (

@@ -23,7 +23,7 @@ from mmrl.policies.shared.lora import LoraSettings, casting_layers, switch_casts
 from mmrl.policies.shared.variants import refuse_variant, variants_in
 from mmrl.policies.shared.weights import whole
 from mmrl.runtime.near import near
-from mmrl.runtime.offline import check_hub, offline_note
+from mmrl.runtime.net.offline import check_hub, offline_note
 from mmrl.runtime.pretrained import REMEDY, load_whole, readable, without_reports
 
 LIBRARIES = ("diffusers", "transformers")

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from mmrl.answers.sources import Fit
-from mmrl.core.ranges import Count, CountOrNone, Factor, Large, Positive, Range, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.settings import refuse_idle
 from mmrl.policies.shared.tf32 import check_tf32
+from mmrl.runtime.ranges import Count, CountOrNone, Factor, Large, Positive, Range, check_ranges
 
 SINGLE = ".safetensors"
 """The end of the name of a file that holds a whole generator, or its transformer."""

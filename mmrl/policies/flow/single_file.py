@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mmrl.policies.flow.settings import SINGLE, FlowPolicyConfig
 from mmrl.runtime.near import near
-from mmrl.runtime.offline import offline_note
+from mmrl.runtime.net.offline import offline_note
 from mmrl.runtime.pretrained import readable, refuse_non_finite
 
 KINDS = frozenset(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast, runtime_checkable
 
-from mmrl.core.ranges import BelowOne, Count, Range, check_ranges
 from mmrl.runtime.near import near
+from mmrl.runtime.ranges import BelowOne, Count, Range, check_ranges
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel

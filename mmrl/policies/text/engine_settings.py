@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from mmrl.core.ranges import Count, CountOrNone, Positive, PositiveShare, Range, check_ranges
-from mmrl.runtime.fetch import is_local
-from mmrl.runtime.secrets import read_secret
+from mmrl.runtime.net.fetch import is_local
+from mmrl.runtime.net.secrets import read_secret
+from mmrl.runtime.ranges import Count, CountOrNone, Positive, PositiveShare, Range, check_ranges
 
 
 @dataclass(frozen=True)

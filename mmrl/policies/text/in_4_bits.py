@@ -13,7 +13,7 @@ from mmrl.policies.shared.quantized.layer import nf4_layers, set_kernels
 from mmrl.policies.shared.quantized.stored import NF4, file_of, files_by, files_in, method_of
 from mmrl.policies.text.families import Family, belongs, model_class
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
-from mmrl.runtime.offline import is_offline
+from mmrl.runtime.net.offline import is_offline
 from mmrl.runtime.pretrained import load_whole, readable, refuse_non_finite
 
 EXPERTS = 3

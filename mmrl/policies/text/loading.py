@@ -24,7 +24,7 @@ from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.read.score import add_head, save_with_head
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.near import near
-from mmrl.runtime.offline import check_hub, offline_note
+from mmrl.runtime.net.offline import check_hub, offline_note
 from mmrl.runtime.pretrained import load_whole, readable, refuse_absurd_sizes
 
 log = logging.getLogger("mmrl")

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mmrl.core.ranges import Count, CountOrNone, Large, NonNegative, PositiveShare, Share, check_ranges
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.settings import refuse_idle
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.video.settings import VideoSettings
+from mmrl.runtime.ranges import Count, CountOrNone, Large, NonNegative, PositiveShare, Share, check_ranges
 
 BoxSpaceSetting = Literal["auto", "pixel", "resized", "norm1000", "norm1", "norm1000_yx"]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mmrl.core.ranges import Count, CountOrNone, Large, Positive, Range, check_ranges
+from mmrl.runtime.ranges import Count, CountOrNone, Large, Positive, Range, check_ranges
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from typing import Annotated
 
 from PIL import Image
 
-from mmrl.core.ranges import Count, CountOrNone, NonNegative, Positive, Range, check_ranges
 from mmrl.core.samples import Prompt, RewardUnavailableError, Scored
-from mmrl.runtime.fetch import (
+from mmrl.runtime.net.fetch import (
     BUSY,
     Answer,
     AnswerError,
@@ -29,7 +28,8 @@ from mmrl.runtime.fetch import (
     check_address,
     words,
 )
-from mmrl.runtime.secrets import Json, hide_in_json, read_secret
+from mmrl.runtime.net.secrets import Json, hide_in_json, read_secret
+from mmrl.runtime.ranges import Count, CountOrNone, NonNegative, Positive, Range, check_ranges
 from mmrl.serving.media import PictureFormat, data_url
 
 log = logging.getLogger("mmrl")

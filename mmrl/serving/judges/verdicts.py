@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mmrl.runtime.fetch import words
-from mmrl.runtime.secrets import Json
+from mmrl.runtime.net.fetch import words
+from mmrl.runtime.net.secrets import Json
 from mmrl.serving.judges.judge import JudgeError, Reply
 
 NUMBER = r"(-?\d+(?:\.\d+)?)"

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.runtime.offline import check_hub
+from mmrl.runtime.net.offline import check_hub
 from mmrl.runtime.pretrained import readable, refuse_non_finite
 from mmrl.serving.files import import_package, not_found
 from mmrl.serving.scorers.models import HeldModel, chunks, companion, fill, hold, load_pretrained, unfilled

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mmrl.runtime.offline import check_hub
+from mmrl.runtime.net.offline import check_hub
 from mmrl.runtime.pretrained import CODE, load_whole, readable, refuse_non_finite, refuse_other_keys
 from mmrl.serving.files import first_line, not_found
 

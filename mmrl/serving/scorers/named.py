@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from PIL import Image
 
-from mmrl.runtime.fetch import Request, fetch
+from mmrl.runtime.net.fetch import Request, fetch
 from mmrl.serving.scorers.detectors import detector_of
 from mmrl.serving.scorers.readers import reader as rapidocr
 

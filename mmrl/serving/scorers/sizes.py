@@ -53,7 +53,7 @@ def count_from_config(source: str, kind: str) -> int:
     import torch
     import transformers
 
-    from mmrl.runtime.offline import check_hub
+    from mmrl.runtime.net.offline import check_hub
 
     check_hub(source)
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)

@@ -15,7 +15,7 @@ import torch
 from mmrl.core.protocols import State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Batch
-from mmrl.runtime.secrets import hide_in_json
+from mmrl.runtime.net.secrets import hide_in_json
 from mmrl.runtime.spans import in_span
 from mmrl.training.checkpoints.files import (
     CheckpointError,

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from mmrl.core.ranges import CountOrNone, NonNegative, Number, Range, check_ranges
 from mmrl.core.samples import Group, RewardUnavailableError
 from mmrl.runtime.calls import Threads, first_of, is_coroutine, result_of, settle, wait_within, within
-from mmrl.runtime.loops import contain, loop
+from mmrl.runtime.net.loops import contain, loop
 from mmrl.runtime.process_state import process_state, refuse_change
+from mmrl.runtime.ranges import CountOrNone, NonNegative, Number, Range, check_ranges
 from mmrl.runtime.workers import WorkerProcess
 from mmrl.training.rewards.cache import AnswerCache, Known, RawAnswer
 

@@ -8,7 +8,7 @@ from typing import Literal
 from mmrl.core.episodes import Environment
 from mmrl.core.types import Prompt, Turn
 from mmrl.runtime.calls import Foreign
-from mmrl.runtime.loops import wait_for
+from mmrl.runtime.net.loops import wait_for
 
 Verb = Literal["open", "step", "close"]
 

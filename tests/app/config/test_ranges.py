@@ -16,7 +16,7 @@ from mmrl.app.inspect.options import ranges_of_config
 from mmrl.app.modality.registry import POLICIES
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.tables import dotted_key, leaves
-from mmrl.core.ranges import Range, hints_of, ranges_of
+from mmrl.runtime.ranges import Range, hints_of, ranges_of
 from mmrl.serving.judges.judge import Endpoint
 from mmrl.serving.reward_client import RemoteReward
 from mmrl.serving.reward_server import Limits
@@ -70,7 +70,7 @@ def test_every_number_of_every_setting_has_a_range():
         names = numbers(part) - COMPUTED.get(part.__name__, set())
         missing += [f"{part.__name__}.{name}" for name in names - ranges_of(part).keys()]
         looked += len(names)
-    assert not missing, f"settings without a range: give them one of mmrl/core/ranges.py: {missing}"
+    assert not missing, f"settings without a range: give them one of mmrl/runtime/ranges.py: {missing}"
     assert looked > 200
 
 

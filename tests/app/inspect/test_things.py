@@ -15,7 +15,7 @@ from mmrl.app.inspect.settings import Setting, settings_of
 from mmrl.app.inspect.show import description
 from mmrl.app.inspect.things import CLASSES, PLUG_INS, classes, classes_called, names_of, plug_in, things_called
 from mmrl.app.plugins.catalog import catalog
-from mmrl.core.ranges import Count, Share
+from mmrl.runtime.ranges import Count, Share
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.runtime.blame import describe, place_of, shown
-from mmrl.runtime.loops import loop
+from mmrl.runtime.net.loops import loop
 from mmrl.runtime.process_state import process_state
 from mmrl.runtime.workers import WorkerError, WorkerProcess
 from mmrl.training.rewards.calls import Calling

@@ -19,8 +19,8 @@ from mmrl.app.plugins.catalog import find_config
 from mmrl.app.run.build import load_prompts
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.tables import Table, leaves
-from mmrl.core.ranges import Positive, Range, check_ranges
 from mmrl.core.types import Prompt
+from mmrl.runtime.ranges import Positive, Range, check_ranges
 
 OWN = ("algorithm", "optimizer", "sampler", "policy", "prompts_per_step", "micro_batch")
 """Keys of a config that a method of one's own may set; the others belong to the task, which is the same for all."""

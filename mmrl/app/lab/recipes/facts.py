@@ -9,7 +9,7 @@ from mmrl.app.plugins.resolve import folders
 from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.reader import make
 from mmrl.app.toml.tables import Table
-from mmrl.core.ranges import Count, Number, Positive, Seed, check_ranges
+from mmrl.runtime.ranges import Count, Number, Positive, Seed, check_ranges
 
 FOLDER = "recipes"
 ENDING = ".recipe.toml"

@@ -44,7 +44,7 @@ class TrlStyle:
         for prompt in prompts:
             world = self.open(prompt, 0)
             if inspect.isawaitable(world):
-                from mmrl.runtime.loops import wait_for
+                from mmrl.runtime.net.loops import wait_for
 
                 world = wait_for(world)
             world.close()

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from mmrl.runtime.loops import loop
-from mmrl.runtime.secrets import hide
+from mmrl.runtime.net.loops import loop
+from mmrl.runtime.net.secrets import hide
 
 if TYPE_CHECKING:
     from httpx import AsyncClient

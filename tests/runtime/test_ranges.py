@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from mmrl.core.ranges import (
+from mmrl.runtime.ranges import (
     BelowOne,
     Count,
     NonNegative,
