@@ -19,7 +19,7 @@ from mmrl.algorithms.weights.aggregate import SequenceMean, TokenMean
 from mmrl.algorithms.weights.divergence import GroupDivergence
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, GROUP_DIVERGENCE, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS
 from mmrl.core.types import Rollouts, Scores
-from mmrl.policies.text.read.divergence import group_divergence
+from mmrl.policies.text.read.evaluate import group_divergence
 from tests.numerics.check_advantages import blocks
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.rows import counts_of, loss_and_gradient, make_batch, rollouts, scores, weighed

@@ -31,7 +31,7 @@ from mmrl.core.types import (
     Trace,
     Video,
 )
-from mmrl.policies.text.read.divergence import disagreement
+from mmrl.policies.text.read.evaluate import disagreement
 from mmrl.runtime.tensors import pad_actions
 
 LETTERS = "abcd."

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Reading, Rollouts
+from mmrl.policies.flow.net import Uploads, send_home
 from mmrl.policies.flow.policy import FlowPolicy, FlowTrace
-from mmrl.policies.flow.transfer import Uploads, send_home
 from tests.support.flow_policies import FAMILIES, PLANS, make, prompts, requests
 from tests.support.second_device import META, SecondDevice
 

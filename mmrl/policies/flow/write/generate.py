@@ -17,10 +17,10 @@ from mmrl.flow.integrate import Trajectory, integrate
 from mmrl.flow.layout import Layout, SeededNoise, lay_out, surrogate_steps
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.host import FlowHost
+from mmrl.policies.flow.net import LateCheck, send_home
 from mmrl.policies.flow.sizes import Size
 from mmrl.policies.flow.teachers import numbers_of
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join, trace_of_noised, trace_of_steps
-from mmrl.policies.flow.transfer import LateCheck, send_home
 from mmrl.policies.shared.weights import FollowsWeights, Weights
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import to_device

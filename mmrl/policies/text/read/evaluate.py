@@ -1,5 +1,6 @@
 """Evaluating recorded completions again: log-probabilities, entropies, disagreement of groups; with gradient."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +15,14 @@ from mmrl.policies.text.families import Media
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packed.row import PackedRow, pack_row
+from mmrl.policies.text.prompt.behind import Insets, media_of, numbers_of, offsets_of, types_of
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
-from mmrl.policies.text.read.divergence import group_divergence
 from mmrl.policies.text.read.score import scores_of, values_of
-from mmrl.policies.text.trace import Insets, TextTrace, media_of, numbers_of, offsets_of, types_of
+from mmrl.policies.text.trace import TextTrace
 from mmrl.runtime.tensors import pad_actions
 
 QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})
+CLAMP = 11.0
 
 
 @dataclass(frozen=True)
@@ -222,3 +224,36 @@ def token_values(logits: Float[Tensor, "m v"], tokens: Int[Tensor, " m"], quanti
     chosen, entropy = TokenValues.apply(logits, tokens, "entropy" in quantities)  # type: ignore[no-untyped-call]
     known = {"logprobs": chosen, "entropy": entropy}
     return torch.stack([known[name] for name in quantities])
+
+
+def disagreement(logprobs: Float[Tensor, "g t v"]) -> Float[Tensor, " t"]:
+    """mean_g sum_v exp(d) - d - 1, d = clamp(mean_g log p - log p, -11, 11) (TW-GRPO's token divergence, arXiv:2505.24718).
+
+    The mean of log p is no distribution and the sum over v is not weighted by one: this is the code's measure, not a KL.
+    """
+    d = (logprobs.mean(0) - logprobs).clamp(-CLAMP, CLAMP)
+    return (d.exp() - d - 1).sum(-1).mean(0)
+
+
+def group_divergence(
+    logits: Callable[[Tensor, Tensor], Tensor],
+    hidden: Float[Tensor, "g t d"],
+    temperature: Float[Tensor, " g"],
+    mask: Bool[Tensor, "g t"],
+    allowed: Bool[Tensor, " v"],
+    chunk: int,
+) -> Float[Tensor, "g t"]:
+    """The disagreement of all rows at every position, the same in every row; rows that have ended there count as uniform.
+
+    `logits`: (m, d), (m,) -> (m, v); only `allowed` tokens are in the vocabulary; the logits of `chunk` tokens exist at a time.
+    """
+    rows, length = mask.shape
+    steps, words = max(1, chunk // rows), int(allowed.sum())
+    pieces: list[Tensor] = []
+    for start in range(0, length, steps):
+        some, alive = hidden[:, start : start + steps], mask[:, start : start + steps]
+        heat = temperature[:, None].expand(alive.shape)
+        logprobs = logits(some[alive], heat[alive])[:, allowed].log_softmax(-1)
+        uniform = logprobs.new_full((*alive.shape, words), -math.log(words))
+        pieces.append(disagreement(uniform.index_put((alive,), logprobs)))
+    return torch.cat(pieces).expand(rows, length) if pieces else hidden.new_zeros(rows, length)

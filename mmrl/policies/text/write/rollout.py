@@ -16,9 +16,10 @@ from mmrl.core.samples import Ended, Segment, Turn, last_turn, segments_of, turn
 from mmrl.core.types import Dialogue, Group, Prompt, Reading, Request, Rollouts, Sample, StoredRow, Tempering
 from mmrl.policies.shared.weights import check_reading
 from mmrl.policies.text.families import Family
+from mmrl.policies.text.prompt.behind import Inset
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
-from mmrl.policies.text.trace import Inset, TextTrace
+from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.text.write.generate import Completions
 from mmrl.runtime.tensors import stack_ragged
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mmrl.policies.text.read.divergence import group_divergence
+from mmrl.policies.text.read.evaluate import group_divergence
 
 MASK = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])
 ALLOWED = torch.tensor([True, False, True, True])

@@ -1,6 +1,6 @@
-"""Completions whose answer is replaced by the true one: how likely is it behind their thought?"""
+"""Where tokens look, and how likely true answers are behind a thought: completions whose answer is replaced by the true one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,11 +11,16 @@ from torch import Tensor
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
 from mmrl.core.true_answers import answer_text
 from mmrl.policies.text.read.answer_tokens import OPEN, last_turns, reaching
+from mmrl.policies.text.read.looks.rhythm import DISTANCE, INFLUENCE, RHYTHM
 from mmrl.policies.text.trace import TextTrace
 
 REFERENCE, BASE = REFERENCE_PROBABILITY.quantity, BASE_PROBABILITY.quantity
 REWRITTEN = frozenset({REFERENCE, BASE})
-"""The quantities' names."""
+"""Names of the quantities that need rows with the true answer."""
+LOOKS = REWRITTEN | RHYTHM
+"""Names of all quantities of this folder."""
+Evaluate = Callable[[TextTrace, Bool[Tensor, "n t"], tuple[str, ...]], dict[str, Tensor]]
+"""The policy's own way to evaluate rows."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,26 @@ class Rewritten:
         """The mean over the answer's tokens of their probability; -1 where there is no answer to replace."""
         total = torch.where(self.mask, logprobs.exp(), 0.0).sum(1)
         return torch.where(self.found, total / self.mask.sum(1).clamp(min=1), -1.0)
+
+
+@torch.no_grad()
+def look(
+    names: Collection[str],
+    trace: TextTrace,
+    mask: Bool[Tensor, "n t"],
+    evaluate: Evaluate,
+    tokenizer: Any,
+    decode: Callable[[list[list[int]]], list[str]],
+) -> dict[str, Tensor]:
+    """Those of the quantities that were asked for, (n, t) each."""
+    wanted, found = set(names), dict[str, Tensor]()
+    if wanted & RHYTHM:
+        found = evaluate(trace, mask, (DISTANCE, INFLUENCE))
+    for name in sorted(wanted & REWRITTEN):
+        rows = rewrite(trace, tokenizer, decode, name == REFERENCE, mask)
+        logprobs = evaluate(rows.trace, rows.mask, ("logprobs",))["logprobs"]
+        found[name] = rows.mean_probability(logprobs)[:, None].expand(mask.shape)
+    return found
 
 
 def rewrite(

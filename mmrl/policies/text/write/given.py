@@ -1,16 +1,19 @@
-"""Dialogues that are given: token by token what an episode of the same turns and answers would be."""
+"""Completions that are given, or whose beginning is: texts, dialogues, rows of an earlier step, and where an earlier completion
+is cut."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from mmrl.core.samples import Observation, last_turn
-from mmrl.core.types import Dialogue, Prompt
+from mmrl.core.samples import Observation, last_turn, segments_of
+from mmrl.core.types import Dialogue, Prefix, Prompt, StoredRow
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded, name_in_file
 from mmrl.policies.text.prompt.templates import QUESTION, Message, messages
+from mmrl.policies.text.read.answer_tokens import reaching
 from mmrl.policies.text.write.episodes import Episode
 from mmrl.policies.text.write.observe import NAME, between, observe
-from mmrl.policies.text.write.prefix import fill_given
 from mmrl.policies.text.write.rollout import Row, tokens_of
 
 
@@ -81,3 +84,45 @@ def refuse_other_rendering(given: Dialogue, mark: str, host: TextHost) -> None:
 
 def message(role: str, text: str) -> Message:
     return {"role": role, "content": [{"type": "text", "text": text}]}
+
+
+def tokens_to_keep(prefix: Prefix, decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[int]:
+    """The tokens of the earlier completion that are kept."""
+    tokens = list(prefix.token_ids)
+    if tokens and tokens[-1] in stops:
+        tokens.pop()
+    if prefix.before:
+        at = decode([tokens])[0].find(prefix.before)
+        if at >= 0:
+            # the first token that reaches beyond the letters in front of the mark holds its beginning
+            tokens = tokens[: max(0, reaching(tokens, lambda some: decode([list(some)])[0], at + 1) - 1)]
+    return tokens[: int(prefix.share * len(tokens))]
+
+
+def tokens_to_force(prefix: Prefix, tokenizer: Any, banned: frozenset[int], prompt_id: str) -> list[int]:
+    """The tokens of the text that was not sampled; raises ValueError where it holds one that no completion may hold."""
+    if not prefix.forced:
+        return []
+    tokens: list[int] = tokenizer(prefix.forced, add_special_tokens=False)["input_ids"]
+    found = sorted(banned & set(tokens))
+    if found:
+        raise ValueError(
+            f"the text {prefix.forced!r} that is forced for prompt {prompt_id!r} holds the tokens {found}, which no answer may "
+            "hold: write it without the model's special tokens"
+        )
+    return tokens
+
+
+def fill_given(row: Row, host: TextHost) -> None:
+    """Write down the tokens of a row that its request gives; raises ValueError for one that no completion may hold."""
+    written, prompt_id = row.request.written, row.request.prompt.id
+    if isinstance(written, StoredRow):
+        row.restore(written)
+    elif isinstance(written, str):
+        row.tokens = host.tokens_given(row.request)
+        row.segments = segments_of([("policy", len(row.tokens))])
+    elif isinstance(written, Prefix):
+        kept = tokens_to_keep(written, host.decode, host.eos_token_ids)
+        forced = tokens_to_force(written, host.tokenizer, host.banned, prompt_id)
+        row.begun = (*kept, *forced)
+        row.segments = segments_of([("policy" if written.trained else "forced", len(kept)), ("forced", len(forced))])
