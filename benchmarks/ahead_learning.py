@@ -16,9 +16,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from mmrl.app.commands.demo import taught_model
 from mmrl.app.config.run import load
 from mmrl.app.run.build import build
+from mmrl.lab.demos import taught_model
 from mmrl.policies.shared.workers.remote import Remote
 
 

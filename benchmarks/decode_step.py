@@ -47,8 +47,8 @@ def arguments() -> argparse.Namespace:
 
 def deep_model(layers: int, folder: Path) -> str:
     """A tiny Qwen2.5-VL with so many layers."""
-    from mmrl.tiny import byte_tokens
-    from mmrl.tiny.text import vlms
+    from mmrl.lab.tiny import byte_tokens
+    from mmrl.lab.tiny.text import vlms
 
     byte_tokens.TEXT["num_hidden_layers"] = layers
     return str(vlms.build("qwen2_5_vl", folder))

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
-from mmrl.app.commands import demo
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build, teach
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
-from mmrl.tiny.taught import BOXES
+from mmrl.lab import demos as demo
+from mmrl.lab.tiny.taught import BOXES
 from mmrl.training.checkpoints.save import Checkpoints
 
 Control = Callable[[int, int, Path], Path]

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from mmrl.app.commands.demo import taught_model
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
+from mmrl.lab.demos import taught_model
 
 WIDE = {"low": 1e-2, "high": 1e-2}
 WIDE_NORMALIZED = {"low": 2e-4, "high": 2e-4}

@@ -271,7 +271,7 @@ def side(args: argparse.Namespace) -> None:
 def small_model(folder: Path, layers: int | None = None, heads: int | None = None, patch: int | None = None) -> str:
     """The demo's architecture, perhaps of another size, with random weights."""
     from mmrl.data.drawn.shapes import Sketches
-    from mmrl.tiny.flow.generator import WarmStart, build
+    from mmrl.lab.tiny.flow.generator import WarmStart, build
 
     asked: dict[str, Any] = {"layers": layers, "heads": heads, "patch": patch}
     sizes = {name: value for name, value in asked.items() if value is not None}

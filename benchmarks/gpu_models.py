@@ -49,7 +49,7 @@ def vlm(folder: Path, device: torch.device, tiny: bool, is_7b: bool = False) -> 
     """Write a Qwen2.5-VL (3.75 B weights, 8.29 B, or 0.1 M) and return where."""
     from transformers import AutoProcessor, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    from mmrl.tiny.text import vlms
+    from mmrl.lab.tiny.text import vlms
 
     vlms.build("qwen2_5_vl", folder)
     processor = AutoProcessor.from_pretrained(folder)
@@ -97,7 +97,7 @@ def fill_vocabulary(file: Path, size: int) -> None:
 
 def images(folder: Path, device: torch.device, tiny: bool) -> str:
     """Write a Stable Diffusion 3.5 medium (2.2 B weights), or a tiny one of the same classes, and return where."""
-    from mmrl.tiny.flow import pipeline_parts, pipelines
+    from mmrl.lab.tiny.flow import pipeline_parts, pipelines
 
     pipelines.build("sd3", folder)
     if tiny:

@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from mmrl.app.commands import demo
+from mmrl.lab import demos as demo
 
 SEEDS = range(8)
 T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}

@@ -85,9 +85,9 @@ class Race:
 
 def job_of(args: argparse.Namespace) -> Any:
     """The demo's run with the settings both sides share, from the model that imitation made."""
-    from mmrl.app.commands.demo import taught_model
     from mmrl.app.config import run as configs
     from mmrl.app.run.build import build
+    from mmrl.lab.demos import taught_model
 
     name, task = args.tasks[0], TASKS[args.tasks[0]]
     words = [f"seed={args.seeds[0]}", f"data.seed={args.seeds[0]}", "steps=1000000", "samples_every=0", "deterministic=false"]

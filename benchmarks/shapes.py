@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.app.modality.weight_files import write_weights
+from mmrl.lab.tiny.flow import pipeline_parts, pipelines
+from mmrl.lab.tiny.text import vlms
+from mmrl.lab.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
 from mmrl.policies.flow.dry_run import part_of
 from mmrl.policies.flow.loading import load_index
 from mmrl.policies.text.prompt.templates import ANSWER_FORMATS
-from mmrl.tiny.flow import pipeline_parts, pipelines
-from mmrl.tiny.text import vlms
-from mmrl.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
 
 QUESTION = "Where is the second person from the left in the blue jacket?"
 QWEN25 = {

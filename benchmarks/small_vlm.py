@@ -39,7 +39,7 @@ def build(folder: Path) -> str:
     """Write model and processor, and return where."""
     from transformers import AutoProcessor, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-    from mmrl.tiny.text import vlms
+    from mmrl.lab.tiny.text import vlms
 
     torch.manual_seed(0)
     vlms.build("qwen3_vl", folder)

@@ -172,7 +172,7 @@ def differences(ours: Found, theirs: Found) -> tuple[float, float]:
 
 def compare(family: str, cases: list[str], steps: int, lr: float) -> list[list[str]]:
     """A line per case."""
-    from mmrl.tiny.text import vlms
+    from mmrl.lab.tiny.text import vlms
 
     lines = []
     with tempfile.TemporaryDirectory() as folder:

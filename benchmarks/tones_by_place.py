@@ -14,10 +14,10 @@ import torch
 from diffusers import StableAudio3Pipeline  # type: ignore[reportPrivateImportUsage] - diffusers lists it for the asking
 
 from mmrl import Group, Prompt, Sample
-from mmrl.app.commands.demo import taught_model
 from mmrl.app.plugins.resolve import load
 from mmrl.data.drawn.sounds.tones import HELD_OUT, PLACES, RATE, TRAIN, Tone, Wave, draw
-from mmrl.tiny.flow import sound_generator
+from mmrl.lab.demos import taught_model
+from mmrl.lab.tiny.flow import sound_generator
 
 STEPS = 8
 

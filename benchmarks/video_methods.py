@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from mmrl.app.commands.demo import SEEDS, taught_model
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
+from mmrl.lab.demos import SEEDS, taught_model
 
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {"preset": "grpo"},

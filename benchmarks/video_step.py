@@ -81,7 +81,7 @@ def model(folder: Path) -> str:
     """Qwen3-VL with 4 layers of width 256 and a vision tower of 4 layers, drawn at random."""
     from transformers import AutoProcessor, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-    from mmrl.tiny.text.vlms import build, draw_weights
+    from mmrl.lab.tiny.text.vlms import build, draw_weights
 
     torch.manual_seed(0)
     build("qwen3_vl", folder)

@@ -14,9 +14,9 @@ from transformers import CLIPImageProcessor, LlavaConfig, LlavaForConditionalGen
 from mmrl import Prompt
 from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Request
+from mmrl.lab.tiny.text.vlms import byte_tokenizer, chat_template
 from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.families import FAMILIES, Family, Media
-from mmrl.tiny.text.vlms import byte_tokenizer, chat_template
 
 
 @dataclass(frozen=True)

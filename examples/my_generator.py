@@ -24,11 +24,11 @@ from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import Spacing, spacing_of
+from mmrl.lab.tiny.flow.pipeline_parts import autoencoder, scheduler, t5_tokenizer
 from mmrl.policies.flow.families.base import Condition, FlowFamily, token_count
 from mmrl.policies.flow.loading import load
 from mmrl.policies.flow.parts import FlowParts
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
-from mmrl.tiny.flow.pipeline_parts import autoencoder, scheduler, t5_tokenizer
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from mmrl import Group, Prompt
 from mmrl.algorithms.presets import PRESETS
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Batch, Counts, Request
+from mmrl.lab.tiny.text.vlms import build
 from mmrl.policies.text import Sampling, TextPolicy, TextPolicyConfig
-from mmrl.tiny.text.vlms import build
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
 

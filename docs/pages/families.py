@@ -9,10 +9,10 @@ from docs.pages.lines import cell, table_of
 from mmrl.app.inspect.families import public_weights
 from mmrl.app.inspect.settings import facts_of
 from mmrl.app.inspect.things import classes, things_called
+from mmrl.lab.tiny.text.vlms import FAMILIES as TINY
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.families.types import all_types
-from mmrl.tiny.text.vlms import FAMILIES as TINY
 
 PUBLISHED = ("tasks", "licence", "licence_read", "tested")
 """Facts of a family that the table of all families shows."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from docs.pages.lines import cell
-from mmrl.app.lab.recipes.facts import recipes
-from mmrl.app.lab.recipes.pages import card, figures_of, number, small_tasks
+from mmrl.lab.recipes.facts import recipes
+from mmrl.lab.recipes.pages import card, figures_of, number, small_tasks
 
 
 def recipes_page() -> Iterator[str]:

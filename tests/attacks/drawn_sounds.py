@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from mmrl.tiny.flow.pipelines import build
+from mmrl.lab.tiny.flow.pipelines import build
 from tests.attacks.attack import Attack, expect_sentence, run_mmrl
 
 TINY = (

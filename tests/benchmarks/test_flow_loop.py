@@ -5,7 +5,7 @@ import argparse
 import numpy as np
 import torch
 
-from mmrl.tiny.flow import pipelines
+from mmrl.lab.tiny.flow import pipelines
 
 
 def test_latents_become_the_pictures_of_the_pipeline(script, tmp_path):

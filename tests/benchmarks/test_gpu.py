@@ -91,8 +91,8 @@ def test_layers_computed_again_are_not_needed(script, tmp_path):
 def test_models_have_their_published_sizes(script, tmp_path):
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    from mmrl.tiny.flow import pipeline_parts
-    from mmrl.tiny.text import vlms
+    from mmrl.lab.tiny.flow import pipeline_parts
+    from mmrl.lab.tiny.text import vlms
 
     models = script("gpu_models")
     vlms.build("qwen2_5_vl", tmp_path)
@@ -109,7 +109,7 @@ def test_models_have_their_published_sizes(script, tmp_path):
 def test_the_vocabulary_is_filled_and_every_token_can_be_written(script, tmp_path):
     from transformers import AutoProcessor
 
-    from mmrl.tiny.text import vlms
+    from mmrl.lab.tiny.text import vlms
 
     vlms.build("qwen2_5_vl", tmp_path)
     before = AutoProcessor.from_pretrained(tmp_path).tokenizer

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mmrl.flow.dynamics import FlowSDE
-from mmrl.tiny.flow import pipelines
+from mmrl.lab.tiny.flow import pipelines
 
 
 def test_a_race_counts_training_only(script, monkeypatch):

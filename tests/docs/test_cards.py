@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from mmrl.lab.tiny.text.vlms import build
 from mmrl.policies.shared.quantized.stored import tensors_in
-from mmrl.tiny.text.vlms import build
 from tests.docs.test_blocks import parsed, ran
 from tests.support.blocks import blocks, commands
 

@@ -8,9 +8,9 @@ import numpy as np
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group, Prompt, Request
+from mmrl.lab.tiny.text import janus
 from mmrl.policies.codes.policy import CodePolicy, CodePolicyConfig
-from mmrl.tiny.keep import keep
-from mmrl.tiny.text import janus
+from mmrl.runtime.keep import keep
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings

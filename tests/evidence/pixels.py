@@ -15,9 +15,9 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.types import Group, Prompt, Request
 from mmrl.data.drawn.shapes import COLOURS, HELD_OUT, TRAIN, Sketches, Wish, draw, place
 from mmrl.flow.plan import evaluation_plan
+from mmrl.lab.tiny.flow.generator import WarmStart, warm_start
 from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.tiny.flow.generator import WarmStart, warm_start
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings

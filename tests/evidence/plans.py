@@ -17,10 +17,10 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Group, Prompt, Request, Sample, StoredRow
+from mmrl.lab.tiny.text import janus
 from mmrl.policies.codes.policy import CodePolicy, CodePolicyConfig
 from mmrl.policies.codes.settings import PlanSettings
-from mmrl.tiny.keep import keep
-from mmrl.tiny.text import janus
+from mmrl.runtime.keep import keep
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.commands import demo
 from mmrl.app.export.export import export
+from mmrl.lab import demos as demo
 
 
 @pytest.mark.evidence

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.commands import demo as demos
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
+from mmrl.lab import demos
 from mmrl.training.checkpoints.save import Checkpoints
 
 METRIC = "eval/temporal_iou"

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from mmrl.app.commands import demo
 from mmrl.app.export.export import export
 from mmrl.app.run.folder import RunDir
 from mmrl.data.drawn.shape_edits import HELD_OUT, INSTRUCTIONS
-from mmrl.tiny.flow.editor import EditorStart, warm_start
+from mmrl.lab import demos as demo
+from mmrl.lab.tiny.flow.editor import EditorStart, warm_start
 from tests.support import moved_circles
 
 SMALL = EditorStart(

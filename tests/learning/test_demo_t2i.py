@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mmrl.app.commands import demo
 from mmrl.app.export.export import export
 from mmrl.data.drawn.shapes import HELD_OUT, Sketches
-from mmrl.tiny.flow.generator import WarmStart, warm_start
+from mmrl.lab import demos as demo
+from mmrl.lab.tiny.flow.generator import WarmStart, warm_start
 
 
 @pytest.mark.evidence

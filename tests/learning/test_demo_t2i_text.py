@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.commands import demo
 from mmrl.data.drawn.digit_text import HELD_OUT, Prints, caption
-from mmrl.tiny.flow.generator import WarmStart, warm_start
+from mmrl.lab import demos as demo
+from mmrl.lab.tiny.flow.generator import WarmStart, warm_start
 
 MISSING = [name for name in ("onnxruntime", "rapidocr_onnxruntime", "rapidfuzz", "matplotlib") if find_spec(name) is None]
 

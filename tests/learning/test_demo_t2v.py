@@ -6,10 +6,10 @@ from pathlib import Path
 import diffusers
 import pytest
 
-from mmrl.app.commands import demo
 from mmrl.app.export.export import export
 from mmrl.data.drawn.gliding import HELD_OUT, Glides
-from mmrl.tiny.flow.clip_generator import WarmStart, warm_start
+from mmrl.lab import demos as demo
+from mmrl.lab.tiny.flow.clip_generator import WarmStart, warm_start
 
 SIDE = 16
 SMALL = WarmStart(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.commands import demo
 from mmrl.app.config import run as configs
 from mmrl.app.run.build import teach
-from mmrl.tiny.taught import SPANS
+from mmrl.lab import demos as demo
+from mmrl.lab.tiny.taught import SPANS
 
 
 @pytest.mark.evidence

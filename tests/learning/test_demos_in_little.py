@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from mmrl.app.commands import demo as demos
 from mmrl.app.config import run as configs
 from mmrl.app.export.export import export
 from mmrl.app.run.folder import RunDir
 from mmrl.data.drawn import digit_text, gliding, shapes
 from mmrl.data.drawn.sounds import tones
+from mmrl.lab import demos
 
 READER = [name for name in ("onnxruntime", "rapidocr_onnxruntime", "rapidfuzz", "matplotlib") if find_spec(name) is None]
 

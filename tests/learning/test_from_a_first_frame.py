@@ -9,7 +9,7 @@ import pytest
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.data.drawn.gliding import Glides
-from mmrl.tiny.flow.clip_generator import warm_start
+from mmrl.lab.tiny.flow.clip_generator import warm_start
 from tests.learning.test_demo_t2v import SIDE, SMALL
 
 

@@ -13,8 +13,8 @@ from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.plugins.resolve import load
 from mmrl.core.samples import Turn
-from mmrl.tiny.teaching import cosine
-from mmrl.tiny.text import student
+from mmrl.lab.tiny.teaching import cosine
+from mmrl.lab.tiny.text import student
 from tests.support.imitation import learn, with_answers
 
 CELLS, SIDE = 2, 64

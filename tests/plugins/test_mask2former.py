@@ -125,7 +125,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny CLIP of the real class."""
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
-    from mmrl.tiny.flow.pipeline_parts import clip_tokenizer
+    from mmrl.lab.tiny.flow.pipeline_parts import clip_tokenizer
 
     torch.manual_seed(3)
     tokenizer: Any = clip_tokenizer()

@@ -12,10 +12,10 @@ from PIL import Image
 from torch import nn
 
 from mmrl.core.types import Group, Prompt, Sample, Scored
+from mmrl.lab.tiny.flow.pipeline_parts import clip_tokenizer
+from mmrl.lab.tiny.text.vlms import byte_tokenizer, chat_template
+from mmrl.lab.tiny.tokenizer import QWEN_TOKENS
 from mmrl.serving.scorers import encoders, models
-from mmrl.tiny.flow.pipeline_parts import clip_tokenizer
-from mmrl.tiny.text.vlms import byte_tokenizer, chat_template
-from mmrl.tiny.tokenizer import QWEN_TOKENS
 
 MEAN, STD = torch.tensor([0.48145466, 0.4578275, 0.40821073]), torch.tensor([0.26862954, 0.26130258, 0.27577711])
 
@@ -478,7 +478,7 @@ def test_hps_v3_reads_the_head_at_the_reward_token(reward, hps_v3_folder):
 @pytest.fixture(scope="module")
 def vlm_folder(tmp_path_factory):
     """A small vision-language model whose tokenizer has Yes and No."""
-    from mmrl.tiny.text import vlms
+    from mmrl.lab.tiny.text import vlms
 
     folder = tmp_path_factory.mktemp("vlm")
     torch.manual_seed(0)

@@ -11,10 +11,10 @@ from PIL import Image
 from torch import Tensor
 
 from mmrl.core.types import Group, Prompt, Sample, Scored
+from mmrl.lab.tiny.byte_tokens import byte_tokenizer
+from mmrl.lab.tiny.scorers import clip, draw_weights
 from mmrl.serving.scorers.encoders import HubEncoder, OpenClipEncoder, encoder_of
 from mmrl.serving.scorers.pixels import prepare
-from mmrl.tiny.byte_tokens import byte_tokenizer
-from mmrl.tiny.scorers import clip, draw_weights
 
 TEXTS = ("a red fox", "two dogs")
 

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from mmrl.tiny.text.vlms import build
+from mmrl.lab.tiny.text.vlms import build
 
 
 @pytest.fixture(scope="session")

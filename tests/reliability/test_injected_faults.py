@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mmrl.core.types import Prompt, Video
-from mmrl.tiny.flow import pipelines
-from mmrl.tiny.text import vlms
+from mmrl.lab.tiny.flow import pipelines
+from mmrl.lab.tiny.text import vlms
 from tests.support import injected_flow as flow
 from tests.support import injected_text as text
 from tests.support.flow_policies import make as flow_policy

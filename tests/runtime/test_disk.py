@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 
 from mmrl.app.export.export import whole_or_absent
 from mmrl.app.files import replace_text
-from mmrl.app.lab.arena.lane import Lane, Point
 from mmrl.app.run.folder import RunDir, append_line
 from mmrl.data.files.mp4 import write_mp4
 from mmrl.data.files.paths import write_jsonl
 from mmrl.engine.venv import Venv, note_whole
+from mmrl.lab.arena.lane import Lane, Point
 from mmrl.runtime.disk import FullDiskError, room_for
-from mmrl.tiny.keep import keep
+from mmrl.runtime.keep import keep
 
 LIMIT = 20
 """Bytes that a file may have."""

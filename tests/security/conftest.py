@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.tiny.text.vlms import build
+from mmrl.lab.tiny.text.vlms import build
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,11 @@ import pytest
 from diffusers.utils import logging as diffusers_logging
 
 from mmrl.app.plugins import resolve as plugins
+from mmrl.lab.tiny.flow import pipelines
 from mmrl.policies.flow import loading as flow_loading
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text import loading
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.tiny.flow import pipelines
 
 CODE = '''"""A reward that must not run."""
 from pathlib import Path

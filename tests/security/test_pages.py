@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.commands.reward import write_gallery
-from mmrl.app.lab.comparison.compare import compare, write_comparison
+from mmrl.app.evaluation.compare import compare, write_comparison
 from mmrl.app.report.page import write_report
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import JsonlTracker

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from mmrl.app.lab.arena import lane
-from mmrl.app.lab.arena.command import arena
-from mmrl.app.lab.arena.contest import Contest
+from mmrl.lab.arena import lane
+from mmrl.lab.arena.command import arena
+from mmrl.lab.arena.contest import Contest
 
 NEVER = 10**6
 """A step that no run comes to."""

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from mmrl import Group, Prompt
-from mmrl.tiny.flow.pipelines import build
+from mmrl.lab.tiny.flow.pipelines import build
 
 SIDES = {"sana_i2v": 32}
 """Pixels a side where 16 are too few."""

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mmrl.tiny.flow import late_pipelines, pipelines
-from mmrl.tiny.flow.pipeline_parts import clip as clip_encoder
-from mmrl.tiny.flow.pipeline_parts import clip_tokenizer
+from mmrl.lab.tiny.flow import late_pipelines, pipelines
+from mmrl.lab.tiny.flow.pipeline_parts import clip as clip_encoder
+from mmrl.lab.tiny.flow.pipeline_parts import clip_tokenizer
 
 Weights = dict[str, Tensor]
 RESNET = {

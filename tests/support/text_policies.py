@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.types import Prompt, Request, Rollouts, Sample, Trace
+from mmrl.lab.tiny.text.by_rule import BY_RULE
 from mmrl.policies.shared.weights import Decay
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace
-from mmrl.tiny.text.by_rule import BY_RULE
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "smolvlm", "internvl", "llava_onevision", "gemma3", "qwen3_5", "glm4v")
 PACKING = tuple(family for family in FAMILIES if family != "qwen3_5")

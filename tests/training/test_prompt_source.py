@@ -9,9 +9,9 @@ import pytest
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt, Video
+from mmrl.lab.tiny.text.vlms import build
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.policies.video.settings import VideoSettings
-from mmrl.tiny.text.vlms import build
 from mmrl.training.prompt_source import Drawing
 from mmrl.training.stopping import TrainingStoppedError
 from tests.support.fakes import FakeTextPolicy, prompts

@@ -8,10 +8,10 @@ from pathlib import Path
 from mmrl.app.api.inputs import Lent, PolicyInput, PromptsInput, RewardInput, kind_of_model, merge, policy_table
 from mmrl.app.api.run import Run
 from mmrl.app.config.run import Resolved, resolve
-from mmrl.app.lab.evaluation.prepare import ask, prepare
 from mmrl.app.plugins.python_objects import offer
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.revive import ask, prepare
 from mmrl.app.toml.tables import Table, Values
 from mmrl.core.types import Examples
 from mmrl.training.determinism import deterministic

@@ -173,12 +173,12 @@ def kind_for(algorithm: AlgorithmInput) -> str:
 
 def kind_of_model(policy: PolicyInput) -> str:
     """The kind by the folder's index file or the tiny family; names on the hub, and what may be several, count as text."""
-    from mmrl.tiny.taught import TAUGHT
+    from mmrl.lab.tiny.taught import TAUGHT
 
     name = str(policy)
     if name.startswith("tiny:"):
-        from mmrl.tiny.flow.pipelines import PIPELINES
-        from mmrl.tiny.text.janus import FAMILIES as DRAW_BY_TOKENS
+        from mmrl.lab.tiny.flow.pipelines import PIPELINES
+        from mmrl.lab.tiny.text.janus import FAMILIES as DRAW_BY_TOKENS
 
         drawing = {**dict.fromkeys(DRAW_BY_TOKENS, "token_image"), **dict.fromkeys((*PIPELINES, *TAUGHT["flow"]), "flow")}
         return drawing.get(name.removeprefix("tiny:"), "text")

@@ -48,8 +48,8 @@ def compare(
     """Compare two runs or evaluations: settings that differ, and numbers on the same prompts with a sign test."""
     from mmrl.app.as_json import json_text
     from mmrl.app.errors import Terminal
-    from mmrl.app.lab.comparison import compare as comparing
-    from mmrl.app.lab.comparison.tables import print_comparison
+    from mmrl.app.evaluation import compare as comparing
+    from mmrl.app.evaluation.compare_tables import print_comparison
 
     comparison = comparing.compare(first, second)
     if as_json:

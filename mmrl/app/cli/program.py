@@ -17,10 +17,8 @@ from mmrl.app.cli.data import data
 from mmrl.app.cli.environment import environment
 from mmrl.app.cli.look import compare, report, watch
 from mmrl.app.cli.prompt import ask, draw
-from mmrl.app.cli.recipe import recipe
 from mmrl.app.cli.reward import reward
 from mmrl.app.commands.cache import cache
-from mmrl.app.commands.demo import DEMOS
 from mmrl.app.commands.engine import engine
 from mmrl.app.commands.help import InOrder, complete_config, complete_name
 from mmrl.app.errors import (
@@ -34,6 +32,8 @@ from mmrl.app.errors import (
     sentence,
     start,
 )
+from mmrl.lab.demos import DEMOS
+from mmrl.lab.recipes.command import recipe
 
 app = typer.Typer(cls=InOrder, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 demo = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
@@ -203,7 +203,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on held-out prompts: writes every sample to predictions.jsonl and prints numbers with intervals."""
-    from mmrl.app.lab.evaluation.command import EvalArguments, run_evaluation
+    from mmrl.app.evaluation.command import EvalArguments, run_evaluation
 
     named = options.task, options.model, options.data, options.reward or [], options.suite
     run_evaluation(EvalArguments(arguments or [], step, output, *named), as_json)
@@ -255,7 +255,7 @@ def add_demo(name: str, summary: str) -> None:
         short: Annotated[bool, Option("--short", help="A few steps of each part: that it runs, not that it learns.")] = False,
         overrides: Overrides = None,
     ) -> None:
-        from mmrl.app.commands.demo import run, twin_of
+        from mmrl.lab.demos import run, twin_of
 
         trained = run(name, output, seed, overrides or [], short).path
         if DEMOS[name].twin:
@@ -285,8 +285,8 @@ def arena(
     overrides: Overrides = None,
 ) -> None:
     """Rank methods that start from the same checkpoint and get the same compute: intervals over seeds, curves, an HTML page."""
-    from mmrl.app.lab.arena.command import arena as hold
-    from mmrl.app.lab.arena.words import contest_of
+    from mmrl.lab.arena.command import arena as hold
+    from mmrl.lab.arena.words import contest_of
 
     typer.echo(hold(contest_of(task, methods, budget_seconds, seeds, model, overrides or []), output))
 

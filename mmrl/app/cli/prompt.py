@@ -30,8 +30,8 @@ def draw(
 ) -> None:
     """Draw a prompt with a run's model, by any of its checkpoints: the same seed draws the same noise for all of them."""
     from mmrl.app.as_json import json_text
-    from mmrl.app.lab.one_prompt.answer import step_words
-    from mmrl.app.lab.one_prompt.draw import draw as draw_one
+    from mmrl.app.one_prompt.draw import draw as draw_one
+    from mmrl.app.run.revive import step_words
 
     found = draw_one(run, prompt, image or [], step, seed, out)
     said = f"{step_words(int(str(found['step'])))}, seed {found['seed']}: {found['file']}"
@@ -54,8 +54,8 @@ def ask(
     """
     from mmrl.app.as_json import json_text
     from mmrl.app.errors import printable
-    from mmrl.app.lab.one_prompt.answer import step_words
-    from mmrl.app.lab.one_prompt.ask import ask as ask_one
+    from mmrl.app.one_prompt.ask import ask as ask_one
+    from mmrl.app.run.revive import step_words
 
     found = ask_one(run, words, step, out)
     if as_json:

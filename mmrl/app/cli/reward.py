@@ -72,7 +72,7 @@ def reward_train(
 ) -> None:
     """Train a reward model on what people preferred; a config then uses its folder as a reward."""
     from mmrl.app.commands.train import TrainArguments
-    from mmrl.app.lab.reward_model.train import train_reward_model
+    from mmrl.app.reward_model.train import train_reward_model
 
     words = TrainArguments(settings or [], task, model, data, (), output, held_out=held_out, image_root=image_root, card=card)
     train_reward_model(words)

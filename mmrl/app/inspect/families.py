@@ -47,8 +47,8 @@ def type_lines() -> Iterator[str]:
     """Every image-text type of the installed transformers, a mark at those that tests try, and yes or no with its reason."""
     import transformers
 
+    from mmrl.lab.tiny.text.vlms import FAMILIES
     from mmrl.policies.text.families.types import all_types
-    from mmrl.tiny.text.vlms import FAMILIES
 
     found = list(all_types())
     count = sum(one.refusal is None for one in found)

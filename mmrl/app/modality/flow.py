@@ -202,7 +202,7 @@ class FlowModality:
         return policy
 
     def build_tiny(self, family: str, folder: Path) -> object:
-        from mmrl.tiny.flow import pipelines
+        from mmrl.lab.tiny.flow import pipelines
 
         return pipelines.build(family, folder)
 

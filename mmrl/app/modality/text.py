@@ -169,8 +169,8 @@ class TextModality:
         return replace(policy, box_space=space or "auto")
 
     def build_tiny(self, family: str, folder: Path) -> object:
-        from mmrl.tiny.taught import UNTAUGHT
-        from mmrl.tiny.text import vlms
+        from mmrl.lab.tiny.taught import UNTAUGHT
+        from mmrl.lab.tiny.text import vlms
 
         return UNTAUGHT[family](folder, 0) if family in UNTAUGHT else vlms.build(family, folder)
 

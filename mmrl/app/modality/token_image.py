@@ -139,7 +139,7 @@ class TokenImageModality:
         return policy
 
     def build_tiny(self, family: str, folder: Path) -> object:
-        from mmrl.tiny.text import janus
+        from mmrl.lab.tiny.text import janus
 
         return janus.build(family, folder)
 

@@ -36,7 +36,7 @@ def with_settings(config: RunConfig) -> RunConfig:
     found = settings_of(config)
     if found is None:
         return config
-    from mmrl.tiny.keep import keep
+    from mmrl.runtime.keep import keep
 
     digest = hashlib.blake2b(found.read_bytes() + Path(__file__).read_bytes(), digest_size=6).hexdigest()
     # Families look at the name of a model.
@@ -80,7 +80,7 @@ def write_generator(known: Known, folder: Path) -> None:
 
 def write_writer(known: Known, folder: Path) -> None:
     """The config of a model that writes, with the ids of a tokenizer of letters, and the processor of its class."""
-    from mmrl.tiny.text import vlms
+    from mmrl.lab.tiny.text import vlms
 
     model, processor = vlms.FAMILIES[known["family"]]()
     small, config = model.config.to_dict(), dict[str, Any](known["config"])

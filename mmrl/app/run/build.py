@@ -280,8 +280,8 @@ def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
 
     Raises ValueError if there is no such family.
     """
-    from mmrl.tiny.keep import keep
-    from mmrl.tiny.taught import TAUGHT
+    from mmrl.lab.tiny.taught import TAUGHT
+    from mmrl.runtime.keep import keep
 
     family = name.removeprefix(TINY)
     if family in TAUGHT.get(modality.name, {}):
@@ -295,9 +295,9 @@ def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
 
 
 def teach_once(kind: str, name: str, seed: int = 0, progress: Note | None = None, short: bool = False) -> Path:
-    """The folder of a model of mmrl.tiny.taught, taught once and then kept; `short`: a few steps long."""
-    from mmrl.tiny.keep import hash_of, keep
-    from mmrl.tiny.taught import TAUGHT, Pupil
+    """The folder of a model of mmrl.lab.tiny.taught, taught once and then kept; `short`: a few steps long."""
+    from mmrl.lab.tiny.taught import TAUGHT, Pupil
+    from mmrl.runtime.keep import hash_of, keep
 
     how = TAUGHT[kind][name]
     if not isinstance(how, Pupil):

@@ -12,8 +12,8 @@ from mmrl.app.commands.train import TrainArguments, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.stages import stages_of
+from mmrl.app.evaluation.compare import compare
 from mmrl.app.export.export import export
-from mmrl.app.lab.comparison.compare import compare
 from mmrl.app.run.folder import RunDir, read_lines
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.chains import killed, lines, same

@@ -13,7 +13,7 @@ from mmrl.app.commands import launch as launching
 from mmrl.app.commands.launch import LaunchArguments, launch
 from mmrl.app.config import run as configs
 from mmrl.app.plugins.resolve import shipped_folder
-from mmrl.tiny.text.vlms import build
+from mmrl.lab.tiny.text.vlms import build
 from tests.support.fake_engines import make_environment
 from tests.support.stored_codes import store_codes
 

@@ -13,8 +13,8 @@ import torch
 from PIL import Image, ImageDraw
 
 from mmrl.app.commands.train import TrainArguments, train
+from mmrl.app.evaluation.command import EvalArguments, run_evaluation
 from mmrl.app.export.export import export
-from mmrl.app.lab.evaluation.command import EvalArguments, run_evaluation
 from mmrl.app.modality.registry import MODALITIES
 from mmrl.app.run.build import tiny_model
 from mmrl.app.run.evaluation_folder import EvaluationDir

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from mmrl.app.commands import cache as command
 from mmrl.data.files.mp4 import clip_folder
 from mmrl.runtime import cache
-from mmrl.tiny.keep import keep
+from mmrl.runtime.keep import keep
 
 DAY = 24 * 3600
 

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 from mmrl.app.modality.text import TextModality
+from mmrl.lab.tiny.text.vlms import build
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import TextPolicyConfig
-from mmrl.tiny.text.vlms import build
 from tests.policies.text.families.test_hearing import GEMMA, MOE, THINKER, whole
 from tests.support.text_policies import LATE, make
 

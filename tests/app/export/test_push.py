@@ -18,8 +18,8 @@ from mmrl.app.export.hub import check_push, push_folder
 from mmrl.app.run.build import build_policy
 from mmrl.app.run.folder import RunDir
 from mmrl.core.ranks import Ranks
+from mmrl.lab.tiny.text.vlms import build as build_tiny
 from mmrl.runtime.net import offline
-from mmrl.tiny.text.vlms import build as build_tiny
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.hub import TOKEN, Hub, small_hub
 

@@ -2,8 +2,8 @@
 
 from mmrl.app.inspect.families import HEAD, MARKS, WIDTHS, public_weights, table
 from mmrl.app.inspect.things import families
+from mmrl.lab.tiny.text import janus, vlms
 from mmrl.policies.shared.published import NOTES, Published
-from mmrl.tiny.text import janus, vlms
 
 
 def cells(line: str) -> list[str]:

@@ -12,11 +12,11 @@ from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.export.export import export
-from mmrl.app.lab.one_prompt.draw import draw
+from mmrl.app.one_prompt.draw import draw
 from mmrl.app.run.build import build
+from mmrl.lab.tiny.flow.pipelines import build as build_tiny
 from mmrl.policies.flow.dry_run import FlowDryRun
 from mmrl.policies.flow.settings import FlowPolicyConfig
-from mmrl.tiny.flow.pipelines import build as build_tiny
 from tests.support.flow_runs import Make, train_steps, with_preset
 
 ROWS = [{"prompt": "a bell", "span": [0, 0.1]}, {"prompt": "a dog barks", "span": [0.1, 0.2]}]

@@ -12,9 +12,9 @@ from mmrl.algorithms.ema_decay import RampDecay, WarmDecay
 from mmrl.app.commands.train import TrainArguments, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
+from mmrl.app.evaluation.command import evaluate
 from mmrl.app.export.export import export
 from mmrl.app.inspect.show import description
-from mmrl.app.lab.evaluation.command import evaluate
 from mmrl.app.plugins.catalog import preset_documents
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build

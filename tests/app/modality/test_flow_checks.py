@@ -13,8 +13,8 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
+from mmrl.app.evaluation.command import evaluate
 from mmrl.app.export.export import export
-from mmrl.app.lab.evaluation.command import evaluate
 from mmrl.app.modality.flow_checks import warn_of_clip_ranges, warn_of_half_precision
 from mmrl.app.plugins.resolve import load, modalities
 from mmrl.app.report.page import write_report

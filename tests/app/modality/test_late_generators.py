@@ -72,7 +72,7 @@ def test_what_a_run_exports_loads_in_diffusers(make: Make, tmp_path: Path, famil
 
 def test_guidance_for_a_model_that_was_made_without_is_said(make: Make, caplog: pytest.LogCaptureFixture, tmp_path: Path):
     """Turbo is known by its name."""
-    from mmrl.tiny.flow.pipelines import build as build_tiny
+    from mmrl.lab.tiny.flow.pipelines import build as build_tiny
 
     folder = build_tiny("z_image", tmp_path / "Z-Image-Turbo")
     with caplog.at_level(logging.WARNING):
@@ -88,7 +88,7 @@ def test_noise_that_stays_is_refused_of_a_distilled_model(
 ):
     """Turbo and schnell are known by their names, klein by its index."""
     from mmrl.app.run import build as building
-    from mmrl.tiny.flow.pipelines import build as build_tiny
+    from mmrl.lab.tiny.flow.pipelines import build as build_tiny
 
     folder = build_tiny(family, tmp_path / "of-turbo-and-schnell")
     for file, facts in (("model_index.json", {"is_distilled": True}), ("transformer/config.json", {"guidance_embeds": False})):

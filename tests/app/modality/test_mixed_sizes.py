@@ -18,8 +18,8 @@ from mmrl.app.run import build as building
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
 from mmrl.core.types import Prompt
+from mmrl.lab.tiny.flow.pipelines import PIPELINES
 from mmrl.policies.flow import loading
-from mmrl.tiny.flow.pipelines import PIPELINES
 from tests.support.flow_runs import ALONE, Make, train_steps, with_preset
 
 ROWS = [{"prompt": "a red fox"}, {"prompt": "two dogs", "width": 32, "height": 16}, {"prompt": "hi", "width": 32, "height": 32}]

@@ -9,8 +9,8 @@ import pytest
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.config import run as configs
 from mmrl.app.export.export import export
-from mmrl.app.lab.one_prompt.draw import draw
-from mmrl.tiny.flow.pipelines import build as build_tiny
+from mmrl.app.one_prompt.draw import draw
+from mmrl.lab.tiny.flow.pipelines import build as build_tiny
 
 ROWS = [{"prompt": "a hum", "band": [0, 3], "span": [0.25, 0.75]}, {"prompt": "a bell", "band": [3, 8], "span": [0, 0.5]}]
 SHORT = ["steps=1", "algorithm.group_size=2", "prompts_per_step=2", "policy.seconds=1.0", "evaluation.num_prompts=1"]

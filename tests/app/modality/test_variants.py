@@ -16,14 +16,14 @@ from mmrl.app.modality.flow import sketch_of_model
 from mmrl.app.modality.merge import merge_adapter, merge_lora
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.run.build import build
+from mmrl.lab.tiny.flow.pipelines import build as build_pipeline
+from mmrl.lab.tiny.text.vlms import build as build_model
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.tiny.flow.pipelines import build as build_pipeline
-from mmrl.tiny.text.vlms import build as build_model
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.real_size import LOAD, SHAPES, Bench, memory_of, rows_of, watch
 from benchmarks.shapes import vlm_with_weights
 from mmrl.app.planning.memory import GIB
-from mmrl.tiny.text.vlms import build
+from mmrl.lab.tiny.text.vlms import build
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ from PIL import Image
 from benchmarks.shapes import flux, stable_diffusion, vlm
 from mmrl.app.commands.plan import plan
 from mmrl.app.commands.train import TrainArguments
-from mmrl.app.lab.recipes.facts import find_recipe, recipe_files, recipes
 from mmrl.app.toml.tables import Table
 from mmrl.data.drawn.public_layouts import draw, write_json
 from mmrl.data.files.mp4 import write_mp4
+from mmrl.lab.recipes.facts import find_recipe, recipe_files, recipes
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "Qwen/Qwen2.5-VL-3B-Instruct": lambda folder: vlm(folder, "qwen25_3b"),

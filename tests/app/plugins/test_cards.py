@@ -8,9 +8,9 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.app.config.method_facts import changes, costs, needs
 from mmrl.app.inspect.ls import listing, rows_of
 from mmrl.app.inspect.show import description
-from mmrl.app.lab.recipes.facts import recipes
 from mmrl.app.plugins import cards
 from mmrl.app.plugins.cards import SOURCES, missing_part, not_now, part_cards
+from mmrl.lab.recipes.facts import recipes
 
 
 def test_every_preset_has_a_card():

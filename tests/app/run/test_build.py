@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.app.commands import demo
 from mmrl.app.commands.train import TrainArguments, run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RewardConfig
 from mmrl.app.config.tasks import one_line, parse_reward
-from mmrl.app.lab.evaluation.command import evaluate
+from mmrl.app.evaluation.command import evaluate
 from mmrl.app.modality.registry import MODALITIES
 from mmrl.app.plugins.resolve import load as load_plugin
 from mmrl.app.run import build as building
@@ -23,7 +22,8 @@ from mmrl.app.run.build import build
 from mmrl.app.run.claim import take_next_free
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.reward_runners import named_reward
-from mmrl.tiny.taught import BOXES, TAUGHT
+from mmrl.lab import demos as demo
+from mmrl.lab.tiny.taught import BOXES, TAUGHT
 from mmrl.training.checkpoints.save import Checkpoints
 
 Make = Callable[..., Resolved]

@@ -9,7 +9,7 @@ import pytest
 
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
-from mmrl.app.lab.comparison.compare import compare
+from mmrl.app.evaluation.compare import compare
 from mmrl.app.report.data import load as load_run
 from mmrl.app.run.folder import RunDir, lines_of_changes
 from mmrl.app.run.resume import changed_settings, check_resume, enter, is_finished, note_changes

@@ -8,11 +8,11 @@ import torch
 
 from mmrl.core.readings import ENTROPY, LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request, Rollouts, StoredRow
+from mmrl.lab.tiny.text.janus import build
 from mmrl.policies.codes.policy import CodePolicy, CodePolicyConfig
 from mmrl.policies.codes.settings import PlanSettings
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import TextTrace, trace_of_nothing
-from mmrl.tiny.text.janus import build
 
 BOUND = 1e-5
 """Of |log ratio|; plans, which are written without guidance, keep half of it."""

@@ -10,11 +10,11 @@ from PIL import Image
 
 from mmrl.core.readings import ENTROPY, LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Prefix, Prompt, Request, Rollouts, StoredRow
+from mmrl.lab.tiny.text.janus import build
 from mmrl.policies.codes.policy import CodePolicy, CodePolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import TextTrace
-from mmrl.tiny.text.janus import build
 
 BOUND = 2e-5
 """Of |log ratio|, wherever the model is deep; the tiny one keeps 5e-6."""
@@ -219,7 +219,7 @@ def test_a_folder_without_its_head_of_codes_is_refused(folder: str, tmp_path: Pa
 def test_a_model_that_writes_and_a_config_whose_parts_do_not_fit_are_refused(folder: str, tmp_path: Path):
     import json
 
-    from mmrl.tiny.text import vlms
+    from mmrl.lab.tiny.text import vlms
 
     with pytest.raises(ValueError, match="type qwen3 does not draw by tokens"):
         CodePolicy(CodePolicyConfig(str(vlms.build("qwen3", tmp_path / "qwen3"))))

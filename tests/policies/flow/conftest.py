@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 from diffusers.utils import logging
 
+from mmrl.lab.tiny.flow.pipelines import build
 from mmrl.policies.flow import loading
-from mmrl.tiny.flow.pipelines import build
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from mmrl.flow.layout import generator_of
 from mmrl.flow.plan import RolloutPlan, StepPlan, evaluation_plan
 from mmrl.flow.schedules import Full
 from mmrl.flow.sigmas import FlowSigmas, LinearShift, StaticShift
+from mmrl.lab.tiny.flow.pipeline_parts import LATENTS, diffusers_object
+from mmrl.lab.tiny.flow.sana import solver
 from mmrl.policies.flow.families.sana import SanaVideo, SanaVideoImage
 from mmrl.policies.flow.policy import FlowPolicy
-from mmrl.tiny.flow.pipeline_parts import LATENTS, diffusers_object
-from mmrl.tiny.flow.sana import solver
 from tests.support.flow_policies import LORA, latents, read_again, with_adapters
 
 SIDE, FRAMES, TOKENS, STEPS = 32, 5, 24, 4

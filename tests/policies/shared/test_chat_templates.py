@@ -2,8 +2,8 @@
 
 import pytest
 
+from mmrl.lab.tiny.text.vlms import chat_template
 from mmrl.policies.shared.chat_templates import refuse_endless
-from mmrl.tiny.text.vlms import chat_template
 
 ENDLESS = {
     "two loops": "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}",

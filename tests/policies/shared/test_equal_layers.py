@@ -15,6 +15,8 @@ from mmrl.app.config import run as configs
 from mmrl.app.fit.plan import prompts_of
 from mmrl.app.planning.count_calls import CountedRun
 from mmrl.app.run.build import with_local_model
+from mmrl.lab.tiny.flow.pipelines import PIPELINES
+from mmrl.lab.tiny.text.vlms import FAMILIES
 from mmrl.policies.flow import dry_run as flow
 from mmrl.policies.shared import equal_layers
 from mmrl.policies.shared.call_log import make_gradients
@@ -22,8 +24,6 @@ from mmrl.policies.shared.equal_layers import equal_layers as found_in
 from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights
 from mmrl.policies.text import dry_run as text
-from mmrl.tiny.flow.pipelines import PIPELINES
-from mmrl.tiny.text.vlms import FAMILIES
 
 
 class Layer(nn.Module):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mmrl.lab.tiny.flow import pipelines
 from mmrl.policies.flow.adapters import save_adapter
 from mmrl.policies.flow.loading import load as load_flow
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.loading import load as load_text
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.tiny.flow import pipelines
 
 LORA = LoraSettings(rank=2, alpha=4)
 

@@ -108,8 +108,8 @@ def test_models_that_do_not_write_are_refused_before_weights_load(tmp_path: Path
 def test_a_model_whose_layers_lie_elsewhere_is_refused(tmp_path: Path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from mmrl.tiny.byte_tokens import byte_tokenizer
-    from mmrl.tiny.text.llms import turns
+    from mmrl.lab.tiny.byte_tokens import byte_tokenizer
+    from mmrl.lab.tiny.text.llms import turns
 
     tokenizer = byte_tokenizer({})
     tokenizer.chat_template = turns()

@@ -19,7 +19,7 @@ from mmrl.app.plugins.worlds.trl_style import TrlStyle
 from mmrl.app.plugins.worlds.verifiers_turns import VerifiersTurns
 from mmrl.core.episodes import Limits
 from mmrl.core.types import Observation, Prompt, Turn
-from mmrl.tiny.text import vlms
+from mmrl.lab.tiny.text import vlms
 from mmrl.training.worlds.runner import WorldRunner
 from tests.support.ports import free_ports
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from mmrl.lab.tiny.text.vlms import build
 from mmrl.policies.shared.meta_models import size_of
 from mmrl.policies.shared.quantized.host import HostEmbedding, host_weights
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig
-from mmrl.tiny.text.vlms import build
 from tests.policies.text.test_quantized import LORA, in_4_bits
 from tests.support.text_policies import gradients, logprobs, make, mixed, relative_difference
 

@@ -6,12 +6,12 @@ from transformers.masking_utils import causal_mask_function
 
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request
+from mmrl.lab.tiny.text import by_rule
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families.base import parameters_of
 from mmrl.policies.text.families.generic import COUNTS, Generic
 from mmrl.policies.text.packed.attention import Packed, PackedMask
 from mmrl.policies.text.policy import Sampling
-from mmrl.tiny.text import by_rule
 from tests.support.text_policies import (
     FP32_BOUND,
     LATE,

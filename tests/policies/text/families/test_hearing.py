@@ -15,10 +15,10 @@ from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import Audio, Video
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.engine.wire_prompts import media_parts
+from mmrl.lab.tiny.text.omni import MARKS
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.families import QwenOmni
 from mmrl.policies.text.policy import Sampling, TextPolicy
-from mmrl.tiny.text.omni import MARKS
 from tests.support.sounds import tone, write_clip_with_sound, write_floats, write_wav
 from tests.support.text_policies import (
     FP32_BOUND,

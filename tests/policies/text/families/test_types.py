@@ -6,11 +6,11 @@ import pytest
 
 from mmrl.app.inspect.families import type_lines
 from mmrl.app.inspect.ls import listing
+from mmrl.lab.tiny.text.by_rule import BY_RULE
 from mmrl.policies.text.families import types
 from mmrl.policies.text.families.types import all_types, type_of
 from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.tiny.text.by_rule import BY_RULE
 
 REFUSED = {
     "florence2": "reads with an encoder and writes with a decoder",

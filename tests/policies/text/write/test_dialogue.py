@@ -10,8 +10,8 @@ from PIL import Image
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.samples import Observation, Prompt, Turn
 from mmrl.core.types import Dialogue, Request, Rollouts
+from mmrl.lab.tiny.text.vlms import build
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
-from mmrl.tiny.text.vlms import build
 
 PICTURE, PART = Image.new("RGB", (56, 56), (200, 30, 30)), Image.new("RGB", (84, 56), (20, 30, 200))
 ASKED = Prompt("p", "What is it?", (PICTURE,))

@@ -1,0 +1,214 @@
+"""`mmrl eval`: a run's checkpoint, a config's model as it is, or any model on any data; every sample and number is kept."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import typer
+
+from mmrl.app.as_json import json_text
+from mmrl.app.config import run as configs
+from mmrl.app.config.run import Resolved, resolve
+from mmrl.app.config.tasks import one_line
+from mmrl.app.errors import Terminal
+from mmrl.app.evaluation.predict import Meter, predict
+from mmrl.app.evaluation.suites import ALL, of_suite, suite_facts, suite_numbers, suite_words
+from mmrl.app.evaluation.tables import metrics_of, numbers, print_numbers, summary
+from mmrl.app.run.build import TINY
+from mmrl.app.run.context import RUNS, console, distributed_run
+from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
+from mmrl.app.run.folder import RunDir
+from mmrl.app.run.launch import check_same, lock_folder
+from mmrl.app.run.revive import Asked, ask, prepare
+from mmrl.core.protocols import Accelerator
+from mmrl.core.ranks import Ranks
+from mmrl.data.suites.load import find_suite
+from mmrl.data.suites.suite import Suite
+from mmrl.training.determinism import deterministic
+
+USUAL_REWARDS: dict[str, tuple[str, ...]] = {"grounding": ("iou",), "video": ("by_type",), "qa": ("by_type",)}
+"""Task -> the rewards that its answers are scored with where none are named."""
+
+
+@dataclass(frozen=True)
+class EvalArguments:
+    """The words of `mmrl eval`."""
+
+    arguments: Sequence[str]
+    """A run's folder or a config's name, unless its work is done by the options; then overrides."""
+    step: int | None = None
+    output: Path | None = None
+    task: str | None = None
+    model: str | None = None
+    data: str | None = None
+    rewards: Sequence[str] = ()
+    suite: str | None = None
+
+    def resolve(self) -> tuple[Resolved, RunDir | None]:
+        """The settings that they describe, and the run whose weights answer.
+
+        Raises FileNotFoundError without such a run, config or data, and ValueError for neither a run, a config, a suite nor a
+        task, two of them, or options that belong to another one.
+        """
+        words = list(self.arguments)
+        name = words.pop(0) if words and "=" not in words[0] else None
+        if self.suite is not None:
+            return self.of_suite(find_suite(self.suite), name, words)
+        if self.task is not None:
+            if name is not None:
+                raise ValueError(
+                    f"give a run or config ({name}) or --task {self.task}, not both: a model is named as in "
+                    f"--model {name}, and settings are written key=value"
+                )
+            if self.step is not None:
+                raise ValueError(f"--step {self.step} needs a run's folder; --task {self.task} evaluates a model as it is")
+            return of_task(self.task, self.model, self.data, self.rewards, words), None
+        for option, given in (("--model", self.model), ("--data", self.data), ("--reward", self.rewards)):
+            if given:
+                raise ValueError(
+                    f"{option} goes with --task, for example mmrl eval --task grounding --model M --data boxes.jsonl; for a run "
+                    "or config write policy.model=..., evaluation.data.path=... or [[reward]]"
+                )
+        if name is None:
+            raise ValueError("give a run's folder, a config (see `mmrl ls configs`), or --task with --model and --data")
+        run = RunDir.open(name) if Path(name).is_dir() else None
+        if run is None and self.step is not None:
+            raise ValueError(f"--step {self.step} needs a run's folder; {name} is a config")
+        return configs.load(str(run.config_file) if run else name, words), run
+
+    def of_suite(self, suite: Suite, name: str | None, words: Sequence[str]) -> tuple[Resolved, RunDir | None]:
+        """A run or model on a published test set; ValueError for neither, both, or options that the suite settles."""
+        if (name is None) == (self.model is None) or self.task is not None or self.rewards:
+            raise ValueError(
+                f"--suite {suite.name} needs a run's folder or a model, and settles task and rewards: write "
+                f"mmrl eval MODEL --suite {suite.name} --data FOLDER"
+            )
+        resolved, run = of_suite(suite, str(name or self.model), self.data, words)
+        if run is None and self.step is not None:
+            raise ValueError(f"--step {self.step} needs a run's folder; {name or self.model} is a model")
+        return resolved, run
+
+
+def of_task(task: str, model: str | None, data: str | None, rewards: Sequence[str], overrides: Sequence[str]) -> Resolved:
+    """A model as it is on data of a task: all of the file that is named, or of a folder the part that nothing trains on.
+
+    Raises FileNotFoundError without the data, ValueError for an unknown task or if something is missing.
+    """
+    resolved = one_line(task, model, data, rewards or USUAL_REWARDS.get(task, ()), overrides)
+    table, path = resolved.table, ("evaluation", "data")
+    is_said = any(word.startswith("evaluation.data") for word in overrides)
+    beside = table.values.get("evaluation", {}).get("data") is not None and Path(str(data)).expanduser().is_dir()
+    if not is_said and not beside:
+        table.set(path, deepcopy(table.values["data"]), "--data")
+    if not any(word.startswith("evaluation.num_prompts") for word in overrides):
+        table.set(("evaluation", "num_prompts"), ALL, f"task {task}")
+    if table.origin(("policy", "lora")) == f"task {task}":
+        table.values["policy"].pop("lora")
+    is_real = not str(model).startswith(TINY)
+    if is_real and torch.cuda.is_available() and table.origin(("policy", "dtype")) in (None, f"task {task}"):
+        table.set(("policy", "dtype"), "bfloat16", f"task {task}, for a GPU")
+    return resolve(table, (), task)
+
+
+def evaluate(name: str, overrides: Sequence[str] = (), step: int | None = None) -> Mapping[str, float]:
+    """Evaluate a run's checkpoint, or a config's model as it is; see `run_evaluation`."""
+    return run_evaluation(EvalArguments([name, *overrides], step))
+
+
+def run_evaluation(given: EvalArguments, as_json: bool = False) -> Mapping[str, float]:
+    """Answer held-out prompts, write every sample and print the numbers, which are returned under their names in metrics.jsonl.
+
+    An evaluation that was killed goes on where it was, if the same words are given again. `as_json` prints what summary.json
+    holds, and where the samples are.
+    Raises FileNotFoundError without a run, config, data, model or plug-in, and ValueError if no held-out prompts are named, the
+    settings do not fit together, or the folder holds another evaluation.
+    """
+    resolved, run = given.resolve()
+    suite = None if given.suite is None else find_suite(given.suite)
+    with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
+        check_same(ranks, resolved)
+        asked = ask(resolved, ranks, run, given.step)
+        subject = Subject.of(asked.weights, asked.prompts)
+        place = EvaluationDir(folder_for(asked, subject, given.output, ranks))
+        with lock_folder(place.path, ranks):
+            if not place.is_finished:
+                answer(asked, subject, place, accelerator, ranks)
+            lines = place.lines() if ranks.is_main else []
+            by = asked.config.evaluation.by
+            metrics = metrics_of(lines, by)
+            if ranks.is_main:
+                found = numbers(lines, by) if suite is None else suite_numbers(suite, lines)
+                facts = {"weights": asked.weights, "prompts": subject.num_prompts, "samples": len(lines)}
+                facts |= {} if suite is None else suite_facts(suite, resolved)
+                place.finish(contents := summary(found, facts, metrics))
+                if as_json:
+                    typer.echo(json_text({**contents, "predictions": place.predictions}))
+                    return metrics
+                many = "" if asked.config.evaluation.num_samples == 1 else f", {asked.config.evaluation.num_samples} samples each"
+                what = f"{subject.num_prompts} held-out prompts" if suite is None else suite_words(suite, facts)
+                print_numbers(f"{asked.weights}: {what}{many}", found, Terminal(markup=True))
+                console.print(f"every sample: {place.predictions}", markup=False, highlight=False)
+    return metrics
+
+
+def answer(asked: Asked, subject: Subject, place: EvaluationDir, accelerator: Accelerator | None, ranks: Ranks) -> None:
+    """Load the model and answer what is not answered yet."""
+    ready = prepare(asked, ranks, accelerator)
+    meter = None
+    if ranks.is_main:
+        place.begin(subject, asked.config)
+        if done := place.num_done(""):
+            console.print(
+                f"going on after {done} of {subject.num_prompts} prompts in {place.path}", markup=False, highlight=False
+            )
+        meter = Meter(subject.num_prompts)
+    try:
+        predict(ready, place, asked.step, ranks, meter)
+    finally:
+        ready.evaluator.rewards.close()
+        if meter is not None:
+            meter.close()
+
+
+def folder_for(asked: Asked, subject: Subject, output: Path | None, ranks: Ranks) -> Path:
+    """The folder of this evaluation, the same on all processes; ValueError if `output` holds something else."""
+    path, problem = Path(), None
+    if ranks.is_main:
+        try:
+            path = usual_folder(asked, subject, output)
+        except ValueError as error:
+            problem = str(error)
+    ranks.agree(problem)
+    return ranks.gather(path)[0]
+
+
+def usual_folder(asked: Asked, subject: Subject, output: Path | None) -> Path:
+    """`output`, which may hold this evaluation; else the first of the usual folders that is free or holds it unfinished.
+
+    Raises ValueError if `output` holds something else.
+    """
+    if output is not None:
+        place = EvaluationDir(output.expanduser().absolute())
+        if place.is_begun and (found := place.differences(subject, asked.config)):
+            raise ValueError(f"{output} holds another evaluation ({found[0]}): choose another --output")
+        if not place.is_begun and not is_free(place.path):
+            raise ValueError(f"{output} is not empty, and holds no evaluation: choose another --output")
+        return place.path
+    usual = RUNS / f"eval-{asked.resolved.name}"
+    if asked.run is not None:
+        usual = asked.run.path / "evaluations" / f"step-{asked.step}"
+    usual, number = usual.absolute(), 1
+    while True:
+        place = EvaluationDir(usual if number == 1 else usual.with_name(f"{usual.name}-{number}"))
+        if is_free(place.path):
+            return place.path
+        if place.is_begun and not place.is_finished and not place.differences(subject, asked.config):
+            return place.path
+        number += 1
+
+
+def is_free(folder: Path) -> bool:
+    """True if there is no such folder, or nothing in it but the lock of an evaluation that never began."""
+    return not folder.exists() or (folder.is_dir() and not {file.name for file in folder.iterdir()} - {".lock"})

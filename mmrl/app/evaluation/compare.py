@@ -1,0 +1,216 @@
+"""Two runs or evaluations side by side: settings that differ, figures of the same held-out prompts, curves over each other."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrl.app.evaluation.compare_sides import Side, read_side
+from mmrl.app.evaluation.suites import suite_figures
+from mmrl.app.files import replace_text
+from mmrl.app.report.charts import Chart, Series, line_chart
+from mmrl.app.report.data import EVAL, column, read_rows
+from mmrl.app.report.figures import Change, Figure, figures, paired_changes
+from mmrl.app.report.page import environment
+from mmrl.app.report.rows import Row, Task, by_task, mean
+from mmrl.app.run.folder import Line, also_split
+from mmrl.app.run.trackers import flat, is_reward
+
+Curve = tuple[list[float], list[float]]
+"""Steps and values."""
+
+
+@dataclass(frozen=True)
+class MetricRow:
+    """One metric of both runs, a and b; best is NaN where larger is not better."""
+
+    name: str
+    first: tuple[float, float]
+    last: tuple[float, float]
+    best: tuple[float, float]
+
+    @property
+    def difference(self) -> float:
+        """Last value of b minus last value of a."""
+        return self.last[1] - self.last[0]
+
+
+@dataclass(frozen=True)
+class AlsoCompared:
+    """Answers in one further way (`[[evaluation.also]]`) that both sides have."""
+
+    name: str
+    held_out: list[MetricRow]
+    differences: list[Change]
+    num_shared: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs or evaluations side by side: what differs, and what can be compared."""
+
+    names: tuple[str, str]
+    settings: list[tuple[str, str, str]]
+    """Setting, value in a, value in b; "(not set)" where one lacks it."""
+    held_out: list[MetricRow]
+    """Over the held-out prompts that both runs evaluated."""
+    differences: list[Change]
+    """Figures of the last evaluations, b against a, with intervals and a sign test."""
+    num_shared: int
+    """Held-out prompts that both evaluated."""
+    also: list[AlsoCompared]
+    """The same of every further way to answer that both have, in the order of a."""
+    training: list[MetricRow]
+    notices: list[str]
+    charts: list[Chart]
+
+    def facts(self) -> dict[str, object]:
+        """The comparison as programs read it: `mmrl compare --json`."""
+        also = [
+            {"name": one.name, "prompts": one.num_shared, "changes": changes_of(one.differences), "held_out": one.held_out}
+            for one in self.also
+        ]
+        return {
+            "names": self.names,
+            "settings": [{"setting": name, "a": a, "b": b} for name, a, b in self.settings],
+            "prompts": self.num_shared,
+            "changes": changes_of(self.differences),
+            "held_out": self.held_out,
+            "also": also,
+            "training": self.training,
+            "notices": self.notices,
+        }
+
+
+def changes_of(differences: Sequence[Change]) -> list[dict[str, object]]:
+    return [one.facts() for one in differences]
+
+
+def compare(a: Path | str, b: Path | str) -> Comparison:
+    """Read two run folders, or evaluations of `mmrl eval`; FileNotFoundError for others, ValueError for a damaged file."""
+    sides = read_side(Path(a)), read_side(Path(b))
+    names = run_names(sides[0].path, sides[1].path)
+    shared = [task for task in sides[0].last if task in sides[1].last]
+    suite = sides[0].suite if sides[0].suite is sides[1].suite else None
+    asked = [] if suite is None else suite_figures(suite)
+    held_out = [curves_of(side, shared, asked=asked) for side in sides]
+    also = [compare_way(sides, way) for way in sides[0].also if way in sides[1].also]
+    training = [{name: column(side.train, name) for name in metric_names(side.train)} for side in sides]
+    notices = [f"{name}: {notice}" for name, side in zip(names, sides, strict=True) for notice in side.notices]
+    if suite is not None and (counted := " and ".join(suite.macro) or ("point" if suite.counts_points else "")):
+        notices.append(f"Suite {suite.name}: every prompt counts equally here; in the published figures every {counted} does.")
+    with_curves = all(side.run is not None for side in sides)
+    return Comparison(
+        names,
+        settings(sides[0].config, sides[1].config),
+        metric_rows(held_out[0], held_out[1], lambda _: True),
+        paired_changes(sides[0].last, sides[1].last, asked),
+        len(shared),
+        [one for one in also if one.num_shared],
+        metric_rows(training[0], training[1], lambda name: is_reward(name) or name == "reward/total"),
+        notices + notes_on_others([side.last for side in sides], len(shared)) + notes_on_ways(sides, names, also),
+        overlays("held out", held_out, names) + overlays("training", training, names) if with_curves else [],
+    )
+
+
+def run_names(a: Path, b: Path) -> tuple[str, str]:
+    """The folders' names, with those of as many folders around them as tell them apart."""
+    left, right = a.resolve().parts, b.resolve().parts
+    most = max(len(left), len(right))
+    depth = next((depth for depth in range(1, most) if left[-depth:] != right[-depth:]), 1)
+    return "/".join(left[-depth:]), "/".join(right[-depth:])
+
+
+def settings(a: Mapping[str, object], b: Mapping[str, object]) -> list[tuple[str, str, str]]:
+    """Dotted names of the settings that differ, with both values; where a run lies is none of them."""
+    left, right = flat(a), flat(b)
+
+    def setting_text(side: Mapping[str, object], name: str) -> str:
+        return str(side[name]) if name in side else "(not set)"
+
+    names = [name for name in dict.fromkeys([*left, *right]) if name != "output"]
+    return [(name, setting_text(left, name), setting_text(right, name)) for name in names if left.get(name) != right.get(name)]
+
+
+def compare_way(sides: tuple[Side, Side], way: str) -> AlsoCompared:
+    """The answers of both sides in one further way."""
+    first, second = (side.also[way] for side in sides)
+    shared = [task for task in first if task in second]
+    before, after = (curves_of(side, shared, way) for side in sides)
+    return AlsoCompared(way, metric_rows(before, after, lambda _: True), paired_changes(first, second), len(shared))
+
+
+def notes_on_ways(sides: tuple[Side, Side], names: tuple[str, str], also: Sequence[AlsoCompared]) -> list[str]:
+    """Notes on further ways that the comparison leaves out."""
+    alone = [(name, way) for name, side in zip(names, sides, strict=True) for way in side.also]
+    alone = [(name, way) for name, way in alone if any(way not in side.also for side in sides)]
+    found = [f"Only {name} has [[evaluation.also]] {way}: its answers are left out." for name, way in alone]
+    return found + [f"The two share no prompt of [[evaluation.also]] {one.name}." for one in also if not one.num_shared]
+
+
+def curves_of(side: Side, shared: Sequence[Task], way: str = "", asked: Sequence[Figure] = ()) -> dict[str, Curve]:
+    """Every figure of these prompts over the evaluations of a side; samples of a prompt are averaged first."""
+    curves: dict[str, Curve] = {}
+    for step, rows in evaluations(side, way) if shared else []:
+        tasks = [rows[task] for task in shared if task in rows]
+        for figure in asked or figures([row for task in tasks for row in task]):
+            value = mean(mean(map(figure.value, task)) for task in tasks)
+            if math.isfinite(value):
+                steps, values = curves.setdefault(figure.name, ([], []))
+                steps.append(float(step))
+                values.append(value)
+    return curves
+
+
+def evaluations(side: Side, way: str = "") -> Iterator[tuple[int, Mapping[Task, list[Row]]]]:
+    """Step and answers of each: all of a run, the one of an evaluation; in one of the further ways where it is named."""
+    if side.run is None:
+        yield 0, side.also[way] if way else side.last
+        return
+    split = also_split(way) if way else EVAL
+    for step in side.run.run.sample_steps(split):
+        yield step, by_task(read_rows(side.run.run, split, [step], side.run.box_space))
+
+
+def metric_names(lines: Sequence[Line]) -> list[str]:
+    return [name for name in dict.fromkeys(name for line in lines for name in line) if name != "step"]
+
+
+def metric_rows(a: Mapping[str, Curve], b: Mapping[str, Curve], has_best: Callable[[str], bool]) -> list[MetricRow]:
+    """First, last and best finite value of every metric that both runs have; `has_best`: larger is better for this metric."""
+    rows: list[MetricRow] = []
+    for name in a:
+        if name in b:
+            left, right = ([v for v in side[name][1] if math.isfinite(v)] or [math.nan] for side in (a, b))
+            best = (max(left), max(right)) if has_best(name) else (math.nan, math.nan)
+            rows.append(MetricRow(name, (left[0], right[0]), (left[-1], right[-1]), best))
+    return rows
+
+
+def notes_on_others(last: Sequence[Mapping[Task, list[Row]]], num_shared: int) -> list[str]:
+    alone = len({*last[0], *last[1]}) - num_shared
+    if not alone:
+        return []
+    if not num_shared:
+        return ["The runs share no held-out prompt, so their evaluations are not compared."]
+    return [f"{alone} held-out prompts were evaluated by one run only and are left out."]
+
+
+def overlays(split: str, curves: Sequence[Mapping[str, Curve]], names: tuple[str, str]) -> list[Chart]:
+    """One chart per metric that either run has."""
+    charts: list[Chart] = []
+    for metric in dict.fromkeys([*curves[0], *curves[1]]):
+        series = [
+            Series(name, *side[metric], style, dots=split == "held out")
+            for name, side, style in zip(names, curves, ("a", "b"), strict=True)
+            if metric in side
+        ]
+        charts.append(Chart(metric, line_chart(series, f"{metric}, {split}"), split))
+    return charts
+
+
+def write_comparison(comparison: Comparison, file: Path) -> Path:
+    """The same as one HTML file without any address in it, with the curves over each other."""
+    template = environment().get_template("compare.html.j2")
+    replace_text(file, template.render(comparison=comparison))
+    return file

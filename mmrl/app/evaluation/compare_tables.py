@@ -1,0 +1,133 @@
+"""A comparison on a terminal, where no number is broken at 80 columns, or as TSV with every digit into a pipe."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mmrl.app.errors import printable
+from mmrl.app.evaluation.compare import Comparison, MetricRow
+from mmrl.app.evaluation.tables import tsv
+from mmrl.app.report.figures import LEAST_PROMPTS, Change
+from mmrl.app.report.words import number, percent, signed
+
+WIDE = 120
+"""Columns of a terminal from which on first and best values are shown too."""
+MOST_OF_A_SETTING = 200
+"""Characters of a value that are shown."""
+SAME = "The settings are the same."
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Notices, settings, figures of the same prompts, and training figures."""
+    if console.is_terminal:
+        print_tables(comparison, console)
+        return
+    for kind, header, rows in sections(comparison):
+        lines = tsv(("table", *header), [(kind, *row) for row in rows])
+        console.file.write(printable(lines))
+
+
+def sections(comparison: Comparison) -> Iterable[tuple[str, Sequence[str], list[tuple[object, ...]]]]:
+    """The tables of the TSV: name, header, rows; those that have no row are left out."""
+    held = [row_of_figure(one) for one in comparison.differences]
+    ways = [(way.name, *row_of_figure(one)) for way in comparison.also for one in way.differences]
+    ends = ("difference", "low", "high", "prompts", "higher", "lower", "sign_p", "unparsed_a", "unparsed_b")
+    runs: list[tuple[object, ...]] = [(row.name, *map(finite, (*row.first, *row.last, *row.best))) for row in comparison.training]
+    notices = [*comparison.notices, *([] if comparison.settings else [SAME])]
+    found: list[tuple[str, Sequence[str], list[tuple[object, ...]]]] = [
+        ("names", ("a", "b"), [comparison.names]),
+        ("notice", ("text",), [(notice,) for notice in notices]),
+        ("setting", ("setting", "a", "b"), [(*row,) for row in comparison.settings]),
+        ("held_out", ("figure", "a", "b", *ends), held),
+        ("also", ("way", "figure", "a", "b", *ends), ways),
+        ("training", ("metric", "first_a", "first_b", "last_a", "last_b", "best_a", "best_b"), runs),
+    ]
+    return [one for one in found if one[2]]
+
+
+def row_of_figure(one: Change) -> tuple[object, ...]:
+    ends = map(finite, (one.low, one.high))
+    signs = one.num_prompts, one.higher, one.lower, finite(one.sign_p)
+    return (one.name, one.before, one.after, one.difference, *ends, *signs, *map(finite, one.unread))
+
+
+def finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def print_tables(comparison: Comparison, console: Console) -> None:
+    a, b = (escape(name) for name in comparison.names)
+    console.print(f"a is {a}\nb is {b}", soft_wrap=True)
+    for notice in comparison.notices:
+        console.print(escape(notice), style="yellow")
+    if comparison.settings:
+        console.print(settings_table(comparison.settings))
+    else:
+        console.print(SAME)
+    if comparison.differences:
+        title = f"Held out: the {comparison.num_shared} prompts that both evaluated"
+        console.print(figure_table(comparison.differences, title))
+        console.print(sign_words(comparison.differences), markup=False)
+    for way in comparison.also:
+        title = f"Held out, answered as {way.name}: the {way.num_shared} prompts that both answered so"
+        console.print(figure_table(way.differences, escape(title)))
+        for line in unread_words(way.differences):
+            console.print(line, markup=False)
+    wide = console.width >= WIDE
+    if wide and any(row.first != row.last for row in comparison.held_out):
+        console.print(metric_table("Held out, over the evaluations", comparison.held_out, wide))
+    if comparison.training:
+        console.print(metric_table("Training", comparison.training, wide))
+
+
+def settings_table(rows: Sequence[tuple[str, str, str]]) -> Table:
+    table = Table(title="Settings that differ", title_justify="left", box=None, pad_edge=False)
+    for heading in ("setting", "a", "b"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(text if len(text) <= MOST_OF_A_SETTING else f"{text[:MOST_OF_A_SETTING]}...") for text in row))
+    return table
+
+
+def figure_table(changes: Sequence[Change], title: str) -> Table:
+    """Seven columns that fit 80: the numbers are never broken, long names of figures are."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("figure", overflow="fold", max_width=18)
+    for heading in ("a", "b", "b - a", "95 % interval", "higher:lower", "p"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in changes:
+        interval = f"{signed(one.low)} to {signed(one.high)}" if one.has_interval else "none"
+        chance = f"{one.sign_p:.2g}" if math.isfinite(one.sign_p) else ""
+        ends = number(one.before), number(one.after), signed(one.difference)
+        table.add_row(escape(one.name), *ends, interval, f"{one.higher}:{one.lower}", chance)
+    return table
+
+
+def sign_words(changes: Sequence[Change]) -> str:
+    """How to read the table, and how much could not be read."""
+    words = ["higher:lower counts the prompts where b is above and below a; p is the sign test's (the rest are the same)."]
+    few = min(one.num_prompts for one in changes)
+    if few < LEAST_PROMPTS:
+        words.append(f"No interval and no p where fewer than {LEAST_PROMPTS} prompts have the figure (here {few}).")
+    return "\n".join([*words, *unread_words(changes)])
+
+
+def unread_words(changes: Sequence[Change]) -> list[str]:
+    """A line for each of the first figures for which answers could not be read."""
+    unread = [one for one in changes if max(filter(math.isfinite, one.unread), default=0.0) > 0]
+    return [f"unparsed for {one.name}: {percent(one.unread[0])} of a, {percent(one.unread[1])} of b" for one in unread[:3]]
+
+
+def metric_table(title: str, rows: Sequence[MetricRow], wide: bool) -> Table:
+    """Last values and their difference; on a wide terminal first and best ones too."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("metric", overflow="fold", max_width=34)
+    for heading in (*(("first a", "first b") if wide else ()), "a", "b", "b - a", *(("best a", "best b") if wide else ())):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        before, best = (tuple(map(number, pair)) if wide else () for pair in (row.first, row.best))
+        table.add_row(escape(row.name), *before, *map(number, row.last), signed(row.difference), *best)
+    return table

@@ -1,1 +1,0 @@
-"""Methods and models compared: arena, recipes, comparison, evaluation."""

@@ -1,1 +1,0 @@
-"""`mmrl compare`: two runs or evaluations side by side."""

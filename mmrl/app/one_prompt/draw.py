@@ -1,0 +1,88 @@
+"""`mmrl draw`: a picture, clip or sound of any prompt, by any checkpoint of a run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from mmrl.app.files import replace_bytes
+from mmrl.app.modality.registry import modality_of
+from mmrl.app.run.folder import RunDir
+from mmrl.app.run.revive import answer, config_of, refuse_missing, refuse_other_out, usual_file
+from mmrl.app.run.sample_files import strip_of
+from mmrl.core.types import Prompt, Sample
+from mmrl.data.files.mp4 import write_mp4
+from mmrl.data.files.wav import wav_bytes
+from mmrl.runtime.disk import room_for
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp")
+CLIPS = (".mp4", ".png")
+"""H.264 holds clips of even sides; as a picture a clip is a strip of some frames."""
+SOUNDS = (".wav",)
+KINDS = {"image": (PICTURES, "a picture", ".png"), "video": (CLIPS, "a clip", ".mp4"), "sound": (SOUNDS, "a sound", ".wav")}
+KINDS["video with sound"] = KINDS["video"]
+"""Kind of what is drawn -> the files that hold one, its words, and the usual file."""
+
+
+def draw(
+    path: Path,
+    text: str,
+    images: Sequence[Path] = (),
+    step: int | None = None,
+    seed: int | None = None,
+    out: Path | None = None,
+) -> dict[str, object]:
+    """Draw a prompt, with pictures to edit, and write the file; the facts of it, as `mmrl draw --json` prints them.
+
+    Raises FileNotFoundError where `path` holds no run or a picture is missing, FileExistsError if `out` exists, and ValueError
+    for a run whose model writes, a file of another kind, and as in `answer`.
+    """
+    run = RunDir.open(path)
+    config = config_of(run, "flow", "token_image")
+    kind = modality_of(config.policy).output_of(config.policy)
+    suffixes, words, usual = KINDS[kind]
+    refuse_other_out(out, suffixes, words)
+    if out is not None and kind.endswith("with sound"):
+        refuse_other_out(out.with_suffix(".wav"), SOUNDS, "a sound")
+    refuse_missing(images)
+    prompt = Prompt(text, text, tuple(map(str, images)))
+    found = answer(run, config, prompt, step, seed)
+    file = out or usual_file(run, prompt, found, ".png" if usual == ".mp4" and not is_even(found.sample) else usual)
+    size = write(found.sample, file)
+    facts = {"run": run.path, "step": found.step, "prompt": text, "seed": found.seed, "file": file, **size}
+    return facts | ({"frames": len(found.sample.video), "fps": found.sample.fps} if usual == ".mp4" else {})
+
+
+def is_even(sample: Sample) -> bool:
+    return isinstance(sample.video, np.ndarray) and not sample.video.shape[1] % 2 and not sample.video.shape[2] % 2
+
+
+def write(sample: Sample, file: Path) -> dict[str, int]:
+    """Write a picture or clip, or a sound, that of a clip as .wav beside it; its width and height, or its rate and samples."""
+    heard: dict[str, int] = {}
+    if isinstance(sample.sound, np.ndarray):
+        assert sample.rate is not None
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_bytes(file.with_suffix(".wav"), wav_bytes(sample.sound, sample.rate))
+        heard = {"rate": sample.rate, "samples": sample.sound.shape[1]}
+        if sample.video is None:
+            return heard
+    if isinstance(sample.video, np.ndarray):
+        height, width = sample.video.shape[1:3]
+        if file.suffix.lower() == ".mp4":
+            if not is_even(sample):
+                raise ValueError(
+                    f"--out {file}: H.264 holds no clip of {width} x {height}, odd sides: give it a .png for a strip"
+                )
+            write_mp4(file, sample.video, max(1, round(sample.fps or 1.0)))
+            return {"width": width, "height": height, **heard}
+        picture = strip_of(sample.video)
+    else:
+        picture = sample.image
+        width, height = picture.size if isinstance(picture, Image.Image) else (0, 0)
+    assert isinstance(picture, Image.Image)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with room_for(file, "draw again"):
+        picture.save(file)
+    return {"width": width, "height": height, **heard}

@@ -1,0 +1,102 @@
+"""`mmrl reward train`: a reward model from pairs or ratings, and how often it agrees with people on what it never saw."""
+
+import json
+import os
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from rich.table import Table as Grid
+
+from mmrl.algorithms.planners.taught import Pairs, PicturePairs
+from mmrl.app.commands.train import TrainArguments, train
+from mmrl.app.config.plug_ins import read_data
+from mmrl.app.config.tasks import SCORING, one_line
+from mmrl.app.errors import Terminal
+from mmrl.app.files import replace_text
+from mmrl.app.report.figures import Estimate, estimate
+from mmrl.app.reward_model.scorer import Scorer, scorer_of
+from mmrl.app.run.build import load_prompts
+from mmrl.app.run.folder import RunDir
+from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.core.types import Prompt
+
+AGREEMENT = "agreement.json"
+"""In the run's folder: axis -> share, count, and low and high where there are pairs enough."""
+
+MOST_PAIRS = 2000
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Pairs that nothing trains on, read before training so that a fault of theirs costs none."""
+
+    prompts: list[Prompt]
+    planner: Pairs | PicturePairs
+
+
+def train_reward_model(given: TrainArguments) -> RunDir:
+    """Train, score the held-out pairs, and print and keep the agreement; without any nothing is said about it.
+
+    Raises:
+        ValueError: another task than those of reward models, held-out rows that are no pairs, or what `train` raises.
+    """
+    task = str(given.task)
+    if task not in SCORING:
+        raise ValueError(f"--task is {task!r}: {did_you_mean(task, SCORING)}")
+    pairs = pairs_to_ask(given)
+    run = train(replace(given, held_out=None))
+    if os.environ.get("RANK", "0") != "0":
+        return run
+    if pairs is not None:
+        found = agreement(scorer_of(run.path), pairs)
+        write_agreement(found, run)
+        print_agreement(found)
+    Terminal().print(f'in a config: [[reward]] use = "{run.path}"', markup=False, highlight=False, soft_wrap=True)
+    return run
+
+
+def pairs_to_ask(given: TrainArguments) -> HeldOut | None:
+    """The pairs that --held-out names; None without it."""
+    if given.held_out is None:
+        return None
+    resolved = one_line(
+        str(given.task), given.model, given.held_out, (), [w for w in given.arguments if "=" in w], None, given.image_root
+    )
+    planner = resolved.config.algorithm.algorithm.planner
+    if not isinstance(planner, Pairs | PicturePairs):
+        raise ValueError("--held-out is for pairs, and --task ratings learns numbers: leave one of them out")
+    source = f"--held-out {given.held_out}"
+    read = load_prompts(read_data(resolved.config.data, ("data",), resolved.table), source)
+    prompts = list(islice(read, MOST_PAIRS))
+    planner.check_prompts(prompts)
+    return HeldOut(prompts, planner)
+
+
+def agreement(scorer: Scorer, pairs: HeldOut) -> dict[str, Estimate]:
+    """By axis, the share of pairs in the order that people gave them, of equal scores half; a pair is about its column `axis`."""
+    requests = pairs.planner.first(pairs.prompts, 2, 0, 0)
+    found = scorer.scores([(request.shown_prompt, str(request.written)) for request in requests], batch_size=16)
+    right: dict[str, list[float]] = {}
+    for prompt, (best, other) in zip(pairs.prompts, zip(found[::2], found[1::2], strict=True), strict=True):
+        axis = str(prompt.columns.get("axis", scorer.axes[0]))
+        gap = best[axis] - other[axis]
+        right.setdefault(axis, []).append(1.0 if gap > 0 else 0.5 if gap == 0 else 0.0)
+    return {axis: estimate(values) for axis, values in right.items()}
+
+
+def write_agreement(found: dict[str, Estimate], run: RunDir) -> None:
+    table = {
+        axis: {"share": one.mean, "count": one.num_prompts, **({"low": one.low, "high": one.high} if one.has_interval else {})}
+        for axis, one in found.items()
+    }
+    replace_text(run.path / AGREEMENT, json.dumps(table, indent=1) + "\n")
+
+
+def print_agreement(found: dict[str, Estimate]) -> None:
+    grid = Grid("held-out pairs", "agreement", "95 % interval", "pairs", box=None)
+    for axis, one in found.items():
+        interval = f"{one.low:.3f} to {one.high:.3f}" if one.has_interval else one.why_none
+        grid.add_row(axis, f"{one.mean:.3f}", interval, str(one.num_prompts))
+    Terminal().print(grid)
+    if not any(one.low > 0.5 for one in found.values()):
+        Terminal().print("this may be chance: more pairs, or more steps", style="yellow")

@@ -1,0 +1,229 @@
+"""A prompt answered as a run answers held-out ones, by any of its checkpoints or by the model before training."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Never
+
+import torch
+
+from mmrl.app.config import run as configs
+from mmrl.app.config.chosen import without_engine
+from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
+from mmrl.app.config.run import Resolved, RunConfig
+from mmrl.app.errors import waiting
+from mmrl.app.modality.registry import modality_of
+from mmrl.app.run.beforehand import what_is_missing
+from mmrl.app.run.build import build_policy, held_out_prompts, with_local_model
+from mmrl.app.run.context import distributed_run
+from mmrl.app.run.folder import RunDir
+from mmrl.app.run.reward_runners import load_rewards, reward_runners
+from mmrl.core.protocols import Accelerator, Policy, State
+from mmrl.core.ranks import Ranks
+from mmrl.core.sources import first_of_each
+from mmrl.core.types import Prompt, Request, Sample
+from mmrl.runtime.process_state import seed
+from mmrl.runtime.process_state import seed as begin_random_state
+from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.determinism import deterministic
+from mmrl.training.evaluate import MODELS, Evaluator
+
+
+@dataclass(frozen=True)
+class Asked:
+    """All that is known of an evaluation without a model."""
+
+    resolved: Resolved
+    plug_ins: PlugIns
+    prompts: list[Prompt]
+    """The held-out prompts that are answered."""
+    run: RunDir | None = None
+    """The run whose weights answer; None: the model as it is."""
+    state: State | None = None
+    """The run's checkpoint."""
+
+    @property
+    def config(self) -> RunConfig:
+        return self.resolved.config
+
+    @property
+    def step(self) -> int:
+        """The step of the run's checkpoint; 0 for a model as it is."""
+        return 0 if self.state is None else int(self.state["index"])
+
+    @property
+    def weights(self) -> str:
+        """Words for the weights."""
+        return f"{self.config.policy.model} as it is" if self.run is None else f"{self.run.path}, step {self.step}"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A model that answers, and who scores it."""
+
+    evaluator: Evaluator
+    box_space: str | None
+    """How the model writes boxes."""
+
+
+def ask(resolved: Resolved, ranks: Ranks, run: RunDir | None = None, step: int | None = None) -> Asked:
+    """Read the prompts; `step` is a checkpoint of the run, None its newest whole one.
+
+    Raises FileNotFoundError without data, CheckpointError without a whole checkpoint (of that step), and ValueError if there
+    are no held-out prompts, or they are not like what is wanted of them.
+    """
+    resolved = without_engine(resolved)
+    config = resolved.config
+    if config.evaluation.data is None:
+        missing = resolved.table.at(("evaluation", "data"))
+        raise ValueError(f"{missing} is missing: add [evaluation.data] with the held-out prompts")
+    if config.evaluation.num_prompts == 0:
+        raise ValueError("evaluation.num_prompts is 0: leave it out, or set the number of prompts")
+    seed(config.seed)
+    plug_ins = read_plug_ins(resolved)
+    with ranks.main_first():
+        prompts = first_of_each(held_out_prompts(config, plug_ins.held_out) or [], config.evaluation.num_prompts)
+    if run is None:
+        return Asked(resolved, plug_ins, prompts)
+    with waiting("loading the checkpoint"):
+        return Asked(resolved, plug_ins, prompts, run, Checkpoints(run.checkpoints).load(step))
+
+
+def prepare(asked: Asked, ranks: Ranks, accelerator: Accelerator | None = None) -> Ready:
+    """Load rewards and model.
+
+    Raises FileNotFoundError without a plug-in, model folder or checkpoint, ValueError where settings do not fit together or a
+    reward misses its files or server.
+    """
+    plug_ins, config = asked.plug_ins, with_local_model(asked.config, ranks)
+    modality = modality_of(config.policy)
+    modality.check_prompts(config.policy, asked.prompts)
+    to_fetch = not Path(config.policy.model).expanduser().is_dir()
+    with ranks.main_first(to_fetch), waiting("loading rewards"):
+        loaded, more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
+    for reward, function in zip(config.reward, loaded, strict=True):
+        if reward.weight and (missing := what_is_missing(function)):
+            raise ValueError(f"reward {reward.label!r} {missing}")
+    space = modality.box_space(config.policy)
+    rewards = reward_runners(config, loaded, more, space)[1]
+    torch.manual_seed(config.seed)
+    with ranks.main_first(to_fetch), waiting(f"loading model {asked.config.policy.model}"):
+        policy = build_policy(config.policy, frozenset(config.evaluation.all_weights - {"live"}))
+    nothing_trains = replace(config.algorithm.algorithm, schedule=None, objective=())
+    modality.warn_after_load(policy, nothing_trains, config.evaluation, asked.prompts)
+    if accelerator is not None:
+        policy.prepare(accelerator)
+    if asked.run is not None and asked.state is not None:
+        policy.load_state_dict(wanted_part(asked.state["policy"], policy, asked.run))
+    settings = replace(config.evaluation, num_prompts=len(asked.prompts))
+    sampling, variants = modality.eval_sampling(settings), modality.variants(settings)
+    return Ready(Evaluator(policy, asked.prompts, rewards, settings, sampling, ranks, variants), space)
+
+
+def wanted_part(state: State, policy: Policy[Never], run: RunDir) -> State:
+    """A run's state without the averages and references that this evaluation has no use for; ValueError if one is missing.
+
+    A reference that the run did not keep is the model as it was loaded.
+    """
+    kept = state["shadows"]
+    if "ref" in policy.shadows - set(kept):
+        kept = {**kept, "ref": policy.state_dict()["shadows"]["ref"]}
+    missing = sorted(policy.shadows - set(kept))
+    if missing:
+        raise ValueError(f"{run.path} kept no weights called {missing[0]!r}: evaluate with evaluation.weights = 'live'")
+    return state | {"shadows": {name: kept[name] for name in policy.shadows}}
+
+
+DRAWS = 'has a model that draws, and writes nothing: let it draw with mmrl draw {run} "a prompt"'
+REMEDIES = {
+    "text": 'has a model that writes, and draws nothing: ask it with mmrl ask {run} PICTURE "a question"',
+    "flow": DRAWS,
+    "token_image": DRAWS,
+}
+"""Kind of policy -> why another command is for it."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sample, and what it was drawn with."""
+
+    sample: Sample
+    step: int
+    """The checkpoint; 0 = the model before training."""
+    seed: int
+    box_space: str | None
+    """How the model writes boxes; None where that is unknown, or it writes none."""
+
+
+def config_of(run: RunDir, *kinds: str) -> RunConfig:
+    """The settings of a run whose policy is of one of these kinds, without an engine; ValueError for another."""
+    config = without_engine(configs.load(str(run.config_file))).config
+    own = modality_of(config.policy).name
+    if own not in kinds:
+        raise ValueError(f"{run.path} {REMEDIES[own].format(run=run.path)}")
+    return config
+
+
+def answer(run: RunDir, config: RunConfig, prompt: Prompt, step: int | None = None, seed: int | None = None) -> Answer:
+    """One answer by checkpoint `step` (None: the newest whole one, 0: the model before training).
+
+    The sampling is that of held-out prompts, and so is the seed where none is given.
+    Raises FileNotFoundError without the model, ValueError without such a checkpoint, or for a prompt that this model cannot
+    answer, and CheckpointError for a damaged checkpoint.
+    """
+    evaluation, modality = config.evaluation, modality_of(config.policy)
+    state, number = state_at(run, step), evaluation.seed if seed is None else seed
+    local = with_local_model(config).policy
+    modality.check_prompts(local, [prompt])
+    with deterministic(config.deterministic), distributed_run() as (accelerator, _):
+        begin_random_state(config.seed)
+        torch.manual_seed(config.seed)
+        with waiting(f"loading model {config.policy.model}"):
+            policy = build_policy(local, frozenset(evaluation.all_weights - {"live"}))
+        if accelerator is not None:
+            policy.prepare(accelerator)
+        if state is not None:
+            policy.load_state_dict(wanted_part(state["policy"], policy, run))
+        request = Request(prompt, 1, 0, model=MODELS[evaluation.weights], seed=number)
+        with waiting("answering"):
+            sample = policy.rollout([request], modality.eval_sampling(evaluation)).groups[0].samples[0]
+    return Answer(sample, 0 if state is None else int(state["index"]), number, modality.box_space(local))
+
+
+def state_at(run: RunDir, step: int | None) -> State | None:
+    """A checkpoint of the run; None for the model before training."""
+    checkpoints = Checkpoints(run.checkpoints)
+    wanted, known = checkpoints.newest_whole() if step is None else step, checkpoints.steps()
+    if wanted is None:
+        raise ValueError(f"{run.path} has no whole checkpoint yet: --step 0 takes the model before training")
+    if wanted and wanted not in known:
+        there = f"there are {', '.join(map(str, known))}, and" if known else "there is none;"
+        raise ValueError(f"{run.path} has no checkpoint of step {wanted}: {there} 0 is the model before training")
+    with waiting("loading the checkpoint"):
+        return checkpoints.load(wanted) if wanted else None
+
+
+def usual_file(run: RunDir, prompt: Prompt, answer: Answer, suffix: str) -> Path:
+    """The file of an answer for which no name is given: the same prompt, seed and step have the same one."""
+    digest = hashlib.sha256("\0".join([prompt.text, *map(str, prompt.media)]).encode(errors="replace")).hexdigest()[:8]
+    return run.path / "tries" / f"step-{answer.step:06d}-seed-{answer.seed}-{digest}{suffix}"
+
+
+def refuse_missing(files: Sequence[Path]) -> None:
+    """Raise FileNotFoundError for the first file that is not there."""
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"there is no file {file}: give the path of a picture or clip")
+
+
+def refuse_other_out(out: Path | None, suffixes: Sequence[str], what: str) -> None:
+    """Raise ValueError for a file of another kind, FileExistsError for one that is there."""
+    if out is not None and out.suffix.lower() not in suffixes:
+        raise ValueError(f"--out {out}: {what} is written as {' or '.join(suffixes)}")
+    if out is not None and out.exists():
+        raise FileExistsError(f"--out {out} exists already: choose another name, or remove it")
+
+
+def step_words(step: int) -> str:
+    return f"step {step}" if step else "before training"

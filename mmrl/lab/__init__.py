@@ -1,0 +1,1 @@
+"""Small models, contests, published recipes and demos: what makes mmrl visible, and nothing that trains needs."""

@@ -1,0 +1,201 @@
+"""A contest: task, methods, budget and seeds, and the config of every run; all that can be refused is refused here."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.pixels import with_rewards
+from mmrl.app.config.algorithm import assemble, presets
+from mmrl.app.config.plug_ins import read_plug_ins
+from mmrl.app.config.run import Resolved, resolve
+from mmrl.app.modality.registry import modality_of
+from mmrl.app.plugins.catalog import find_config
+from mmrl.app.run.build import load_prompts
+from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.app.toml.tables import Table, leaves
+from mmrl.core.types import Prompt
+from mmrl.lab.arena.fitting import fit_to_small_pictures
+from mmrl.lab.demos import taught_model
+from mmrl.runtime.ranges import Positive, Range, check_ranges
+
+OWN = ("algorithm", "optimizer", "sampler", "policy", "prompts_per_step", "micro_batch")
+"""Keys of a config that a method of one's own may set; the others belong to the task, which is the same for all."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task that methods meet on."""
+
+    config: str
+    """The shipped config whose data, rewards, model and optimizer all methods share."""
+    demo: str
+    """The demo whose warm-started model they begin from."""
+    base: str
+    """The preset under a method of one's own that names none."""
+    samples: Annotated[int, Range(1, 2**20)]
+    """Samples of a training step: divided by the method's group size they give the prompts of a step."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Settings in which the arena differs from the config: totals in [0, 1], as some methods require."""
+    figure: str = "eval/total"
+    """The metric that methods are ranked by: the mean total reward of held-out prompts."""
+
+
+TASKS: Mapping[str, Task] = {
+    "grounding": Task("tiny/grounding", "grounding", "grpo", 128, {"reward.0.weight": 0.9}),
+    "video": Task("tiny/video", "video", "grpo", 128, {"reward.0.weight": 0.9}),
+    "t2i": Task("tiny/t2i", "t2i", "flow_grpo", 96),
+}
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The words of `mmrl arena`."""
+
+    task: str
+    methods: tuple[str, ...]
+    """Presets, or TOML files with what is changed."""
+    budget_s: Positive
+    """Seconds of training per run; evaluations are not counted."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    model: str | None = None
+    """Weights to begin from; None: the demo's warm-started model."""
+    marks: Annotated[int, Range(1, 2**20)] = 4
+    """Evaluations of a run after the start, evenly over its budget."""
+    overrides: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.task not in TASKS:
+            raise ValueError(f"there is no task {self.task!r}: choose one of {', '.join(TASKS)}")
+        labels = [label_of(method) for method in self.methods]
+        for word, given in (("method", labels), ("seed", [*map(str, self.seeds)])):
+            if not given:
+                raise ValueError(f"an arena needs at least one {word}: give --{word}s a,b,c")
+            twice = next((one for one in given if given.count(one) > 1), None)
+            if twice is not None:
+                raise ValueError(f"--{word}s names {twice} twice: name each {word} once (a file counts by its name)")
+        if any(seed < 0 for seed in self.seeds):
+            raise ValueError(f"--seeds holds {min(self.seeds)}: seeds are 0 or more")
+
+    @property
+    def num_runs(self) -> int:
+        return len(self.methods) * len(self.seeds)
+
+
+def label_of(method: str) -> str:
+    """The name of a method in tables: of a file its name without the ending."""
+    return Path(method).stem if method.endswith(".toml") else method
+
+
+def resolve_run(contest: Contest, method: str, seed: int) -> Resolved:
+    """The config of one run: that of the task with the method's algorithm, sizes and seeds.
+
+    Raises FileNotFoundError where the method is a file that is not there, ValueError if it is unknown or does not fit the task.
+    """
+    task = TASKS[contest.task]
+    table = Table.read(find_config(task.config))
+    table.set(("algorithm",), {"preset": task.base if method.endswith(".toml") else method}, f"method {method}")
+    if method.endswith(".toml"):
+        add_changes(table, Path(method).expanduser())
+    elif method not in presets():
+        raise ValueError(f"there is no method {method!r}: {did_you_mean(method, presets())}, or give a TOML file")
+    for key, value in task.settings.items():
+        table.set(tuple(key.split(".")), value, "arena")
+    for word in contest.overrides:
+        table.override(word)
+    algorithm = assemble(table).algorithm
+    check_modality(method, algorithm, contest.task, str(table.values["policy"]["kind"]))
+    if algorithm.schedule is not None:
+        fit_to_small_pictures(table, algorithm)
+        algorithm = assemble(table).algorithm
+    settings: dict[str, object] = {"seed": seed, "data.seed": seed, "steps": 10**6, "optimizer.lr_schedule": "constant"}
+    if not is_own(table, "prompts_per_step", task.config):
+        settings["prompts_per_step"] = max(1, task.samples // algorithm.group_size)
+    if contest.model is not None:
+        settings["policy.model"] = contest.model
+    for key, value in settings.items():
+        table.set(tuple(key.split(".")), value, "arena")
+    resolved = resolve(table, (), label_of(method))
+    resolved.config.algorithm.algorithm.check_minibatches(resolved.config.prompts_per_step)
+    return resolved
+
+
+def is_own(table: Table, key: str, config: str) -> bool:
+    """Was this key said by somebody else than the task's config?"""
+    origin = table.origin((key,))
+    return origin is not None and not origin.endswith(f"{config}.toml")
+
+
+def add_changes(table: Table, file: Path) -> None:
+    """Put what a file changes over the task's config.
+
+    Raises FileNotFoundError, or ValueError where it is not TOML or changes what belongs to the task.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(f"the method {file} is not there: give the name of a preset or of a TOML file")
+    changes = Table.read(file)
+    for path, value in leaves(changes.values):
+        if path[0] not in OWN or path == ("policy", "model"):
+            raise ValueError(
+                f"{file}: {'.'.join(path)} belongs to the task, which is the same for all methods: leave it out; a method may "
+                f"set {', '.join(OWN)}"
+            )
+        if path == ("algorithm", "preset"):
+            table.set(path, value, str(file))
+    for path, value in leaves(changes.values):
+        if path != ("algorithm", "preset"):
+            table.set(path, value, str(file))
+
+
+def check_modality(method: str, algorithm: Algorithm, task: str, kind: str) -> None:
+    """Refuse a method of image generators on a task of text, and the other way round."""
+    draws = algorithm.schedule is not None
+    if draws != (kind == "flow"):
+        of, fitting = ("image generators", "t2i") if draws else ("models that write", "grounding or video")
+        raise ValueError(
+            f"{method} is a method of {of} and cannot take part in the task {task}: leave it out, or --task {fitting}"
+        )
+
+
+def check_prompts(contest: Contest, runs: Sequence[Resolved]) -> None:
+    """Raise ValueError for methods that cannot work with the task's prompts, rewards or policy, before a model is loaded.
+
+    Prompts that a model of the user's own cannot be shown are refused too; the task's own model was taught on them.
+    """
+    prompts: list[Prompt] | None = None
+    for resolved in runs:
+        algorithm, label = deepcopy(resolved.config.algorithm.algorithm), resolved.config.algorithm.label
+        if prompts is None:
+            loaded = load_prompts(read_plug_ins(resolved).data, f"[data] {resolved.config.data.use}")
+            prompts = [*islice(loaded, 4)]
+            if contest.model is not None:
+                modality_of(resolved.config.policy).check_prompts(resolved.config.policy, prompts)
+        try:
+            algorithm = modality_of(resolved.config.policy).adapt_algorithm(algorithm, resolved.config.policy, label, prompts)
+            if algorithm.schedule is not None:
+                refuse_rewards_without_gradient(resolved, algorithm)
+            algorithm.planner.first(prompts, algorithm.group_size, 0, 0)
+            for view in algorithm.views.values():
+                view(prompts[0], 0)
+        except Exception as error:
+            raise ValueError(
+                f"{resolved.name} cannot take part in the task {contest.task}: {error}; leave it out of --methods, or change it "
+                "in a TOML file of your own"
+            ) from error
+
+
+def refuse_rewards_without_gradient(resolved: Resolved, algorithm: Algorithm) -> None:
+    """Raise ValueError where a method trains on the gradient of rewards and one has none."""
+    plug_ins = read_plug_ins(resolved).rewards
+    _ = with_rewards(
+        algorithm.objective, [(one.use, one.weight, make()) for one, make in zip(resolved.config.reward, plug_ins, strict=True)]
+    )
+
+
+def start_of(contest: Contest) -> str:
+    """The weights that all runs begin from: those given, or the demo's, taught once and then kept in the cache."""
+    return contest.model if contest.model is not None else str(taught_model(TASKS[contest.task].demo, 0))

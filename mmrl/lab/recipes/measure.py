@@ -1,0 +1,206 @@
+"""The evaluation of a recipe: each measure's held-out prompts, scored by its reward, as the figures of the paper's table."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table as Grid
+
+from mmrl.app.config import run as configs
+from mmrl.app.config.chosen import without_engine
+from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
+from mmrl.app.config.run import Resolved
+from mmrl.app.errors import Terminal
+from mmrl.app.files import replace_text
+from mmrl.app.modality.registry import PolicyConfig, modality_of
+from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, estimate
+from mmrl.app.run.build import build_policy, held_out_prompts, with_local_model
+from mmrl.app.run.context import distributed_run
+from mmrl.app.run.folder import RunDir
+from mmrl.app.run.revive import wanted_part
+from mmrl.app.run.reward_runners import load_rewards, named_reward
+from mmrl.core.protocols import Policy
+from mmrl.core.ranks import Ranks
+from mmrl.core.samples import Prompt, Value
+from mmrl.lab.recipes.facts import Figure, Measure, Published, Recipe
+from mmrl.lab.recipes.pages import number
+from mmrl.runtime.process_state import seed
+from mmrl.training.checkpoints.save import Checkpoints
+from mmrl.training.determinism import deterministic
+from mmrl.training.evaluate import Evaluator
+from mmrl.training.rewards.runner import RewardRunner
+
+FILE = "recipe.json"
+"""In the run's folder: the figures that were measured."""
+ALL = 1_000_000
+"""More held-out prompts than any measure has."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A measure whose reward was found and checked, and whose prompts were read."""
+
+    measure: Measure
+    resolved: Resolved
+    plug_ins: PlugIns
+    prompts: Sequence[Prompt]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A prompt's kind and the scores of its samples; those of failed rewards are left out."""
+
+    kind: str
+    scores: tuple[float, ...]
+
+    def value(self, at_least: float | None) -> float:
+        """The mean over samples of the score, or of whether it reaches `at_least`."""
+        found = self.scores if at_least is None else [float(score >= at_least) for score in self.scores]
+        return sum(found) / len(found)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure next to the paper's."""
+
+    measure: str
+    figure: str
+    value: float
+    low: float
+    """The 95 % interval over prompts; NaN where there are too few."""
+    high: float
+    prompts: int
+    base: Published
+    paper: Published
+
+
+def plan_measures(recipe: Recipe, resolved: Resolved) -> list[Planned]:
+    """Every measure's prompts and reward, read and checked before anything is loaded; errors as in `read_plug_ins`."""
+    found: list[Planned] = []
+    for i, measure in enumerate(recipe.measure):
+        table, origin = deepcopy(resolved.table), f"{recipe.name}, measure {i} ({measure.name})"
+        table.set(("evaluation", "data"), dict(measure.data), origin)
+        table.set(("evaluation", "reward"), [dict(measure.reward)], origin)
+        table.set(("evaluation", "num_samples"), measure.samples, origin)
+        table.set(("evaluation", "num_prompts"), ALL, origin)
+        own = without_engine(configs.resolve(table, [], resolved.name))
+        plug_ins = read_plug_ins(own)
+        prompts = held_out_prompts(own.config, plug_ins.held_out)
+        if not prompts:
+            raise ValueError(f"the measure {measure.name!r} has no prompts: check its data in the recipe")
+        kind_of(prompts[0].columns, measure)
+        found.append(Planned(measure, own, plug_ins, prompts))
+    return found
+
+
+def measure_run(recipe: Recipe, planned: Sequence[Planned], run: RunDir | None, limit: int | None = None) -> list[Measured]:
+    """Every figure of a recipe, by a run's newest checkpoint or by the model as it is, on `limit` prompts of each at most."""
+    config = planned[0].resolved.config
+    with deterministic(config.deterministic), distributed_run() as (accelerator, ranks):
+        seed(config.seed)
+        config = with_local_model(config, ranks)
+        policy = build_policy(config.policy, frozenset(config.evaluation.all_weights - {"live"}))
+        policy.prepare(accelerator)
+        if run is not None:
+            state = Checkpoints(run.checkpoints).load()
+            policy.load_state_dict(wanted_part(state["policy"], policy, run))
+        found: list[Measured] = []
+        everyone: list[Answered] = []
+        for one in planned:
+            answered = answer(one, policy, config.policy, ranks, limit)
+            found += [figure_of(one.measure, figure, answered) for figure in one.measure.figure]
+            everyone += answered
+        if recipe.total is not None:
+            total = Figure(**vars(recipe.total))
+            found.append(replace(figure_of(recipe.measure[0], total, everyone), measure="all"))
+        if ranks.is_main and run is not None:
+            write(run.path / FILE, recipe, found)
+    return found
+
+
+def answer(one: Planned, policy: Policy, settings: PolicyConfig, ranks: Ranks, limit: int | None) -> list[Answered]:
+    """The scores of a measure's prompts, by the loaded policy; ValueError for one without its kind, or that cannot be shown."""
+    evaluation, modality = replace(one.resolved.config.evaluation, num_prompts=limit or ALL), modality_of(settings)
+    modality.check_prompts(settings, one.prompts)
+    with ranks.main_first():
+        (function,) = load_rewards(one.plug_ins.watched)
+    reward = named_reward(evaluation.reward[0], function, modality.box_space(settings), modality, modality.output_of(settings))
+    runner = RewardRunner([replace(reward, weight=1.0)])
+    evaluator = Evaluator(policy, one.prompts, runner, evaluation, modality.eval_sampling(evaluation), ranks)
+    _, found = evaluator.run(0)
+    values = iter(found.scores.values[:, 0].tolist())
+    answered: list[Answered] = []
+    for group in found.groups:
+        own = tuple(value for _, value in zip(group.samples, values, strict=False) if math.isfinite(value))
+        answered += [Answered(kind_of(group.prompt.columns, one.measure), own)] if own else []
+    return answered
+
+
+def kind_of(columns: Mapping[str, Value], measure: Measure) -> str:
+    if not measure.by:
+        return ""
+    if measure.by not in columns:
+        raise ValueError(
+            f"a prompt of the measure {measure.name!r} has no column {measure.by!r}, which tells its kinds apart: name "
+            f"another with `by` (it has {', '.join(columns) or 'none'})"
+        )
+    return str(columns[measure.by])
+
+
+def figure_of(measure: Measure, figure: Figure, answered: Sequence[Answered]) -> Measured:
+    """A figure with its interval, and the paper's numbers."""
+    strata: dict[str, list[float]] = {}
+    for one in answered:
+        if figure.kind in ("", one.kind):
+            strata.setdefault(one.kind if figure.over == "kinds" else "", []).append(one.value(figure.at_least))
+    count = sum(map(len, strata.values()))
+    value, low, high = (figure.factor * number for number in interval(list(strata.values())))
+    return Measured(measure.name, figure.name, value, low, high, count, figure.base, figure.paper)
+
+
+def interval(strata: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """The plain mean of the strata's means with its 95 % interval: of one stratum that of `mmrl eval`, of several a bootstrap.
+
+    A bootstrap draws each stratum's prompts by themselves. NaN where there is no prompt at all; NaN bounds where a stratum has
+    fewer than LEAST_PROMPTS.
+    """
+    if not strata:
+        return math.nan, math.nan, math.nan
+    if len(strata) == 1:
+        found = estimate(strata[0])
+        return found.mean, found.low, found.high
+    value = float(np.mean([np.mean(values) for values in strata]))
+    if min(map(len, strata)) < LEAST_PROMPTS:
+        return value, math.nan, math.nan
+    rng = np.random.default_rng(0)
+    means = [[np.mean(rng.choice(values, len(values))) for values in map(np.asarray, strata)] for _ in range(NUM_RESAMPLES)]
+    low, high = np.quantile(np.mean(means, axis=1), [0.025, 0.975])
+    return value, float(low), float(high)
+
+
+def write(file: Path, recipe: Recipe, found: Sequence[Measured]) -> None:
+    """The figures as JSON; numbers that are none are null, and unknown ones of the paper "?"."""
+    rows = [{key: None if value != value else value for key, value in asdict(one).items()} for one in found]
+    values = {"recipe": recipe.name, "arxiv": recipe.recipe.arxiv, "table": recipe.recipe.table, "figures": rows}
+    replace_text(file, json.dumps(values, indent=2) + "\n")
+
+
+def print_measured(recipe: Recipe, found: Sequence[Measured]) -> None:
+    """The measured numbers next to the paper's."""
+    grid = Grid("figure", "measured", "95 % interval", "prompts", "paper: before", "paper", box=None, title_justify="left")
+    for cells in rows(found):
+        grid.add_row(*cells)
+    console = Terminal()
+    console.print(grid)
+    console.print(f"paper: arXiv:{recipe.recipe.arxiv}, {recipe.recipe.table}")
+
+
+def rows(found: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
+    for one in found:
+        bounds = f"{one.low:.4g} to {one.high:.4g}" if math.isfinite(one.low) else "none"
+        value = f"{one.value:.4g}" if math.isfinite(one.value) else "no prompts"
+        yield f"{one.measure}, {one.figure}", value, bounds, str(one.prompts), number(one.base), number(one.paper)

@@ -1,0 +1,330 @@
+"""Tiny pipelines of the newer families, and of Stable Diffusion 1.5 and XL; see pipelines.py."""
+
+from collections.abc import Callable
+
+from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, byte_tokenizer
+from mmrl.lab.tiny.flow.pipeline_parts import (
+    HEADS,
+    LATENTS,
+    QWEN_TEMPLATE,
+    autoencoder,
+    clip_autoencoder,
+    clip_reader,
+    diffusers_object,
+    halving_autoencoder,
+    mrope,
+    scheduler,
+    t5_reader,
+)
+from mmrl.lab.tiny.text.vlms import draw_weights, qwen3_vl
+from mmrl.lab.tiny.tokenizer import CHAT_TEMPLATE, qwen_tokenizer
+
+HIDDEN = 16
+"""Of the language models that read prompts."""
+
+
+def chat_tokenizer(*texts: str) -> HubObject:
+    """A tokenizer that writes Qwen's turns and pads on the right, as Qwen3's own does."""
+    tokenizer = qwen_tokenizer(["user\n", *texts], 500)
+    tokenizer.chat_template, tokenizer.padding_side = CHAT_TEMPLATE, "right"
+    return tokenizer
+
+
+def qwen3(tokenizer: HubObject, layers: int) -> Kwargs:
+    return {
+        "hidden_size": HIDDEN,
+        "intermediate_size": HIDDEN,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 512,
+    }
+
+
+def gemma2(**settings: object) -> Kwargs:
+    """A Gemma-2 that reads bytes and its tokenizer, as a pipeline names its parts."""
+    from transformers import Gemma2Config, Gemma2Model
+
+    tokenizer = byte_tokenizer({})
+    tokenizer.padding_side = "right"
+    text: Kwargs = {**qwen3(tokenizer, 2), "hidden_size": 8, "head_dim": 16, **settings}
+    return {"text_encoder": Gemma2Model(Gemma2Config(**text)), "tokenizer": tokenizer}
+
+
+def z_image() -> HubObject:
+    """A Z-Image with Qwen3."""
+    from transformers import Qwen3Config, Qwen3Model
+
+    tokenizer = chat_tokenizer()
+    transformer = diffusers_object(
+        "ZImageTransformer2DModel",
+        all_patch_size=(2,),
+        all_f_patch_size=(1,),
+        in_channels=LATENTS,
+        dim=32,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+        cap_feat_dim=HIDDEN,
+        axes_dims=[8, 4, 4],
+        axes_lens=[256, 32, 32],
+    )
+    return diffusers_object(
+        "ZImagePipeline",
+        transformer=transformer,
+        vae=autoencoder(),
+        scheduler=scheduler(shift=3.0),
+        text_encoder=Qwen3Model(Qwen3Config(**qwen3(tokenizer, 2))),
+        tokenizer=tokenizer,
+    )
+
+
+def flux2_parts(embeds_guidance: bool) -> Kwargs:
+    """Transformer, autoencoder and scheduler of a FLUX.2."""
+    transformer = diffusers_object(
+        "Flux2Transformer2DModel",
+        patch_size=1,
+        in_channels=4 * LATENTS,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=3 * HIDDEN,
+        axes_dims_rope=[4, 4, 4, 4],
+        guidance_embeds=embeds_guidance,
+    )
+    vae = halving_autoencoder("AutoencoderKLFlux2", sample_size=32, layers_per_block=1)
+    vae.bn.running_mean.normal_(0, 0.3)
+    vae.bn.running_var.uniform_(0.5, 2)
+    return {"transformer": transformer, "vae": vae, "scheduler": scheduler(use_dynamic_shifting=True)}
+
+
+def flux2() -> HubObject:
+    """A FLUX.2-dev: 30 layers of a Mistral-3, of which three are read, and the guidance as an input."""
+    from diffusers.pipelines.flux2.system_messages import SYSTEM_MESSAGE
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+
+    tokenizer = chat_tokenizer(SYSTEM_MESSAGE, "system\n")
+    tokenizer.padding_side = "left"
+    text = {**qwen3(tokenizer, 30), "model_type": "mistral"}
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 32,
+        "image_size": 30,
+        "patch_size": 6,
+    }
+    config = Mistral3Config(text_config=text, vision_config=vision, image_token_index=1)
+    encoder = Mistral3ForConditionalGeneration(config)
+    return diffusers_object("Flux2Pipeline", text_encoder=encoder, tokenizer=tokenizer, **flux2_parts(True))
+
+
+def flux2_klein(is_distilled: bool = False) -> HubObject:
+    """A FLUX.2-klein with 27 layers of a Qwen3."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = chat_tokenizer()
+    encoder = Qwen3ForCausalLM(Qwen3Config(**qwen3(tokenizer, 27)))
+    parts = flux2_parts(False)
+    return diffusers_object("Flux2KleinPipeline", text_encoder=encoder, tokenizer=tokenizer, is_distilled=is_distilled, **parts)
+
+
+def krea2(is_distilled: bool = False) -> HubObject:
+    """A Krea 2 with three layers of a Qwen3-VL."""
+    from transformers import Qwen3VLConfig, Qwen3VLModel
+
+    tokenizer = chat_tokenizer(QWEN_TEMPLATE, "assistant\n")
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": HIDDEN}
+    config = Qwen3VLConfig(
+        text_config={**qwen3(tokenizer, 2), "rope_parameters": mrope(2, 1, 1), "pad_token_id": tokenizer.pad_token_id},
+        vision_config={**vision, "deepstack_visual_indexes": [0]},
+    )
+    transformer = diffusers_object(
+        "Krea2Transformer2DModel",
+        in_channels=4 * LATENTS,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=32,
+        timestep_embed_dim=8,
+        text_hidden_dim=HIDDEN,
+        num_text_layers=3,
+        text_num_attention_heads=2,
+        text_num_key_value_heads=1,
+        text_intermediate_size=16,
+        num_layerwise_text_blocks=1,
+        num_refiner_text_blocks=1,
+        axes_dims_rope=(4, 2, 2),
+    )
+    return diffusers_object(
+        "Krea2Pipeline",
+        transformer=transformer,
+        vae=clip_autoencoder(),
+        text_encoder=Qwen3VLModel(config),
+        tokenizer=tokenizer,
+        text_encoder_select_layers=(0, 1, 2),
+        is_distilled=is_distilled,
+        scheduler=scheduler(use_dynamic_shifting=True, max_image_seq_len=6400),
+    )
+
+
+def qwen_image21() -> HubObject:
+    """A Qwen-Image-2.1, whose autoencoder halves both sides four times and keeps an alpha channel."""
+    text, processor = qwen3_vl()
+    draw_weights(text)
+    processor.image_processor.size["shortest_edge"] = 32 * 32
+    transformer = diffusers_object(
+        "QwenImage21Transformer2DModel",
+        in_channels=LATENTS,
+        out_channels=LATENTS,
+        num_layers=2,
+        context_in_dim=32,
+        axes_dims_rope=(4, 6, 6),
+        **HEADS,
+    )
+    vae = diffusers_object(
+        "AutoencoderKLQwenImage21",
+        base_dim=8,
+        decoder_base_dim=8,
+        z_dim=LATENTS,
+        dim_mult=[1, 1, 1, 1, 1],
+        num_res_blocks=1,
+        latents_mean=[0.1, 0.0, -0.1, 0.2],
+        latents_std=[1.0, 0.9, 1.1, 1.2],
+    )
+    return diffusers_object(
+        "QwenImage21Pipeline",
+        transformer=transformer,
+        vae=vae,
+        text_encoder=text,
+        processor=processor,
+        scheduler=scheduler(use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02),
+    )
+
+
+def chroma() -> HubObject:
+    """A Chroma with a T5."""
+    transformer = diffusers_object(
+        "ChromaTransformer2DModel",
+        in_channels=4 * LATENTS,
+        num_layers=1,
+        num_single_layers=1,
+        joint_attention_dim=32,
+        axes_dims_rope=[4, 4, 8],
+        approximator_hidden_dim=32,
+        approximator_layers=1,
+        approximator_num_channels=16,
+        **HEADS,
+    )
+    return diffusers_object(
+        "ChromaPipeline",
+        transformer=transformer,
+        vae=autoencoder(),
+        scheduler=scheduler(),
+        **t5_reader(),
+    )
+
+
+def lumina2() -> HubObject:
+    """A Lumina-Image 2, whose pipeline expects an autoencoder that halves both sides three times."""
+    transformer = diffusers_object(
+        "Lumina2Transformer2DModel",
+        sample_size=4,
+        in_channels=LATENTS,
+        hidden_size=32,
+        num_layers=1,
+        num_refiner_layers=1,
+        num_attention_heads=2,
+        num_kv_heads=1,
+        multiple_of=16,
+        axes_dim_rope=[8, 4, 4],
+        cap_feat_dim=8,
+    )
+    return diffusers_object(
+        "Lumina2Pipeline",
+        transformer=transformer,
+        vae=halving_autoencoder("AutoencoderKL", 3, sample_size=16, scaling_factor=1.5, shift_factor=0.06),
+        scheduler=scheduler(shift=6.0),
+        **gemma2(),
+    )
+
+
+def ddim() -> HubObject:
+    """Stable Diffusion's noise schedule."""
+    return diffusers_object(
+        "DDIMScheduler",
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
+        clip_sample=False,
+        set_alpha_to_one=False,
+        steps_offset=1,
+    )
+
+
+def unet(width: int, **settings: object) -> HubObject:
+    return diffusers_object(
+        "UNet2DConditionModel",
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        sample_size=16,
+        in_channels=LATENTS,
+        out_channels=LATENTS,
+        norm_num_groups=4,
+        attention_head_dim=4,
+        cross_attention_dim=width,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        **settings,
+    )
+
+
+def sd15() -> HubObject:
+    """A Stable Diffusion 1.5 without a safety checker."""
+    return diffusers_object(
+        "StableDiffusionPipeline",
+        unet=unet(32),
+        vae=autoencoder(),
+        scheduler=ddim(),
+        **clip_reader(projects=False),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+
+
+def sdxl() -> HubObject:
+    """A Stable Diffusion XL."""
+    added: Kwargs = {
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 6 * 8 + 32,
+    }
+    return diffusers_object(
+        "StableDiffusionXLPipeline",
+        unet=unet(64, **added),
+        vae=autoencoder(),
+        scheduler=ddim(),
+        **clip_reader(projects=False),
+        **clip_reader("_2"),
+        add_watermarker=False,
+    )
+
+
+LATE_PIPELINES: dict[str, Callable[[], HubObject]] = {
+    "z_image": z_image,
+    "flux2": flux2,
+    "flux2_klein": flux2_klein,
+    "krea2": krea2,
+    "qwen_image21": qwen_image21,
+    "chroma": chroma,
+    "lumina2": lumina2,
+    "sd15": sd15,
+    "sdxl": sdxl,
+}

@@ -1,0 +1,153 @@
+"""Flow-matching pipelines of the real classes with some 0.1 M random weights, saved to a folder.
+
+`build("sd3", folder)` needs no download. Tokenizers know single characters. Images are small multiples of 4 pixels: the
+autoencoders halve them once (sd3, flux) or twice (qwen_image), and two latents make a token.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from mmrl.lab.tiny.byte_tokens import HubObject
+from mmrl.lab.tiny.flow.editor_pipelines import kontext_of, qwen_edit_of
+from mmrl.lab.tiny.flow.hunyuan import HUNYUAN_PIPELINES
+from mmrl.lab.tiny.flow.late_pipelines import LATE_PIPELINES
+from mmrl.lab.tiny.flow.ltx2 import ltx2
+from mmrl.lab.tiny.flow.pipeline_parts import (
+    HEADS,
+    LATENTS,
+    QWEN_TEMPLATE,
+    autoencoder,
+    clip_autoencoder,
+    clip_reader,
+    diffusers_object,
+    qwen_encoder,
+    scheduler,
+    t5_reader,
+)
+from mmrl.lab.tiny.flow.sana import SANA_PIPELINES
+from mmrl.lab.tiny.flow.sound import SOUND_PIPELINES
+from mmrl.lab.tiny.flow.wan import WAN_PIPELINES
+from mmrl.lab.tiny.text.vlms import draw_weights
+from mmrl.lab.tiny.tokenizer import qwen_tokenizer
+
+
+def build(family: str, folder: Path, seed: int = 0) -> Path:
+    """Save a pipeline of one family to `folder` and return it; raises ValueError for an unknown family."""
+    if family not in PIPELINES:
+        raise ValueError(f"no tiny pipeline of family {family!r}: choose one of {', '.join(PIPELINES)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        pipeline = PIPELINES[family]()
+        for name in ("transformer", "transformer_2", "unet"):
+            if getattr(pipeline, name, None) is not None:
+                draw_weights(getattr(pipeline, name))
+                calm(getattr(pipeline, name))
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def calm(network: HubObject) -> None:
+    """Shrink weights, so that velocities have size 1 and do not blow small differences of their input up."""
+    for name, weight in network.named_parameters():
+        if name.startswith(("proj_out.", "conv_out.")) or "final_layer" in name:
+            weight *= 0.5 if weight.ndim > 1 else 1.0
+        elif ("norm" in name or "_mod" in name) and weight.ndim > 1:
+            weight *= 0.3
+        elif "pad_token" in name:
+            weight.fill_(0.5)
+
+
+def sd3() -> HubObject:
+    """A Stable Diffusion 3 with two CLIP encoders and no T5."""
+    transformer = diffusers_object(
+        "SD3Transformer2DModel",
+        sample_size=8,
+        patch_size=2,
+        in_channels=LATENTS,
+        out_channels=LATENTS,
+        num_layers=2,
+        joint_attention_dim=64,
+        caption_projection_dim=32,
+        pooled_projection_dim=64,
+        pos_embed_max_size=16,
+        **HEADS,
+    )
+    return diffusers_object(
+        "StableDiffusion3Pipeline",
+        transformer=transformer,
+        scheduler=scheduler(shift=3.0),
+        vae=autoencoder(),
+        **clip_reader(),
+        **clip_reader("_2"),
+        # Absent parts must be named, here and when the folder is read.
+        text_encoder_3=None,
+        tokenizer_3=None,
+    )
+
+
+def flux() -> HubObject:
+    """A FLUX with the guidance as an input, as in FLUX.1-dev."""
+    transformer = diffusers_object(
+        "FluxTransformer2DModel",
+        patch_size=1,
+        in_channels=4 * LATENTS,
+        num_layers=1,
+        num_single_layers=1,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
+        guidance_embeds=True,
+        axes_dims_rope=(4, 4, 8),
+        **HEADS,
+    )
+    return diffusers_object(
+        "FluxPipeline",
+        transformer=transformer,
+        scheduler=scheduler(use_dynamic_shifting=True),
+        vae=autoencoder(),
+        **clip_reader(projects=False),
+        **t5_reader("_2"),
+    )
+
+
+def qwen_image() -> HubObject:
+    """A Qwen-Image: Qwen2.5-VL reads the prompt, the autoencoder is a video's, and steps end at sigma 0.02."""
+    tokenizer, vae = qwen_tokenizer([QWEN_TEMPLATE], num_tokens=500), clip_autoencoder()
+    transformer = diffusers_object(
+        "QwenImageTransformer2DModel",
+        patch_size=2,
+        in_channels=4 * LATENTS,
+        out_channels=LATENTS,
+        num_layers=2,
+        joint_attention_dim=32,
+        axes_dims_rope=(4, 6, 6),
+        **HEADS,
+    )
+    return diffusers_object(
+        "QwenImagePipeline",
+        transformer=transformer,
+        scheduler=scheduler(use_dynamic_shifting=True, shift_terminal=0.02),
+        vae=vae,
+        text_encoder=qwen_encoder(tokenizer),
+        tokenizer=tokenizer,
+    )
+
+
+PIPELINES: dict[str, Callable[[], HubObject]] = {
+    "sd3": sd3,
+    "flux": flux,
+    "kontext": lambda: kontext_of(flux()),
+    "qwen_image": qwen_image,
+    "qwen_edit": lambda: qwen_edit_of(qwen_image()),
+    "qwen_edit_2511": lambda: qwen_edit_of(qwen_image(), zero_cond_t=True),
+    **LATE_PIPELINES,
+    **SANA_PIPELINES,
+    **HUNYUAN_PIPELINES,
+    "ltx2": ltx2,
+    "ltx23": lambda: ltx2(newer=True),
+    "ltx2_i2v": lambda: ltx2(kind="LTX2ImageToVideoPipeline"),
+    **WAN_PIPELINES,
+    **SOUND_PIPELINES,
+}

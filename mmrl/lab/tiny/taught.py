@@ -1,0 +1,121 @@
+"""Small models that are taught a task on this machine, by kind of policy and name: `tiny:grounding`, `tiny:shapes`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mmrl.data.drawn import moving, scenes, small_digits
+from mmrl.data.drawn.digit_text import Prints
+from mmrl.data.drawn.gliding import Glides
+from mmrl.data.drawn.shapes import Sketches
+from mmrl.data.drawn.sounds import beeps as drawn_beeps
+from mmrl.data.files import mp4, wav
+from mmrl.data.tools import zoom
+from mmrl.lab.tiny import tokenizer
+from mmrl.lab.tiny.flow import clip_generator, editor, generator, sound_generator
+from mmrl.lab.tiny.text import beeps, clips, grounding, look_twice, omni, student
+from mmrl.runtime.keep import Progress
+
+Teach = Callable[[int, Progress | None, bool], Path]
+"""(seed, progress, short) -> the folder of the model, taught once and then kept in the cache; short: a few steps long."""
+SERIES = 1_000_003
+"""Scenes and clips that are imitated come from series of their own, so that no later stage trains on them again."""
+FEW: Mapping[str, Any] = {"pool": 128, "batch_size": 16, "vae_steps": 20, "steps": 20, "layers": 2, "heads": 2}
+FEW_CLIPS: Mapping[str, Any] = {**FEW, "vae_pool": 64, "halvings": 2, "latents": 8, "layers": 1, "feed_forward": 64}
+
+
+@dataclass(frozen=True)
+class Pupil:
+    """A model that the stages of a config teach."""
+
+    config: str
+    build: Callable[[Path, int], Path]
+    """Saves the untaught model of a seed to a folder."""
+    code: tuple[ModuleType, ...]
+    """Modules that draw and build."""
+    short: tuple[str, ...]
+    """Overrides that leave a few steps."""
+    data: tuple[str, ...] = ("data",)
+    """The tables of the data that it learns from."""
+
+    def words(self, seed: int, short: bool) -> list[str]:
+        """Overrides of the config; two prompts score, and those behind them say when a stage ends that has a goal."""
+        series = [f"{table}.seed={seed + SERIES}" for table in self.data]
+        return [f"seed={seed}", *series, "evaluation.num_prompts=2", *(self.short if short else ())]
+
+
+BOXES = Pupil(
+    "tiny/hurried_boxes",
+    grounding.build,
+    (grounding, student, tokenizer, scenes),
+    ("stage.0.steps=80", "prompts_per_step=8", "data.size=640"),
+)
+"""A Qwen3-VL that draws boxes round digits as hurried annotators do."""
+SPANS = Pupil(
+    "tiny/hurried_spans",
+    clips.build,
+    (clips, student, tokenizer, moving, scenes, mp4),
+    ("stage.0.steps=20", "data.size=40"),
+)
+"""A Qwen3-VL that tells when a digit is to be seen in a clip, and which digits are, as hurried annotators do."""
+LESSONS = ("data.0", "data.1", "stage.1.data.0", "stage.1.data.1", "stage.1.data.2")
+LOOKS = Pupil(
+    "tiny/hurried_looks",
+    look_twice.build,
+    (look_twice, student, tokenizer, small_digits, zoom),
+    (
+        *("stage.0.until.most=15", "stage.0.until.num_prompts=4", "stage.0.prompts_per_step=4", "stage.1.steps=4"),
+        *(f"{table}.size=64" for table in LESSONS),
+    ),
+    LESSONS,
+)
+"""A Qwen3-VL that can zoom in on a small digit and read it there, and mostly answers without."""
+TONES = Pupil(
+    "tiny/hurried_beeps",
+    beeps.build,
+    (beeps, omni, tokenizer, drawn_beeps, scenes, wav),
+    ("stage.0.steps=20", "prompts_per_step=8", "data.size=80"),
+)
+"""A Qwen2.5-Omni thinker that tells when a tone is heard, as hurried annotators do."""
+
+
+def shapes(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
+    """A Stable Diffusion 3 that draws coloured shapes, from pictures of which half are stained and half have a wrong caption."""
+    settings = generator.WarmStart(data=Sketches(), name="shapes", seed=seed, steps=900, max_tokens=8)
+    return generator.warm_start(replace(settings, **FEW) if short else settings, progress=progress)
+
+
+def numbers(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
+    """A Stable Diffusion 3 that prints numbers, from pictures of which half are smeared and half have a wrong caption."""
+    settings = generator.WarmStart(data=Prints(), name="numbers", seed=seed, patch=2, max_tokens=6)
+    return generator.warm_start(replace(settings, **FEW) if short else settings, progress=progress)
+
+
+def edits(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
+    """A FLUX.1-Kontext that edits coloured shapes, from targets of which half are stained and half follow another instruction."""
+    settings = editor.EditorStart(seed=seed)
+    return editor.warm_start(replace(settings, **FEW) if short else settings, progress=progress)
+
+
+def glides(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
+    """A Wan that draws clips of moving shapes, from clips of which half flicker and half have a wrong caption."""
+    settings = clip_generator.WarmStart(Glides(), seed=seed)
+    few = replace(settings, **FEW_CLIPS, data=Glides(side=16), text_width=32) if short else settings
+    return clip_generator.warm_start(few, progress=progress)
+
+
+def tones(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
+    """A Stable Audio 3 that draws tones, from sounds of which half ring on and 1 in 5 have a wrong caption."""
+    settings = sound_generator.WarmStart(seed=seed)
+    return sound_generator.warm_start(replace(settings, **FEW, width=32) if short else settings, progress=progress)
+
+
+TAUGHT: Mapping[str, Mapping[str, Teach | Pupil]] = {
+    "text": {"grounding": BOXES, "clips": SPANS, "beeps": TONES, "look_twice": LOOKS},
+    "flow": {"shapes": shapes, "numbers": numbers, "edits": edits, "glides": glides, "tones": tones},
+}
+"""Kind of policy -> name -> how it is taught."""
+UNTAUGHT = {f"untaught_{name}": how.build for name, how in TAUGHT["text"].items() if isinstance(how, Pupil)}
+"""`tiny:untaught_grounding`: what the config begins with that teaches it."""

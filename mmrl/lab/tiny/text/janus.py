@@ -1,0 +1,69 @@
+"""A Janus of the real classes with some 0.3 M random weights, which draws pictures of 16 codes, saved to a folder."""
+
+from pathlib import Path
+
+import torch
+
+from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs, byte_tokenizer, token_ids
+from mmrl.lab.tiny.text.llms import chat_template
+from mmrl.lab.tiny.text.vlms import draw_weights
+
+MARKS = {"image_token": "<image_placeholder>", "boi_token": "<begin_of_image>", "eoi_token": "<end_of_image>"}
+FAMILIES = ("janus",)
+"""Tiny models that draw by tokens."""
+
+
+def build(family: str, folder: Path, seed: int = 0, side: int = 4, codes: int = 24, width: int = 32) -> Path:
+    """Save model and processor to `folder` and return it; raises ValueError for an unknown family.
+
+    Args:
+        side: codes along each side of a picture, of two pixels each.
+        codes: how many there are.
+        width: of the language model.
+    """
+    if family not in FAMILIES:
+        raise ValueError(f"no tiny model of family {family!r} draws by tokens: choose one of {', '.join(FAMILIES)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model, processor = untaught(side, codes, width)
+        draw_weights(model)
+    tokenizer, names = processor.tokenizer, ("bos_token_id", "eos_token_id", "pad_token_id")
+    for name in names:
+        setattr(model.generation_config, name, getattr(tokenizer, name))
+    # Otherwise it is made anew from the model's config, which knows no such token.
+    model.generation_config._from_model_config = False
+    model.generation_config.generation_kwargs = {"boi_token_id": tokenizer.convert_tokens_to_ids(MARKS["boi_token"])}
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def untaught(side: int, codes: int, width: int) -> tuple[HubObject, HubObject]:
+    """The model and its processor."""
+    from transformers import JanusConfig, JanusForConditionalGeneration, JanusImageProcessor, JanusProcessor
+
+    tokenizer = byte_tokenizer(MARKS, bos="<|begin|>")
+    vision: Kwargs = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_ratio": 2.0, "depth": 2}
+    vision |= {"image_size": 7 * side, "patch_size": 7, "projection_dim": width, "num_image_tokens": side**2}
+    drawing: Kwargs = {"embed_dim": 8, "num_embeddings": codes, "latent_channels": 8, "num_patches": side, "base_channels": 32}
+    drawing |= {"channel_multiplier": [1, 1], "num_res_blocks": 1, "num_hidden_layers": 2}
+    drawing |= {"projection_dim": width, "image_token_embed_dim": width}
+    config = JanusConfig(
+        text_config={
+            "model_type": "llama",
+            **token_ids(tokenizer, hidden_size=width, intermediate_size=2 * width, max_position_embeddings=512),
+        },
+        vision_config=vision,
+        vq_config=drawing,
+        image_token_id=tokenizer.convert_tokens_to_ids(MARKS["image_token"]),
+        tie_word_embeddings=False,
+    )
+    processor = JanusProcessor(
+        image_processor=JanusImageProcessor(
+            size={"height": 7 * side, "width": 7 * side}, min_size=7, image_mean=[0.5] * 3, image_std=[0.5] * 3
+        ),
+        tokenizer=tokenizer,
+        chat_template=chat_template(MARKS["image_token"]),
+        num_image_tokens=side**2,
+    )
+    return JanusForConditionalGeneration(config), processor

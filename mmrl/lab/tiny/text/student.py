@@ -1,0 +1,77 @@
+"""A Qwen3-VL of some 0.9 M parameters with its real processor.
+
+Weights and positions are drawn so wide that a model of this size learns to see within minutes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mmrl.lab.tiny.byte_tokens import Built, HubObject, Kwargs
+from mmrl.lab.tiny.tokenizer import CHAT_TEMPLATE, qwen_ids, qwen_tokenizer
+
+PATCH = 8
+"""Pixels; merged 2 by 2, and over pairs of frames: 32 x 32 pixels are 4 tokens, a second of two such frames too."""
+_WEIGHT_STD, _POSITION_STD = 0.04, 0.5
+"""A position table as narrow as the other weights leaves the model blind to places for as long."""
+
+
+def build(
+    texts: Sequence[str], side: int, pixels: tuple[float, float], video_area: int, seed: int, tags: Sequence[str] = ()
+) -> Built:
+    """The untrained model, and its processor of square pictures of `side` pixels; `texts` become tokens of whole words.
+
+    Args:
+        pixels: their mean and deviation. With the usual 0.5 and 0.5 the model does not learn to see in minutes.
+        video_area: the most pixels of all frames of a clip.
+        tags: words that are single tokens whatever stands around them.
+    """
+    from transformers import (
+        Qwen2VLImageProcessor,
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLProcessor,
+        Qwen3VLVideoProcessor,
+    )
+
+    tokenizer = qwen_tokenizer(texts)
+    tokenizer.add_tokens([*tags])
+    mean, std = pixels
+    patches: Kwargs = {"patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2}
+    patches |= {"image_mean": [mean] * 3, "image_std": [std] * 3}
+    area = side**2
+    processor = Qwen3VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**patches, size={"shortest_edge": area, "longest_edge": area}),
+        tokenizer=tokenizer,
+        video_processor=Qwen3VLVideoProcessor(**patches, size={"shortest_edge": area, "longest_edge": video_area}),
+        chat_template=CHAT_TEMPLATE,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3VLForConditionalGeneration(_config(tokenizer, side))
+        nn.init.normal_(model.model.visual.pos_embed.weight, std=_POSITION_STD)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model.eval(), processor
+
+
+def save(built: Built, folder: Path) -> Path:
+    """Save model and processor to a folder and return it."""
+    for part in built:
+        part.save_pretrained(folder)
+    return folder
+
+
+def _config(tokenizer: HubObject, side: int) -> HubObject:
+    from transformers import Qwen3VLConfig
+
+    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    text = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "head_dim": 32, "rope_parameters": rope}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
+    text |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    text |= {"vocab_size": len(tokenizer), "initializer_range": _WEIGHT_STD, "tie_word_embeddings": True}
+    vision = {"hidden_size": 64, "intermediate_size": 128, "depth": 2, "num_heads": 2, "out_hidden_size": 128}
+    vision |= {"patch_size": PATCH, "spatial_merge_size": 2, "temporal_patch_size": 2, "deepstack_visual_indexes": [0]}
+    vision |= {"num_position_embeddings": (side // PATCH) ** 2, "initializer_range": _WEIGHT_STD}
+    return Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **qwen_ids(tokenizer))
