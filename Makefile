@@ -19,7 +19,7 @@ demo: $(STAMP)
 # What is downloaded and what is computed before the tests go on at the same time
 test: $(STAMP)
 	$(MAKE) --no-print-directory -j2 lint real-weights
-	MMRL_REAL_WEIGHTS=1 $(PYTEST) -m "not gpu and not evidence and not engine"
+	MMRL_REAL_WEIGHTS=1 $(PYTEST) -m "not gpu and not evidence and not engine and not site and not wheel"
 
 # The fast tests of the rooms that changed since origin/main (or the commit before)
 check: lint
@@ -40,6 +40,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest -q -m wheel tests/house
 
 evidence: $(STAMP)
 	$(PYTEST) -m "evidence and not gpu and not engine"
@@ -58,18 +59,19 @@ soak: $(STAMP)
 	$(BIN)/python tests/reliability/soak.py --kills 50
 	$(BIN)/python -m tests.reliability.kill_helpers
 
-# Everything hostile that was thought of, against the real program; writes docs/attacks.md
+# Everything hostile that was thought of, against the real program; writes tests/attacks/outcomes.toml
 attack: $(STAMP)
-	$(BIN)/python -m tests.attacks --write docs/attacks.md
+	$(BIN)/python -m tests.attacks --write
 	$(BIN)/python -m tests.support.counts
 
 # Small mistakes in the code of mmrl, each against the fast tests of its room; prints the table of docs/reliability.md
 mutation: $(STAMP)
 	$(BIN)/python -m tests.mutation
 
-# The site, from the repository alone: open site/index.html
+# The site, from the repository alone: open site/index.html. A dead link, or a page that nobody can find, is an error
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m pytest -q -m site tests/docs
 
 # Writes the tables of speed in docs/benchmarks.md; some 25 minutes on idle cores
 bench: $(STAMP)

@@ -1,4 +1,4 @@
-"""The prompts of a published test set, read from its files: see docs/how_to/suites.md.
+"""The prompts of a published test set, read from its files: see "Published test sets" on the site.
 
 Every prompt has the published text, and columns by which the test set's numbers are broken down. Files of another version
 than was published are refused. Nothing is downloaded. Licence: that of the test set; nothing is shipped.

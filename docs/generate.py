@@ -1,4 +1,7 @@
-"""Write the reference pages from the code: `python docs/generate.py` writes, `--check` says which pages are stale."""
+"""Write the reference from the code: `python docs/generate.py` writes the committed pages, `--check` says which are stale.
+
+The other pages exist on the site only, into which `docs/site_hooks.py` puts them.
+"""
 
 import re
 import sys
@@ -7,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from docs.pages.algorithms import algorithms_page, comparison_page, inner_page, method_page, parts_page
+from docs.pages.attacks import attacks_page
 from docs.pages.commands import commands_page, metrics_page
 from docs.pages.config import config_page
 from docs.pages.families import families_page
@@ -18,39 +22,48 @@ from mmrl.app.config.reward_needs import needs_table
 from mmrl.app.config.slots import SLOTS
 from mmrl.app.plugins.cards import cards
 
-FOLDER = Path(__file__).parent / "reference"
+FOLDER = Path(__file__).parent
 NOTE = "<!-- Written by docs/generate.py: change the code's own words, then run it. -->"
-PAGES: dict[str, Callable[[], Iterator[str]]] = {
-    "config.md": config_page,
-    "algorithms.md": algorithms_page,
-    "methods_compared.md": comparison_page,
-    **{f"methods/{name}.md": partial(method_page, name) for name in cards()},
-    **{f"parts/{slot}.md": partial(parts_page, slot) for slot in SLOTS},
-    "parts/inside_parts.md": inner_page,
-    "rewards.md": lambda: plug_ins_page("rewards", "Rewards", "\n".join([IN_A_CONFIG, "", *needs_table()])),
-    "datasets.md": lambda: plug_ins_page("datasets", "Data sets", "In a config `[data] use = \"NAME\"`; other keys are below."),
-    "families.md": families_page,
-    "metrics.md": metrics_page,
-    "recipes.md": recipes_page,
-    "commands.md": commands_page,
-    "templates.md": templates_page,
-    "../how_to/suites.md": suites_page,
+Pages = dict[str, Callable[[], Iterator[str]]]
+COMMITTED: Pages = {
+    "reference/config.md": config_page,
+    "reference/algorithms.md": algorithms_page,
+    "reference/rewards.md": lambda: plug_ins_page("rewards", "Rewards", "\n".join([IN_A_CONFIG, "", *needs_table()])),
+    "reference/commands.md": commands_page,
+}
+"""For readers without the site."""
+ON_THE_SITE: Pages = {
+    "reference/methods_compared.md": comparison_page,
+    **{f"reference/methods/{name}.md": partial(method_page, name) for name in cards()},
+    **{f"reference/parts/{slot}.md": partial(parts_page, slot) for slot in SLOTS},
+    "reference/parts/inside_parts.md": inner_page,
+    "reference/datasets.md": lambda: plug_ins_page(
+        "datasets", "Data sets", "In a config `[data] use = \"NAME\"`; other keys are below."
+    ),
+    "reference/families.md": families_page,
+    "reference/metrics.md": metrics_page,
+    "reference/recipes.md": recipes_page,
+    "reference/templates.md": templates_page,
+    "how_to/suites.md": suites_page,
+    "attacks.md": attacks_page,
 }  # fmt: skip
 
 
 def page(name: str) -> str:
-    text = "\n".join([NOTE, "", *PAGES[name]()])
+    """The text of a page."""
+    text = "\n".join([NOTE, "", *(COMMITTED | ON_THE_SITE)[name]()])
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
 
 
 def orphans() -> list[Path]:
-    """Files of pages that are no longer written."""
-    return [file for file in FOLDER.rglob("*.md") if file.relative_to(FOLDER).as_posix() not in PAGES]
+    """Pages of the reference that are not to be committed, or no longer."""
+    found = sorted((FOLDER / "reference").rglob("*.md"))
+    return [file for file in found if file.relative_to(FOLDER).as_posix() not in COMMITTED]
 
 
 def stale() -> list[str]:
-    """Pages whose file differs from the code, is missing or is left over."""
-    files = {name: FOLDER / name for name in PAGES}
+    """Committed pages whose file differs from the code, is missing or is left over."""
+    files = {name: FOLDER / name for name in COMMITTED}
     found = [name for name, file in files.items() if not file.is_file() or file.read_text(encoding="utf-8") != page(name)]
     return found + [file.relative_to(FOLDER).as_posix() for file in orphans()]
 
@@ -60,8 +73,7 @@ def main() -> None:
         sys.exit(f"stale, run python docs/generate.py: {', '.join(found)}" if (found := stale()) else 0)
     for file in orphans():
         file.unlink()
-    for name in PAGES:
-        (FOLDER / name).parent.mkdir(parents=True, exist_ok=True)
+    for name in COMMITTED:
         (FOLDER / name).write_text(page(name), encoding="utf-8")
 
 

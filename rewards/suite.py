@@ -1,4 +1,4 @@
-"""The score that a published test set gives an answer: see docs/how_to/suites.md.
+"""The score that a published test set gives an answer: see "Published test sets" on the site.
 
 Prompts are those of the data set `suite`. The scorer of every test set equals its official code on stored answers, as the page
 says in detail.

@@ -1,4 +1,4 @@
-"""The score that a published test set's judge gives what was drawn: see docs/how_to/suites.md.
+"""The score that a published test set's judge gives what was drawn: see "Published test sets" on the site.
 
 Prompts are those of the data set `suite`. The judge answers the published questions; reading its answers equals the official
 code. Pictures whose answer cannot be read are left out, as there, and counted as unparsed.

@@ -23,7 +23,7 @@ ELSEWHERE = {
 }
 """Folders and files outside mmrl/ and tests/ -> who tests them; everything is watched by ALWAYS."""
 ALWAYS = "tests/house"
-MARKS = "not slow and not gpu and not evidence and not engine"
+MARKS = "not slow and not gpu and not evidence and not engine and not site and not wheel"
 
 
 def git(*words: str, root: Path = ROOT) -> list[str]:

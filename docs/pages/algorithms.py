@@ -20,21 +20,20 @@ def algorithms_page() -> Iterator[str]:
 
     yield "# Algorithms\n"
     yield (
-        'Choose one with `[algorithm] preset = "NAME"` in a config or `algorithm.preset=NAME` on the command line. Each method '
-        "has a page with its paper, when to use it, what is missing, and its parts. [Methods compared](methods_compared.md) "
-        "lists what each one changes, costs and needs; `mmrl show NAME` prints one with every value.\n"
+        'Choose one with `[algorithm] preset = "NAME"` in a config or `algorithm.preset=NAME` on the command line. '
+        "`mmrl show NAME` prints a method's paper, when to use it, what it changes, costs and needs, what is missing, and its "
+        "parts with every value; the site's page *Methods compared* has a table of them all.\n"
     )
-    slots = ", ".join(f"[{slot}](parts/{slot}.md)" for slot in SLOTS)
-    yield f"\nParts that a config can replace, by slot: {slots}, and [parts inside parts](parts/inside_parts.md)."
+    yield f"\nParts that a config can replace fill these slots: {', '.join(SLOTS)}. `mmrl ls parts` lists them."
     for title, generates in (("Models that write", False), ("Generators of images and videos", True)):
         yield f"\n## {title}\n\n| method | idea |\n|---|---|"
         named = (name for name in cards() if (PRESETS[name].schedule is not None) == generates)
-        yield from (f"| [{name}](methods/{name}.md) | {cell(cards()[name].sentence)} |" for name in named)
+        yield from (f"| `{name}` | {cell(cards()[name].sentence)} |" for name in named)
     yield "\n## With any preset\n\nMethods that are one part of a run.\n"
     yield "| method | in a config | status | its claim |\n|---|---|---|---|"
     for part in part_cards():
         yield f"| {cell(part.method)} | `{part.take}` | {cell(part.status)} | {verdicts(part)} |"
-    yield "\nMethods that are chains of stages, such as TON and VerIPO, are [recipes](recipes.md)."
+    yield "\nMethods that are chains of stages, such as TON and VerIPO, are recipes (`mmrl recipe ls`)."
     yield "\n## Not implemented\n\n| methods | why |\n|---|---|"
     yield from (f"| {', '.join(methods)} | {cell(why)} |" for why, methods in not_now())
 

@@ -50,7 +50,7 @@ TABLES: dict[str, tuple[str, type]] = {
     "[stage.until]": ("Ends a stage that trains before its last step.", Until),
     "[[stage]], kind = filter": ("Keys beside those of a stage.", Difficulty),
     "[[stage]], kind = pairs": ("Keys beside those of a stage.", BestAndWorst),
-    "[data]": ("Other keys belong to the data set: see [Data sets](datasets.md).", DataConfig),
+    "[data]": ("Other keys belong to the data set: `mmrl show datasets/NAME`, or the site's page *Data sets*.", DataConfig),
     "[[data]]": ("Several data sets, one table each ([how](../how_to/mixtures.md)).", SourceConfig),
     "[[reward]]": ("One table per reward. Other keys belong to the reward: see [Rewards](rewards.md).", RewardConfig),
     "[reward.call]": ("How a reward is called.", Calling),

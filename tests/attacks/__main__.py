@@ -1,6 +1,6 @@
-"""Attack mmrl: `python -m tests.attacks [AREA] [--write docs/attacks.md]`. Loopback only, bounded in time and memory.
+"""Attack mmrl: `python -m tests.attacks [AREA] [--write]`. Loopback only, bounded in time and memory.
 
-With an area, only its rows of the page are written anew.
+`--write` writes the outcomes into tests/attacks/outcomes.toml; with an area, only those of that area.
 """
 
 import argparse
@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import tomli_w
+
 import tests.attacks
-from tests.attacks.attack import Attack
+from tests.attacks.attack import OUTCOMES, Attack, outcomes
 
 BROKEN = "**BROKEN**"
 Row = tuple[str, str, str]
@@ -40,22 +42,24 @@ def carry_out(attack: Attack) -> tuple[bool, str]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """The lines of the page, and how many held."""
+    """Lines for a terminal, and how many attacks held."""
     held = sum(not outcome.startswith(BROKEN) for _, _, outcome in rows)
     lines = [f"| {' | '.join(row)} |".replace("\n", " ") for row in rows]
     return ["| area | attack | outcome |", "|---|---|---|", *lines, f"\n{held} of {len(rows)} attacks held."]
 
 
-def read(page: Path) -> list[Row]:
-    """The rows of a page that was written before."""
-    cells = [line.strip("| ").split(" | ", 2) for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    return [(area, name, outcome) for area, name, outcome in cells[1:]]
+def merge(before: dict[str, dict[str, str]], rows: Sequence[Row]) -> dict[str, dict[str, str]]:
+    """What is to be written: of the areas that were attacked, these rows and no others."""
+    found: dict[str, dict[str, str]] = {}
+    for area, name, outcome in rows:
+        found.setdefault(area, {})[name] = outcome.replace("\n", " ")
+    return dict(sorted((before | found).items()))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("area", nargs="?")
-    parser.add_argument("--write", type=Path)
+    parser.add_argument("--write", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     for ignored in (signal.SIGHUP, signal.SIGINT):
@@ -65,17 +69,16 @@ def main() -> None:
     if not attacks:
         sys.exit(f"no attacks on {arguments.area}: areas are {', '.join(sorted({a.area for a in all_attacks()}))}")
     with ThreadPoolExecutor(arguments.workers) as pool:
-        outcomes = list(pool.map(carry_out, attacks))
+        results = list(pool.map(carry_out, attacks))
     rows = [
         (attack.area, attack.name, outcome if held else f"{BROKEN}: {outcome}")
-        for attack, (held, outcome) in zip(attacks, outcomes, strict=True)
+        for attack, (held, outcome) in zip(attacks, results, strict=True)
     ]
     print("\n".join(table(rows)))
     if arguments.write:
-        others = [] if arguments.area is None else [row for row in read(arguments.write) if row[0] != arguments.area]
-        head = "# Attacks\n\nWhat was tried against mmrl and what came of it; written by `make attack`.\n\n"
-        arguments.write.write_text(head + "\n".join(table(sorted([*others, *rows], key=lambda row: row[0]))) + "\n")
-    held = sum(held for held, _ in outcomes)
+        before = {} if arguments.area is None else outcomes()
+        OUTCOMES.write_text(tomli_w.dumps(merge(before, rows)), encoding="utf-8")
+    held = sum(held for held, _ in results)
     sys.exit(held != len(attacks))
 
 

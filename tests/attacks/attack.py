@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,13 @@ from pathlib import Path
 MEMORY = 8 << 30
 LIMIT_S = 60.0
 LONGEST_MESSAGE = 2000
+OUTCOMES = Path(__file__).with_name("outcomes.toml")
+"""Written by `make attack`."""
+
+
+def outcomes() -> dict[str, dict[str, str]]:
+    """Area -> name -> outcome of every attack when it was last carried out."""
+    return tomllib.loads(OUTCOMES.read_text(encoding="utf-8"))
 
 
 class BrokenError(AssertionError):

@@ -1,45 +1,21 @@
-"""The site: its reference is what the code says, it builds without a warning, and what people look for stands on its pages."""
+"""What `make docs` built: what people look for stands on its pages, nothing comes from elsewhere, and a dead link is an error."""
 
 import html
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from mmrl.training.metric_names import metric_of
-
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.site
 
 
 @pytest.fixture(scope="module")
-def generate() -> ModuleType:
-    from docs import generate
-
-    return generate
-
-
-def test_the_reference_is_what_the_code_says(generate: ModuleType):
-    assert generate.stale() == [], "run python docs/generate.py"
-
-
-def test_a_page_that_is_no_longer_written_is_stale(generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "methods").mkdir()
-    (tmp_path / "methods" / "gone.md").write_text("# gone")
-    monkeypatch.setattr(generate, "FOLDER", tmp_path)
-    monkeypatch.setattr(generate, "PAGES", {})
-    assert generate.stale() == ["methods/gone.md"]
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+def site() -> Path:
+    assert (ROOT / "site" / "index.html").is_file(), "run make docs"
+    return ROOT / "site"
 
 
 def text_of(page: Path) -> str:
@@ -63,6 +39,19 @@ def test_a_reader_without_the_source_finds(site: Path, question: str):
     page, words = QUESTIONS[question]
     text = text_of(site / page)
     assert [word for word in words if word not in text] == []
+
+
+def test_words_that_name_a_page_of_the_site_are_links(site: Path):
+    methods = (site / "reference" / "algorithms.html").read_text(encoding="utf-8")
+    assert '<a href="methods/grpo.html">grpo</a>' in methods and '<a href="methods_compared.html">' in methods
+    assert 'href="../reference/methods/draft_k.html"' in (site / "how_to" / "reward_gradients.html").read_text(encoding="utf-8")
+
+
+def test_pages_have_the_titles_that_other_pages_name():
+    from docs.generate import page
+    from docs.site_hooks import TITLES
+
+    assert {title: re.findall("^# (.*)", page(name), re.MULTILINE)[0] for title, name in TITLES.items()} == {t: t for t in TITLES}
 
 
 def test_nothing_comes_from_elsewhere(site: Path):
@@ -98,21 +87,3 @@ def test_a_dead_link_would_be_found(tmp_path: Path):
     assert built("# Home").returncode == 0
     done = built("# Home\n\n[gone](tutorials/gone.md)")
     assert done.returncode != 0 and "tutorials/gone.md" in done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "unit"),
-    [
-        ("reward/total", "reward"),
-        ("reward/iou/std", "reward"),
-        ("time/reward/iou/p95_s", "seconds"),
-        ("eval/plain/iou/hit", "reward"),
-    ],
-)
-def test_a_metric_is_found_by_its_name(name: str, unit: str):
-    found = metric_of(name)
-    assert found is not None and found.unit == unit
-
-
-def test_a_metric_nobody_documented_is_not_found():
-    assert metric_of("policy/new_thing") is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.wheel
 
 
 def run(*words: str | Path, cwd: Path = ROOT, **environment: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from docs.pages.suites import SUITES_WORDS
 from examples.toy_squares import make as make_squares
 from mmrl.data.files.mp4 import write_mp4
 from tests.support.sounds import tone, write_wav
@@ -33,13 +34,19 @@ class Block:
         return f"{self.doc}-{self.number}-{self.language or 'none'}"
 
 
+def texts() -> dict[str, str]:
+    """Page -> its text; also the page of published test sets, whose words are written by hand and which only the site shows."""
+    pages = {doc.relative_to(ROOT).as_posix(): doc.read_text(encoding="utf-8") for doc in DOCS}
+    return pages | {"docs/how_to/suites.md": SUITES_WORDS}
+
+
 def blocks() -> list[Block]:
     found: list[Block] = []
-    for doc in DOCS:
-        for number, match in enumerate(FENCE.finditer(doc.read_text(encoding="utf-8"))):
+    for doc, page in texts().items():
+        for number, match in enumerate(FENCE.finditer(page)):
             indent = len(match[1])
             text = "\n".join(line[indent:] for line in match[3].splitlines())
-            found.append(Block(doc.relative_to(ROOT).as_posix(), number, match[2].strip().partition(" ")[0], text))
+            found.append(Block(doc, number, match[2].strip().partition(" ")[0], text))
     return found
 
 
@@ -50,9 +57,9 @@ def of_language(*languages: str) -> list[Block]:
 def inline_commands() -> list[tuple[str, str]]:
     """`mmrl ...` inside sentences and tables: the document and the command."""
     found: list[tuple[str, str]] = []
-    for doc in DOCS:
-        prose = FENCE.sub("", doc.read_text(encoding="utf-8"))
-        found += [(doc.name, command) for command in re.findall(r"`(mmrl [^`]*)`", prose)]
+    for doc, page in texts().items():
+        prose = FENCE.sub("", page)
+        found += [(Path(doc).name, command) for command in re.findall(r"`(mmrl [^`]*)`", prose)]
     return list(dict.fromkeys(found))
 
 

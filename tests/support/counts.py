@@ -4,18 +4,16 @@ Blocks of docs/reliability.md between `<!-- counts: NAME -->` and `<!-- end -->`
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from tests.attacks.attack import outcomes
 from tests.policies.flow.check import test_faults as of_flow
 from tests.policies.text.check import test_faults as of_text
 from tests.reliability.test_injected_faults import TABLE
 from tests.support.injected import Injected
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-ATTACKS = PAGE.with_name("attacks.md")
-"""Written by `make attack`, a row per attack that was carried out."""
 LATER = {
     "pictures": "Qwen3-VL with an adapter, pictures: thought of afterwards",
     "clips": "Qwen2.5-VL, clips: thought of afterwards",
@@ -24,18 +22,12 @@ LATER = {
 
 
 def attacks() -> str:
-    found = Counter(area for area, _ in attack_rows())
-    areas = [f"{area} ({count})" for area, count in sorted(found.items())]
+    counts = {area: len(found) for area, found in outcomes().items()}
+    areas = [f"{area} ({count})" for area, count in sorted(counts.items())]
     return (
-        f"It does {found.total()} hostile or careless things to the real program, over loopback only and with bounded time "
-        f"and memory, through: {', '.join(areas)}."
+        f"It does {sum(counts.values())} hostile or careless things to the real program, over loopback only and with bounded "
+        f"time and memory, through: {', '.join(areas)}."
     )
-
-
-def attack_rows() -> list[tuple[str, str]]:
-    """Area and name of every attack of the table."""
-    lines = [line for line in ATTACKS.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    return [(area, name) for area, name, _ in (line.strip("| ").split(" | ", 2) for line in lines if line != lines[0])]
 
 
 def faults() -> str:
