@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 
 from docs.pages.lines import cell, inner_lines, prose, table_of
-from mmrl.app.config.algorithm import Assembly
-from mmrl.app.config.method_facts import changes, costs, needs
+from mmrl.app.config.algorithm import Assembly, changes, costs, needs
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.slots import place as place_of
 from mmrl.app.inspect.show import part_lines

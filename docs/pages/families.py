@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import transformers
 
 from docs.pages.lines import cell, table_of
-from mmrl.app.inspect.families import public_weights
 from mmrl.app.inspect.settings import facts_of
-from mmrl.app.inspect.things import classes, things_called
+from mmrl.app.inspect.things import classes, public_weights, things_called
 from mmrl.lab.tiny.text.vlms import FAMILIES as TINY
 from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.text.families import Family

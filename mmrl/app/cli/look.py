@@ -16,7 +16,7 @@ Answers = Annotated[
 def report(run: RunFolder, as_json: AsJson = False) -> None:
     """Write the run's report.html: one file, no network."""
     if as_json:
-        from mmrl.app.as_json import json_text
+        from mmrl.app.files import json_text
         from mmrl.app.report.data import facts, load
 
         typer.echo(json_text(facts(load(run))))
@@ -46,10 +46,10 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare two runs or evaluations: settings that differ, and numbers on the same prompts with a sign test."""
-    from mmrl.app.as_json import json_text
     from mmrl.app.errors import Terminal
     from mmrl.app.evaluation import compare as comparing
     from mmrl.app.evaluation.compare_tables import print_comparison
+    from mmrl.app.files import json_text
 
     comparison = comparing.compare(first, second)
     if as_json:

@@ -335,7 +335,7 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List what is available, shipped with mmrl or yours; `mmrl ls rewards` also says what each reward needs and returns."""
-    from mmrl.app.as_json import json_text
+    from mmrl.app.files import json_text
     from mmrl.app.inspect.ls import listing, things
 
     if as_json:
@@ -356,7 +356,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print details of a name: a config or algorithm with every value; a reward, data set or part with its settings."""
-    from mmrl.app.as_json import json_text
+    from mmrl.app.files import json_text
     from mmrl.app.inspect.show import description, facts
 
     if as_json:

@@ -29,7 +29,7 @@ def draw(
     as_json: AsJson = False,
 ) -> None:
     """Draw a prompt with a run's model, by any of its checkpoints: the same seed draws the same noise for all of them."""
-    from mmrl.app.as_json import json_text
+    from mmrl.app.files import json_text
     from mmrl.app.one_prompt.draw import draw as draw_one
     from mmrl.app.run.revive import step_words
 
@@ -52,8 +52,8 @@ def ask(
 
     The question is put as the run puts its own: with its system prompt and answer format.
     """
-    from mmrl.app.as_json import json_text
     from mmrl.app.errors import printable
+    from mmrl.app.files import json_text
     from mmrl.app.one_prompt.ask import ask as ask_one
     from mmrl.app.run.revive import step_words
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.engine.venv import venvs
 from mmrl.runtime.cache import BOUND, bound, cache_folder, entries, remove
+from mmrl.runtime.near import did_you_mean
 
 cache = typer.Typer(no_args_is_help=True)
 

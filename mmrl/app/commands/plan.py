@@ -9,13 +9,12 @@ import torch
 import typer
 from rich.table import Table as Grid
 
-from mmrl.app.as_json import json_text
 from mmrl.app.chain.rows import mining_text, rows_before
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.config.stages import stages_of
 from mmrl.app.errors import Terminal, waiting
-from mmrl.app.files import replace_text
+from mmrl.app.files import json_text, replace_text
 from mmrl.app.fit.fit import Fit, fit_lines, fit_to
 from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of

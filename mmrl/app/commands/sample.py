@@ -18,8 +18,8 @@ from mmrl.app.run.build import Job, build
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import Line, RunDir, installed_versions, read_lines
 from mmrl.app.run.sample_files import digest, image_bytes, strip_of
-from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.core.types import Group, Request, Sample
+from mmrl.runtime.near import did_you_mean
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.collect import Collector
 from mmrl.training.determinism import deterministic

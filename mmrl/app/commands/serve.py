@@ -17,8 +17,8 @@ from typing import Any, cast
 
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
-from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.tables import Values
+from mmrl.runtime.near import did_you_mean
 from mmrl.runtime.net.fetch import is_local
 from mmrl.runtime.net.secrets import read_secret
 from mmrl.serving.guard import listen, serve_until_stopped

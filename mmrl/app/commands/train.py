@@ -30,8 +30,16 @@ from mmrl.app.run.claim import claimed_folder
 from mmrl.app.run.context import RUNS, console, distributed_run, idle_terms, refuse_idle_methods, updates
 from mmrl.app.run.folder import RunDir, early_warnings
 from mmrl.app.run.launch import check_same
-from mmrl.app.run.origins import write_choices
-from mmrl.app.run.resume import ChangedSetting, changed_settings, check_resume, enter, is_finished, note_changes, saved_config
+from mmrl.app.run.resume import (
+    ChangedSetting,
+    changed_settings,
+    check_resume,
+    enter,
+    is_finished,
+    note_changes,
+    saved_config,
+    write_choices,
+)
 from mmrl.app.run.signals import leave_in_order, listen
 from mmrl.core.protocols import Callback
 from mmrl.core.ranks import Ranks

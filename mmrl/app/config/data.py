@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mmrl.app.plugins.resolve import default_name
-from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.reader import check_slip, make
 from mmrl.app.toml.tables import KeyPath, Table
+from mmrl.runtime.near import did_you_mean
 from mmrl.runtime.ranges import PositiveShare, check_ranges
 
 TOLERANCE = 1e-6

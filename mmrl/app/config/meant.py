@@ -5,10 +5,10 @@ from dataclasses import fields
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.registry import POLICIES
-from mmrl.app.toml.did_you_mean import elsewhere
 from mmrl.app.toml.reader import UnknownKeyError, keys_below
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.near import elsewhere
 from mmrl.runtime.ranges import hints_of
 
 

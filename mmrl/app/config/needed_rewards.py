@@ -6,8 +6,8 @@ from typing import Protocol, cast, runtime_checkable
 
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.plugins.resolve import default_name, with_runs
-from mmrl.app.toml.did_you_mean import nearest
 from mmrl.app.toml.tables import Table
+from mmrl.runtime.near import nearest
 
 
 @runtime_checkable

@@ -16,8 +16,7 @@ from mmrl.app.config.run import EnvironmentConfig, Resolved, RunConfig, SamplerC
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
-from mmrl.app.plugins.guard import guarded
-from mmrl.app.plugins.resolve import PlugIn
+from mmrl.app.plugins.resolve import PlugIn, guarded
 from mmrl.app.plugins.worlds import foreign as foreign_worlds
 from mmrl.app.toml.reader import check_keys, check_slip, plain, read, refuse_missing, settings, typed_value
 from mmrl.app.toml.tables import KeyPath, Table

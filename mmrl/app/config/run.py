@@ -23,13 +23,13 @@ from mmrl.app.modality.registry import MODALITIES, POLICIES, PolicyConfig, modal
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.plugins.resolve import default_name
 from mmrl.app.plugins.resolve import load as load_plug_in
-from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.reader import NONE, RESERVED, UnknownKeyError, check_keys, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
 from mmrl.core.episodes import Limits
 from mmrl.flow.plan import NumSteps
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
 from mmrl.policies.text.settings import Sampling
+from mmrl.runtime.near import did_you_mean
 from mmrl.runtime.ranges import CountOrNone, Factor, LargeOrNone, Number, Positive, PositiveShare, Range, Share, check_ranges
 from mmrl.training.evaluate import EvaluationSettings, Weights
 from mmrl.training.rewards.calls import Calling, Transform

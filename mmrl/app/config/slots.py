@@ -10,7 +10,7 @@ from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
 
-from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.runtime.near import did_you_mean
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from mmrl.app.config.data import data_tables
 from mmrl.app.config.run import Resolved, RunConfig, read_run
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import STAGE
-from mmrl.app.toml.did_you_mean import did_you_mean, nearest
 from mmrl.app.toml.reader import UnknownKeyError, check_slip, make
 from mmrl.app.toml.tables import KeyPath, Table, Values, leaves
+from mmrl.runtime.near import did_you_mean, nearest
 from mmrl.training.settings import TRAINS, StageKind, StageSettings, TrainSettings, Until, in_turn
 
 OF_THE_CHAIN = ("seed", "deterministic", "steps", "save_every", "save_minutes")

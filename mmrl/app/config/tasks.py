@@ -9,7 +9,6 @@ from mmrl.algorithms.kinds import KINDS
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.plugins.resolve import listing, locate
-from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
 from mmrl.data.layouts.base import QUESTIONS
 from mmrl.data.layouts.files import SPLITS, splits_of
@@ -17,7 +16,7 @@ from mmrl.data.layouts.guess import guess
 from mmrl.data.readers import TRAIN
 from mmrl.policies.text.prompt.templates import tags_of
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.runtime.near import near
+from mmrl.runtime.near import did_you_mean, near
 
 TEXT: Values = {"kind": "text", "answer_format": "direct"}
 DRAWN: Values = {"kind": "flow", "height": 512, "width": 512}

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 import typer
 
-from mmrl.app.as_json import json_text
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.config.tasks import one_line
@@ -16,6 +15,7 @@ from mmrl.app.errors import Terminal
 from mmrl.app.evaluation.predict import Meter, predict
 from mmrl.app.evaluation.suites import ALL, of_suite, suite_facts, suite_numbers, suite_words
 from mmrl.app.evaluation.tables import metrics_of, numbers, print_numbers, summary
+from mmrl.app.files import json_text
 from mmrl.app.run.build import TINY
 from mmrl.app.run.context import RUNS, console, distributed_run
 from mmrl.app.run.evaluation_folder import EvaluationDir, Subject

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from mmrl.app.plugins.cards import cards, not_now, part_cards
 from mmrl.app.plugins.catalog import KINDS, catalog, details
 from mmrl.app.plugins.resolve import Listed
-from mmrl.app.toml.did_you_mean import did_you_mean
+from mmrl.runtime.near import did_you_mean
 
 WIDTH = 80
 MORE = ("parts", "samplers", "generators", "families")
@@ -21,7 +21,7 @@ def listing(kind: str | None, everything: bool = False) -> Iterator[str]:
     if everything and kind != "families":
         raise ValueError("--all lists every image-text type of transformers: write mmrl ls families --all")
     if kind == "families":
-        from mmrl.app.inspect.families import table, type_lines
+        from mmrl.app.inspect.things import table, type_lines
 
         yield from type_lines() if everything else table()
         return

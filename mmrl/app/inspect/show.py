@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
-from mmrl.app.config.method_facts import changes, costs, needs
+from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble, changes, costs, needs
 from mmrl.app.config.run import algorithm_origin, algorithm_table, load
-from mmrl.app.inspect.options import ranges_below, ranges_of_config, unset_rows
+from mmrl.app.inspect.settings import ranges_below, ranges_of_config, unset_rows
 from mmrl.app.inspect.things import Thing, all_names, source_of, things_called
 from mmrl.app.plugins.cards import cards
 from mmrl.app.plugins.catalog import configs, preset_documents
-from mmrl.app.toml.did_you_mean import nearest
 from mmrl.app.toml.tables import Table, dotted_key, leaves
+from mmrl.runtime.near import nearest
 
 
 def description(name: str, overrides: Sequence[str] = (), everything: bool = False) -> str:

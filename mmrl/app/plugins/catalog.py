@@ -7,8 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from mmrl.app.plugins.resolve import Listed, folders, listing
-from mmrl.app.toml.did_you_mean import did_you_mean, nearest
-from mmrl.runtime.near import near
+from mmrl.runtime.near import did_you_mean, near, nearest
 
 KINDS = ("rewards", "datasets", "environments", "algorithms", "configs")
 FIELDS = ("Modality", "Needs", "Range", "Source", "Licence")

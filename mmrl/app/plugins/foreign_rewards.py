@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.app.plugins.resolve import PlugIn
-from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.core.samples import Group, Prompt, Scored
+from mmrl.runtime.near import did_you_mean
 
 STYLES = ("trl", "flow_grpo")
 Answers = list[list[object]]

@@ -36,7 +36,7 @@ from mmrl.app.report.strips import strips, thumbnail
 from mmrl.app.report.timing import phases, time_band
 from mmrl.app.report.words import number, percent, points, signed
 from mmrl.app.run.folder import SEEN, Line, RunDir
-from mmrl.app.run.origins import read_choices
+from mmrl.app.run.resume import read_choices
 from mmrl.app.run.trackers import duration
 from mmrl.core.samples import AUDIO, KINDS, VIDEO
 

@@ -17,8 +17,8 @@ from mmrl.app.report.figures import Estimate, estimate
 from mmrl.app.reward_model.scorer import Scorer, scorer_of
 from mmrl.app.run.build import load_prompts
 from mmrl.app.run.folder import RunDir
-from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.core.types import Prompt
+from mmrl.runtime.near import did_you_mean
 
 AGREEMENT = "agreement.json"
 """In the run's folder: axis -> share, count, and low and high where there are pairs enough."""

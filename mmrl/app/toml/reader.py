@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from mmrl.app.toml.did_you_mean import did_you_mean, edits, nearest
 from mmrl.app.toml.tables import KeyPath, Table, Values
+from mmrl.runtime.near import did_you_mean, edits, nearest
 from mmrl.runtime.ranges import fault_of, hints_of
 
 NONE = "none"

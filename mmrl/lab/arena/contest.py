@@ -15,11 +15,11 @@ from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.run.build import load_prompts
-from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.tables import Table, leaves
 from mmrl.core.types import Prompt
 from mmrl.lab.arena.fitting import fit_to_small_pictures
 from mmrl.lab.demos import taught_model
+from mmrl.runtime.near import did_you_mean
 from mmrl.runtime.ranges import Positive, Range, check_ranges
 
 OWN = ("algorithm", "optimizer", "sampler", "policy", "prompts_per_step", "micro_batch")

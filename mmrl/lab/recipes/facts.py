@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmrl.app.plugins.resolve import folders
-from mmrl.app.toml.did_you_mean import did_you_mean
 from mmrl.app.toml.reader import make
 from mmrl.app.toml.tables import Table
+from mmrl.runtime.near import did_you_mean
 from mmrl.runtime.ranges import Count, Number, Positive, Seed, check_ranges
 
 FOLDER = "recipes"

@@ -12,7 +12,7 @@ from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import RunConfig, as_table, load
 from mmrl.app.config.slots import SLOTS, kinds
-from mmrl.app.inspect.options import ranges_of_config
+from mmrl.app.inspect.settings import ranges_of_config
 from mmrl.app.modality.registry import POLICIES
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.tables import dotted_key, leaves

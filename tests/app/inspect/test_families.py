@@ -1,7 +1,6 @@
 """`mmrl ls families`: every family is a row with its tasks, its licence, where that was read, and what was tested."""
 
-from mmrl.app.inspect.families import HEAD, MARKS, WIDTHS, public_weights, table
-from mmrl.app.inspect.things import families
+from mmrl.app.inspect.things import HEAD, MARKS, WIDTHS, families, public_weights, table
 from mmrl.lab.tiny.text import janus, vlms
 from mmrl.policies.shared.published import NOTES, Published
 

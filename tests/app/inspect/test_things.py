@@ -10,8 +10,7 @@ import pytest
 from mmrl.app.config import run as configs
 from mmrl.app.config.algorithm import presets
 from mmrl.app.inspect.ls import MORE, listing
-from mmrl.app.inspect.options import unset_fields, unset_rows
-from mmrl.app.inspect.settings import Setting, settings_of
+from mmrl.app.inspect.settings import Setting, settings_of, unset_fields, unset_rows
 from mmrl.app.inspect.show import description
 from mmrl.app.inspect.things import CLASSES, PLUG_INS, classes, classes_called, names_of, plug_in, things_called
 from mmrl.app.plugins.catalog import catalog

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.algorithms.presets import PRESETS
-from mmrl.app.config.method_facts import changes, costs, needs
+from mmrl.app.config.algorithm import changes, costs, needs
 from mmrl.app.inspect.ls import listing, rows_of
 from mmrl.app.inspect.show import description
 from mmrl.app.plugins import cards

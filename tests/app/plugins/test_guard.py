@@ -11,9 +11,7 @@ import torch
 
 from mmrl.app.config.plug_ins import read_data, read_rewards, reward_of
 from mmrl.app.config.run import DataConfig, UnweightedReward
-from mmrl.app.plugins.guard import guarded
-from mmrl.app.plugins.packages import is_installed
-from mmrl.app.plugins.resolve import load
+from mmrl.app.plugins.resolve import guarded, is_installed, load
 from mmrl.app.toml.tables import Table
 from mmrl.runtime.process_state import process_state
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.plugins.resolve import default_name, listing, load, locate, shipped_folder
-from mmrl.app.toml.did_you_mean import nearest
+from mmrl.runtime.near import nearest
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from mmrl.app.report.page import write_report
 from mmrl.app.report.rows import Row
 from mmrl.app.report.words import number
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.origins import choices, write_choices
+from mmrl.app.run.resume import choices, write_choices
 from mmrl.app.run.trackers import JsonlTracker
 from mmrl.core.types import Examples, Group, MediaSize, Prompt, Sample, Scores
 from tests.support.runs import write_run

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.inspect.families import type_lines
 from mmrl.app.inspect.ls import listing
+from mmrl.app.inspect.things import type_lines
 from mmrl.lab.tiny.text.by_rule import BY_RULE
 from mmrl.policies.text.families import types
 from mmrl.policies.text.families.types import all_types, type_of

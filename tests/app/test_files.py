@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmrl.app.as_json import json_text
+from mmrl.app.files import json_text
 
 
 @dataclass
