@@ -23,10 +23,11 @@ from mmrl.app.config.algorithm import kinds
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.core.protocols import Planner, Term
 from mmrl.core.types import ClipRange, Credit, Rollouts, Scope, Scores
+from tests.support.each import for_each
 from tests.support.fakes import FakeTextPolicy
 
 
-@pytest.mark.parametrize("name", sorted(kinds("advantage")))
+@for_each("name", sorted(kinds("advantage")))
 def test_every_shipped_advantage_says_how_many_samples_it_compares(name: str):
     part = kinds("advantage")[name]()
     assert part.min_group_size >= 1
@@ -100,7 +101,7 @@ UNCREDITED = {
 """Penalties and bonuses: importance weights never touch them, for they judge no action by its reward."""
 
 
-@pytest.mark.parametrize("name", sorted(kinds("objective")))
+@for_each("name", sorted(kinds("objective")))
 def test_terms_say_whether_they_take_credit(name: str):
     assert kinds("objective")[name]().credited == (name not in UNCREDITED)
 

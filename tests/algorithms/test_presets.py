@@ -19,6 +19,7 @@ from mmrl.app.plugins.catalog import preset_documents
 from mmrl.core.protocols import Advantage, Mask, Planner, Shaping, Term, Weight
 from mmrl.core.readings import ENTROPY, LOGPROBS, OLD_ENTROPY, OLD_LOGPROBS
 from mmrl.core.types import Reading
+from tests.support.each import for_each
 from tests.support.fakes import FakeTextPolicy
 from tests.support.rows import TEXT_PRESETS
 
@@ -35,7 +36,7 @@ def test_every_preset_is_documented_and_nothing_else():
     assert len(PRESETS) >= 88
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@for_each("name", PRESETS)
 def test_documentation_has_summary_paper_and_gaps(name):
     summary, _, rest = preset_documents()[name].partition("\n\n")
     assert summary.endswith(".")
@@ -51,7 +52,7 @@ def test_documentation_says_how_many_updates():
         assert f"{expected} per step" in " ".join(documents[name].split()).lower(), name
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@for_each("name", PRESETS)
 def test_presets_are_made_of_parts(name):
     algorithm = PRESETS[name]
     slots: list[tuple[Any, type]] = [
@@ -85,7 +86,7 @@ def test_check_refuses_weights_that_move():
         Algorithm(importance=(Moving(),)).check(offering("logprobs", "entropy"))
 
 
-@pytest.mark.parametrize("name", sorted(set(TEXT_PRESETS) - ALONE))
+@for_each("name", sorted(set(TEXT_PRESETS) - ALONE))
 def test_check_refuses_a_group_of_one(name):
     with pytest.raises(ValueError, match=r"algorithm.group_size is 1, but .* needs at least \d"):
         replace(PRESETS[name], group_size=1).check(offering("logprobs", "entropy"))

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
 import typer
 
 from mmrl.app.cli import app
 from mmrl.app.commands.help import EXAMPLES, PANELS, complete_config, complete_name, complete_reward
 from mmrl.app.config import run as configs
+from tests.support.each import for_each
 
 WITH_CONFIG = ("train", "plan", "check")
 
@@ -44,7 +44,7 @@ def test_every_command_has_a_place_in_the_day():
     assert all(command.rich_help_panel for name, command in commands().items() if " " not in name)
 
 
-@pytest.mark.parametrize("name", sorted(commands()))
+@for_each("name", sorted(commands()))
 def test_every_command_has_an_example(name: str):
     assert EXAMPLES[name] and all(line.startswith(f"mmrl {name.split()[0]}") for line in EXAMPLES[name])
     assert [line for line in EXAMPLES[name] if line not in commands()[name].epilog] == []
@@ -55,7 +55,7 @@ def test_examples_are_printed():
     assert "Examples:" in shown and all(line in " ".join(shown.split()) for line in EXAMPLES["show"])
 
 
-@pytest.mark.parametrize("line", [line for name, lines in EXAMPLES.items() if name in commands() for line in lines])
+@for_each("line", [line for name, lines in EXAMPLES.items() if name in commands() for line in lines])
 def test_examples_parse(line: str):
     command: Any = typer.main.get_command(app)
     words, context = shlex.split(line)[1:], command.context_class(command, info_name="mmrl")

@@ -14,6 +14,7 @@ from mmrl.app.plugins.catalog import configs as all_configs
 from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.run.build import build
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from tests.support.each import for_each
 
 NAMES = [listed.name for listed in all_configs()]
 IMAGE = [name for name in NAMES if name.startswith("image/")]
@@ -106,7 +107,7 @@ def test_urpas_second_phase_begins_where_the_first_ends_and_sees_no_labels():
     assert second.config.data.args["labelled"] is False and first.config.policy.lora == second.config.policy.lora
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each("name", NAMES)
 def test_it_parses_says_what_it_is_and_fits_a_screen(name: str):
     config = configs.load(name).config
     assert config.evaluation.data is not None

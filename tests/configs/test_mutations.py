@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mmrl.app.config import run as configs
+from tests.support.each import for_each
 from tests.support.mutations import refusal, tables
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,7 @@ def sampled() -> dict[str, dict[str, Any]]:
     return outcomes("1")
 
 
-@pytest.mark.parametrize("name", TABLES)
+@for_each("name", TABLES)
 def test_a_shipped_config_as_it_is_passes(name: str):
     assert refusal(TABLES[name]) is None
 

@@ -13,6 +13,7 @@ from mmrl.algorithms.planners.replay import ReplayGroups
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.core.hooks import AdvantageHooks, PartHooks, PlannerHooks, TermHooks, WeightHooks, defines, with_hooks
 from mmrl.core.types import ClipRange, Prompt
+from tests.support.each import for_each
 
 CLIPPED = ClipRange(0.1, 0.2)
 HOOKS: Mapping[str, type[PartHooks]] = {"objective": TermHooks, "advantage": AdvantageHooks, "planner": PlannerHooks} | {
@@ -76,7 +77,7 @@ def test_a_length_that_is_not_the_runs_stays():
     assert part_with_length(part, 9) is part
 
 
-@pytest.mark.parametrize("slot", sorted({*SLOTS} - {"sampler", "schedule", "ema_decay"}))
+@for_each("slot", sorted({*SLOTS} - {"sampler", "schedule", "ema_decay"}))
 def test_a_shipped_hook_is_called_as_it_is_declared(slot: str):
     """A slip in a hook's name or arguments would be silent: the part would merely do nothing."""
     for name, part in kinds(slot).items():

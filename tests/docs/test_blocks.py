@@ -22,6 +22,7 @@ from mmrl.app.plugins.catalog import find_config
 from mmrl.app.run.build import build
 from mmrl.app.toml.tables import Table
 from tests.support.blocks import DOCS, ROOT, Block, blocks, commands, inline_commands, lay_desk, of_language
+from tests.support.each import for_each
 
 SHELL, CHECKED = ("sh", "bash", "console"), ("sh", "bash", "console", "toml", "json", "python")
 NOT_RUN = {
@@ -167,7 +168,7 @@ def is_usage_error(error: Exception, *kinds: str) -> bool:
     return any(cls.__name__ in kinds for cls in type(error).__mro__)
 
 
-@pytest.mark.parametrize(("doc", "command"), inline_commands(), ids=lambda text: text)
+@for_each("doc, command", inline_commands())
 def test_commands_inside_sentences(doc: str, command: str):
     """Their names and options exist; a sentence may leave out what they need, and name a group of commands."""
     words = [word.strip("[]") for word in command.split()[1:] if word not in ("...", "…")]
@@ -245,7 +246,7 @@ def laid_over(base: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-@pytest.mark.parametrize("block", of_language("json"), ids=lambda block: block.name)
+@for_each("block", of_language("json"), ids=lambda block: block.name)
 def test_json(block: Block):
     try:
         assert json.loads(block.text)

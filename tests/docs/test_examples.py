@@ -10,6 +10,7 @@ import pytest
 
 from mmrl.policies.text import families
 from mmrl.runtime.process_state import process_state, random_state, set_random_state
+from tests.support.each import for_each
 
 ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -36,7 +37,7 @@ def test_example_runs(example: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert capsys.readouterr().out.strip()
 
 
-@EXAMPLES
+@for_each("example", sorted((ROOT / "examples").glob("*.py")))
 def test_example_is_short(example: Path):
     assert len(example.read_text().splitlines()) <= 100
 
@@ -48,7 +49,7 @@ def test_links_lead_somewhere():
     assert [(doc.name, link) for doc, link in links if "://" not in link and not (doc.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("doc", DOCS, ids=lambda path: path.name)
+@for_each("doc", DOCS, ids=lambda path: path.name)
 def test_toml_blocks_parse(doc: Path):
     for block in re.findall(r"```toml\n(.*?)```", doc.read_text(), re.DOTALL):
         assert tomllib.loads(block)

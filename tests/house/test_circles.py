@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping
 from functools import cache
 
 import grimp
-import pytest
+
+from tests.support.each import for_each
 
 Imports = Mapping[str, Collection[str]]
 
@@ -49,7 +50,7 @@ def test_no_circle():
     assert not found, "a circle of imports: " + " -> ".join(found)
 
 
-@pytest.mark.parametrize("room", rooms(imports()))
+@for_each("room", rooms(imports()))
 def test_no_circle_of_folders_inside_a_room(room: str):
     found = circle(folders(imports(), room))
     assert not found, f"a circle of folders in {room}: " + " -> ".join(found)

@@ -5,7 +5,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-import pytest
+from tests.support.each import for_each
 
 ROOT = Path(__file__).parents[2]
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -49,17 +49,17 @@ def is_there(name: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.relative_to(ROOT).as_posix())
+@for_each("doc", DOCS, ids=lambda doc: doc.relative_to(ROOT).as_posix())
 def test_paths_lead_somewhere(doc: Path):
     assert wrong_paths(doc.read_text(), doc.parent) == []
 
 
-@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.relative_to(ROOT).as_posix())
+@for_each("doc", DOCS, ids=lambda doc: doc.relative_to(ROOT).as_posix())
 def test_files_without_a_folder_are_somewhere(doc: Path):
     assert wrong_files(re.sub(r"```.*?```", "", doc.read_text(), flags=re.DOTALL)) == []
 
 
-@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.relative_to(ROOT).as_posix())
+@for_each("doc", DOCS, ids=lambda doc: doc.relative_to(ROOT).as_posix())
 def test_modules_import(doc: Path):
     assert wrong_modules(doc.read_text()) == []
 

@@ -1,4 +1,4 @@
-"""The shape of mmrl/ in figures, kept by limits: files per folder, `Any`, participles, docstrings, odd words, long pages.
+"""The shape of mmrl/ in figures, kept by limits: files per folder, `Any`, first words of docstrings, long pages.
 
 `python tests/house/test_figures.py` prints today's figures and every name that counts against a limit.
 """
@@ -23,34 +23,17 @@ LIMITS: dict[str, float] = {  # limits only ever fall
     "Any per 1,000 lines: policies": 9.4,
     "Any per 1,000 lines: training": 6,
     "Any per 1,000 lines: any other room": 5,
-    "participles": 73,
     "docstrings that begin with Of, As, What, Inside or Whether": 0,
-    "`told` in mmrl/": 5,
-    "`nobody` in mmrl/": 5,
-    "`so many` in mmrl/": 3,
     "words of README.md": 1000,
     "words of docs/architecture.md": 2500,
     "words of docs/one_step.md": 1200,
 }
-"""The goal: 10 `Any` in all and in every room (15 in policies, where libraries leave no choice);
-60 participles; 53 `told`, 35 `nobody`, 23 `so many`."""
 SHELVES = {
     *("mmrl/algorithms/advantages", "mmrl/algorithms/presets", "mmrl/app/commands", "mmrl/data/layouts"),
     *("mmrl/policies/flow/families", "mmrl/policies/text/families"),
 }
 """Folders of equal things, one a file, which may be longer than a room."""
 FIRST_WORDS = {"Of", "As", "What", "Inside", "Whether"}
-IRREGULAR = {
-    "been", "begun", "bent", "bitten", "born", "borne", "bound", "bought", "broken", "brought", "built", "burnt", "caught",
-    "chosen", "dealt", "done", "drawn", "driven", "dug", "fallen", "fed", "felt", "fitted", "flown", "forgiven", "forgotten",
-    "frozen", "given", "gone", "grown", "heard", "held", "hidden", "hung", "kept", "known", "laid", "learnt", "led", "lent",
-    "lost", "made", "meant", "met", "paid", "proven", "risen", "said", "seen", "sent", "shaken", "shown", "slept", "sold",
-    "sought", "spent", "spoken", "spun", "stood", "stolen", "struck", "stuck", "sung", "sunk", "sworn", "swept", "swung",
-    "taken", "taught", "thought", "thrown", "told", "torn", "understood", "woken", "won", "worn", "woven", "written",
-}  # fmt: skip
-"""Past participles without -ed; cut, put, set, split and the like are verbs as they stand."""
-NO_PARTICIPLES = {"bleed", "breed", "embed", "exceed", "feed", "hundred", "need", "proceed", "seed", "shed", "speed"}
-"""Words in -ed that are something else."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -61,7 +44,6 @@ class Source(NamedTuple):
     room: str
     lines: int
     tree: ast.Module
-    text: str = ""
 
 
 def sources() -> list[Source]:
@@ -71,7 +53,7 @@ def sources() -> list[Source]:
         parts = file.relative_to(ROOT / "mmrl").parts
         text = file.read_text()
         room = parts[0] if len(parts) > 1 else "."
-        found.append(Source(file.relative_to(ROOT).as_posix(), room, len(text.splitlines()), ast.parse(text), text))
+        found.append(Source(file.relative_to(ROOT).as_posix(), room, len(text.splitlines()), ast.parse(text)))
     return found
 
 
@@ -106,23 +88,6 @@ def any_per_room(files: list[Source]) -> dict[str, float]:
     return {room: 1000 * uses[room] / lines[room] for room in sorted(lines)}
 
 
-def functions(tree: ast.AST) -> list[Function]:
-    """Functions and methods, inner ones too, without properties: those are values by their looks."""
-    found = [node for node in ast.walk(tree) if isinstance(node, Function)]
-    return [node for node in found if not any("property" in ast.unparse(mark) for mark in node.decorator_list)]
-
-
-def is_participle(name: str) -> bool:
-    """True where a name's first word is a past participle: `gathered`, `_told_apart`, but not `seed_of`."""
-    word = name.strip("_").partition("_")[0].lower()
-    return word in IRREGULAR or (len(word) > 3 and word.endswith("ed") and word not in NO_PARTICIPLES)
-
-
-def participles(files: list[Source]) -> list[str]:
-    """`file:line name` of every function whose name is a participle."""
-    return [f"{f.name}:{node.lineno} {node.name}" for f in files for node in functions(f.tree) if is_participle(node.name)]
-
-
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and text of the docstrings of a file, its classes and functions."""
     for node in ast.walk(tree):
@@ -145,12 +110,6 @@ def words_of(page: str) -> int:
     return len((ROOT / page).read_text().split())
 
 
-def places_of(words: str, files: list[Source]) -> list[str]:
-    """`file:line` of every place where these words stand in a file, in whatever case, also across a line's end."""
-    whole = re.compile(r"\b" + words.replace(" ", r"[ #\n]+") + r"\b", re.IGNORECASE)
-    return [f"{f.name}:{f.text.count(chr(10), 0, match.start()) + 1}" for f in files for match in whole.finditer(f.text)]
-
-
 def limits_of(pattern: str) -> dict[str, int]:
     """What the one group of a pattern finds in the names of limits -> the limit."""
     found = [(re.fullmatch(pattern, name), limit) for name, limit in LIMITS.items()]
@@ -158,7 +117,6 @@ def limits_of(pattern: str) -> dict[str, int]:
 
 
 FILES = sources()
-WORDS = limits_of("`(.+)` in mmrl/")
 PAGES = limits_of("words of (.+)")
 
 
@@ -176,20 +134,9 @@ def test_any_is_rare():
     assert {room: rate for room, rate in found.items() if rate > LIMITS.get(f"Any per 1,000 lines: {room}", other)} == {}
 
 
-def test_functions_are_verbs_or_nouns():
-    found = participles(FILES)
-    assert len(found) <= LIMITS["participles"], "\n".join(["name an effect by a verb, a value by a noun:", *found])
-
-
 def test_docstrings_are_sentences_about_the_thing():
     found, limit = odd_docstrings(FILES), LIMITS["docstrings that begin with Of, As, What, Inside or Whether"]
     assert len(found) <= limit, "\n".join(["say what the thing does or is:", *found])
-
-
-@pytest.mark.parametrize("words", WORDS)
-def test_odd_words_get_fewer(words: str):
-    found = places_of(words, FILES)
-    assert len(found) <= WORDS[words], "\n".join([f"write what a colleague would say in place of {words!r}:", *found])
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -201,12 +148,9 @@ def test_what_is_counted():
     lines = ["from typing import Any", "x: 'list[Any]'", "def _told(a: Any) -> dict[str, Any]: ...", "def seed() -> None: ..."]
     tree = ast.parse("\n".join(lines))
     assert count_any(tree) == 3
-    assert [node.name for node in functions(tree) if is_participle(node.name)] == ["_told"]
     doc = Source("f.py", ".", 2, ast.parse('"""Of things."""\ndef f():\n    """Offers things."""\n'))
     assert odd_docstrings([doc]) == ["f.py:1 Of things."]
-    text = "# So many\nx = 'so manyfold'\n# and so\n# many\n"
-    assert places_of("so many", [Source("f.py", ".", 4, ast.parse(text), text)]) == ["f.py:1", "f.py:3"]
-    assert WORDS.keys() == {"told", "nobody", "so many"} and "README.md" in PAGES
+    assert "README.md" in PAGES
 
 
 def report() -> list[str]:
@@ -214,17 +158,13 @@ def report() -> list[str]:
     rooms, shelves = (
         [(count, name) for name, count in files_per_folder().items() if (name in SHELVES) == kind] for kind in (False, True)
     )
-    every = sum(len(functions(file.tree)) for file in FILES)
-    named, odd = participles(FILES), odd_docstrings(FILES)
+    odd = odd_docstrings(FILES)
     return [
         "files in one room: at most {} ({})".format(*max(rooms)),
         "files on one shelf: at most {} ({})".format(*max(shelves)),
         *(f"Any per 1,000 lines, {room}: {value:.1f}" for room, value in any_per_room(FILES).items()),
-        f"participles: {len(named)} of {every} functions",
-        *(f"  {name}" for name in named),
         f"docstrings that begin with Of, As, What, Inside or Whether: {len(odd)}",
         *(f"  {line}" for line in odd),
-        *(f"`{words}` in mmrl/: {len(places_of(words, FILES))}" for words in WORDS),
         *(f"words of {page}: {words_of(page)}" for page in PAGES),
     ]
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.each import for_each
+
 ROOT = Path(__file__).parents[2]
 HEAVY = [
     *("accelerate", "av", "datasets", "decord", "diffusers", "jinja2", "matplotlib", "open_clip", "peft", "pyarrow"),
@@ -44,18 +46,18 @@ def test_looking_around_loads_no_torch(words: list[str]):
     assert run("look_around.py", json.dumps(["torch", "numpy", *HEAVY]), *words)
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "mmrl" / "core").glob("*.py")), ids=lambda file: file.name)
+@for_each("file", sorted((ROOT / "mmrl" / "core").glob("*.py")), ids=lambda file: file.name)
 def test_core_imports_torch_jaxtyping_and_the_standard_library(file: Path):
     assert top_imports(file) <= {*sys.stdlib_module_names, "torch", "jaxtyping", "mmrl"}
 
 
-@pytest.mark.parametrize("folder", ["mmrl", "rewards", "datasets"])
+@for_each("folder", ["mmrl", "rewards", "datasets"])
 def test_nobody_imports_plug_ins(folder: str):
     guilty = {str(file.relative_to(ROOT)): top_imports(file) & {"rewards", "datasets"} for file in (ROOT / folder).rglob("*.py")}
     assert {file: names for file, names in guilty.items() if names} == {}
 
 
-@pytest.mark.parametrize("folder", ["rewards", "datasets", "environments"])
+@for_each("folder", ["rewards", "datasets", "environments"])
 def test_plug_ins_use_public_rooms_only(folder: str):
     allowed = {"mmrl", "mmrl.core", "mmrl.runtime", "mmrl.answers", "mmrl.data", "mmrl.serving"}
     for file in (ROOT / folder).glob("*.py"):

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from tests.support.each import for_each
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("mmrl", "rewards", "datasets", "environments", "benchmarks", "examples")
@@ -80,12 +80,12 @@ def complaints(source: str, name: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
+@for_each("file", FILES, ids=name_of)
 def test_no_file_is_read_in_a_way_that_runs_it(file: Path):
     assert complaints(file.read_text(encoding="utf-8"), name_of(file)) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "source",
     [
         "torch.load(f)",

@@ -14,6 +14,7 @@ from mmrl.lab.arena.lane import Lane, Point, Stint
 from mmrl.lab.arena.ranking import half_width, is_clearly_better, standings
 from mmrl.lab.arena.words import contest_of
 from tests.support import arena_runs
+from tests.support.each import for_each
 from tests.support.launcher import started
 from tests.support.presets import BY_PIXELS, FLOW
 
@@ -97,7 +98,7 @@ ELSEWHERE = {
 """Preset for generators -> why it cannot take part."""
 
 
-@pytest.mark.parametrize("name", sorted(FLOW | BY_PIXELS))
+@for_each("name", sorted(FLOW | BY_PIXELS))
 def test_methods_for_generators_are_cut_to_the_small_model(name: str):
     asked = contest(name, task="t2i")
     if name in ELSEWHERE:

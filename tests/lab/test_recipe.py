@@ -21,6 +21,7 @@ from mmrl.lab.recipes.measure import Answered, figure_of, interval
 from mmrl.lab.recipes.pages import figures_of
 from mmrl.lab.recipes.run import run_recipe
 from mmrl.lab.recipes.tiny import as_tiny, draw_files, small_table
+from tests.support.each import for_each
 
 RECIPES = {one.name: one for one in recipes()}
 SHORT = ("gui_g1_screenspot", "flow_grpo_geneval")
@@ -39,7 +40,7 @@ def data_of(config: RunConfig) -> list[object]:
     return [value for _, one in data_tables(config.data, ("data",)) for value in one.args.values()]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@for_each("name", RECIPES)
 def test_every_path_that_a_recipe_reads_is_one_of_its_files(name: str):
     """Who has the files that are named as missing can run it."""
     recipe = RECIPES[name]
@@ -54,7 +55,7 @@ def test_every_path_that_a_recipe_reads_is_one_of_its_files(name: str):
     assert all(file.source and file.licence and file.size and file.command for file in recipe.file)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@for_each("name", RECIPES)
 def test_a_recipe_names_its_source_its_reasons_and_a_number_to_compare_with(name: str):
     recipe = RECIPES[name]
     assert recipe.deviation and all(one.why.endswith(".") for one in recipe.deviation)

@@ -12,6 +12,7 @@ import pytest
 
 from mmrl.app.plugins.catalog import FIELDS, details
 from mmrl.app.plugins.resolve import load
+from tests.support.each import for_each
 
 ROOT = Path(__file__).resolve().parents[2]
 REWARDS, DATASETS = sorted(ROOT.glob("rewards/*.py")), sorted(ROOT.glob("datasets/*.py"))
@@ -24,7 +25,7 @@ def test_there_are_plugins():
     assert not (ROOT / "rewards/__init__.py").exists() and not (ROOT / "datasets/__init__.py").exists()
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+@for_each("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_one_public_callable_and_a_summary(file):
     """`load` refuses a file with none or several."""
     assert callable(load(str(file), file.parent.name))
@@ -32,7 +33,7 @@ def test_one_public_callable_and_a_summary(file):
     assert len(summary) > 20 and "licence" in (ast.get_docstring(ast.parse(file.read_text())) or "").lower()
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+@for_each("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_plugins_are_short_and_import_public_rooms_only(file):
     tree = ast.parse(file.read_text())
     imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
@@ -42,7 +43,7 @@ def test_plugins_are_short_and_import_public_rooms_only(file):
     assert len(file.read_text().splitlines()) <= 150
 
 
-@pytest.mark.parametrize("file", REWARDS, ids=lambda file: file.stem)
+@for_each("file", REWARDS, ids=lambda file: file.stem)
 def test_rewards_say_what_they_need_and_give(file):
     said = details(file)
     assert tuple(said) == FIELDS, f"{file.name} lacks lines that start with {', '.join(set(FIELDS) - set(said))}"
@@ -50,7 +51,7 @@ def test_rewards_say_what_they_need_and_give(file):
     assert set(said["Modality"].split(", ")) <= {"text", "image", "video", "sound", "video with sound"}
 
 
-@pytest.mark.parametrize("file", REWARDS, ids=lambda file: file.stem)
+@for_each("file", REWARDS, ids=lambda file: file.stem)
 def test_rewards_are_frozen_or_functions(file):
     reward = load(str(file), "rewards")
     if inspect.isclass(reward):
@@ -61,7 +62,7 @@ def test_rewards_are_frozen_or_functions(file):
         assert list(inspect.signature(reward).parameters) == ["group"]
 
 
-@pytest.mark.parametrize("file", DATASETS, ids=lambda file: file.stem)
+@for_each("file", DATASETS, ids=lambda file: file.stem)
 def test_data_sets_are_functions_called_load(file):
     assert load(str(file), "datasets").__name__ == "load"
 

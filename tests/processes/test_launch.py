@@ -18,6 +18,7 @@ from mmrl.app.run import build as building
 from mmrl.app.run import launch
 from mmrl.core.ranks import Ranks, is_sharded
 from mmrl.policies.shared.sharding import refuse_settings, refuse_unknown, wrap_module
+from tests.support.each import for_each
 from tests.support.fakes import FakeAccelerator as Fake
 
 FOLDER = Path(__file__).parents[2] / "configs" / "accelerate"
@@ -192,7 +193,7 @@ def test_the_first_process_of_a_node_downloads_and_the_others_find(rank: int, mo
         assert ranks.log == ["wait", *making, "wait", *loading, "wait", *making]
 
 
-@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+@for_each("file", sorted(FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
 def test_accelerate_reads_its_configs(file: Path):
     from accelerate.commands.config.config_args import load_config_from_file
 
@@ -221,7 +222,7 @@ def check_deepspeed(settings: dict[str, Any], stage: int) -> None:
         assert built["zero_optimization"]["stage"] == stage and built["gradient_clipping"] == 1.0
 
 
-@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.sh")), ids=lambda file: file.name)
+@for_each("file", sorted(FOLDER.glob("*.sh")), ids=lambda file: file.name)
 def test_scripts_are_shell(file: Path):
     assert file.stat().st_mode & 0o111
     subprocess.run(["bash", "-n", str(file)], check=True, timeout=60)

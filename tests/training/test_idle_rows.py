@@ -15,6 +15,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Reading
 from mmrl.training.batches import leave_out
 from mmrl.training.trainer import Trainer
+from tests.support.each import for_each
 from tests.support.fakes import FakeTextPolicy
 from tests.support.presets import BY_PIXELS, TEXT
 from tests.support.rows import make_batch
@@ -100,7 +101,7 @@ def random_reading(reading: Reading, generator: torch.Generator) -> Tensor:
     return -x if reading.quantity == "logprobs" else x
 
 
-@pytest.mark.parametrize("name", sorted({*PRESETS} - {*BY_PIXELS}))
+@for_each("name", sorted({*PRESETS} - {*BY_PIXELS}))
 def test_terms_say_truly_whether_they_are_silent(name):
     """Value and gradient where no row has an advantage, and policy and old are apart."""
     for _, term in PRESETS[name].objective:

@@ -11,6 +11,7 @@ from mmrl.app.plugins.python_objects import find_object, is_of_python, offer
 from mmrl.app.toml.tables import Table
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.policies.text.settings import Sampling
+from tests.support.each import for_each
 
 
 def one(group: mmrl.Group) -> list[float]:
@@ -28,14 +29,14 @@ class Minus:
         return Credit(values, scores.total().isfinite())
 
 
-@pytest.mark.parametrize("name", sorted(mmrl.presets))
+@for_each("name", sorted(mmrl.presets))
 def test_every_preset_is_recognised(name: str):
     algorithm = mmrl.presets[name]
     table = Lent().algorithm(algorithm)
     assert assemble(Table.of({"algorithm": table}, "test")).algorithm == algorithm and "preset" in table
 
 
-@pytest.mark.parametrize("name", sorted(mmrl.presets))
+@for_each("name", sorted(mmrl.presets))
 def test_an_altered_preset_comes_back_whole(name: str):
     algorithm = replace(mmrl.presets[name], group_size=40)
     table = Lent().algorithm(algorithm)

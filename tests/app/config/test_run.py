@@ -16,6 +16,7 @@ from mmrl.app.config.slots import kinds
 from mmrl.app.inspect.show import parts
 from mmrl.app.toml.tables import Table
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from tests.support.each import for_each
 from tests.support.presets import TEXT as PRESETS
 from tests.support.presets import VIDEO
 
@@ -121,7 +122,7 @@ def test_a_part_of_ones_own(file: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert load(tmp_path / "b.toml").config == resolved.config
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS | VIDEO))
+@for_each("preset", sorted(PRESETS | VIDEO))
 def test_a_saved_config_is_the_same_run(file: Path, preset: str, tmp_path: Path):
     config = load(file, f"algorithm.preset={preset}", "algorithm.needs_rewards=[]", "policy.lora.rank=4").config
     configs.save(config, tmp_path / "saved.toml")

@@ -16,6 +16,7 @@ from mmrl.app.inspect.things import CLASSES, PLUG_INS, Thing, classes, classes_c
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.training.optim import OptimizerSettings
+from tests.support.each import for_each
 
 TABLES_OF_A_RUN = {"policy", "data", "reward", "algorithm", "sampler", "evaluation", "checkpoint", "trackers", "cluster"}
 INNER = {"optimizer", "health", "alarm", "args", "sampling", "lora", "video", "also", "call", "transform"}
@@ -53,7 +54,7 @@ def test_the_tables_of_a_config_are_found():
     assert len(CONFIG) > 15
 
 
-@pytest.mark.parametrize("cls", [*CONFIG, Algorithm], ids=lambda cls: cls.__name__)
+@for_each("cls", [*CONFIG, Algorithm], ids=lambda cls: cls.__name__)
 def test_every_key_of_a_config_has_a_meaning(cls: type):
     written = {
         "policy",

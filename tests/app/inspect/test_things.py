@@ -15,6 +15,7 @@ from mmrl.app.inspect.show import description
 from mmrl.app.inspect.things import CLASSES, PLUG_INS, classes, classes_called, names_of, plug_in, things_called
 from mmrl.app.plugins.catalog import catalog
 from mmrl.runtime.ranges import Count, Share
+from tests.support.each import for_each
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def test_all_shows_what_a_config_does_not_set():
     assert "algorithm.schedule.at_steps" in preset
 
 
-@pytest.mark.parametrize("name", [listed.name for listed in catalog("configs")])
+@for_each("name", [listed.name for listed in catalog("configs")])
 def test_all_and_the_rest_are_different_keys(name: str):
     resolved = configs.load(name)
     said = {key for key, _, _ in resolved.rows()}

@@ -17,6 +17,7 @@ from mmrl.policies.flow.dry_run import size_of_generator
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.dry_run import meta_model
 from mmrl.policies.text.settings import TextPolicyConfig
+from tests.support.each import for_each
 
 FILES = sorted(files_by_name().values())
 READ: dict[str, dict[str, Any]] = {file.stem: json.loads(file.read_text()) for file in FILES}
@@ -48,7 +49,7 @@ def test_the_real_class_has_the_stated_number_of_weights(name: str):
     assert count == READ[name]["weights"]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@for_each("file", FILES, ids=lambda file: file.stem)
 def test_files_are_small_and_say_where_they_are_from(file: Path):
     known = READ[file.stem]
     assert file.stat().st_size < LARGEST and known["source"]

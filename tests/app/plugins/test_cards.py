@@ -11,6 +11,7 @@ from mmrl.app.inspect.show import description
 from mmrl.app.plugins import cards
 from mmrl.app.plugins.cards import SOURCES, missing_part, not_now, part_cards
 from mmrl.lab.recipes.facts import recipes
+from tests.support.each import for_each
 
 
 def test_every_preset_has_a_card():
@@ -43,7 +44,7 @@ def test_what_is_missing_is_what_the_preset_says():
     assert {one.status.partition(":")[0] for one in found.values()} == {"works", "partial"}
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@for_each("name", sorted(PRESETS))
 def test_a_preset_says_what_it_leaves_out(name: str):
     """Either something is not implemented, or nothing (else) is left out."""
     text = " ".join(cards.documents()[name][0].split())
@@ -57,7 +58,7 @@ def test_no_method_that_is_not_here_has_a_preset():
     assert not told & {title.lower().replace("-", "").split(",")[0] for title in TITLES}, "a recipe is here"
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@for_each("name", sorted(PRESETS))
 def test_a_card_is_shown_within_a_terminal(name: str):
     shown = description(name).splitlines()
     start = next(i for i, line in enumerate(shown) if line.startswith("idea      "))
@@ -114,7 +115,7 @@ PUBLISHED = [
 """Methods that the field has published and that the overview has to place."""
 
 
-@pytest.mark.parametrize("method", PUBLISHED)
+@for_each("method", PUBLISHED)
 def test_every_method_has_its_place(method: str):
     """By its name in a preset's words, as a part, as a recipe, or among those that are not here."""
     texts = [text for text, _ in cards.documents().values()] + [card.method for card in part_cards()]

@@ -22,6 +22,7 @@ from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
+from tests.support.each import for_each
 from tests.support.flow_costs import forwards
 from tests.support.flow_policies import make, prompts
 from tests.support.presets import FLOW, WITH_TEACHERS
@@ -163,7 +164,7 @@ DEFAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@for_each("name", sorted(PRESETS))
 def test_published_settings_cost_what_is_published(name):
     algorithm = PRESETS[name]
     assert algorithm.schedule is not None

@@ -11,6 +11,7 @@ from mmrl.app.run.beforehand import idle_settings, look_at_settings
 from mmrl.core.ranks import Ranks
 from mmrl.policies.shared.workers.settings import SamplerSettings
 from mmrl.training.ahead.limits import max_ahead
+from tests.support.each import for_each
 from tests.support.fakes import FakeAccelerator
 
 ENGINE = 'policy.engine.url=["http://127.0.0.1:9"]'
@@ -28,7 +29,7 @@ AHEAD = {
 }
 
 
-@pytest.mark.parametrize("name", AHEAD)
+@for_each("name", AHEAD)
 def test_presets_know_how_far(name: str):
     assert max_ahead(PRESETS[name]) == AHEAD[name]
 
