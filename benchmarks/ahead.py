@@ -54,7 +54,7 @@ def trainer_of(ahead: int, sample_s: float, update_s: float, steps: int) -> Trai
     algorithm = replace(PRESETS["grpo"], old="reread", importance=(RolloutCorrection(mode="token_truncate", high=2.0),))
     policy = PublishingPolicy(waits=latency(sample_s, update_s))
     held_out = RewardRunner([NamedReward("letter", fakes.right_letter)])
-    evaluator = Evaluator(policy, fakes.prompts(), held_out, EvaluationSettings(num_prompts=PROMPTS))
+    evaluator = Evaluator(policy, fakes.prompts()[:PROMPTS], held_out, EvaluationSettings())
     more = {"audit_steps": 1, "audit_every": 0, "evaluator": evaluator}
     return make_trainer(algorithm, policy=policy, steps=steps, ahead=ahead, **more)
 

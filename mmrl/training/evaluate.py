@@ -8,7 +8,6 @@ import torch
 
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
-from mmrl.core.sources import first_of_each
 from mmrl.core.types import Examples, Group, Prompt, Request, Rollouts, Scores
 from mmrl.runtime.ranges import Count, CountOrNone, LargeOrNone, Seed, check_ranges
 from mmrl.runtime.spans import in_span
@@ -80,9 +79,8 @@ class Evaluator:
         clash = sorted({variant.name for variant in variants} & set(rewards.names))
         if clash:
             raise ValueError(f"evaluation.also and a reward are both named {clash[0]!r}, and so would their metrics: rename one")
-        self.policy, self.rewards, self.settings, self.sampling = policy, rewards, settings, sampling
-        self.ranks, self.variants = ranks or Ranks(), tuple(variants)
-        self.prompts = first_of_each(prompts, settings.num_prompts)
+        self.policy, self.prompts, self.rewards, self.settings = policy, prompts, rewards, settings
+        self.sampling, self.ranks, self.variants = sampling, ranks or Ranks(), tuple(variants)
 
     @in_span("evaluate")
     def run(self, step: int) -> tuple[dict[str, float], Examples]:

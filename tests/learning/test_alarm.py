@@ -158,7 +158,7 @@ def runner(policy: FakeTextPolicy, case: Case, seed: int, preset: str, steps: in
     settings = TrainSettings(
         steps=steps, prompts_per_step=16, seed=seed, evaluate_every=EVERY, optimizer=OptimizerSettings(lr=2e-2)
     )
-    evaluator = Evaluator(policy, data[64:], RewardRunner([trained, *watched]), EvaluationSettings(num_prompts=64), "greedy")
+    evaluator = Evaluator(policy, data[64:], RewardRunner([trained, *watched]), EvaluationSettings(), "greedy")
     # bounds of the alarm were measured with one update per step
     algorithm = replace(PRESETS[preset], minibatches=1).with_length(policy.length)
     return Trainer(policy, algorithm, Shuffled(data[:64], seed=seed), RewardRunner([trained]), settings, evaluator=evaluator)

@@ -72,7 +72,7 @@ def test_a_run_that_is_stopped_there_answers_once_more_when_it_goes_on(tmp_path:
 
 
 def test_a_run_with_held_out_prompts_answers_none_of_those_it_trains_on():
-    policy, seen, settings = FakeTextPolicy(), Steps(), EvaluationSettings(num_prompts=2)
+    policy, seen, settings = FakeTextPolicy(), Steps(), EvaluationSettings()
     evaluator = Evaluator(policy, prompts(2), RewardRunner([NamedReward("letter", right_letter)]), settings)
     records = Records(seen=seen)
     make_trainer(steps=2, samples_every=1, policy=policy, evaluator=evaluator, records=records).fit()

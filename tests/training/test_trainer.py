@@ -179,7 +179,7 @@ def test_fit_logs_evaluates_before_during_and_after():
 
     policy, memory = FakeTextPolicy(), Memory()
     runner = RewardRunner([NamedReward("letter", right_letter)])
-    evaluator = Evaluator(policy, prompts(12)[8:], runner, EvaluationSettings(num_prompts=3, batch_size=2), "greedy")
+    evaluator = Evaluator(policy, prompts(12)[8:11], runner, EvaluationSettings(batch_size=2), "greedy")
     trainer = make_trainer(
         policy=policy, steps=4, evaluate_every=2, samples_every=2, evaluator=evaluator, records=Records([memory])
     )

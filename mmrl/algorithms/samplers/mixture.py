@@ -1,14 +1,29 @@
 """Several data sets in fixed shares, or the classes of one."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from mmrl.algorithms.samplers.base import Shuffled, Streamed
 from mmrl.core.protocols import State
-from mmrl.core.sources import Sources, StreamedSources
 from mmrl.core.types import Prompt
 from mmrl.runtime.ranges import Seed, check_ranges
+
+
+@runtime_checkable
+class Several(Protocol):
+    """Prompts of several data sets."""
+
+    @property
+    def parts(self) -> Mapping[str, Iterable[Prompt]]:
+        """By the names of the data sets."""
+        ...
+
+    @property
+    def weights(self) -> Mapping[str, float] | None:
+        """The share of each data set among the prompts that are drawn, adding up to 1; None: as large as the data set."""
+        ...
 
 
 @dataclass
@@ -28,13 +43,15 @@ class Mixture:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if not isinstance(self.prompts, Sources | StreamedSources):
+        if not isinstance(self.prompts, Several):
             raise ValueError(
                 'sampler.kind = "Mixture" mixes several data sets, and there is one: write a [[data]] table for each, with a name'
             )
-        self.weights = weights_of(self.prompts)
-        self.counts = dict.fromkeys(self.weights, 0)
-        self._samplers = {name: self._sampler(name, part) for name, part in self.prompts.parts.items()}
+        self._begin(self.prompts.parts, weights_of(self.prompts))
+
+    def _begin(self, parts: Mapping[str, Iterable[Prompt]], weights: dict[str, float]) -> None:
+        self.weights, self.counts = weights, dict.fromkeys(weights, 0)
+        self._samplers = {name: self._sampler(name, part) for name, part in parts.items()}
 
     def _sampler(self, name: str, part: Iterable[Prompt]) -> Shuffled | Streamed:
         # sources of equal length would come in the same order
@@ -103,18 +120,18 @@ class Balanced(Mixture):
             if self.column not in prompt.columns:
                 raise ValueError(f"prompt {prompt.id!r} has no column {self.column!r}, which sampler.column names as its class")
             parts.setdefault(str(prompt.columns[self.column]), []).append(prompt)
-        self.prompts = Sources(parts, dict.fromkeys(parts, 1 / len(parts)))
-        super().__post_init__()
+        self._begin(parts, dict.fromkeys(parts, 1 / len(parts)))
 
 
-def weights_of(prompts: Sources | StreamedSources) -> dict[str, float]:
+def weights_of(prompts: Several) -> dict[str, float]:
     """The share of each source; ValueError for a stream without weights, for it has no size."""
     if prompts.weights is not None:
         return dict(prompts.weights)
-    if isinstance(prompts, StreamedSources):
-        streams = [name for name, part in prompts.parts.items() if not isinstance(part, Sequence)]
+    sizes = {name: len(part) for name, part in prompts.parts.items() if isinstance(part, Sequence)}
+    streams = [name for name in prompts.parts if name not in sizes]
+    if streams:
         raise ValueError(
             f"the source {streams[0]!r} of [[data]] is a stream, whose size is unknown: give every [[data]] table a weight, "
             "all of them adding up to 1"
         )
-    return {name: len(part) / len(prompts) for name, part in prompts.parts.items()}
+    return {name: size / sum(sizes.values()) for name, size in sizes.items()}

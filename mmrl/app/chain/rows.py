@@ -11,11 +11,10 @@ from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.stages import Stage, num_samples
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import STAGE, offer
-from mmrl.app.run.build import first_prompts, held_out_prompts, load_prompts
+from mmrl.app.run.build import first_prompts, held_out_prompts, load_prompts, prompts_beyond
 from mmrl.app.run.folder import Line, RunDir, read_lines
 from mmrl.app.run.sample_files import store, write_clip
 from mmrl.core.types import Prompt, Sample
-from mmrl.training.watch.goal import prompts_beyond
 
 
 def file_of(run: RunDir, stage: Stage) -> Path:
@@ -145,7 +144,7 @@ def look_ahead(stages: Sequence[Stage], at: int = 0) -> None:
             plug_ins = read_plug_ins(stage.resolved)
             if stage.until is not None:
                 held_out = held_out_prompts(config, plug_ins.held_out) or ()
-                prompts_beyond(held_out, min(len(held_out), config.evaluation.num_prompts), stage.until)
+                prompts_beyond(held_out, config.evaluation.num_prompts, stage.until)
             if later:
                 config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
                 config.algorithm.algorithm.check_prompts(first_prompts(load_prompts(plug_ins.data, f"[data] {config.data.use}")))

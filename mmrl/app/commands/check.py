@@ -209,9 +209,8 @@ def look_at_evaluation(job: Job, found: Findings) -> None:
     """One evaluation of a few held-out prompts, every way that the config names."""
     if (evaluator := job.evaluator) is None:
         return
-    settings = replace(evaluator.settings, num_prompts=min(FEW, evaluator.settings.num_prompts))
-    collaborators = evaluator.sampling, evaluator.ranks, evaluator.variants
-    few = Evaluator(evaluator.policy, evaluator.prompts, evaluator.rewards, settings, *collaborators)
+    collaborators = evaluator.settings, evaluator.sampling, evaluator.ranks, evaluator.variants
+    few = Evaluator(evaluator.policy, evaluator.prompts[:FEW], evaluator.rewards, *collaborators)
     metrics, examples = few.run(0)
     sampled, total = sum(len(group.samples) for group in examples.groups), metrics["eval/total"]
     said = f"{len(few.prompts)} prompts, {sampled} samples, total {total:.3f}"

@@ -15,7 +15,6 @@ from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import SCORE, VALUE
 from mmrl.core.samples import UnavailableError
-from mmrl.core.sources import first_of_each
 from mmrl.core.types import Prompt
 from mmrl.engine.command import resolve_sync
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -209,7 +208,7 @@ def look_at_scoring(
     loaded: Sequence[object],
     loaded_more: Sequence[object],
     trained: Sequence[Prompt],
-    held_out: Sequence[Prompt] | None,
+    asked: Sequence[Prompt],
 ) -> None:
     """Look whether every reward can score the run's prompts and groups, and whether its files, packages and servers are there.
 
@@ -217,7 +216,6 @@ def look_at_scoring(
     for. Raises ValueError for another reward.
     """
     output, evaluation = modality_of(config.policy).output_of(config.policy), config.evaluation
-    asked = [] if held_out is None else first_of_each(held_out, evaluation.num_prompts)
     if seen := overlap_sentence(trained, asked):
         log.warning(f"held-out data: {seen}")
     group_size = config.algorithm.algorithm.group_size

@@ -49,6 +49,7 @@ from mmrl.training.evaluate import Evaluator, check_columns
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import RewardRunner
 from mmrl.training.seen import SeenPrompts
+from mmrl.training.settings import Until
 from mmrl.training.trainer import Records, Trainer
 from mmrl.training.watch.goal import goal_of
 
@@ -114,7 +115,8 @@ def build(
         space = modality.box_space(config.policy)
     rewards, watched = reward_runners(config, loaded, loaded_more, space)
     algorithm = with_gradients(algorithm, rewards.rewards, bool(config.evaluation.reward), firsts)
-    look_at_scoring(config, loaded, loaded_more, firsts, held_out)
+    scored = None if held_out is None else first_of_each(held_out, config.evaluation.num_prompts)
+    look_at_scoring(config, loaded, loaded_more, firsts, scored or ())
     worlds = worlds_of(config, plug_ins, firsts, space)
     torch.manual_seed(config.seed)
     if after is None:
@@ -126,7 +128,7 @@ def build(
     modality.warn_after_load(policy, algorithm, config.evaluation, looked_at)
     if accelerator is not None and after is None:
         policy.prepare(accelerator)
-    evaluator = evaluator_of(config, policy, held_out, watched, ranks)
+    evaluator = evaluator_of(config, policy, scored, watched, ranks)
     config = replace(
         resolved.config,
         policy=modality.with_box_space(resolved.config.policy, space),
@@ -151,14 +153,14 @@ def stage_policy(policy: Policy, config: RunConfig, algorithm: Algorithm) -> Pol
 
 
 def evaluator_of(
-    config: RunConfig, policy: Policy, held_out: Sequence[Prompt] | None, rewards: RewardRunner, ranks: Ranks
+    config: RunConfig, policy: Policy, scored: Sequence[Prompt] | None, rewards: RewardRunner, ranks: Ranks
 ) -> Evaluator | None:
-    """Who scores held-out prompts; None where there are none."""
-    if held_out is None:
+    """Who answers and scores held-out prompts; None where there are none."""
+    if scored is None:
         return None
     modality, settings = modality_of(config.policy), config.evaluation
     sampling, variants = modality.eval_sampling(settings), modality.variants(settings)
-    return Evaluator(policy, held_out, rewards, settings, sampling, ranks, variants)
+    return Evaluator(policy, scored, rewards, settings, sampling, ranks, variants)
 
 
 def sampler_over(prompts: Prompts, plug_ins: PlugIns, config: RunConfig) -> PromptSampler:
@@ -187,7 +189,7 @@ def check_ranks(config: RunConfig, processes: int) -> None:
 
 
 def held_out_prompts(config: RunConfig, load: Callable[[], Prompts] | None) -> Sequence[Prompt] | None:
-    """The prompts to evaluate on, or None where nothing is evaluated."""
+    """The prompts of [evaluation.data], of which the first are evaluated on; None where nothing is evaluated."""
     settings = config.evaluation
     if settings.data is None or load is None or settings.num_prompts == 0:
         return None
@@ -196,6 +198,22 @@ def held_out_prompts(config: RunConfig, load: Callable[[], Prompts] | None) -> S
     if settings.by:
         check_columns(first_of_each(prompts, settings.num_prompts), settings.by)
     return prompts
+
+
+def prompts_beyond(held_out: Sequence[Prompt], evaluated: int, until: Until) -> list[Prompt]:
+    """The held-out prompts that a goal looks at: those behind the ones that score.
+
+    Raises:
+        ValueError: there are none.
+    """
+    taken = min(len(held_out), evaluated)
+    found = first_of_each(held_out, taken + until.num_prompts)[taken:]
+    if not found:
+        raise ValueError(
+            f"until looks at prompts of [evaluation.data] that do not score, and evaluation.num_prompts takes all {taken}: "
+            "lower evaluation.num_prompts, or give [evaluation.data] more prompts"
+        )
+    return found
 
 
 def load_data(data: DataConfig, path: KeyPath, table: Table) -> Prompts:
@@ -332,7 +350,10 @@ def in_stage(
     if stage is None:
         return records
     note = run.append if run is not None and records.callbacks else lambda step, metrics: None
-    goal = goal_of(stage.until, evaluator, held_out, note, stage.place or stage.name)
+    goal = None
+    if stage.until is not None and evaluator is not None and held_out is not None:
+        prompts = prompts_beyond(held_out, evaluator.settings.num_prompts, stage.until)
+        goal = goal_of(stage.until, evaluator, prompts, note, stage.place or stage.name)
     for one in records.callbacks if stage.place else ():
         if isinstance(one, Progress):
             one.enter(stage.place, stage.begin, stage.end - stage.begin)

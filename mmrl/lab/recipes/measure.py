@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -124,13 +125,14 @@ def measure_run(recipe: Recipe, planned: Sequence[Planned], run: RunDir | None, 
 
 def answer(one: Planned, policy: Policy, settings: PolicyConfig, ranks: Ranks, limit: int | None) -> list[Answered]:
     """The scores of a measure's prompts, by the loaded policy; ValueError for one without its kind, or that cannot be shown."""
-    evaluation, modality = replace(one.resolved.config.evaluation, num_prompts=limit or ALL), modality_of(settings)
+    evaluation, modality = one.resolved.config.evaluation, modality_of(settings)
     modality.check_prompts(settings, one.prompts)
     with ranks.main_first():
         (function,) = load_rewards(one.plug_ins.watched)
     reward = named_reward(evaluation.reward[0], function, modality.box_space(settings), modality, modality.output_of(settings))
     runner = RewardRunner([replace(reward, weight=1.0)])
-    evaluator = Evaluator(policy, one.prompts, runner, evaluation, modality.eval_sampling(evaluation), ranks)
+    prompts = list(islice(one.prompts, limit or None))
+    evaluator = Evaluator(policy, prompts, runner, evaluation, modality.eval_sampling(evaluation), ranks)
     _, found = evaluator.run(0)
     values = iter(found.scores.values[:, 0].tolist())
     answered: list[Answered] = []

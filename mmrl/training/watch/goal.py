@@ -5,28 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mmrl.core.protocols import State
-from mmrl.core.sources import first_of_each
 from mmrl.core.types import Prompt
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.settings import Until
 
 Note = Callable[[int, Mapping[str, float]], None]
 log = logging.getLogger("mmrl")
-
-
-def prompts_beyond(prompts: Sequence[Prompt], taken: int, until: Until) -> list[Prompt]:
-    """The held-out prompts that a goal looks at: those behind the ones that score.
-
-    Raises:
-        ValueError: there are none.
-    """
-    found = first_of_each(prompts, taken + until.num_prompts)[taken:]
-    if not found:
-        raise ValueError(
-            f"until looks at prompts of [evaluation.data] that do not score, and evaluation.num_prompts takes all {taken}: "
-            "lower evaluation.num_prompts, or give [evaluation.data] more prompts"
-        )
-    return found
 
 
 @dataclass
@@ -76,14 +60,9 @@ class Goal:
         self.is_reached, self.looked_at = state["is_reached"], state["looked_at"]
 
 
-def goal_of(
-    until: Until | None, evaluator: Evaluator | None, prompts: Sequence[Prompt] | None, note: Note, place: str
-) -> Goal | None:
-    """The goal of a stage, whose prompts are answered and scored as the evaluator's; None where it has none."""
-    if until is None or evaluator is None or prompts is None:
-        return None
-    found = prompts_beyond(prompts, len(evaluator.prompts), until)
-    settings = replace(evaluator.settings, num_prompts=len(found), by=())
+def goal_of(until: Until, evaluator: Evaluator, prompts: Sequence[Prompt], note: Note, place: str) -> Goal:
+    """The goal of a stage, whose prompts are answered and scored as the evaluator's."""
+    settings = replace(evaluator.settings, by=())
     return Goal(
-        until, Evaluator(evaluator.policy, found, evaluator.rewards, settings, evaluator.sampling, evaluator.ranks), note, place
+        until, Evaluator(evaluator.policy, prompts, evaluator.rewards, settings, evaluator.sampling, evaluator.ranks), note, place
     )

@@ -231,8 +231,8 @@ def test_a_reward_that_is_watched_only_and_a_few_bad_prompts_are_warned_of(caplo
     config = load("tiny/flow", ['reward=[{use="jpeg_size"},{use="ocr",weight=0}]']).config
     signs = [Prompt("a", 'a sign "stop"'), Prompt("b", 'a sign "go"'), Prompt("c", "a sign")]
     rewards = [rewards_load(name, "rewards")() for name in ("jpeg_size", "ocr")]
-    look_at_scoring(config, rewards, [], signs, None)
-    look_at_scoring(config, rewards, [], signs[2:], None)
+    look_at_scoring(config, rewards, [], signs, [])
+    look_at_scoring(config, rewards, [], signs[2:], [])
     few, none = (record.message for record in caplog.records)
     assert few.startswith("1 of 3 prompts of [data] lack the column target")
     assert none.startswith("reward 'ocr' cannot score 1 of 1 prompts")

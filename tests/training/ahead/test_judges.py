@@ -122,7 +122,7 @@ def test_a_judge_that_is_gone_at_an_evaluation_ends_the_run_which_is_saved(ahead
             PublishingPolicy() if ahead else fakes.FakeTextPolicy(),
             RewardRunner([NamedReward("held", gone_at_the_second)]),
         )
-        evaluator = Evaluator(policy, fakes.prompts(), rewards, EvaluationSettings(num_prompts=PROMPTS))
+        evaluator = Evaluator(policy, fakes.prompts()[:PROMPTS], rewards, EvaluationSettings())
         return judged(url, ahead, 4, policy, evaluator=evaluator, records=records, evaluate_every=2)
 
     kept = Records(checkpoints=Checkpoints(tmp_path))

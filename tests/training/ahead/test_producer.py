@@ -50,8 +50,7 @@ def make(ahead: int, steps: int = 6, algorithm: Algorithm | None = None, evaluat
     np.random.seed(0)
     trainer = make_trainer(algorithm or corrected(), policy=policy, steps=steps, ahead=ahead, **more)
     if evaluates:
-        settings = EvaluationSettings(num_prompts=2)
-        trainer.evaluator = Evaluator(policy, fakes.prompts(), trainer.collector.rewards, settings, "greedy")
+        trainer.evaluator = Evaluator(policy, fakes.prompts()[:2], trainer.collector.rewards, EvaluationSettings(), "greedy")
     return trainer
 
 
