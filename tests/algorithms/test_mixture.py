@@ -9,9 +9,8 @@ import pytest
 from mmrl.algorithms.samplers.learned import Bandit, Thompson
 from mmrl.algorithms.samplers.mixture import Balanced, Mixture
 from mmrl.core.protocols import PromptSampler
-from mmrl.core.sources import Sources, StreamedSources, first_of_each
 from mmrl.core.types import Prompt
-from mmrl.data.sources import Marking, join_sources, mark_all
+from mmrl.data.sources import Marking, Sources, StreamedSources, first_of_each, join_sources, mark_all
 
 WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
 

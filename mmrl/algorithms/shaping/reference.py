@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
-from mmrl.core.true_answers import answer_text
+from mmrl.core.samples import answer_text
 from mmrl.core.types import Prompt, Reading, Rollouts, Scores, Status
 from mmrl.runtime.ranges import NonNegative, Share, check_ranges
 

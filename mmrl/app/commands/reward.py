@@ -34,8 +34,8 @@ from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_wh
 from mmrl.app.run.build import TINY, load_data, with_local_model
 from mmrl.app.run.sample_files import strip_of, write_clip
 from mmrl.app.toml.tables import Table
-from mmrl.core.sources import first_of_each
 from mmrl.core.types import Group, Prompt, Sample
+from mmrl.data.sources import first_of_each
 from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.prompt.templates import tags_of

@@ -23,9 +23,8 @@ from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.episodes import Environment, Worlds
 from mmrl.core.hooks import EnvironmentHooks, PlannerHooks, with_hooks
 from mmrl.core.protocols import PromptSampler
-from mmrl.core.sources import Sources, StreamedSources
 from mmrl.core.types import Prompt
-from mmrl.data.sources import Marking, join_sources, mark_all
+from mmrl.data.sources import Marking, Sources, StreamedSources, join_sources, mark_all
 from mmrl.runtime.ranges import hints_of
 from mmrl.serving.reward_client import RemoteReward, is_url
 from mmrl.training.worlds.functions import Answering

@@ -37,8 +37,8 @@ from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks, with_hooks
 from mmrl.core.protocols import Callback, Policy, PromptSampler, View
 from mmrl.core.ranks import Ranks
-from mmrl.core.sources import Sources, StreamedSources, first_of_each
 from mmrl.core.types import Prompt
+from mmrl.data.sources import Sources, StreamedSources, first_of_each
 from mmrl.data.validate import Report, check
 from mmrl.policies.shared.workers.settings import SamplerSettings
 from mmrl.runtime.cache import cache_folder, note_use

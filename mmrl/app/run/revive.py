@@ -21,8 +21,8 @@ from mmrl.app.run.folder import RunDir
 from mmrl.app.run.reward_runners import load_rewards, reward_runners
 from mmrl.core.protocols import Accelerator, Policy, State
 from mmrl.core.ranks import Ranks
-from mmrl.core.sources import first_of_each
 from mmrl.core.types import Prompt, Request, Sample
+from mmrl.data.sources import first_of_each
 from mmrl.runtime.process_state import seed
 from mmrl.runtime.process_state import seed as begin_random_state
 from mmrl.training.checkpoints.save import Checkpoints

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmrl.core.readings import ATTENTION_DISTANCE, ATTENTION_INFLUENCE, BASE_PROBABILITY, LOGPROBS, REFERENCE_PROBABILITY
-from mmrl.core.true_answers import answer_text
+from mmrl.core.samples import answer_text
 from mmrl.core.types import Observation, Prompt, Reading, Request, Rollouts
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.core.readings import BASE_PROBABILITY, REFERENCE_PROBABILITY
-from mmrl.core.true_answers import answer_text
+from mmrl.core.samples import answer_text
 from mmrl.policies.text.read.answer_tokens import OPEN, last_turns, reaching
 from mmrl.policies.text.read.looks.rhythm import DISTANCE, INFLUENCE, RHYTHM
 from mmrl.policies.text.trace import TextTrace
