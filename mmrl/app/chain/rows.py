@@ -143,8 +143,8 @@ def look_ahead(stages: Sequence[Stage], at: int = 0) -> None:
         with rows_before(stages, k), place_named(stage):
             plug_ins = read_plug_ins(stage.resolved)
             if stage.until is not None:
-                held_out = held_out_prompts(config, plug_ins.held_out) or ()
-                prompts_beyond(held_out, config.evaluation.num_prompts, stage.until)
+                held_out, scored = held_out_prompts(config, plug_ins.held_out)
+                prompts_beyond(held_out, len(scored), stage.until)
             if later:
                 config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
                 config.algorithm.algorithm.check_prompts(first_prompts(load_prompts(plug_ins.data, f"[data] {config.data.use}")))

@@ -31,7 +31,6 @@ from mmrl.app.run.sample_files import frames_of, strip
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Rollouts, Scores, Status
-from mmrl.data.sources import first_of_each
 from mmrl.training.collect import Collected, Collector
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.watch.health import LOG_RATIO, stale_sentence
@@ -135,13 +134,12 @@ def look_at_data(resolved: Resolved, found: Findings) -> None:
     """Every row can be read, and no prompt to evaluate on is trained on."""
     config, plug_ins = resolved.config, read_plug_ins(resolved)
     prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
-    looked_at, held_out = first_prompts(prompts), held_out_prompts(config, plug_ins.held_out)
+    looked_at, (_, evaluated) = first_prompts(prompts), held_out_prompts(config, plug_ins.held_out)
     count = f"{len(prompts)}" if isinstance(prompts, Sequence) else f"a stream, {len(looked_at)} looked at"
     found.add("data", f"{count} prompts to train on")
-    if held_out is None:
+    if not evaluated:
         found.add("held-out data", "none: without [evaluation.data] there is no way to see if the model got better", "note")
         return
-    evaluated = first_of_each(held_out, config.evaluation.num_prompts)
     if seen := overlap_sentence(looked_at, evaluated):
         found.add("held-out data", seen, "FAIL")
     else:

@@ -102,11 +102,11 @@ def build(
     with ranks.main_first():
         loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
         train_prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
-        held_out = held_out_prompts(config, plug_ins.held_out)
+        held_out, scored = held_out_prompts(config, plug_ins.held_out)
     sampler = sampler_over(train_prompts, plug_ins, config)
     config = with_local_model(config, ranks)
     modality, firsts = modality_of(config.policy), first_prompts(train_prompts)
-    looked_at = [*firsts, *(held_out or ())]
+    looked_at = [*firsts, *held_out]
     modality.check_prompts(config.policy, looked_at)
     algorithm = modality.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label, firsts)
     modality.check_plans(config.policy, algorithm, config.evaluation, looked_at)
@@ -115,8 +115,7 @@ def build(
         space = modality.box_space(config.policy)
     rewards, watched = reward_runners(config, loaded, loaded_more, space)
     algorithm = with_gradients(algorithm, rewards.rewards, bool(config.evaluation.reward), firsts)
-    scored = None if held_out is None else first_of_each(held_out, config.evaluation.num_prompts)
-    look_at_scoring(config, loaded, loaded_more, firsts, scored or ())
+    look_at_scoring(config, loaded, loaded_more, firsts, scored)
     worlds = worlds_of(config, plug_ins, firsts, space)
     torch.manual_seed(config.seed)
     if after is None:
@@ -153,10 +152,10 @@ def stage_policy(policy: Policy, config: RunConfig, algorithm: Algorithm) -> Pol
 
 
 def evaluator_of(
-    config: RunConfig, policy: Policy, scored: Sequence[Prompt] | None, rewards: RewardRunner, ranks: Ranks
+    config: RunConfig, policy: Policy, scored: Sequence[Prompt], rewards: RewardRunner, ranks: Ranks
 ) -> Evaluator | None:
     """Who answers and scores held-out prompts; None where there are none."""
-    if scored is None:
+    if not scored:
         return None
     modality, settings = modality_of(config.policy), config.evaluation
     sampling, variants = modality.eval_sampling(settings), modality.variants(settings)
@@ -188,25 +187,24 @@ def check_ranks(config: RunConfig, processes: int) -> None:
         )
 
 
-def held_out_prompts(config: RunConfig, load: Callable[[], Prompts] | None) -> Sequence[Prompt] | None:
-    """The prompts of [evaluation.data], of which the first are evaluated on; None where nothing is evaluated."""
+def held_out_prompts(config: RunConfig, load: Callable[[], Prompts] | None) -> tuple[Sequence[Prompt], list[Prompt]]:
+    """The prompts of [evaluation.data], and the first of them, which are scored; none where nothing is evaluated."""
     settings = config.evaluation
     if settings.data is None or load is None or settings.num_prompts == 0:
-        return None
+        return (), []
     prompts = load_prompts(load, f"[evaluation.data] {settings.data.use}")
     prompts = prompts if isinstance(prompts, Sequence) else list(islice(prompts, settings.num_prompts))
-    if settings.by:
-        check_columns(first_of_each(prompts, settings.num_prompts), settings.by)
-    return prompts
+    scored = first_of_each(prompts, settings.num_prompts)
+    check_columns(scored, settings.by)
+    return prompts, scored
 
 
-def prompts_beyond(held_out: Sequence[Prompt], evaluated: int, until: Until) -> list[Prompt]:
+def prompts_beyond(held_out: Sequence[Prompt], taken: int, until: Until) -> list[Prompt]:
     """The held-out prompts that a goal looks at: those behind the ones that score.
 
     Raises:
         ValueError: there are none.
     """
-    taken = min(len(held_out), evaluated)
     found = first_of_each(held_out, taken + until.num_prompts)[taken:]
     if not found:
         raise ValueError(
@@ -344,15 +342,15 @@ def teach(resolved: Resolved, folder: Path, progress: Note | None) -> None:
 
 
 def in_stage(
-    records: Records, stage: Stage | None, run: RunDir | None, evaluator: Evaluator | None, held_out: Sequence[Prompt] | None
+    records: Records, stage: Stage | None, run: RunDir | None, evaluator: Evaluator | None, held_out: Sequence[Prompt]
 ) -> Records:
     """The records of a run as a stage of it writes them."""
     if stage is None:
         return records
     note = run.append if run is not None and records.callbacks else lambda step, metrics: None
     goal = None
-    if stage.until is not None and evaluator is not None and held_out is not None:
-        prompts = prompts_beyond(held_out, evaluator.settings.num_prompts, stage.until)
+    if stage.until is not None and evaluator is not None:
+        prompts = prompts_beyond(held_out, len(evaluator.prompts), stage.until)
         goal = goal_of(stage.until, evaluator, prompts, note, stage.place or stage.name)
     for one in records.callbacks if stage.place else ():
         if isinstance(one, Progress):

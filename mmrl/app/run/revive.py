@@ -22,7 +22,6 @@ from mmrl.app.run.reward_runners import load_rewards, reward_runners
 from mmrl.core.protocols import Accelerator, Policy, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt, Request, Sample
-from mmrl.data.sources import first_of_each
 from mmrl.runtime.process_state import seed
 from mmrl.runtime.process_state import seed as begin_random_state
 from mmrl.training.checkpoints.save import Checkpoints
@@ -83,7 +82,7 @@ def ask(resolved: Resolved, ranks: Ranks, run: RunDir | None = None, step: int |
     seed(config.seed)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
-        prompts = first_of_each(held_out_prompts(config, plug_ins.held_out) or [], config.evaluation.num_prompts)
+        _, prompts = held_out_prompts(config, plug_ins.held_out)
     if run is None:
         return Asked(resolved, plug_ins, prompts)
     with waiting("loading the checkpoint"):

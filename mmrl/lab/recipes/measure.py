@@ -90,7 +90,7 @@ def plan_measures(recipe: Recipe, resolved: Resolved) -> list[Planned]:
         table.set(("evaluation", "num_prompts"), ALL, origin)
         own = without_engine(configs.resolve(table, [], resolved.name))
         plug_ins = read_plug_ins(own)
-        prompts = held_out_prompts(own.config, plug_ins.held_out)
+        prompts, _ = held_out_prompts(own.config, plug_ins.held_out)
         if not prompts:
             raise ValueError(f"the measure {measure.name!r} has no prompts: check its data in the recipe")
         kind_of(prompts[0].columns, measure)
