@@ -13,7 +13,6 @@ from mmrl.app.api.load import load_judge as load_judge
 from mmrl.app.api.load import load_reward as load_reward
 from mmrl.app.api.load import load_reward_model as load_reward_model
 from mmrl.app.api.run import Run as Run
-from mmrl.core.protocols import Callback as Callback
 from mmrl.core.samples import Audio as Audio
 from mmrl.core.samples import Group as Group
 from mmrl.core.samples import Observation as Observation
@@ -22,12 +21,13 @@ from mmrl.core.samples import Sample as Sample
 from mmrl.core.samples import Scored as Scored
 from mmrl.core.samples import Turn as Turn
 from mmrl.core.samples import Video as Video
-from mmrl.core.types import Examples as Examples
 from mmrl.core.types import Scores as Scores
 from mmrl.policies.flow.policy import FlowPolicy as FlowPolicy
 from mmrl.policies.flow.settings import FlowPolicyConfig as FlowPolicyConfig
 from mmrl.policies.text.policy import TextPolicy as TextPolicy
 from mmrl.policies.text.settings import TextPolicyConfig as TextPolicyConfig
+from mmrl.training.callbacks import Callback as Callback
+from mmrl.training.callbacks import Examples as Examples
 from mmrl.training.trainer import Trainer as Trainer
 
 __all__: list[str]

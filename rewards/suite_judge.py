@@ -13,9 +13,9 @@ Licence: own code Apache-2.0; the judge's weights see their card
 from dataclasses import dataclass, field
 
 from mmrl import Group, Scored
-from mmrl.core.samples import RewardUnavailableError
 from mmrl.data.suites.load import find_suite
 from mmrl.data.suites.suite import Judge
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving.judges.judge import Endpoint, Question, ask_in_lots
 from mmrl.serving.judges.verdicts import final_text
 from mmrl.serving.media import pictures_of, sources_of

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mmrl.core.protocols import State
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.types import Credit, Group, Prompt, Request, Rollouts, Scores, Seen, Segment, StoredRow
+from mmrl.core.samples import Seen, Segment
+from mmrl.core.types import Credit, Group, Prompt, Request, Rollouts, Scores, StoredRow
 from mmrl.runtime.tensors import masked_mean
 
 UNKNOWN = Seen(0, 0.0, 0.0)

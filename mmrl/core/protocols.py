@@ -1,12 +1,10 @@
 """The interfaces between rooms. Attributes are read-only properties, so frozen dataclasses fit."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
-import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -14,7 +12,6 @@ from mmrl.core.types import (
     Batch,
     Counts,
     Credit,
-    Examples,
     Group,
     Prompt,
     Reading,
@@ -26,45 +23,10 @@ from mmrl.core.types import (
     Scores,
     Trace,
 )
+from mmrl.runtime.accelerator import Accelerator
 
 State = dict[str, Any]
 """What state_dict gives: tensors, numbers, strings, lists and dicts of these; no pickled objects."""
-
-
-@runtime_checkable
-class DistributedKind(Protocol):
-    """How accelerate spreads a model: `MULTI_GPU`, `FSDP`, `DEEPSPEED`, ..."""
-
-    @property
-    def value(self) -> str: ...
-
-
-@runtime_checkable
-class Accelerator(Protocol):
-    """accelerate's Accelerator, as far as mmrl uses it."""
-
-    @property
-    def num_processes(self) -> int: ...
-    @property
-    def process_index(self) -> int: ...
-    @property
-    def is_main_process(self) -> bool: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def distributed_type(self) -> DistributedKind: ...
-    @property
-    def deepspeed_plugin(self) -> Any: ...
-
-    def prepare(self, *args: object) -> Any: ...
-    def unwrap_model(self, model: nn.Module) -> nn.Module: ...
-    def gather(self, tensor: Tensor) -> Tensor: ...
-    def backward(self, loss: Tensor) -> None: ...
-    def clip_grad_norm_(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor: ...
-    def local_main_process_first(self) -> AbstractContextManager[None]: ...
-    def wait_for_everyone(self) -> None: ...
-    def end_training(self) -> None: ...
-
 
 SamplingT = TypeVar("SamplingT", contravariant=True)
 """How a policy samples: Sampling (text), RolloutPlan (flow)."""
@@ -293,23 +255,3 @@ class PromptSampler(Protocol):
 
     def state_dict(self) -> State: ...
     def load_state_dict(self, state: State) -> None: ...
-
-
-@runtime_checkable
-class Callback(Protocol):
-    """Watches a run on its main process: inherit from it and override the methods you need.
-
-    A callback that raises ends the run. Nothing it does may change weights or prompts.
-    """
-
-    def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
-        """A step of training is done: its number from 1 on, its measures, and every `samples_every` steps what was sampled."""
-
-    def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
-        """Held-out prompts were scored after step `step`: `eval/...`."""
-
-    def after_checkpoint(self, step: int, folder: Path) -> None:
-        """The state after this step is whole on disk; older folders may be gone."""
-
-    def close(self) -> None:
-        """The run is over, whether it was finished, stopped or failed."""

@@ -8,8 +8,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from mmrl.core.protocols import Accelerator, State
+from mmrl.core.protocols import State
 from mmrl.core.types import Group, Prompt, Rollouts, Scores, Turn
+from mmrl.runtime.accelerator import Accelerator, is_sharded
 from mmrl.runtime.spans import in_span
 
 T = TypeVar("T")
@@ -201,36 +202,6 @@ class Ranks:
         return replace(scores, values=values, status=status)
 
 
-def zero_stage(accelerator: Accelerator) -> int:
-    """DeepSpeed's ZeRO stage; 0 without DeepSpeed."""
-    if accelerator.distributed_type.value != "DEEPSPEED":
-        return 0
-    return accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]["stage"]
-
-
-def is_sharded(accelerator: Accelerator) -> bool:
-    """True where every process holds a part of every weight."""
-    return accelerator.distributed_type.value == "FSDP" or zero_stage(accelerator) == 3
-
-
-def whole_state(optimizer: torch.optim.Optimizer, engine: Engine | None = None, keep: bool = True) -> State:
-    """The optimizer's state in memory of its own, gathered where it is sharded: the same for any number of processes.
-
-    Args:
-        keep: False on processes that only help to gather; what they get has no tensors. All must ask.
-    """
-    if engine is not None:
-        return engine.state(keep)
-
-    def whole(x: object) -> object:
-        value = gathered(x) if isinstance(x, Tensor) and (keep or hasattr(x, "full_tensor")) else x
-        return value if keep or not isinstance(value, Tensor) else None
-
-    state = optimizer.state_dict()
-    moments = {index: OwnState({name: whole(x) for name, x in own.items()}) for index, own in state["state"].items()}
-    return {**state, "state": moments}
-
-
 def gathered(x: Tensor) -> Tensor:
     """A tensor on the CPU, whole, in memory of its own."""
     spread: Any = x.detach()
@@ -239,24 +210,6 @@ def gathered(x: Tensor) -> Tensor:
     whole, local = spread.full_tensor(), spread.to_local()
     # Where every process has all of it, gathering copies nothing.
     return whole.to("cpu", copy=whole.untyped_storage().data_ptr() == local.untyped_storage().data_ptr())
-
-
-def load_whole_state(optimizer: torch.optim.Optimizer, state: State, engine: Engine | None = None) -> None:
-    """Put back what `whole_state` gave; each process keeps its part of what is sharded."""
-    if engine is not None:
-        return engine.load(state)
-    weights: list[Any] = [weight for group in optimizer.param_groups for weight in group["params"]]
-    moments = {index: {name: _shard_like(weights[index], x) for name, x in own.items()} for index, own in state["state"].items()}
-    optimizer.load_state_dict({**state, "state": moments})
-
-
-def _shard_like(weight: Any, x: object) -> object:
-    """A whole tensor spread as its weight is; numbers such as step counts stay as they are."""
-    if not hasattr(weight, "full_tensor") or not isinstance(x, Tensor) or x.shape != weight.shape:
-        return x
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(x.to(weight.device), weight.device_mesh, weight.placements)
 
 
 def without_media(group: Group) -> Group:

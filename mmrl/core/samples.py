@@ -152,11 +152,6 @@ def kind_of(media: object) -> MediaKind:
     return next((kind for kind in KINDS.values() if kind.holds(media)), IMAGE)
 
 
-def sources() -> dict[str, type]:
-    """The dataclasses whose values are media, by name."""
-    return {kind.source.__name__: kind.source for kind in KINDS.values() if kind.source is not None}
-
-
 def is_named(media: object) -> bool:
     """Is it identified by its path or fields, so that equal ones mean equal media?"""
     return isinstance(media, str | Path) or kind_of(media).source is not None
@@ -381,18 +376,6 @@ class Scored:
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
-
-
-class UnavailableError(RuntimeError):
-    """Something outside of the run cannot answer now and will not soon: training stops with a checkpoint."""
-
-
-class RewardUnavailableError(UnavailableError):
-    """A reward cannot answer: nothing is counted as failed."""
-
-
-class EngineUnavailableError(UnavailableError):
-    """No server that writes completions answers: nothing of the step was kept."""
 
 
 def answer_text(prompt: Prompt) -> str:

@@ -12,17 +12,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mmrl.core.samples import Audio as Audio
-from mmrl.core.samples import ClipTime as ClipTime
 from mmrl.core.samples import Group as Group
 from mmrl.core.samples import MediaSize as MediaSize
 from mmrl.core.samples import Observation as Observation
 from mmrl.core.samples import Prompt as Prompt
-from mmrl.core.samples import Role as Role
+from mmrl.core.samples import Role
 from mmrl.core.samples import Sample as Sample
 from mmrl.core.samples import Scored as Scored
-from mmrl.core.samples import Seen as Seen
-from mmrl.core.samples import Segment as Segment
 from mmrl.core.samples import Status as Status
 from mmrl.core.samples import StoredRow as StoredRow
 from mmrl.core.samples import Turn as Turn
@@ -256,19 +252,6 @@ class Scores:
 
     def take(self, rows: Tensor) -> "Scores":
         return replace(self, values=self.values[rows], status=self.status[rows])
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Groups and their scores, as callbacks get them."""
-
-    groups: Sequence[Group]
-    scores: Scores
-    """A row per sample, in the order of groups and their samples; `scores.total()` adds rewards up."""
-    parts: Sequence[Mapping[str, float]] = ()
-    """Per row, "<reward>/<part>" -> number; empty where they were not kept."""
-    also: Mapping[str, "Examples"] = field(default_factory=dict[str, "Examples"])
-    """Held-out prompts answered in the further ways of `[[evaluation.also]]`, by their names."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from mmrl.core.samples import EngineUnavailableError
 from mmrl.engine.agreement import Probe
 from mmrl.engine.facts import FIRST, Facts
 from mmrl.engine.server import EngineServer
@@ -18,6 +17,7 @@ from mmrl.engine.wire.answer import AbortedError, EngineMismatchError, Expected,
 from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
 from mmrl.engine.wire.request import Ask, WirePrompt
 from mmrl.policies.text.engine_settings import EngineConfig
+from mmrl.runtime.blame import EngineUnavailableError
 
 log = logging.getLogger("mmrl")
 T = TypeVar("T")

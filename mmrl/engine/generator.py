@@ -18,7 +18,6 @@ from torch import Tensor
 from mmrl.core.episodes import Limits as EpisodeLimits
 from mmrl.core.episodes import Worlds
 from mmrl.core.ranks import Ranks
-from mmrl.core.samples import EngineUnavailableError
 from mmrl.engine.agreement import Probe, limits_of
 from mmrl.engine.broadcast import BroadcastSync
 from mmrl.engine.command import engine_dtype, resolve_sync, serve_command
@@ -39,6 +38,7 @@ from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.served import server_model
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.write.generate import Completions, LocalGenerator
+from mmrl.runtime.blame import EngineUnavailableError
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import stack_ragged
 

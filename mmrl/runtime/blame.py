@@ -14,6 +14,18 @@ class AskedToLeaveError(BaseException):
     """Leaves what was being done; not an Exception, so that no `except Exception` takes it for a failure."""
 
 
+class UnavailableError(RuntimeError):
+    """Something outside of the run cannot answer now and will not soon: training stops with a checkpoint."""
+
+
+class RewardUnavailableError(UnavailableError):
+    """A reward cannot answer: nothing is counted as failed."""
+
+
+class EngineUnavailableError(UnavailableError):
+    """No server that writes completions answers: nothing of the step was kept."""
+
+
 def is_from_outside(error: BaseException) -> bool:
     """Did the terminal or the cluster ask to leave, rather than a plug-in raise something of its own?"""
     if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from urllib.parse import urlsplit
 
-from mmrl.core.samples import Group, RewardUnavailableError, Sample, Scored, Status
+from mmrl.core.samples import Group, Sample, Scored, Status
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.net.fetch import BUSY, SCHEMES, Answer, AnswerError, Request, UnreachableError, attempts, check_address, words
 from mmrl.runtime.net.secrets import Json, hide_in_json, read_secret
 from mmrl.runtime.ranges import LargeOrNone, Positive, check_ranges

@@ -20,6 +20,7 @@ from PIL import Image
 from mmrl.answers.boxes.box import Box
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.samples import (
+    KINDS,
     ClipTime,
     Group,
     MediaSize,
@@ -31,7 +32,6 @@ from mmrl.core.samples import (
     Status,
     Turn,
     kind_of,
-    sources,
 )
 
 Json = Any
@@ -42,7 +42,6 @@ PROTOCOL = 1
 HEADER_KEY = "mmrl"
 KNOWN = (Group, Prompt, Sample, Segment, Turn, Observation, Box, Interval)
 HERE: dict[str, type] = {known.__name__: known for known in KNOWN}
-"""The others are the dataclasses of media."""
 PLAIN_MODES = ("L", "RGB", "RGBA")
 MOST_HEADER_BYTES = 2**26
 """JSON unfolds to some ten times its size in memory; the texts of a large group take a few million bytes."""
@@ -174,7 +173,7 @@ def _encode(value: object, arrays: dict[str, Array], place: str) -> object:
         return {"$type": "MediaSize", "sizes": list(value)}
     if isinstance(value, ClipTime):
         return {"$type": "ClipTime", "times": [_encode(time, arrays, place) for time in value]}
-    if is_dataclass(value) and type(value).__name__ in {**HERE, **sources()}:
+    if is_dataclass(value) and type(value).__name__ in known_types():
         return {"$type": type(value).__name__} | _fields(value, arrays, place)
     if isinstance(value, list | tuple):
         items = [_encode(item, arrays, f"{place}[{i}]") for i, item in enumerate(value)]
@@ -261,6 +260,11 @@ def _decode(value: Json, arrays: dict[str, Array], folder: Path | None) -> Json:
     return {key: _decode(item, arrays, folder) for key, item in value.items()}
 
 
+def known_types() -> dict[str, type]:
+    """The types that a message may name: the dataclasses of media, and those of `KNOWN`."""
+    return HERE | {kind.source.__name__: kind.source for kind in KINDS.values() if kind.source is not None}
+
+
 def _build(value: dict[str, Json], arrays: dict[str, Array], folder: Path | None) -> Json:
     name = value["$type"]
     if name == "MediaSize":
@@ -268,7 +272,7 @@ def _build(value: dict[str, Json], arrays: dict[str, Array], folder: Path | None
     if name == "ClipTime":
         seconds, fps, frames = _decode(value["times"], arrays, folder)
         return ClipTime(float(seconds), float(fps), int(frames))
-    known = HERE | sources()
+    known = known_types()
     if name not in known:
         raise WireError(f"type {name!r} is not part of the protocol")
     return known[name](**{key: _decode(item, arrays, folder) for key, item in value.items() if key != "$type"})

@@ -1,10 +1,45 @@
 """Callbacks of a run, called on its main process: for steps and evaluations at once, for checkpoints when whole on disk."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
-from mmrl.core.protocols import Callback
-from mmrl.core.types import Examples
+from mmrl.core.samples import Group
+from mmrl.core.types import Scores
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Groups and their scores, as callbacks get them."""
+
+    groups: Sequence[Group]
+    scores: Scores
+    """A row per sample, in the order of groups and their samples; `scores.total()` adds rewards up."""
+    parts: Sequence[Mapping[str, float]] = ()
+    """Per row, "<reward>/<part>" -> number; empty where they were not kept."""
+    also: Mapping[str, "Examples"] = field(default_factory=dict[str, "Examples"])
+    """Held-out prompts answered in the further ways of `[[evaluation.also]]`, by their names."""
+
+
+@runtime_checkable
+class Callback(Protocol):
+    """Watches a run on its main process: inherit from it and override the methods you need.
+
+    A callback that raises ends the run. Nothing it does may change weights or prompts.
+    """
+
+    def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
+        """A step of training is done: its number from 1 on, its measures, and every `samples_every` steps what was sampled."""
+
+    def after_evaluation(self, step: int, metrics: Mapping[str, float], examples: Examples) -> None:
+        """Held-out prompts were scored after step `step`: `eval/...`."""
+
+    def after_checkpoint(self, step: int, folder: Path) -> None:
+        """The state after this step is whole on disk; older folders may be gone."""
+
+    def close(self) -> None:
+        """The run is over, whether it was finished, stopped or failed."""
 
 
 class Callbacks:

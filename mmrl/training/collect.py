@@ -15,7 +15,8 @@ from mmrl.algorithms.probes import column
 from mmrl.core.hooks import PlannerHooks, PolicyHooks, SamplerHooks, defines, with_hooks
 from mmrl.core.protocols import Planner, Policy, PromptSampler, State, Stateful
 from mmrl.core.ranks import Ranks
-from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, Seen, Status, StoredRow
+from mmrl.core.samples import Seen
+from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, Status, StoredRow
 from mmrl.runtime.tensors import pad_actions
 from mmrl.training.measure import stopwatch
 from mmrl.training.prompt_source import Drawing

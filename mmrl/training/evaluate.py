@@ -8,9 +8,10 @@ import torch
 
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
-from mmrl.core.types import Examples, Group, Prompt, Request, Rollouts, Scores
+from mmrl.core.types import Group, Prompt, Request, Rollouts, Scores
 from mmrl.runtime.ranges import Count, CountOrNone, LargeOrNone, Seed, check_ranges
 from mmrl.runtime.spans import in_span
+from mmrl.training.callbacks import Examples
 from mmrl.training.measure import diversity, mean
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
 

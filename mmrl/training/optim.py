@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from mmrl.core.ranks import Ranks
+from mmrl.core.protocols import State
+from mmrl.core.ranks import Engine, OwnState, Ranks, gathered
 from mmrl.runtime.ranges import BelowOne, LargeOrNone, NonNegative, Positive, Range, check_ranges
 from mmrl.runtime.tensors import is_matrix
 
@@ -196,3 +197,39 @@ def _by_shape(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Iterable[
         shelf[0].append(weight)
         shelf[1].append(update)
     return shelves.values()
+
+
+def whole_state(optimizer: torch.optim.Optimizer, engine: Engine | None = None, keep: bool = True) -> State:
+    """The optimizer's state in memory of its own, gathered where it is sharded: the same for any number of processes.
+
+    Args:
+        keep: False on processes that only help to gather; what they get has no tensors. All must ask.
+    """
+    if engine is not None:
+        return engine.state(keep)
+
+    def whole(x: object) -> object:
+        value = gathered(x) if isinstance(x, Tensor) and (keep or hasattr(x, "full_tensor")) else x
+        return value if keep or not isinstance(value, Tensor) else None
+
+    state = optimizer.state_dict()
+    moments = {index: OwnState({name: whole(x) for name, x in own.items()}) for index, own in state["state"].items()}
+    return {**state, "state": moments}
+
+
+def load_whole_state(optimizer: torch.optim.Optimizer, state: State, engine: Engine | None = None) -> None:
+    """Put back what `whole_state` gave; each process keeps its part of what is sharded."""
+    if engine is not None:
+        return engine.load(state)
+    weights: list[Any] = [weight for group in optimizer.param_groups for weight in group["params"]]
+    moments = {index: {name: _shard_like(weights[index], x) for name, x in own.items()} for index, own in state["state"].items()}
+    optimizer.load_state_dict({**state, "state": moments})
+
+
+def _shard_like(weight: Any, x: object) -> object:
+    """A whole tensor spread as its weight is; numbers such as step counts stay as they are."""
+    if not hasattr(weight, "full_tensor") or not isinstance(x, Tensor) or x.shape != weight.shape:
+        return x
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(x.to(weight.device), weight.device_mesh, weight.placements)

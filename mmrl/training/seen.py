@@ -7,9 +7,10 @@ import torch
 
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
-from mmrl.core.types import Examples, Prompt, Scores
+from mmrl.core.types import Prompt, Scores
 from mmrl.runtime.process_state import keep_random_state
 from mmrl.runtime.spans import in_span
+from mmrl.training.callbacks import Examples
 from mmrl.training.evaluate import EvaluationSettings, request_for, rollouts_of
 
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.hooks import PlannerHooks, PolicyHooks, with_hooks
-from mmrl.core.protocols import Callback, Policy, PromptSampler, State
+from mmrl.core.protocols import Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
-from mmrl.core.samples import UnavailableError
-from mmrl.core.types import Batch, Credit, Examples, Reading, Rollouts, Scores
+from mmrl.core.types import Batch, Credit, Reading, Rollouts, Scores
+from mmrl.runtime.blame import UnavailableError
 from mmrl.training.batches import Batches, idle_rows, leave_out
-from mmrl.training.callbacks import Callbacks
+from mmrl.training.callbacks import Callback, Callbacks, Examples
 from mmrl.training.checkpoints.files import looks_whole
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.checkpoints.state import RunState, copy_state, load_parts

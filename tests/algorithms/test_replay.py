@@ -20,8 +20,8 @@ from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS, START_LOGPROBS
-from mmrl.core.samples import segments_of
-from mmrl.core.types import Credit, Group, Prompt, Revision, Rollouts, Sample, Seen, StoredRow
+from mmrl.core.samples import Seen, segments_of
+from mmrl.core.types import Credit, Group, Prompt, Revision, Rollouts, Sample, StoredRow
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter

@@ -19,7 +19,7 @@ from mmrl.app.errors import TRACEBACK, Screen, Terminal, brief, is_for_people, p
 from mmrl.app.plugins.resolve import load
 from mmrl.app.run.context import OnTerminal
 from mmrl.app.run.trackers import Progress
-from mmrl.core.samples import RewardUnavailableError
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.workers import WorkerError
 
 ESCAPES = ("\x1b]52;c;aGk=\x07", "\x1b[2J", "\x9b2J", "\x07", "\x00", "\x7f", "\u202egpj.exe", "\u2028", "\udc80")

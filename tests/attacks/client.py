@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from mmrl import Group, Prompt, Sample
-from mmrl.core.samples import RewardUnavailableError, Status
+from mmrl.core.samples import Status
 from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.engine.wire.client import EngineDownError
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving import wire
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, JudgeError, Question

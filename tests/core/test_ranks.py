@@ -5,25 +5,16 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from mmrl.core.ranks import NoTrace, Ranks, is_sharded, load_whole_state, whole_state
+from mmrl.core.ranks import NoTrace, Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Group, Prompt, Rollouts, Sample
+from mmrl.runtime.accelerator import is_sharded
 from tests.support.fakes import FakeAccelerator, Steps
 
 
 def test_one_process_waits_for_nobody():
     ranks = Ranks()
     assert (ranks.most(3), ranks.forwards(3), ranks.passes(0), ranks.anyone(False)) == (3, 3, 0, False)
-
-
-def test_the_optimizer_comes_back():
-    weight = torch.nn.Parameter(torch.ones(3))
-    first, second = (torch.optim.AdamW([weight], lr=0.1) for _ in range(2))
-    weight.grad = torch.tensor([1.0, 2.0, 3.0])
-    first.step()
-    load_whole_state(second, whole_state(first))
-    assert torch.equal(second.state[weight]["exp_avg"], first.state[weight]["exp_avg"])
-    assert second.state[weight]["step"] == 1
 
 
 @dataclass

@@ -6,7 +6,8 @@ import pytest
 
 from mmrl.answers.spans.interval import Interval
 from mmrl.app.plugins.resolve import load
-from mmrl.core.types import Audio, Group, Sample
+from mmrl.core.samples import Audio
+from mmrl.core.types import Group, Sample
 from mmrl.data.questions import LETTER, LETTERS_WANTED, guess_kind
 from tests.support.sounds import tone, write_wav
 from tests.support.videos import even, write_video

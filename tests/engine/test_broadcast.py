@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmrl.core.samples import EngineUnavailableError
 from mmrl.engine.broadcast import BroadcastSync, kind_for
 from mmrl.engine.facts import Wanted, ask_facts, refuse_other
 from mmrl.engine.generator import text_parts
@@ -21,6 +20,7 @@ from mmrl.engine.worker.weight_group import Card, TensorFacts, bundles, read_ten
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.runtime.blame import EngineUnavailableError
 from tests.engine.servers import policies_on, server_of
 from tests.engine.test_servers import BOUND, gap, move, sample_around_a_broken_reset
 from tests.support.fake_engines import BROADCAST, FakeEngine, engines

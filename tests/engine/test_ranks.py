@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.core.samples import EngineUnavailableError
 from mmrl.engine.agreement import Probe, limits_of
 from mmrl.engine.facts import ask_facts
 from mmrl.engine.fleet import Fleet, Member
@@ -16,6 +15,7 @@ from mmrl.engine.wire.request import sampling_params, share_rows
 from mmrl.engine.wire_prompts import wire_prompts
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.runtime.blame import EngineUnavailableError
 from tests.support.fake_engines import FakeEngine, engines
 from tests.support.launcher import results
 from tests.support.text_policies import prompts

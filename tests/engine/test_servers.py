@@ -11,7 +11,7 @@ import torch
 
 from mmrl.core.episodes import Limits
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.samples import EngineUnavailableError, Video
+from mmrl.core.samples import Video
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.engine import generator as generators
 from mmrl.engine.agreement import FAR
@@ -23,6 +23,7 @@ from mmrl.engine.wire.client import EngineClient
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.runtime.blame import EngineUnavailableError
 from tests.engine.servers import policies_on
 from tests.support.fake_engines import FILES, FakeEngine, engines
 from tests.support.text_policies import ids_of, logprobs, mixed, prompts, text_trace

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from mmrl.answers.spans.interval import Interval
-from mmrl.core.types import ClipTime, Group, Prompt, Sample
+from mmrl.core.samples import ClipTime
+from mmrl.core.types import Group, Prompt, Sample
 from tests.numerics.registry import read
 
 VECTORS = Path(__file__).resolve().parents[1] / "numerics" / "vectors" / "vlm.json"

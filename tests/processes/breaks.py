@@ -3,7 +3,7 @@
 import os
 
 from mmrl import Group, Prompt
-from mmrl.core.samples import RewardUnavailableError
+from mmrl.runtime.blame import RewardUnavailableError
 
 __all__ = ["Reward", "load"]
 

@@ -16,8 +16,9 @@ from mmrl.app.config import run as configs
 from mmrl.app.plugins.catalog import catalog
 from mmrl.app.run import build as building
 from mmrl.app.run import launch
-from mmrl.core.ranks import Ranks, is_sharded
+from mmrl.core.ranks import Ranks
 from mmrl.policies.shared.sharding import refuse_settings, refuse_unknown, wrap_module
+from mmrl.runtime.accelerator import is_sharded
 from tests.support.each import for_each
 from tests.support.fakes import FakeAccelerator as Fake
 

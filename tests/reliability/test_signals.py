@@ -18,9 +18,9 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.app.commands import train as commands
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.run.signals import Listener, listen
-from mmrl.core.protocols import Callback
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group
+from mmrl.training.callbacks import Callback
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.rewards.runner import NamedReward, RewardRunner

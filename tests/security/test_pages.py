@@ -17,7 +17,8 @@ from mmrl.app.evaluation.compare import compare, write_comparison
 from mmrl.app.report.page import write_report
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import JsonlTracker
-from mmrl.core.types import Examples, Group, MediaSize, Prompt, Sample, Scores
+from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores
+from mmrl.training.callbacks import Examples
 
 EVIL = [
     "<script>alert(1)</script>",

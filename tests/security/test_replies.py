@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from mmrl import Group, Prompt, Sample, Scored
-from mmrl.core.samples import RewardUnavailableError, Status
+from mmrl.core.samples import Status
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.net import fetch
 from mmrl.serving import wire
 from mmrl.serving.judges import judge

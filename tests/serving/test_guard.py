@@ -17,7 +17,7 @@ import pytest
 
 from mmrl import Group
 from mmrl.app.commands import serve
-from mmrl.core.samples import RewardUnavailableError
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.net.loops import wait_for
 from mmrl.serving import guard, reward_server, wire
 from mmrl.serving.reward_client import RemoteReward

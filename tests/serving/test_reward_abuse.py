@@ -20,7 +20,7 @@ from PIL import Image
 from mmrl import Group, Prompt, Sample
 from mmrl.answers.boxes.box import Box
 from mmrl.answers.spans.interval import Interval
-from mmrl.core.samples import RewardUnavailableError
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
 from mmrl.serving.reward_server import Limits

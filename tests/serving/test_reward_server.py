@@ -23,7 +23,7 @@ from PIL import Image
 
 from mmrl import Group, Prompt, Sample, Scored
 from mmrl.app.commands import serve
-from mmrl.core.samples import RewardUnavailableError
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.net.fetch import Answer
 from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError

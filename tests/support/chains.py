@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from mmrl.app.run.folder import RunDir
-from mmrl.core.protocols import Callback
-from mmrl.core.types import Examples
+from mmrl.training.callbacks import Callback, Examples
 
 ROOT = Path(__file__).parents[2]
 

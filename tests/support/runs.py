@@ -10,7 +10,8 @@ from PIL import Image, ImageDraw
 from mmrl.answers.boxes.box import Box
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import JsonlTracker
-from mmrl.core.types import Examples, Group, MediaSize, Prompt, Sample, Scores, Status
+from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status
+from mmrl.training.callbacks import Examples
 
 CONFIG = """steps = {steps}
 prompts_per_step = 4

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.core.protocols import Callback
-from mmrl.core.types import Examples
-from mmrl.training.callbacks import Callbacks
+from mmrl.training.callbacks import Callback, Callbacks, Examples
 from mmrl.training.checkpoints.files import looks_whole
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import EvaluationSettings, Evaluator

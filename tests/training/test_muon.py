@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from mmrl.app.planning.memory import state_bytes
-from mmrl.core.ranks import Ranks, load_whole_state, whole_state
+from mmrl.core.ranks import Ranks
 from mmrl.runtime.tensors import mark_tables
-from mmrl.training.optim import Muon, OptimizerSettings, check_optimizer, orthogonalize
+from mmrl.training.optim import Muon, OptimizerSettings, check_optimizer, load_whole_state, orthogonalize, whole_state
 from tests.support.fakes import FakeAccelerator
 
 SHAPES = [(12, 5), (5, 12), (8, 8), (8, 8)]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mmrl.training.optim import OptimizerSettings
+from mmrl.training.optim import OptimizerSettings, load_whole_state, whole_state
 
 
 def test_warm_up_then_linear_to_zero():
@@ -32,3 +32,13 @@ def test_nothing_to_train_is_refused():
 def test_rate_must_be_positive():
     with pytest.raises(ValueError, match=r"OptimizerSettings\.lr is 0"):
         OptimizerSettings(lr=0.0)
+
+
+def test_the_optimizer_comes_back():
+    weight = torch.nn.Parameter(torch.ones(3))
+    first, second = (torch.optim.AdamW([weight], lr=0.1) for _ in range(2))
+    weight.grad = torch.tensor([1.0, 2.0, 3.0])
+    first.step()
+    load_whole_state(second, whole_state(first))
+    assert torch.equal(second.state[weight]["exp_avg"], first.state[weight]["exp_avg"])
+    assert second.state[weight]["step"] == 1

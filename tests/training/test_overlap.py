@@ -10,8 +10,8 @@ import pytest
 
 from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.algorithms.presets import PRESETS
-from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Request
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.rewards.runner import RewardError
 from mmrl.training.stopping import TrainingStoppedError

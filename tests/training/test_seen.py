@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from mmrl.core.ranks import Ranks
-from mmrl.core.types import Examples, Rollouts
+from mmrl.core.types import Rollouts
+from mmrl.training.callbacks import Examples
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import SEED_STEP, EvaluationSettings, Evaluator
 from mmrl.training.rewards.runner import NamedReward, RewardRunner

@@ -6,9 +6,9 @@ import torch
 
 from mmrl.algorithms.masks.truncated import DropTruncated
 from mmrl.algorithms.planners.base import DynamicSampling
-from mmrl.core.protocols import Callback
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Group
+from mmrl.training.callbacks import Callback
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner

@@ -24,7 +24,8 @@ from mmrl.app.plugins.python_objects import offer
 from mmrl.app.run.build import build, on_the_terminal
 from mmrl.app.run.folder import RunDir
 from mmrl.app.toml.tables import Table
-from mmrl.core.protocols import Callback, Policy
+from mmrl.core.protocols import Policy
+from mmrl.training.callbacks import Callback
 from mmrl.training.checkpoints.save import Checkpoints
 
 SOURCE = "mmrl.fit"

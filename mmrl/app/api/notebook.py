@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from mmrl.app.report.data import changes, load, pairs
 from mmrl.app.report.rows import Row
 from mmrl.app.run.trackers import duration, figures
-from mmrl.core.types import Examples
+from mmrl.training.callbacks import Examples
 
 STYLE = """<style>
 .mmrl { --sans: system-ui, sans-serif; --soft: #7a7771; --line: #8885; --train: #4a80dc; --eval: #d98a1f; max-width: 820px; }

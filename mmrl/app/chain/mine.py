@@ -13,8 +13,8 @@ from mmrl.app.run.context import console
 from mmrl.app.run.folder import Line, RunDir, append_line, as_text, read_lines
 from mmrl.app.run.signals import listen
 from mmrl.core.ranks import Ranks
-from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Group, Prompt, Request, Scores
+from mmrl.runtime.blame import UnavailableError
 from mmrl.training.stopping import AskedToStopError, TrainingStoppedError
 
 

@@ -29,8 +29,8 @@ from mmrl.app.run.context import RUNS, distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import frames_of, strip
 from mmrl.core.readings import OLD_LOGPROBS, ROLLOUT_LOGPROBS
-from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Rollouts, Scores, Status
+from mmrl.runtime.blame import UnavailableError
 from mmrl.training.collect import Collected, Collector
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.watch.health import LOG_RATIO, stale_sentence

@@ -41,10 +41,10 @@ from mmrl.app.run.resume import (
     write_choices,
 )
 from mmrl.app.run.signals import leave_in_order, listen
-from mmrl.core.protocols import Callback
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Request
 from mmrl.runtime.disk import room_for
+from mmrl.training.callbacks import Callback
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.determinism import deterministic
 from mmrl.training.resources.profile import Profile, Steps

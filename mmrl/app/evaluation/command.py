@@ -22,10 +22,10 @@ from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.launch import check_same, lock_folder
 from mmrl.app.run.revive import Asked, ask, prepare
-from mmrl.core.protocols import Accelerator
 from mmrl.core.ranks import Ranks
 from mmrl.data.suites.load import find_suite
 from mmrl.data.suites.suite import Suite
+from mmrl.runtime.accelerator import Accelerator
 from mmrl.training.determinism import deterministic
 
 USUAL_REWARDS: dict[str, tuple[str, ...]] = {"grounding": ("iou",), "video": ("by_type",), "qa": ("by_type",)}

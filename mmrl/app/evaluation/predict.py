@@ -13,7 +13,7 @@ from mmrl.app.run.folder import Line
 from mmrl.app.run.revive import Ready
 from mmrl.app.run.sample_files import sample_lines
 from mmrl.core.ranks import Ranks
-from mmrl.core.types import Examples
+from mmrl.training.callbacks import Examples
 from mmrl.training.evaluate import Answered, Evaluator, Variant
 from mmrl.training.measure import diversity
 

@@ -14,12 +14,12 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import SCORE, VALUE
-from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Prompt
 from mmrl.engine.command import resolve_sync
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.shared.workers.settings import SamplerSettings
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.blame import UnavailableError
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.scorers.sizes import HoldsModels
 from mmrl.training.ahead.limits import refuse_lag

@@ -35,7 +35,7 @@ from mmrl.app.run.trackers import JsonlTracker, Losses, Note, Progress
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks, with_hooks
-from mmrl.core.protocols import Callback, Policy, PromptSampler, View
+from mmrl.core.protocols import Policy, PromptSampler, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt
 from mmrl.data.sources import Sources, StreamedSources, first_of_each
@@ -44,6 +44,7 @@ from mmrl.policies.shared.workers.settings import SamplerSettings
 from mmrl.runtime.cache import cache_folder, note_use
 from mmrl.runtime.process_state import keep_random_state, seed
 from mmrl.runtime.repeating import bit_for_bit
+from mmrl.training.callbacks import Callback
 from mmrl.training.checkpoints.save import Checkpoints, Pace
 from mmrl.training.evaluate import Evaluator, check_columns
 from mmrl.training.optim import OptimizerSettings

@@ -19,9 +19,10 @@ from mmrl.app.run.build import build_policy, held_out_prompts, with_local_model
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.reward_runners import load_rewards, reward_runners
-from mmrl.core.protocols import Accelerator, Policy, State
+from mmrl.core.protocols import Policy, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt, Request, Sample
+from mmrl.runtime.accelerator import Accelerator
 from mmrl.runtime.process_state import seed
 from mmrl.runtime.process_state import seed as begin_random_state
 from mmrl.training.checkpoints.save import Checkpoints

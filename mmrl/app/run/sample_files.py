@@ -34,13 +34,14 @@ from mmrl.answers.spans.timelines import read_timeline
 from mmrl.app.files import replace_bytes
 from mmrl.app.run.folder import Line
 from mmrl.core.samples import AUDIO, IMAGE, VIDEO, Audio, kind_of
-from mmrl.core.types import Examples, MediaSize, Observation, Prompt, Sample, Status, Video
+from mmrl.core.types import MediaSize, Observation, Prompt, Sample, Status, Video
 from mmrl.data.files.mp4 import write_once
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.files.wav import wav_bytes
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.sampling import Budget, FrameRule
+from mmrl.training.callbacks import Examples
 
 MAX_SIDE = 512
 """Pixels on the long side of a stored picture of a prompt, or of a clip's strip."""

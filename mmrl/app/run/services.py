@@ -14,9 +14,9 @@ from mmrl.app.config.run import RunConfig, as_table
 from mmrl.app.run.folder import Line, RunDir
 from mmrl.app.run.sample_files import frames_of, strip, write_clip
 from mmrl.app.run.trackers import flat
-from mmrl.core.protocols import Callback
-from mmrl.core.types import Examples, Group, Sample, Scores, Status
+from mmrl.core.types import Group, Sample, Scores, Status
 from mmrl.runtime.net.secrets import hide_in_json
+from mmrl.training.callbacks import Callback, Examples
 
 NAMES = ("tensorboard", "wandb", "trackio")
 

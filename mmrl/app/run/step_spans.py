@@ -17,8 +17,8 @@ from threading import Lock, current_thread, get_ident
 from typing import NamedTuple
 
 from mmrl.app.run.folder import RunDir, append_line
-from mmrl.core.types import Examples
 from mmrl.runtime.spans import tell_of_spans
+from mmrl.training.callbacks import Examples
 
 STEP = "step"
 """The span around all others."""

@@ -14,8 +14,7 @@ from mmrl.app.errors import Lines, Terminal, printable
 from mmrl.app.files import replace_text
 from mmrl.app.run.folder import RunDir, also_split, as_text
 from mmrl.app.run.sample_files import sample_lines
-from mmrl.core.protocols import Callback
-from mmrl.core.types import Examples
+from mmrl.training.callbacks import Callback, Examples
 from mmrl.training.measure import PHASES
 
 Note = Callable[[int, int, float], None]

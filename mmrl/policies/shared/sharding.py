@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from mmrl.core.ranks import is_sharded, zero_stage
+from mmrl.runtime.accelerator import is_sharded, zero_stage
 
 
 @runtime_checkable

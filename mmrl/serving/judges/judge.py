@@ -16,7 +16,8 @@ from typing import Annotated
 
 from PIL import Image
 
-from mmrl.core.samples import Prompt, RewardUnavailableError, Scored
+from mmrl.core.samples import Prompt, Scored
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.net.fetch import (
     BUSY,
     Answer,

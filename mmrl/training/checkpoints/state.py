@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.core.protocols import Policy, State, Stateful
-from mmrl.core.ranks import OwnState, Ranks, load_whole_state, whole_state
+from mmrl.core.ranks import OwnState, Ranks
 from mmrl.runtime.process_state import random_state, set_random_state
 from mmrl.training.collect import Collector
+from mmrl.training.optim import load_whole_state, whole_state
 from mmrl.training.rewards.runner import RewardRunner
 
 PLAIN = (bool, int, float, str, type(None))

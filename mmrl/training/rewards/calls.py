@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from mmrl.core.samples import Group, RewardUnavailableError
+from mmrl.core.samples import Group
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.calls import Threads, first_of, is_coroutine, result_of, settle, wait_within, within
 from mmrl.runtime.net.loops import contain, loop
 from mmrl.runtime.process_state import process_state, refuse_change

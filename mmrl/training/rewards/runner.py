@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from mmrl.core.protocols import Reward
-from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
-from mmrl.runtime.blame import describe, is_from_outside, shown
+from mmrl.runtime.blame import RewardUnavailableError, describe, is_from_outside, shown
 from mmrl.runtime.calls import NoListError, count_of, number, outcome_of, values_of
 from mmrl.runtime.process_state import ProcessChangedError, ProcessState, change_text, keep_random_state, process_state
 from mmrl.runtime.ranges import Number, Positive, Share, check_ranges

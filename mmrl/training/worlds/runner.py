@@ -16,9 +16,8 @@ import numpy as np
 
 from mmrl.core.episodes import Environment, Limits
 from mmrl.core.hooks import EnvironmentHooks, with_hooks
-from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Observation, Prompt, Turn
-from mmrl.runtime.blame import cut, describe
+from mmrl.runtime.blame import UnavailableError, cut, describe
 from mmrl.runtime.calls import Foreign, Threads, is_coroutine, result_of, settle, wait_within, within
 from mmrl.runtime.net.loops import loop
 from mmrl.runtime.process_state import ProcessState, keep_random_state, process_state

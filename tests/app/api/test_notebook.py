@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from mmrl.app.api.notebook import Html, NotebookProgress, in_notebook
-from mmrl.core.types import Examples, Scores
+from mmrl.core.types import Scores
+from mmrl.training.callbacks import Examples
 
 NOTHING = Examples([], Scores((), torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.long), torch.zeros(0)))
 

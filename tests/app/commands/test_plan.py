@@ -18,12 +18,13 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import CountedRun
 from mmrl.app.planning.memory import GIB, Memory, advice, room
 from mmrl.app.run.build import build, with_local_model
-from mmrl.core.types import Examples, Prompt, Request, Scores
+from mmrl.core.types import Prompt, Request, Scores
 from mmrl.policies.shared.call_log import PHASES, CallCount
 from mmrl.policies.shared.meta_models import LiveBytes, size_of
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.write.generate import Generation
+from mmrl.training.callbacks import Examples
 from tests.support.flow_runs import Make
 from tests.support.presets import TEXT, VIDEO
 from tests.support.text_policies import picture, text_trace

@@ -8,7 +8,8 @@ from mmrl.app.export.card import results
 from mmrl.app.report.data import load
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import JsonlTracker
-from mmrl.core.types import Examples, Group, Prompt, Sample, Scores
+from mmrl.core.types import Group, Prompt, Sample, Scores
+from mmrl.training.callbacks import Examples
 
 
 def evaluated(run: RunDir, step: int, prompt: str, *values: float) -> None:

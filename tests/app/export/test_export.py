@@ -15,9 +15,10 @@ from mmrl.app.run.build import build_policy
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.trackers import JsonlTracker
 from mmrl.core.ranks import Ranks
-from mmrl.core.types import Examples, Group, Prompt, Sample, Scores
+from mmrl.core.types import Group, Prompt, Sample, Scores
 from mmrl.lab.tiny.text.vlms import build as build_tiny
 from mmrl.policies.text.policy import TextPolicy
+from mmrl.training.callbacks import Examples
 from mmrl.training.checkpoints.save import CheckpointError, Checkpoints
 
 CONFIG = """steps = 5

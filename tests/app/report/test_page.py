@@ -29,7 +29,8 @@ from mmrl.app.report.words import number
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.resume import choices, write_choices
 from mmrl.app.run.trackers import JsonlTracker
-from mmrl.core.types import Examples, Group, MediaSize, Prompt, Sample, Scores
+from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores
+from mmrl.training.callbacks import Examples
 from tests.support.runs import write_run
 
 OUTSIDE = re.compile(

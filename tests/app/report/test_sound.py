@@ -13,7 +13,9 @@ from mmrl.app.report.page import MOST_CLIP_BYTES, write_report
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import WAVEFORM, digest, frames_of
 from mmrl.app.run.trackers import JsonlTracker
-from mmrl.core.types import Audio, Examples, Group, Prompt, Sample, Scores
+from mmrl.core.samples import Audio
+from mmrl.core.types import Group, Prompt, Sample, Scores
+from mmrl.training.callbacks import Examples
 from tests.support.sounds import tone, write_wav
 
 

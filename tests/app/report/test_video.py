@@ -14,8 +14,10 @@ from mmrl.app.report.rows import Row
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import CLIP_FRAMES, answer_spans, frames_of
 from mmrl.app.run.trackers import JsonlTracker
-from mmrl.core.types import ClipTime, Examples, Group, Prompt, Sample, Scores, Video
+from mmrl.core.samples import ClipTime
+from mmrl.core.types import Group, Prompt, Sample, Scores, Video
 from mmrl.data.files.mp4 import write_mp4
+from mmrl.training.callbacks import Examples
 
 CLIP = (ClipTime(8.0, 10.0, 16),)
 

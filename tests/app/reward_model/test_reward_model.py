@@ -17,8 +17,8 @@ from mmrl.app.commands import train as commands
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.reward_model.scorer import axes_of
 from mmrl.app.run.folder import RunDir
-from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Prompt, Sample
+from mmrl.runtime.blame import RewardUnavailableError
 
 USUAL = ["--model", "tiny:qwen3_vl", "--card", "8GB", "prompts_per_step=8", "optimizer.lr=3e-3"]
 

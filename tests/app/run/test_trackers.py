@@ -25,11 +25,10 @@ from mmrl.app.run.folder import RunDir, also_split, read_lines
 from mmrl.app.run.sample_files import frames_of, store
 from mmrl.app.run.services import AccelerateTrackers
 from mmrl.app.run.trackers import JsonlTracker, Progress, flat
-from mmrl.core.protocols import Callback
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Segment, segments_of
-from mmrl.core.types import Examples, Group, MediaSize, Prompt, Sample, Scores, Status
-from mmrl.training.callbacks import Callbacks
+from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status
+from mmrl.training.callbacks import Callback, Callbacks, Examples
 
 OK, NA, FAILED = int(Status.OK), int(Status.NA), int(Status.FAILED)
 PHOTO = Image.radial_gradient("L").resize((1000, 500)).convert("RGB")

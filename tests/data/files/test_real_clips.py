@@ -12,7 +12,8 @@ from mmrl.answers.spans.detection import mean_average_precision
 from mmrl.answers.spans.interval import Interval
 from mmrl.answers.spans.parsing import format_interval
 from mmrl.app.plugins.resolve import load
-from mmrl.core.types import ClipTime, Group, Sample
+from mmrl.core.samples import ClipTime
+from mmrl.core.types import Group, Sample
 from mmrl.data.files.videos import probe_video
 from mmrl.data.validate import check
 from mmrl.serving.files import WEIGHTS_FOLDER

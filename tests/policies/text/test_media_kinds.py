@@ -18,7 +18,7 @@ from mmrl.app.modality.prompt_view import pictures
 from mmrl.app.run import sample_files
 from mmrl.core import samples
 from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
-from mmrl.core.types import Examples, Group, Prompt, Request, Sample, Scores
+from mmrl.core.types import Group, Prompt, Request, Sample, Scores
 from mmrl.data.questions import Questions
 from mmrl.data.readers import Row
 from mmrl.engine import wire_prompts
@@ -31,6 +31,7 @@ from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.prompt import encode
 from mmrl.policies.text.prompt.encode import collate_prompts
 from mmrl.serving.wire import pack_group, unpack_group
+from mmrl.training.callbacks import Examples
 from mmrl.training.rewards.cache import parts_of
 from tests.support.text_policies import FP32_BOUND, picture, relative_difference, text_trace
 

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from mmrl.core.readings import ENTROPY, LOGPROBS, ROLLOUT_LOGPROBS
-from mmrl.core.types import ClipTime, Prompt, Reading, Request, Video
+from mmrl.core.samples import ClipTime
+from mmrl.core.types import Prompt, Reading, Request, Video
 from mmrl.policies.text.check.audit import audit
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig, VideoSettings
 from mmrl.policies.text.prompt.encode import Encoded

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mmrl.core.samples import RewardUnavailableError, Scored
+from mmrl.core.samples import Scored
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import MOST_WAIT_S, AbsentError, Endpoint, Question, Reply, ask, ask_for_scores
 from mmrl.training.stopping import AskedToStopError

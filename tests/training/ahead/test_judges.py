@@ -14,8 +14,9 @@ from torch import Tensor
 
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.weights.importance import RolloutCorrection
-from mmrl.core.samples import RewardUnavailableError, Scored
+from mmrl.core.samples import Scored
 from mmrl.core.types import Group
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving.judges.judge import Endpoint, Question, ask_for_scores
 from mmrl.training.ahead import producer
 from mmrl.training.checkpoints.save import Checkpoints

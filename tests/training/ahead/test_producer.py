@@ -19,8 +19,8 @@ from mmrl.algorithms.samplers.learned import Thompson
 from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.run.signals import listen
 from mmrl.core.readings import WEIGHTS_VERSION
-from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Group, Rollouts
+from mmrl.runtime.blame import UnavailableError
 from mmrl.training.ahead import producer
 from mmrl.training.ahead.producer import OtherVersionError
 from mmrl.training.checkpoints.state import copy_state

@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmrl.algorithms.presets import PRESETS
-from mmrl.core.ranks import OwnState, Ranks, whole_state
+from mmrl.core.ranks import OwnState, Ranks
 from mmrl.policies.shared.weights import Weights
 from mmrl.training.checkpoints.state import copy_state
-from mmrl.training.optim import OptimizerSettings, can_fuse, check_optimizer, put_to_rest, woken
+from mmrl.training.optim import OptimizerSettings, can_fuse, check_optimizer, put_to_rest, whole_state, woken
 from tests.support.fakes import FakeAccelerator, FakeTextPolicy
 from tests.support.trainers import make_trainer
 

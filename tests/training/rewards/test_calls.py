@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.core.samples import RewardUnavailableError
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
+from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.calls import settle
 from mmrl.runtime.workers import WorkerError, WorkerProcess
 from mmrl.training.rewards.calls import Calling

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from mmrl.algorithms.presets import PRESETS
-from mmrl.core.types import Examples, Group, Prompt, Sample, Scores
+from mmrl.core.types import Group, Prompt, Sample, Scores
+from mmrl.training.callbacks import Examples
 from mmrl.training.settings import AlarmSettings, HealthSettings, TrainSettings
 from mmrl.training.watch.alarm import Alarm, Evaluation, independent_change, pairwise_change
 from mmrl.training.watch.health import Health

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from mmrl.core.samples import UnavailableError
+from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.spans import span
 from mmrl.runtime.workers import WorkerError
 

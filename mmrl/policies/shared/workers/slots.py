@@ -18,7 +18,7 @@ from shutil import disk_usage
 import torch
 from torch import Tensor
 
-from mmrl.core.samples import UnavailableError
+from mmrl.runtime.blame import UnavailableError
 
 HEAD = struct.Struct("qq")
 """Version before and after the weights of a slot: unlike while they are written."""

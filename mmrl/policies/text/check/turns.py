@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from mmrl.core.episodes import Worlds
-from mmrl.core.samples import Observation, UnavailableError
+from mmrl.core.samples import Observation
 from mmrl.core.types import Rollouts, Sample
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.host import TextHost
@@ -16,7 +16,7 @@ from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.text.write.episodes import check_observation, with_key
 from mmrl.policies.text.write.observe import inset_of, observe
-from mmrl.runtime.blame import describe, is_from_outside
+from mmrl.runtime.blame import UnavailableError, describe, is_from_outside
 
 
 def observe_again(policy: TextHost, sample: Sample) -> Iterator[tuple[int, Encoded]]:

@@ -10,8 +10,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmrl.answers.spans.sounds import read_wave
-from mmrl.core.samples import IMAGE, KINDS, VIDEO, MediaKind, kind_of
-from mmrl.core.types import ClipTime, MediaSize, Prompt, Video
+from mmrl.core.samples import IMAGE, KINDS, VIDEO, ClipTime, MediaKind, kind_of
+from mmrl.core.types import MediaSize, Prompt, Video
 from mmrl.policies.shared.chat_templates import REMEDY, refuse_endless
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.families import Family, Media

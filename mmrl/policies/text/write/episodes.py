@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmrl.core.episodes import Worlds
-from mmrl.core.samples import Ended, MediaSize, Observation, Turn, UnavailableError, segments_of
+from mmrl.core.samples import Ended, MediaSize, Observation, Turn, segments_of
 from mmrl.core.types import Branch, Request
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.host import TextHost
@@ -24,7 +24,7 @@ from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.generate import Completions, Generator, Part, write_all
 from mmrl.policies.text.write.observe import inset_of, largest_area, observe
 from mmrl.policies.text.write.rollout import PromptCache, Row
-from mmrl.runtime.blame import describe, is_from_outside, shown
+from mmrl.runtime.blame import UnavailableError, describe, is_from_outside, shown
 
 log = logging.getLogger("mmrl")
 MOST_FACTS, LONGEST_KEY = 64, 256

@@ -10,11 +10,11 @@ import torch
 
 from mmrl.app.config.run import load
 from mmrl.app.run.build import Job, build
-from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Prompt, Request
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.trace import SigmaTable
 from mmrl.policies.flow.write.remote import RemoteGenerator, chunks_of
+from mmrl.runtime.blame import UnavailableError
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.flow_policies import PLANS, requests, stir
 from tests.support.trainers import weights

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mmrl.core.samples import UnavailableError
 from mmrl.policies.shared.workers.crew import Crew
+from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.workers import WorkerError
 
 JOBS = [(i,) for i in range(6)]

@@ -9,12 +9,12 @@ import torch
 from mmrl.app.config.run import load
 from mmrl.app.run.build import Job, build
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.samples import UnavailableError
 from mmrl.core.types import Rollouts
 from mmrl.policies.shared.workers.crew import Job as Asked
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.write.generate import LocalGenerator
 from mmrl.policies.text.write.remote import RemoteGenerator
+from mmrl.runtime.blame import UnavailableError
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.text_policies import mixed
 from tests.support.trainers import weights
