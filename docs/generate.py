@@ -14,11 +14,10 @@ from docs.pages.attacks import attacks_page
 from docs.pages.commands import commands_page, metrics_page
 from docs.pages.config import config_page
 from docs.pages.families import families_page
-from docs.pages.plug_ins import IN_A_CONFIG, plug_ins_page
+from docs.pages.plug_ins import needs_lines, plug_ins_page
 from docs.pages.recipes import recipes_page
 from docs.pages.suites import suites_page
 from docs.pages.templates import templates_page
-from mmrl.app.config.reward_needs import needs_table
 from mmrl.app.config.slots import SLOTS
 from mmrl.app.plugins.cards import cards
 
@@ -28,7 +27,7 @@ Pages = dict[str, Callable[[], Iterator[str]]]
 COMMITTED: Pages = {
     "reference/config.md": config_page,
     "reference/algorithms.md": algorithms_page,
-    "reference/rewards.md": lambda: plug_ins_page("rewards", "Rewards", "\n".join([IN_A_CONFIG, "", *needs_table()])),
+    "reference/rewards.md": lambda: plug_ins_page("rewards", "Rewards", "\n".join(needs_lines())),
     "reference/commands.md": commands_page,
 }
 """For readers without the site."""

@@ -7,7 +7,6 @@ Neither reads the prompt, so a policy trained on it alone forgets what to draw: 
 activations between their layers; the variants that have (file names with "relu") are refused.
 
 Modality: image
-Needs: head (a file: see the error), model (hub id or folder)
 Range: v2 about 4 to 7; v2.5 1 to 10
 Source: christophschuhmann/improved-aesthetic-predictor (v2), discus0434/aesthetic-predictor-v2-5
 Licence: own code Apache-2.0; v2's head Apache-2.0; v2.5's head AGPL-3.0, therefore never a default
@@ -20,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from mmrl import Group, Prompt, Scored
+from mmrl import Group, Need, Prompt, Scored
 from mmrl.runtime.ranges import Count, Positive, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
@@ -49,6 +48,7 @@ class Aesthetic:
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
     """Pictures in one forward of the model."""
+    needs = Need(setup="head (a file: see the error), model (hub id or folder)")
     pointwise = True
 
     def __post_init__(self) -> None:

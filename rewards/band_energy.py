@@ -6,7 +6,6 @@
 the loudest frame's root mean square in decibels below full scale.
 
 Modality: sound
-Needs: the column band, [low, high] in Hz, unless low and high are set
 Range: [0, 1]
 Source: own; Parseval's theorem
 Licence: Apache-2.0
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmrl import Group, Prompt, Sample, Scored
+from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
 from mmrl.serving.sounds import QUIET, loudness, pair_of, sound_of
 
@@ -32,6 +31,7 @@ class BandEnergy:
     """Hz; None: the prompt's column `band`."""
     high: Positive | None = None
     """Hz; None: the prompt's column `band`."""
+    needs = Need("the column band, [low, high] in Hz, unless low and high are set", lambda p, reward, _: reward._band(p))
     pointwise = True
 
     def __post_init__(self) -> None:
@@ -44,11 +44,16 @@ class BandEnergy:
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return [self._score(sample, group.prompt) for sample in group.samples]
 
+    def _band(self, prompt: Prompt) -> tuple[float, float]:
+        if self.low is not None and self.high is not None:
+            return self.low, self.high
+        return pair_of(prompt, "band", "[low, high] in Hz")
+
     def _score(self, sample: Sample, prompt: Prompt) -> Scored:
         wave = sound_of(sample, prompt.id)
         assert sample.rate is not None
-        low, high = (self.low, self.high) if self.high is not None else pair_of(prompt, "band", "[low, high] in Hz")
-        if low is None or low >= sample.rate / 2:
+        low, high = self._band(prompt)
+        if low >= sample.rate / 2:
             raise ValueError(
                 f"the band of prompt {prompt.id!r} begins at {low} Hz, and sounds of {sample.rate} samples a second end at "
                 f"{sample.rate / 2:g} Hz: take a lower band"

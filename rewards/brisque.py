@@ -6,7 +6,6 @@ smoothed, as in the authors' release; the package itself does neither. mmrl read
 BRISQUE ignores the prompt and likes any photograph, so it shows well how a policy cheats.
 
 Modality: image
-Needs: pip install --no-deps brisque==0.2.0 (or folder with its svm.txt and normalize.pickle)
 Range: [0, 1]
 Source: Mittal, Moorthy, Bovik, IEEE TIP 21(12), 2012; doi:10.1109/TIP.2012.2214050
 Licence: own code Apache-2.0; the package and its numbers Apache-2.0
@@ -24,7 +23,7 @@ from scipy.ndimage import correlate1d
 from scipy.optimize import brentq
 from scipy.special import gammaln
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.serving.files import file_of_package
 from mmrl.serving.media import pictures_of
 
@@ -42,6 +41,7 @@ class Brisque:
 
     folder: str = ""
     """With svm.txt and normalize.pickle; empty: those of the package."""
+    needs = Need(setup="pip install --no-deps brisque==0.2.0 (or folder with its svm.txt and normalize.pickle)")
     pointwise = True
 
     def __call__(self, group: Group) -> list[float | Scored | None]:

@@ -9,7 +9,6 @@ type counts, and an unknown one is an error. Each also exists as a separate rewa
 math_answer, ocr_wer, rouge, temporal_iou.
 
 Modality: text
-Needs: column problem_type, an answer of that type; for math, OCR and free-form pip install "mmrl[rewards]"
 Range: [0, 1]
 Source: Video-R1, arXiv:2503.21776
 Licence: own code Apache-2.0
@@ -17,8 +16,9 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 from math import nan
+from typing import Any
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.answers import numbers
 from mmrl.answers.block import Template, answer_block
 from mmrl.answers.boxes.attempts import completion_text
@@ -27,8 +27,15 @@ from mmrl.answers.questions import is_off, problem_type, read_letters, true_lett
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Unit
 from mmrl.answers.words import error_rate, rouge
+from mmrl.data.validate import check_answer
 from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
 from mmrl.serving.judges.math_grader import grade_math
+
+
+def _type_of(prompt: Prompt, reward: Any, output: str) -> object:
+    kind = problem_type(prompt, reward.column)
+    check_answer(prompt, kind)
+    return None if prompt.answer is None else kind
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class ByType:
     """Seconds until the comparison of two expressions is given up and the sample fails."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("the column problem_type, and an answer of that type", _type_of, setup='pip install "mmrl[rewards]"')
 
     __post_init__ = check_ranges
 

@@ -7,7 +7,6 @@ TW-GRPO's math check of the whole text is left out. Unlike Video-R1, "B." is B a
 capital among words ("I", "A") is no answer.
 
 Modality: text
-Needs: letters as answer; column options (the wordings) if answers may be written out
 Range: [0, 1]
 Source: soft: the multi-level reward of TW-GRPO, arXiv:2505.24718
 Licence: own code Apache-2.0
@@ -16,10 +15,11 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.answers.block import Template
 from mmrl.answers.choices import choice_score
 from mmrl.answers.questions import is_off, read_letters, true_letters
+from mmrl.core.needs import answer
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Choice:
     """All or nothing (exact), or shares of the right letters (soft)."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("letters as answer; the column options, the wordings, if answers may be written out", answer(true_letters))
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if group.prompt.answer is None:

@@ -4,7 +4,6 @@ Reinforcement learning uses the cosine; CLIPScore is the measure of the paper. A
 off, which is counted in the part `cut_prompt`.
 
 Modality: image
-Needs: model (hub id or folder, transformers or open_clip)
 Range: [-1, 1], usually .15 to .40; CLIPScore [0, 2.5]
 Source: arXiv:2104.08718, jmhessel/clipscore
 Licence: own code Apache-2.0; OpenAI's CLIP weights MIT, others see their cards (DFN: Apple's own terms)
@@ -16,7 +15,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from mmrl import Group, Prompt, Scored
+from mmrl import Group, Need, Prompt, Scored
 from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.encoders import Encoder, cosines, encoder_of
@@ -40,6 +39,7 @@ class ClipScore:
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
     """Pictures in one forward of the model."""
+    needs = Need(setup="model (hub id or folder, transformers or open_clip)")
 
     __post_init__ = check_ranges
     pointwise = True

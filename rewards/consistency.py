@@ -5,7 +5,6 @@
 An answer of the judge that cannot be read fails, and never scores 0.
 
 Modality: text
-Needs: server (OpenAI-compatible)
 Range: {0, 1}
 Source: the consistency reward of Thyme (arXiv:2508.11630); the question is in our own words
 Licence: own code Apache-2.0; the judge's weights see their card
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Sample, Scored
 from mmrl.runtime.ranges import Number, check_ranges
 from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.judges.verdicts import fill_template, number, template_text
@@ -40,6 +39,7 @@ class Consistency:
     """An answer is right whose reward is above this."""
     template: str = ""
     """A text with {prompt} and {completion}, or a file with one; empty: mmrl's wording."""
+    needs = Need(setup="server (OpenAI-compatible)")
 
     __post_init__ = check_ranges
 

@@ -5,13 +5,14 @@
 Does not apply to a group of which no observation states one. An episode that was cut, or got none, has 0 beside others that did.
 
 Modality: text
-Needs: an [environment] whose observations have a reward
 Range: as the environment has it
 Source: none; the return of an episode, not discounted
 Licence: own code Apache-2.0
 """
 
-from mmrl import Group, Sample
+from mmrl import Group, Need, Sample
+
+needs = Need(setup="an [environment] whose observations have a reward")
 
 
 def environment(group: Group) -> list[float | None]:

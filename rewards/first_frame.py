@@ -8,7 +8,6 @@ to happen. Wan 2.2 5B takes the picture as it is, so there it says little more t
 change (mean difference of neighbouring frames).
 
 Modality: video
-Needs: prompts with a picture
 Range: [0, 1]
 Source: own
 Licence: Apache-2.0
@@ -19,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from mmrl import Group, Prompt, Scored
+from mmrl import Group, Need, Prompt, Scored
 from mmrl.answers.sources import Fit
+from mmrl.core.needs import picture
 from mmrl.core.samples import Sample
 from mmrl.runtime.ranges import Count, PositiveShare, Share, check_ranges
 from mmrl.serving.media import change_of, clip_of, sources_of
@@ -38,6 +38,7 @@ class FirstFrame:
     """The longer side at which pictures are compared, in pixels: grain that an autoencoder leaves should not cost."""
     fit: Fit = "resize"
     """How a picture of another shape was shown to the policy: as policy.source_fit."""
+    needs = Need("a picture", picture)
 
     __post_init__ = check_ranges
     pointwise = True

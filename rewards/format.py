@@ -7,7 +7,6 @@ write it. json: one JSON value. Every tag at most once: unlike the expression us
 fails and a newline at the end passes.
 
 Modality: text
-Needs: nothing
 Range: {0, 1}
 Source: the format rewards of Video-R1 (arXiv:2503.21776) and VLM-R1 (arXiv:2504.07615)
 Licence: own code Apache-2.0
@@ -15,7 +14,7 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.answers.block import Template, keeps_format
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.boxes.parsing import parse_boxes, says_nothing
@@ -29,6 +28,7 @@ class Format:
     """The form that the text must have."""
     needs_box: bool = False
     """True: the answer must also contain a box, or say that there is none."""
+    needs = Need()
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return [self._score(completion_text(group.prompt, sample)) for sample in group.samples]

@@ -6,7 +6,6 @@ Boxes that do not overlap still get different scores, so that a group of misses 
 without a readable box scores 0 and must not beat a bad box.
 
 Modality: text
-Needs: a true box as answer
 Range: [0, 1]
 Source: arXiv:1902.09630
 Licence: own code Apache-2.0
@@ -14,10 +13,11 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Box, Group, Scored
+from mmrl import Box, Group, Need, Scored
 from mmrl.answers.block import Template
-from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts
+from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts, true_boxes
 from mmrl.answers.boxes.box import giou, iou
+from mmrl.core.needs import answer
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Giou:
     """Space in which the model writes; auto = the one of the policy's family."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("a true box as answer", answer(true_boxes))
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return score_attempts(group, self.space, self.template, self._score)

@@ -15,7 +15,6 @@ RGB cube, and the track the middles of the ink, in sides of the picture:
 each clipped to [0, 1]; colour, shape and paper are means over frames. An ideal clip scores 0.96, one that flickers half of that.
 
 Modality: video
-Needs: columns colour, shape and way, as the data set `gliding_shapes` has them
 Range: [0, 1]
 Source: own
 Licence: Apache-2.0
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl import Group, Prompt, Scored
+from mmrl import Group, Need, Prompt, Scored
 from mmrl.data.drawn.gliding import REACH, WAYS, Glide
 from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, ideal_mask
 from mmrl.runtime.ranges import Share, check_ranges
@@ -45,6 +44,7 @@ class GlideMatch:
     """Distance from paper, in the RGB cube, from which a pixel is ink."""
     areas: tuple[Share, Share] = (0.03, 0.35)
     """Share of every frame that ink must cover."""
+    needs = Need("the columns colour, shape and way, as of the data set gliding_shapes", lambda prompt, *_: _glide(prompt))
 
     __post_init__ = check_ranges
 

@@ -4,7 +4,6 @@ The picture keeps its shape: its longer side becomes 224 (bicubic, on the tensor
 normalized. open_clip's own preprocessing crops instead: the same scores for squares, different ones for other shapes.
 
 Modality: image
-Needs: checkpoint (hub id, folder or file, 4 GB), open_clip
 Range: about .20 to .35
 Source: arXiv:2306.09341, tgxs002/HPSv2; its package's default is version 2.0, ours 2.1
 Licence: own code Apache-2.0; HPSv2 code and weights Apache-2.0
@@ -17,7 +16,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmrl import Group, Prompt, Scored
+from mmrl import Group, Need, Prompt, Scored
 from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
@@ -44,6 +43,7 @@ class HpsV2:
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
     """Pictures in one forward of the model."""
+    needs = Need(setup="checkpoint (hub id, folder or file, 4 GB), open_clip")
 
     __post_init__ = check_ranges
     pointwise = True

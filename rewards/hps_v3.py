@@ -6,7 +6,6 @@ The picture is resized to about 200,704 pixels. Text positions count up as in th
 numbering for pictures. The model was trained with one wording of the rubric: give it as `template`, or scores are other ones.
 
 Modality: image
-Needs: checkpoint (hub id, folder or file, 15 GB in bfloat16), base (configuration and processor), template
 Range: about 7 to 11 for good generators, unbounded
 Source: arXiv:2508.03789, MizzenAI/HPSv3
 Licence: own code Apache-2.0; HPSv3's code MIT, weights see their cards
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.runtime.ranges import Count, Large, check_ranges
 from mmrl.serving.files import hub_file, warn_once
 from mmrl.serving.judges.verdicts import fill_template, template_text
@@ -51,6 +50,7 @@ class HpsV3:
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 8
     """Pictures in one forward of the model."""
+    needs = Need(setup="checkpoint (hub id, folder or file, 15 GB in bfloat16), base (configuration and processor), template")
 
     __post_init__ = check_ranges
     pointwise = True

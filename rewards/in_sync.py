@@ -7,7 +7,6 @@ A flash with a click would be its favourite: weigh it together with a reward for
 (mean difference of neighbouring frames).
 
 Modality: video with sound
-Needs: nothing
 Range: [0, 1]
 Source: own
 Licence: Apache-2.0
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmrl import Group, Prompt, Sample, Scored
+from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.runtime.ranges import Positive, Share, check_ranges
 from mmrl.serving.media import change_of, clip_of
 from mmrl.serving.sounds import QUIET, loudness, sound_of
@@ -35,6 +34,7 @@ class InSync:
     """The seconds apart that earn nothing; people notice some 0.1."""
     least_change: Share = 0.002
     """Clips that change less than this from frame to frame count as still."""
+    needs = Need()
 
     __post_init__ = check_ranges
     pointwise = True

@@ -6,7 +6,6 @@ Plain float overlap: VLM-R1 and GUI-G1 subtract a pixel, so that boxes one pixel
 0 even against themselves.
 
 Modality: text
-Needs: a true box as answer
 Range: [0, 1]
 Source: the usual grounding reward, as in VLM-R1 (arXiv:2504.07615) and GUI-G1 (arXiv:2505.15810)
 Licence: own code Apache-2.0
@@ -14,11 +13,12 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.answers.block import Template
-from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts
+from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts, true_boxes
 from mmrl.answers.boxes.box import iou
 from mmrl.answers.boxes.detection import point_in_box
+from mmrl.core.needs import answer
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Iou:
     """Space in which the model writes; auto = the one of the policy's family."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("a true box as answer", answer(true_boxes))
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return score_attempts(group, self.space, self.template, self._score)

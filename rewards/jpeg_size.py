@@ -6,7 +6,6 @@ A kB is 1000 bytes: a plain picture of 512 x 512 takes about 20, one of noise ov
 test whether training works at all.
 
 Modality: image
-Needs: nothing
 Range: below 0 (compressible) or above 0 (incompressible)
 Source: compressibility and incompressibility of DDPO, arXiv:2305.13301
 Licence: own code Apache-2.0
@@ -16,7 +15,7 @@ import io
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Sample, Scored
 from mmrl.runtime.ranges import Positive, Range, check_ranges
 
 
@@ -30,6 +29,7 @@ class JpegSize:
     """kB that are worth 1."""
     quality: Annotated[int, Range(1, 95)] = 95
     """Quality of the JPEG file, 1 to 95."""
+    needs = Need()
 
     __post_init__ = check_ranges
 

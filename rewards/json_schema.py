@@ -7,7 +7,6 @@ type, enum, const, properties, required, additionalProperties, items, minItems, 
 pattern, anyOf; any other word is an error when the run is built. Parts: json (it is JSON at all), unparsed.
 
 Modality: text
-Needs: schema (a table in the config), or a column of the data set that holds one per prompt
 Range: [0, 1]
 Source: the format half of Veason-R1's reward, arXiv:2508.11538, is an object with `items_of = "bbox_2d_list"`
 Licence: own code Apache-2.0
@@ -19,9 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.answers.block import answer_block, strip_fence
 from mmrl.answers.boxes.attempts import completion_text
+from mmrl.core.needs import columns
 
 TYPES: dict[str, Any] = {
     "object": dict,
@@ -49,6 +49,7 @@ class JsonSchema:
     """The column with each prompt's own schema; a prompt without one gets None."""
     items_of: str = ""
     """A list in the object that is scored by the share of its items that fit, instead of all or nothing."""
+    needs = Need("a column with its schema, unless there is one for all", lambda p, r, _: r.schema or columns(r.column)(p, r, _))
 
     def __post_init__(self) -> None:
         _check(self.schema, "schema")

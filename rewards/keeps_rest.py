@@ -8,7 +8,6 @@ it together with a reward for the requested edit. Parts: difference (outside of 
 says how often the policy did nothing.
 
 Modality: image
-Needs: prompts with a picture; a column mask helps
 Range: [0, 1]
 Source: the image_similarity of Flow-GRPO's edits (github.com/yifan123/flow_grpo), by pixels and outside of a mask
 Licence: Apache-2.0
@@ -20,8 +19,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmrl import Group, Prompt, Scored
+from mmrl import Group, Need, Prompt, Scored
 from mmrl.answers.sources import Fit
+from mmrl.core.needs import picture
 from mmrl.runtime.ranges import Count, PositiveShare, Share, check_ranges
 from mmrl.serving.media import mask_of, pictures_of, sources_of
 
@@ -38,6 +38,7 @@ class KeepsRest:
     """The longer side at which pictures are compared, in pixels: grain that an autoencoder leaves should not cost."""
     fit: Fit = "resize"
     """How a source of another shape was shown to the policy: as policy.source_fit."""
+    needs = Need("a picture; the column mask helps", picture)
 
     __post_init__ = check_ranges
     pointwise = True

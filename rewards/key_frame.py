@@ -5,7 +5,6 @@
 It rewards pointing at evidence ("it is seen at 12.5 s") in tasks that do not ask for spans.
 
 Modality: text
-Needs: a true span or several as answer
 Range: [0, 1]
 Source: own
 Licence: own code Apache-2.0
@@ -13,11 +12,12 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.answers.block import Template
-from mmrl.answers.spans.attempts import SpanAttempt, score_spans
+from mmrl.answers.spans.attempts import SpanAttempt, score_spans, true_spans
 from mmrl.answers.spans.detection import key_frame_hit
 from mmrl.answers.spans.interval import Unit
+from mmrl.core.needs import answer
 from mmrl.runtime.ranges import Count, check_ranges
 
 
@@ -31,6 +31,7 @@ class KeyFrame:
     """Text that names more times scores 0."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("a true span or several as answer", answer(true_spans))
 
     __post_init__ = check_ranges
 

@@ -7,7 +7,6 @@ count from 0, as in the column. True boxes lie around the masks, their last pixe
 in both terms. Masks are written as for `mask_iou`, and what is no mask is an error.
 
 Modality: text
-Needs: pip install "mmrl[rewards]" (pycocotools), a column with the masks of each frame's objects: a list for each frame
 Range: [0, 2]
 Source: Veason-R1, arXiv:2508.11538, without its last term, the IoU of masks that SAM 2 makes of the boxes for all frames
 Licence: own code Apache-2.0; pycocotools BSD-2-Clause
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from mmrl import Group, Prompt, Scored
+from mmrl import Group, Need, Prompt, Scored
 from mmrl.answers.block import Template, answer_block, keeps_format, strip_fence
 from mmrl.answers.boxes.attempts import AnySpace, completion_text
 from mmrl.answers.boxes.box import Box, Space, is_inside
@@ -48,6 +47,7 @@ class KeyFrameBoxes:
     """The column with the masks."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("the column masks, a list of masks per frame", lambda p, r, _: p.columns.get(r.column), package="pycocotools")
 
     pointwise = True
 

@@ -8,7 +8,6 @@ stand apart by semicolons or lines, names by "/" or ">"; case and spaces around 
 A share F_l per level is a part, level_1 and so on.
 
 Modality: text
-Needs: labels as answer, a text
 Range: [0, 1]
 Source: own; several levels as MagicMirror (arXiv:2509.10260) rewards its assessor, whose formula is not published
 Licence: Apache-2.0
@@ -17,10 +16,11 @@ Licence: Apache-2.0
 import re
 from dataclasses import dataclass
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Sample, Scored
 from mmrl.answers.block import Template, answer_block
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.questions import is_off, true_text
+from mmrl.core.needs import answer
 from mmrl.runtime.ranges import NonNegative, check_ranges
 
 Label = tuple[str, ...]
@@ -36,6 +36,7 @@ class LabelLevels:
     """Of the levels, from the coarsest; the last one counts for all that are finer. Empty: all weigh the same."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("labels as answer, a text", answer(true_text))
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -5,7 +5,6 @@
 Not DAPO's overlong penalty, which is negative and one-sided.
 
 Modality: text
-Needs: nothing
 Range: [0, 1]
 Source: none; the usual length band
 Licence: own code Apache-2.0
@@ -13,7 +12,7 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Sample, Scored
 from mmrl.runtime.ranges import CountOrNone, check_ranges
 
 
@@ -27,6 +26,7 @@ class Length:
     """Longest good length in tokens."""
     slope: CountOrNone = 64
     """Tokens over which the reward falls from 1 to 0; 0 = at once."""
+    needs = Need()
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -8,7 +8,6 @@ MM-UPT's code "nothing found" can win. A wrong majority rewards itself: watch `r
 true one, where the data has one.
 
 Modality: text
-Needs: nothing; true answers only to watch `right`
 Range: {0, 1}
 Source: MM-UPT, arXiv:2505.22453
 Licence: own code Apache-2.0
@@ -18,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.answers.block import answer_block
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.choices import parse_choices
@@ -36,6 +35,7 @@ class MajorityVote:
     """How answers are compared: as text, as numbers or as letters."""
     at_least: Share = 0.0
     """If the winner's share of the group's votes is smaller, the whole group gets None."""
+    needs = Need(samples=2, alone="1 for any answer that can be read")
 
     __post_init__ = check_ranges
 

@@ -9,23 +9,30 @@ reaches pycocotools' C code unchecked. Text without a mask, or one of another si
 wrong_size).
 
 Modality: text
-Needs: pip install "mmrl[rewards]" (pycocotools), prompts whose answer is such a mask
 Range: [0, 1]
 Source: cocodataset/cocoapi
 Licence: own code Apache-2.0; pycocotools BSD-2-Clause
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.answers.block import Template, answer_block, keeps_format, strip_fence
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.masks import NotAMaskError, Size, read_mask
+from mmrl.core.needs import answer
 from mmrl.serving.files import import_package
 
 INSTALL = 'pip install "mmrl[rewards]"'
+
+
+def _true_mask(prompt: Prompt) -> object:
+    if not isinstance(prompt.answer, Mapping):
+        raise ValueError(f"the answer of prompt {prompt.id!r} is {prompt.answer!r:.80}: this reward needs a mask")
+    return prompt.answer
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class MaskIou:
 
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("a mask as answer", answer(_true_mask), package="pycocotools")
 
     pointwise = True
 

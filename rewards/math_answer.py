@@ -8,7 +8,6 @@ work in a main thread only (elsewhere it finds nothing and everything scores 0),
 that takes longer than limit_s fails and leaves the statistics, and the process is killed. Equal texts need no process.
 
 Modality: text
-Needs: pip install "mmrl[rewards]" (math-verify), prompts whose answer is a number or a text with LaTeX
 Range: {0, 1}
 Source: huggingface/Math-Verify
 Licence: own code Apache-2.0; Math-Verify Apache-2.0
@@ -17,9 +16,10 @@ Licence: own code Apache-2.0; Math-Verify Apache-2.0
 from dataclasses import dataclass
 from math import nan
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.answers.block import Template, answer_block, keeps_format
 from mmrl.answers.boxes.attempts import completion_text
+from mmrl.core.needs import answer
 from mmrl.runtime.ranges import Count, Positive, check_ranges
 from mmrl.serving.judges.math_grader import grade_math
 
@@ -34,6 +34,7 @@ class MathAnswer:
     """If set, text that breaks this template scores 0."""
     most_characters: Count = 2000
     """A longer answer is unreadable."""
+    needs = Need("a number or a text with LaTeX as answer", answer(), package="math_verify")
 
     __post_init__ = check_ranges
 

@@ -9,7 +9,6 @@ Matching is optimal, not greedy as in VLM-R1. Unlike there, a box with an unknow
 boxes cost the same wherever they are in the list.
 
 Modality: text
-Needs: true boxes as answer
 Range: [0, 1]
 Source: the detection rewards of VLM-R1, arXiv:2504.07615
 Licence: own code Apache-2.0
@@ -18,10 +17,11 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.answers.block import Template
-from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts
+from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts, true_boxes
 from mmrl.answers.boxes.detection import f1, mean_average_precision, mean_iou
+from mmrl.core.needs import answer
 from mmrl.runtime.ranges import NonNegative, Share, check_ranges
 
 
@@ -41,6 +41,7 @@ class MultiBox:
     """Subtracted when the number of boxes is as wrong as it can be; in proportion otherwise."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("true boxes as answer", answer(true_boxes))
 
     __post_init__ = check_ranges
 

@@ -7,7 +7,6 @@
 Unlike Video-R1, 3.0 is 3 and 1,000 is 1000; several different numbers are no answer.
 
 Modality: text
-Needs: a number as answer
 Range: [0, 1]
 Source: regression: Video-R1 (arXiv:2503.21776); relative: mean relative accuracy, arXiv:2412.14171
 Licence: own code Apache-2.0
@@ -16,11 +15,12 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Sample, Scored
 from mmrl.answers import numbers
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.questions import is_off, true_number
+from mmrl.core.needs import answer
 from mmrl.runtime.ranges import NonNegative, check_ranges
 
 
@@ -36,6 +36,7 @@ class Number:
     """How far off `exact` may be, in units of the number."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("a number as answer", answer(true_number))
 
     __post_init__ = check_ranges
 

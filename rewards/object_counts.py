@@ -18,7 +18,6 @@ The benchmark's weights are another training of that model, in mmdetection: expe
 (counting_threshold) in prompts tagged `counting`. Weaker detectors need a lower one there.
 
 Modality: image
-Needs: detector (hub id or folder; ssd_mobilenet: opencv and a package with its weights), columns include and tag
 Range: [0, 1]
 Source: arXiv:2310.11513, djghosh13/geneval; dense score of Flow-GRPO, arXiv:2505.05470
 Licence: own code Apache-2.0; GenEval MIT; the detector's weights see their card
@@ -31,7 +30,7 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.runtime.ranges import Count, Share, check_ranges
 from mmrl.serving.media import pictures_of
 from mmrl.serving.scorers.detectors import COLOURS, SSD, Detection, Detector, canonical, detector_of, lab_colour
@@ -59,6 +58,11 @@ class ObjectCounts:
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 8
     """Pictures in one forward of the model."""
+    needs = Need(
+        "the column include; color, position, exclude and tag where they apply",
+        lambda prompt, *_: prompt.columns.get("include"),
+        setup="detector (hub id or folder; ssd_mobilenet: opencv and a package with its weights)",
+    )
 
     __post_init__ = check_ranges
     pointwise = True

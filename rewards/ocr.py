@@ -12,7 +12,6 @@ Lev counts inserted, deleted and replaced letters. Blanks are removed and letter
 `column` of the prompt, else its answer, else all its quoted parts ("..." and typographic quotes) in their order.
 
 Modality: image
-Needs: pip install 'mmrl[rewards]' (engine recogniser: onnxruntime and the files of rapidocr-onnxruntime==1.4.4, no OpenCV)
 Range: [0, 1]
 Source: arXiv:2505.05470 (Flow-GRPO); PP-OCR, arXiv:2009.09941
 Licence: own code Apache-2.0; PP-OCR's weights and RapidOCR Apache-2.0
@@ -23,7 +22,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Prompt, Scored
+from mmrl import Group, Need, Prompt, Scored
 from mmrl.runtime.ranges import Count, Share, check_ranges
 from mmrl.serving.files import import_package
 from mmrl.serving.media import pictures_of
@@ -50,6 +49,11 @@ class Ocr:
     """Pictures in one forward of the recogniser."""
     threads: Count = 1
     """Threads of one forward."""
+    needs = Need(
+        "the column target, a text as answer, or double quotes around the text to be drawn",
+        lambda prompt, reward, _: reward.target_of(prompt),
+        setup='pip install "mmrl[rewards]" (engine recogniser: without OpenCV, onnxruntime and rapidocr-onnxruntime==1.4.4)',
+    )
 
     __post_init__ = check_ranges
 

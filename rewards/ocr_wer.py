@@ -5,7 +5,6 @@
 Characters suit scripts that write no blanks.
 
 Modality: text
-Needs: pip install "mmrl[rewards]" (rapidfuzz), the text that can be read as answer
 Range: [0, 1]
 Source: the OCR reward of Video-R1, arXiv:2503.21776
 Licence: own code Apache-2.0; rapidfuzz MIT
@@ -14,11 +13,12 @@ Licence: own code Apache-2.0; rapidfuzz MIT
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Sample, Scored
 from mmrl.answers.block import Template, answer_block
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.questions import is_off, true_text
 from mmrl.answers.words import error_rate
+from mmrl.core.needs import answer
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class OcrWer:
     """True: upper and lower case are the same."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("the text that can be read as answer", answer(true_text), package="rapidfuzz")
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if group.prompt.answer is None:

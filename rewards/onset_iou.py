@@ -6,7 +6,6 @@ over frames of 10 ms. A frame is loud above `share` of the loudest frame's root 
 the wanted span covers in part count by that part. Parts: start and end, the seconds at which it first and last is loud.
 
 Modality: sound
-Needs: the column span, [start, end] in seconds, or a span as answer
 Range: [0, 1]
 Source: own
 Licence: Apache-2.0
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmrl import Group, Interval, Prompt, Sample, Scored
+from mmrl import Group, Interval, Need, Prompt, Sample, Scored
 from mmrl.runtime.ranges import PositiveShare, check_ranges
 from mmrl.serving.sounds import QUIET, loudness, pair_of, sound_of
 
@@ -30,6 +29,7 @@ class OnsetIoU:
 
     share: PositiveShare = 0.2
     """Of the loudest frame: 0.2 is 14 decibels below it."""
+    needs = Need("the column span, [start, end] in seconds, or a span as answer", lambda prompt, *_: _span(prompt))
 
     __post_init__ = check_ranges
     pointwise = True

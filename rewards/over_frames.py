@@ -7,7 +7,6 @@ picture would win: a clip whose neighbouring frames differ by less than `least_c
 change (mean difference of neighbouring frames, in the range of a pixel), lowest, highest, and the mean of the reward's own parts.
 
 Modality: video
-Needs: picture (a reward of pictures, `picture = { use = "pick_score" }`)
 Range: that of the picture reward
 Source: mean as in Flow-GRPO's OCR of clips (arXiv:2505.05470) and in Flow-Factory, first as in UniRL; still clips: own
 Licence: own code Apache-2.0; the picture reward's see there
@@ -20,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Sample, Scored
 from mmrl.runtime.net.loops import wait_for
 from mmrl.runtime.ranges import Count, Share, check_ranges
 from mmrl.serving.media import change_of, clip_of, frames_of
@@ -38,6 +37,7 @@ class OverFrames:
     """How the scores of frames become one."""
     least_change: Share = 0.002
     """Clips that change less than this from frame to frame count as still; 0: none does."""
+    needs = Need(setup='picture (a reward of pictures, picture.use = "pick_score")')
     shows = "image"
 
     __post_init__ = check_ranges

@@ -9,7 +9,6 @@ first place, 1/2 is fair), score (of a scorer). The win rates of a group are 1/2
 scorer itself.
 
 Modality: image, text, video
-Needs: scorer (another reward, `scorer = { use = "pick_score" }`), or server (OpenAI-compatible, for pictures)
 Range: [0, 1]
 Source: Pref-GRPO, arXiv:2508.20751, which judges each pair in one order and counts a failed one as 1/2
 Licence: own code Apache-2.0
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from math import exp, isfinite, nan
 from typing import Any
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.runtime.net.loops import wait_for
 from mmrl.runtime.ranges import CountOrNone, NonNegative, check_ranges
 from mmrl.serving.judges.judge import Endpoint, JudgeError, Question, Reply, ask
@@ -53,6 +52,7 @@ class PairwiseWinRate:
     """Scores that differ by no more than this are a tie."""
     temperature: NonNegative = 0.0
     """0 = won, tied or lost; above 0: soft shares."""
+    needs = Need(samples=2, setup="scorer (another reward), or server (OpenAI-compatible, for pictures)")
 
     __post_init__ = check_ranges
 

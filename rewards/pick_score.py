@@ -6,7 +6,6 @@ Raw scores are about 18 to 24. Elsewhere they are divided by 26 (Flow-GRPO), (x 
 set scale and shift when rewards are added up. Parts: raw, cosine, cut_prompt (the prompt was longer than 77 tokens).
 
 Modality: image
-Needs: model (hub id or folder, 4 GB)
 Range: about 18 to 24 before shift and scale
 Source: arXiv:2305.01569, yuvalkirstain/PickScore
 Licence: own code Apache-2.0; PickScore's code MIT, its weights' card states none
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmrl import Group, Prompt, Scored
+from mmrl import Group, Need, Prompt, Scored
 from mmrl.runtime.ranges import Count, Number, Positive, check_ranges
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.media import pictures_of
@@ -42,6 +41,7 @@ class PickScore:
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
     """Pictures in one forward of the model."""
+    needs = Need(setup="model (hub id or folder, 4 GB)")
     pointwise = True
 
     __post_init__ = check_ranges

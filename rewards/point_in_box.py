@@ -7,7 +7,6 @@ for y1 and y2. Of several boxes the best counts, divided by their number. The co
 public code; with iou_coef = size_coef = 0 only the hit counts. A bare `{"bbox_2d": ..}`, which scores 0 there, is read here.
 
 Modality: text
-Needs: a true box as answer
 Range: [0, 1 + iou_coef + size_coef]
 Source: GUI-G1, arXiv:2505.15810
 Licence: own code Apache-2.0
@@ -15,11 +14,12 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Box, Group, Scored
+from mmrl import Box, Group, Need, Scored
 from mmrl.answers.block import Template
-from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts
+from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts, true_boxes
 from mmrl.answers.boxes.box import iou
 from mmrl.answers.boxes.detection import point_in_box
+from mmrl.core.needs import answer
 from mmrl.runtime.ranges import Number, check_ranges
 
 
@@ -37,6 +37,7 @@ class PointInBox:
     """True: a text that names no box but one point is scored by the hit of that point."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("a true box as answer", answer(true_boxes))
 
     __post_init__ = check_ranges
 

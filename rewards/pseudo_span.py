@@ -6,7 +6,6 @@ u is in seconds, or in shares of the clip where its duration is known. A model t
 from a model that can already ground, and add the reward `format`. Injected samples do not count.
 
 Modality: text
-Needs: several samples per prompt, the clip's duration for spans in shares of it
 Range: [0, 1]
 Source: URPA, arXiv:2508.06317, from notes: its gamma is not known
 Licence: own code Apache-2.0
@@ -16,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import exp
 from statistics import fmean, pstdev
 
-from mmrl import Group, Interval, Scored
+from mmrl import Group, Interval, Need, Scored
 from mmrl.answers.block import Template
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Unit, temporal_iou
@@ -33,6 +32,7 @@ class PseudoSpan:
     """The unit of numbers without one."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need(samples=2, alone="1 for any answer that can be read", setup="the clip's duration, for spans in shares of it")
 
     __post_init__ = check_ranges
 

@@ -5,7 +5,6 @@
 It uses tokens instead of words, so that it works in any language.
 
 Modality: text
-Needs: nothing
 Range: [-penalty, 0]
 Source: the repetition penalty of TRL and Open-R1, after arXiv:2502.03373
 Licence: own code Apache-2.0
@@ -13,7 +12,7 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Sample, Scored
 from mmrl.runtime.ranges import Count, NonNegative, check_ranges
 
 
@@ -25,6 +24,7 @@ class Repetition:
     """Tokens of an n-gram."""
     penalty: NonNegative = 1.0
     """Subtracted for a text that only repeats itself."""
+    needs = Need()
 
     __post_init__ = check_ranges
 

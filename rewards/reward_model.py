@@ -4,7 +4,6 @@
 its zero means nothing; one that learnt from ratings gives ratings. Parts: the other axes of the model.
 
 Modality: text, image
-Needs: run (the folder of a run whose policy has policy.scores)
 Range: any
 Source: your own data; Bradley and Terry's model as in arXiv:2203.02155
 Licence: own code Apache-2.0; the weights are yours, under the licence of the model that they began from
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mmrl import Group, Scored, load_reward_model
+from mmrl import Group, Need, Scored, load_reward_model
 from mmrl.runtime.ranges import Count, CountOrNone, Number, Positive, check_ranges
 from mmrl.serving.scorers.sizes import ModelSize, hub_size
 
@@ -39,6 +38,7 @@ class RewardModel:
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
     """Outputs in one forward of the model."""
+    needs = Need(setup="run (the folder of a run whose policy has policy.scores)")
     pointwise = True
 
     __post_init__ = check_ranges

@@ -5,7 +5,6 @@
 In scripts without spaces every character is a word: the package alone finds nothing there.
 
 Modality: text
-Needs: pip install "mmrl[rewards]" (rouge-score), a text as answer
 Range: [0, 1]
 Source: the free-form reward of Video-R1, arXiv:2503.21776
 Licence: own code Apache-2.0; rouge-score Apache-2.0
@@ -13,11 +12,12 @@ Licence: own code Apache-2.0; rouge-score Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Sample, Scored
 from mmrl.answers.block import Template, answer_block
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.questions import is_off, true_text
 from mmrl.answers.words import ROUGE_KINDS, rouge
+from mmrl.core.needs import answer
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Rouge:
     """Compare stems of English words."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("a text as answer", answer(true_text), package="rouge_score")
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         if group.prompt.answer is None:

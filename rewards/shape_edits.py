@@ -15,7 +15,6 @@ mean of the parts would pay it 0.75. `idle` is 1 for a picture that is nearer to
 to the right edit.
 
 Modality: image
-Needs: columns colour, shape, side, ground, part, value and jitter, as the data set `shape_edits` has them
 Range: [0, 1]
 Source: own
 Licence: Apache-2.0
@@ -27,7 +26,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmrl import Group, Prompt, Scored
+from mmrl import Group, Need, Prompt, Scored
+from mmrl.core.needs import picture
 from mmrl.data.drawn.shape_edits import GROUNDS, Instruction, Jitter, State, draw, middle
 from mmrl.data.drawn.shapes import COLOURS, SHAPES, SIDES, ideal_mask
 from mmrl.runtime.ranges import Share, check_ranges
@@ -46,6 +46,7 @@ class ShapeEdits:
     """Share of the picture that ink must cover."""
     nearer: Share = 0.5
     """Difference from the source, as a share of that from the right edit, up to which a picture counts as unchanged."""
+    needs = Need("a picture, and the columns of the data set shape_edits", lambda p, *rest: picture(p, *rest) and _asked(p))
 
     __post_init__ = check_ranges
 

@@ -13,7 +13,6 @@ each clipped to [0, 1]. A picture that autoencoders blur a little scores 0.9, on
 background have a gradient; side and shape count pixels of ink, and have none.
 
 Modality: image
-Needs: columns colour, shape and side, as the data set `shapes` has them
 Range: [0, 1]
 Source: own
 Licence: Apache-2.0
@@ -27,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl import Group, Prompt, Sample, Scored
+from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.data.drawn.shapes import COLOURS, PAPER, SHAPES, Wish, ideal_mask, place
 from mmrl.runtime.ranges import Share, check_ranges
 
@@ -40,6 +39,7 @@ class ShapeMatch:
     """Distance from paper, in the RGB cube, from which a pixel is ink."""
     areas: tuple[Share, Share] = (0.03, 0.4)
     """Share of the picture that ink must cover."""
+    needs = Need("the columns colour, shape and side, as of the data set shapes", lambda prompt, *_: _wish(prompt))
 
     __post_init__ = check_ranges
 

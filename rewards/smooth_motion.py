@@ -10,7 +10,6 @@ each clipped to [0, 1]. A product, so that a still clip scores 0 however smooth.
 add a reward that reads the prompt. Parts: the three, and change (mean difference of neighbouring frames).
 
 Modality: video
-Needs: pip install opencv-python-headless
 Range: [0, 1]
 Source: own; the flow is Farneback's (2003), as OpenCV has it
 Licence: own code Apache-2.0; OpenCV Apache-2.0
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.runtime.ranges import Count, Positive, PositiveShare, check_ranges
 from mmrl.serving.files import import_package
 from mmrl.serving.media import change_of, clip_of
@@ -40,6 +39,7 @@ class SmoothMotion:
     """Share of pixels that is used: the fastest ones."""
     side: Count = 256
     """Frames are shrunk until their longer side has at most this many pixels."""
+    needs = Need(setup="pip install opencv-python-headless", package="cv2")
     pointwise = True
 
     __post_init__ = check_ranges

@@ -4,7 +4,6 @@ Prompts are those of the data set `suite`. The scorer of every test set equals i
 says in detail.
 
 Modality: text
-Needs: the data set `suite`
 Range: [0, 1]
 Source: the official code of each test set, named in its file in mmrl/data/suites
 Licence: own code Apache-2.0
@@ -12,7 +11,7 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.answers.boxes.attempts import AnySpace
 from mmrl.data.suites.load import find_suite
 
@@ -25,6 +24,7 @@ class PublishedScore:
     """The test set's name: refcoco, charades_sta, ..."""
     space: AnySpace | None = None
     """Where answers are boxes or points, the space in which the model writes; auto = the one of the policy's family."""
+    needs = Need(setup="the data set suite")
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         suite = find_suite(self.suite)

@@ -4,7 +4,6 @@ Prompts are those of the data set `suite`. The judge answers the published quest
 code. Pictures whose answer cannot be read are left out, as there, and counted as unparsed.
 
 Modality: image
-Needs: the data set `suite`, and a server (OpenAI-compatible, with vision)
 Range: [0, 1]; imgedit: [1, 5]
 Source: the official code of each test set, named in its file in mmrl/data/suites
 Licence: own code Apache-2.0; the judge's weights see their card
@@ -12,7 +11,8 @@ Licence: own code Apache-2.0; the judge's weights see their card
 
 from dataclasses import dataclass, field
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
+from mmrl.core.needs import columns
 from mmrl.data.suites.load import find_suite
 from mmrl.data.suites.suite import Judge
 from mmrl.runtime.blame import RewardUnavailableError
@@ -29,6 +29,9 @@ class SuiteJudge:
     """The test set's name: dpg_bench, unigenbench, imgedit."""
     server: Endpoint = field(default_factory=Endpoint)
     """The server that is asked: see `[reward.server]`."""
+    needs = Need(
+        "the column questions, of the data set suite", columns("questions"), setup="server (OpenAI-compatible, with vision)"
+    )
     pointwise = True
 
     def ready(self) -> None:

@@ -7,7 +7,6 @@ shortest lag between 240 and 30 beats a minute whose agreement is a peak and at 
 without beats: silence, a steady tone. Twice or half the tempo scores 0. Parts: bpm.
 
 Modality: sound
-Needs: the column bpm, unless bpm is set
 Range: [0, 1]
 Source: own, by autocorrelation of onset strength as beat trackers do (Ellis, 2007)
 Licence: Apache-2.0
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmrl import Group, Prompt, Sample, Scored
+from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.runtime.ranges import Positive, check_ranges
 from mmrl.serving.sounds import QUIET, loudness, sound_of
 
@@ -39,6 +38,7 @@ class Tempo:
     """Beats a minute, 30 to 240; None: the prompt's column `bpm`."""
     tolerance: Positive = 0.5
     """Octaves at which nothing is earned."""
+    needs = Need("the column bpm, unless bpm is set", lambda prompt, reward, _: reward.bpm or _wanted(prompt))
     pointwise = True
 
     def __post_init__(self) -> None:

@@ -8,7 +8,6 @@ The overlap is never negative, unlike TempSamp-R1's as printed; time_r1 is divid
 seconds, mm:ss, frame numbers, percent, JSON.
 
 Modality: text
-Needs: a true span or several as answer
 Range: [0, 1]
 Source: the usual reward of temporal grounding, as in TempSamp-R1 (arXiv:2509.18056); time_r1: Time-R1 (arXiv:2503.13377)
 Licence: own code Apache-2.0
@@ -17,11 +16,12 @@ Licence: own code Apache-2.0
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.answers.block import Template
-from mmrl.answers.spans.attempts import SpanAttempt, score_spans
+from mmrl.answers.spans.attempts import SpanAttempt, score_spans, true_spans
 from mmrl.answers.spans.detection import mean_average_precision
 from mmrl.answers.spans.interval import Unit, temporal_iou
+from mmrl.core.needs import answer
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class TemporalIou:
     """How overlap is measured: one of the three formulas above."""
     template: Template | None = None
     """If set, text that breaks this template scores 0."""
+    needs = Need("a true span or several as answer", answer(true_spans))
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return score_spans(group, self.unit, self.template, self._score)

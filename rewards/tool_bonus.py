@@ -6,7 +6,6 @@ Tools are counted in what the environment states about turns, never in text, whe
 nothing about right answers: weigh it beside their reward, such as 0.8 for accuracy and 1.2 for this one.
 
 Modality: text
-Needs: an [environment] whose observations state the fact `tool`; the reward that says what is right, correct.use
 Range: {0, 1}
 Source: the tool reward of DeepEyes (arXiv:2505.14362), 1.2 [acc > 0.5 and a crop]
 Licence: own code Apache-2.0
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Sample, Scored
 from mmrl.runtime.ranges import Number, check_ranges
 
 
@@ -30,6 +29,7 @@ class ToolBonus:
     """An answer is right whose reward is above this."""
     fact: str = "tool"
     """The fact of an observation that says that a tool was used."""
+    needs = Need(setup="an [environment] whose observations state the fact tool; a reward that says what is right, correct.use")
 
     __post_init__ = check_ranges
 

@@ -6,7 +6,6 @@ The target earns 1 and an unchanged source 0, as does everything that is further
 compared at no more than `detail` pixels a side; part: idle (1: as far from the target as the source, to a hundredth).
 
 Modality: image
-Needs: prompts with a picture, and a column target (a path or a PIL image), as the data set `edits` has it
 Range: [0, 1]
 Source: own
 Licence: Apache-2.0
@@ -18,8 +17,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmrl import Group, Prompt, Scored
+from mmrl import Group, Need, Prompt, Scored
 from mmrl.answers.sources import Fit
+from mmrl.core.needs import columns, picture
 from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.media import pictures_of, sources_of, target_of
 
@@ -32,6 +32,7 @@ class TowardTarget:
     """The longer side at which pictures are compared, in pixels."""
     fit: Fit = "resize"
     """How a source of another shape was shown to the policy: as policy.source_fit."""
+    needs = Need("a picture, and the column target, another one", lambda p, *_: picture(p, *_) and columns("target")(p, *_))
 
     __post_init__ = check_ranges
     pointwise = True

@@ -6,7 +6,6 @@ tags: `<tool_call>` with a JSON call inside. json: a JSON object with a list of 
 of Python. A sample without turns is one turn. Whether the last turn is an answer in its template is for the reward format to say.
 
 Modality: text
-Needs: nothing
 Range: [0, 1]
 Source: the format rewards of OpenThinkIMG (arXiv:2505.08617; share, json) and DeepEyes (arXiv:2505.14362; whole, tags)
 Licence: own code Apache-2.0
@@ -14,7 +13,7 @@ Licence: own code Apache-2.0
 
 from dataclasses import dataclass
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Sample, Scored
 from mmrl.answers.calls import CallError, Form, parse_call
 from mmrl.runtime.ranges import check_ranges
 
@@ -29,6 +28,7 @@ class TurnFormat:
     """True: 1 if all turns are well formed, else 0."""
     closed: tuple[str, ...] = ("think", "answer")
     """Tags that a turn opens as often as it closes them; the first may be open from the start, as templates leave it."""
+    needs = Need()
 
     __post_init__ = check_ranges
 

@@ -9,7 +9,6 @@ Pairs are judged in both orders, so that a liking for the first picture cancels.
 model was trained with one wording for each: give it as `template`, or scores differ from published ones.
 
 Modality: image
-Needs: server (vLLM or SGLang with a CodeGoat24/UnifiedReward model), template
 Range: [0, 1]
 Source: arXiv:2503.05236, CodeGoat24/UnifiedReward; comparisons within a group: Pref-GRPO, arXiv:2508.20751
 Licence: own code Apache-2.0; UnifiedReward's code MIT, weights see their cards
@@ -19,7 +18,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.runtime.ranges import CountOrNone, check_ranges
 from mmrl.serving.files import warn_once
 from mmrl.serving.judges.judge import Endpoint, JudgeError, Question, Reply, ask, ask_for_scores
@@ -54,6 +53,7 @@ class UnifiedReward:
     """File with the official text for this form and {prompt} where the caption goes; empty: our own words, with a warning."""
     opponents: CountOrNone = 0
     """Opponents of every picture, for pairs; 0 = all others, n (n - 1) requests."""
+    needs = Need(setup="server (vLLM or SGLang with a CodeGoat24/UnifiedReward model), template")
 
     __post_init__ = check_ranges
 

@@ -7,7 +7,6 @@ serve this reward from a separate environment (`mmrl reward serve`) and name its
 `score`s share one forward, so that VQ and MQ can be normalized separately, as in DanceGRPO. Parts: VQ, MQ, TA, change.
 
 Modality: video
-Needs: code (a checkout of KwaiVGI/VideoAlign), checkpoint (folder of KwaiVGI/VideoReward, 4.5 GB), a GPU
 Range: about -3 to 3 for one score
 Source: arXiv:2501.13918, github.com/KwaiVGI/VideoAlign
 Licence: own code Apache-2.0; VideoAlign's code and weights see their cards
@@ -23,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.data.files.mp4 import write_mp4
 from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.media import change_of, clip_of
@@ -53,6 +52,7 @@ class VideoAlign:
     """Where the model runs: cuda, cuda:1 or cpu."""
     batch_size: Count = 4
     """Clips in one forward of the model."""
+    needs = Need(setup="code (a checkout of KwaiVGI/VideoAlign), checkpoint (folder of KwaiVGI/VideoReward, 4.5 GB), a GPU")
     pointwise = True
 
     __post_init__ = check_ranges

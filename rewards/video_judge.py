@@ -4,7 +4,6 @@ The frames are spread evenly from the first to the last and sent as pictures in 
 will do. An answer that cannot be read, or lies outside low..high, fails and never scores 0.
 
 Modality: video
-Needs: server (OpenAI-compatible, several pictures per request)
 Range: [0, 1]
 Source: frames as pictures as UnifiedReward's servers take them; template in our own words
 Licence: own code Apache-2.0; the judge's weights see their card
@@ -13,7 +12,7 @@ Licence: own code Apache-2.0; the judge's weights see their card
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.runtime.ranges import Count, Number, check_ranges
 from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.judges.verdicts import fill_template, number, template_text, yes_share
@@ -44,6 +43,7 @@ class VideoJudge:
     """The best number that the judge may give."""
     label: str = ""
     """For `number`: the words in front of the number, such as "Final score"."""
+    needs = Need(setup="server (OpenAI-compatible, several pictures per request)")
     pointwise = True
 
     def __post_init__(self) -> None:

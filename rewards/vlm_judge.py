@@ -7,7 +7,6 @@
 An answer that cannot be read, or lies outside low..high, fails and never scores 0.
 
 Modality: image, text
-Needs: server (OpenAI-compatible, with vision), prompts with answers if the template says {answer}
 Range: [0, 1]
 Source: the usual judge of RL code (Flow-Factory, verl recipes); default templates in our own words
 Licence: own code Apache-2.0; the judge's weights see their card
@@ -16,7 +15,7 @@ Licence: own code Apache-2.0; the judge's weights see their card
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mmrl import Group, Sample, Scored
+from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.data.files.pictures import open_picture
 from mmrl.runtime.ranges import Number, check_ranges
 from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
@@ -43,6 +42,12 @@ ENDINGS = {
 }
 
 
+def _answer(prompt: Prompt, reward: Any, output: str) -> object:
+    if prompt.answer is None and ("{answer}" in reward.template or (output == "text" and not reward.template)):
+        raise ValueError(f"prompt {prompt.id!r} has no answer, which the judge's template asks for: set template")
+    return prompt
+
+
 @dataclass(frozen=True)
 class VlmJudge:
     """A judge's opinion. Pictures that the policy drew are shown to it, after those that it was to edit if there were any; else
@@ -64,6 +69,7 @@ class VlmJudge:
     """For `json`: the key of its answer that holds the number."""
     label: str = ""
     """For `number`: the words in front of the number, such as "Final score"."""
+    needs = Need("an answer, where the template says {answer}", _answer, setup="server (OpenAI-compatible, with vision)")
     pointwise = True
 
     def __post_init__(self) -> None:

@@ -7,7 +7,6 @@ token. If neither word is among those, the reward fails and does not score 0. Th
 so it cannot be loaded.
 
 Modality: image
-Needs: model (hub id or folder of a vision-language model), or server.url with among its options log-probabilities
 Range: [0, 1]
 Source: arXiv:2404.01291, linzhiqiu/t2v_metrics, its form for decoders
 Licence: own code Apache-2.0; the model's weights see their card
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmrl import Group, Scored
+from mmrl import Group, Need, Scored
 from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.judges.verdicts import fill_template, yes_share
@@ -44,6 +43,7 @@ class VqaScore:
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 8
     """Pictures in one forward of the model."""
+    needs = Need(setup="model (hub id or folder of a vision-language model), or server.url with log-probabilities")
 
     __post_init__ = check_ranges
     pointwise = True

@@ -109,7 +109,7 @@ def test(
             else probes.groups_of_drawings(tried.own(shown)[:num_prompts], style.draws)
             for tried in rewards
         ]
-    found = [examine(tried.name, tried.function, *one, tried.use) for tried, one in zip(rewards, made, strict=True)]
+    found = [examine(tried.name, tried.function, *one) for tried, one in zip(rewards, made, strict=True)]
     compare_ranges(found)
     if served:
         for one, tried, (_, groups) in zip(found, rewards, made, strict=True):

@@ -1,179 +1,60 @@
-"""The needs of shipped rewards, of prompts and of groups: the one table that runs are checked by and that the docs show."""
+"""What rewards say of themselves before they score: what they need, how they read boxes, for which samples they are."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from importlib.util import find_spec
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.pixels import TakesPixels, try_gradient, with_rewards
-from mmrl.answers.boxes.attempts import true_boxes
-from mmrl.answers.questions import problem_type, true_letters, true_number, true_text
-from mmrl.answers.spans.attempts import true_spans
-from mmrl.answers.spans.interval import Interval
 from mmrl.app.config.needed_rewards import rewards_in
-from mmrl.app.config.reward_models import is_shipped
 from mmrl.app.plugins import foreign_rewards as adapters
-from mmrl.app.plugins.resolve import load
+from mmrl.app.plugins.resolve import load, remedy
+from mmrl.core.needs import Need
 from mmrl.core.types import Prompt
-from mmrl.data.validate import check_answer
 from mmrl.serving.reward_client import is_url
-from mmrl.serving.sounds import pair_of
 from mmrl.training.rewards.runner import NamedReward
 
 log = logging.getLogger("mmrl")
-Reads = Callable[[Prompt, Any, str], object]
-"""What a reward reads of a prompt, from the prompt, the reward and the kind of samples: text, image, video or sound.
-
-None where it does not apply to the prompt; ValueError where it could not score its samples.
-"""
 
 
-@dataclass(frozen=True)
-class Need:
-    """The needs of a reward: `Need("a number", answer(true_number))`."""
+def need_of(function: object) -> Need | None:
+    """What a reward declares, in its class or, of a function, in its file; None where it declares nothing.
 
-    words: str
-    """Of each prompt."""
-    reads: Reads = lambda prompt, reward, output: prompt
-    samples: int = 1
-    """The fewest samples of a prompt that it says something about."""
-    alone: str = ""
-    """How it scores fewer; empty: it fails."""
-    package: str = ""
-    """What it imports that mmrl itself does without."""
+    Raises ValueError for something else than a `Need`.
+    """
+    own = function.func if isinstance(function, partial) else function
+    found = getattr(sys.modules.get(own.__module__) if isfunction(own) else own, "needs", None)
+    if found is None or isinstance(found, Need):
+        return found
+    raise ValueError(f"reward {name_of(own)!r} has needs = {found!r:.80}: write needs = mmrl.Need(...), or call it otherwise")
 
 
-def answer(read: Callable[[Prompt], object]) -> Reads:
-    """The true answer; the reward does not apply to prompts without one."""
-    return lambda prompt, reward, output: None if prompt.answer is None else read(prompt)
+def needs_of(function: object) -> Iterator[tuple[str, Need, object]]:
+    """Name, need and object of a reward and of the rewards inside it, as far as they declare one."""
+    for part in parts_of(function):
+        if (need := need_of(part)) is not None:
+            yield name_of(part), need, part
 
 
-def columns(*names: str) -> Reads:
-    """Columns that must be there."""
-
-    def read(prompt: Prompt, reward: object, output: str) -> object:
-        if missing := [name for name in names if prompt.columns.get(name) is None]:
-            raise ValueError(f"prompt {prompt.id!r} has no column {', '.join(missing)}")
-        return prompt
-
-    return read
+def name_of(function: object) -> str:
+    """The name of a reward's file, or of its class or itself where it is from no file."""
+    own = function.func if isinstance(function, partial) else function if isfunction(function) else type(function)
+    file = getattr(sys.modules.get(own.__module__), "__file__", None)
+    return own.__name__ if file is None else Path(file).stem
 
 
-def true_mask(prompt: Prompt) -> object:
-    if not isinstance(prompt.answer, Mapping):
-        raise ValueError(f"the answer of prompt {prompt.id!r} is {prompt.answer!r:.80}: this reward needs a mask")
-    return prompt.answer
-
-
-def answer_of_type(prompt: Prompt, reward: Any, output: str) -> object:
-    kind = problem_type(prompt, getattr(reward, "column", "problem_type"))
-    check_answer(prompt, kind)
-    return None if prompt.answer is None else kind
-
-
-def own_schema(prompt: Prompt, reward: Any, output: str) -> object:
-    return prompt if reward.schema else columns(reward.column)(prompt, reward, output)
-
-
-def band(prompt: Prompt, reward: Any, output: str) -> object:
-    return prompt if reward.high is not None else pair_of(prompt, "band", "[low, high] in Hz")
-
-
-def span(prompt: Prompt, reward: Any, output: str) -> object:
-    is_answer = "span" not in prompt.columns and isinstance(prompt.answer, Interval)
-    return prompt if is_answer else pair_of(prompt, "span", "[start, end] in seconds")
-
-
-def bpm(prompt: Prompt, reward: Any, output: str) -> object:
-    return prompt if reward.bpm is not None else columns("bpm")(prompt, reward, output)
-
-
-def source(prompt: Prompt, reward: object, output: str) -> object:
-    if not prompt.media:
-        raise ValueError(f"prompt {prompt.id!r} has no picture")
-    return prompt
-
-
-def target(prompt: Prompt, reward: object, output: str) -> object:
-    return source(prompt, reward, output) and columns("target")(prompt, reward, output)
-
-
-def answer_for_judge(prompt: Prompt, reward: Any, output: str) -> object:
-    if prompt.answer is None and ("{answer}" in reward.template or (output == "text" and not reward.template)):
-        raise ValueError(f"prompt {prompt.id!r} has no answer, which the judge's template asks for: set template")
-    return prompt
-
-
-BOX, SPANS = Need("a box or several as answer", answer(true_boxes)), Need("a span or several as answer", answer(true_spans))
-TEXT = "a text or number as answer"
-NEEDS = {
-    "iou": BOX,
-    "giou": BOX,
-    "point_in_box": BOX,
-    "multi_box": BOX,
-    "mask_iou": Need("a mask as answer", answer(true_mask), package="pycocotools"),
-    "key_frame_boxes": Need(
-        "the column masks, a list of masks per frame", lambda p, r, o: p.columns.get(r.column), package="pycocotools"
-    ),
-    "temporal_iou": SPANS,
-    "key_frame": SPANS,
-    "choice": Need("letters of its options as answer", answer(true_letters)),
-    "number": Need("a number as answer", answer(true_number)),
-    "math_answer": Need(TEXT, answer(lambda prompt: str(prompt.answer)), package="math_verify"),
-    "ocr_wer": Need(TEXT, answer(true_text), package="rapidfuzz"),
-    "rouge": Need(TEXT, answer(true_text), package="rouge_score"),
-    "label_levels": Need("labels as answer, a text", answer(true_text)),
-    "by_type": Need("the column problem_type, and an answer of that type", answer_of_type),
-    "json_schema": Need("the column that the setting column names, unless there is one schema", own_schema),
-    "majority_vote": Need("nothing", samples=2, alone="1 for any answer that can be read"),
-    "pseudo_span": Need("nothing", samples=2, alone="1 for any answer that can be read"),
-    "object_counts": Need(
-        "the column include; color, position, exclude and tag where they apply", lambda p, r, o: p.columns.get("include")
-    ),
-    "ocr": Need(
-        "the column target, a text as answer, or double quotes around the text to be drawn", lambda p, r, o: r.target_of(p)
-    ),
-    "shapes": Need("the columns colour, shape and side", columns("colour", "shape", "side")),
-    "gliding_shapes": Need("the columns colour, shape and way", columns("colour", "shape", "way")),
-    "shape_edits": Need("a picture, and the columns of the data set shape_edits", columns("colour", "shape", "side", "part")),
-    "first_frame": Need("a picture", source),
-    "keeps_rest": Need("a picture; the column mask helps", source),
-    "toward_target": Need("a picture, and the column target with the picture to come near to", target),
-    "smooth_motion": Need("nothing", package="cv2"),
-    "suite_judge": Need("a prompt of the data set suite with questions for a judge", columns("questions")),
-    "band_energy": Need("the column band, [low, high] in Hz, unless low and high are set", band),
-    "onset_iou": Need("the column span, [start, end] in seconds, or a span as answer", span),
-    "tempo": Need("the column bpm, unless bpm is set", bpm),
-    "vlm_judge": Need("an answer, where the template says {answer}", answer_for_judge),
-    "pairwise_win_rate": Need("what its scorer needs", samples=2),
-}
-"""Shipped reward -> what it needs of prompts and of a group; the others need nothing of these."""
-
-
-def needs_table() -> list[str]:
-    """The table in Markdown."""
-    rows = [
-        f"| {name} | {need.words} | {need.samples}{f' (of one: {need.alone})' if need.alone else ''} |"
-        for name, need in sorted(NEEDS.items())
-    ]
-    return ["| reward | each prompt needs | samples of a prompt |", "|---|---|---|", *rows, "| all others | nothing | 1 |"]
-
-
-def needs_of(use: str, args: Mapping[str, object], function: Any) -> Iterator[tuple[str, Need, Any]]:
-    """Name, need and object of a reward and of the rewards inside it, as far as they come with mmrl."""
-    if is_url(use):
-        return
-    style, plug_in = adapters.split(use)
-    name = Path(plug_in.partition(":")[0]).stem
-    if not style and name in NEEDS and is_shipped(plug_in):
-        yield name, NEEDS[name], function
-    for key, value in args.items():
-        if isinstance(value, Mapping):
-            for inner, own in rewards_in(value):
-                yield from needs_of(inner, own, getattr(function, key, None))
+def parts_of(function: object) -> list[object]:
+    """A reward and the rewards in its fields."""
+    inside = [getattr(function, f.name, None) for f in fields(function)] if is_dataclass(function) else []
+    inside += function.keywords.values() if isinstance(function, partial) else []
+    held = [one for value in inside for one in (value if isinstance(value, list | tuple) else [value]) if callable(one)]
+    return [function, *(part for one in held for part in parts_of(one))]
 
 
 def reads_boxes(use: str, args: Mapping[str, object]) -> bool:
@@ -189,7 +70,7 @@ def reads_boxes(use: str, args: Mapping[str, object]) -> bool:
 def refuse_missing_package(name: str, need: Need) -> None:
     """Raise ModuleNotFoundError where a reward's package is not installed."""
     if need.package and find_spec(need.package) is None:
-        raise ModuleNotFoundError(f'reward {name!r} needs the package {need.package}: pip install "mmrl[rewards]"')
+        raise ModuleNotFoundError(f"reward {name!r} needs the package {need.package}: {need.setup or remedy(need.package)}")
 
 
 OF_SOUNDS = "a model of sounds such as Stable Audio 3 draw, with policy.seconds"

@@ -10,6 +10,7 @@ from string import ascii_uppercase
 from typing import Any
 
 from mmrl.app.config.plug_ins import NUM_TOLD
+from mmrl.app.config.reward_needs import need_of
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.slots import place as place_of_slot
 from mmrl.app.inspect.settings import Setting, facts_of, settings_of, wrapped
@@ -139,6 +140,8 @@ def plug_in(name: str, kind: str) -> Thing:
     found = load(name, kind)
     skip = 0 if inspect.isclass(found) else {"rewards": 1, "datasets": 0, "environments": NUM_TOLD}[kind]
     document = inspect.getdoc(inspect.getmodule(found)) or ""
+    if kind == "rewards" and (need := need_of(found)) is not None:
+        document += f"\nNeeds: {need}"
     word = {"rewards": "a reward", "datasets": "a data set", "environments": "an environment"}[kind]
     return Thing(word, name, f'{PLUG_INS[kind]} use = "{name}" takes', found, settings_of(found, skip), document)
 

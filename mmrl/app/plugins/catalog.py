@@ -3,15 +3,18 @@
 import ast
 import re
 import shutil
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from mmrl.app.plugins.resolve import Listed, folders, listing
+from mmrl.core.needs import Need
 from mmrl.runtime.near import did_you_mean, near, nearest
 
 KINDS = ("rewards", "datasets", "environments", "algorithms", "configs")
 FIELDS = ("Modality", "Needs", "Range", "Source", "Licence")
-"""Fields of a reward's documentation, each on a separate line that begins with the word and a colon."""
+"""Fields of a reward's documentation, each on a line that begins with the word and a colon; Needs may be declared instead."""
 FACTS = ".recipe"
 """Suffix of the files with a recipe's facts, which are next to its run and are not runs."""
 
@@ -33,12 +36,12 @@ def details(file: Path) -> dict[str, str]:
     A field goes on over the lines below it, up to the next field or a blank line. Nothing is imported.
     """
     try:
-        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        tree = ast.parse(file.read_text(encoding="utf-8"))
     except SyntaxError:
         return {}
     found: dict[str, list[str]] = {}
     current = ""
-    for line in text.splitlines():
+    for line in (ast.get_docstring(tree) or "").splitlines():
         word, colon, rest = line.partition(":")
         if colon and word in FIELDS:
             current = word
@@ -47,7 +50,23 @@ def details(file: Path) -> dict[str, str]:
             current = ""
         elif current:
             found[current].append(line.strip())
+    if (need := declared_need(tree)) is not None:
+        found["Needs"] = [str(need)]
     return {name: " ".join(found[name]).strip() for name in FIELDS if name in found}
+
+
+def declared_need(tree: ast.Module) -> Need | None:
+    """What a reward's file declares that it needs, as far as it is written out; None where it declares nothing."""
+    inside = [statement for node in tree.body for statement in (node.body if isinstance(node, ast.ClassDef) else [node])]
+    for statement in inside:
+        if not isinstance(statement, ast.Assign) or ast.unparse(statement.targets[0]) != "needs":
+            continue
+        if isinstance(call := statement.value, ast.Call):
+            given = {f.name: value for f, value in zip(fields(Need), call.args, strict=False)}
+            given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+            known: dict[str, Any] = {name: one.value for name, one in given.items() if isinstance(one, ast.Constant)}
+            return Need(**known)
+    return None
 
 
 def find_config(name: str) -> Path:

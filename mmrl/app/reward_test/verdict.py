@@ -1,6 +1,5 @@
 """`mmrl reward test`: does a reward tell right from wrong, on data whose truth is known? Which common fault does it look like?"""
 
-import ast
 import logging
 import math
 import pickle
@@ -8,17 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from mmrl.app.plugins import foreign_rewards as adapters
-from mmrl.app.plugins import resolve as plugins
+from mmrl.app.config.reward_needs import need_of
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.reward_test import probes
 from mmrl.core.types import Group, Status
-from mmrl.serving.reward_client import RemoteReward, is_url
+from mmrl.serving.reward_client import RemoteReward
 from mmrl.serving.reward_server import Served, serving
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
 
@@ -69,9 +66,9 @@ class Findings:
         return f": not surely more, on {len(self.values)} prompts; try more of them" if ahead else ""
 
 
-def examine(name: str, reward: Callable[..., object], names: Sequence[str], groups: Sequence[Group], use: str = "") -> Findings:
+def examine(name: str, reward: Callable[..., object], names: Sequence[str], groups: Sequence[Group]) -> Findings:
     """Score all probes several times and look for what is wrong with the answers."""
-    found = Findings(name, names, needs_answer=needs(use, "answer"))
+    found = Findings(name, names, needs_answer=needs_answer(reward))
     found.picklable = can_pickle(reward)
     try:
         found.values, found.status, _ = probe_scores(name, reward, groups)
@@ -268,14 +265,10 @@ def difference_when_served(name: str, reward: PlugIn, groups: Sequence[Group]) -
     return None if same(here, there) else f"served scores differ from local ones by up to {float((here - there).abs().max()):.3g}"
 
 
-def needs(use: str, what: str) -> bool:
-    """Does a reward's file say that it needs `what`? True where it says nothing."""
-    if not use or is_url(use):
-        return True
-    file: Path = plugins.locate(adapters.split(use)[1], "rewards")[0]
-    lines = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").splitlines()
-    said = next((line.removeprefix("Needs:") for line in lines if line.startswith("Needs:")), None)
-    return said is None or (what in said and not said.strip().startswith("nothing"))
+def needs_answer(reward: object) -> bool:
+    """Does a reward say that it needs true answers? True where it says nothing."""
+    need = need_of(reward)
+    return need is None or "answer" in need.prompts
 
 
 def can_pickle(reward: object) -> bool:

@@ -2,16 +2,17 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol, get_args, runtime_checkable
 
 from mmrl.answers.sources import Fit
-from mmrl.app.config.reward_needs import Need, needs_of, reads_boxes, refuse_missing_package
+from mmrl.app.config.reward_needs import needs_of, parts_of, reads_boxes, refuse_missing_package
 from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, TrackerConfig, UnweightedReward
 from mmrl.app.modality.on_cards import check_cards
 from mmrl.app.modality.registry import modality_of
 from mmrl.core.hooks import PlannerHooks, with_hooks
+from mmrl.core.needs import Need
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import SCORE, VALUE
 from mmrl.core.types import Prompt
@@ -250,8 +251,8 @@ def look_at_reward(
 ) -> list[str]:
     """Phrases about prompts and groups that do not fit a reward, or those inside it; `is_scorer`: it is asked in its place."""
     own, found = [prompt for prompt in prompts if not reward.sources or prompt.source in reward.sources], list[str]()
-    for name, need, made in needs_of(reward.use, reward.args, function):
-        if made is None or (is_scorer and need.samples > 1):
+    for name, need, made in needs_of(function):
+        if is_scorer and need.samples > 1:
             continue
         if samples < need.samples and not need.alone:
             key = "evaluation.num_samples" if place == "[evaluation.data]" else "algorithm.group_size"
@@ -276,23 +277,17 @@ def misfit(need: Need, made: object, prompts: Sequence[Prompt], place: str, outp
         except ValueError as error:
             errors.append(str(error))
     if errors and len(errors) > most * len(prompts):
-        return f"cannot score {len(errors)} of {len(prompts)} prompts of {place}, which need {need.words}: {errors[0]}"
+        return f"cannot score {len(errors)} of {len(prompts)} prompts of {place}, which need {need.prompts}: {errors[0]}"
     if errors:
-        log.warning(f"{len(errors)} of {len(prompts)} prompts of {place} lack {need.words}, so their samples fail: {errors[0]}")
+        log.warning(f"{len(errors)} of {len(prompts)} prompts of {place} lack {need.prompts}, so their samples fail: {errors[0]}")
     if prompts and not applies and not errors:
-        return f"applies to none of the {len(prompts)} prompts of {place}, which need {need.words}: take another reward"
+        return f"applies to none of the {len(prompts)} prompts of {place}, which need {need.prompts}: take another reward"
     return ""
 
 
 def evaluation_scorer(function: object) -> Any:
     """The reward that scores held-out prompts in place of one that says nothing of them; None where it does so itself."""
     return getattr(function, "held_out", None)
-
-
-def parts_of(function: object) -> list[object]:
-    """A reward and the rewards in its fields."""
-    inside = [getattr(function, f.name, None) for f in fields(function)] if is_dataclass(function) else []
-    return [function, *(part for value in inside if is_dataclass(value) and callable(value) for part in parts_of(value))]
 
 
 def other_fit(function: object, shown: str | None) -> list[str]:

@@ -1,11 +1,15 @@
-"""The table of what rewards need says of a prompt what the reward itself does with it."""
+"""What a reward says that it needs of a prompt is what it does with one."""
+
+from functools import partial
 
 import pytest
 
 from mmrl.answers.boxes.box import Box
 from mmrl.answers.spans.interval import Interval
-from mmrl.app.config.reward_needs import NEEDS, needs_of
+from mmrl.app.config.reward_needs import need_of, needs_of
+from mmrl.app.plugins.catalog import details
 from mmrl.app.plugins.resolve import listing, load
+from mmrl.core.needs import Need
 from mmrl.core.types import Group, Prompt, Sample
 
 BOX, SPAN = (Box(1, 2, 3, 4),), Interval(1, 2)
@@ -21,15 +25,17 @@ SETTINGS = {name: {"space": "norm1000"} for name in ("iou", "giou", "point_in_bo
 }
 
 
-def test_the_table_speaks_of_shipped_rewards_only():
-    assert NEEDS.keys() <= {listed.name for listed in listing("rewards")}
+@pytest.mark.parametrize("listed", listing("rewards"), ids=lambda listed: listed.name)
+def test_every_shipped_reward_says_what_it_needs_and_lists_read_it_without_running_the_file(listed):
+    need = need_of(load(listed.name, "rewards"))
+    assert need is not None and details(listed.file)["Needs"] == str(need)
 
 
 @pytest.mark.parametrize("name", sorted(WRONG))
 def test_an_answer_of_another_kind_is_refused_as_the_reward_refuses_it(name):
     reward = load(name, "rewards")(**SETTINGS.get(name, {}))
     asked = Prompt("p", "Where?", answer=WRONG[name])
-    [(found, need, made)] = needs_of(name, {}, reward)
+    [(found, need, made)] = needs_of(reward)
     assert (found, made) == (name, reward)
     with pytest.raises(ValueError):
         need.reads(asked, reward, "text")
@@ -46,7 +52,7 @@ def test_an_answer_of_another_kind_is_refused_as_the_reward_refuses_it(name):
 def test_a_prompt_without_columns_is_refused_as_the_reward_refuses_it(name):
     bare, reward = Prompt("p", "a cat"), load(name, "rewards")(**SETTINGS.get(name, {}))
     with pytest.raises(ValueError):
-        NEEDS[name].reads(bare, reward, "image")
+        reward.needs.reads(bare, reward, "image")
     with pytest.raises(ValueError):
         reward(Group(0, bare, (Sample("1"),)))
 
@@ -60,17 +66,50 @@ def test_prompts_that_say_what_is_needed_are_taken():
         "by_type": Prompt("p", "How many?", answer="3", columns={"problem_type": "numerical"}),
         "vlm_judge": Prompt("p", "a cat"),
     }.items():
-        assert NEEDS[name].reads(prompt, load(name, "rewards")(), "image") is not None, name
-    assert NEEDS["object_counts"].reads(Prompt("p", "a cat"), None, "image") is None
+        reward = load(name, "rewards")()
+        assert reward.needs.reads(prompt, reward, "image") is not None, name
+    counts = load("object_counts", "rewards")()
+    assert counts.needs.reads(Prompt("p", "a cat"), counts, "image") is None
 
 
 def test_rewards_inside_rewards_are_looked_at():
     inner = load("ocr", "rewards")()
     reward = load("pairwise_win_rate", "rewards")(scorer=inner)
-    found = needs_of("pairwise_win_rate", {"scorer": {"use": "ocr"}}, reward)
+    found = needs_of(reward)
     assert [(name, made) for name, _, made in found] == [("pairwise_win_rate", reward), ("ocr", inner)]
 
 
-def test_a_file_of_ones_own_of_that_name_is_left_alone(tmp_path):
+OWN = """
+from mmrl import Need
+
+needs = Need("a hint")
+
+def hinted(group, scorer=None):
+    return [1.0 for _ in group.samples]
+"""
+
+
+def test_a_function_declares_it_in_its_file_with_settings_and_inside_others_too(tmp_path):
+    (tmp_path / "hints.py").write_text(OWN)
+    hinted = load(f"{tmp_path}/hints.py", "rewards")
+    assert details(tmp_path / "hints.py") == {"Needs": "a hint"}
+    outer = load("pairwise_win_rate", "rewards")(scorer=partial(hinted, scorer=load("iou", "rewards")()))
+    assert [(name, need.prompts) for name, need, _ in needs_of(outer)] == [
+        ("pairwise_win_rate", ""),
+        ("hints", "a hint"),
+        ("iou", "a true box as answer"),
+    ]
+
+
+def test_a_reward_that_says_nothing_and_one_that_says_it_otherwise(tmp_path):
     (tmp_path / "ocr.py").write_text("def ocr(group):\n    return [1.0 for _ in group.samples]\n")
-    assert list(needs_of(f"{tmp_path}/ocr.py", {}, None)) == []
+    assert list(needs_of(load(f"{tmp_path}/ocr.py", "rewards"))) == []
+    (tmp_path / "words.py").write_text('needs = "a hint"\n' + "def words(group):\n    return [1.0 for _ in group.samples]\n")
+    with pytest.raises(ValueError, match=r"reward 'words' has needs = 'a hint': write needs = mmrl\.Need"):
+        need_of(load(f"{tmp_path}/words.py", "rewards"))
+
+
+def test_needs_in_words():
+    assert str(Need()) == "nothing"
+    assert str(Need("a box", samples=2, setup="a server")) == "a box; 2 samples of a prompt; a server"
+    assert str(Need("a box", package="cv2")) == "a box; the package cv2"

@@ -122,8 +122,8 @@ BOX_FAULTS: dict[str, tuple[Function, str]] = {
 }
 
 
-def findings(reward: Any, prompts: Sequence[Prompt], use: str = "", style: probes.Style = probes.Style()) -> Findings:
-    return examine("it", reward, *probes.text_groups(prompts, style), use)
+def findings(reward: Any, prompts: Sequence[Prompt], style: probes.Style = probes.Style()) -> Findings:
+    return examine("it", reward, *probes.text_groups(prompts, style))
 
 
 @pytest.mark.parametrize("fault", BOX_FAULTS)
@@ -149,16 +149,16 @@ def _number(text: str) -> float | None:
 @pytest.mark.parametrize("name", ["iou", "giou", "multi_box"])
 def test_shipped_box_rewards_pass(name: str):
     for space in ("norm1000", "norm1"):
-        found = findings(load(name, "rewards")(space=space), box_prompts(), name, probes.Style(space))
+        found = findings(load(name, "rewards")(space=space), box_prompts(), probes.Style(space))
         assert not found.faults
 
 
 def test_a_reward_that_says_it_needs_no_answer_may_judge_form(tmp_path: Path):
     file = tmp_path / "shape.py"
     file.write_text(
-        '"""Form.\n\nNeeds: text\n"""\n\ndef shape(group):\n    return [float("[" in s.text) for s in group.samples]\n'
+        'from mmrl import Need\n\nneeds = Need()\n\ndef shape(group):\n    return [float("[" in s.text) for s in group.samples]\n'
     )
-    found = findings(load(str(file), "rewards"), box_prompts(), str(file))
+    found = findings(load(str(file), "rewards"), box_prompts())
     assert not found.faults and "judges form only" in found.warnings[0]
 
 
@@ -428,7 +428,7 @@ def test_a_real_picture_reward_passes_and_the_same_one_without_its_prompt_is_not
         (tmp_path / f"{i}.txt").write_text(wish)
     groups = probes.image_groups(read_tasks(tmp_path), 0)
     proxy = load("image_text_proxy", "rewards")()
-    found = examine("proxy", proxy, *groups, "image_text_proxy")
+    found = examine("proxy", proxy, *groups)
     assert not found.faults and not any("prompt" in note for note in found.warnings)
     blind = examine("blind", lambda g: proxy(Group(g.id, Prompt("x", "a cat"), g.samples)), *groups)
     assert any("does not look at the prompt" in note for note in blind.warnings)

@@ -189,6 +189,43 @@ def test_what_cannot_run_is_refused_before_weights_load(words, said, monkeypatch
         build(load("tiny/flow", words))
 
 
+OWN = """
+from dataclasses import dataclass
+
+from mmrl import Group, Need
+from mmrl.core.needs import columns
+
+@dataclass(frozen=True)
+class Brightness:
+    goal: float = 1.0
+    needs = Need({need})
+
+    def __call__(self, group: Group) -> list[float]:
+        return [self.goal for _ in group.samples]
+"""
+
+
+@pytest.mark.parametrize(
+    ("need", "said"),
+    [
+        (
+            '"the column mood", columns("mood")',
+            r"reward 'mine' cannot score 6 of 6 prompts of \[data\], which need the column mood: prompt .* has no column mood: "
+            "add it to the data, or take another reward",
+        ),
+        ("samples=99", r"reward 'mine' compares the samples of a prompt, and algorithm\.group_size is 4: set it to 99 or more"),
+        ('package="not_here"', "reward 'mine' cannot run: reward 'mine' needs the package not_here: pip install it first"),
+        ('package="not_here", setup="pip install not-here"', "needs the package not_here: pip install not-here"),
+    ],
+    ids=["column", "samples", "package", "package with words"],
+)
+def test_a_reward_of_ones_own_that_says_what_it_needs_is_refused_before_weights_load(need, said, tmp_path, monkeypatch):
+    monkeypatch.setattr("mmrl.app.run.build.build_policy", pytest.fail)
+    (tmp_path / "mine.py").write_text(OWN.format(need=need))
+    with pytest.raises(ValueError, match=said):
+        build(load("tiny/flow", [f'reward=[{{use="{tmp_path}/mine.py"}}]']))
+
+
 def test_a_scorer_of_held_out_prompts_takes_the_place_of_its_win_rates():
     """Of one sample, too: the win rates of a group are 1/2 on average."""
     words = ["evaluation.num_samples=1", 'reward=[{use="pairwise_win_rate",scorer={use="jpeg_size",scale=0.1}}]']
