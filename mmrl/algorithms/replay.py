@@ -11,7 +11,7 @@ from torch import Tensor
 from mmrl.core.protocols import State
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Seen, Segment
-from mmrl.core.types import Credit, Group, Prompt, Request, Rollouts, Scores, StoredRow
+from mmrl.core.types import Credit, Given, Group, Prompt, Request, Rollouts, Scores, StoredRow
 from mmrl.runtime.tensors import masked_mean
 
 UNKNOWN = Seen(0, 0.0, 0.0)
@@ -22,7 +22,13 @@ class Kept(NamedTuple):
 
     prompt: str
     group: int
-    row: StoredRow
+    row: Given
+    step: int = 0
+    """The training step that sampled it, from 1 on."""
+    reward: float = 0.0
+    """Its total."""
+    advantage: float = 0.0
+    """The mean over its actions."""
 
 
 @dataclass
@@ -52,7 +58,7 @@ class RowBuffer:
     def add(self, rows: Sequence[Kept], step: int, max_age: int | None = None) -> None:
         """Add the rows of a step, and drop rows older than `max_age` steps or in excess of the limits."""
         self.step = step
-        held = [kept for kept in (*self.rows, *rows) if max_age is None or kept.row.step > step - max_age]
+        held = [kept for kept in (*self.rows, *rows) if max_age is None or kept.step > step - max_age]
         if self.per_prompt is not None:
             room: dict[str, int] = {}
             newest: list[Kept] = []
@@ -62,9 +68,9 @@ class RowBuffer:
             held = newest[::-1]
         self.rows = held[-self.capacity :]
 
-    def of(self, prompt_id: str) -> list[StoredRow]:
+    def of(self, prompt_id: str) -> list[Kept]:
         """The rows that answer a prompt, the newest last."""
-        return [kept.row for kept in self.rows if kept.prompt == prompt_id]
+        return [kept for kept in self.rows if kept.prompt == prompt_id]
 
     def groups(self) -> dict[int, list[Kept]]:
         """The rows by the group that they were sampled in."""
@@ -86,7 +92,7 @@ class RowBuffer:
 
     def request(self, kept: Kept, group_id: int, keep_old: bool = True) -> Request:
         """The row's request; without `keep_old` its log-probabilities are evaluated anew, as if it were a new row."""
-        row = kept.row if keep_old else replace(kept.row, logprobs=())
+        row = kept.row if keep_old else replace(kept.row, pieces=tuple(replace(one, logprobs=()) for one in kept.row.pieces))
         return Request(self.prompt(kept.prompt), 1, group_id, role="replayed", written=row)
 
     def state_dict(self) -> State:
@@ -99,10 +105,10 @@ class RowBuffer:
             "lengths": [len(row.tokens) for row in rows],
             "tokens": torch.tensor([token for row in rows for token in row.tokens], dtype=torch.long),
             "logprobs": torch.tensor([x for row in rows for x in row.logprobs], dtype=torch.float32),
-            "steps": [row.step for row in rows],
+            "steps": [kept.step for kept in self.rows],
             "truncated": [row.truncated for row in rows],
             "segments": [[(one.who, one.start, one.stop) for one in row.segments] for row in rows],
-            "numbers": torch.tensor([numbers_of(row) for row in rows], dtype=torch.float64),
+            "numbers": torch.tensor([numbers_of(kept) for kept in self.rows], dtype=torch.float64),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -113,9 +119,9 @@ class RowBuffer:
             self.begin(self.prompts, own)
 
 
-def numbers_of(row: StoredRow) -> list[float]:
+def numbers_of(kept: Kept) -> list[float]:
     """Reward, advantage, and what the group was like; a count of 0 stands for unknown."""
-    return [row.reward, row.advantage, *map(float, row.seen or UNKNOWN)]
+    return [kept.reward, kept.advantage, *map(float, kept.row.seen or UNKNOWN)]
 
 
 def rows_of(state: State) -> Iterator[Kept]:
@@ -129,8 +135,8 @@ def rows_of(state: State) -> Iterator[Kept]:
         reward, advantage, count, mean, deviation = numbers
         seen = Seen(int(count), mean, deviation) if count else None
         segments = tuple(Segment(*part) for part in parts)
-        row = StoredRow(tuple(mine.tolist()), tuple(noted.tolist()), step, reward, advantage, truncated, seen, segments)
-        yield Kept(prompt, group, row)
+        row = StoredRow(tuple(mine.tolist()), tuple(noted.tolist()), truncated, seen, segments)
+        yield Kept(prompt, group, row, step, reward, advantage)
 
 
 def rows_to_keep(step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> list[Kept]:
@@ -148,8 +154,8 @@ def rows_to_keep(step: int, rollouts: Rollouts, scores: Scores, credit: Credit) 
             continue
         logprobs = noted[i, : len(tokens)]
         if bool(logprobs.isfinite().all()):
-            facts = (step, total, advantages[i], sample.truncated, seen[group.id], sample.segments)
-            found.append(Kept(group.prompt.id, group.id, StoredRow(tokens, tuple(map(float, logprobs)), *facts)))
+            row = StoredRow(tokens, tuple(map(float, logprobs)), sample.truncated, seen[group.id], sample.segments)
+            found.append(Kept(group.prompt.id, group.id, row, step, total, advantages[i]))
     return found
 
 

@@ -332,30 +332,6 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StoredRow:
-    """A row of an earlier step, to be trained again: `StoredRow((5, 9, 2), (-0.1, -2.3, -0.7), step=4, reward=1.0)`."""
-
-    tokens: tuple[int, ...]
-    """The completion's, the stop token included."""
-    logprobs: tuple[float, ...] = ()
-    """As noted when it was sampled; empty: to be evaluated before the first update, as if the row were new."""
-    step: int = 0
-    """The training step that sampled it, from 1 on."""
-    reward: float = 0.0
-    """Its total."""
-    advantage: float = 0.0
-    """The mean over its actions."""
-    truncated: bool = False
-    seen: Seen | None = None
-    """What its group was like."""
-    segments: tuple[Segment, ...] = ()
-    """Who wrote which of its tokens, as `Sample.segments`."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "segments", complete(self.segments, self.tokens))
-
-
-@dataclass(frozen=True)
 class Group:
     """The samples of one prompt that are compared with each other: the unit of rewards and credit."""
 

@@ -12,6 +12,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mmrl.core.given import Branch as Branch
+from mmrl.core.given import Dialogue as Dialogue
+from mmrl.core.given import Given as Given
+from mmrl.core.given import Piece as Piece
+from mmrl.core.given import Prefix as Prefix
+from mmrl.core.given import StoredRow as StoredRow
 from mmrl.core.samples import Group as Group
 from mmrl.core.samples import MediaSize as MediaSize
 from mmrl.core.samples import Observation as Observation
@@ -20,53 +26,11 @@ from mmrl.core.samples import Role
 from mmrl.core.samples import Sample as Sample
 from mmrl.core.samples import Scored as Scored
 from mmrl.core.samples import Status as Status
-from mmrl.core.samples import StoredRow as StoredRow
 from mmrl.core.samples import Turn as Turn
 from mmrl.core.samples import Video as Video
 
 Scope = Literal["action", "rollout", "group", "batch"]
 """How much a value depends on, from one action to the whole minibatch: a policy never cuts a batch finer than this."""
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """The beginning of an earlier completion, which a new one goes on from. `Prefix(sample.token_ids, 0.5, forced="So:")`."""
-
-    token_ids: tuple[int, ...]
-    """Of the earlier completion; a stop token at its end is left out."""
-    share: float = 1.0
-    """Share of these tokens that is kept, rounded down."""
-    before: str = ""
-    """Only tokens in front of this text count, where it occurs: `</think>` keeps a cut inside of the thought."""
-    forced: str = ""
-    """A text after them that was not sampled."""
-    trained: bool = False
-    """True: the kept tokens train as if they had been sampled again; the forced text never does."""
-
-
-@dataclass(frozen=True)
-class Branch:
-    """The first turns of an episode of this step, which another one goes on from. Its world is opened as the earlier one was and
-    given the same turns, so it must repeat."""
-
-    turns: tuple[Turn, ...]
-    """With what was answered to each."""
-    token_ids: tuple[int, ...]
-    """Of these turns and answers: the last are what the world said before the turn that is written anew."""
-    logprobs: tuple[float, ...]
-    """As noted when they were sampled, 0 where they were not: the turns train again."""
-    world: tuple[int, int]
-    """Request.seed and number of the sample for which the world was opened first."""
-
-
-@dataclass(frozen=True)
-class Dialogue:
-    """A whole completion of several turns that is given: `Dialogue((Turn("?", (0, 0), Observation("7")), Turn("B", (0, 0))))`."""
-
-    turns: tuple[Turn, ...]
-    """Texts of the policy, each but the last with the answer to it; their spans are found when they are written down."""
-    last_only: bool = False
-    """True: the last turn trains alone."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +76,11 @@ class Request:
     """Sample i of this request is drawn from a generator seeded by (seed, i): it can be drawn again alone."""
     shown: Shown = Shown()
     """What is shown while sampling, and whether training reads it too."""
-    written: str | Dialogue | Prefix | Branch | StoredRow | None = None
-    """The part of the completion that is given. A text or dialogue: all of it, for role `injected`; its log-probabilities are
-    evaluated before the first update. A prefix: how every completion begins; `max_new_tokens` counts it, and leaves room for one
-    more token at least. A branch: how every episode begins. A row of an earlier step: all of it, for role `replayed`, one per
-    request; its group may be a known one, or a new one of negative id."""
+    written: str | Given | None = None
+    """What is given of the completion. All of it: a text or a `Dialogue`, for role `injected`, whose log-probabilities are
+    evaluated before the first update, or a `StoredRow`, for role `replayed`, one per request, whose group may be a known one, or
+    a new one of negative id. Or its beginning: the `Prefix` of every completion, which `max_new_tokens` counts, with room for one
+    more token at least, or the `Branch` of every episode."""
     tempering: Tempering = Tempering()
     """What is sampled otherwise than in the rest of the run."""
     turns: int | None = None
@@ -128,6 +92,16 @@ class Request:
         return self.prompt if self.shown.prompt is None else self.shown.prompt
 
     @property
+    def given(self) -> Given | None:
+        """`written`, a text as one piece."""
+        return Given((Piece(text=self.written),)) if isinstance(self.written, str) else self.written
+
+    @property
+    def text(self) -> str:
+        """The whole completion, where it is given as a text; else empty."""
+        return "" if self.given is None else self.given.text
+
+    @property
     def numbers(self) -> Sequence[int]:
         """Those of its samples: with the seed they decide what is drawn."""
         return self.tempering.samples or range(self.count)
@@ -135,7 +109,7 @@ class Request:
     @property
     def is_written(self) -> bool:
         """Is the whole completion given, so that nothing is sampled?"""
-        return isinstance(self.written, str | Dialogue | StoredRow)
+        return self.given is not None and self.given.whole
 
 
 class Reading(NamedTuple):

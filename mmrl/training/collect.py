@@ -16,7 +16,7 @@ from mmrl.core.hooks import PlannerHooks, PolicyHooks, SamplerHooks, defines, wi
 from mmrl.core.protocols import Planner, Policy, PromptSampler, State, Stateful
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Seen
-from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, Status, StoredRow
+from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, Status
 from mmrl.runtime.tensors import pad_actions
 from mmrl.training.measure import stopwatch
 from mmrl.training.prompt_source import Drawing
@@ -240,7 +240,7 @@ class Collector:
                     "sampled: new prompts are asked for with Revision.fresh_prompts"
                 )
         mine += [request for request in more if request.group_id in owned]
-        self.stored |= {request.group_id: request.written.seen for request in mine if isinstance(request.written, StoredRow)}
+        self.stored |= {one.group_id: one.given.seen for one in mine if one.role == "replayed" and one.given is not None}
         return [*mine, *(self.requests_for(fresh) if fresh else [])]
 
     def new_groups(self, revision: Revision) -> list[Request]:

@@ -13,7 +13,7 @@ from mmrl.algorithms.planners.branches import BranchWhereUnsure, is_begun_again,
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.readings import LOGPROBS, OLD_ENTROPY, ROLLOUT_LOGPROBS
-from mmrl.core.types import Branch, Prompt, Request, Rollouts, Sample
+from mmrl.core.types import Prompt, Request, Rollouts, Sample
 from tests.evidence.turn_tasks import ROOMS
 from tests.support.episodes import OBSERVED, Said, episode, rollouts_of, scores_of
 
@@ -55,9 +55,9 @@ class Play:
             for i in range(request.count):
                 self.asked.append(request)
                 own = self.samples.setdefault(request.group_id, [])
-                kept = len(request.written.turns) if isinstance(request.written, Branch) else 0
+                begun = () if request.given is None else request.given.turns
+                kept = len(begun)
                 more = turns_of(request.group_id, len(own), kept)
-                begun = request.written.turns if isinstance(request.written, Branch) else ()
                 said = [Said(turn.span[1] - turn.span[0], text=turn.text) for turn in begun]
                 own.append(episode(*said, *(Said(3, text=f"{len(own)}/{k}/{i}") for k in range(kept, more))))
                 row = self.unsure.setdefault(request.group_id, [])
@@ -67,7 +67,7 @@ class Play:
         """The entropies of the turns that a sample shares: of the one that began with the same text."""
         if not kept:
             return []
-        last = request.written.turns[-1].text  # type: ignore[union-attr]
+        last = request.given.turns[-1].text  # type: ignore[union-attr]
         texts = [[turn.text for turn in one.turns] for one in self.samples[request.group_id][:-1]]
         return next(row[:kept] for row, mine in zip(self.unsure[request.group_id], texts, strict=True) if last in mine[:kept])
 
@@ -113,16 +113,16 @@ def test_episodes_branch_as_in_a_slow_walk(changes: dict[str, Any]):
     made = 0
     for group, samples in play.samples.items():
         first = next(one for one in play.asked if one.group_id == group)
-        own = [one for one in play.asked if one.group_id == group and isinstance(one.written, Branch)]
+        own = [one for one in play.asked if one.group_id == group and one.given is not None]
         expected = slow(planner, group, first.seed)
         assert len(samples) == SIZE and len(own) == len(expected)
         made += len(own)
         for request, (source, turn) in zip(own, expected, strict=True):
-            begun = request.written
-            assert isinstance(begun, Branch)
+            begun = request.given
+            assert begun is not None and [piece.who for piece in begun.pieces[:2]] == ["policy", "environment"]
             assert begun.turns == samples[source].turns[:turn]
             start = samples[source].turns[turn].span[0]
-            assert start == begun.turns[-1].span[1] + OBSERVED == len(begun.token_ids) == len(begun.logprobs)
+            assert start == begun.turns[-1].span[1] + OBSERVED == len(begun.tokens) == len(begun.logprobs)
         assert len({(one.seed, i) for one in play.asked if one.group_id == group for i in range(one.count)}) == SIZE
     assert made > 3
 
@@ -131,18 +131,18 @@ def test_a_branch_of_a_branch_has_the_first_ones_world():
     play = Play(replace(PLANNER, chance=1.0, whole=0.1, max_rounds=99), groups=6)
     play.run()
     firsts = {one.group_id: one.seed for one in reversed(play.asked)}
-    branches = [one for one in play.asked if isinstance(one.written, Branch)]
-    assert {one.written.world for one in branches if isinstance(one.written, Branch)} <= {(seed, 0) for seed in firsts.values()}
-    assert max(len(one.written.turns) for one in branches if isinstance(one.written, Branch)) > 1
+    branches = [one.given for one in play.asked if one.given is not None]
+    assert {one.world for one in branches} <= {(seed, 0) for seed in firsts.values()}
+    assert max(len(one.turns) for one in branches) > 1
 
 
 def test_the_last_round_fills_the_groups():
     few = Play(replace(PLANNER, max_rounds=2, chance=0.3))
     assert few.run() == 2 and {len(samples) for samples in few.samples.values()} == {SIZE}
-    later = [isinstance(one.written, Branch) for one in few.asked[3 * SIZE // 2 :]]
+    later = [one.given is not None for one in few.asked[3 * SIZE // 2 :]]
     assert any(later) and not all(later)
     none = Play(replace(PLANNER, chance=0.0, weight=0.0))
-    assert none.run() == 2 and not any(isinstance(one.written, Branch) for one in none.asked)
+    assert none.run() == 2 and not any(one.given is not None for one in none.asked)
 
 
 def test_a_broken_episode_does_not_branch():

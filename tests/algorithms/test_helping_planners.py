@@ -19,7 +19,7 @@ from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.shaping.exits import ExitDecay
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import segments_of
-from mmrl.core.types import Group, Prefix, Prompt, Request, Revision, Sample, Scores, Shown
+from mmrl.core.types import Group, Prompt, Request, Revision, Sample, Scores, Shown
 from mmrl.training.collect import Collected
 from tests.support import fakes
 from tests.support.rows import rollouts, scores
@@ -182,10 +182,11 @@ def test_exits_are_cut_in_order_and_go_on():
     told = Told(SerialExits(forced="END"), group_size=4)
     assert told.asked[0].count == 1
     requests = told.scored(1.0).requests
-    prefixes = [request.written for request in requests if isinstance(request.written, Prefix)]
-    shares = [prefix.share for prefix in prefixes]
+    kept, forced = zip(*(request.given.pieces for request in requests if request.given is not None), strict=True)
+    shares = [piece.share for piece in kept]
     assert len(shares) == 3 and shares == sorted(shares) and 0 <= shares[0] < shares[-1] < 1
-    assert {(prefix.token_ids, prefix.before, prefix.forced) for prefix in prefixes} == {((1, 2, 3), "</think>", "END")}
+    assert {(piece.tokens, piece.before) for piece in kept} == {((1, 2, 3), "</think>")}
+    assert {(piece.text, piece.who) for piece in forced} == {("END", "forced")}
     assert changes(told.scored(*[1.0] * 4)) == NOTHING
 
 

@@ -32,8 +32,8 @@ STATE = ("aepo", "ares", "dcpo", "hapo", "hart", "remix", "riskpo", "spo", "ssr"
 
 
 def kept(prompt: str, group: int, step: int = 1, advantage: float = 1.0) -> Kept:
-    row = StoredRow((0, 4), (-0.5, -0.25), step, 1.0, advantage, False, Seen(4, 0.5, 0.57))
-    return Kept(prompt, group, row)
+    row = StoredRow((0, 4), (-0.5, -0.25), seen=Seen(4, 0.5, 0.57))
+    return Kept(prompt, group, row, step, 1.0, advantage)
 
 
 def test_a_buffer_keeps_the_newest_rows():
@@ -49,8 +49,8 @@ def test_a_buffer_keeps_the_newest_rows():
 
 def test_a_buffer_comes_back_as_it_was():
     buffer, again = RowBuffer(8), RowBuffer(8)
-    rows = [kept("a", 1), Kept("b", 2, StoredRow((3,), (), 2, 0.5, -1.0, True, segments=segments_of([("forced", 1)])))]
-    rows = [rows[0], rows[1]._replace(row=replace(rows[1].row, logprobs=(-0.125,)))]
+    other = StoredRow((3,), (-0.125,), truncated=True, segments=segments_of([("forced", 1)]))
+    rows = [kept("a", 1), Kept("b", 2, other, 2, 0.5, -1.0)]
     buffer.begin(prompts(), "letters")
     buffer.add(rows, 2)
     again.begin(prompts(), "letters")
@@ -111,7 +111,7 @@ def test_log_probabilities_may_be_evaluated_anew():
     planner = ReplayInformative(keep_old=False)
     fill(planner, [kept("0", 1)])
     (request,) = revised(planner, [[1.0]]).requests
-    assert isinstance(request.written, StoredRow) and request.written.logprobs == ()
+    assert request.given is not None and request.given.tokens == (0, 4) and request.given.logprobs == ()
 
 
 @pytest.mark.parametrize("name", STATE)

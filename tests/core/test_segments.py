@@ -5,7 +5,8 @@ from itertools import product
 
 import pytest
 
-from mmrl.core.samples import Sample, Segment, StoredRow, Who, last_turn, segments_of, turn_ids
+from mmrl.core.given import StoredRow
+from mmrl.core.samples import Sample, Segment, Who, last_turn, segments_of, turn_ids
 
 TURNS: list[tuple[Who, int]] = [
     ("policy", 2),

@@ -51,7 +51,7 @@ class InLetters(Taught):
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         found = super().first(prompts, group_size, first_id, seed)
-        return [replace(request, written=spelled(str(request.written))) for request in found]
+        return [replace(request, written=spelled(request.text)) for request in found]
 
 
 def spelled(text: str) -> str:

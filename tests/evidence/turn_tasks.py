@@ -14,7 +14,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.base import Once
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Ended, Observation, Turn, segments_of
-from mmrl.core.types import Branch, Group, Prompt, Request, Rollouts, Sample
+from mmrl.core.types import Branch, Given, Group, Prompt, Request, Rollouts, Sample
 from tests.evidence.task import FRESH, Counted, Score, TextTask, mean
 from tests.evidence.text_tasks import largest, prompts_of
 from tests.support.fakes import LETTERS, Steps, uniform
@@ -51,14 +51,13 @@ class Game:
     tokens: list[int] = field(default_factory=list[int])
 
     @property
-    def branch(self) -> Branch:
+    def branch(self) -> Given:
         """What is given of it."""
-        written = self.request.written
-        return written if isinstance(written, Branch) else Branch((), (), (), (self.request.seed, self.index))
+        return self.request.given or Branch((), (), (), (self.request.seed, self.index))
 
     def take(self, drawn: int) -> int:
         """The letter at the next place: the one drawn, a given one, or the world's; the stop behind the end."""
-        drawn = next(iter(self.branch.token_ids[len(self.tokens) :]), drawn)
+        drawn = next(iter(self.branch.tokens[len(self.tokens) :]), drawn)
         if self.ended is not None:
             return STOP
         if self.heard:
@@ -73,7 +72,7 @@ class Game:
 
     def ask(self) -> None:
         turn = Turn(self.said, (len(self.tokens) - self.width, len(self.tokens)))
-        seed = random.Random("{}/{}".format(*self.branch.world)).getrandbits(60)
+        seed = random.Random("{}/{}".format(*self.branch.world or ())).getrandbits(60)
         heard = self.world(self.request.prompt, (*self.turns, turn), seed)
         self.turns, self.said = (*self.turns, replace(turn, observation=heard)), ""
         if heard is None or heard.done or len(self.turns) >= (self.request.turns or self.most):

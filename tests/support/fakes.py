@@ -17,17 +17,15 @@ from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Segment, segments_of
 from mmrl.core.types import (
     Batch,
-    Branch,
-    Dialogue,
+    Given,
     Group,
-    Prefix,
+    Piece,
     Prompt,
     Reading,
     Request,
     Rollouts,
     Sample,
     Scope,
-    StoredRow,
     Trace,
     Video,
 )
@@ -142,7 +140,7 @@ class FakeTextPolicy(OfNets):
     def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
         rows = [(request, i) for request in requests for i in range(request.count)]
         tokens = torch.zeros(len(rows), self.length, dtype=torch.long)
-        begun = [begun_by(request.written, self.length) for request, _ in rows]
+        begun = [begun_by(request.given, self.length) for request, _ in rows]
         trace = Steps({"tokens": tokens, **self._vectors([request for request, _ in rows])})
         trace.tensors["position"] = torch.eye(self.length).expand(len(rows), -1, -1)
         draws = uniform(rows, self.length)
@@ -160,15 +158,15 @@ class FakeTextPolicy(OfNets):
             noted[: len(given)] = torch.nan
         logprobs[torch.tensor([not is_recorded(request) for request, _ in rows], dtype=torch.bool)] = torch.nan
         for noted, (request, _) in zip(logprobs, rows, strict=True):
-            if isinstance(request.written, StoredRow):
+            if request.given is not None and request.given.is_row:
                 noted[:] = torch.nan
-                noted[: len(request.written.logprobs)] = torch.tensor(request.written.logprobs)
+                noted[: len(request.given.logprobs)] = torch.tensor(request.given.logprobs)
         groups, group_ids, sample_ids = self._groups(rows, tokens, mask, begun)
         for trains, given in zip(mask, begun, strict=True):
             trains[: len(given)] = False
         for trains, (request, _) in zip(mask, rows, strict=True):
-            if isinstance(request.written, Prefix) and request.written.trained:
-                trains[: len(kept_letters(request.written))] = True
+            if trained := begun_by(request.given, self.length, "policy"):
+                trains[: len(trained)] = True
         kept = (sample_ids >= 0).nonzero()[:, 0]
         everything = Rollouts(groups, group_ids, sample_ids, mask, trace, {ROLLOUT_LOGPROBS: logprobs})
         return everything if len(kept) == len(rows) else everything.take(kept)
@@ -231,12 +229,12 @@ class FakeTextPolicy(OfNets):
 
         Of a forced text that has no room, the last given letter is left.
         """
-        written, given = request.written, min(num_given, length)
-        if isinstance(written, StoredRow):
-            return written.segments
+        row, given = request.given, min(num_given, length)
+        if row is not None and row.is_row:
+            return row.segments
         kept = 0
-        if isinstance(written, Prefix) and written.trained and given:
-            kept = min(given - bool(written.forced), len(kept_letters(written)))
+        if given and row is not None and row.pieces[0].who == "policy":
+            kept = min(given - (len(row.pieces) > 1), len(kept_letters(row.pieces[0])))
         forced = given - kept
         return segments_of([("policy", kept), ("forced", forced), ("policy", length - kept - forced)])
 
@@ -302,26 +300,24 @@ def is_recorded(request: Request) -> bool:
 
 def letter_at(t: int, request: Request, given: Sequence[int], drawn: int) -> int:
     """The letter at place t: of a row of an earlier step, of a given text, of a beginning, or the drawn one."""
-    written = request.written
-    if isinstance(written, StoredRow):
-        return written.tokens[t] if t < len(written.tokens) else len(LETTERS) - 1
-    if isinstance(written, str):
-        return LETTERS.index(written[t]) if t < len(written) else len(LETTERS) - 1
+    if request.given is not None and request.given.whole:
+        letters = [LETTERS.index(letter) for letter in request.text] if request.text else request.given.tokens
+        return letters[t] if t < len(letters) else len(LETTERS) - 1
     return given[t] if t < len(given) else drawn
 
 
-def begun_by(written: str | Dialogue | Prefix | Branch | StoredRow | None, length: int) -> list[int]:
-    """The letters that a completion begins with, as far as the policy knows them; one at least is left to sample."""
-    if not isinstance(written, Prefix):
+def begun_by(given: Given | None, length: int, *who: str) -> list[int]:
+    """The letters that a completion begins with, by these writers or by all; one at least is left to sample."""
+    if given is None or given.whole or given.world is not None:
         return []
-    return [*kept_letters(written), *known_letters(written.forced)][: length - 1]
+    return [letter for piece in given.pieces if piece.who in who or not who for letter in kept_letters(piece)][: length - 1]
 
 
-def kept_letters(prefix: Prefix) -> list[int]:
-    """The letters of the earlier completion that stay."""
-    text = "".join(LETTERS[token] for token in prefix.token_ids)
-    kept = known_letters(text.partition(prefix.before)[0] if prefix.before else text)
-    return kept[: int(prefix.share * len(kept))]
+def kept_letters(piece: Piece) -> list[int]:
+    """The letters of a text, or those of the earlier completion that stay."""
+    text = "".join(LETTERS[token] for token in piece.tokens) if piece.text is None else piece.text
+    kept = known_letters(text.partition(piece.before)[0] if piece.before else text)
+    return kept[: int(piece.share * len(kept))]
 
 
 def known_letters(text: str) -> list[int]:

@@ -78,7 +78,7 @@ class ReplayInformative(Replay):
         totals = scores.total()
         lost = sum(len(own) for own in (totals[group_ids == group.id] for group in groups) if self.is_flat(own))
         count = min(lost, len(self.buffer.rows))
-        weights = [(abs(kept.row.advantage) + self.eps) ** self.power for kept in self.buffer.rows]
+        weights = [(abs(kept.advantage) + self.eps) ** self.power for kept in self.buffer.rows]
         chosen = self.generator(groups).choices(self.buffer.rows, weights=weights, k=count)
         return Revision([self.buffer.request(kept, -1 - i, self.keep_old) for i, kept in enumerate(chosen)])
 
@@ -88,7 +88,7 @@ class ReplayInformative(Replay):
         return len(known) > 0 and float(known.max() - known.min()) <= self.min_spread
 
     def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
-        rows = [kept for kept in rows_to_keep(step, rollouts, scores, credit) if kept.row.advantage != 0]
+        rows = [kept for kept in rows_to_keep(step, rollouts, scores, credit) if kept.advantage != 0]
         self.buffer.add(rows, step, self.max_age)
 
 
@@ -117,5 +117,5 @@ class ReplayGroups(Replay):
 
     def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
         rows = [] if 0 < self.until <= step else rows_to_keep(step, rollouts, scores, credit)
-        alive = {kept.group for kept in rows if kept.row.advantage != 0}
+        alive = {kept.group for kept in rows if kept.advantage != 0}
         self.buffer.add([kept for kept in rows if kept.group in alive], step, self.window)

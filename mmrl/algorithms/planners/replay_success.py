@@ -7,7 +7,7 @@ from math import isnan
 from torch import Tensor
 
 from mmrl.algorithms.planners.replay import Replay
-from mmrl.algorithms.replay import Kept, RowBuffer, rows_to_keep
+from mmrl.algorithms.replay import RowBuffer, rows_to_keep
 from mmrl.core.types import Credit, Group, Request, Revision, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative, Number
 
@@ -43,8 +43,7 @@ class ReplaySuccess(Replay):
         for group in groups:
             known = self.buffer.of(group.prompt.id)
             if known and self.fails([float(total) for total in totals[group_ids == group.id]]):
-                kept = Kept(group.prompt.id, group.id, draw.choice(known))
-                requests.append(self.buffer.request(kept, group.id, self.keep_old))
+                requests.append(self.buffer.request(draw.choice(known), group.id, self.keep_old))
                 dropped.add((group.id, 0))
         return Revision(requests, drop_samples=frozenset(dropped))
 
@@ -58,4 +57,4 @@ class ReplaySuccess(Replay):
     def watch(self, step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> None:
         """Keep the successes of a step."""
         rows = rows_to_keep(step, rollouts, scores, credit)
-        self.buffer.add([kept for kept in rows if kept.row.reward > self.success_above], step)
+        self.buffer.add([kept for kept in rows if kept.reward > self.success_above], step)

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 from mmrl.algorithms.planners.base import Once, one_request_each
 from mmrl.algorithms.planners.video import answer_text
 from mmrl.core.samples import Media, Observation, Turn
-from mmrl.core.types import Dialogue, Prompt, Request, Shown
+from mmrl.core.types import Dialogue, Given, Prompt, Request, Shown
 from mmrl.runtime.ranges import Share, check_ranges
 
 COMPLETION = "completion"
@@ -154,7 +154,7 @@ class Taught(Once):
         requests = one_request_each(prompts, 1, first_id, seed)
         return [replace(request, role="injected", written=self._completion(request)) for request in requests]
 
-    def _completion(self, request: Request) -> str | Dialogue:
+    def _completion(self, request: Request) -> str | Given:
         chance, keeps = random.Random(f"{request.seed}/thought").random(), 1 - self.thought_dropout
         turns = dialogue_at(request.prompt, self.column)
         if not turns:

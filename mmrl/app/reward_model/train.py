@@ -75,7 +75,7 @@ def pairs_to_ask(given: TrainArguments) -> HeldOut | None:
 def agreement(scorer: Scorer, pairs: HeldOut) -> dict[str, Estimate]:
     """By axis, the share of pairs in the order that people gave them, of equal scores half; a pair is about its column `axis`."""
     requests = pairs.planner.first(pairs.prompts, 2, 0, 0)
-    found = scorer.scores([(request.shown_prompt, str(request.written)) for request in requests], batch_size=16)
+    found = scorer.scores([(request.shown_prompt, request.text) for request in requests], batch_size=16)
     right: dict[str, list[float]] = {}
     for prompt, (best, other) in zip(pairs.prompts, zip(found[::2], found[1::2], strict=True), strict=True):
         axis = str(prompt.columns.get("axis", scorer.axes[0]))

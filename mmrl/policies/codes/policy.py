@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmrl.answers.sources import picture_at
 from mmrl.core.protocols import View
-from mmrl.core.types import Group, Request, Rollouts, Sample, StoredRow
+from mmrl.core.types import Group, Prompt, Request, Rollouts, Sample
 from mmrl.policies.codes.janus import DrawingProcessor, Janus, family_of
 from mmrl.policies.codes.net import CodeNet
 from mmrl.policies.codes.plans import (
@@ -123,10 +123,10 @@ class CodePolicy(TextPolicy):
         name = f"a request for prompt {request.prompt.id!r}"
         if request.role == "note":
             raise ValueError(f"{name} asks for a note, and the policy draws: take a planner without notes")
-        if not isinstance(request.written, str | StoredRow | None):
+        if request.given is not None and (request.given.turns or not request.given.whole):
             raise ValueError(
-                f"{name} goes on from an earlier sample ({type(request.written).__name__}), and pictures are drawn whole: take a "
-                "planner without prefixes and turns"
+                f"{name} goes on from an earlier sample, or gives turns, and pictures are drawn whole: take a planner without "
+                "prefixes and turns"
             )
 
     def pictures(self, codes: Sequence[Sequence[int]]) -> list[Any]:
@@ -144,15 +144,14 @@ class CodePolicy(TextPolicy):
         return self.net.model.decode_image_tokens(codes)
 
     @torch.no_grad()
-    def tokens_given(self, request: Request) -> list[int]:
-        """The codes of a picture of the data, whose middle is taken where it is not square."""
-        written = str(request.written)
-        if written not in request.prompt.columns:
+    def tokens_given(self, text: str, prompt: Prompt) -> list[int]:
+        """The codes of the picture in this column of the data, whose middle is taken where it is not square."""
+        if text not in prompt.columns:
             raise ValueError(
-                f"a request for prompt {request.prompt.id!r} gives {written[:40]!r}, which is none of its columns: models that "
+                f"a request for prompt {prompt.id!r} gives {text[:40]!r}, which is none of its columns: models that "
                 "draw are taught pictures, so take the planner TaughtPictures or TaughtPairs"
             )
-        picture = open_picture(request.prompt.columns[written], request.prompt.id)
+        picture = open_picture(prompt.columns[text], prompt.id)
         square = picture_at(picture, (self.family.side, self.family.side), "crop")
         decoder = self.net.core.vqmodel
         weight = next(decoder.parameters())

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from mmrl.core.ranks import Ranks
-from mmrl.core.types import Request, Trace
+from mmrl.core.types import Prompt, Trace
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.net import TextNet
@@ -77,8 +77,8 @@ class TextHost(Protocol):
         """The texts of rows of tokens, without special ones."""
         ...
 
-    def tokens_given(self, request: Request) -> list[int]:
-        """The tokens of a completion that a request gives, with the one that ends it; ValueError for one it may not hold."""
+    def tokens_given(self, text: str, prompt: Prompt) -> list[int]:
+        """The tokens of a completion that is given, with the one that ends it; ValueError for one it may not hold."""
         ...
 
     def reads_packed(self, trace: Trace) -> bool:

@@ -15,7 +15,7 @@ from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import Diagnostics, State, View
 from mmrl.core.ranks import OwnState, Ranks
 from mmrl.core.readings import SCORE, VALUE
-from mmrl.core.types import Batch, Branch, Prompt, Reading, Request, Rollouts, Scope, Trace
+from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import reshard, wrap_module
@@ -164,8 +164,7 @@ class TextPolicy(PolicyHooks):
         sampling = check_sampling(sampling, self.config.sampling)
         check_requests(requests, self.shadows | {"policy"}, frozenset({"plain", *self.views}))
         requests = [show_as_trained(request, self.views) for request in requests]
-        if self.parts.worlds is not None or any(isinstance(request.written, Branch) for request in requests):
-            check_episodes(requests, self.parts.worlds)
+        check_episodes(requests, self.parts.worlds)
         rows, prompts = rows_of(requests, self.encode)
         self.prefetch([request.shown_prompt for request in requests])
         wake(self.generator)
@@ -174,8 +173,8 @@ class TextPolicy(PolicyHooks):
             self._followed = True
         drawn = [row for row in rows if not row.request.is_written]
         for row in rows:
-            if row.request.written is not None:
-                write_given(row, prompts[row.shown], self)
+            if row.request.given is not None:
+                write_given(row, row.request.given, prompts[row.shown], self)
         versions = [self.weights.num_updates]
         for model in sorted(self.shadows | {"policy"}):
             own, played = by_turns([row for row in drawn if row.request.model == model], self.parts.worlds)
@@ -269,8 +268,8 @@ class TextPolicy(PolicyHooks):
     def decode(self, tokens: list[list[int]]) -> list[str]:
         return self.tokenizer.batch_decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def tokens_given(self, request: Request) -> list[int]:
-        return tokens_of(str(request.written), request.prompt.id, self.tokenizer, self.eos_token_ids[0], self.banned)
+    def tokens_given(self, text: str, prompt: Prompt) -> list[int]:
+        return tokens_of(text, prompt.id, self.tokenizer, self.eos_token_ids[0], self.banned)
 
     def prefetch(self, prompts: Iterable[Prompt]) -> None:
         self.encode.prefetch(prompts)
@@ -288,7 +287,7 @@ class TextPolicy(PolicyHooks):
         versions = list[int]()
         for rows, completions in zip(chunks, written, strict=True):
             for i, row in enumerate(rows):
-                row.write(completions, i, sampling.max_new_tokens)
+                row.say(completions, i, sampling.max_new_tokens - len(row.tokens))
             versions.append(completions.weights_version if rows else self.weights.num_updates)
         return versions
 
@@ -343,11 +342,11 @@ def box_space_of(config: TextPolicyConfig, family: Family) -> str:
 
 def part_of(rows: Sequence[Row], prompts: PromptCache, sampling: Sampling, policy: TextPolicy) -> Part:
     """The question to the generator for these rows."""
-    used = sorted({(row.shown, row.request.view, row.begun) for row in rows})
+    used = sorted({(row.shown, row.request.view, tuple(row.tokens)) for row in rows})
     place = {key: i for i, key in enumerate(used)}
     return (
         [begin(prompts[i], view, begun, policy) for i, view, begun in used],
-        [place[row.shown, row.request.view, row.begun] for row in rows],
+        [place[row.shown, row.request.view, tuple(row.tokens)] for row in rows],
         [(row.request.seed, row.index) for row in rows],
         at_temperature(sampling, rows),
     )

@@ -183,7 +183,7 @@ def test_requests_that_no_picture_answers_are_refused(folder: str):
     policy = CodePolicy(CodePolicyConfig(folder, max_prompt_tokens=60))
     request = requests()[0]
     for odd, complaint in (
-        (replace(request, written=Prefix((1, 2))), "goes on from an earlier sample \\(Prefix\\)"),
+        (replace(request, written=Prefix((1, 2))), "goes on from an earlier sample, or gives turns"),
         (replace(request, role="note"), "asks for a note, and the policy draws"),
         (replace(request, role="injected", written="picture"), "gives 'picture', which is none of its columns"),
         (replace(request, prompt=Prompt("a", "x" * 60)), "policy.max_prompt_tokens is 60"),

@@ -31,12 +31,12 @@ def refuse_given(request: Request, forward: bool, settings: FlowPolicyConfig, wi
         raise ValueError(
             f'{name} gives a picture of the data, which has no noisy steps to train on: set algorithm.schedule.kind = "Forward"'
         )
-    if not isinstance(request.written, str) or request.written not in request.prompt.columns:
+    if request.text not in request.prompt.columns:
         raise ValueError(
             f"{name} gives {str(request.written)[:40]!r}, which is none of its columns: generators are taught pictures, so take "
             "the planner TaughtPictures or TaughtPairs"
         )
-    refuse_other_kind(request.prompt, request.written, settings, with_sound)
+    refuse_other_kind(request.prompt, request.text, settings, with_sound)
 
 
 def refuse_other_kind(prompt: Prompt, column: str, settings: FlowPolicyConfig, with_sound: bool = False) -> None:
@@ -79,7 +79,7 @@ def encode_given(family: FlowFamily, requests: Sequence[Request]) -> tuple[Tenso
     vae, found, shown = family.pipeline.vae, list[Tensor](), list[object]()
     frames = (1,) if family.draws_clips or "Qwen" in type(vae).__name__ else ()
     for request in requests:
-        source, size = request.prompt.columns[str(request.written)], (family.width, family.height)
+        source, size = request.prompt.columns[request.text], (family.width, family.height)
         if is_clip(source):
             shown.append(clip := clip_at(source, family.settings.frames, family.fps, size, request.prompt.id))
             pixels = torch.from_numpy(clip).permute(3, 0, 1, 2)[None] / 127.5 - 1
@@ -89,7 +89,7 @@ def encode_given(family: FlowFamily, requests: Sequence[Request]) -> tuple[Tenso
         made = vae.encode(pixels.to(vae.device, vae.dtype))
         if hasattr(made, "latent_dist"):
             mean, deviation = made.latent_dist.mean, made.latent_dist.std
-            noise = torch.randn(mean.shape, generator=generator_of(request.seed, str(request.written), "encoded"))
+            noise = torch.randn(mean.shape, generator=generator_of(request.seed, request.text, "encoded"))
             found.append((mean + deviation * noise.to(mean)).float())
         else:
             found.append((made.latent if hasattr(made, "latent") else made.latents).float())

@@ -1,4 +1,4 @@
-"""What stands behind a prompt: the beginning of a completion, and the pictures and clips within completions."""
+"""Behind a prompt: the beginning of a completion, and the pictures and clips within completions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmrl.core.episodes import Worlds
-from mmrl.core.samples import Ended, MediaSize, Observation, Turn, segments_of
-from mmrl.core.types import Branch, Request
+from mmrl.core.samples import Ended, MediaSize, Observation, Turn
+from mmrl.core.types import Given, Request
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.behind import append
@@ -62,29 +62,23 @@ class Episode:
         return number_of(f"{seed}/turn {turn}") if turn else seed, self.row.index
 
     @property
-    def branch(self) -> Branch | None:
+    def branch(self) -> Given | None:
         """The turns of an earlier episode that it begins with, where it has not come to their end."""
-        written = self.row.request.written
-        return written if isinstance(written, Branch) and len(self.row.tokens) < len(written.token_ids) else None
+        given = self.row.request.given
+        return given if given is not None and len(self.row.tokens) < len(given.tokens) else None
 
     def say(self, completions: Completions, i: int, room: int, host: TextHost) -> None:
         """Take over a turn of at most `room` tokens."""
-        row, written = self.row, int(completions.lengths[i])
-        length = min(written, room)
-        self.put(completions.tokens[i, :length].tolist(), completions.logprobs[i, :length].tolist(), host)
-        if not completions.noted:
-            row.noted_from = len(row.tokens)
-        row.stopped = bool(completions.stopped[i]) and length == written
-        if not row.stopped:
-            row.ended = "length"
+        start = len(self.row.tokens)
+        self.row.say(completions, i, room)
+        self.end_turn(start, host)
+        if not self.row.stopped:
+            self.row.ended = "length"
 
-    def put(self, own: list[int], logprobs: Sequence[float], host: TextHost) -> None:
-        """Put the tokens of a turn behind the row."""
-        row, start = self.row, len(self.row.tokens)
-        row.tokens += own
+    def end_turn(self, start: int, host: TextHost) -> None:
+        """Note the row's tokens from `start` on as its next turn."""
+        row, own = self.row, self.row.tokens[start:]
         self.short_ids += own
-        row.logprobs += logprobs
-        row.segments = segments_of([*((one.who, len(one)) for one in row.segments), ("policy", len(own))])
         said = own[:-1] if own[-1] in host.eos_token_ids else own
         shown = (*self.prompt.sizes, *(size for turn in row.turns for size in turn.media_sizes))
         row.turns = (*row.turns, Turn(host.decode([said])[0], (start, start + len(own)), shown=shown))
@@ -94,19 +88,20 @@ class Episode:
         branch = self.branch
         if branch is None:
             return False
-        start, stop = branch.turns[len(self.row.turns)].span
-        self.put(list(branch.token_ids[start:stop]), branch.logprobs[start:stop], host)
-        if any(map(math.isnan, branch.logprobs[start:stop])):
-            self.row.noted_from = stop
+        start, piece = len(self.row.tokens), [one for one in branch.pieces if one.who == "policy"][len(self.row.turns)]
+        self.row.put(piece.tokens, piece.logprobs)
+        self.end_turn(start, host)
+        if any(map(math.isnan, piece.logprobs)):
+            self.row.noted_from = len(self.row.tokens)
         return True
 
-    def compare(self, branch: Branch) -> None:
+    def compare(self, branch: Given) -> None:
         """Raise ValueError unless the world answered the latest turn as in the episode that this one branches from."""
         row, number = self.row, len(self.row.turns)
         before, now = (
             one and replace(one, media=()) for one in (branch.turns[number - 1].observation, row.turns[-1].observation)
         )
-        if now == before and row.ended is None and tuple(row.tokens) == branch.token_ids[: len(row.tokens)]:
+        if now == before and row.ended is None and tuple(row.tokens) == branch.tokens[: len(row.tokens)]:
             return
         raise ValueError(
             f"prompt {row.request.prompt.id!r}: a world that was opened with the seed of another, and given the same turns, "
@@ -122,14 +117,12 @@ class Episode:
 
     def show(self, observed: Encoded) -> None:
         """Put the tokens of an observation behind the latest turn."""
-        row, count = self.row, len(observed)
+        row = self.row
         inset = inset_of(observed, len(row.tokens))
         row.insets = row.insets if inset is None else (*row.insets, inset)
-        row.tokens += observed.token_ids.tolist()
+        row.put(observed.token_ids.tolist(), who="environment")
         self.short_ids += observed.short_ids or ()
         self.pictures += observed.pictures
-        row.logprobs += [0.0] * count
-        row.segments = segments_of([*((one.who, len(one)) for one in row.segments), ("environment", count)])
 
 
 Chunk = Sequence[Episode]
@@ -158,7 +151,8 @@ class Player:
         try:
             for episode in episodes:
                 request = episode.row.request
-                seed, index = request.written.world if isinstance(request.written, Branch) else (request.seed, episode.row.index)
+                world = None if request.given is None else request.given.world
+                seed, index = world or (request.seed, episode.row.index)
                 episode.row.world_seed = seed = number_of(f"{seed}/{index}")
                 episode.world = self.worlds.open(request.prompt, seed)
             while ready or pending:
@@ -284,7 +278,7 @@ def check_episodes(requests: Sequence[Request], worlds: Worlds | None) -> None:
     """Refuse branches without a world that repeats, and, where there are worlds, completions that are no plain samples of their
     prompt or branches."""
     for request in requests:
-        branches = isinstance(request.written, Branch)
+        branches = request.given is not None and request.given.world is not None
         if branches and (worlds is None or not worlds.repeats):
             raise ValueError(
                 f"the request for prompt {request.prompt.id!r} goes on from a turn of another episode, which takes a world that "

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.samples import Ended, Segment, Turn, last_turn, segments_of, turn_ids
-from mmrl.core.types import Dialogue, Group, Prompt, Reading, Request, Rollouts, Sample, StoredRow, Tempering
+from mmrl.core.samples import Ended, Segment, Turn, Who, last_turn, segments_of, turn_ids
+from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample, Tempering
 from mmrl.policies.shared.weights import check_reading
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.prompt.behind import Inset
@@ -35,8 +35,6 @@ class Row:
     """The prompt that training reads."""
     shown: int
     """The prompt that is shown while sampling."""
-    begun: tuple[int, ...] = ()
-    """The tokens that it begins with."""
     segments: tuple[Segment, ...] = ()
     """Who wrote which of its tokens so far."""
     tokens: list[int] = field(default_factory=list)
@@ -54,30 +52,28 @@ class Row:
     world_seed: int | None = None
     """Of an episode: the seed of its world."""
 
-    def write(self, completions: Completions, i: int, longest: int) -> None:
-        """Take over a completion: at most `longest` tokens in all, but at least one after the given ones."""
+    def put(self, tokens: Sequence[int], logprobs: Sequence[float] = (), who: Who = "policy") -> None:
+        """Put tokens behind the row; without log-probabilities they were not sampled, and those of the policy train."""
+        self.tokens += tokens
+        self.logprobs += logprobs or [math.nan if who == "policy" else 0.0] * len(tokens)
+        self.segments = segments_of([*((one.who, len(one)) for one in self.segments), (who, len(tokens))])
+
+    def say(self, completions: Completions, i: int, room: int) -> None:
+        """Take over what was sampled: at most `room` tokens, but at least one."""
         written = int(completions.lengths[i])
-        length = min(written, max(1, longest - len(self.begun)))
-        given = [math.nan if turn >= 0 else 0.0 for turn in turn_ids(self.segments)]
-        self.segments = segments_of([*((one.who, len(one)) for one in self.segments), ("policy", length)])
-        self.tokens = [*self.begun, *completions.tokens[i, :length].tolist()]
-        self.logprobs = [*given, *completions.logprobs[i, :length].tolist()]
-        self.noted_from = len(self.begun) if completions.noted else len(self.tokens)
+        length = min(written, max(1, room))
+        self.put(completions.tokens[i, :length].tolist(), completions.logprobs[i, :length].tolist())
+        if not completions.noted:
+            self.noted_from = len(self.tokens)
         self.stopped = bool(completions.stopped[i]) and length == written
 
     @property
     def is_recorded(self) -> bool:
         """Were its tokens sampled behind the prompt as training reads it, at the run's temperature?"""
-        written = self.request.written
-        if isinstance(written, StoredRow):
-            return len(written.logprobs) > 0
-        plain = self.request.view == "plain" and self.request.tempering.temperature is None
-        return not self.request.is_written and plain and self.shown == self.prompt
-
-    def restore(self, stored: StoredRow) -> None:
-        """Take up a row of an earlier step, token by token."""
-        self.tokens, self.logprobs, self.stopped = list(stored.tokens), list(stored.logprobs), not stored.truncated
-        self.segments, self.noted_from = stored.segments, sum(map(math.isnan, stored.logprobs))
+        given = self.request.given
+        if given is not None and given.whole:
+            return len(given.logprobs) > 0
+        return self.request.view == "plain" and self.request.tempering.temperature is None and self.shown == self.prompt
 
 
 @dataclass
@@ -132,7 +128,7 @@ def split_rows(rows: Sequence[Row], size: int, prompts: PromptCache | None) -> l
     for tempering in dict.fromkeys([Tempering(), *(row.request.tempering for row in rows)]):
         alike = [row for row in rows if row.request.tempering == tempering]
         if len(alike) > size and prompts is not None:
-            alike.sort(key=lambda row: -(len(prompts[row.shown]) + len(row.begun)))
+            alike.sort(key=lambda row: -(len(prompts[row.shown]) + len(row.tokens)))
         chunks += [alike[start : start + size] for start in range(0, len(alike), size)]
     return chunks
 
@@ -152,15 +148,15 @@ def check_requests(requests: Sequence[Request], models: frozenset[str], views: f
             raise ValueError(f"{name} names the view {request.view!r}; this text policy has {', '.join(sorted(views))}")
         if request.model not in models:
             raise ValueError(f"{name} asks for the weights {request.model!r}; this policy keeps {', '.join(sorted(models))}")
-        if request.role == "injected" and not isinstance(request.written, str | Dialogue) and request.shown.prompt is None:
+        if request.role == "injected" and not request.is_written and request.shown.prompt is None:
             raise ValueError(f"{name} has the role 'injected' but no text: give Request.written, or Request.shown to sample it")
         if request.shown_prompt.id != request.prompt.id:
             raise ValueError(
                 f"{name} shows prompt {request.shown_prompt.id!r}: what is shown must keep the id of what is trained"
             )
-        if isinstance(request.written, str | Dialogue) and request.role == "note":
+        if request.is_written and request.role == "note":
             raise ValueError(f"{name} gives the whole completion, and asks for one to be written: leave Request.written out")
-        is_stored = isinstance(request.written, StoredRow)
+        is_stored = request.given is not None and request.given.is_row
         if (request.role == "replayed") != is_stored or (is_stored and request.count != 1):
             raise ValueError(f"{name} replays a row of an earlier step: give it as Request.written, role 'replayed' and count 1")
         if owners.setdefault(request.group_id, request.prompt.id) != request.prompt.id:
@@ -207,10 +203,7 @@ def texts_of(rows: Sequence[Row], decode: Callable[[list[list[int]]], list[str]]
     """The text in front of each row's last turn, and that of its last turn; given text stays as it was given."""
     halves = [split_turns(row.tokens, row.segments, stops) for row in rows]
     texts = decode([half for pair in halves for half in pair]) if rows else []
-    given = [row.request.written for row in rows]
-    return [
-        (before, own if isinstance(own, str) else last) for before, last, own in zip(texts[::2], texts[1::2], given, strict=True)
-    ]
+    return [(before, row.request.text or last) for before, last, row in zip(texts[::2], texts[1::2], rows, strict=True)]
 
 
 def split_turns(tokens: Sequence[int], segments: Sequence[Segment], stops: Sequence[int]) -> tuple[list[int], list[int]]:

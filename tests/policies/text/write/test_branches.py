@@ -9,7 +9,7 @@ import torch
 
 from mmrl.core.episodes import Limits
 from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
-from mmrl.core.types import Branch, Observation, Prompt, Request, Rollouts, Sample, Tempering, Turn
+from mmrl.core.types import Branch, Given, Observation, Prompt, Request, Rollouts, Sample, Tempering, Turn
 from mmrl.policies.text.policy import TextPolicy
 from tests.support.text_policies import FP32_BOUND, ids_of, make, picture, prompts, text_trace
 from tests.support.worlds import Inline, player
@@ -36,7 +36,7 @@ def asked() -> list[Request]:
     return [Request(prompts()[i], 2, i, seed=40 + i) for i in (0, 1)]
 
 
-def branch(rollouts: Rollouts, row: int, turn: int) -> Branch:
+def branch(rollouts: Rollouts, row: int, turn: int) -> Given:
     """As a planner asks, which sees no pictures of observations."""
     sample = samples_of(rollouts)[row]
     start = sample.turns[turn].span[0]

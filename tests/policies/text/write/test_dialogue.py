@@ -9,7 +9,7 @@ from PIL import Image
 
 from mmrl.core.readings import LOGPROBS
 from mmrl.core.samples import Observation, Prompt, Turn
-from mmrl.core.types import Dialogue, Request, Rollouts
+from mmrl.core.types import Dialogue, Given, Request, Rollouts
 from mmrl.lab.tiny.text.vlms import build
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 
@@ -27,7 +27,7 @@ def policy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return TextPolicy(TextPolicyConfig(model=str(build(request.param, tmp_path_factory.mktemp("tiny") / "model"))))
 
 
-def given(policy: TextPolicy, *dialogues: Dialogue | str, prompt: Prompt = ASKED) -> Rollouts:
+def given(policy: TextPolicy, *dialogues: Given | str, prompt: Prompt = ASKED) -> Rollouts:
     """A row for each, all of one prompt."""
     return policy.rollout([Request(prompt, 1, 0, role="injected", written=one) for one in dialogues])
 
@@ -113,8 +113,8 @@ def test_lists_of_messages_become_dialogues_and_bad_ones_are_refused():
         "<think>x</think>c",
     )
     [request] = Taught(thought_dropout=1.0, turns="last").first([prompt], 1, 0, 0)
-    assert isinstance(request.written, Dialogue) and request.written.last_only
-    assert request.written.turns[1].text == "<think>\n\n</think>c"
+    assert request.given is not None and [piece.who for piece in request.given.pieces] == ["forced", "policy"]
+    assert request.given.turns[1].text == "<think>\n\n</think>c"
     assert Taught().first([replace(ASKED, columns={"completion": chat[:2]})], 1, 0, 0)[0].written == "a"
     for bad, words in (
         ([*chat[1:], chat[2]], "has turns by assistant, tool, assistant, tool.*has the last word"),

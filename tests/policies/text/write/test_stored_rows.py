@@ -42,11 +42,11 @@ def test_a_stored_row_keeps_its_turns(policy: Any):
     """A question from outside between two turns is read, and does not train."""
     first = policy.rollout(mixed())
     request = stored(first, 1)
-    asked, row = tuple(policy.tokenizer(" sure?", add_special_tokens=False)["input_ids"]), request.written
-    assert isinstance(row, StoredRow)
+    asked, row = tuple(policy.tokenizer(" sure?", add_special_tokens=False)["input_ids"]), request.given
+    assert row is not None
     segments = segments_of([("policy", len(row.tokens)), ("environment", len(asked)), ("policy", len(row.tokens))])
     tokens, noted = (*row.tokens, *asked, *row.tokens), (*row.logprobs, *[0.0] * len(asked), *row.logprobs)
-    again = policy.rollout([replace(request, written=replace(row, tokens=tokens, logprobs=noted, segments=segments))])
+    again = policy.rollout([replace(request, written=StoredRow(tokens, noted, row.truncated, segments=segments))])
     audit_rollouts(policy, again)
     ((_, sample),) = again.samples()
     (_, before) = list(first.samples())[1]
@@ -62,8 +62,8 @@ def test_a_stored_row_keeps_its_turns(policy: Any):
 
 def test_without_its_record_a_stored_row_is_unknown(policy: Any):
     request = stored(policy.rollout(mixed()), 0)
-    assert isinstance(request.written, StoredRow)
-    again = policy.rollout([replace(request, written=replace(request.written, logprobs=()))])
+    assert request.given is not None
+    again = policy.rollout([replace(request, written=StoredRow(request.given.tokens))])
     assert bool(again.recorded[ROLLOUT_LOGPROBS][again.action_mask].isnan().all())
 
 
