@@ -73,7 +73,7 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python -m pytest -q -m site tests/docs
 
-# Writes the tables of speed in docs/benchmarks.md; some 25 minutes on idle cores
+# Writes the tables of speed in docs/measurements.md; some 25 minutes on idle cores
 bench: $(STAMP)
 	@$(PIP) --no-build-isolation --editable ".[bench]"
 	$(BIN)/python benchmarks/write_tables.py

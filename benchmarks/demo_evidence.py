@@ -4,7 +4,7 @@
     python benchmarks/demo_evidence.py t2i --seeds 0 1 2 --no-cache
 
 Every seed has its own imitation, data and training. Both models are judged on what nothing was chosen on (`--fresh`): held-out
-scenes of another series, or held-out captions from other noise. The tables printed here stand in docs/benchmarks.md.
+scenes of another series, or held-out captions from other noise. The tables printed here stand in docs/measurements.md.
 """
 
 import argparse

@@ -101,7 +101,7 @@ def stopped_after(seconds: float) -> Iterator[None]:
 
 
 def table(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Markdown, ready for docs/benchmarks.md."""
+    """Markdown, ready for docs/measurements.md."""
 
     def cell(row: dict[str, Any], key: str, form: str, scale: float = 1.0) -> str:
         value = row.get(key)

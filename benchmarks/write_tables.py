@@ -1,4 +1,4 @@
-"""Run the benchmarks of speed and write their tables into docs/benchmarks.md, between the marks of each; prose stays as it is.
+"""Run the benchmarks of speed and write their tables into docs/measurements.md, between the marks of each; prose stays as it is.
 
     python benchmarks/write_tables.py                     all (make bench): some 25 minutes on idle cores
     python benchmarks/write_tables.py --only vlm scaling  some of them
@@ -21,7 +21,7 @@ from pathlib import Path
 from sides import machine
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "measurements.md"
 NOT_MEASURED = "not measured: "
 """What a script prints in its table where this machine lacks what it needs."""
 MARKS = re.compile(r"<!-- table (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- /table -->", re.DOTALL)

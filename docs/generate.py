@@ -14,7 +14,7 @@ from docs.pages.attacks import attacks_page
 from docs.pages.commands import commands_page, metrics_page
 from docs.pages.config import config_page
 from docs.pages.families import families_page
-from docs.pages.plug_ins import needs_lines, plug_ins_page
+from docs.pages.plug_ins import needs_lines, plug_ins_page, rewards_page
 from docs.pages.recipes import recipes_page
 from docs.pages.suites import suites_page
 from docs.pages.templates import templates_page
@@ -27,7 +27,7 @@ Pages = dict[str, Callable[[], Iterator[str]]]
 COMMITTED: Pages = {
     "reference/config.md": config_page,
     "reference/algorithms.md": algorithms_page,
-    "reference/rewards.md": lambda: plug_ins_page("rewards", "Rewards", "\n".join(needs_lines())),
+    "reference/rewards.md": rewards_page,
     "reference/commands.md": commands_page,
 }
 """For readers without the site."""
@@ -36,6 +36,9 @@ ON_THE_SITE: Pages = {
     **{f"reference/methods/{name}.md": partial(method_page, name) for name in cards()},
     **{f"reference/parts/{slot}.md": partial(parts_page, slot) for slot in SLOTS},
     "reference/parts/inside_parts.md": inner_page,
+    "reference/rewards_in_full.md": lambda: plug_ins_page(
+        "rewards", "Rewards in full", "\n".join(needs_lines())
+    ),
     "reference/datasets.md": lambda: plug_ins_page(
         "datasets", "Data sets", "In a config `[data] use = \"NAME\"`; other keys are below."
     ),

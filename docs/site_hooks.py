@@ -23,6 +23,7 @@ SHOWN = re.compile(r"(?<!\[)`mmrl show (\w+)`")
 LISTED = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
 TITLES = {
     "Methods compared": "reference/methods_compared.md",
+    "Rewards in full": "reference/rewards_in_full.md",
     "Data sets": "reference/datasets.md",
     "Families": "reference/families.md",
     "Metrics": "reference/metrics.md",

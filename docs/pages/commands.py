@@ -27,6 +27,8 @@ def command_lines(command: Any, context: Any) -> Iterator[str]:
     yield cell(command.help or "")
     yield "\n| | default | meaning |\n|---|---|---|"
     for parameter in command.get_params(context):
+        if parameter.name == "help":
+            continue
         is_option = parameter.param_type_name == "option"
         label = (
             "/".join([*parameter.opts, *parameter.secondary_opts]) if is_option else (parameter.metavar or parameter.name).upper()

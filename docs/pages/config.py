@@ -52,7 +52,7 @@ TABLES: dict[str, tuple[str, type]] = {
     "[[stage]], kind = pairs": ("Keys beside those of a stage.", BestAndWorst),
     "[data]": ("Other keys belong to the data set: `mmrl show datasets/NAME`, or the site's page *Data sets*.", DataConfig),
     "[[data]]": ("Several data sets, one table each ([how](../how_to/mixtures.md)).", SourceConfig),
-    "[[reward]]": ("One table per reward. Other keys belong to the reward: see [Rewards](rewards.md).", RewardConfig),
+    "[[reward]]": ("One table per reward; its other keys: `mmrl show NAME`, the site's page *Rewards in full*.", RewardConfig),
     "[reward.call]": ("How a reward is called.", Calling),
     "[reward.transform]": ("Without it the reward is not changed.", Transform),
     "[reward.server]": ("The model that judges ask, behind an OpenAI-compatible server.", Endpoint),
@@ -64,7 +64,7 @@ TABLES: dict[str, tuple[str, type]] = {
     "[environment.call]": ("How worlds are called.", WorldCalling),
     "[checkpoint]": ("Which checkpoints are kept.", CheckpointConfig),
     "[trackers]": ("Where metrics go in addition to the run's own files.", TrackerConfig),
-    "[cluster]": ("What runs where with `mmrl launch` ([many GPUs and machines](../how_to/scale_out.md)).", ClusterConfig),
+    "[cluster]": ("What runs where with `mmrl launch` ([many machines](../how_to/many_machines.md)).", ClusterConfig),
     "[health]": ("Bounds beyond which a run gets a warning.", HealthSettings),
     "[health.alarm]": ("When a run is suspected of reward hacking.", AlarmSettings),
 }  # fmt: skip

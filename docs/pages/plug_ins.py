@@ -2,13 +2,29 @@
 
 from collections.abc import Iterator
 
-from docs.pages.lines import inner_lines, thing_lines
+from docs.pages.lines import cell, inner_lines, thing_lines
 from mmrl.app.config.reward_needs import need_of
 from mmrl.app.inspect.things import plug_in
 from mmrl.app.plugins.catalog import catalog, details
 from mmrl.app.plugins.resolve import load
 
+FACTS = ("Modality", "Needs", "Range")
 IN_A_CONFIG = 'In a config `[[reward]] use = "NAME"`; other keys are below. What prompts need is looked at before a model loads:'
+
+
+def rewards_page() -> Iterator[str]:
+    """One line per reward to choose from."""
+    yield "# Rewards\n"
+    yield (
+        'In a config `[[reward]] use = "NAME"`, on the command line `--reward NAME=WEIGHT`. `mmrl show NAME` prints the formula, '
+        "every setting, the source and the licences, as does the site's page *Rewards in full*. "
+        "[Your own](../tutorials/own_reward.md) is a function.\n"
+    )
+    yield "| reward | asks | scores | needs | range |\n|---|---|---|---|---|"
+    for listed in catalog("rewards"):
+        facts = details(listed.file)
+        cells = (listed.summary, *(facts.get(name, "") for name in FACTS))
+        yield f"| `{listed.name}` | {' | '.join(map(cell, cells))} |"
 
 
 def plug_ins_page(kind: str, title: str, words: str) -> Iterator[str]:

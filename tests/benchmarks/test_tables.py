@@ -1,4 +1,4 @@
-"""Tables of docs/benchmarks.md: who writes them, where they stand, and the figures that stand in them."""
+"""Tables of docs/measurements.md: who writes them, where they stand, and the figures that stand in them."""
 
 import json
 from pathlib import Path

@@ -301,4 +301,4 @@ def step_names() -> dict[str, Any]:
 
 
 def test_the_documents_are_found():
-    assert {doc.name for doc in DOCS} >= {"README.md", "CONTRIBUTING.md", "architecture.md", "benchmarks.md"}
+    assert {doc.name for doc in DOCS} >= {"README.md", "CONTRIBUTING.md", "architecture.md", "measurements.md"}

@@ -30,7 +30,10 @@ QUESTIONS = {
     "MixGRPO's window": ("tutorials/text_to_image.html", ["MixGRPO's window", "size", "dwell", "stride"]),
     "TempFlow's branch steps": ("tutorials/text_to_image.html", ["TempFlow's branch steps", "at_steps", "branches"]),
     "what the one-line command chooses": ("tutorials/grounding.html", ["What the one line chooses", "grpo", "128 tokens"]),
-    "how to continue a killed run elsewhere": ("tutorials/slurm.html", ["--resume", "any other cluster", "number of processes"]),
+    "how to continue a killed run elsewhere": (
+        "how_to/many_machines.html",
+        ["--resume", "any other cluster", "number of processes"],
+    ),
 }
 
 
