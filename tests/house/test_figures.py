@@ -1,4 +1,4 @@
-"""The shape of mmrl/ in figures, kept by limits: files per folder, `Any`, first words of docstrings, long pages.
+"""The shape of mmrl/ in figures, kept by limits: files per folder, `Any`, first words of docstrings.
 
 `python tests/house/test_figures.py` prints today's figures and every name that counts against a limit.
 """
@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 LIMITS: dict[str, float] = {  # limits only ever fall
@@ -24,9 +22,6 @@ LIMITS: dict[str, float] = {  # limits only ever fall
     "Any per 1,000 lines: training": 6,
     "Any per 1,000 lines: any other room": 5,
     "docstrings that begin with Of, As, What, Inside or Whether": 0,
-    "words of README.md": 1000,
-    "words of docs/architecture.md": 2500,
-    "words of docs/one_step.md": 1200,
 }
 SHELVES = {
     *("mmrl/algorithms/advantages", "mmrl/algorithms/presets", "mmrl/app/commands", "mmrl/data/layouts"),
@@ -105,19 +100,7 @@ def odd_docstrings(files: list[Source]) -> list[str]:
     ]
 
 
-def words_of(page: str) -> int:
-    """Words of a page, separated by blanks."""
-    return len((ROOT / page).read_text().split())
-
-
-def limits_of(pattern: str) -> dict[str, int]:
-    """What the one group of a pattern finds in the names of limits -> the limit."""
-    found = [(re.fullmatch(pattern, name), limit) for name, limit in LIMITS.items()]
-    return {match[1]: int(limit) for match, limit in found if match}
-
-
 FILES = sources()
-PAGES = limits_of("words of (.+)")
 
 
 def test_no_folder_is_a_heap():
@@ -139,18 +122,12 @@ def test_docstrings_are_sentences_about_the_thing():
     assert len(found) <= limit, "\n".join(["say what the thing does or is:", *found])
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_pages_do_not_grow(page: str):
-    assert words_of(page) <= PAGES[page]
-
-
 def test_what_is_counted():
     lines = ["from typing import Any", "x: 'list[Any]'", "def _told(a: Any) -> dict[str, Any]: ...", "def seed() -> None: ..."]
     tree = ast.parse("\n".join(lines))
     assert count_any(tree) == 3
     doc = Source("f.py", ".", 2, ast.parse('"""Of things."""\ndef f():\n    """Offers things."""\n'))
     assert odd_docstrings([doc]) == ["f.py:1 Of things."]
-    assert "README.md" in PAGES
 
 
 def report() -> list[str]:
@@ -165,7 +142,6 @@ def report() -> list[str]:
         *(f"Any per 1,000 lines, {room}: {value:.1f}" for room, value in any_per_room(FILES).items()),
         f"docstrings that begin with Of, As, What, Inside or Whether: {len(odd)}",
         *(f"  {line}" for line in odd),
-        *(f"words of {page}: {words_of(page)}" for page in PAGES),
     ]
 
 
