@@ -40,7 +40,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest -q -m wheel tests/house
+	$(BIN)/python -m pytest -q -m wheel tests/house/test_wheel.py
 
 evidence: $(STAMP)
 	$(PYTEST) -m "evidence and not gpu and not engine"
@@ -71,7 +71,7 @@ mutation: $(STAMP)
 # The site, from the repository alone: open site/index.html. A dead link, or a page that nobody can find, is an error
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	$(BIN)/python -m pytest -q -m site tests/docs
+	$(BIN)/python -m pytest -q -m site tests/docs/test_site.py
 
 # Writes the tables of speed in docs/measurements.md; some 25 minutes on idle cores
 bench: $(STAMP)
