@@ -18,10 +18,11 @@ from pathlib import Path
 import torch
 
 from mmrl.app.config import run as configs
-from mmrl.app.run.build import build, teach
+from mmrl.app.run.build import build
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.lab import demos as demo
+from mmrl.lab.models import teach
 from mmrl.lab.tiny.taught import BOXES
 from mmrl.training.checkpoints.save import Checkpoints
 

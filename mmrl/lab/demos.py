@@ -152,8 +152,9 @@ def taught_model(name: str, seed: int, short: bool = False) -> Path:
     from mmrl.app.config import run as configs
     from mmrl.app.errors import Lines, Wait
     from mmrl.app.modality.registry import modality_of
-    from mmrl.app.run import build
+    from mmrl.app.plugins.lab import TINY
     from mmrl.app.run.context import console
+    from mmrl.lab.models import teach_once
 
     policy = configs.load(demo_of(name).config).config.policy
     bar = Progress(
@@ -173,6 +174,6 @@ def taught_model(name: str, seed: int, short: bool = False) -> Path:
 
         wait.begin()
         try:
-            return build.teach_once(modality_of(policy).name, policy.model.removeprefix(build.TINY), seed, note, short)
+            return teach_once(modality_of(policy).name, policy.model.removeprefix(TINY), seed, note, short)
         finally:
             wait.end()

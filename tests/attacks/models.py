@@ -21,10 +21,9 @@ PART = "diffusion_pytorch_model.safetensors"
 
 @cache
 def _tiny(kind: str) -> Path:
-    from mmrl.app.modality.registry import MODALITIES
-    from mmrl.app.run.build import tiny_model
+    from mmrl.lab.models import tiny_model
 
-    return tiny_model("tiny:sd3", MODALITIES["flow"]) if kind == "flow" else tiny_model("tiny:qwen2_5_vl")
+    return tiny_model("tiny:sd3", "flow") if kind == "flow" else tiny_model("tiny:qwen2_5_vl")
 
 
 def tiny(kind: str, folder: Path) -> Path:

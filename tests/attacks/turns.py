@@ -31,7 +31,7 @@ _LOCK = threading.Lock()
 
 @cache
 def tiny() -> Path:
-    from mmrl.app.run.build import tiny_model
+    from mmrl.lab.models import tiny_model
 
     return tiny_model("tiny:qwen3_vl")
 

@@ -16,7 +16,7 @@ HEAVY = [
     *("qwen_vl_utils", "sklearn", "tensorboard", "torchvision", "transformers", "wandb"),
 ]
 PROGRAMS = Path(__file__).parent / "programs"
-ROOMS = ["runtime", "core", "algorithms", "flow", "answers", "data", "policies", "training", "lab", "serving", "engine"]
+ROOMS = ["runtime", "core", "algorithms", "flow", "answers", "data", "policies", "training", "lab.tiny", "serving", "engine"]
 
 
 def run(program: str, *words: str) -> str:

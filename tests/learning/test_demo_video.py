@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.config import run as configs
-from mmrl.app.run.build import teach
 from mmrl.lab import demos as demo
+from mmrl.lab.models import teach
 from mmrl.lab.tiny.taught import SPANS
 
 

@@ -180,14 +180,14 @@ def test_the_first_process_of_a_node_downloads_and_the_others_find(rank: int, mo
     ranks = Neighbours(rank, [None])
     monkeypatch.setattr(building, "Ranks", lambda *_: ranks)
     monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("far enough"))
-    loaders = ("load_rewards", "load_prompts", "tiny_model")
+    loaders = ("load_rewards", "load_prompts", "small_models")
     for name in loaders:
         real = getattr(building, name)
         monkeypatch.setattr(building, name, lambda *a, name=name, real=real: (ranks.log.append(name), real(*a))[1])
     resolved = configs.load("tiny/image", ["policy.box_space=norm1000"])
     with pytest.raises(pytest.fail.Exception, match="far enough"):
         building.build(resolved, accelerator=object())
-    loading, making = ["load_rewards", "load_rewards", "load_prompts", "load_prompts"], ["tiny_model"]
+    loading, making = ["load_rewards", "load_rewards", "load_prompts", "load_prompts"], ["small_models"]
     if rank == 0:
         assert ranks.log == [*making, "wait", *loading, "wait", *making, "wait"]
     else:

@@ -14,6 +14,7 @@ from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.tasks import parse_reward
 from mmrl.app.modality.registry import MODALITIES, PolicyConfig, modality_of
 from mmrl.app.plugins.foreign_rewards import STYLES, adapt
+from mmrl.app.plugins.lab import TINY, small_models
 from mmrl.app.plugins.python_objects import PREFIX
 from mmrl.app.toml.tables import Values
 from mmrl.core.samples import Prompt
@@ -173,15 +174,9 @@ def kind_for(algorithm: AlgorithmInput) -> str:
 
 def kind_of_model(policy: PolicyInput) -> str:
     """The kind by the folder's index file or the tiny family; names on the hub, and what may be several, count as text."""
-    from mmrl.lab.tiny.taught import TAUGHT
-
     name = str(policy)
-    if name.startswith("tiny:"):
-        from mmrl.lab.tiny.flow.pipelines import PIPELINES
-        from mmrl.lab.tiny.text.janus import FAMILIES as DRAW_BY_TOKENS
-
-        drawing = {**dict.fromkeys(DRAW_BY_TOKENS, "token_image"), **dict.fromkeys((*PIPELINES, *TAUGHT["flow"]), "flow")}
-        return drawing.get(name.removeprefix("tiny:"), "text")
+    if name.startswith(TINY):
+        return small_models().kind_of(name.removeprefix(TINY)) or "text"
     found = [kind for kind, modality in MODALITIES.items() if (Path(name).expanduser() / modality.index_file).is_file()]
     return "flow" if "flow" in found else "text"
 

@@ -32,22 +32,14 @@ from mmrl.app.errors import (
     sentence,
     start,
 )
-from mmrl.lab.demos import DEMOS
-from mmrl.lab.recipes.command import recipe
+from mmrl.app.plugins.lab import add_verbs
 
 app = typer.Typer(cls=InOrder, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-demo = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
-app.add_typer(
-    demo,
-    name="demo",
-    help="Train a tiny model of a real class on this machine: no download, minutes on a CPU.",
-)
 app.add_typer(data, name="data", help="Check, convert, split and filter data sets.")
 app.add_typer(cache, cls=InOrder, name="cache", help="List and clear the tiny models and clips that mmrl keeps.")
 app.add_typer(engine, cls=InOrder, name="engine", help="Install vLLM in a separate environment, to sample rollouts with it.")
 app.add_typer(reward, name="reward", help="Test, serve and try out rewards.")
 app.add_typer(environment, name="environment", help="Test and play environments.")
-app.add_typer(recipe, cls=InOrder, name="recipe", help="Reproduce published results: files, settings, numbers to compare.")
 
 ConfigWords = Annotated[
     list[str] | None,
@@ -246,49 +238,8 @@ def check(config: ConfigName, overrides: Overrides = None, card: Card = None) ->
         raise typer.Exit(2)
 
 
-def add_demo(name: str, summary: str) -> None:
-    """The command `mmrl demo NAME`."""
-
-    def command(
-        output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
-        seed: Annotated[int, Option(help="Seed of pretraining, data and training.")] = 0,
-        short: Annotated[bool, Option("--short", help="A few steps of each part: that it runs, not that it learns.")] = False,
-        overrides: Overrides = None,
-    ) -> None:
-        from mmrl.lab.demos import run, twin_of
-
-        trained = run(name, output, seed, overrides or [], short).path
-        if DEMOS[name].twin:
-            compare(trained, twin_of(trained), trained / "twin.html")
-
-    demo.command(name, help=summary)(command)
-
-
-for _name, _demo in DEMOS.items():
-    add_demo(_name, _demo.summary)
-
-
 for _look in (report, watch, compare, draw, ask):
     app.command()(_look)
-
-
-@app.command()
-def arena(
-    task: Annotated[Literal["grounding", "video", "t2i"], Option(help="The tiny task to compare the methods on.")],
-    methods: Annotated[str, Option(metavar="A,B,...", help="Names from `mmrl ls algorithms`, or TOML files with changes.")],
-    budget_seconds: Annotated[float, Option(help="Training time per run: CPU seconds of all cores, or wall time on a GPU.")],
-    seeds: Annotated[
-        str, Option(metavar="0,1,...", help="Seeds of data and training; use three or more to see which method is better.")
-    ] = "0,1,2",
-    model: Annotated[str | None, Option(help="Weights to start from (default: the demo's pretrained model).")] = None,
-    output: Annotated[Path | None, Option(help="Folder of the arena (default: runs/arena-TASK); run again to continue.")] = None,
-    overrides: Overrides = None,
-) -> None:
-    """Rank methods that start from the same checkpoint and get the same compute: intervals over seeds, curves, an HTML page."""
-    from mmrl.lab.arena.command import arena as hold
-    from mmrl.lab.arena.words import contest_of
-
-    typer.echo(hold(contest_of(task, methods, budget_seconds, seeds, model, overrides or []), output))
 
 
 @app.command()
@@ -384,3 +335,6 @@ def doctor() -> None:
     from mmrl.app.commands.doctor import diagnosis
 
     typer.echo(diagnosis())
+
+
+add_verbs(app)

@@ -27,11 +27,12 @@ from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.catalog import find_config
+from mmrl.app.plugins.lab import TINY
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.reward_test import probes
 from mmrl.app.reward_test.rows import Task, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
-from mmrl.app.run.build import TINY, load_data, with_local_model
+from mmrl.app.run.build import load_data, with_local_model
 from mmrl.app.run.sample_files import strip_of, write_clip
 from mmrl.app.toml.tables import Table
 from mmrl.core.types import Group, Prompt, Sample

@@ -16,7 +16,7 @@ from mmrl.app.evaluation.predict import Meter, predict
 from mmrl.app.evaluation.suites import ALL, of_suite, suite_facts, suite_numbers, suite_words
 from mmrl.app.evaluation.tables import metrics_of, numbers, print_numbers, summary
 from mmrl.app.files import json_text
-from mmrl.app.run.build import TINY
+from mmrl.app.plugins.lab import TINY
 from mmrl.app.run.context import RUNS, console, distributed_run
 from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
 from mmrl.app.run.folder import RunDir

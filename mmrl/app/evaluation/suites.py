@@ -11,10 +11,10 @@ import torch
 
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.evaluation.tables import Number
+from mmrl.app.plugins.lab import TINY
 from mmrl.app.report.data import in_order, kind_of_row
 from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, Estimate, Figure, estimate, unread_by
 from mmrl.app.report.rows import Row, by_task, mean
-from mmrl.app.run.build import TINY
 from mmrl.app.run.folder import Line, RunDir
 from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
 from mmrl.data.suites.suite import Suite, kinds_of, part_of

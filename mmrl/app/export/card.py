@@ -8,12 +8,12 @@ from mmrl.app.config.run import RunConfig, as_table
 from mmrl.app.modality.base import ExportKind
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.modality.templates import Facts, template_line
+from mmrl.app.plugins.lab import TINY
 from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import EVAL, RunData, by_prompt, read_rows
 from mmrl.app.report.figures import Change, Estimate, estimates, paired_changes
 from mmrl.app.report.rows import Row
 from mmrl.app.report.words import number, signed
-from mmrl.app.run.build import TINY
 from mmrl.training.evaluate import Weights
 
 CONFIG = "run.toml"

@@ -15,6 +15,7 @@ from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.slots import place as place_of_slot
 from mmrl.app.inspect.settings import Setting, facts_of, settings_of, wrapped
 from mmrl.app.plugins.catalog import catalog
+from mmrl.app.plugins.lab import small_models
 from mmrl.app.plugins.resolve import Listed, load, locate
 from mmrl.policies.shared.published import NOTES, Published
 
@@ -55,16 +56,15 @@ def type_lines() -> Iterator[str]:
     """Every image-text type of the installed transformers, a mark at those that tests try, and yes or no with its reason."""
     import transformers
 
-    from mmrl.lab.tiny.text.vlms import FAMILIES
     from mmrl.policies.text.families.types import all_types
 
-    found = list(all_types())
+    found, tried = list(all_types()), set(small_models().writers())
     count = sum(one.refusal is None for one in found)
     yield f"image-text types of transformers {transformers.__version__}: {count} of {len(found)}"
     yield "  *  tried on a tiny model of the real class"
     yield ""
     for one in found:
-        mark = "*" if one.name in FAMILIES else " "
+        mark = "*" if one.name in tried else " "
         yield from textwrap.wrap(
             f"{mark} {one.name:<22} {one.summary}", 80, initial_indent="", subsequent_indent=" " * 25, drop_whitespace=True
         )

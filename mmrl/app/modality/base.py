@@ -184,10 +184,6 @@ class Modality(Protocol[Settings, Model]):
         """The settings with the space that was found."""
         ...
 
-    def build_tiny(self, family: str, folder: Path) -> object:
-        """Save a small random model."""
-        ...
-
     def task(self, policy: Model) -> str:
         """The pipeline_tag that the Hugging Face hub has for a policy's model."""
         ...

@@ -201,11 +201,6 @@ class FlowModality:
     def with_box_space(self, policy: FlowPolicyConfig, space: str | None) -> FlowPolicyConfig:
         return policy
 
-    def build_tiny(self, family: str, folder: Path) -> object:
-        from mmrl.lab.tiny.flow import pipelines
-
-        return pipelines.build(family, folder)
-
     def task(self, policy: "FlowPolicy") -> str:
         """Models that draw from text alone as well as from pictures count as drawing from text."""
         output = {"sound": "audio", "video with sound": "video"}.get(made := self.output_of(policy.config), made)

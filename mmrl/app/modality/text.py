@@ -168,12 +168,6 @@ class TextModality:
     def with_box_space(self, policy: TextPolicyConfig, space: str | None) -> TextPolicyConfig:
         return replace(policy, box_space=space or "auto")
 
-    def build_tiny(self, family: str, folder: Path) -> object:
-        from mmrl.lab.tiny.taught import UNTAUGHT
-        from mmrl.lab.tiny.text import vlms
-
-        return UNTAUGHT[family](folder, 0) if family in UNTAUGHT else vlms.build(family, folder)
-
     def task(self, policy: "TextPolicy") -> str:
         return "image-text-to-text" if "image" in policy.family.sees else "text-generation"
 

@@ -138,11 +138,6 @@ class TokenImageModality:
     def with_box_space(self, policy: CodePolicyConfig, space: str | None) -> CodePolicyConfig:
         return policy
 
-    def build_tiny(self, family: str, folder: Path) -> object:
-        from mmrl.lab.tiny.text import janus
-
-        return janus.build(family, folder)
-
     def task(self, policy: "CodePolicy") -> str:
         return "any-to-any"
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from mmrl.app.config.run import RunConfig
 from mmrl.app.modality.registry import modality_of
+from mmrl.app.plugins.lab import small_models
 from mmrl.app.run.build import with_local_model
 from mmrl.runtime.cache import cache_folder
 
@@ -80,9 +81,7 @@ def write_generator(known: Known, folder: Path) -> None:
 
 def write_writer(known: Known, folder: Path) -> None:
     """The config of a model that writes, with the ids of a tokenizer of letters, and the processor of its class."""
-    from mmrl.lab.tiny.text import vlms
-
-    model, processor = vlms.FAMILIES[known["family"]]()
+    model, processor = small_models().writer(known["family"])
     small, config = model.config.to_dict(), dict[str, Any](known["config"])
     ids = {"eos_token_id", "pad_token_id", "bos_token_id"}
     for part in ("text_config", "vision_config"):

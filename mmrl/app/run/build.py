@@ -15,23 +15,19 @@ import torch
 
 from mmrl import __version__
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.given import Imitation
-from mmrl.app.config import run as configs
-from mmrl.app.config.data import data_tables
 from mmrl.app.config.plug_ins import PlugIns, Prompts, read_data, read_plug_ins, with_kind, worlds_of
 from mmrl.app.config.reward_needs import with_gradients
 from mmrl.app.config.run import DataConfig, Resolved, RunConfig, as_table
-from mmrl.app.config.stages import Stage, stages_of
+from mmrl.app.config.stages import Stage
 from mmrl.app.errors import waiting
-from mmrl.app.modality.registry import MODALITIES, AnyModality, PolicyConfig, modality_of
-from mmrl.app.plugins.resolve import load
+from mmrl.app.modality.registry import PolicyConfig, modality_of
+from mmrl.app.plugins.lab import TINY, small_models
 from mmrl.app.run.beforehand import look_at_scoring, look_at_settings, refuse_unknown_space
-from mmrl.app.run.context import hushed_saving
 from mmrl.app.run.folder import SEEN, RunDir
 from mmrl.app.run.reward_runners import load_rewards, reward_runners
 from mmrl.app.run.services import build_trackers
 from mmrl.app.run.step_spans import StepSpans
-from mmrl.app.run.trackers import JsonlTracker, Losses, Note, Progress
+from mmrl.app.run.trackers import JsonlTracker, Progress
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks, with_hooks
@@ -42,12 +38,10 @@ from mmrl.data.sources import Sources, StreamedSources, first_of_each
 from mmrl.data.validate import Report, check
 from mmrl.policies.shared.workers.settings import SamplerSettings
 from mmrl.runtime.cache import cache_folder, note_use
-from mmrl.runtime.process_state import keep_random_state, seed
-from mmrl.runtime.repeating import bit_for_bit
+from mmrl.runtime.process_state import seed
 from mmrl.training.callbacks import Callback
 from mmrl.training.checkpoints.save import Checkpoints, Pace
 from mmrl.training.evaluate import Evaluator, check_columns
-from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import RewardRunner
 from mmrl.training.seen import SeenPrompts
 from mmrl.training.settings import Until
@@ -55,7 +49,6 @@ from mmrl.training.trainer import Records, Trainer
 from mmrl.training.watch.goal import goal_of
 
 log = logging.getLogger("mmrl")
-TINY = "tiny:"
 LOOK = 5000
 """Prompts of a sequence whose text and pictures are looked at before training."""
 STREAM_LOOK = 64
@@ -284,62 +277,12 @@ def samplers_of(config: RunConfig) -> SamplerSettings | None:
 
 def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
     """`tiny:qwen3_vl` becomes the folder of a tiny random model of that family, built once and by one process of a node."""
-    model, modality = config.policy.model, modality_of(config.policy)
+    model = config.policy.model
     if not model.startswith(TINY):
         return config
     with ranks.main_first():
-        folder = tiny_model(model, modality)
+        folder = small_models().tiny_model(model, modality_of(config.policy).name)
     return replace(config, policy=replace(config.policy, model=str(folder)))
-
-
-def tiny_model(name: str, modality: AnyModality = MODALITIES["text"]) -> Path:
-    """The folder of a small model, made once: `tiny:grounding` and `tiny:shapes` are taught, `tiny:<family>` is random.
-
-    Raises ValueError if there is no such family.
-    """
-    from mmrl.lab.tiny.taught import TAUGHT
-    from mmrl.runtime.keep import keep
-
-    family = name.removeprefix(TINY)
-    if family in TAUGHT.get(modality.name, {}):
-        return teach_once(modality.name, family)
-
-    def make(folder: Path) -> None:
-        with hushed_saving():
-            modality.build_tiny(family, folder)
-
-    return keep(cache_folder() / f"random-{__version__}" / family, "", modality.index_file, make)
-
-
-def teach_once(kind: str, name: str, seed: int = 0, progress: Note | None = None, short: bool = False) -> Path:
-    """The folder of a model of mmrl.lab.tiny.taught, taught once and then kept; `short`: a few steps long."""
-    from mmrl.lab.tiny.taught import TAUGHT, Pupil
-    from mmrl.runtime.keep import hash_of, keep
-
-    how = TAUGHT[kind][name]
-    if not isinstance(how, Pupil):
-        return how(seed, progress, short)
-    words = how.words(seed, short)
-    config = configs.load(how.config, words).config
-    data = {one.use for _, one in data_tables(config.data, ("data",))}
-    code = (*how.code, *(load(use, "datasets") for use in sorted(data)), Imitation, OptimizerSettings, Trainer)
-    key = hash_of(as_table(config), code, ("torch", "transformers"))
-
-    def make(folder: Path) -> None:
-        teach(configs.load(how.config, [*words, f"policy.model={str(how.build(folder, seed))!r}"]), folder, progress)
-
-    return keep(None, f"tiny-{name}-{key}", MODALITIES[kind].index_file, make)
-
-
-@bit_for_bit()
-def teach(resolved: Resolved, folder: Path, progress: Note | None) -> None:
-    """Save to a folder what the stages of a config make of its model, the same bits every time."""
-    job, stages = None, stages_of(resolved)
-    with keep_random_state(), hushed_saving():
-        for stage in stages:
-            job = build(stage.resolved, watchers=lambda run: (Losses(stages[-1].end, progress),), stage=stage, after=job)
-            job.trainer.fit()
-            job.policy.save(folder)
 
 
 def in_stage(

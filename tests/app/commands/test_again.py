@@ -15,10 +15,9 @@ from PIL import Image, ImageDraw
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.evaluation.command import EvalArguments, run_evaluation
 from mmrl.app.export.export import export
-from mmrl.app.modality.registry import MODALITIES
-from mmrl.app.run.build import tiny_model
 from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import RunDir, read_lines
+from mmrl.lab.models import tiny_model
 
 TEXT = """steps = 1
 prompts_per_step = 2
@@ -170,7 +169,7 @@ def test_diffusers_draws_what_the_run_drew_to_the_last_pixel(model: str, more: s
     assert ("disable_lora" in card) == bool(more)
     assert "again, pixel for pixel" in card and "- prompt template none: nothing is put around a prompt\n" in card
     assert "- evaluated with: 5 Euler steps, guidance 3, 16 x 16 pixels, 1 sample of a prompt, seed 1234, live weights" in card
-    base = str(tiny_model(f"tiny:{model}", MODALITIES["flow"]))
+    base = str(tiny_model(f"tiny:{model}", "flow"))
     (folder / "README.md").write_text(card.replace(f'"tiny:{model}"', f'"{base}"'))
     lines = held_out(run)
     for place, line in enumerate(lines):

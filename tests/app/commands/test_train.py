@@ -13,8 +13,9 @@ from mmrl.app.commands import check, plan
 from mmrl.app.commands.train import TrainArguments, run_training, train
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
-from mmrl.app.run.build import on_the_terminal, tiny_model
+from mmrl.app.run.build import on_the_terminal
 from mmrl.app.run.folder import RunDir
+from mmrl.lab.models import tiny_model
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.chains import killed, lines, same
 

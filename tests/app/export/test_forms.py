@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from mmrl.app.commands.train import run_training
 from mmrl.app.export.export import export
 from mmrl.app.export.forms import WEIGHTS
-from mmrl.app.run import build as building
 from mmrl.app.run.folder import RunDir
+from mmrl.lab.models import tiny_model
 from tests.support.flow_runs import Make
 
 WORDS = ("steps=1", "output=run", "policy.lora.rank=2", "policy.lora.alpha=6", "optimizer.lr=0.1", "evaluation.num_prompts=2")
@@ -23,7 +23,7 @@ WORDS = ("steps=1", "output=run", "policy.lora.rank=2", "policy.lora.alpha=6", "
 def pipeline_from(family: str) -> Any:
     from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-    base = building.tiny_model(f"tiny:{family}", building.MODALITIES["flow"])
+    base = tiny_model(f"tiny:{family}", "flow")
     absent = {"text_encoder_3": None, "tokenizer_3": None} if family == "sd3" else {}
     return DiffusionPipeline.from_pretrained(base, **absent)
 
@@ -74,7 +74,7 @@ def test_the_card_of_an_adapter_for_peft_loads_it(trained: Any, tmp_path: Path) 
     run = trained("sd3")
     out = export(run.path, tmp_path / "peft", form="peft")
     assert sorted(file.name for file in out.glob("*.safetensors")) == ["adapter_model.safetensors"]
-    base = building.tiny_model("tiny:sd3", building.MODALITIES["flow"])
+    base = tiny_model("tiny:sd3", "flow")
     code = (out / "README.md").read_text().split("```python\n")[1].split("```")[0]
     names: dict[str, Any] = {}
     exec(code.replace("THIS_FOLDER", str(out)).replace("tiny:sd3", str(base)), names)

@@ -16,10 +16,10 @@ from mmrl.app.evaluation.command import evaluate
 from mmrl.app.export.export import export
 from mmrl.app.inspect.show import description
 from mmrl.app.plugins.catalog import preset_documents
-from mmrl.app.run import build as building
 from mmrl.app.run.build import build
 from mmrl.app.run.folder import RunDir
 from mmrl.flow.plan import evaluation_plan
+from mmrl.lab.models import tiny_model
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.flow_runs import ALONE, FAMILIES, SMALL, Make, of_family, train_steps, with_preset
@@ -229,7 +229,7 @@ def test_exported_weights_load_in_diffusers(make: Make, tmp_path: Path):
 
 def test_an_exported_adapter_and_the_merged_model_are_the_same(make: Make, tmp_path: Path):
     run = run_training(make("steps=1", "output=run", "policy.lora.rank=2"))
-    base = building.tiny_model("tiny:sd3", building.MODALITIES["flow"])
+    base = tiny_model("tiny:sd3", "flow")
     adapter = export(run.path, tmp_path / "adapter")
     merged = export(run.path, tmp_path / "merged", merge=True)
     assert not list(merged.glob("*.safetensors"))

@@ -15,7 +15,6 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RewardConfig
 from mmrl.app.config.tasks import one_line, parse_reward
 from mmrl.app.evaluation.command import evaluate
-from mmrl.app.modality.registry import MODALITIES
 from mmrl.app.plugins.resolve import load as load_plugin
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build
@@ -23,6 +22,7 @@ from mmrl.app.run.claim import take_next_free
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.reward_runners import named_reward
 from mmrl.lab import demos as demo
+from mmrl.lab import models
 from mmrl.lab.tiny.taught import BOXES, TAUGHT
 from mmrl.training.checkpoints.save import Checkpoints
 
@@ -213,7 +213,7 @@ def test_the_demo_gives_its_seed_to_data_and_training(make: Make, tmp_path: Path
 
     def taught(name: str, seed: int, short: bool) -> Path:
         seeds.append(seed)
-        return building.tiny_model("tiny:qwen3_vl")
+        return models.tiny_model("tiny:qwen3_vl")
 
     monkeypatch.setattr(demo, "taught_model", taught)
     words = ["steps=1", "prompts_per_step=2", "data.size=4", "evaluation.num_prompts=2", "policy.sampling.max_new_tokens=4"]
@@ -249,21 +249,21 @@ def test_a_stage_teaches_a_model_once_and_the_same_again(monkeypatch: pytest.Mon
         made += [demo.taught_model("grounding", 0, short=True)]
         assert torch.equal(torch.get_rng_state(), before)
         note = lambda step, last, loss: steps.append((step, last))  # noqa: E731
-        assert building.teach_once("text", "grounding", 0, note, short=True) == made[-1] and not steps, "taught twice"
+        assert models.teach_once("text", "grounding", 0, note, short=True) == made[-1] and not steps, "taught twice"
     first, second = ((folder / "model.safetensors").read_bytes() for folder in made)
     assert first == second and made[0].name == made[1].name
-    untaught = building.tiny_model("tiny:untaught_grounding")
+    untaught = models.tiny_model("tiny:untaught_grounding")
     assert first != (untaught / "model.safetensors").read_bytes()
-    assert building.teach_once("text", "grounding", 1, note, short=True).name != made[0].name
+    assert models.teach_once("text", "grounding", 1, note, short=True).name != made[0].name
     assert steps == [(1, 2), (2, 2)]
 
 
 def test_one_process_builds_the_tiny_model_once(make: Make, cache: Path):
     make()
-    folder = building.tiny_model("tiny:qwen3_vl")
+    folder = models.tiny_model("tiny:qwen3_vl")
     written = (folder / "config.json").stat().st_mtime_ns
     assert folder.is_relative_to(cache)
-    assert building.tiny_model("tiny:qwen3_vl") == folder
+    assert models.tiny_model("tiny:qwen3_vl") == folder
     assert (folder / "config.json").stat().st_mtime_ns == written
     assert not list(folder.parent.glob("*.partial"))
 
@@ -271,7 +271,7 @@ def test_one_process_builds_the_tiny_model_once(make: Make, cache: Path):
 def test_a_tiny_model_is_made_without_a_word_of_libraries(make: Make, capfd: pytest.CaptureFixture[str]):
     make()
     for name, kind in (("tiny:sd3", "flow"), ("tiny:smolvlm", "text")):
-        building.tiny_model(name, MODALITIES[kind])
+        models.tiny_model(name, kind)
     assert capfd.readouterr().err == ""
 
 

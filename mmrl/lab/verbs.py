@@ -1,0 +1,66 @@
+"""The verbs of the lab: `mmrl demo`, `mmrl arena` and `mmrl recipe`. Each calls one function, imported when it runs."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from typer import Option
+
+from mmrl.app.cli.arguments import Overrides
+from mmrl.app.cli.look import compare
+from mmrl.app.commands.help import InOrder
+from mmrl.lab.demos import DEMOS
+from mmrl.lab.recipes.command import recipe
+
+demo = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
+
+
+def add_verbs(program: typer.Typer) -> None:
+    """Give the program `demo`, `arena` and `recipe`."""
+    program.add_typer(
+        demo, name="demo", help="Train a tiny model of a real class on this machine: no download, minutes on a CPU."
+    )
+    program.add_typer(
+        recipe, cls=InOrder, name="recipe", help="Reproduce published results: files, settings, numbers to compare."
+    )
+    program.command()(arena)
+
+
+def add_demo(name: str, summary: str) -> None:
+    """The command `mmrl demo NAME`."""
+
+    def command(
+        output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
+        seed: Annotated[int, Option(help="Seed of pretraining, data and training.")] = 0,
+        short: Annotated[bool, Option("--short", help="A few steps of each part: that it runs, not that it learns.")] = False,
+        overrides: Overrides = None,
+    ) -> None:
+        from mmrl.lab.demos import run, twin_of
+
+        trained = run(name, output, seed, overrides or [], short).path
+        if DEMOS[name].twin:
+            compare(trained, twin_of(trained), trained / "twin.html")
+
+    demo.command(name, help=summary)(command)
+
+
+for _name, _demo in DEMOS.items():
+    add_demo(_name, _demo.summary)
+
+
+def arena(
+    task: Annotated[Literal["grounding", "video", "t2i"], Option(help="The tiny task to compare the methods on.")],
+    methods: Annotated[str, Option(metavar="A,B,...", help="Names from `mmrl ls algorithms`, or TOML files with changes.")],
+    budget_seconds: Annotated[float, Option(help="Training time per run: CPU seconds of all cores, or wall time on a GPU.")],
+    seeds: Annotated[
+        str, Option(metavar="0,1,...", help="Seeds of data and training; use three or more to see which method is better.")
+    ] = "0,1,2",
+    model: Annotated[str | None, Option(help="Weights to start from (default: the demo's pretrained model).")] = None,
+    output: Annotated[Path | None, Option(help="Folder of the arena (default: runs/arena-TASK); run again to continue.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Rank methods that start from the same checkpoint and get the same compute: intervals over seeds, curves, an HTML page."""
+    from mmrl.lab.arena.command import arena as hold
+    from mmrl.lab.arena.words import contest_of
+
+    typer.echo(hold(contest_of(task, methods, budget_seconds, seeds, model, overrides or []), output))
