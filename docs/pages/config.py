@@ -15,10 +15,10 @@ from mmrl.app.config.run import (
     RunConfig,
     SamplerConfig,
     TrackerConfig,
-    VariantConfig,
 )
 from mmrl.app.inspect.settings import settings_of
 from mmrl.app.inspect.things import keys_inside
+from mmrl.app.modality.base import VariantConfig
 from mmrl.core.episodes import Limits
 from mmrl.policies.codes.settings import CodePolicyConfig, PlanSettings
 from mmrl.policies.flow.settings import FlowPolicyConfig, FlowQuantizedSettings

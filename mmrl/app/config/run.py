@@ -6,7 +6,7 @@ Unknown keys, wrong types and impossible values are errors that name where the v
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tomli_w
 from pydantic import InstanceOf
@@ -19,6 +19,7 @@ from mmrl.app.config.meant import with_key
 from mmrl.app.config.needed_rewards import check_needed_rewards, read_runs_as_rewards
 from mmrl.app.config.slots import SLOTS
 from mmrl.app.files import replace_text
+from mmrl.app.modality.base import EvaluationTable
 from mmrl.app.modality.registry import MODALITIES, POLICIES, PolicyConfig, modality_of
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.plugins.resolve import default_name
@@ -26,12 +27,9 @@ from mmrl.app.plugins.resolve import load as load_plug_in
 from mmrl.app.toml.reader import NONE, RESERVED, UnknownKeyError, check_keys, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
 from mmrl.core.episodes import Limits
-from mmrl.flow.plan import NumSteps
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
-from mmrl.policies.text.settings import Sampling
 from mmrl.runtime.near import did_you_mean
-from mmrl.runtime.ranges import CountOrNone, Factor, LargeOrNone, Number, Positive, PositiveShare, Range, Share, check_ranges
-from mmrl.training.evaluate import EvaluationSettings, Weights
+from mmrl.runtime.ranges import CountOrNone, LargeOrNone, Number, Positive, PositiveShare, Share, check_ranges
 from mmrl.training.rewards.calls import Calling, Transform
 from mmrl.training.settings import StageSettings, TrainSettings, in_turn
 from mmrl.training.worlds.runner import WorldCalling
@@ -106,58 +104,13 @@ class EnvironmentConfig:
 
 
 @dataclass(frozen=True)
-class VariantConfig:
-    """One more way to answer the held-out prompts; its figures are eval/<name>/..."""
-
-    name: str
-    """Its metrics are eval/<name>/...; a name without a slash."""
-    num_steps: NumSteps | None = None
-    """Flow only; None: as evaluation.num_steps."""
-    guidance: Factor | None = None
-    """Flow only; None: as evaluation.guidance."""
-    base_from: PositiveShare | None = None
-    """Flow only: the weights from before training finish after this share of the steps; None: as evaluation.base_from."""
-    weights: Weights | None = None
-    """None: as evaluation.weights."""
-    turns: Annotated[int, Range(1, 256)] | None = None
-    """Text only: the most turns of an episode; 1: the model answers at once. None: as environment.limits.turns."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if not self.name or "/" in self.name:
-            raise ValueError(f"evaluation.also.name is {self.name!r}: give it a name without a slash")
-
-
-@dataclass(frozen=True)
-class EvaluationConfig(EvaluationSettings):
+class EvaluationConfig(EvaluationTable):
     """Held-out prompts, and how they are answered there."""
 
     data: DataConfig | None = None
     """None: nothing is evaluated."""
     reward: tuple[UnweightedReward, ...] = ()
     """Held-out rewards, for watching only: what the run does not train on but might ruin."""
-    sampling: Sampling | None = None
-    """Text only: what differs from policy.sampling; temperature is 0 (greedy) unless given."""
-    num_steps: NumSteps | None = None
-    """Flow only: deterministic denoising steps of a picture; 28 unless given."""
-    guidance: Factor | None = None
-    """Flow only: 1 = none; None = policy.guidance."""
-    base_from: PositiveShare | None = None
-    """Flow only: the weights from before training finish pictures after this share of the steps (MixGRPO: 0.6); None: never."""
-    also: tuple[VariantConfig, ...] = ()
-    """Further ways to answer the same prompts, such as without guidance, or in one turn."""
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        names = [one.name for one in self.also]
-        if len(set(names)) < len(names):
-            raise ValueError(f"evaluation.also has the names {names}: give each its own")
-
-    @property
-    def all_weights(self) -> frozenset[str]:
-        """The weights that any way to answer needs."""
-        mixed = any(one.base_from is not None for one in (self, *self.also))
-        return frozenset({self.weights, *(one.weights or self.weights for one in self.also), *(["ref"] if mixed else [])})
 
 
 @dataclass(frozen=True)

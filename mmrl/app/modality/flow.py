@@ -3,19 +3,16 @@
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 from torch import nn
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import AlsoTable, EvaluationTable, ExportKind, Loading
+from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality, VariantConfig, refuse_turns
 from mmrl.app.modality.flow_checks import (
-    IDLE_COLUMNS,
     check_objective,
     check_taught,
     check_teachers,
@@ -29,7 +26,6 @@ from mmrl.app.modality.flow_checks import (
     warn_of_idle_network,
     warn_of_stretching,
 )
-from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.merge import merge_lora
 from mmrl.core.episodes import Limits, Worlds
 from mmrl.core.protocols import View
@@ -58,16 +54,16 @@ LOADING = Loading(
 )
 
 
-@dataclass(frozen=True)
-class FlowModality:
+class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
     """Image generators that integrate noise to pictures along a schedule."""
 
-    name: str = "flow"
-    settings: type[FlowPolicyConfig] = FlowPolicyConfig
-    evaluation_keys: tuple[str, ...] = ("num_steps", "guidance", "base_from")
-    output: str = "image"
-    index_file: str = "model_index.json"
-    loading: Loading = LOADING
+    name = "flow"
+    settings = FlowPolicyConfig
+    evaluation_keys = ("num_steps", "guidance", "base_from")
+    output = "image"
+    index_file = "model_index.json"
+    loading = LOADING
+    idle_columns = ("guidance", "guidance_scale", "num_steps", "num_inference_steps", "negative_prompt", "seed", "resolution")
 
     def output_of(self, policy: FlowPolicyConfig) -> str:
         if policy.seconds is not None:
@@ -79,7 +75,7 @@ class FlowModality:
     def stand_ins(self, policy: FlowPolicyConfig) -> tuple[object, object]:
         """Clips have the policy's number of frames."""
         if policy.frames == 1:
-            return two_pictures()
+            return super().stand_ins(policy)
         one = np.zeros((policy.frames, 2, 2, 3), np.uint8)
         return one, one + 1
 
@@ -91,8 +87,7 @@ class FlowModality:
         return evaluation_plan(steps, guidance=evaluation.guidance, base_from=evaluation.base_from)
 
     def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
-        if turned := [one.name for one in evaluation.also if one.turns is not None]:
-            raise ValueError(f"evaluation.also {turned[0]!r} sets turns, and pictures are drawn in one go: leave it out")
+        refuse_turns(evaluation)
         return [Variant(one.name, plan_of(one, evaluation), one.weights or evaluation.weights) for one in evaluation.also]
 
     def check_prompts(self, policy: FlowPolicyConfig, prompts: Sequence[Prompt]) -> None:
@@ -126,7 +121,7 @@ class FlowModality:
             warn_of_stretching(own, family.source_size, policy.config.source_fit)
         warn_of_guidance(policy.config, policy.family.default_guidance)
         warn_of_guided_weights(algorithm, policy.config, policy.family.default_guidance)
-        warn_of_columns(prompts, IDLE_COLUMNS)
+        super().warn_after_load(policy, algorithm, evaluation, prompts)
         warn_of_half_precision(algorithm, policy.config)
         if algorithm.schedule is not None:
             plans = [algorithm.schedule.at(step) for step in range(LOOK_AHEAD)]
@@ -155,9 +150,6 @@ class FlowModality:
         check_taught(algorithm, policy, prompts, sketch)
         refuse_comparison_of_sizes(algorithm, {own_size(prompt) or (policy.width, policy.height) for prompt in prompts})
         return algorithm
-
-    def look_around(self, policy: FlowPolicyConfig, episodes: Limits | None = None) -> None:
-        """Pictures are drawn by the policy itself."""
 
     def build(
         self,
@@ -188,18 +180,6 @@ class FlowModality:
         from mmrl.policies.flow.dry_run import FlowDryRun
 
         return FlowDryRun(policy, shadows)
-
-    def box_space(self, policy: FlowPolicyConfig) -> str | None:
-        return None
-
-    def refuse_box_reward(self, reward: str) -> None:
-        raise ValueError(
-            f"reward {reward!r} reads boxes that a model wrote, but policy.kind is 'flow', which draws pictures: "
-            "take a reward of pictures such as jpeg_size"
-        )
-
-    def with_box_space(self, policy: FlowPolicyConfig, space: str | None) -> FlowPolicyConfig:
-        return policy
 
     def task(self, policy: "FlowPolicy") -> str:
         """Models that draw from text alone as well as from pictures count as drawing from text."""
@@ -241,10 +221,6 @@ class FlowModality:
 
     def merge(self, folder: Path, policy: FlowPolicyConfig) -> None:
         merge_lora(folder, policy)
-
-
-def two_pictures() -> tuple[Image.Image, Image.Image]:
-    return Image.new("RGB", (8, 8), "white"), Image.new("RGB", (8, 8), "black")
 
 
 def sketch_of_model(policy: FlowPolicyConfig) -> "tuple[type[FlowFamily], FlowFamily | None]":
@@ -307,7 +283,7 @@ def families_by_size(family: "FlowFamily", prompts: Sequence[Prompt]) -> "dict[S
     return {size: family.at(size) for size in sorted(asked)}
 
 
-def plan_of(one: AlsoTable, evaluation: EvaluationTable) -> RolloutPlan:
+def plan_of(one: VariantConfig, evaluation: EvaluationTable) -> RolloutPlan:
     """The steps of one more way to draw the held-out prompts; what it leaves out is as in [evaluation]."""
     guidance = evaluation.guidance if one.guidance is None else one.guidance
     base_from = evaluation.base_from if one.base_from is None else one.base_from

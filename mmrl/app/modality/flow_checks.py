@@ -35,8 +35,6 @@ PLAIN, NORMALIZED = (1e-5, 1e-4), (2e-6, 4e-6)
 BENT = 0.05
 """Ratio of two shapes, as a logarithm, from which on a picture looks stretched."""
 
-IDLE_COLUMNS = ("guidance", "guidance_scale", "num_steps", "num_inference_steps", "negative_prompt", "seed", "resolution")
-"""Columns of data sets that look as if they set how a picture is drawn."""
 
 log = logging.getLogger("mmrl")
 

@@ -1,28 +1,24 @@
 """Policies that write text, as the commands see them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading
-from mmrl.app.modality.idle_columns import warn_of_columns
+from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality
 from mmrl.app.modality.merge import merge_adapter
 from mmrl.core.episodes import Limits, Worlds
 from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
-from mmrl.policies.text.settings import Sampling, TextPolicyConfig
-from mmrl.training.evaluate import Variant
+from mmrl.policies.text.settings import TextPolicyConfig
 
 if TYPE_CHECKING:
     from mmrl.policies.shared.call_log import DryRun
     from mmrl.policies.shared.workers.settings import SamplerSettings
     from mmrl.policies.text.policy import TextPolicy
 
-IDLE_COLUMNS = ("system", "system_prompt", "temperature", "top_p", "max_tokens", "max_new_tokens", "stop")
-"""Columns of data sets that look as if they set how a prompt is answered."""
 LOADING = Loading(
     library="transformers",
     adapter_library="peft",
@@ -41,19 +37,16 @@ def refuse_cut_samples(policy: TextPolicyConfig, old: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class TextModality:
+class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
     """Models that write: sampled token by token, greedily when they are evaluated."""
 
-    name: str = "text"
-    settings: type[TextPolicyConfig] = TextPolicyConfig
-    evaluation_keys: tuple[str, ...] = ("sampling",)
-    output: str = "text"
-    index_file: str = "config.json"
-    loading: Loading = LOADING
-
-    def output_of(self, policy: TextPolicyConfig) -> str:
-        return self.output
+    name = "text"
+    settings = TextPolicyConfig
+    evaluation_keys = ("sampling",)
+    output = "text"
+    index_file = "config.json"
+    loading = LOADING
+    idle_columns = ("system", "system_prompt", "temperature", "top_p", "max_tokens", "max_new_tokens", "stop")
 
     def stand_ins(self, policy: TextPolicyConfig) -> tuple[str, str]:
         """Words, one for each token that may be written."""
@@ -64,37 +57,12 @@ class TextModality:
         """The training's sampling at temperature 0."""
         return {"sampling": replace(policy.sampling, temperature=0.0)}
 
-    def eval_sampling(self, evaluation: EvaluationTable) -> Sampling | None:
-        return evaluation.sampling
-
-    def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
-        """Fewer turns of episodes, or other weights."""
-        for one in evaluation.also:
-            if any(value is not None for value in (one.num_steps, one.guidance, one.base_from)):
-                raise ValueError(
-                    f"evaluation.also {one.name!r} sets num_steps, guidance or base_from, which image "
-                    "generators have: take turns or weights"
-                )
-        return [Variant(one.name, evaluation.sampling, one.weights or evaluation.weights, one.turns) for one in evaluation.also]
-
     def check_prompts(self, policy: TextPolicyConfig, prompts: Sequence[Prompt]) -> None:
         """A template that asks for boxes needs a model known to write some; pictures are looked at where they are read."""
         from mmrl.policies.text.prompt.templates import ANSWER_FORMATS, WHERE, answer_template
 
         asks_for_boxes = WHERE in ANSWER_FORMATS.get(policy.answer_format, "")
         answer_template(policy.answer_format, self.box_space(policy) if asks_for_boxes else None)
-
-    def check_plans(
-        self, policy: TextPolicyConfig, algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
-    ) -> None:
-        """Tokens are written one after the other; further ways to evaluate are looked at."""
-        self.variants(evaluation)
-
-    def warn_after_load(
-        self, policy: "TextPolicy", algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
-    ) -> None:
-        """The policy looks at itself while sampling; columns that would have to be settings are named here."""
-        warn_of_columns(prompts, IDLE_COLUMNS)
 
     def adapt_algorithm(
         self, algorithm: Algorithm, policy: TextPolicyConfig, label: str, prompts: Sequence[Prompt] = ()

@@ -1,22 +1,18 @@
 """Policies that draw by tokens, as the commands see them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading
-from mmrl.app.modality.flow import two_pictures
-from mmrl.app.modality.idle_columns import warn_of_columns
+from mmrl.app.modality.base import EvaluationTable, ExportKind, Modality, refuse_turns
 from mmrl.app.modality.merge import merge_adapter
-from mmrl.app.modality.text import LOADING, TextModality
+from mmrl.app.modality.text import LOADING
 from mmrl.core.episodes import Limits, Worlds
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.policies.codes.settings import CodePolicyConfig, check_sampling
 from mmrl.policies.flow.sizes import own_size, size_text
-from mmrl.policies.text.settings import Sampling
 from mmrl.training.evaluate import Variant
 
 if TYPE_CHECKING:
@@ -24,9 +20,6 @@ if TYPE_CHECKING:
     from mmrl.policies.codes.policy import CodePolicy
     from mmrl.policies.shared.call_log import DryRun
     from mmrl.policies.shared.workers.settings import SamplerSettings
-
-IDLE_COLUMNS = ("guidance", "guidance_scale", "temperature", "negative_prompt", "seed", "resolution")
-"""Columns of data sets that look as if they set how a picture is drawn."""
 
 
 def family_of_model(policy: CodePolicyConfig) -> "Janus":
@@ -38,34 +31,24 @@ def family_of_model(policy: CodePolicyConfig) -> "Janus":
     return family_of(load_config(TextPolicyConfig(policy.model)))
 
 
-@dataclass(frozen=True)
-class TokenImageModality:
+class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
     """Models that write the codes of a picture, one after the other."""
 
-    name: str = "token_image"
-    settings: type[CodePolicyConfig] = CodePolicyConfig
-    evaluation_keys: tuple[str, ...] = ("sampling",)
-    output: str = "image"
-    index_file: str = "config.json"
-    loading: Loading = LOADING
-
-    def output_of(self, policy: CodePolicyConfig) -> str:
-        return self.output
-
-    def stand_ins(self, policy: CodePolicyConfig) -> tuple[object, object]:
-        return two_pictures()
+    name = "token_image"
+    settings = CodePolicyConfig
+    evaluation_keys = ("sampling",)
+    output = "image"
+    index_file = "config.json"
+    loading = LOADING
+    idle_columns = ("guidance", "guidance_scale", "temperature", "negative_prompt", "seed", "resolution")
 
     def evaluation_defaults(self, policy: CodePolicyConfig) -> dict[str, Any]:
         """The sampling of training: the most likely codes make poor pictures."""
         return {"sampling": policy.sampling}
 
-    def eval_sampling(self, evaluation: EvaluationTable) -> Sampling | None:
-        return evaluation.sampling
-
     def variants(self, evaluation: EvaluationTable) -> Sequence[Variant]:
-        if turned := [one.name for one in evaluation.also if one.turns is not None]:
-            raise ValueError(f"evaluation.also {turned[0]!r} sets turns, and pictures are drawn in one go: leave it out")
-        return TextModality().variants(evaluation)
+        refuse_turns(evaluation)
+        return super().variants(evaluation)
 
     def check_prompts(self, policy: CodePolicyConfig, prompts: Sequence[Prompt]) -> None:
         side = family_of_model(policy).side
@@ -81,14 +64,9 @@ class TokenImageModality:
     def check_plans(
         self, policy: CodePolicyConfig, algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
     ) -> None:
-        self.variants(evaluation)
+        super().check_plans(policy, algorithm, evaluation, prompts)
         if evaluation.sampling is not None:
             check_sampling(evaluation.sampling, "evaluation.sampling")
-
-    def warn_after_load(
-        self, policy: "CodePolicy", algorithm: Algorithm, evaluation: EvaluationTable, prompts: Sequence[Prompt]
-    ) -> None:
-        warn_of_columns(prompts, IDLE_COLUMNS)
 
     def adapt_algorithm(
         self, algorithm: Algorithm, policy: CodePolicyConfig, label: str, prompts: Sequence[Prompt] = ()
@@ -99,9 +77,6 @@ class TokenImageModality:
                 "'token_image', which draws by tokens: take a preset for text such as grpo"
             )
         return algorithm.with_length(policy.plan_tokens + family_of_model(policy).num_codes)
-
-    def look_around(self, policy: CodePolicyConfig, episodes: Limits | None = None) -> None:
-        """Pictures are drawn by the policy itself."""
 
     def build(
         self,
@@ -125,18 +100,6 @@ class TokenImageModality:
         from mmrl.policies.codes.dry_run import CodeDryRun
 
         return CodeDryRun(policy, shadows, views)
-
-    def box_space(self, policy: CodePolicyConfig) -> str | None:
-        return None
-
-    def refuse_box_reward(self, reward: str) -> None:
-        raise ValueError(
-            f"reward {reward!r} reads boxes that a model wrote, but policy.kind is 'token_image', which draws pictures: "
-            "take a reward of pictures such as jpeg_size"
-        )
-
-    def with_box_space(self, policy: CodePolicyConfig, space: str | None) -> CodePolicyConfig:
-        return policy
 
     def task(self, policy: "CodePolicy") -> str:
         return "any-to-any"

@@ -10,8 +10,8 @@ from mmrl.app.commands.check import check
 from mmrl.app.config.run import load
 from mmrl.app.fit.fit import fit_to
 from mmrl.app.fit.plan import draw_up
+from mmrl.app.modality.base import warn_of_columns
 from mmrl.app.modality.flow_checks import warn_of_guidance
-from mmrl.app.modality.idle_columns import warn_of_columns
 from mmrl.app.modality.on_cards import check_cards
 from mmrl.app.planning.device import target_device
 from mmrl.app.plugins.resolve import load as rewards_load
