@@ -1,5 +1,6 @@
 """Options, order and summary of the whole test suite; pytest reads options only from the root."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 
 from tests.support import type_checks
 
-type_checks.install()
+if type_checks.wanted(os.environ):
+    type_checks.install()
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 """Mark -> how many tests that carry it were left out by -m."""
 MARKS = ("gpu", "evidence", "slow")

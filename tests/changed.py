@@ -5,6 +5,7 @@ A changed module of mmrl/ has the tests of its own room, those of the rooms that
 """
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -23,6 +24,8 @@ ELSEWHERE = {
 }
 """Folders and files outside mmrl/ and tests/ -> who tests them; everything is watched by ALWAYS."""
 ALWAYS = "tests/house"
+CHECKED = {"MMRL_CHECK_TYPES": "1"}
+"""Types are checked at every call (tests/support/type_checks.py), which make test does without."""
 MARKS = "not slow and not gpu and not evidence and not engine and not site and not wheel"
 
 
@@ -113,7 +116,7 @@ def main(words: list[str]) -> int:
     if words == ["--list"]:
         return 0
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", MARKS, *words, *places]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **CHECKED}, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command as a person types it: what it prints, where, and its exit codes."""
+"""The command as a person types it: what it prints, where, and its exit codes; three times as a program of its own."""
 
 import os
 import subprocess
@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.cli.program import refuse_one_dash
+from tests.support.command import run_here
 
 ROOT = Path(__file__).parents[2]
 
 
 def mmrl(*words: str, cwd: Path = ROOT, environment: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
+    return run_here(*words, cwd=cwd, **environment)
+
+
+def program(*words: str, cwd: Path, environment: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
+    """The same as a process of its own, which may begin otherwise."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **environment}
     return subprocess.run(
         [sys.executable, "-m", "mmrl", *words], capture_output=True, text=True, timeout=120, cwd=cwd, env=env, check=False
@@ -21,7 +27,7 @@ def mmrl(*words: str, cwd: Path = ROOT, environment: Mapping[str, str] = {}) -> 
 
 
 def test_a_mistake_is_one_sentence_on_stderr_and_exit_code_2(tmp_path: Path):
-    done = mmrl("report", "nowhere", cwd=tmp_path)
+    done = program("report", "nowhere", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("mmrl: nowhere is not a folder")
     assert len(done.stderr.splitlines()) == 1
@@ -39,7 +45,7 @@ def test_the_traceback_is_there_when_asked_for(words: list[str], environment: di
 
 def test_a_programming_error_keeps_its_traceback(tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text("from mmrl.app.plugins import catalog\ncatalog.catalog = None\n")
-    done = mmrl("ls", cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
+    done = program("ls", cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 1
     assert "Traceback" in done.stderr and "TypeError" in done.stderr
 
@@ -54,7 +60,7 @@ def test_an_error_of_a_plug_in_is_a_sentence_with_its_file_and_line(tmp_path: Pa
 
 def test_a_missing_extra_says_how_to_get_it(tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['jinja2'] = None\n")
-    done = mmrl("report", "nowhere", cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
+    done = program("report", "nowhere", cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 2
     assert 'pip install "mmrl[report]"' in done.stderr
 

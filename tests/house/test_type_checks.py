@@ -1,8 +1,11 @@
-"""While tests run, types and shapes of mmrl are checked at every call."""
+"""Types and shapes of mmrl are checked at every call where a variable of the environment says so, as in make check."""
 
 import ast
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import module_from_spec
+from types import ModuleType
 from typing import Any, ForwardRef, Literal
 
 import pytest
@@ -10,29 +13,48 @@ import torch
 from jaxtyping import Float, TypeCheckError
 
 from mmrl.answers.boxes.box import Box
-from mmrl.core.types import Credit
-from mmrl.flow.path import add_noise
-from tests.support.type_checks import CHECK, Marker, checked, names_array
+from tests.changed import CHECKED
+from tests.support.type_checks import CHECK, Finder, Marker, checked, names_array, wanted
 
 WRONG: Any = "a word"
 ARRAY: Any = Float[torch.Tensor, " n"]
 
 
+def with_checks(name: str) -> ModuleType:
+    """A module as it is imported where types are checked, beside the one that other tests use."""
+    parent = __import__(name.rpartition(".")[0], fromlist=["__path__"])
+    spec = Finder().find_spec(name, parent.__path__)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_environment_decides():
+    assert wanted(CHECKED) and not wanted({}) and not wanted({"MMRL_CHECK_TYPES": "0"})
+    number: Any = 3
+    if wanted(os.environ):
+        with pytest.raises(TypeError, match="violates type hint"):
+            Box(0, 0, 1, 1, label=number)
+    else:
+        assert Box(0, 0, 1, 1, label=number).label == number
+
+
 def test_letters_of_shapes_hold_for_one_call():
     x = torch.zeros(2, 3)
     with pytest.raises(TypeCheckError):
-        add_noise(x, x, torch.zeros(5, 7, 9))
+        with_checks("mmrl.flow.path").add_noise(x, x, torch.zeros(5, 7, 9))
 
 
 def test_fields_of_arrays_have_their_shapes():
-    credit = Credit(torch.zeros(2, 3), torch.ones(2, dtype=torch.bool))
+    credit = with_checks("mmrl.core.types").Credit(torch.zeros(2, 3), torch.ones(2, dtype=torch.bool))
     with pytest.raises(TypeCheckError):
         replace(credit, keep=torch.ones(4, dtype=torch.bool))
 
 
 def test_plain_fields_have_their_types():
     with pytest.raises(TypeError, match="violates type hint"):
-        Box(WRONG, 0, 1, 1)
+        with_checks("mmrl.answers.boxes.box").Box(WRONG, 0, 1, 1)
 
 
 def test_what_is_returned_is_checked():

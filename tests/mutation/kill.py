@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tests.changed import MARKS, imports, is_test, mirror, modules, users
+from tests.changed import CHECKED, MARKS, imports, is_test, mirror, modules, users
 from tests.mutation.mutant import ROOT, Mutant
 
 LIMIT_S = 60.0
@@ -178,7 +178,7 @@ def run_tests(tree: str, tests: list[str], log: str) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in ("mmrl", "tests")]:
         del sys.modules[name]
     sys.path.insert(0, tree)
-    os.environ["PYTHONPATH"] = tree
+    os.environ.update(CHECKED, PYTHONPATH=tree)
     # compiled files of the copy make every run but the first start in seconds
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -1,5 +1,8 @@
 """Types and shapes of mmrl checked at every call while tests run: `install()` before mmrl is first imported.
 
+They are a quarter to a half of a test whose time goes into Python, so `make test` does without: `make check` and `make mutation`
+set MMRL_CHECK_TYPES=1.
+
 jaxtyping binds shapes to letters, which costs some 10 microseconds a call; only what names an array pays for it. Everything
 else is checked by beartype alone. An inner function is made anew at every call of the outer one, and so would its check be.
 """
@@ -7,7 +10,7 @@ else is checked by beartype alone. An inner function is made anew at every call 
 import ast
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -16,6 +19,8 @@ from types import CodeType, ModuleType
 from typing import Annotated, Any, ForwardRef, Literal, get_args, get_origin
 from unittest.mock import patch
 
+VARIABLE = "MMRL_CHECK_TYPES"
+"""Environment variable: 1 has types checked."""
 ARRAYS = {"Bool", "Float", "Float64", "Int", "UInt8"}
 """The kinds of arrays that mmrl's annotations name."""
 CHECK = "_checked"
@@ -126,6 +131,10 @@ class Finder(MetaPathFinder):
             spec.loader = Loader(spec.loader.name, spec.loader.path)
             return spec
         return None
+
+
+def wanted(environment: Mapping[str, str]) -> bool:
+    return environment.get(VARIABLE, "0") == "1"
 
 
 def install() -> None:
