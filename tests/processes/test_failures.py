@@ -14,7 +14,10 @@ RUN = ["train", "tiny/image", f"data={{use='{FILE}:load'}}", f"reward=[{{use='{F
 @pytest.mark.parametrize(
     ("breaks", "words"),
     [
-        ("data", ["mmrl, process 1 of 2: command line: data: ", "raised KeyError: 'the column of process 1'"]),
+        pytest.param(
+            *("data", ["mmrl, process 1 of 2: command line: data: ", "raised KeyError: 'the column of process 1'"]),
+            marks=pytest.mark.evidence,
+        ),
         ("reward", ["mmrl, process 1 of 2: step 1", "the judge of process 1 is gone"]),
     ],
 )

@@ -81,7 +81,7 @@ def test_pictures(tmp_path: Path, words: tuple[str, ...]):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grounding", "video", "t2i"])
+@pytest.mark.parametrize("name", ["grounding", *(pytest.param(name, marks=pytest.mark.evidence) for name in ("video", "t2i"))])
 def test_a_demo_from_imitation_on(tmp_path: Path, name: str):
     # what so little imitation draws earns nothing from the demo's own reward
     words = ['reward=[{use = "jpeg_size", scale = 0.1}]'] if name == "t2i" else []

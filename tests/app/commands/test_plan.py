@@ -1,6 +1,6 @@
 """`mmrl plan`: counted calls are those of a real model, estimated bytes those of its tensors, and what does not fit is said."""
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,28 @@ def calls_of(algorithm: Algorithm) -> tuple[Any, ...]:
     return type(algorithm.planner), live, frozen, algorithm.scope.replace("action", "rollout"), algorithm.old
 
 
+def parts_of(name: str) -> set[Any]:
+    """The planner, the readings, the cut and the old weights of a preset, each by itself."""
+    planner, live, frozen, scope, old = calls_of(PRESETS[name])
+    return {planner, *live, *frozen, scope, old}
+
+
+def covering(names: Sequence[str]) -> list[str]:
+    """A few of these presets in which every part of one occurs."""
+    left, chosen = set[Any]().union(*map(parts_of, names)), list[str]()
+    while left:
+        chosen.append(max(names, key=lambda name: len(parts_of(name) & left)))
+        left -= parts_of(chosen[-1])
+    return chosen
+
+
 COUNTED = sorted({calls_of(algorithm): name for name, algorithm in PRESETS.items()}.values())
 """One preset for every way to call a model."""
 
 
-def few(names: Iterable[str], fast: Container[str]) -> list[Any]:
-    """Parameters of which all but a few are slow."""
-    return [pytest.param(name, id=name, marks=() if name in fast else pytest.mark.slow) for name in names]
+def few(names: Iterable[str], fast: Container[str], others: pytest.MarkDecorator = pytest.mark.slow) -> list[Any]:
+    """Parameters of which all but a few are slow, or what else the mark says."""
+    return [pytest.param(name, id=name, marks=() if name in fast else others) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +139,9 @@ def counted(policy: TextPolicy, made: CountedRun, worst: bool) -> tuple[dict[str
     return counts, round(metrics["rollout/actions"] / metrics["rollout/length"])
 
 
-@pytest.mark.parametrize("name", few(COUNTED, COUNTED[:2]))
+@pytest.mark.parametrize("name", few(COUNTED, {*COUNTED[:2], *covering(COUNTED)}, pytest.mark.evidence))
 def test_calls_of_a_step_are_those_of_a_real_model(policy, name):
+    """Every planner and every reading here, and every mixture of them in `make evidence`."""
     made = counted_run(name)
     calls = made.calls()
     found, trained = counted(policy, made, worst=False)

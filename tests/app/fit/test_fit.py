@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_refused_with_the_three_changes_that_help_most(wide
     assert 2 <= len(remedies) <= 3 and [size for size, _ in remedies] == sorted((size for size, _ in remedies), reverse=True)
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 def test_a_card_too_small_for_4_bits_is_told_of_what_helps_there(wide: Path, boxes: Path):
     """Shards are no help beside 4 bits; 4 bits are, where a config says that the weights are to stay as they are."""
     said, remedies = refused(wide, boxes, card(1))

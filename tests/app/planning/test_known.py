@@ -57,7 +57,7 @@ def test_files_are_small_and_say_where_they_are_from(file: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", ["config", "task"])
+@pytest.mark.parametrize("asked", ["config", pytest.param("task", marks=pytest.mark.evidence)])
 def test_a_plan_says_if_a_named_card_is_enough(
     asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

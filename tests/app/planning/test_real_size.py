@@ -12,7 +12,7 @@ from mmrl.app.planning.memory import GIB
 from mmrl.lab.tiny.text.vlms import build
 
 
-@pytest.mark.slow
+@pytest.mark.evidence
 def test_a_narrow_model_is_planned_trained_and_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     model, place = vlm_with_weights(tmp_path / "model", small=True), tmp_path / "place"
     bench = Bench(SHAPES["vlm"], place, small=True, most=4.0)

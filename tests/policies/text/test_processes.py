@@ -4,7 +4,9 @@ They read packed rows; Qwen3-VL with gradient checkpointing, LLaVA-OneVision wit
 """
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ from tests.support.family_runs import Joined
 from tests.support.launcher import KINDS
 
 pytestmark = pytest.mark.slow
-FAMILIES = ("qwen3_vl", "llava_onevision")
+FAMILIES, MORE = ("qwen3_vl",), ("llava_onevision",)
+"""Here and in `make evidence`."""
 
 
 @pytest.fixture(scope="module")
@@ -24,30 +27,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def joined(tiny: Callable[[str], str], folder: Path) -> Joined:
-    models = {family: tiny(family) for family in FAMILIES}
-    return family_runs.joined("tests.policies.text.run_families", all_trained, models, folder)
+def joined(tiny: Callable[[str], str], folder: Path) -> Callable[[tuple[str, ...]], Joined]:
+    """Readings of these families, which are trained together."""
+
+    def of(families: tuple[str, ...]) -> Joined:
+        models = {family: tiny(family) for family in families}
+        return family_runs.joined("tests.policies.text.run_families", all_trained, models, folder)
+
+    return cache(of)
 
 
 def saved(folder: Path, model: str) -> Path:
     return folder / Path(model).name / "model.safetensors"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_two_processes_equal_one(tiny: Callable[[str], str], joined: Joined, folder: Path, family: str):
-    one = joined("one", family)
+@pytest.mark.parametrize(
+    ("families", "family"),
+    [*((FAMILIES, one) for one in FAMILIES), *(pytest.param(MORE, one, marks=pytest.mark.evidence) for one in MORE)],
+)
+def test_two_processes_equal_one(tiny: Callable[[str], str], joined: Any, folder: Path, families: tuple[str, ...], family: str):
+    of = joined(families)
+    one = of("one", family)
     for kind in KINDS:
-        torch.testing.assert_close(joined(kind, family), one, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(of(kind, family), one, atol=2e-5, rtol=1e-5)
         assert saved(folder / kind, tiny(family)).stat().st_size == saved(folder / "one", tiny(family)).stat().st_size
     assert one["rows"]["0 policy"] > one["rows"]["0 ema"] > one["rows"]["0 ref"]
 
 
-def test_processes_that_keep_features_of_pictures_equal_one(joined: Joined, folder: Path):
+def test_processes_that_keep_features_of_pictures_equal_one(joined: Any, folder: Path):
     """One of them sees no picture: sharded, it passes the vision part as often as the other; replicated, it never does."""
-    one = joined("one", "adapter")
+    of = joined(FAMILIES)
+    one = of("one", "adapter")
     assert not one["state"]["shadows"].pop("ref"), "one process keeps no copy of a reference that is the bare model"
     for kind in KINDS:
-        found = joined(kind, "adapter")
+        found = of(kind, "adapter")
         reference = found["state"]["shadows"].pop("ref")
         assert not any(bool(weight.any()) for name, weight in reference.items() if "lora_B" in name)
         torch.testing.assert_close(found, one, atol=2e-5, rtol=1e-5)
