@@ -33,7 +33,6 @@ from mmrl.policies.flow.write.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.write.given import picture_samples
 from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of, sketch_of
 from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
-from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of
 from mmrl.policies.shared.quantized.layer import put_layers
 from mmrl.policies.shared.quantized.load import linear_names
@@ -296,8 +295,7 @@ class FlowDryRun:
         found: dict[str, int] = {}
         for (phase, _), largest in asked.largest.items():
             if phase in self.log.largest:
-                with share_layers(self.network):
-                    bytes_of = peak_bytes(partial(forward, self, largest, phase == "update"))
+                bytes_of = peak_bytes(partial(forward, self, largest, phase == "update"))
                 found[phase] = max(bytes_of, found.get(phase, 0))
         with torch.no_grad():
             sizes = {size for _, size in asked.largest} or {(config.width, config.height)}

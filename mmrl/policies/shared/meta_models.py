@@ -89,10 +89,6 @@ class LiveBytes(KnownMasks):
         self.now -= size
         del self.known[key]
 
-    def reset_peak(self) -> None:
-        """Start the peak again from the current count."""
-        self.peak = self.now
-
 
 def tensors_in(values: object) -> Iterator[Tensor]:
     """The dense tensors in nested tuples, lists and dictionaries, as operators take and give them."""

@@ -17,7 +17,6 @@ from mmrl.core.episodes import Limits
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
 from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
-from mmrl.policies.shared.equal_layers import share_layers
 from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of, tensors_in
 from mmrl.policies.shared.quantized.host import rest_on_host
 from mmrl.policies.shared.quantized.load import put_stored
@@ -234,11 +233,11 @@ class TextDryRun:
         make_gradients(self.network)
         written, read = self.largest()
         if written is not None:
-            with share_layers(self.network), LiveBytes() as live:
+            with LiveBytes() as live:
                 self.cache_bytes = decode(written, self.policy.net, min(self.length, written.sampling.max_new_tokens))
             found["rollout"] = live.peak
         for phase, work in read.items():
-            with share_layers(self.network), LiveBytes() as live:
+            with LiveBytes() as live:
                 forward(work, self.policy, with_gradient=phase == "update")
             found[phase] = live.peak
         return found

@@ -93,15 +93,6 @@ class PackedMask:
     made: dict[tuple[int, int], tuple[Block, ...] | None] = field(default_factory=dict)
     lower: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
-    @property
-    def obeyed(self) -> int:
-        """How many layers have looked at the layout."""
-        return self.packed.obeyed
-
-    @obeyed.setter
-    def obeyed(self, count: int) -> None:
-        self.packed.obeyed = count
-
     def __getitem__(self, part: tuple[slice, ...]) -> "PackedMask":
         """Itself for all queries, which Gemma 4's layers without keys of their own cut it to; TypeError for fewer."""
         if any(piece.start or piece.stop is not None for piece in part):
@@ -179,7 +170,7 @@ def attend(
         return usual(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
     if dropout or any(others.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
         raise NotImplementedError("attention with dropout, capped logits, sinks or a position bias cannot read a packed row")
-    attention_mask.obeyed += 1
+    attention_mask.packed.obeyed += 1
     # Under autocast rotary embeddings leave float32, which only plain SDPA casts.
     q, k, v = query.to(value.dtype), key.to(value.dtype), value
     out: list[Tensor] = []
