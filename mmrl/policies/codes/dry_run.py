@@ -1,6 +1,6 @@
 """A policy that draws by tokens, going through the motions of a run without its weights."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ from mmrl.policies.codes.janus import family_of
 from mmrl.policies.codes.plans import PlannedGenerator, plan_writer
 from mmrl.policies.codes.policy import CodePolicy, as_drawing, text_settings
 from mmrl.policies.codes.settings import CodePolicyConfig
-from mmrl.policies.shared.meta_models import LiveBytes
 from mmrl.policies.text.dry_run import LOGITS, TextDryRun, load_meta
 from mmrl.policies.text.loading import Loaded
 from mmrl.policies.text.parts import TextParts
@@ -47,12 +46,12 @@ class CodeDryRun(TextDryRun):
             policy.generator = replace(made, plans=replace(self.writer, inner=plan_writer(policy), compared=False))
         return policy
 
-    def activations(self) -> dict[str, int]:
-        found, policy = super().activations(), self.policy
+    def largest_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        yield from super().largest_work()
+        policy = self.policy
         assert isinstance(policy, CodePolicy)
-        with LiveBytes() as live:
-            policy.pixels(torch.zeros(self.drawing.decode_rows, policy.family.num_codes, dtype=torch.long))
-        return {**found, "decode": live.peak}
+        rows, codes = self.drawing.decode_rows, policy.family.num_codes
+        yield "decode", lambda: policy.pixels(torch.zeros(rows, codes, dtype=torch.long))
 
     def parts_of_activations(self) -> dict[str, int]:
         """With the logits of both passes."""

@@ -4,7 +4,7 @@ Latents are four numbers each while it counts; the largest forward is then taken
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -32,8 +32,8 @@ from mmrl.policies.flow.trace import NoisyLatents, SigmaTable
 from mmrl.policies.flow.write.generate import LocalGenerator, Sampled
 from mmrl.policies.flow.write.given import picture_samples
 from mmrl.policies.flow.write.sketch import facts_of, make_family, scale_of, sketch_of
-from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
-from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of
+from mmrl.policies.shared.call_log import CallLog, DryRun, StillWeights, no_audit
+from mmrl.policies.shared.meta_models import fake_weights, size_of
 from mmrl.policies.shared.quantized.layer import put_layers
 from mmrl.policies.shared.quantized.load import linear_names
 from mmrl.policies.shared.weights import Weights
@@ -246,8 +246,10 @@ def no_images(latents: Float[Tensor, "n ..."], size: Size | None = None) -> list
     return [None] * len(latents)
 
 
-class FlowDryRun:
+class FlowDryRun(DryRun):
     """A FlowPolicy that answers requests with no picture and velocities with 0. Raises what `load_meta` and FlowPolicy raise."""
+
+    policy: FlowPolicy
 
     def __init__(self, config: FlowPolicyConfig, shadows: Iterable[str] = (), own: type[FlowFamily] | None = None) -> None:
         self.family, self.log, still = load_meta(config, own), CallLog(), StillWeights()
@@ -288,23 +290,22 @@ class FlowDryRun:
         return {"vae": size_of(self.policy.pipeline.vae.parameters()), **others}
 
     def activations(self) -> dict[str, int]:
-        """Phase -> most bytes that its largest forward keeps at a time; `decode` turns latents into pictures."""
-        make_gradients(self.network)
-        config, asked = self.policy.config, self.policy.forward
-        assert isinstance(asked, DryForward)
-        found: dict[str, int] = {}
-        for (phase, _), largest in asked.largest.items():
-            if phase in self.log.largest:
-                bytes_of = peak_bytes(partial(forward, self, largest, phase == "update"))
-                found[phase] = max(bytes_of, found.get(phase, 0))
-        with torch.no_grad():
-            sizes = {size for _, size in asked.largest} or {(config.width, config.height)}
-            latents = max(map(self._decode_batch, sizes), key=torch.numel)
-            found["decode"] = peak_bytes(lambda: (self.family.decode(latents), self.family.sound_of(latents)))
+        """With text encoders that come to the card for new prompts alone."""
+        found, config = dict(super().activations()), self.policy.config
         if config.rest_text_encoders:
             others = encoders_of(config, type(self.family))
             found["encode"] = sum(size for name, size in others.items() if name.startswith(READER))
         return found
+
+    def largest_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        config, asked, family = self.policy.config, self.policy.forward, self.family
+        assert isinstance(asked, DryForward)
+        for (phase, _), largest in asked.largest.items():
+            if phase in self.log.largest:
+                yield phase, partial(forward, self, largest)
+        sizes = {size for _, size in asked.largest} or {(config.width, config.height)}
+        latents = max(map(self._decode_batch, sizes), key=torch.numel)
+        yield "decode", lambda: (family.decode(latents), family.sound_of(latents))
 
     def _decode_batch(self, size: Size) -> Tensor:
         config = self.policy.config
@@ -312,24 +313,13 @@ class FlowDryRun:
         rows = 1 if config.vae_slicing else self.family.rows_at(config.rows_per_decode, size)
         return torch.zeros(rows, *self.family.at(size).latent_shape, dtype=dtype)
 
-    def parts_of_activations(self) -> Mapping[str, int]:
-        """Nothing: latents are kept in the memory of the host."""
-        return {}
-
     def host_bytes(self) -> Mapping[str, int]:
         """States and means of every step while samples are drawn, with what the trace keeps of them, and the samples' pixels."""
         return {"latents of a step's rollouts": self.log.latents, "decoded samples": self.log.decoded}
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
-    """The peak of live bytes while this works."""
-    with LiveBytes() as live:
-        work()
-    return live.peak
-
-
-def forward(dry_run: FlowDryRun, largest: LargestForward, with_gradient: bool) -> None:
-    """One forward in full size, and the backward pass that follows it."""
+def forward(dry_run: FlowDryRun, largest: LargestForward) -> None:
+    """One forward in full size, and where gradients are on the backward pass that follows it."""
     net, config, rows = dry_run.policy.net, dry_run.policy.config, largest.rows
     family, guidance = dry_run.family.at(largest.size), largest.guidance
     condition = family.blank_condition(torch.bfloat16 if config.dtype == "bfloat16" else torch.float32)
@@ -337,8 +327,7 @@ def forward(dry_run: FlowDryRun, largest: LargestForward, with_gradient: bool) -
     if largest.pictures:
         condition = {**condition, **family.blank_sources(largest.pictures)}
     empty = condition if net.passes(guidance) == 2 and not family.own_negatives else None
-    with torch.set_grad_enabled(with_gradient):
-        places = torch.zeros(rows, dtype=torch.long)
-        v = net(x, torch.full((rows,), 500.0), [condition], places, empty, guidance, largest.size)
-        if with_gradient:
-            v.sum().backward()
+    places = torch.zeros(rows, dtype=torch.long)
+    v = net(x, torch.full((rows,), 500.0), [condition], places, empty, guidance, largest.size)
+    if torch.is_grad_enabled():
+        v.sum().backward()

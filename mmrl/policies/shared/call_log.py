@@ -1,16 +1,17 @@
 """A record of the work that a dry run is asked to do: how often each phase of a step calls the network, and on how much."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Never, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
 
-from mmrl.core.protocols import Policy
 from mmrl.core.types import Prompt, Rollouts
 from mmrl.policies.shared.interventions import holding
+from mmrl.policies.shared.meta_models import LiveBytes
 from mmrl.policies.shared.weights import Decay, Rest, Weights
 
 PHASES = ("rollout", "read", "update")
@@ -77,42 +78,50 @@ class CallLog:
         return True
 
 
-@runtime_checkable
-class DryRun(Protocol):
+class DryRun(ABC):
     """A policy built of parts that count and compute nothing, and what it would take to compute it."""
 
-    @property
-    def policy(self) -> Policy[Never]:
-        """The policy that the trainer is given; it goes through the motions of a run."""
-        ...
+    policy: Any
+    """The policy that the trainer is given; it goes through the motions of a run."""
+    log: CallLog
 
     @property
-    def log(self) -> CallLog: ...
-
-    @property
+    @abstractmethod
     def network(self) -> nn.Module:
         """The network that trains, and what it is built on, without weights."""
-        ...
+
+    @abstractmethod
+    def largest_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """The largest pieces of work that were asked for: the phase of each, and how to do it in full size.
+
+        Gradients are on in an update, whose work goes back as well.
+        """
 
     def largest_of(self, prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
         """The n prompts whose samples take the most memory; none where that is unknown, or they are alike."""
-        ...
+        return ()
 
     def beside(self) -> Mapping[str, int]:
         """Part -> bytes of further networks."""
-        ...
+        return {}
 
     def activations(self) -> Mapping[str, int]:
         """Phase -> most bytes that its largest piece of work keeps at a time, weights and their gradients apart."""
-        ...
+        make_gradients(self.network)
+        found: dict[str, int] = {}
+        for phase, work in self.largest_work():
+            with LiveBytes() as live, torch.set_grad_enabled(phase == "update"):
+                work()
+            found[phase] = max(live.peak, found.get(phase, 0))
+        return found
 
     def parts_of_activations(self) -> Mapping[str, int]:
-        """The tensors that take much of them -> bytes."""
-        ...
+        """The tensors that take much of them -> bytes; to be asked for after `activations`."""
+        return {}
 
+    @abstractmethod
     def host_bytes(self) -> Mapping[str, int]:
         """Part -> bytes of a step's rollouts that stay in the memory of the host until they are trained on."""
-        ...
 
 
 def no_audit(policy: object, rollouts: Rollouts) -> None:

@@ -6,6 +6,7 @@ Prompts are read by the model's own processor, completions have a length that is
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ from torch import Tensor, nn
 
 from mmrl.core.episodes import Limits
 from mmrl.core.protocols import View
-from mmrl.core.types import Prompt
-from mmrl.policies.shared.call_log import CallLog, StillWeights, make_gradients, no_audit
-from mmrl.policies.shared.meta_models import LiveBytes, fake_weights, size_of, tensors_in
+from mmrl.policies.shared.call_log import CallLog, DryRun, StillWeights, no_audit
+from mmrl.policies.shared.meta_models import fake_weights, size_of, tensors_in
 from mmrl.policies.shared.quantized.host import rest_on_host
 from mmrl.policies.shared.quantized.load import put_stored
 from mmrl.policies.shared.quantized.stored import method_of
@@ -152,9 +152,10 @@ class DryEvaluator:
         return {name: torch.full(work.mask.shape, DOUBT.get(name, 0.0)) + self.still.zero() for name in work.quantities}
 
 
-class TextDryRun:
+class TextDryRun(DryRun):
     """A TextPolicy that writes `length` unlikely tokens and reads zeros; raises what `load_meta` and TextPolicy raise."""
 
+    policy: TextPolicy
     writer: DryGenerator
 
     def __init__(
@@ -208,14 +209,6 @@ class TextDryRun:
         """The model that trains, and what it is built on, without weights."""
         return self.policy.net.model
 
-    def largest_of(self, prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
-        """None: prompts are counted as they come."""
-        return ()
-
-    def beside(self) -> dict[str, int]:
-        """Part -> bytes of further networks: there are none."""
-        return {}
-
     def largest(self) -> tuple[Generation | None, dict[str, Evaluation]]:
         """The largest completions and, by phase, the largest readings that were asked for since the log was cleared."""
         reader = self.policy.evaluator
@@ -224,23 +217,22 @@ class TextDryRun:
         read = {phase: work for phase, work in reader.largest.items() if phase in known}
         return (self.writer.largest if "rollout" in known else None), read
 
-    def activations(self) -> dict[str, int]:
-        """Phase -> most bytes that its largest piece of work keeps at a time, weights and their gradients apart."""
-        found: dict[str, int] = {}
-        if self.policy.net.features is not None:
+    def largest_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        net = self.policy.net
+        if net.features is not None:
             # What was only counted has no features.
-            self.policy.net.features.clear()
-        make_gradients(self.network)
+            net.features.clear()
         written, read = self.largest()
         if written is not None:
-            with LiveBytes() as live:
-                self.cache_bytes = decode(written, self.policy.net, min(self.length, written.sampling.max_new_tokens))
-            found["rollout"] = live.peak
+            yield "rollout", partial(self.decode, written)
         for phase, work in read.items():
-            with LiveBytes() as live:
-                forward(work, self.policy, with_gradient=phase == "update")
-            found[phase] = live.peak
-        return found
+            net.train(phase == "update" and self.policy.config.gradient_checkpointing)
+            yield phase, partial(forward, work, net)
+            net.eval()
+
+    def decode(self, written: Generation) -> None:
+        """Take the last step of the largest completions, and note how large their cache is then."""
+        self.cache_bytes = decode(written, self.policy.net, min(self.length, written.sampling.max_new_tokens))
 
     def host_bytes(self) -> dict[str, int]:
         """Pictures that worlds show, until they are trained on; besides these there are token ids and log-probabilities."""
@@ -286,20 +278,13 @@ def load_processor(config: TextPolicyConfig, family: Family) -> Any:
     return processor
 
 
-def forward(work: Evaluation, policy: TextPolicy, with_gradient: bool) -> None:
-    """One evaluation, and the backward pass that follows it."""
-    net = policy.net
-    net.train(with_gradient and policy.config.gradient_checkpointing)
-    try:
-        with torch.set_grad_enabled(with_gradient):
-            values = net(work)
-            if with_gradient:
-                torch.stack([value.sum() for value in values.values()]).sum().backward()
-    finally:
-        net.eval()
+def forward(work: Evaluation, net: TextNet) -> None:
+    """One evaluation, and where gradients are on the backward pass that follows it."""
+    values = net(work)
+    if torch.is_grad_enabled():
+        torch.stack([value.sum() for value in values.values()]).sum().backward()
 
 
-@torch.no_grad()
 def decode(generation: Generation, net: TextNet, length: int) -> int:
     """Read the prompts, and write the last token of completions of this length; bytes of keys and values of all rows."""
     index, n = generation.prompt_index, len(generation.prompt_index)
