@@ -18,8 +18,7 @@ from mmrl.app.fit.sizes import least_sizes
 from mmrl.app.planning.choices import in_4_bits, usual_choices, with_choices
 from mmrl.app.planning.device import target_device
 from mmrl.app.planning.known import with_settings
-from mmrl.app.planning.memory import CONTEXT, GIB, usable
-from mmrl.app.planning.reward_memory import reward_memory
+from mmrl.app.planning.memory import CONTEXT, GIB, reward_memory, usable
 from mmrl.policies.flow.dry_run import encoders_of
 from mmrl.policies.flow.families.known import family_of
 from mmrl.policies.flow.loading import load_index

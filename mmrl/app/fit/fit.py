@@ -15,8 +15,7 @@ from mmrl.app.fit.sizes import Sizes, larger_sizes, least_sizes, size_choices, s
 from mmrl.app.planning.choices import Choice, Facts, area_of, in_4_bits, usual_choices, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.known import with_settings
-from mmrl.app.planning.memory import size_text
-from mmrl.app.planning.reward_memory import reward_memory
+from mmrl.app.planning.memory import reward_memory, size_text
 from mmrl.app.run.beforehand import refuse_unknown_space
 from mmrl.core.types import Prompt
 

@@ -8,9 +8,17 @@ from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun
 from mmrl.app.planning.known import note_of, with_settings
-from mmrl.app.planning.memory import CONTEXT, Memory, estimate, has_card, of_sampler
-from mmrl.app.planning.reward_memory import RewardMemory, add_rewards, reward_memory
-from mmrl.app.planning.server_memory import add_server
+from mmrl.app.planning.memory import (
+    CONTEXT,
+    Memory,
+    RewardMemory,
+    add_rewards,
+    add_server,
+    estimate,
+    has_card,
+    of_sampler,
+    reward_memory,
+)
 from mmrl.app.run.beforehand import refuse_unknown_space
 from mmrl.app.run.build import check_ranks, first_prompts, load_prompts
 from mmrl.app.run.context import refuse_idle_methods

@@ -8,8 +8,7 @@ from mmrl.app.fit.plan import Estimates, Plan
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.app.planning.choices import Choice, Facts, with_choices
 from mmrl.app.planning.device import Device
-from mmrl.app.planning.memory import Memory, size_text
-from mmrl.app.planning.server_memory import SMALL_CACHE_MB, add_server, engine_beside, without_server
+from mmrl.app.planning.memory import SMALL_CACHE_MB, Memory, add_server, engine_beside, size_text, without_server
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 

@@ -1,22 +1,30 @@
-"""How much memory of a card a run takes, from models without weights."""
+"""How much memory of a card a run takes, from models without weights: its own, its rewards' and an engine's beside it."""
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from mmap import PAGESIZE
 from pathlib import Path
 
 import torch
 
-from mmrl.app.config.run import RunConfig
-from mmrl.app.planning.cards import gigabytes_of
+from mmrl.app.config.reward_models import models_of
+from mmrl.app.config.run import Resolved, RunConfig, UnweightedReward
+from mmrl.app.modality.on_cards import without_bfloat16
 from mmrl.core.hooks import TermHooks, with_hooks
 from mmrl.policies.shared.call_log import DryRun
 from mmrl.policies.shared.meta_models import size_of
 from mmrl.policies.shared.quantized.host import host_weights
 from mmrl.policies.shared.quantized.layer import SCALES_OF, count_weights, nf4_layers
+from mmrl.policies.text.engine_settings import EngineConfig
+from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.tensors import is_matrix
+from mmrl.serving.scorers.sizes import ModelSize
 from mmrl.training.optim import OptimizerSettings
+
+log = logging.getLogger("mmrl")
 
 GIB = 2**30
 CONTEXT = GIB // 2
@@ -27,6 +35,27 @@ LIBRARIES, WRITTEN = "Python, its libraries and the data", "a checkpoint on its 
 OF_UPDATES = ("update", "optimizer step")
 """The phases beside which no checkpoint is written where there is no card."""
 UNITS = {"": GIB, "G": GIB, "GB": GIB, "GIB": GIB, "M": 2**20, "MB": 2**20, "MIB": 2**20}
+CARD_SIZES = {
+    **{"RTX 3060": (12,), "RTX 3070": (8,), "RTX 3080": (10, 12), "RTX 3080 Ti": (12,), "RTX 3090": (24,), "RTX 3090 Ti": (24,)},
+    **{"RTX 4060": (8,), "RTX 4060 Ti": (8, 16), "RTX 4070": (12,), "RTX 4070 Super": (12,), "RTX 4070 Ti": (12,)},
+    **{"RTX 4070 Ti Super": (16,), "RTX 4080": (16,), "RTX 4080 Super": (16,), "RTX 4090": (24,)},
+    **{"RTX 5060 Ti": (8, 16), "RTX 5070": (12,), "RTX 5070 Ti": (16,), "RTX 5080": (16,), "RTX 5090": (32,)},
+    **{"RTX A4000": (16,), "RTX A5000": (24,), "RTX A6000": (48,), "RTX 6000 Ada": (48,), "RTX PRO 6000": (96,)},
+    **{"T4": (16,), "P100": (16,), "V100": (16, 32), "A10": (24,), "A10G": (24,), "A30": (24,), "A40": (48,), "L4": (24,)},
+    **{"L40": (48,), "L40S": (48,), "A100": (40, 80), "H100": (80, 94), "H200": (141,), "B200": (180,)},
+}
+"""The GB in a card's name or data sheet; several where it was sold with several."""
+SHOWN_GIB = {"T4": 15, "L4": 22, "A10": 22, "A10G": 22, "A40": 45, "L40": 45, "L40S": 45}
+"""GiB that drivers show of cards whose memory corrects its errors."""
+OLD_CARDS = ("T4", "P100", "V100")
+"""Cards without bfloat16 units."""
+SHOWN_SHARE = 0.98
+"""Share of a data sheet's GB that drivers show of all other cards."""
+HALF, WHOLE = 2, 4
+"""Bytes of a number of a reward's model on a card and elsewhere, as `mmrl.serving.scorers.models.hold` keeps them."""
+SERVER, SERVER_WRITES = "the engine's server", "the engine's server writes"
+"""Names of a server's bytes: those that stay, and those of the phase in which a server that else sleeps writes."""
+SMALL_CACHE_MB = 1024
 
 
 @dataclass(frozen=True)
@@ -65,6 +94,18 @@ class Memory:
         """Bytes of one checkpoint: trained weights, the optimizer's state, and other copies of the weights."""
         remembered = sum(size for name, size in self.stays.items() if name.startswith("optimizer"))
         return remembered + self.stays.get("gradients", 0) * (1 + shadows)
+
+
+@dataclass(frozen=True)
+class RewardMemory:
+    """Bytes of models inside rewards, equal models counted once."""
+
+    stays: Mapping[str, int] = field(default_factory=dict[str, int])
+    """`reward pick_score: yuvalkirstain/PickScore_v1` -> bytes where the policy's weights lie."""
+    host: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The same of those that a run with a card keeps in the memory of the host."""
+    unknown: tuple[str, ...] = ()
+    """Phrases about what is not counted, such as `./mine.py:short, which does not say what it holds`."""
 
 
 def estimate(dry_run: DryRun, config: RunConfig, processes: int = 1) -> Memory:
@@ -166,6 +207,85 @@ def size_text(size: int) -> str:
     return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.2f} MiB"
 
 
+def reward_memory(resolved: Resolved, on_card: bool) -> RewardMemory:
+    """The memory of a run's rewards, to train on and to watch; none of their models is loaded.
+
+    With `on_card`, rewards whose device is auto are on a card.
+    """
+    config, table = resolved.config, resolved.table
+    listed = [(("reward", str(i)), one) for i, one in enumerate(config.reward)]
+    listed += [(("evaluation", "reward", str(i)), one) for i, one in enumerate(config.evaluation.reward)]
+    held, unknown = dict[tuple[str, str], tuple[str, ModelSize]](), list[str]()
+    for path, reward in listed:
+        sizes, hidden = models_of(reward.use, reward.args, path, table)
+        unknown += hidden
+        for size in sizes:
+            held.setdefault((size.name, size.device), (label_of(reward), size))
+    stays, host = dict[str, int](), dict[str, int]()
+    for label, size in held.values():
+        name = f"{label}: {size.name}"
+        if size.weights is None:
+            unknown.append(f"{size.name} of {label} ({size.why})")
+        elif on_card and size.device.partition(":")[2] not in ("", "0"):
+            unknown.append(f"{size.name} of {label}, on {size.device}")
+        elif on_card and size.device != "cpu":
+            stays[name] = HALF * size.weights
+        else:
+            host[name] = WHOLE * size.weights
+    return RewardMemory(stays if on_card else {**stays, **host}, host if on_card else {}, tuple(dict.fromkeys(unknown)))
+
+
+def label_of(reward: UnweightedReward) -> str:
+    return f"reward {reward.label}"
+
+
+def add_rewards(memory: Memory, rewards: RewardMemory) -> Memory:
+    """The memory of a process whose rewards hold models, too."""
+    return replace(memory, stays={**memory.stays, **rewards.stays}, host={**memory.host, **rewards.host})
+
+
+def engine_beside(config: RunConfig) -> EngineConfig | None:
+    """The engine whose server lies on the trainer's card, if there is one; `mmrl launch` gives servers cards of their own."""
+    engine = config.policy.engine if isinstance(config.policy, TextPolicyConfig) else None
+    return engine if engine is not None and engine.shares_card and not config.cluster.engines else None
+
+
+def server_bytes(parameters: int, config: RunConfig, engine: EngineConfig, card: int) -> int:
+    """Bytes of such a server, which holds the model whole, whatever the policy's weights rest in.
+
+    Raises ValueError where its part of a card does not hold the model.
+    """
+    dtype = config.policy.dtype if engine.dtype == "auto" else engine.dtype
+    model = parameters * getattr(torch, dtype).itemsize
+    if engine.cache_mb:
+        return model + CONTEXT + (engine.cache_mb << 20)
+    held = int(engine.memory_share * card)
+    if held < model + CONTEXT:
+        raise ValueError(
+            f"policy.engine.memory_share is {engine.memory_share:g}, which gives the server {size_text(held)} of the card, and "
+            f"{config.policy.model} takes {size_text(model)} there in {dtype}, with {size_text(CONTEXT)} for CUDA: raise it, or "
+            'give the server another card (policy.engine.devices = "1")'
+        )
+    return held
+
+
+def add_server(memory: Memory, config: RunConfig, card: int | None) -> Memory:
+    """The memory of a process on a card of this size in bytes, with the server that shares it. Raises as `server_bytes`."""
+    engine = engine_beside(config)
+    if engine is None or card is None:
+        return memory
+    held = server_bytes(memory.parameters, config, engine, card)
+    if engine.sleep:
+        return replace(memory, phases={**memory.phases, SERVER_WRITES: held})
+    return replace(memory, stays={**memory.stays, SERVER: held})
+
+
+def without_server(memory: Memory) -> Memory:
+    """The same without it."""
+    stays = {name: size for name, size in memory.stays.items() if name != SERVER}
+    return replace(memory, stays=stays, phases={name: size for name, size in memory.phases.items() if name != SERVER_WRITES})
+
+
 def room(card: str | None) -> int | None:
     """Bytes of a given card, of the smallest one of this machine, or None where there is none.
 
@@ -179,6 +299,41 @@ def room(card: str | None) -> int | None:
     if not torch.cuda.is_available():
         return None
     return min(torch.cuda.mem_get_info(i)[1] for i in range(torch.cuda.device_count()))
+
+
+def gigabytes_of(card: str) -> float:
+    """GiB that the card called `card` shows; its size may follow its name, as in A100-40. Warns of one without bfloat16 units.
+
+    Raises ValueError for a name that is not known, and for one that was sold in several sizes without its size.
+    """
+    wanted = plain_name(card)
+    sized = {
+        f"{plain_name(name)}{size}{unit}": (name, size)
+        for name, sizes in CARD_SIZES.items()
+        for size in sizes
+        for unit in ("", "gb")
+    }
+    named = {plain_name(name): name for name in CARD_SIZES}
+    name, size = sized.get(wanted) or (named.get(wanted), None)
+    if name is None:
+        near = get_close_matches(wanted, named, 1, cutoff=0.6)
+        also = f" (do you mean {' or '.join(spellings(named[near[0]]))}?)" if near else ""
+        raise ValueError(f"--card is {card!r}, a card that is not known here{also}: write its memory as in --card 24GB")
+    if name in OLD_CARDS:
+        log.warning("%s", without_bfloat16(name))
+    sizes = CARD_SIZES[name]
+    if size is None and len(sizes) > 1:
+        raise ValueError(f"--card is {card!r}, which was sold in {len(sizes)} sizes: write {' or '.join(spellings(name))}")
+    return float(SHOWN_GIB[name]) if name in SHOWN_GIB else (size or sizes[0]) * SHOWN_SHARE
+
+
+def plain_name(card: str) -> str:
+    """Letters and digits alone, without the maker."""
+    return re.sub(r"nvidia|geforce|tesla|[^a-z0-9]", "", card.lower())
+
+
+def spellings(name: str) -> list[str]:
+    return [name] if len(CARD_SIZES[name]) == 1 else [f'"{name}-{size}"' for size in CARD_SIZES[name]]
 
 
 def has_card() -> bool:

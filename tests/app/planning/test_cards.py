@@ -2,8 +2,7 @@
 
 import pytest
 
-from mmrl.app.planning.cards import SIZES, gigabytes_of, plain
-from mmrl.app.planning.memory import GIB, room
+from mmrl.app.planning.memory import CARD_SIZES, GIB, gigabytes_of, plain_name, room
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,7 @@ def test_names_that_say_too_little_or_nothing_are_refused(card: str, told: str):
 
 
 def test_every_name_in_the_table_is_found():
-    assert len({plain(name) for name in SIZES}) == len(SIZES)
-    for name, sizes in SIZES.items():
+    assert len({plain_name(name) for name in CARD_SIZES}) == len(CARD_SIZES)
+    for name, sizes in CARD_SIZES.items():
         for size in sizes:
             assert 0.9 * size < gigabytes_of(name if len(sizes) == 1 else f"{name}-{size}") < size

@@ -8,7 +8,7 @@ import torch
 
 from mmrl.app.commands.plan import not_counted
 from mmrl.app.fit.plan import draw_up
-from mmrl.app.planning.reward_memory import reward_memory
+from mmrl.app.planning.memory import reward_memory
 from mmrl.serving.scorers.models import hold, load_pretrained, release
 from mmrl.serving.scorers.sizes import PUBLISHED, checkpoint_size, encoder_size, hub_size
 from tests.support.flow_runs import Make
