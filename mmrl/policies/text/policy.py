@@ -15,7 +15,7 @@ from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import Diagnostics, State, View
 from mmrl.core.ranks import OwnState, Ranks
 from mmrl.core.readings import SCORE, VALUE
-from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Trace
+from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Tempering, Trace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import reshard, wrap_module
@@ -24,7 +24,7 @@ from mmrl.policies.text.check.turns import check_worlds
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.loading import banned_tokens, writer_of
 from mmrl.policies.text.net import TextNet
-from mmrl.policies.text.packed.row import pack, worth_packing
+from mmrl.policies.text.packed.row import pack
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.behind import append
 from mmrl.policies.text.prompt.encode import Encoded, Encoder, stand_in_prompt
@@ -36,7 +36,7 @@ from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
 from mmrl.policies.text.vision.cache import cache_of
-from mmrl.policies.text.write.episodes import Player, check_episodes
+from mmrl.policies.text.write.episodes import Player
 from mmrl.policies.text.write.generate import HotSampling, Part, rest, wake, write_all
 from mmrl.policies.text.write.given import write_given
 from mmrl.policies.text.write.rollout import (
@@ -44,12 +44,8 @@ from mmrl.policies.text.write.rollout import (
     Row,
     assemble,
     by_weights,
-    check_requests,
     check_sampling,
     rows_of,
-    show_as_trained,
-    split_rows,
-    texts_of,
     tokens_of,
     vocabulary_of,
 )
@@ -162,11 +158,7 @@ class TextPolicy(PolicyHooks):
         Raises ValueError for an unknown view or model, an injected request without text, or a prompt that cannot be encoded.
         """
         sampling = check_sampling(sampling, self.config.sampling)
-        check_requests(requests, self.shadows | {"policy"}, frozenset({"plain", *self.views}))
-        requests = [show_as_trained(request, self.views) for request in requests]
-        check_episodes(requests, self.parts.worlds)
-        rows, prompts = rows_of(requests, self.encode)
-        self.prefetch([request.shown_prompt for request in requests])
+        rows, prompts = rows_of(requests, self.encode, self.shadows | {"policy"}, self.views, self.parts.worlds)
         wake(self.generator)
         if not self._followed:
             self.generator.follow(self.weights, self.weights.num_updates)
@@ -186,11 +178,7 @@ class TextPolicy(PolicyHooks):
                     versions += self._write(chunks, prompts, sampling)
                     if played and self.parts.worlds is not None:
                         versions += Player(self, self.generator, self.parts.worlds, sampling).play(played, prompts)
-        texts = texts_of(rows, self.decode, self.eos_token_ids)
-        rollouts = assemble(rows, texts, prompts, self.family, self.media_token_ids, sampling.temperature)
-        assert isinstance(rollouts.trace, TextTrace)
-        packed = self.packs and (self.config.prefix == "packed" or worth_packing(rollouts.trace))
-        return replace(rollouts, trace=replace(rollouts.trace, packed=packed), weights_version=min(versions))
+        return replace(assemble(rows, prompts, self, sampling.temperature), weights_version=min(versions))
 
     @in_span("forward")
     def read(self, trace: Trace, readings: Iterable[Reading], mask: Bool[Tensor, "n t"]) -> dict[Reading, Tensor]:
@@ -363,6 +351,20 @@ def by_turns(rows: Sequence[Row], worlds: Worlds | None) -> tuple[list[Row], lis
     alone = [worlds is None or row.request.turns == 1 or row.request.role == "note" for row in rows]
     both = list(zip(rows, alone, strict=True))
     return [row for row, is_alone in both if is_alone], [row for row, is_alone in both if not is_alone]
+
+
+def split_rows(rows: Sequence[Row], size: int, prompts: PromptCache | None) -> list[Sequence[Row]]:
+    """Rows of one temperature, or one rule, `size` at a time; those at the run's own first.
+
+    Of several chunks those with the longest prompts come first, if known by then, so that rows need little padding.
+    """
+    chunks: list[Sequence[Row]] = []
+    for tempering in dict.fromkeys([Tempering(), *(row.request.tempering for row in rows)]):
+        alike = [row for row in rows if row.request.tempering == tempering]
+        if len(alike) > size and prompts is not None:
+            alike.sort(key=lambda row: -(len(prompts[row.shown]) + len(row.tokens)))
+        chunks += [alike[start : start + size] for start in range(0, len(alike), size)]
+    return chunks
 
 
 def packs_episodes(family: Family, config: TextPolicyConfig, worlds: Worlds | None) -> bool:

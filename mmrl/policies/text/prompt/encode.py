@@ -173,11 +173,11 @@ class Encoder:
         """
         opened = open_media(prompt, self.videos, [IMAGE])
         # Markers that do not fit are reported before clips are decoded.
-        self.chat(prompt)
+        chat = self.chat(prompt)
         try:
             opened |= open_media(prompt, self.videos, [kind for kind in KINDS.values() if kind is not IMAGE])
             self._check_kinds(opened)
-            encoded = self._encode(prompt, opened)
+            encoded = self._encode(prompt, chat, opened)
         except (ValueError, FileNotFoundError, RuntimeError) as error:
             raise type(error)(f"{name_in_file(prompt)}: {error}") from error
         return replace(encoded, prompt=prompt, seed=seed)
@@ -221,13 +221,12 @@ class Encoder:
         space = self.family.box_space if self.config.box_space == "auto" else self.config.box_space
         return answer_template(self.config.answer_format, space)
 
-    def _encode(self, prompt: Prompt, opened: Opened) -> Encoded:
+    def _encode(self, prompt: Prompt, chat: list[Message], opened: Opened) -> Encoded:
         clips = opened.get("video", [])
-        chat = self.chat(prompt, clips)
         sizes: list[tuple[int, int]] = [picture.size for picture in opened.get("image", [])]
         times = tuple(map(clip_time, clips))
         if self.family.frames_are_pictures:
-            opened, clips = with_frames(prompt, opened), []
+            chat, opened, clips = self.chat(prompt, clips), with_frames(prompt, opened), []
         text = self.write(chat)
         # A template that writes the first token itself must not get another one from the tokenizer.
         bos = self.processor.tokenizer.bos_token

@@ -15,7 +15,7 @@ from typing import Any
 
 from mmrl.core.episodes import Worlds
 from mmrl.core.samples import Ended, MediaSize, Observation, Turn
-from mmrl.core.types import Given, Request
+from mmrl.core.types import Given
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.behind import append
@@ -272,27 +272,3 @@ def with_key(observation: Observation) -> Observation:
 def number_of(words: str) -> int:
     """A seed of 63 bits."""
     return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def check_episodes(requests: Sequence[Request], worlds: Worlds | None) -> None:
-    """Refuse branches without a world that repeats, and, where there are worlds, completions that are no plain samples of their
-    prompt or branches."""
-    for request in requests:
-        branches = request.given is not None and request.given.world is not None
-        if branches and (worlds is None or not worlds.repeats):
-            raise ValueError(
-                f"the request for prompt {request.prompt.id!r} goes on from a turn of another episode, which takes a world that "
-                "repeats: take an algorithm that does not branch, or worlds that answer the same to the same seed"
-            )
-        names = ("view", "shown", "tempering", "written")[: 3 if branches else 4]
-        odd = [name for name in names if getattr(request, name) != default_of(name)]
-        if odd and worlds is not None and not request.is_written:
-            raise ValueError(
-                f"the request for prompt {request.prompt.id!r} sets {odd[0]!r}, which samples of several turns cannot "
-                "have: take an algorithm that samples plain prompts, or leave [environment] out"
-            )
-
-
-def default_of(name: str) -> object:
-    """The value of a request's field where it is not given."""
-    return Request.__dataclass_fields__[name].default

@@ -10,14 +10,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mmrl.core.episodes import Worlds
 from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Ended, Segment, Turn, Who, last_turn, segments_of, turn_ids
-from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample, Tempering
+from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample
 from mmrl.policies.shared.weights import check_reading
-from mmrl.policies.text.families import Family
+from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.packed.row import worth_packing
 from mmrl.policies.text.prompt.behind import Inset
-from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.prompt.encode import Encoded, Encoder
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.text.write.generate import Completions
@@ -91,8 +93,13 @@ class PromptCache:
         return self.done[place]
 
 
-def rows_of(requests: Sequence[Request], encode: Callable[[Prompt, int], Encoded]) -> tuple[list[Row], PromptCache]:
-    """A row per sample, and every prompt once."""
+def rows_of(
+    requests: Sequence[Request], encode: Encoder, models: frozenset[str], views: Mapping[str, View], worlds: Worlds | None
+) -> tuple[list[Row], PromptCache]:
+    """A row per sample, and every prompt once; raises ValueError for requests that cannot be served."""
+    check_requests(requests, models, frozenset({"plain", *views}))
+    requests = [show_as_trained(request, views) for request in requests]
+    check_episodes(requests, worlds)
     shelf = PromptCache(encode)
     place: dict[int, int] = {}
     rows: list[Row] = []
@@ -108,6 +115,7 @@ def rows_of(requests: Sequence[Request], encode: Callable[[Prompt, int], Encoded
         shown = place_of(request.shown_prompt, seed)
         read = shown if request.shown.trained else place_of(request.prompt, seed)
         rows += [Row(request, i, read, shown) for i in range(request.count)]
+    encode.prefetch(request.shown_prompt for request in requests)
     return rows, shelf
 
 
@@ -117,20 +125,6 @@ def show_as_trained(request: Request, views: Mapping[str, View]) -> Request:
         return request
     shown = views[request.view](request.shown_prompt, view_seed(request))
     return replace(request, shown=replace(request.shown, prompt=shown), view="plain")
-
-
-def split_rows(rows: Sequence[Row], size: int, prompts: PromptCache | None) -> list[Sequence[Row]]:
-    """Rows of one temperature, or one rule, `size` at a time; those at the run's own first.
-
-    Of several chunks those with the longest prompts come first, if known by then, so that rows need little padding.
-    """
-    chunks: list[Sequence[Row]] = []
-    for tempering in dict.fromkeys([Tempering(), *(row.request.tempering for row in rows)]):
-        alike = [row for row in rows if row.request.tempering == tempering]
-        if len(alike) > size and prompts is not None:
-            alike.sort(key=lambda row: -(len(prompts[row.shown]) + len(row.tokens)))
-        chunks += [alike[start : start + size] for start in range(0, len(alike), size)]
-    return chunks
 
 
 def view_seed(request: Request) -> int:
@@ -161,6 +155,30 @@ def check_requests(requests: Sequence[Request], models: frozenset[str], views: f
             raise ValueError(f"{name} replays a row of an earlier step: give it as Request.written, role 'replayed' and count 1")
         if owners.setdefault(request.group_id, request.prompt.id) != request.prompt.id:
             raise ValueError(f"group {request.group_id} holds prompts {owners[request.group_id]!r} and {request.prompt.id!r}")
+
+
+def check_episodes(requests: Sequence[Request], worlds: Worlds | None) -> None:
+    """Refuse branches without a world that repeats, and, where there are worlds, completions that are no plain samples of their
+    prompt or branches."""
+    for request in requests:
+        branches = request.given is not None and request.given.world is not None
+        if branches and (worlds is None or not worlds.repeats):
+            raise ValueError(
+                f"the request for prompt {request.prompt.id!r} goes on from a turn of another episode, which takes a world that "
+                "repeats: take an algorithm that does not branch, or worlds that answer the same to the same seed"
+            )
+        names = ("view", "shown", "tempering", "written")[: 3 if branches else 4]
+        odd = [name for name in names if getattr(request, name) != default_of(name)]
+        if odd and worlds is not None and not request.is_written:
+            raise ValueError(
+                f"the request for prompt {request.prompt.id!r} sets {odd[0]!r}, which samples of several turns cannot "
+                "have: take an algorithm that samples plain prompts, or leave [environment] out"
+            )
+
+
+def default_of(name: str) -> object:
+    """The value of a request's field where it is not given."""
+    return Request.__dataclass_fields__[name].default
 
 
 def tokens_of(text: str, prompt_id: str, tokenizer: Any, stop: int, banned: frozenset[int]) -> list[int]:
@@ -252,19 +270,13 @@ def groups_of(rows: Sequence[Row], texts: Sequence[tuple[str, str]], prompts: Pr
     return tuple(groups), sample_ids
 
 
-def assemble(
-    rows: Sequence[Row],
-    texts: Sequence[tuple[str, str]],
-    prompts: PromptCache,
-    family: Family,
-    media_token_ids: frozenset[int],
-    temperature: float,
-) -> Rollouts:
+def assemble(rows: Sequence[Row], prompts: PromptCache, host: TextHost, temperature: float) -> Rollouts:
     """Groups of all samples; rows of all but the probes and notes.
 
     Log-probabilities are NaN where the text was not sampled behind the prompt as training reads it: given text, and what was
     written under a view, behind another prompt or at another temperature.
     """
+    texts = texts_of(rows, host.decode, host.eos_token_ids)
     groups, sample_ids = groups_of(rows, texts, prompts)
     kept = [row for row, id in zip(rows, sample_ids, strict=True) if id >= 0]
     lengths = integer_tensor(len(row.tokens) for row in kept)
@@ -285,17 +297,18 @@ def assemble(
         lengths=lengths,
         temperature=torch.full((len(kept),), temperature or 1.0),
         noted_from=integer_tensor(row.noted_from if row.is_recorded else len(row.tokens) for row in kept),
-        family=family,
-        media_token_ids=media_token_ids,
+        family=host.family,
+        media_token_ids=host.media_token_ids,
         insets=tuple(row.insets for row in kept) if any(row.insets for row in kept) else (),
         world_seeds=tuple(row.world_seed for row in kept) if any(row.turns for row in kept) else (),
     )
+    packed = host.packs and (host.config.prefix == "packed" or worth_packing(trace))
     return Rollouts(
         groups=groups,
         group_ids=integer_tensor(row.request.group_id for row in kept),
         sample_ids=integer_tensor(id for id in sample_ids if id >= 0),
         action_mask=mask,
-        trace=trace,
+        trace=replace(trace, packed=packed),
         recorded={ROLLOUT_LOGPROBS: logprobs},
     )
 
