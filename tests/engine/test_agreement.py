@@ -10,7 +10,7 @@ from mmrl.core.episodes import Limits
 from mmrl.core.types import Prompt, Request, Sample
 from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.policy import Sampling, TextPolicy
-from mmrl.policies.text.prompt.behind import Inset
+from mmrl.policies.text.trace import Inset
 from tests.engine.servers import CLOSE, gap, server_of
 from tests.support.text_policies import hotter, ids_of, picture, text_of, text_trace
 from tests.support.worlds import Inline, looking

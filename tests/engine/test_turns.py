@@ -17,7 +17,7 @@ from mmrl.engine.wire.answer import EngineMismatchError
 from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
-from mmrl.policies.text.prompt.behind import Inset
+from mmrl.policies.text.trace import Inset
 from mmrl.policies.text.write.generate import Completions
 from tests.engine.servers import policies_on
 from tests.engine.test_servers import BOUND, gap, tokens

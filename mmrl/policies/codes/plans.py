@@ -19,12 +19,11 @@ from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.check.diagnose import Replay
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
-from mmrl.policies.text.prompt.behind import append
 from mmrl.policies.text.prompt.encode import Encoded, Encoder
 from mmrl.policies.text.read.evaluate import Evaluation, evaluation_of
 from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling
-from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.trace import TextTrace, append
 from mmrl.policies.text.write.draft import Stops
 from mmrl.policies.text.write.episodes import number_of
 from mmrl.policies.text.write.generate import Completions, Generation, Generator, LocalGenerator

@@ -26,7 +26,6 @@ from mmrl.policies.text.loading import banned_tokens, writer_of
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packed.row import pack
 from mmrl.policies.text.parts import TextParts
-from mmrl.policies.text.prompt.behind import append
 from mmrl.policies.text.prompt.encode import Encoded, Encoder, stand_in_prompt
 from mmrl.policies.text.read.answer_tokens import ANSWERS, answer_mask
 from mmrl.policies.text.read.evaluate import QUANTITIES, Evaluation, evaluation_of
@@ -34,7 +33,7 @@ from mmrl.policies.text.read.looks.rewritten import LOOKS, look
 from mmrl.policies.text.read.looks.rhythm import RHYTHM, RhythmEvaluation, shows_attention
 from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
-from mmrl.policies.text.trace import TextTrace, join, trace_of_nothing
+from mmrl.policies.text.trace import TextTrace, append, join, trace_of_nothing
 from mmrl.policies.text.vision.cache import cache_of
 from mmrl.policies.text.write.episodes import Player
 from mmrl.policies.text.write.generate import HotSampling, Part, rest, wake, write_all

@@ -13,9 +13,8 @@ from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.check.audit import audit
 from mmrl.policies.text.families import Family
 from mmrl.policies.text.policy import TextPolicy
-from mmrl.policies.text.prompt.behind import Inset, numbers_of, offsets_of, types_of
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.trace import TextTrace, join
+from mmrl.policies.text.trace import Inset, TextTrace, join, numbers_of, offsets_of, types_of
 from tests.support.text_policies import FP32_BOUND, make, picture
 
 FAMILIES = [

@@ -16,9 +16,8 @@ from mmrl.core.types import Rollouts, Sample, Video
 from mmrl.policies.text.check.turns import check_turns
 from mmrl.policies.text.families.qwen_vl import QwenVL
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.prompt.behind import Inset, append
 from mmrl.policies.text.prompt.encode import Encoded, check_media, name_in_file, videos_of
-from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.trace import Inset, TextTrace, append
 from mmrl.policies.text.write.rollout import split_turns
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.input import exists, without_changes

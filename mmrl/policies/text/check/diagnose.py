@@ -19,10 +19,9 @@ from mmrl.policies.text.check.turns import observe_again
 from mmrl.policies.text.families.qwen_vl import QwenVL, mrope_positions
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
-from mmrl.policies.text.prompt.behind import Inset
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.evaluate import Evaluation, evaluation_of
-from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.trace import Inset, TextTrace
 from mmrl.policies.text.write.observe import inset_of
 from mmrl.runtime.tensors import pad_actions, stack_ragged
 

@@ -11,9 +11,8 @@ from mmrl.core.samples import Observation
 from mmrl.core.types import Rollouts, Sample
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.prompt.behind import Inset
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.trace import Inset, TextTrace
 from mmrl.policies.text.write.episodes import check_observation, with_key
 from mmrl.policies.text.write.observe import inset_of, observe
 from mmrl.runtime.blame import UnavailableError, describe, is_from_outside

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from mmrl.core.types import Batch, Scope
 from mmrl.policies.text.packed.attention import PackedGroup
-from mmrl.policies.text.prompt.behind import Insets, numbers_of, offsets_of, types_of
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.trace import Insets, TextTrace, numbers_of, offsets_of, types_of
 
 WORTH = 1.1
 """Positions of rows that repeat their prompts, over those of one packed row; below, either way is as fast as the other."""

@@ -15,10 +15,9 @@ from mmrl.policies.text.families import Media
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packed.row import PackedRow, pack_row
-from mmrl.policies.text.prompt.behind import Insets, media_of, numbers_of, offsets_of, types_of
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.read.score import scores_of, values_of
-from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.trace import Insets, TextTrace, media_of, numbers_of, offsets_of, types_of
 from mmrl.runtime.tensors import pad_actions
 
 QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})

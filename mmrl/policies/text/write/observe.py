@@ -14,9 +14,9 @@ from PIL import Image
 from mmrl.core.samples import IMAGE, Observation, kind_of
 from mmrl.core.types import Prompt
 from mmrl.policies.shared.pictures import open_picture
-from mmrl.policies.text.prompt.behind import Inset
 from mmrl.policies.text.prompt.encode import Encoded, Encoder, Opened
 from mmrl.policies.text.prompt.templates import QUESTION, messages
+from mmrl.policies.text.trace import Inset
 
 NAME = "observation"
 MARK = "@@turn@@"

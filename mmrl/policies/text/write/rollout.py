@@ -18,10 +18,9 @@ from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample
 from mmrl.policies.shared.weights import check_reading
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.packed.row import worth_packing
-from mmrl.policies.text.prompt.behind import Inset
 from mmrl.policies.text.prompt.encode import Encoded, Encoder
 from mmrl.policies.text.settings import Sampling
-from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.text.trace import Inset, TextTrace
 from mmrl.policies.text.write.generate import Completions
 from mmrl.runtime.tensors import stack_ragged
 

@@ -18,8 +18,8 @@ from mmrl.core.types import Observation, Prompt, Request, Rollouts, Sample, Temp
 from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.packed.row import PackedRow, pack_row
 from mmrl.policies.text.policy import Sampling, TextPolicy
-from mmrl.policies.text.prompt.behind import Inset
 from mmrl.policies.text.read import evaluate
+from mmrl.policies.text.trace import Inset
 from mmrl.runtime.blame import AskedToLeaveError
 from tests.support.text_policies import FP32_BOUND, PACKING, ids_of, make, picture, prompts, text_trace
 from tests.support.worlds import Inline, looking, player

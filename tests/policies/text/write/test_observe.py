@@ -8,8 +8,8 @@ import torch
 
 from mmrl.core.types import Observation, Prompt
 from mmrl.policies.text.policy import TextPolicy
-from mmrl.policies.text.prompt.behind import append
 from mmrl.policies.text.prompt.encode import TYPE_NAMES, Encoded
+from mmrl.policies.text.trace import append
 from mmrl.policies.text.write.observe import inset_of, observe
 from tests.support.text_policies import make, picture
 
