@@ -1,14 +1,20 @@
-"""The same bits every time, on a CPU."""
+"""Programs that can be repeated bit for bit."""
 
-from collections.abc import Generator
+import os
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+FIXED = (":4096:8", ":16:8")
+"""With these, cuBLAS gives the same sums every time."""
 
 
 @contextmanager
 def bit_for_bit() -> Generator[None]:
-    """Let PyTorch compute the same bits from the same numbers, whatever OMP_NUM_THREADS says.
+    """Let PyTorch compute the same bits on a CPU from the same numbers, whatever OMP_NUM_THREADS says.
 
     One thread works, for sums depend on how they are shared out; gradients that several threads add up in one place
     (`index_put` with accumulation) differ from run to run even with a fixed number of them. Operations that have no repeatable
@@ -22,3 +28,36 @@ def bit_for_bit() -> Generator[None]:
     finally:
         torch.use_deterministic_algorithms(before)
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def deterministic(wanted: bool = True) -> Iterator[None]:
+    """Let the same program on the same machine compute the same bits; to be entered before a GPU is used.
+
+    PyTorch takes deterministic kernels and refuses operations that have none, cuBLAS gets a fixed workspace, cuDNN does not try
+    out kernels, TF32 is off, and the CPU uses one thread, since sums depend on how they are split.
+
+    Not promised: the same bits on other hardware, with other versions of packages or another number of processes, and nothing
+    for rewards that answer from elsewhere or run out of time.
+
+    Raises:
+        ValueError: the GPU is in use already, without a fixed workspace.
+    """
+    if not wanted:
+        yield
+        return
+    if os.environ.get(WORKSPACE) not in FIXED:
+        if torch.cuda.is_initialized():
+            raise ValueError(
+                f"deterministic = true must come before the GPU is used: set {WORKSPACE}={FIXED[0]} in the environment"
+            )
+        os.environ[WORKSPACE] = FIXED[0]
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    flags = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = True, False, False, False
+    try:
+        with bit_for_bit():
+            yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = flags

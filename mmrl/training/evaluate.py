@@ -1,6 +1,6 @@
-"""Held-out prompts, scored with the weights as they are."""
+"""Held-out prompts, scored with the weights as they are, and a few training prompts, answered to be looked at."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -9,6 +9,7 @@ import torch
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Request, Rollouts, Scores
+from mmrl.runtime.process_state import keep_random_state
 from mmrl.runtime.ranges import Count, CountOrNone, LargeOrNone, Seed, check_ranges
 from mmrl.runtime.spans import in_span
 from mmrl.training.callbacks import Examples
@@ -199,3 +200,38 @@ def of_kinds(prefix: str, kinds: Sequence[str], scores: Scores) -> dict[str, flo
         metrics |= {f"{prefix}/{kind}/{own.names[k]}": mean(own.values[:, k].tolist()) for k in answered}
         metrics[f"{prefix}/{kind}/total"] = mean(own.total().tolist())
     return metrics
+
+
+@dataclass(frozen=True)
+class SeenPrompts:
+    """A few training prompts, answered every few steps as held-out ones are, so that a run without those can be looked at.
+
+    No reward scores them: a good score on prompts that train says nothing, and rewards may remember. The run trains as if they
+    had never been asked.
+    """
+
+    policy: Policy
+    prompts: Sequence[Prompt]
+    settings: EvaluationSettings
+    sampling: object
+    ranks: Ranks
+    keep: Callable[[int, Examples], None]
+    """Called with the step and the answers, on the main process."""
+
+    @in_span("evaluate")
+    def __call__(self, step: int) -> None:
+        """Answer every prompt with the weights after this step; every process must call it."""
+        mine = range(len(self.prompts))[self.ranks.rank :: self.ranks.world]
+        requests = [request_for(self.settings, self.prompts[i], i, self.settings.weights) for i in mine]
+        with keep_random_state():
+            parts = list(rollouts_of(self.policy, requests, self.sampling, self.settings.batch_size, self.ranks))
+        answers = self.ranks.gather([group for part in parts for group in part.groups])
+        groups = sorted((group for own in answers for group in own), key=lambda group: group.id)
+        if self.ranks.is_main:
+            self.keep(step, Examples(groups, no_scores(sum(len(group.samples) for group in groups))))
+
+
+def no_scores(rows: int) -> Scores:
+    """The scores of samples that no reward looks at."""
+    nothing = torch.zeros(rows, 0)
+    return Scores((), nothing, nothing.long(), torch.zeros(0))

@@ -189,7 +189,7 @@ class TrainSettings:
     seed: Seed = 0
     """Seed of everything random in a run: prompts, samples, order of minibatches."""
     deterministic: bool = False
-    """The same config gives the same run bit for bit on the same machine; slower. See mmrl.training.determinism for the
+    """The same config gives the same run bit for bit on the same machine; slower. See mmrl.runtime.repeating for the
     limits."""
     evaluate_every: LargeOrNone = 0
     """Steps between evaluations; 0 = before and after training only."""

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mmrl.app.run.folder import RunDir, read_lines
+from mmrl.runtime.repeating import WORKSPACE, deterministic
 from mmrl.training.checkpoints.save import Checkpoints
-from mmrl.training.determinism import WORKSPACE, deterministic
 
 REWARD = "def letters(group):\n    return [len(set(sample.text)) / 100 for sample in group.samples]\n"
 SHORT = ["deterministic=true", "evaluation.num_prompts=2", "samples_every=1"]

@@ -9,9 +9,8 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.types import Rollouts
 from mmrl.training.callbacks import Examples
 from mmrl.training.checkpoints.save import Checkpoints
-from mmrl.training.evaluate import SEED_STEP, EvaluationSettings, Evaluator
+from mmrl.training.evaluate import SEED_STEP, EvaluationSettings, Evaluator, SeenPrompts
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
-from mmrl.training.seen import SeenPrompts
 from mmrl.training.stopping import AskedToStopError
 from mmrl.training.trainer import Records
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter

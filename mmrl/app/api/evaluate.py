@@ -13,8 +13,8 @@ from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.revive import ask, prepare
 from mmrl.app.toml.tables import Table, Values
+from mmrl.runtime.repeating import deterministic
 from mmrl.training.callbacks import Examples
-from mmrl.training.determinism import deterministic
 
 SOURCE = "mmrl.evaluate"
 

@@ -20,9 +20,9 @@ from mmrl.app.run.folder import Line, RunDir, installed_versions, read_lines
 from mmrl.app.run.sample_files import digest, image_bytes, strip_of
 from mmrl.core.types import Group, Request, Sample
 from mmrl.runtime.near import did_you_mean
+from mmrl.runtime.repeating import deterministic
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.collect import Collector
-from mmrl.training.determinism import deterministic
 from mmrl.training.evaluate import Variant
 
 Split = Literal["train", "eval"]

@@ -44,9 +44,9 @@ from mmrl.app.run.signals import leave_in_order, listen
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Request
 from mmrl.runtime.disk import room_for
+from mmrl.runtime.repeating import deterministic
 from mmrl.training.callbacks import Callback
 from mmrl.training.checkpoints.save import Checkpoints
-from mmrl.training.determinism import deterministic
 from mmrl.training.resources.profile import Profile, Steps
 
 log = logging.getLogger("mmrl")

@@ -27,7 +27,7 @@ from mmrl.core.types import Prompt
 from mmrl.data.sources import Marking, Sources, StreamedSources, join_sources, mark_all
 from mmrl.runtime.ranges import hints_of
 from mmrl.serving.reward_client import RemoteReward, is_url
-from mmrl.training.worlds.functions import Answering
+from mmrl.training.worlds.host import Answering
 from mmrl.training.worlds.runner import WorldRunner
 
 log = logging.getLogger("mmrl")

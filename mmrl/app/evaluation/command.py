@@ -26,7 +26,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.data.suites.load import find_suite
 from mmrl.data.suites.suite import Suite
 from mmrl.runtime.accelerator import Accelerator
-from mmrl.training.determinism import deterministic
+from mmrl.runtime.repeating import deterministic
 
 USUAL_REWARDS: dict[str, tuple[str, ...]] = {"grounding": ("iou",), "video": ("by_type",), "qa": ("by_type",)}
 """Task -> the rewards that its answers are scored with where none are named."""

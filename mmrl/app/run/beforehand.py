@@ -23,7 +23,7 @@ from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.blame import UnavailableError
 from mmrl.serving.files import refuse_missing_model
 from mmrl.serving.scorers.sizes import HoldsModels
-from mmrl.training.ahead.limits import refuse_lag
+from mmrl.training.ahead.lag import refuse_lag
 
 log = logging.getLogger("mmrl")
 FOR_SEEN = ("batch_size", "seed", "weights", "sampling", "num_steps", "guidance", "base_from")

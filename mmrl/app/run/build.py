@@ -41,9 +41,8 @@ from mmrl.runtime.cache import cache_folder, note_use
 from mmrl.runtime.process_state import seed
 from mmrl.training.callbacks import Callback
 from mmrl.training.checkpoints.save import Checkpoints, Pace
-from mmrl.training.evaluate import Evaluator, check_columns
+from mmrl.training.evaluate import Evaluator, SeenPrompts, check_columns
 from mmrl.training.rewards.runner import RewardRunner
-from mmrl.training.seen import SeenPrompts
 from mmrl.training.settings import Until
 from mmrl.training.trainer import Records, Trainer
 from mmrl.training.watch.goal import goal_of

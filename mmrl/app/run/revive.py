@@ -25,8 +25,8 @@ from mmrl.core.types import Prompt, Request, Sample
 from mmrl.runtime.accelerator import Accelerator
 from mmrl.runtime.process_state import seed
 from mmrl.runtime.process_state import seed as begin_random_state
+from mmrl.runtime.repeating import deterministic
 from mmrl.training.checkpoints.save import Checkpoints
-from mmrl.training.determinism import deterministic
 from mmrl.training.evaluate import MODELS, Evaluator
 
 

@@ -17,8 +17,8 @@ from mmrl.app.run.build import Job, build
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import read_lines
 from mmrl.core.ranks import Ranks
+from mmrl.runtime.repeating import deterministic
 from mmrl.training.checkpoints.save import Checkpoints
-from mmrl.training.determinism import deterministic
 
 Clock = Callable[[], float]
 

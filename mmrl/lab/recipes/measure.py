@@ -30,8 +30,8 @@ from mmrl.core.samples import Prompt, Value
 from mmrl.lab.recipes.facts import Figure, Measure, Published, Recipe
 from mmrl.lab.recipes.pages import number
 from mmrl.runtime.process_state import seed
+from mmrl.runtime.repeating import deterministic
 from mmrl.training.checkpoints.save import Checkpoints
-from mmrl.training.determinism import deterministic
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.rewards.runner import RewardRunner
 

@@ -1,11 +1,20 @@
-"""Which weights write which step: v(j) = max(0, j - k, the last scheduled checkpoint up to j, where sampling waits for those)."""
+"""How far ahead of its training a method may be sampled, and which weights then write which step."""
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.core.hooks import PlannerHooks, TermHooks, defines, with_hooks
+
+PREVIOUS = "previous"
 
 
 @dataclass(frozen=True)
 class Lag:
-    """Steps are counted from 0, and weights are named by the steps that they have had."""
+    """Which weights write which step: v(j) = max(0, j - k, the last scheduled checkpoint up to j, where sampling waits for those).
+
+    Steps are counted from 0, and weights are named by the steps that they have had.
+    """
 
     ahead: int
     steps: int
@@ -24,3 +33,48 @@ class Lag:
     def first(self, step: int) -> list[int]:
         """The weights that write at first, in a run that begins at this step."""
         return sorted({version for i in range(self.ahead) if (version := self.writes(step + i)) <= step})
+
+
+@runtime_checkable
+class SamplesWith(Protocol):
+    """A planner whose samples are drawn with weights of this name."""
+
+    @property
+    def model(self) -> str: ...
+
+
+def max_ahead(algorithm: Algorithm) -> int:
+    """The most steps that sampling may be ahead of training.
+
+    0 where a part follows weights or scores step by step, or looks at samples with the weights of now; 2 with a correction of the
+    sampler's record; 1 for all others.
+    """
+    if reason_for_none(algorithm):
+        return 0
+    return 2 if any(reading.model == "rollout" for reading in algorithm.all_reads) else 1
+
+
+def reason_for_none(algorithm: Algorithm) -> str:
+    """Why a method cannot be sampled ahead at all; empty if it can."""
+    planner, kind = with_hooks(algorithm.planner, PlannerHooks), type(algorithm.planner).__name__
+    rebasing = [type(term).__name__ for _, term in algorithm.objective if with_hooks(term, TermHooks).rebase_after]
+    if rebasing:
+        return f"{rebasing[0]} changes its reference at the end of a step"
+    if PREVIOUS in algorithm.shadows:
+        return "it reads the weights of the step before"
+    if defines(algorithm.planner, PlannerHooks.watch):
+        return f"{kind} plans by what the step before trained on"
+    if planner.inspects or planner.views:
+        return f"{kind} looks at samples with the network that trains meanwhile"
+    if isinstance(algorithm.planner, SamplesWith) and algorithm.planner.model != "policy":
+        return f"{kind} samples with the weights {algorithm.planner.model!r}, which the network has that trains meanwhile"
+    return ""
+
+
+def refuse_lag(algorithm: Algorithm, ahead: int) -> None:
+    """Raise ValueError if samples may not be drawn so many steps ahead."""
+    most = max_ahead(algorithm)
+    if ahead <= most:
+        return
+    reason = reason_for_none(algorithm) or "nothing in it corrects for the sampler's older weights (algorithm.importance)"
+    raise ValueError(f"ahead is {ahead}, and the algorithm allows {most}: {reason}; set ahead = {most}, or take another one")

@@ -19,8 +19,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS, WEIGHTS_VERSION
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.runtime.process_state import LEFT_BEHIND, random_state, set_random_state
-from mmrl.training.ahead.lag import Lag
-from mmrl.training.ahead.limits import refuse_lag
+from mmrl.training.ahead.lag import Lag, refuse_lag
 from mmrl.training.ahead.versions import Publishes, Version, Versions
 from mmrl.training.checkpoints.state import copy_state, remembers
 from mmrl.training.collect import Collected, Collector, Draws

@@ -1,16 +1,18 @@
-"""The worlds of one environment in one process: opened, stepped and closed by number."""
+"""The worlds of one environment in one process, opened, stepped and closed by number; a function can be an environment."""
 
 import inspect
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mmrl.core.episodes import Environment
+from mmrl.core.episodes import Environment, World
 from mmrl.core.types import Prompt, Turn
 from mmrl.runtime.calls import Foreign
 from mmrl.runtime.net.loops import wait_for
 
 Verb = Literal["open", "step", "close"]
+Function = Callable[[Prompt, tuple[Turn, ...], int], Foreign]
+"""Gives an observation or None; may be `async`."""
 
 
 class LostWorldError(RuntimeError):
@@ -60,3 +62,35 @@ class RemoteHost(WorldHost):
 def session_of(world: object) -> object:
     """The thing that a world plays with, where it names one: of two worlds it must not be the same."""
     return getattr(world, "session", world)
+
+
+@dataclass(frozen=True)
+class Answering:
+    """The environment of a function."""
+
+    function: Function
+
+    def open(self, prompt: Prompt, seed: int, /) -> World:
+        return AnsweringWorld(self.function, prompt, seed)
+
+
+@dataclass
+class AnsweringWorld:
+    """Asks the function with all turns so far."""
+
+    function: Function
+    prompt: Prompt
+    seed: int
+    turns: tuple[Turn, ...] = field(default=())
+
+    def step(self, turn: Turn, /) -> Foreign:
+        self.turns = (*self.turns, turn)
+        return self.function(self.prompt, self.turns, self.seed)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def environment_of(plug_in: Environment | Function) -> Environment:
+    """An environment as it is, and a function as the environment that asks it."""
+    return plug_in if isinstance(plug_in, Environment) else Answering(plug_in)

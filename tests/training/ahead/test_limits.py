@@ -10,7 +10,7 @@ from mmrl.app.config.run import load
 from mmrl.app.run.beforehand import idle_settings, look_at_settings
 from mmrl.core.ranks import Ranks
 from mmrl.policies.shared.workers.settings import SamplerSettings
-from mmrl.training.ahead.limits import max_ahead
+from mmrl.training.ahead.lag import max_ahead
 from tests.support.each import for_each
 from tests.support.fakes import FakeAccelerator
 

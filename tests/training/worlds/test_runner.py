@@ -15,7 +15,7 @@ import torch
 
 from mmrl.core.episodes import Environment, Limits
 from mmrl.core.types import Observation, Prompt, Turn
-from mmrl.training.worlds.functions import environment_of
+from mmrl.training.worlds.host import environment_of
 from mmrl.training.worlds.runner import LONGEST_TEXT, WorldCalling, WorldRunner
 
 LIMITS = Limits(timeout_s=60.0)
