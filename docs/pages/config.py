@@ -25,7 +25,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig, FlowQuantizedSettings
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import QuantizedSettings, Sampling, TextPolicyConfig
-from mmrl.policies.video.settings import VideoSettings
+from mmrl.policies.video.sampling import VideoSettings
 from mmrl.serving.judges.judge import Endpoint
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.calls import Calling, Transform

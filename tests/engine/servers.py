@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mmrl.tiny.text.vlms import build, draw_weights
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
 from mmrl.core.episodes import Worlds
@@ -19,7 +20,7 @@ from mmrl.lab.tiny.text.vlms import build, draw_weights
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
-from mmrl.policies.video.settings import VideoSettings
+from mmrl.policies.video.sampling import VideoSettings
 from tests.support.fake_engines import FakeEngine
 from tests.support.text_policies import logprobs, picture
 from tests.support.videos import write_video

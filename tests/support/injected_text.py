@@ -16,7 +16,7 @@ from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read import evaluate
 from mmrl.policies.text.trace import TextTrace
-from mmrl.policies.video.settings import VideoSettings
+from mmrl.policies.video.sampling import VideoSettings
 from tests.support.injected import (
     Change,
     Injected,

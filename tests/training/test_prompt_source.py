@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from mmrl.tiny.text.vlms import build
 
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt, Video
 from mmrl.lab.tiny.text.vlms import build
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
-from mmrl.policies.video.settings import VideoSettings
+from mmrl.policies.video.sampling import VideoSettings
 from mmrl.training.prompt_source import Drawing
 from mmrl.training.stopping import TrainingStoppedError
 from tests.support.fakes import FakeTextPolicy, prompts

@@ -229,7 +229,7 @@ def sketch_of_model(policy: FlowPolicyConfig) -> "tuple[type[FlowFamily], FlowFa
     from mmrl.policies.flow.loading import load_index
     from mmrl.policies.flow.single_file import pipeline_of
     from mmrl.policies.flow.write.sketch import sketch_of
-    from mmrl.policies.shared.variants import refuse_variant, variants_in
+    from mmrl.policies.shared.published import refuse_variant, variants_in
 
     own, described = own_family(policy), pipeline_of(policy)
     index = load_index(described.model, own)

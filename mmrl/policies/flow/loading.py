@@ -20,7 +20,7 @@ from mmrl.policies.flow.teachers import add_teachers
 from mmrl.policies.flow.write.sketch import is_number, make_family, sketch_of
 from mmrl.policies.shared.chat_templates import refuse_endless
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, switch_casts
-from mmrl.policies.shared.variants import refuse_variant, variants_in
+from mmrl.policies.shared.published import refuse_variant, variants_in
 from mmrl.policies.shared.weights import whole
 from mmrl.runtime.near import near
 from mmrl.runtime.net.offline import check_hub, offline_note

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from mmrl.answers.sources import Fit
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.shared.quantized.settings import refuse_idle
+from mmrl.policies.shared.quantized.load import refuse_idle
 from mmrl.policies.shared.tf32 import check_tf32
 from mmrl.runtime.ranges import Count, CountOrNone, Factor, Large, Positive, Range, check_ranges
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from mmrl.policies.text.policy import TextPolicy
     from mmrl.policies.text.settings import Sampling, TextPolicyConfig
     from mmrl.policies.text.trace import TextTrace
-    from mmrl.policies.video.settings import VideoSettings
+    from mmrl.policies.video.sampling import VideoSettings
 
 _HOMES = {
     "LoraSettings": "settings",

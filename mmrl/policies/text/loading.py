@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.policies.shared.lora import LoraSettings, casting_layers, load_adapter, lora_config, switch_casts
+from mmrl.policies.shared.published import refuse_variant, variants_in
 from mmrl.policies.shared.quantized.host import rest_on_host
 from mmrl.policies.shared.quantized.stored import method_of
-from mmrl.policies.shared.variants import refuse_variant, variants_in
 from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.families import Family, belongs, family_of, is_text_only, model_class
 from mmrl.policies.text.families.text_only import TextOnly, TextProcessor

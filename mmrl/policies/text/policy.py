@@ -49,7 +49,7 @@ from mmrl.policies.text.write.rollout import (
     vocabulary_of,
 )
 from mmrl.policies.video.input import VideoInput
-from mmrl.policies.video.settings import VideoSettings
+from mmrl.policies.video.sampling import VideoSettings
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import pad_actions
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.shared.quantized.settings import refuse_idle
+from mmrl.policies.shared.quantized.load import refuse_idle
 from mmrl.policies.text.engine_settings import EngineConfig
-from mmrl.policies.video.settings import VideoSettings
+from mmrl.policies.video.sampling import VideoSettings
 from mmrl.runtime.ranges import Count, CountOrNone, Large, NonNegative, PositiveShare, Share, check_ranges
 
 BoxSpaceSetting = Literal["auto", "pixel", "resized", "norm1000", "norm1", "norm1000_yx"]

@@ -11,8 +11,7 @@ from mmrl.answers.spans.sounds import Ear
 from mmrl.core.samples import ClipTime, Video
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import Frames, fetch
-from mmrl.policies.video.sampling import FrameRule
-from mmrl.policies.video.settings import VideoSettings
+from mmrl.policies.video.sampling import FrameRule, VideoSettings
 from mmrl.policies.video.workers import Workers
 
 

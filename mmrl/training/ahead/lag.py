@@ -11,7 +11,7 @@ PREVIOUS = "previous"
 
 @dataclass(frozen=True)
 class Lag:
-    """Which weights write which step: v(j) = max(0, j - k, the last scheduled checkpoint up to j, where sampling waits for those).
+    """Which weights write which step: v(j) = max(0, j - k, the last scheduled checkpoint up to j, if sampling waits for those).
 
     Steps are counted from 0, and weights are named by the steps that they have had.
     """

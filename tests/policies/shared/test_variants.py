@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.policies.shared.variants import refuse_variant, variants_in
+from mmrl.policies.shared.published import refuse_variant, variants_in
 
 
 def test_names_of_files_tell_variants(tmp_path: Path):

@@ -20,8 +20,7 @@ from mmrl.core.types import Prompt, Request, Video
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.input import VideoInput
-from mmrl.policies.video.sampling import FrameRule
-from mmrl.policies.video.settings import VideoSettings
+from mmrl.policies.video.sampling import FrameRule, VideoSettings
 from mmrl.policies.video.workers import Worker, Workers
 from mmrl.runtime.workers import WorkerError
 from mmrl.training.checkpoints.save import Checkpoints

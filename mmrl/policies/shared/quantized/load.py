@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.kept import Recipe, description
 from mmrl.policies.shared.quantized.layer import SCALES_OF, Nf4Linear, put_layers
 from mmrl.policies.shared.quantized.stored import NETWORK, PARTS, files_in, is_part, read_codes, tensors_in, weights_in
@@ -273,3 +274,24 @@ def put(model: nn.Module, name: str, value: Tensor) -> None:
     if own in module._parameters:
         value = nn.Parameter(value, requires_grad=False)
     setattr(module, own, value)
+
+
+class Quantized(Protocol):
+    """[policy.quantized]."""
+
+    @property
+    def parts(self) -> tuple[str, ...]: ...
+
+
+def refuse_idle(weights: str, quantized: Quantized, usual: Quantized, lora: LoraSettings | None) -> None:
+    """Raise ValueError for [policy.quantized] beside weights as they are, without a part, and for 4 bits without adapters."""
+    if weights == "float":
+        if quantized != usual:
+            raise ValueError('policy.quantized acts with policy.weights = "nf4" alone: set that, or remove the table')
+        return
+    if not quantized.parts:
+        raise ValueError(f"policy.quantized.parts is empty: name {' or '.join(usual.parts)}, or leave policy.weights out")
+    if lora is None:
+        raise ValueError(
+            'policy.weights is "nf4", and weights in 4 bits do not train: add [policy.lora], whose adapters train beside them'
+        )

@@ -13,8 +13,7 @@ from torch import Tensor
 from mmrl.answers.spans.sounds import Ear
 from mmrl.core.samples import KINDS
 from mmrl.policies.video.decode import Frames
-from mmrl.policies.video.sampling import Budget, FrameRule
-from mmrl.policies.video.settings import VideoSettings
+from mmrl.policies.video.sampling import Budget, FrameRule, VideoSettings
 
 Media = Mapping[str, Tensor]
 """The tensors a processor made of one prompt's pictures, by the name the model's forward gives them."""

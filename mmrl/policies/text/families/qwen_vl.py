@@ -10,8 +10,7 @@ from torch import Tensor
 
 from mmrl.policies.text.families.base import Core, Family, Media
 from mmrl.policies.video.decode import Frames
-from mmrl.policies.video.sampling import Budget
-from mmrl.policies.video.settings import VideoSettings
+from mmrl.policies.video.sampling import Budget, VideoSettings
 
 BOX_SPACES = {
     "qwen2_vl": "norm1000",

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mmrl.tiny.text.clips import FPS, STYLE, build
 
 from mmrl.app.config import run as configs
 from mmrl.core.types import Prompt, Video
@@ -9,7 +10,7 @@ from mmrl.data.drawn.moving import draw, plan_clip, style_of
 from mmrl.data.files.mp4 import write_mp4
 from mmrl.lab.tiny.text.clips import FPS, STYLE, build
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
-from mmrl.policies.video.settings import VideoSettings
+from mmrl.policies.video.sampling import VideoSettings
 
 
 @pytest.fixture(scope="module")
