@@ -30,7 +30,7 @@ from mmrl.app.run.folder import RunDir
 from mmrl.app.run.step_spans import StepSpans
 from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.write.remote import RemoteGenerator
-from mmrl.policies.shared.workers.crew import Crew
+from mmrl.policies.shared.workers.crew import Crew, Restarts
 from mmrl.runtime.spans import span
 from mmrl.training.trainer import Trainer
 from tests.support.published import PublishingPolicy
@@ -57,6 +57,9 @@ class Asleep:
     def give_up(self) -> None:
         """It ends by itself."""
 
+    def close(self) -> None:
+        """Likewise."""
+
 
 def watched(trainer: Trainer, folder: Path, steps: int, ahead: int) -> tuple[Path, float]:
     """Train; where the spans of the steps are, and the mean seconds of those in the middle."""
@@ -76,7 +79,7 @@ def watched(trainer: Trainer, folder: Path, steps: int, ahead: int) -> tuple[Pat
 def fake_run(folder: Path, latencies: tuple[float, float], layout: Layout, steps: int) -> tuple[tuple[Work, ...], float]:
     """What steps are made of, and the seconds of one, where samplers and updates sleep."""
     chunk_s, update_s = latencies
-    crew = Crew([Asleep() for _ in range(layout.samplers)], 0)
+    crew = Crew([Asleep() for _ in range(layout.samplers)], Restarts(0))
 
     def wait(what: str) -> None:
         if what == "rollout":

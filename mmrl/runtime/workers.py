@@ -1,23 +1,51 @@
-"""A function in a process of its own, which can be killed when it does not answer. Standard library only."""
+"""A function in a process of its own, which can be killed when it does not answer. Standard library only.
 
+The process is a program of its own: it inherits no locks, as a fork would.
+"""
+
+import atexit
 import importlib.util
 import multiprocessing
+import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import partial
+from multiprocessing import resource_tracker, spawn
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any, cast
+from weakref import WeakSet
 
 from mmrl.runtime.blame import PLUGIN, describe, note_place
+
+PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[3:]; from mmrl.runtime.workers import begin; begin(int(sys.argv[1]), int(sys.argv[2]))"
+)
+living: WeakSet["subprocess.Popen[bytes]"] = WeakSet()
+"""The processes that this one has started."""
 
 
 class WorkerError(RuntimeError):
     """The function raised something that cannot travel between processes, or its process died."""
+
+    def __init__(self, text: str, code: int | None = None) -> None:
+        super().__init__(text)
+        self.code = code
+        """The exit code of a process that died."""
+
+
+class SilentError(TimeoutError):
+    """There was no answer in time."""
+
+    def __init__(self, text: str, stopped_by: int | None) -> None:
+        super().__init__(text)
+        self.stopped_by = stopped_by
+        """The signal that had stopped the process, if one had."""
 
 
 class WorkerProcess:
@@ -25,11 +53,15 @@ class WorkerProcess:
 
     A function with a method `prepare()` has it called when its process starts, for imports that take long.
 
+    Args:
+        reads_main: the main file is read again, for functions and arguments that are defined there.
+        variables: what the process finds in its environment, beside what is there.
+
     Raises:
         ValueError: the function cannot be pickled.
     """
 
-    def __init__(self, function: Callable[..., object]) -> None:
+    def __init__(self, function: Callable[..., object], reads_main: bool = True, **variables: str) -> None:
         try:
             self._payload = pickle.dumps(function)
         except Exception as error:  # noqa: BLE001 - pickling runs the function's own code
@@ -37,34 +69,28 @@ class WorkerProcess:
                 f"{function!r} cannot be sent to another process ({error}): define it at the top of a file, "
                 "not inside a function and not as a lambda"
             ) from None
-        self._files = plugin_files(function)
-        self._process: BaseProcess | None = None
+        self._files, self._reads_main, self._variables = plugin_files(function), reads_main, variables
+        self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, if there is one."""
+        return None if self._process is None else self._process.pid
 
     def __call__(self, *arguments: object, timeout_s: float | None = None) -> Any:
         """The function's answer.
 
         Raises:
-            TimeoutError: none within `timeout_s`; the process is killed. The time to start a process does not count.
+            SilentError: none within `timeout_s`; the process is killed. The time to start a process does not count.
             WorkerError: the process died, or raised something that cannot be pickled; else whatever the function raised.
         """
+        packed = pack(arguments)
         with self._lock:
-            if self._process is None or self._connection is None or not self._process.is_alive():
-                self._connection = self._start()
-            connection = self._connection
-            try:
-                connection.send_bytes(pickle.dumps(arguments))
-                is_late = not connection.poll(timeout_s)
-                reply = b"" if is_late else connection.recv_bytes()
-            except (EOFError, OSError):
-                # the latter where it died amid its answer
-                code = self._kill()
-                raise WorkerError(f"its process died with exit code {code}") from None
-            if is_late:
-                self._kill()
-                raise TimeoutError(f"no answer within {timeout_s} s; its process was killed")
-        answered, value = pickle.loads(reply)  # noqa: S301 - our own child's bytes
+            if self._process is None or self._connection is None or self._process.poll() is not None:
+                self._start()
+            answered, value = self._converse(packed, timeout_s)
         if not answered:
             raise value
         return value
@@ -72,44 +98,132 @@ class WorkerProcess:
     def close(self) -> None:
         with self._lock:
             if self._process is not None:
-                self._kill()
+                self._end()
 
     def give_up(self) -> None:
-        """Kill the process without waiting for a call that is under way, which raises WorkerError; the next starts it again."""
-        if (process := self._process) is not None and process.pid is not None:
-            process.kill()
+        """Kill the process, from any thread: a call that is under way raises WorkerError, and the next starts it again.
 
-    def _start(self) -> Connection:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, self._payload, self._files), daemon=True)
-        self._process.start()
+        The connection is for the thread that reads it to close.
+        """
+        if (process := self._process) is not None:
+            process.kill()
+            process.wait()
+
+    def _start(self) -> None:
+        if self._process is not None:
+            self._end()
+        # raises where this process is itself reading the main file again
+        facts = spawn.get_preparation_data("worker")
+        unwanted = ("authkey",) if self._reads_main else ("authkey", "init_main")
+        facts = {name: fact for name, fact in facts.items() if not name.startswith(unwanted)}
+        self._connection, theirs = multiprocessing.Pipe()
+        shared = (theirs.fileno(), resource_tracker.getfd())
+        path = [folder or os.getcwd() for folder in sys.path]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *map(str, shared), *path],
+            stdin=subprocess.DEVNULL,
+            pass_fds=shared,
+            env={**os.environ, **self._variables},
+        )
+        living.add(self._process)
         theirs.close()
         try:
+            send(self._connection, pack((facts, self._payload, self._files)))
             ready = self._connection.recv_bytes()
         except (EOFError, OSError):
-            raise WorkerError(f"its process ended with exit code {self._kill()} while loading it") from None
+            code = self._end()
+            raise WorkerError(f"its process ended with exit code {code} while loading it", code) from None
         if ready:
-            self._kill()
+            self._end()
             raise WorkerError(f"its process cannot load it: {ready.decode()}")
-        return self._connection
 
-    def _kill(self) -> int | None:
+    def _converse(self, packed: Sequence[bytes | memoryview], timeout_s: float | None) -> tuple[bool, Any]:
+        process, connection, late = self._process, self._connection, list[SilentError]()
+        assert process is not None and connection is not None
+
+        def end_silence() -> None:
+            late.append(SilentError(f"no answer within {timeout_s} s; its process was killed", stopped_by(process.pid)))
+            process.kill()
+
+        alarm = threading.Timer(threading.TIMEOUT_MAX if timeout_s is None else timeout_s, end_silence)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            send(connection, packed)
+            parts = receive(connection)
+        except (EOFError, OSError):
+            # the latter where it died amid its answer
+            code = self._end()
+            raise late[0] if late else WorkerError(f"its process died with exit code {code}", code) from None
+        finally:
+            alarm.cancel()
+        return unpack(parts)
+
+    def _end(self) -> int:
+        """The exit code of the process, which is killed if it lives."""
         assert self._process is not None and self._connection is not None
         self._process.kill()
-        self._process.join()
-        code = self._process.exitcode
+        code = self._process.wait()
         self._connection.close()
         self._process = None
         return code
 
 
-def serve(connection: Connection, payload: bytes, files: Mapping[str, str]) -> None:
-    """The other process's loop: load, then answer until there are no more requests."""
+@atexit.register
+def end_all() -> None:
+    """Processes do not outlive the one that they work for, whatever they do."""
+    for process in list(living):
+        process.kill()
+
+
+def stopped_by(pid: int) -> int | None:
+    """The signal that has stopped a process of this one."""
+    # macOS has no waitid before Python 3.13; an end that comes meanwhile is Popen's to see
+    with suppress(AttributeError, ChildProcessError):
+        found = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        return None if found is None else found.si_status
+    return None
+
+
+def pack(thing: object) -> list[bytes | memoryview]:
+    """A pickle, and beside it large arrays as they are."""
+    beside: list[pickle.PickleBuffer] = []
+    return [pickle.dumps(thing, protocol=5, buffer_callback=beside.append), *(buffer.raw() for buffer in beside)]
+
+
+def send(connection: Connection, packed: Sequence[bytes | memoryview]) -> None:
+    connection.send(len(packed))
+    for part in packed:
+        connection.send_bytes(part)
+
+
+def receive(connection: Connection) -> list[bytes]:
+    return [connection.recv_bytes() for _ in range(connection.recv())]
+
+
+def unpack(parts: Sequence[bytes]) -> Any:
+    """What was packed; arrays can be written to."""
+    return pickle.loads(parts[0], buffers=map(bytearray, parts[1:]))  # noqa: S301 - our own parent's or child's bytes
+
+
+def begin(handle: int, tracker: int) -> None:
+    """The other process: load the function that it is sent, and serve."""
     for number in (signal.SIGINT, signal.SIGHUP):
         # the terminal sends them to the whole run, which decides what becomes of its processes
         signal.signal(number, signal.SIG_IGN)
+    # a tracker of its own would free memory that the processes share as soon as this one ends
+    cast(Any, resource_tracker)._resource_tracker._fd = tracker
+    with suppress(EOFError, OSError), Connection(handle) as connection:
+        serve(connection, *unpack(receive(connection)))
+
+
+def serve(connection: Connection, facts: dict[str, Any], payload: bytes, files: Mapping[str, str]) -> None:
+    """The other process's loop: load, then answer until the one that asks is gone."""
+    process: Any = multiprocessing.current_process()
     try:
+        process._inheriting = True
+        spawn.prepare(facts)
+        del process._inheriting
         for name, file in files.items():
             load_file(name, file)
         function = pickle.loads(payload)  # noqa: S301 - our own parent's bytes
@@ -119,16 +233,12 @@ def serve(connection: Connection, payload: bytes, files: Mapping[str, str]) -> N
         return
     connection.send_bytes(b"")
     while True:
+        arguments = unpack(receive(connection))
         try:
-            arguments = pickle.loads(connection.recv_bytes())  # noqa: S301 - our own parent's bytes
-        except EOFError:
-            return
-        try:
-            reply: tuple[bool, object] = True, function(*arguments)
-            packed = pickle.dumps(reply)
+            packed = pack((True, function(*arguments)))
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it is raised again in the parent
-            packed = pickle.dumps((False, portable(error)))
-        connection.send_bytes(packed)
+            packed = pack((False, portable(error)))
+        send(connection, packed)
 
 
 def portable(error: BaseException) -> Exception:

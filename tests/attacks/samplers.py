@@ -14,9 +14,8 @@ from torch import Tensor
 from mmrl.app.config.run import load
 from mmrl.app.run.build import build
 from mmrl.policies.flow.write.generate import Sampled
-from mmrl.policies.shared.workers.crew import Crew
-from mmrl.policies.shared.workers.process import SamplingProcess
-from mmrl.policies.shared.workers.remote import Remote
+from mmrl.policies.shared.workers.crew import Crew, Restarts
+from mmrl.policies.shared.workers.remote import Remote, SamplingProcess
 from mmrl.policies.shared.workers.settings import Place
 from mmrl.policies.shared.workers.slots import HEAD, NOTHING, Slots, buffer_of
 from mmrl.training.stopping import TrainingStoppedError
@@ -53,6 +52,9 @@ class Here:
     def give_up(self) -> None:
         """It ends by itself."""
 
+    def close(self) -> None:
+        """Likewise."""
+
 
 class FaultySlots(Slots):
     """Shared memory in which the first publication after an update goes wrong."""
@@ -88,7 +90,7 @@ def run(twist: Twist = plain, fault: Fault = Slots.write, kind: str = "flow") ->
             sampler.policy = sampler.make()
             sampler.policy.prepare(Accelerator(cpu=True))
     generator.slots = slots
-    generator.crew = Crew([Here(sampler, twist) for sampler in samplers], 0)
+    generator.crew = Crew([Here(sampler, twist) for sampler in samplers], Restarts(0))
     try:
         job.trainer.fit()
     finally:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmrl.tiny.text.vlms import build, draw_weights
 from transformers import AutoConfig, AutoModelForImageTextToText, GenerationConfig
 
 from mmrl.core.episodes import Worlds

@@ -9,8 +9,8 @@ from tests.support.each import for_each
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("mmrl", "rewards", "datasets", "environments", "benchmarks", "examples")
 FILES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
-OWN_PROCESSES = {"mmrl/runtime/workers.py", "mmrl/policies/video/worker.py", "mmrl/policies/video/workers.py"}
-"""Unpickle what a process they started, or that started them, wrote into a pipe."""
+OWN_PROCESSES = {"mmrl/runtime/workers.py"}
+"""Unpickles what a process it started, or that started it, wrote into a pipe."""
 DATA_ONLY = {"mmrl/data/layouts/refer.py"}
 """Reads a published data set that is a pickle, with an unpickler that refuses every class and function."""
 PLUG_INS = {"mmrl/app/plugins/resolve.py", "mmrl/runtime/workers.py"}
@@ -23,7 +23,6 @@ CLIENTS = {
     "mmrl/runtime/net/fetch.py",
     "mmrl/serving/guard.py",
     "mmrl/runtime/net/offline.py",
-    "mmrl/policies/video/workers.py",
 }
 CLIENTS |= {"mmrl/runtime/workers.py", "mmrl/engine/server.py"}
 CLIENTS |= {"mmrl/engine/worker/weight_group.py", "mmrl/app/export/hub.py"}

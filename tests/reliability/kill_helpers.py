@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import torch
 
 from mmrl.app.config.run import load
 from mmrl.app.run.build import Job, build
+from mmrl.runtime.workers import living
 from tests.reliability import judged_runs
 from tests.reliability.soak import fingerprint, result
 
@@ -55,7 +55,7 @@ def words(kind: str, steps: int, folder: Path) -> list[str]:
 def pids(kind: str, job: Job) -> list[int]:
     """The processes that may be killed now."""
     if kind != "engine":
-        return [child.pid for child in active_children() if child.pid is not None]
+        return [child.pid for child in list(living) if child.poll() is None]
     from tests.support.fake_engines import ask
 
     server = getattr(job.policy, "generator").server  # noqa: B009 - a policy's own part

@@ -3,12 +3,15 @@
 import os
 import signal
 import struct
+import subprocess
 import sys
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from mmrl.runtime.workers import WorkerError, WorkerProcess
+from mmrl.runtime.workers import SilentError, WorkerError, WorkerProcess
 
 
 def test_a_process_serves_call_after_call_and_a_killed_one_is_replaced():
@@ -39,3 +42,64 @@ def test_what_takes_too_long_is_killed():
     process = WorkerProcess(time.sleep)
     with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
         process(60, timeout_s=0.01)
+
+
+def stop_amid_the_answer() -> None:
+    connection = sys._getframe(1).f_locals["connection"]
+    os.write(connection.fileno(), struct.pack("!i", 1000) + b"half")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_one_that_is_stopped_amid_its_answer_is_killed_too():
+    with pytest.raises(SilentError) as caught:
+        WorkerProcess(stop_amid_the_answer)(timeout_s=3.0)
+    assert caught.value.stopped_by == signal.SIGSTOP
+
+
+def test_giving_up_ends_the_process_and_does_nothing_without_one():
+    process = WorkerProcess(os.getpid)
+    process.give_up()
+    first = process()
+    process.give_up()
+    assert not Path(f"/proc/{first}").exists() and process() != first
+    process.close()
+
+
+def test_arrays_arrive_as_they_are_and_can_be_written_to():
+    process = WorkerProcess(np.asarray)
+    try:
+        array = process(np.arange(6).reshape(2, 3))
+        array += 1
+        assert array.tolist() == [[1, 2, 3], [4, 5, 6]]
+    finally:
+        process.close()
+
+
+PROGRAM = """
+from mmrl.runtime.workers import WorkerProcess
+print("read", flush=True)
+class Number:
+    def __init__(self, value): self.value = value
+def next_one(number): return Number(number.value + 1)
+if __name__ == "__main__":
+    print(WorkerProcess(next_one)(Number(4)).value, WorkerProcess(abs, reads_main=False)(-2))
+"""
+UNGUARDED = """
+from mmrl.runtime.workers import WorkerProcess
+WorkerProcess(abs)(-2)
+"""
+
+
+def run(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "program.py").write_text(program)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(tmp_path / "program.py")]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=tmp_path)
+
+
+def test_a_main_file_is_read_again_where_it_is_wanted(tmp_path: Path):
+    assert run(tmp_path, PROGRAM).stdout.split() == ["read", "read", "5", "2"]
+
+
+def test_a_program_that_would_start_processes_without_end_is_refused(tmp_path: Path):
+    assert "its process cannot load it: RuntimeError" in run(tmp_path, UNGUARDED).stderr

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from mmrl.tiny.text.vlms import build
 
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.ranks import Ranks

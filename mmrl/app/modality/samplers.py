@@ -11,7 +11,7 @@ from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.trace import SigmaTable
 from mmrl.policies.flow.write import remote as drawing
 from mmrl.policies.flow.write.generate import Sampled
-from mmrl.policies.shared.workers.process import SamplingProcess
+from mmrl.policies.shared.workers.remote import SamplingProcess
 from mmrl.policies.shared.workers.settings import SamplerSettings
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.policy import TextPolicy
@@ -20,13 +20,15 @@ from mmrl.policies.text.write import remote as writing
 
 def drawing_generator(settings: SamplerSettings) -> Callable[[FlowHost], drawing.RemoteGenerator]:
     """The part of a policy whose images these processes draw."""
-    return lambda host: drawing.RemoteGenerator(host, settings, partial(SamplingProcess, partial(drawer, host.config), draw))
+    return lambda host: drawing.RemoteGenerator(
+        host, drawing.LocalGenerator(host), settings, partial(SamplingProcess, partial(drawer, host.config), draw)
+    )
 
 
 def writing_generator(settings: SamplerSettings) -> Callable[[TextHost], writing.RemoteGenerator]:
     """The part of a policy whose completions these processes write."""
     return lambda host: writing.RemoteGenerator(
-        host, settings, partial(SamplingProcess, partial(TextPolicy, host.config), writing.write)
+        host, writing.LocalGenerator(host), settings, partial(SamplingProcess, partial(TextPolicy, host.config), writing.write)
     )
 
 

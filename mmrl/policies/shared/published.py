@@ -1,4 +1,4 @@
-"""Public weights of a family of models: facts that `mmrl ls families` lists, and variants of the files in a folder, such as fp16."""
+"""Public weights of families of models: facts that `mmrl ls families` lists, and variants of the files in a folder (fp16)."""
 
 import re
 from collections.abc import Collection, Mapping

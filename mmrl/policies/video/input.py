@@ -1,7 +1,9 @@
 """Clips as the model's processor takes them: mp4, mkv, webm or pictures in a row -> frames with their true times."""
 
+import logging
+import signal
+import weakref
 from collections.abc import Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,10 +11,17 @@ import numpy as np
 
 from mmrl.answers.spans.sounds import Ear
 from mmrl.core.samples import ClipTime, Video
+from mmrl.policies.shared.workers.crew import Board, Crew
 from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.sampling import FrameRule, VideoSettings
-from mmrl.policies.video.workers import Workers
+from mmrl.runtime.workers import SilentError, WorkerError, WorkerProcess
+
+log = logging.getLogger("mmrl")
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""Signals that a process brings upon itself: the clip is to blame."""
+BAD_CLIP = "take the clip out of the data, or convert it to H.264"
+NO_WORKERS = "set policy.video.workers = 0 to decode in the run's own process"
 
 
 @dataclass
@@ -24,37 +33,94 @@ class VideoInput:
     ear: Ear = field(default_factory=Ear)
     """What the model takes of sounds."""
     cache: FrameCache = field(init=False)
-    workers: Workers = field(init=False)
+    workers: Crew | None = None
+    """Processes that decode; they start with the first clip."""
     used: bool = field(default=False, init=False)
     """True once a clip was asked for."""
-    _asked: dict[Video, "Future[Frames]"] = field(default_factory=dict, init=False)
+    _asked: dict[Video, Board] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.cache = FrameCache(self.settings.cache_mb * 2**20)
-        self.workers = Workers(self.settings.workers, self.settings.timeout)
 
     def ask(self, videos: Iterable[Video]) -> None:
         """Let workers begin with these clips; an error is raised when the clip is taken."""
         for video in dict.fromkeys(map(without_changes, videos)):
             if self.settings.workers and video not in self._asked and not self._has_cached(video):
-                self._asked[video] = self.workers.ask(video, self.rule, self.settings.cache_mb > 0)
+                self._asked[video] = self.begin(video)
 
     def __call__(self, video: Video) -> Frames:
         """Raises FileNotFoundError, ValueError for a wrong clip, WorkerError where workers died or hung twice."""
         self.used = True
         own = without_changes(video)
         frames = self.cache.get(own, self.rule) if self.settings.cache_mb and exists(own) else None
-        future = self._asked.pop(own, None)
+        asked = self._asked.pop(own, None)
         if frames is None:
-            if future is None and self.settings.workers:
-                future = self.workers.ask(own, self.rule, self.settings.cache_mb > 0)
-            frames = fetch(own, self.rule, self.settings.cache_mb > 0) if future is None else future.result()
+            if asked is None and self.settings.workers:
+                asked = self.begin(own)
+            frames = fetch(own, self.rule, self.settings.cache_mb > 0) if asked is None else asked.wait()[0]
             if self.settings.cache_mb:
                 self.cache.put(own, self.rule, frames)
         return change_frames(frames, video)
 
+    def begin(self, video: Video) -> Board:
+        """Let a worker decode a clip; the board's one answer is its Frames."""
+        if self.workers is None:
+            decoders = [Decoder(self.settings.timeout) for _ in range(self.settings.workers)]
+            self.workers = Crew(decoders, try_once_more, "decoder")
+            weakref.finalize(self, self.workers.close)
+        return self.workers.begin_jobs([(video, self.rule, self.settings.cache_mb > 0)])
+
     def _has_cached(self, video: Video) -> bool:
         return bool(self.settings.cache_mb) and exists(video) and self.cache.get(video, self.rule) is not None
+
+
+class Decoder:
+    """A process that decodes clips, and says whose clip it died over."""
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout, self.process = timeout, WorkerProcess(fetch, reads_main=False, OMP_NUM_THREADS="1")
+        self.give_up, self.close = self.process.give_up, self.process.close
+
+    def __call__(self, video: Video, rule: FrameRule, hashed: bool) -> Frames:
+        """Raises what is wrong with the clip; WorkerError when the process died or did not answer in time."""
+        try:
+            return self.process(video, rule, hashed, timeout_s=self.timeout)
+        except SilentError as error:
+            why = silence(error.stopped_by, self.timeout)
+        except WorkerError as error:
+            if error.code is None:
+                raise
+            why = death(error.code)
+        raise WorkerError(f"the process that decoded {video.source!r} {why}")
+
+
+def try_once_more(worker: int, error: WorkerError, deaths: int) -> None:
+    """A clip is decoded by a second process, never by a third."""
+    if deaths > 1:
+        raise error
+    log.warning("%s; a new process decodes the clip", str(error).rpartition(": ")[0])
+
+
+def silence(stopped_by: int | None, timeout: float) -> str:
+    """Why a living process does not answer, and what to do about it."""
+    what = f"said nothing for {timeout:g} s"
+    if stopped_by is None:
+        return f"{what} and was killed: {BAD_CLIP}, or raise policy.video.timeout"
+    return (
+        f"was stopped by {name_of(stopped_by)}, {what} and was killed: find out what stops the run's processes, or {NO_WORKERS}"
+    )
+
+
+def death(code: int) -> str:
+    """How a process ended by itself or was killed, and what to do about it."""
+    if code >= 0:
+        return f"ended with exit code {code}: {BAD_CLIP}"
+    remedy = f"if memory ran out, lower policy.video.workers or policy.video.max_frames, or {NO_WORKERS}"
+    return f"was killed by {name_of(-code)}: {BAD_CLIP if -code in CRASHES else remedy}"
+
+
+def name_of(number: int) -> str:
+    return next((one.name for one in signal.Signals if one == number), f"signal {number}")
 
 
 def exists(video: Video) -> bool:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,22 @@ import pytest
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Prompt, Request, Video
 from mmrl.policies.text.policy import TextPolicy
-from mmrl.policies.video.decode import fetch
-from mmrl.policies.video.input import VideoInput
+from mmrl.policies.video.decode import Frames, fetch
+from mmrl.policies.video.input import Decoder, VideoInput
 from mmrl.policies.video.sampling import FrameRule, VideoSettings
-from mmrl.policies.video.workers import Worker, Workers
+from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.workers import WorkerError
 from mmrl.training.checkpoints.save import Checkpoints
 from tests.support.text_policies import make
 from tests.support.videos import even, write_video
 
 ROOT = Path(__file__).parents[3]
-SILENT = (sys.executable, "-c", "import time; time.sleep(60)")
+ASLEEP = 0
+"""In place of a signal: the worker sleeps."""
 DOOM = """
-import os, sys
+import os, sys, time
 from pathlib import Path
-if "mmrl.policies.video.worker" in sys.orig_argv:
+if "mmrl.runtime.workers" in " ".join(sys.orig_argv):
     from mmrl.policies.video import decode
     resize, seen = decode.resize, Path({seen!r})
     def interrupted(pieces, *rest):
@@ -40,7 +41,7 @@ if "mmrl.policies.video.worker" in sys.orig_argv:
         if len(before) < {times} and ({until!r} == "" or any(Path({until!r}).glob("step-*"))):
             seen.write_text(" ".join([*before, str(os.getpid())]))
             pieces = iter([next(pieces), *pieces])
-            os.kill(os.getpid(), {number})
+            os.kill(os.getpid(), {number}) if {number} else time.sleep(60)
         return resize(pieces, *rest)
     decode.resize = interrupted
 """
@@ -57,7 +58,7 @@ def doomed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Doomed:
         folder.mkdir()
         seen = str(tmp_path / "seen")
         (folder / "sitecustomize.py").write_text(DOOM.format(number=int(number), times=times, seen=seen, until=until))
-        monkeypatch.syspath_prepend(folder)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
         monkeypatch.setattr(threading, "Timer", partial(WhenStopped, tmp_path / "seen")) if number == signal.SIGSTOP else None
         return folder
 
@@ -85,39 +86,57 @@ def clip(tmp_path_factory):
 
 
 @pytest.fixture
-def workers():
-    found = Workers(1, timeout=30.0)
-    yield found
-    for worker in found._workers:
-        worker.stop()
+def decoding() -> Iterator[Callable[..., VideoInput]]:
+    """(seconds that a worker may take) -> clips with one worker."""
+    made: list[VideoInput] = []
+
+    def make_input(timeout: float = 60.0) -> VideoInput:
+        made.append(VideoInput(VideoSettings(workers=1, timeout=timeout), FrameRule()))
+        return made[-1]
+
+    yield make_input
+    for one in made:
+        if one.workers is not None:
+            one.workers.close()
 
 
-def test_workers_decode_what_is_decoded_here(clip, workers):
-    wishes = [Video(clip, frames=2 + 2 * i) for i in range(4)]
-    futures = [workers.ask(wish, FrameRule(), True) for wish in wishes]
-    for wish, future in zip(wishes, futures, strict=True):
-        mine, theirs = fetch(wish, FrameRule()), future.result(30)
+def result(videos: VideoInput, source: str) -> Frames:
+    (frames,) = videos.begin(Video(source)).wait()
+    return frames
+
+
+def decoder(videos: VideoInput) -> Decoder:
+    assert videos.workers is not None
+    (found,) = videos.workers.workers
+    assert isinstance(found, Decoder)
+    return found
+
+
+def test_workers_decode_what_is_decoded_here(clip, decoding):
+    wishes, videos = [Video(clip, frames=2 + 2 * i) for i in range(4)], decoding()
+    boards = [videos.begin(wish) for wish in wishes]
+    for wish, board in zip(wishes, boards, strict=True):
+        mine, (theirs,) = fetch(wish, FrameRule()), board.wait()
         assert np.array_equal(mine.pixels, theirs.pixels)
         assert (mine.times, mine.step, mine.seconds, mine.digest) == (theirs.times, theirs.step, theirs.seconds, theirs.digest)
 
 
-def test_what_is_wrong_with_a_clip_arrives_and_the_worker_lives_on(clip, workers):
-    futures = [workers.ask(Video(source), FrameRule(), True) for source in ("gone.mp4", __file__, clip)]
+def test_what_is_wrong_with_a_clip_arrives_and_the_worker_lives_on(clip, decoding):
+    videos = decoding()
     with pytest.raises(FileNotFoundError, match=r"no video .*gone\.mp4"):
-        futures[0].result(30)
+        result(videos, "gone.mp4")
     with pytest.raises(ValueError, match="cannot be opened"):
-        futures[1].result(30)
-    pid = workers._workers[0].process.pid
-    assert len(futures[2].result(30).times) == 4
-    assert workers._workers[0].process.pid == pid
+        result(videos, __file__)
+    pid = decoder(videos).process.pid
+    assert len(result(videos, clip).times) == 4
+    assert decoder(videos).process.pid == pid
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_clip_whose_worker_is_killed_or_stopped_is_decoded_by_a_new_one(clip, doomed, caplog, number):
+def test_a_clip_whose_worker_is_killed_or_stopped_is_decoded_by_a_new_one(clip, doomed, decoding, caplog, number):
     doomed(number, 1)
-    workers = Workers(1, timeout=60.0)
     with caplog.at_level(logging.WARNING, "mmrl"):
-        frames = workers.ask(Video(clip), FrameRule(), True).result(60)
+        frames = result(decoding(), clip)
     assert np.array_equal(frames.pixels, fetch(Video(clip), FrameRule()).pixels)
     assert number.name in caplog.text and caplog.text.rstrip().endswith("; a new process decodes the clip")
     assert "policy.video" not in caplog.text, "the remedies are for those who need one"
@@ -131,58 +150,59 @@ WHY = {
 
 
 @pytest.mark.parametrize("number", WHY)
-def test_a_clip_whose_worker_ends_twice_is_named_with_the_signal_and_a_remedy(clip, doomed, number):
+def test_a_clip_whose_worker_ends_twice_is_named_with_the_signal_and_a_remedy(clip, doomed, decoding, number):
     doomed(number, 2)
-    workers = Workers(1, timeout=60.0)
+    videos = decoding()
     with pytest.raises(WorkerError, match=rf"the process that decoded '.*even\.mp4' {WHY[number]}"):
-        workers.ask(Video(clip), FrameRule(), True).result(60)
-    assert len(workers.ask(Video(clip), FrameRule(), True).result(60).times) == 4
+        result(videos, clip)
+    assert len(result(videos, clip).times) == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_what_the_terminal_sends_to_all_processes_is_not_for_the_worker(clip, doomed, number):
+def test_what_the_terminal_sends_to_all_processes_is_not_for_the_worker(clip, doomed, decoding, number):
     doomed(number, 1)
-    workers = Workers(1, timeout=30.0)
-    future = workers.ask(Video(clip), FrameRule(), True)
-    assert len(future.result(60).times) == 4
-    first = workers._workers[0].process.pid
-    workers.ask(Video(clip), FrameRule(), True).result(60)
-    assert workers._workers[0].process.pid == first
+    videos = decoding()
+    assert len(result(videos, clip).times) == 4
+    first = decoder(videos).process.pid
+    result(videos, clip)
+    assert decoder(videos).process.pid == first
 
 
-def test_a_silent_worker_is_stopped_after_its_time(clip):
-    workers = Workers(1, timeout=0.3, command=SILENT)
+def test_a_silent_worker_is_stopped_after_its_time(clip, doomed, decoding):
+    doomed(ASLEEP, 2)
+    videos = decoding(0.3)
     with pytest.raises(WorkerError, match=r"the process that decoded '.*even\.mp4' said nothing for 0\.3 s and was killed: take"):
-        workers.ask(Video(clip), FrameRule(), True).result(30)
-    assert workers._workers[0].process.poll() is not None
+        result(videos, clip)
+    assert decoder(videos).process.pid is None
 
 
-def test_a_worker_that_is_stopped_for_good_is_not_replaced(clip):
-    workers = Workers(1, timeout=30.0, command=SILENT)
-    future = workers.ask(Video(clip), FrameRule(), True)
-    (worker,) = workers._workers
-    while worker.process is None:
+def test_a_worker_that_is_stopped_for_good_is_not_replaced(clip, doomed, decoding):
+    doomed(ASLEEP, 1)
+    videos = decoding()
+    board = videos.begin(Video(clip))
+    while decoder(videos).process.pid is None:
         time.sleep(0.01)
-    worker.stop()
-    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
-        future.result(30)
-    assert worker.process.poll() is not None
-
-
-def test_pipes_are_closed_by_the_thread_that_reads_them(clip):
-    workers = Workers(1, timeout=30.0)
-    workers.ask(Video(clip), FrameRule(), True).result(30)
-    process = workers._workers[0].process
-    workers._workers[0].stop()
-    assert process.poll() is not None and not process.stdout.closed
-    workers._jobs.put(None)
-    while not process.stdout.closed:
+    videos.workers.close()
+    with pytest.raises(UnavailableError, match="nothing waits"):
+        board.wait()
+    while decoder(videos).process.pid is not None:
         time.sleep(0.01)
 
 
-def test_a_rollout_tells_whose_clip_killed_the_worker(tiny, clip):
+def test_pipes_are_closed_by_the_thread_that_reads_them(clip, decoding):
+    videos = decoding()
+    result(videos, clip)
+    connection = decoder(videos).process._connection
+    videos.workers.leave()
+    assert not connection.closed
+    videos.workers.close()
+    while not connection.closed:
+        time.sleep(0.01)
+
+
+def test_a_rollout_tells_whose_clip_killed_the_worker(tiny, clip, doomed):
+    doomed(ASLEEP, 2)
     policy = make(tiny("qwen3_vl"), video=VideoSettings(workers=1, timeout=0.5))
-    policy.encode.videos.workers.command = SILENT
     prompt = Prompt("p7", "when?", (Video(clip),), columns={"file_row": "clips.jsonl:3"})
     with pytest.raises(WorkerError, match=r"prompt 'p7' \(clips\.jsonl:3\): the process that decoded"):
         policy.rollout([Request(prompt, 1, 0)])
@@ -216,8 +236,8 @@ def test_rollouts_with_and_without_workers_are_the_same(tiny, clip):
 def test_clips_that_were_asked_for_are_not_decoded_again(clip, monkeypatch):
     videos = VideoInput(VideoSettings(workers=1), FrameRule())
     asked: list[Video] = []
-    ask = videos.workers.ask
-    monkeypatch.setattr(videos.workers, "ask", lambda video, *rest: (asked.append(video), ask(video, *rest))[1])
+    begin = videos.begin
+    monkeypatch.setattr(videos, "begin", lambda video: (asked.append(video), begin(video))[1])
     clips = [Video(clip, shuffle=i) for i in range(3)]
     videos.ask(clips)
     videos.ask(clips)
@@ -232,22 +252,14 @@ def test_prefetch_decodes_while_the_policy_does_something_else(tiny, clip):
     policy: TextPolicy = make(tiny("qwen3_vl"), video=VideoSettings(workers=1))
     prompt = Prompt("p", "when?", (Video(clip),))
     policy.prefetch([prompt])
-    (future,) = policy.encode.videos._asked.values()
-    assert future.result(30).digest
+    (board,) = policy.encode.videos._asked.values()
+    assert board.wait()[0].digest
     policy.rollout([Request(prompt, 1, 0)])
     assert not policy.encode.videos._asked and len(policy.encode.videos.cache) == 1
 
 
 def test_workers_import_no_torch():
-    code = "import sys; import mmrl.policies.video.worker; sys.exit('torch' in sys.modules)"
+    code = "import sys; import mmrl.policies.video.decode, mmrl.runtime.workers; sys.exit('torch' in sys.modules)"
     import subprocess
 
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
-
-
-def test_stopping_ends_the_process_and_does_nothing_without_one():
-    worker = Worker(5.0)
-    worker.stop()
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    Worker(5.0, process=process).stop()
-    assert process.poll() is not None

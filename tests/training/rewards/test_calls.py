@@ -1,7 +1,6 @@
 """Where and how often rewards are called: threads, processes, loops, further attempts, devices, one call for several entries."""
 
 import asyncio
-import multiprocessing
 import random
 import signal
 import threading
@@ -18,7 +17,7 @@ import torch
 from mmrl.core.types import Group, Prompt, Sample, Scored, Status
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.calls import settle
-from mmrl.runtime.workers import WorkerError, WorkerProcess
+from mmrl.runtime.workers import WorkerError, WorkerProcess, living
 from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner, Transform
 
@@ -148,12 +147,13 @@ def test_a_process_has_a_main_thread_of_its_own():
 
 
 def test_closing_ends_the_processes():
-    before = set(multiprocessing.active_children())
+    before = set(living)
     rewards = runner(numbers, where="process", workers=2)
     rewards.score(groups(4))
-    assert 1 <= len(set(multiprocessing.active_children()) - before) <= 2
+    started = set(living) - before
+    assert 1 <= len(started) <= 2 and all(process.poll() is None for process in started)
     rewards.close()
-    assert set(multiprocessing.active_children()) <= before
+    assert all(process.poll() is not None for process in started)
 
 
 def test_a_process_that_hangs_is_killed_and_the_next_group_is_scored():

@@ -1,6 +1,6 @@
 """Images that other processes draw, with the policy's own weights of some version, equal to the bit."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, cast, runtime_checkable
 
@@ -9,22 +9,13 @@ from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.trace import SigmaTable
 from mmrl.policies.flow.write.generate import Generator, LocalGenerator, Sampled
 from mmrl.policies.shared.workers.remote import Remote, refuse_mixed
-from mmrl.policies.shared.workers.settings import Place, SamplerSettings
-from mmrl.policies.shared.workers.slots import Slots
 from mmrl.runtime.spans import in_span
 
 Part = tuple[Sequence[Request], SigmaTable]
 
 
-class RemoteGenerator(Remote):
-    """Draws in other processes; under weights other than the live ones with the network that trains.
-
-    Chunks are whole requests, as many as fill a forward, whatever the number of processes.
-    """
-
-    def __init__(self, host: FlowHost, settings: SamplerSettings, make: Callable[[Slots, Place], Callable[..., object]]) -> None:
-        super().__init__(host, settings, make)
-        self.host, self.local = host, LocalGenerator(host)
+class RemoteGenerator(Remote[FlowHost, LocalGenerator]):
+    """Draws in other processes. Chunks are whole requests, as many as fill a forward, whatever the number of processes."""
 
     def write(self, requests: Sequence[Request], sigma_table: SigmaTable) -> Sampled:
         """All samples of requests that fit into one chunk."""

@@ -1,14 +1,16 @@
 """A generator whose samples other processes draw: how these are given its weights, and share the chunks that it is asked for."""
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from mmrl.policies.shared.weights import Publication, Weights
-from mmrl.policies.shared.workers.crew import Crew, Job
+from mmrl.policies.shared.workers.crew import Crew, Job, Restarts
 from mmrl.policies.shared.workers.settings import Place, SamplerSettings
 from mmrl.policies.shared.workers.slots import Slots
 from mmrl.runtime.workers import WorkerProcess
@@ -22,16 +24,24 @@ class HasWeights(Protocol):
     def weights(self) -> Weights: ...
 
 
-class Remote:
-    """The part of such a generator that does not depend on what it draws. Processes start when weights are first given."""
+Host = TypeVar("Host", bound=HasWeights)
+Local = TypeVar("Local")
+
+
+class Remote(Generic[Host, Local]):
+    """The part of such a generator that does not depend on what it draws. Processes start when weights are first given.
+
+    Args:
+        local: draws with the network that trains, where the weights that are swapped in are not the live ones.
+        make: gives the call that a process at a place answers, with the weights of these slots.
+    """
 
     exact = True
 
     def __init__(
-        self, host: HasWeights, settings: SamplerSettings, make: Callable[[Slots, Place], Callable[..., object]]
+        self, host: Host, local: Local, settings: SamplerSettings, make: Callable[[Slots, Place], Callable[..., object]]
     ) -> None:
-        """`make` gives the call that a process at a place answers, with the weights of these slots."""
-        self._host, self.settings, self.make = host, settings, make
+        self.host, self.local, self.settings, self.make = host, local, settings, make
         self.crew: Crew | None = None
         self.slots: Slots | None = None
         self.version, self.place = -1, 0
@@ -47,7 +57,7 @@ class Remote:
     def publish(self, version: int) -> Publication:
         """See Publishing."""
         self._publishes = True
-        crew, kept = self._open(), [weight.detach().clone() for weight in self._host.weights.named.values()]
+        crew, kept = self._open(), [weight.detach().clone() for weight in self.host.weights.named.values()]
         crew.begin()
         return version, partial(self._hold, version, kept), crew.leave
 
@@ -74,8 +84,8 @@ class Remote:
     def _open(self) -> Crew:
         if self.crew is None:
             places = self.settings.places()
-            self.slots = Slots.for_weights(list(self._host.weights.named.values()))
-            self.crew = Crew([WorkerProcess(self.make(self.slots, place)) for place in places], self.settings.restarts)
+            self.slots = Slots.for_weights(list(self.host.weights.named.values()))
+            self.crew = Crew([WorkerProcess(self.make(self.slots, place)) for place in places], Restarts(self.settings.restarts))
             weakref.finalize(self, close, self.crew, self.slots)
         return self.crew
 
@@ -90,3 +100,40 @@ def close(crew: Crew, slots: Slots) -> None:
     """The run is over."""
     crew.close()
     slots.free()
+
+
+class SamplingProcess:
+    """The call that a sampling process answers.
+
+    Args:
+        make: builds the policy, once the process has started.
+        sample: (policy, what a chunk asks for) -> the chunk's answer.
+    """
+
+    def __init__(self, make: Callable[[], Any], sample: Callable[..., object], slots: Slots, place: Place) -> None:
+        self.make, self.sample, self.slots, self.place = make, sample, slots, place
+
+    def prepare(self) -> None:
+        """Load the model."""
+        self.place.enter()
+        from accelerate import Accelerator
+        from tqdm import tqdm
+        from transformers.utils import logging
+
+        # tqdm's own lock is a semaphore of the machine, which stays behind where a process is killed
+        tqdm.set_lock(threading.RLock())
+        logging.disable_progress_bar()
+        self.policy = self.make()
+        self.policy.prepare(Accelerator(cpu=not self.place.card))
+
+    @torch.no_grad()
+    def __call__(self, place: int, version: int, *chunk: object) -> object:
+        """A chunk, sampled with the weights of a version.
+
+        Raises:
+            TornWeightsError: the slot does not hold them.
+        """
+        weights = self.policy.weights
+        self.slots.read(place, version, list(weights.named.values()))
+        weights.num_updates = version
+        return self.sample(self.policy, *chunk)

@@ -1,12 +1,10 @@
 """Completions that other processes write, with the policy's own weights of some version, equal to the bit."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, cast, runtime_checkable
 
 from mmrl.policies.shared.workers.remote import Remote, refuse_mixed
-from mmrl.policies.shared.workers.settings import Place, SamplerSettings
-from mmrl.policies.shared.workers.slots import Slots
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
@@ -14,14 +12,8 @@ from mmrl.policies.text.write.generate import Completions, Generator, LocalGener
 from mmrl.runtime.spans import in_span
 
 
-class RemoteGenerator(Remote):
-    """Writes in other processes, chunk by chunk as the policy cuts them; under weights other than the live ones with the network
-    that trains.
-    """
-
-    def __init__(self, host: TextHost, settings: SamplerSettings, make: Callable[[Slots, Place], Callable[..., object]]) -> None:
-        super().__init__(host, settings, make)
-        self.host, self.local = host, LocalGenerator(host)
+class RemoteGenerator(Remote[TextHost, LocalGenerator]):
+    """Writes in other processes, chunk by chunk as the policy cuts them."""
 
     def write(
         self, prompts: Sequence[Encoded], prompt_index: Sequence[int], seeds: Sequence[Seed], sampling: Sampling

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from mmrl.tiny.text.clips import FPS, STYLE, build
 
 from mmrl.app.config import run as configs
 from mmrl.core.types import Prompt, Video

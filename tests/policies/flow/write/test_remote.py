@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Iterator
-from multiprocessing import active_children
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from mmrl.policies.flow.policy import FlowPolicy
 from mmrl.policies.flow.trace import SigmaTable
 from mmrl.policies.flow.write.remote import RemoteGenerator, chunks_of
 from mmrl.runtime.blame import UnavailableError
+from mmrl.runtime.workers import WorkerProcess
 from mmrl.training.checkpoints.state import copy_state
 from tests.support.flow_policies import PLANS, requests, stir
 from tests.support.trainers import weights
@@ -28,20 +28,14 @@ def generator_of(job: Job) -> RemoteGenerator:
 
 
 @pytest.fixture(scope="module")
-def others() -> set[int | None]:
-    """Processes that earlier tests left."""
-    return {child.pid for child in active_children()}
-
-
-@pytest.fixture(scope="module")
-def job(others: set[int | None]) -> Iterator[Job]:
+def job() -> Iterator[Job]:
     made = build(load("tiny/flow", [*TINY, "ahead=1", "cluster.samplers=1"]))
     yield made
     made.trainer.collector.close()
     generator_of(made).close()
 
 
-def test_steps_beside_training_equal_those_after_a_kill_and_a_resume(job: Job, others: set[int | None]):
+def test_steps_beside_training_equal_those_after_a_kill_and_a_resume(job: Job):
     metrics = [job.trainer.step() for _ in range(2)]
     state = copy_state(job.trainer.state_dict())
     metrics.append(job.trainer.step())
@@ -49,8 +43,10 @@ def test_steps_beside_training_equal_those_after_a_kill_and_a_resume(job: Job, o
     whole = weights(job)
     job.trainer.load_state_dict(state)
     assert not torch.equal(weights(job), whole)
-    (sampler,) = [child for child in active_children() if child.pid not in others]
-    assert sampler.pid is not None
+    crew = generator_of(job).crew
+    assert crew is not None
+    (sampler,) = crew.workers
+    assert isinstance(sampler, WorkerProcess) and sampler.pid is not None
     os.kill(sampler.pid, signal.SIGKILL)
     job.trainer.step()
     assert torch.equal(weights(job), whole)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mmrl.policies.shared.workers.crew import Crew
+from mmrl.policies.shared.workers.crew import Crew, Restarts
 from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.workers import WorkerError
 
@@ -28,13 +28,16 @@ class Fake:
     def give_up(self) -> None:
         self.given_up.set()
 
+    def close(self) -> None:
+        self.given_up.set()
+
 
 @pytest.fixture
 def crew() -> Iterator[Callable[..., Crew]]:
     made: list[Crew] = []
 
     def make(*workers: Fake, restarts: int = 0) -> Crew:
-        made.append(Crew(workers, restarts))
+        made.append(Crew(workers, Restarts(restarts)))
         return made[-1]
 
     yield make
