@@ -90,7 +90,8 @@ class WorkerProcess:
         with self._lock:
             if self._process is None or self._connection is None or self._process.poll() is not None:
                 self._start()
-            answered, value = self._converse(packed, timeout_s)
+            parts = self._converse(packed, timeout_s)
+        answered, value = unpack(parts)
         if not answered:
             raise value
         return value
@@ -117,7 +118,9 @@ class WorkerProcess:
         unwanted = ("authkey",) if self._reads_main else ("authkey", "init_main")
         facts = {name: fact for name, fact in facts.items() if not name.startswith(unwanted)}
         self._connection, theirs = multiprocessing.Pipe()
-        shared = (theirs.fileno(), resource_tracker.getfd())
+        tracker = resource_tracker.getfd()
+        assert tracker is not None
+        shared = (theirs.fileno(), tracker)
         path = [folder or os.getcwd() for folder in sys.path]
         self._process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, *map(str, shared), *path],
@@ -137,7 +140,7 @@ class WorkerProcess:
             self._end()
             raise WorkerError(f"its process cannot load it: {ready.decode()}")
 
-    def _converse(self, packed: Sequence[bytes | memoryview], timeout_s: float | None) -> tuple[bool, Any]:
+    def _converse(self, packed: Sequence[bytes | memoryview], timeout_s: float | None) -> list[bytes]:
         process, connection, late = self._process, self._connection, list[SilentError]()
         assert process is not None and connection is not None
 
@@ -150,14 +153,13 @@ class WorkerProcess:
         alarm.start()
         try:
             send(connection, packed)
-            parts = receive(connection)
+            return receive(connection)
         except (EOFError, OSError):
             # the latter where it died amid its answer
             code = self._end()
             raise late[0] if late else WorkerError(f"its process died with exit code {code}", code) from None
         finally:
             alarm.cancel()
-        return unpack(parts)
 
     def _end(self) -> int:
         """The exit code of the process, which is killed if it lives."""
@@ -202,7 +204,7 @@ def receive(connection: Connection) -> list[bytes]:
 
 
 def unpack(parts: Sequence[bytes]) -> Any:
-    """What was packed; arrays can be written to."""
+    """The thing that was packed; its arrays can be written to."""
     return pickle.loads(parts[0], buffers=map(bytearray, parts[1:]))  # noqa: S301 - our own parent's or child's bytes
 
 
@@ -212,18 +214,19 @@ def begin(handle: int, tracker: int) -> None:
         # the terminal sends them to the whole run, which decides what becomes of its processes
         signal.signal(number, signal.SIG_IGN)
     # a tracker of its own would free memory that the processes share as soon as this one ends
-    cast(Any, resource_tracker)._resource_tracker._fd = tracker
+    vars(vars(resource_tracker)["_resource_tracker"])["_fd"] = tracker
     with suppress(EOFError, OSError), Connection(handle) as connection:
         serve(connection, *unpack(receive(connection)))
 
 
-def serve(connection: Connection, facts: dict[str, Any], payload: bytes, files: Mapping[str, str]) -> None:
+def serve(connection: Connection, facts: dict[str, object], payload: bytes, files: Mapping[str, str]) -> None:
     """The other process's loop: load, then answer until the one that asks is gone."""
-    process: Any = multiprocessing.current_process()
+    state = vars(multiprocessing.current_process())
     try:
-        process._inheriting = True
+        # as multiprocessing says that the main file is read again
+        state["_inheriting"] = True
         spawn.prepare(facts)
-        del process._inheriting
+        del state["_inheriting"]
         for name, file in files.items():
             load_file(name, file)
         function = pickle.loads(payload)  # noqa: S301 - our own parent's bytes

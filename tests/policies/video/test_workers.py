@@ -193,6 +193,7 @@ def test_pipes_are_closed_by_the_thread_that_reads_them(clip, decoding):
     videos = decoding()
     result(videos, clip)
     connection = decoder(videos).process._connection
+    assert connection is not None
     videos.workers.leave()
     assert not connection.closed
     videos.workers.close()

@@ -25,7 +25,7 @@ Again = Callable[[int, WorkerError, int], None]
 class Worker(Protocol):
     """A process that answers one job at a time, and is started again when it is asked after its death."""
 
-    def __call__(self, *job: Any) -> object:
+    def __call__(self, *job: Any, **options: Any) -> object:
         """The job's answer; WorkerError where the process died."""
         ...
 
