@@ -52,8 +52,8 @@ def deterministic(wanted: bool = True) -> Iterator[None]:
                 f"deterministic = true must come before the GPU is used: set {WORKSPACE}={FIXED[0]} in the environment"
             )
         os.environ[WORKSPACE] = FIXED[0]
-    backends: Any = torch.backends
-    cudnn, matmul = backends.cudnn, backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
     flags = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
     cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = True, False, False, False
     try:

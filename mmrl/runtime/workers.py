@@ -91,9 +91,9 @@ class WorkerProcess:
             if self._process is None or self._connection is None or self._process.poll() is not None:
                 self._start()
             parts = self._converse(packed, timeout_s)
-        answered, value = unpack(parts)
+        answered, value = cast("tuple[bool, object]", unpack(parts))
         if not answered:
-            raise value
+            raise cast(Exception, value)
         return value
 
     def close(self) -> None:
@@ -203,7 +203,7 @@ def receive(connection: Connection) -> list[bytes]:
     return [connection.recv_bytes() for _ in range(connection.recv())]
 
 
-def unpack(parts: Sequence[bytes]) -> Any:
+def unpack(parts: Sequence[bytes]) -> object:
     """The thing that was packed; its arrays can be written to."""
     return pickle.loads(parts[0], buffers=map(bytearray, parts[1:]))  # noqa: S301 - our own parent's or child's bytes
 
@@ -216,7 +216,8 @@ def begin(handle: int, tracker: int) -> None:
     # a tracker of its own would free memory that the processes share as soon as this one ends
     vars(vars(resource_tracker)["_resource_tracker"])["_fd"] = tracker
     with suppress(EOFError, OSError), Connection(handle) as connection:
-        serve(connection, *unpack(receive(connection)))
+        facts, payload, files = cast("tuple[dict[str, object], bytes, dict[str, str]]", unpack(receive(connection)))
+        serve(connection, facts, payload, files)
 
 
 def serve(connection: Connection, facts: dict[str, object], payload: bytes, files: Mapping[str, str]) -> None:
@@ -236,7 +237,7 @@ def serve(connection: Connection, facts: dict[str, object], payload: bytes, file
         return
     connection.send_bytes(b"")
     while True:
-        arguments = unpack(receive(connection))
+        arguments = cast("tuple[object, ...]", unpack(receive(connection)))
         try:
             packed = pack((True, function(*arguments)))
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it is raised again in the parent
