@@ -1,7 +1,7 @@
 """Hooks of `mkdocs build`: pages that the code writes, pages from the repository's root, and links.
 
 In the repository a page names what exists on the site only in words that say where else it is found: `mmrl show NAME`,
-"the site's page *Metrics*". On the site such words are links.
+"the site's page *Families*". On the site such words are links.
 """
 
 import posixpath
@@ -59,7 +59,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or ".")
 
     def method(match: re.Match[str], text: str, around: str = "{}") -> str:
-        uri = f"reference/methods/{match[1]}.md"
+        uri = "reference/metrics.md" if match[1] == "metrics" else f"reference/methods/{match[1]}.md"
         known = files.get_file_from_path(uri) is not None and uri != page.file.src_uri
         return around.format(f"[{text}]({to(uri)})") if known else match[0]
 

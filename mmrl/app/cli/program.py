@@ -306,7 +306,7 @@ def show(
     everything: Annotated[bool, Option("--all", help="Also show options that the config does not set.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print details of a name: a config or algorithm with every value; a reward, data set or part with its settings."""
+    """Print details of a name: a config or algorithm with every value; a reward, data set or part with its settings; a metric."""
     from mmrl.app.files import json_text
     from mmrl.app.inspect.show import description, facts
 

@@ -16,10 +16,11 @@ from mmrl.app.plugins.cards import cards
 from mmrl.app.plugins.catalog import configs, preset_documents
 from mmrl.app.toml.tables import Table, dotted_key, leaves
 from mmrl.runtime.near import nearest
+from mmrl.training.metric_names import METRICS, Metric, metric_of
 
 
 def description(name: str, overrides: Sequence[str] = (), everything: bool = False) -> str:
-    """All details of `name` as text: a preset, a config by path or name, or a thing with settings.
+    """All details of `name` as text: a preset, a config by path or name, a metric, or a thing with settings.
 
     `everything` shows of a config also what it does not set. Raises FileNotFoundError for something else, and ValueError where
     it does not resolve, or `everything` or overrides are asked of something that has no use for them.
@@ -29,6 +30,8 @@ def description(name: str, overrides: Sequence[str] = (), everything: bool = Fal
         return "\n".join(algorithm_lines(name, documents[name], overrides))
     if kind == "thing":
         return things_lines(name, overrides)
+    if kind == "metric":
+        return "\n".join(f"{one.name}: a metric, unit: {one.unit}\n    {one.meaning}" for one in metrics_called(name))
     resolved = load(name, overrides)
     ranges = ranges_of_config(resolved.config)
     rows = [(key, str(value), ranges.get(key, ""), origin) for key, value, origin in resolved.rows()]
@@ -44,6 +47,8 @@ def facts(name: str, overrides: Sequence[str] = (), everything: bool = False) ->
             {"kind": one.kind, "name": one.name, "file": source_of(one.found), "document": one.document, "settings": one.settings}
             for one in found_things(name, overrides)
         ]
+    if kind == "metric":
+        return [{"kind": kind, "name": one.name, "unit": one.unit, "document": one.meaning} for one in metrics_called(name)]
     if kind == "algorithm":
         assembly, rows = resolved_preset(name, overrides)
         document, card = preset_documents()[name].strip(), dict(card_facts(name, assembly))
@@ -60,12 +65,20 @@ def facts(name: str, overrides: Sequence[str] = (), everything: bool = False) ->
 
 
 def kind_of(name: str, everything: bool) -> str:
-    """`algorithm`, `config` or `thing`; ValueError where `everything` is asked of something other than a config."""
+    """`algorithm`, `config`, `metric` or `thing`; ValueError where `everything` is asked of something other than a config."""
     is_preset = name in preset_documents() and not Path(name).is_file()
     is_config = not is_preset and (Path(name).suffix == ".toml" or name in {listed.name for listed in configs()})
     if everything and not is_config:
         raise ValueError(f"--all goes with a config: {name} is none, and is shown whole without it")
-    return "algorithm" if is_preset else "config" if is_config else "thing"
+    if is_preset or is_config:
+        return "algorithm" if is_preset else "config"
+    return "metric" if metrics_called(name) and not things_called(name) else "thing"
+
+
+def metrics_called(name: str) -> Sequence[Metric]:
+    """The metric of this name; all of them for `metrics`."""
+    found = metric_of(name)
+    return METRICS if name == "metrics" else [] if found is None else [found]
 
 
 def things_lines(name: str, overrides: Sequence[str]) -> str:

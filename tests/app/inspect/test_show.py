@@ -96,3 +96,8 @@ def test_an_algorithm_shows_the_preset_and_the_command_line():
     assert rows["algorithm.schedule.level"].endswith("default of Window")
     assert rows["algorithm.objective.0.low"].endswith("preset flow_grpo")
     assert "mmrl/flow/schedules/" in text
+
+
+@pytest.mark.parametrize(("name", "words"), [("reward/iou/std", "Deviation of this reward"), ("metrics", "policy/grad_norm")])
+def test_a_metric_is_shown_with_its_meaning(name: str, words: str):
+    assert words in description(name)
