@@ -64,13 +64,19 @@ def lag_refusal(job: Job) -> str:
 
 
 def main(kinds: str, out: str, *cases: str) -> None:
-    """Each case is a name of CASES, ENGINES or SAMPLERS, or NAME=RUN to go on with a run; of several kinds each has a folder."""
+    """Each case is a name of CASES, ENGINES or SAMPLERS, or NAME=RUN to go on with a run; of several kinds each has a folder.
+
+    KIND:CASE is left out by the other kinds.
+    """
     jobs.Ranks.close, jobs.announce = jobs.Ranks.wait, lambda run: None  # type: ignore[method-assign]
     for kind in kinds_in(kinds):
         accelerator, folder = accelerator_of(kind), Path(out) / kind if kind != kinds else Path(out)
         context.open_accelerator = lambda own=accelerator: own
         found: Seen = {}
         for words in cases:
+            only, _, words = words.rpartition(":")
+            if only not in ("", kind):
+                continue
             renew(accelerator)
             case, _, run = words.partition("=")
             found[case] = trained(case, folder / case, folder / run if run else None)

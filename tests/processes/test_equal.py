@@ -2,9 +2,9 @@
 
 import math
 import shutil
-from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -17,34 +17,58 @@ from mmrl.training.checkpoints.save import Checkpoints
 from tests.processes.cases import CASES, SAMPLERS
 from tests.processes.ran import Ran, distance, run_alone
 from tests.processes.run_cases import trained
-from tests.support.launcher import KINDS, Kind, both
+from tests.support.launcher import KINDS, Kind, both, results
 
 pytestmark = pytest.mark.slow
 COMPARED = ("text", "flow", "probes")
+ONCE = ("probes", "dynamic", "bandit", "bandit=begun_bandit_short")
+"""How processes share rows, planners and samplers has nothing to do with where weights lie: sharded, these are evidence."""
+EACH = [pytest.param(kind, marks=pytest.mark.evidence if kind == "sharded" else ()) for kind in KINDS]
+"""Parameters of the tests of these."""
+
+
+class Several(Protocol):
+    """What two processes of a kind left of a case, and of those that were launched with it."""
+
+    def __call__(self, kind: Kind, case: str = "text") -> Ran: ...
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    cases = [case for case in [*CASES, *SAMPLERS] if case not in ("dynamic", "bandit_long")]
+    cases = [case for case in [*CASES, *SAMPLERS] if case not in ("dynamic", "half")]
     return run_alone(tmp_path_factory.mktemp("one"), cases)
 
 
 @pytest.fixture(scope="module")
-def several(alone: Ran, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kind], Ran]:
-    folder = tmp_path_factory.mktemp("two")
-    for kind in KINDS:
-        for begun in ("short", "bandit_short"):
-            shutil.copytree(alone.folder / begun, folder / kind / f"begun_{begun}")
-    cases = [case for case in CASES if case != "long"]
-    more = ("bandit", "bandit=begun_bandit_short", "long=begun_short")
-    made = both("tests.processes.run_cases", folder, *cases, *more)
-    return lambda kind: Ran(folder / kind, made[kind])
+def several(alone: Ran, tmp_path_factory: pytest.TempPathFactory) -> Several:
+    """Kind and case -> what two processes left; two launches for all, the second for what is evidence."""
+    folder, module = tmp_path_factory.mktemp("two"), "tests.processes.run_cases"
+
+    @cache
+    def launched(rest: bool) -> dict[Kind, Ran]:
+        place = folder / str(rest)
+        for kind in KINDS:
+            for begun in ("short", "bandit_short"):
+                shutil.copytree(alone.folder / begun, place / kind / f"begun_{begun}")
+        if rest:
+            return {"sharded": Ran(place / "sharded", results(module, "sharded", place / "sharded", *ONCE))}
+        cases = [case for case in CASES if case not in ("long", *ONCE)]
+        made = both(module, place, *cases, "long=begun_short", *(f"replicated:{case}" for case in ONCE))
+        return {kind: Ran(place / kind, seen) for kind, seen in made.items()}
+
+    return lambda kind, case="text": launched(kind == "sharded" and case in ONCE)[kind]
 
 
-@pytest.mark.parametrize("case", COMPARED)
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_equal_one(alone: Ran, several: Callable[[Kind], Ran], kind: Kind, case: str):
-    two = several(kind)
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        pytest.param(kind, case, marks=pytest.mark.evidence if kind == "sharded" and case in ONCE else ())
+        for kind in KINDS
+        for case in COMPARED
+    ],
+)
+def test_two_processes_equal_one(alone: Ran, several: Several, kind: Kind, case: str):
+    two = several(kind, case)
     assert [rank[case].get("shard") for rank in two.ranks] == ([0.5, 0.5] if kind == "sharded" else [None, None])
     assert distance(alone.weights(case), alone.weights(case, "before")) > 1e-3
     torch.testing.assert_close(two.rows(case), alone.rows(case), atol=0, rtol=0, equal_nan=True)
@@ -55,29 +79,29 @@ def test_two_processes_equal_one(alone: Ran, several: Callable[[Kind], Ran], kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_adamw_differs_by_less_than_a_hundredth_of_what_it_moves(alone: Ran, several: Callable[[Kind], Ran], kind: Kind):
+def test_adamw_differs_by_less_than_a_hundredth_of_what_it_moves(alone: Ran, several: Several, kind: Kind):
     """Measured: 1.5e-6 of 5.0e-3 after five steps of lr 1e-3 in float32."""
     moved = distance(alone.weights("text_adamw"), alone.weights("text_adamw", "before"))
     assert distance(several(kind).weights("text_adamw"), alone.weights("text_adamw")) < moved / 100
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_that_are_spread_are_not_sampled_ahead(several: Callable[[Kind], Ran], kind: Kind):
+def test_weights_that_are_spread_are_not_sampled_ahead(several: Several, kind: Kind):
     spread = "FSDP or DeepSpeed spreads the weights over the run's 2 processes: start it with configs/accelerate/ddp.yaml"
     for rank in several(kind).ranks:
         assert (spread in rank["text_adamw"]["lag"]) == (kind == "sharded")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_process_without_any_informative_group_keeps_up(several: Callable[[Kind], Ran], kind: Kind):
-    first, second = (rank["dynamic"] for rank in several(kind).ranks)
+@pytest.mark.parametrize("kind", EACH)
+def test_a_process_without_any_informative_group_keeps_up(several: Several, kind: Kind):
+    first, second = (rank["dynamic"] for rank in several(kind, "dynamic").ranks)
     assert any(not a or not b for a, b in zip(first["steps"], second["steps"], strict=True))
     assert distance(first["weights"], second["weights"]) == 0
     assert distance(first["weights"], first["before"]) > 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_adapter_is_saved_and_exported_whole(alone: Ran, several: Callable[[Kind], Ran], kind: Kind, tmp_path: Path):
+def test_an_adapter_is_saved_and_exported_whole(alone: Ran, several: Several, kind: Kind, tmp_path: Path):
     two, name = several(kind), "adapter_model.safetensors"
     one = load_file(alone.folder / "lora" / "saved" / name)
     assert distance(load_file(two.folder / "lora" / "saved" / name), one) < 1e-5
@@ -86,7 +110,7 @@ def test_an_adapter_is_saved_and_exported_whole(alone: Ran, several: Callable[[K
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bfloat16_weights_with_float32_adapters_train(several: Callable[[Kind], Ran], kind: Kind):
+def test_bfloat16_weights_with_float32_adapters_train(several: Several, kind: Kind):
     two = several(kind)
     after, before = two.weights("half"), two.weights("half", "before")
     assert {x.dtype for x in after.values()} == {torch.float32}
@@ -95,7 +119,7 @@ def test_bfloat16_weights_with_float32_adapters_train(several: Callable[[Kind], 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_of_one_process_is_continued_by_two(alone: Ran, several: Callable[[Kind], Ran], kind: Kind):
+def test_a_run_of_one_process_is_continued_by_two(alone: Ran, several: Several, kind: Kind):
     two = several(kind)
     torch.testing.assert_close(two.rows("long"), alone.rows("long")[2:], atol=0, rtol=0)
     assert distance(two.weights("long"), alone.weights("long")) < 1e-5
@@ -103,7 +127,7 @@ def test_a_run_of_one_process_is_continued_by_two(alone: Ran, several: Callable[
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_of_two_processes_is_continued_by_one(
-    alone: Ran, several: Callable[[Kind], Ran], kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: Ran, several: Several, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(jobs, "announce", lambda run: None)
     shutil.copytree(several(kind).folder / "short", tmp_path / "begun")
@@ -117,9 +141,9 @@ def memory(run: Path, step: int) -> dict[str, Any]:
     return Checkpoints(RunDir.open(run).checkpoints).load(step)["sampler"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sampler_that_learns_draws_and_remembers_as_in_one_process(alone: Ran, several: Callable[[Kind], Ran], kind: Kind):
-    states, two = [memory(alone.folder / "bandit", step) for step in range(1, 5)], several(kind).folder
+@pytest.mark.parametrize("kind", EACH)
+def test_a_sampler_that_learns_draws_and_remembers_as_in_one_process(alone: Ran, several: Several, kind: Kind):
+    states, two = [memory(alone.folder / "bandit", step) for step in range(1, 5)], several(kind, "bandit").folder
     assert [memory(two / "bandit", step) for step in range(1, 5)] == states
     assert states[0]["memory"] != states[-1]["memory"], "it has learned something"
     assert memory(two / "begun_bandit_short", 4) == states[-1], "a run of one process goes on in two"

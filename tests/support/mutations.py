@@ -1,7 +1,8 @@
 """Slips of the finger in configs: every key with one letter added, lost, replaced or swapped with its neighbour.
 
-`python -m tests.support.mutations [COUNT]` tries COUNT slips per key (all of every distinct key without it), and slips in names,
-on the command line and in kinds of values. It prints what was refused, and how often the right word was suggested.
+`python -m tests.support.mutations [COUNT [few]]` tries COUNT slips per key (all of every distinct key without it), and slips in
+names, on the command line and in kinds of values; `few`: of keys that several configs have, in one of them. It prints what was
+refused, and how often the right word was suggested.
 """
 
 import json
@@ -28,6 +29,8 @@ OF_THE_DATA = ("columns", "schema")
 """Tables whose keys belong to the layout of a file, where a slip is refused when it is opened, or to a JSON schema."""
 WRONG = {"text": "ten", "number as text": "3", "truth": True, "list": [1], "table": {"a": 1}, "number": 7, "fraction": 0.5}
 Tables = dict[str, dict[str, Any]]
+Keys = Mapping[str, Sequence[KeyPath]]
+"""Config -> the keys of it that are tried."""
 
 
 @dataclass
@@ -66,7 +69,7 @@ class Place:
     @property
     def same(self) -> tuple[Any, ...]:
         """Equal where two configs have the same key in the same kind of table."""
-        return tuple("#" if part.isdigit() else part for part in self.path), self.known
+        return at_any(self.path), self.known
 
     def slips(self) -> list[str]:
         """All one-edit mutations of the key that are no keys themselves."""
@@ -76,6 +79,25 @@ class Place:
 def tables() -> Tables:
     """Every shipped config as its file says."""
     return {listed.name: Table.read(listed.file).values for listed in all_configs()}
+
+
+def every_key(shipped: Tables) -> Keys:
+    return {name: list(key_paths(values)) for name, values in shipped.items()}
+
+
+def each_key_once(shipped: Tables) -> Keys:
+    """Of keys that stand at the same place in several configs the first."""
+    seen: set[KeyPath] = set()
+    found: dict[str, list[KeyPath]] = {}
+    for name, paths in every_key(shipped).items():
+        found[name] = [path for path in paths if at_any(path) not in seen]
+        seen |= {at_any(path) for path in paths}
+    return found
+
+
+def at_any(path: KeyPath) -> KeyPath:
+    """The path with no number of an item."""
+    return tuple("#" if part.isdigit() else part for part in path)
 
 
 def refusal(values: dict[str, Any], overrides: Sequence[str] = ()) -> str | None:
@@ -91,9 +113,9 @@ def refusal(values: dict[str, Any], overrides: Sequence[str] = ()) -> str | None
     return None
 
 
-def places(name: str, values: dict[str, Any]) -> Iterator[Place]:
-    """Every key of a config, at all depths."""
-    for path in key_paths(values):
+def places(name: str, values: dict[str, Any], paths: Sequence[KeyPath]) -> Iterator[Place]:
+    """These keys of a config, with all that may stand in their place."""
+    for path in paths:
         message = refusal(renamed(values, path, NOBODY)) or ""
         found = re.search(r"known: ([^()]*)\)", message)
         yield Place(name, path, frozenset(found[1].split(", ")) if found else frozenset())
@@ -141,10 +163,10 @@ def some(rng: random.Random, words: Sequence[str], count: int | None) -> Sequenc
     return words if count is None else rng.sample(words, min(count, len(words)))
 
 
-def slips_in_keys(shipped: Tables, count: int | None) -> Outcome:
+def slips_in_keys(shipped: Tables, keys: Keys, count: int | None) -> Outcome:
     """`count` of every key of every config; all of every distinct one."""
     rng, found = random.Random(0), Outcome()
-    everywhere = [place for name, values in shipped.items() for place in places(name, values)]
+    everywhere = [place for name, values in shipped.items() for place in places(name, values, keys[name])]
     for place in everywhere if count is not None else {place.same: place for place in everywhere}.values():
         for slip in some(rng, place.slips(), count):
             wrong = dotted_key((*place.path[:-1], slip))
@@ -153,8 +175,8 @@ def slips_in_keys(shipped: Tables, count: int | None) -> Outcome:
     return found
 
 
-def slips_in_names(shipped: Tables, count: int | None) -> Outcome:
-    """In the names of presets, kinds and plug-ins."""
+def slips_in_names(shipped: Tables, _: Keys, count: int | None) -> Outcome:
+    """In the names of presets, kinds and plug-ins, each once, whichever keys are tried."""
     rng, found = random.Random(1), Outcome()
     named = [(values, path) for values in shipped.values() for path in key_paths(values) if path[-1] in NAMED]
     # An address is nobody's name.
@@ -165,26 +187,26 @@ def slips_in_names(shipped: Tables, count: int | None) -> Outcome:
     return found
 
 
-def slips_on_the_command_line(shipped: Tables, count: int | None) -> Outcome:
+def slips_on_the_command_line(shipped: Tables, keys: Keys, count: int | None) -> Outcome:
     """In any part of a dotted key: `optimzer.lr=1`. They take the same ways as those in files, so three of each are all."""
     rng, found = random.Random(2), Outcome()
     count = 3 if count is None else count
     for name, values in shipped.items():
-        known = {place.path: place for place in places(name, values)}
-        for path in [path for path in known if not any(part.isdigit() for part in path)]:
+        for path in [path for path in keys[name] if not any(part.isdigit() for part in path)]:
             i = rng.randrange(len(path))
-            for slip in some(rng, known[path[: i + 1]].slips(), count):
+            [place] = places(name, values, [path[: i + 1]])
+            for slip in some(rng, place.slips(), count):
                 wrong = dotted_key((*path[:i], slip))
                 message = refusal(deepcopy(values), [f"{dotted_key((*path[:i], slip, *path[i + 1 :]))}=1"])
                 found.note(f"{name} {wrong}", message, f"command line: {wrong}", path[i])
     return found
 
 
-def wrong_values(shipped: Tables, count: int | None) -> Outcome:
+def wrong_values(shipped: Tables, keys: Keys, count: int | None) -> Outcome:
     """A text or truth value for a number, a number for a text, a list or table for either, and the other way round."""
     rng, found = random.Random(3), Outcome()
-    for values in shipped.values():
-        for path in key_paths(values):
+    for name, values in shipped.items():
+        for path in keys[name]:
             old = value_at(values, path)
             for what in some(rng, [what for what, new in WRONG.items() if is_wrong(old, new)], count):
                 found.note(f"{dotted_key(path)} = {WRONG[what]!r}", refusal(with_value(values, path, WRONG[what])), path[-1])
@@ -201,4 +223,6 @@ def is_wrong(old: Any, new: Any) -> bool:
 if __name__ == "__main__":
     wanted = int(sys.argv[1]) if len(sys.argv) > 1 else None
     trials = (slips_in_keys, slips_in_names, slips_on_the_command_line, wrong_values)
-    sys.stdout.write(json.dumps({trial.__name__: asdict(trial(tables(), wanted)) for trial in trials}) + "\n")
+    shipped = tables()
+    keys = each_key_once(shipped) if sys.argv[2:] == ["few"] else every_key(shipped)
+    sys.stdout.write(json.dumps({trial.__name__: asdict(trial(shipped, keys, wanted)) for trial in trials}) + "\n")
