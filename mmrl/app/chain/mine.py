@@ -1,19 +1,29 @@
-"""A stage that trains nothing: its prompts are sampled and scored with the weights as they are, for the rows found there."""
+"""What trains nothing: prompts are sampled and scored with the weights as they are, for the rows of a stage or of a file."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from mmrl.algorithms.miners import Miner
+from rich.progress import track
+
+from mmrl.algorithms.miners import Difficulty, Miner
 from mmrl.algorithms.planners.base import seed_of
 from mmrl.app.chain.rows import as_written, file_of, part_of, prompts_to_mine
+from mmrl.app.config.data import data_tables
+from mmrl.app.config.run import load
 from mmrl.app.config.stages import Stage, num_samples
+from mmrl.app.config.tasks import root_key
 from mmrl.app.errors import waiting
 from mmrl.app.files import replace_text
-from mmrl.app.run.build import Job
+from mmrl.app.run.build import Job, build, load_data
 from mmrl.app.run.context import console
 from mmrl.app.run.folder import Line, RunDir, append_line, as_text, read_lines
 from mmrl.app.run.signals import listen
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Request, Scores
+from mmrl.data.files.paths import write_jsonl
+from mmrl.data.layouts.base import EDITED, MEDIA
+from mmrl.data.layouts.write import LineWriter
+from mmrl.data.prompt_rows import check_writable, columns_of
 from mmrl.runtime.blame import UnavailableError
 from mmrl.training.stopping import AskedToStopError, TrainingStoppedError
 
@@ -84,6 +94,44 @@ def samples_with_totals(job: Job, requests: Sequence[Request], sampling: object 
     tables = rewards.score(groups)
     scores = [Scores(rewards.names, table.values, table.status, rewards.weights) for table in tables]
     return [(group, one.total().tolist()) for group, one in zip(groups, scores, strict=True)]
+
+
+def filter_data(name: str, out: Path, overrides: Sequence[str], miner: Difficulty, image_root: Path | None = None) -> str:
+    """Write the training prompts of a config that its model gets right sometimes as JSONL in our words: `mmrl data filter`.
+
+    `image_root` is where the paths of pictures and clips start; None: as the config says.
+    Returns how many prompts there are. Raises ValueError for prompts that a row cannot say, or that a reward did not score, and
+    where none is kept.
+    """
+    resolved = load(name, overrides)
+    if image_root is not None:
+        tables = data_tables(resolved.config.data, ("data",))
+        roots = [f"{'.'.join(path)}.{root_key(data.use)}={str(image_root)!r}" for path, data in tables]
+        resolved = load(name, [*overrides, *roots])
+    prompts = list(load_data(resolved.config.data, ("data",), resolved.table))
+    for prompt in prompts:
+        check_writable(prompt)
+    count = miner.num_samples or resolved.config.algorithm.algorithm.group_size
+    job, kept, easy, scores = build(resolved), list[Prompt](), 0, list[float]()
+    for i, prompt in enumerate(track(prompts, "sampling", console=console)):
+        [(group, totals)] = samples_with_totals(job, [Request(prompt, count, group_id=i, seed=i)])
+        found = miner(group.samples, totals)
+        if found.scored < count:
+            raise ValueError(
+                f"prompt {prompt.id!r}: only {found.scored} of {count} samples have a total reward: test the rewards"
+            )
+        kept += [prompt] * len(found.rows)
+        easy += found.right / count > miner.high
+        scores += totals
+    said = f"{len(kept)} of {len(prompts)} prompts kept, {easy} too easy, {len(prompts) - len(kept) - easy} too hard"
+    if not kept:
+        raise ValueError(
+            f"no prompt is left for {out} ({said}): the best total reward was {max(scores, default=0.0):.3g}, and "
+            f"{miner.success_at:g} counts as right; set --success-at, --low or --high"
+        )
+    writer = LineWriter(out, out.parent, files=(*MEDIA, *EDITED))
+    write_jsonl({out: [writer.line(columns_of(prompt)) for prompt in kept]})
+    return said
 
 
 def conclude(stage: Stage, run: RunDir, ranks: Ranks) -> None:

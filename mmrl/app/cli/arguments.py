@@ -11,10 +11,6 @@ from typer import Argument, Option
 
 from mmrl.app.commands.help import complete_reward
 
-Overrides = Annotated[
-    list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Overrides, for example optimizer.lr=1e-5 reward.0.weight=0.5")
-]
-
 AsJson = Annotated[bool, Option("--json", help="Print JSON for programs instead; nothing else goes to stdout.")]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="The output folder of a run.")]
 

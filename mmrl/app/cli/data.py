@@ -6,8 +6,9 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import Copy, ImageRoot, LayoutName, Overrides
+from mmrl.app.cli.arguments import Copy, ImageRoot, LayoutName
 from mmrl.app.commands.help import InOrder
+from mmrl.app.commands.options import Overrides
 from mmrl.app.errors import printable
 
 data = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
@@ -92,6 +93,8 @@ def data_filter(
 
     The config's data may have any layout; it is written with mmrl's keys.
     """
-    from mmrl.app.commands.filter import keep_by_difficulty
+    from mmrl.algorithms.miners import Difficulty
+    from mmrl.app.chain.mine import filter_data
 
-    typer.echo(keep_by_difficulty(config, file, overrides or [], samples, (low, high), success_at, image_root))
+    miner = Difficulty(samples, success_at=success_at, low=low, high=high)
+    typer.echo(filter_data(config, file, overrides or [], miner, image_root))

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import AsJson, EvalOptions, ExportOptions, Overrides, PlanOptions, RunFolder, TaskOptions, with_task
+from mmrl.app.cli.arguments import AsJson, EvalOptions, ExportOptions, PlanOptions, RunFolder, TaskOptions, with_task
 from mmrl.app.cli.data import data
 from mmrl.app.cli.environment import environment
 from mmrl.app.cli.look import compare, report, watch
@@ -21,6 +21,7 @@ from mmrl.app.cli.reward import reward
 from mmrl.app.commands.cache import cache
 from mmrl.app.commands.engine import engine
 from mmrl.app.commands.help import InOrder, complete_config, complete_name
+from mmrl.app.commands.options import Overrides
 from mmrl.app.errors import (
     TRACEBACK,
     StoppedExit,

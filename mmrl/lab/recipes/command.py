@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import Overrides
+from mmrl.app.commands.options import Overrides
 from mmrl.app.errors import printable
 from mmrl.lab.recipes.facts import find_recipe, recipe_files, recipes
 from mmrl.lab.recipes.pages import description, listing

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mmrl.app.commands.filter import keep_by_difficulty
+from mmrl.algorithms.miners import Difficulty
+from mmrl.app.chain.mine import filter_data
 from mmrl.app.plugins.resolve import load
 from mmrl.data.files.pictures import content_hash
 from tests.support.videos import even, write_video
@@ -37,8 +38,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_keeps_what_is_right_sometimes(config: Path):
-    kept = keep_by_difficulty(str(config), Path("kept/easy.jsonl"), [], 4, (0.1, 0.9), 0.5)
-    assert str(kept) == "1 of 3 prompts kept, 1 too easy, 1 too hard"
+    said = filter_data(str(config), Path("kept/easy.jsonl"), [], Difficulty(4))
+    assert said == "1 of 3 prompts kept, 1 too easy, 1 too hard"
     [row] = map(json.loads, Path("kept/easy.jsonl").read_text().splitlines())
     assert row == {
         "id": "2",
@@ -55,8 +56,14 @@ def test_a_file_without_prompts_is_not_written(config: Path):
         r"no prompt is left for none.jsonl \(0 of 3 .*\): the best total reward was 1, and 1\.5 counts as right; set --success-at"
     )
     with pytest.raises(ValueError, match=said):
-        keep_by_difficulty(str(config), Path("none.jsonl"), [], 4, (0.1, 0.9), 1.5)
+        filter_data(str(config), Path("none.jsonl"), [], Difficulty(4, success_at=1.5))
     assert not Path("none.jsonl").exists()
+
+
+def test_a_prompt_without_scores_is_named(config: Path):
+    Path("lucky.py").write_text("def lucky(group):\n    return [None] * len(group.samples)\n")
+    with pytest.raises(ValueError, match="only 0 of 4 samples of prompt '0' have a score"):
+        filter_data(str(config), Path("none.jsonl"), [], Difficulty(4))
 
 
 ODD = {
@@ -70,7 +77,7 @@ def test_what_no_file_can_say_is_refused_before_the_model_loads(prompt: str, con
     write_video(Path("a.mp4"), even(10))
     Path("odd.py").write_text(f"from mmrl import Prompt, Video\ndef load():\n    return [{prompt}]\n")
     with pytest.raises(ValueError, match=ODD[prompt]):
-        keep_by_difficulty(str(config), Path("out.jsonl"), ["data={use='./odd.py'}", "policy.model=nowhere"], 2, (0.1, 0.9), 0.5)
+        filter_data(str(config), Path("out.jsonl"), ["data={use='./odd.py'}", "policy.model=nowhere"], Difficulty(2))
 
 
 def red_png() -> bytes:
@@ -115,8 +122,8 @@ def test_other_peoples_layouts_are_kept_in_our_words(config: Path, layout: str, 
     words = [f"data.use={data_set}", f"data.path={write(config.parent)}"]
     Path("lucky.py").write_text("def lucky(group):\n    return [float(i % 2) for i in range(len(group.samples))]\n")
     with caplog.at_level("INFO", "mmrl.loading"):
-        kept = keep_by_difficulty(str(config), Path("kept.jsonl"), words, 2, (0.1, 0.9), 0.5)
-    assert len(kept.prompts) == 1 and f"is read as {layout}: " in caplog.text
+        said = filter_data(str(config), Path("kept.jsonl"), words, Difficulty(2))
+    assert said.startswith("1 of 1 prompts kept") and f"is read as {layout}: " in caplog.text
     [row] = map(json.loads, Path("kept.jsonl").read_text().splitlines())
     assert {name: row[name] for name in line} == line
     loading = [record.getMessage() for record in caplog.records]

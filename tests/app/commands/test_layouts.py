@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.commands import filter as filtering
+from mmrl.algorithms.miners import Difficulty
+from mmrl.app.chain import mine as filtering
 from mmrl.app.commands.data import CheckOptions, ConvertOptions, SplitOptions, check, convert_file, split_by_shares
 from mmrl.app.config.data import DataConfig
 from mmrl.app.config.tasks import OF_CLIPS, one_line
 from mmrl.app.plugins.resolve import load
 from mmrl.app.run.build import load_data
 from mmrl.core.samples import kind_of
-from mmrl.core.types import Prompt
+from mmrl.core.types import Group, Prompt, Sample
 from mmrl.data.files.pictures import content_hash
 from mmrl.data.layouts.guess import guess
 from mmrl.data.layouts.table import LAYOUTS
@@ -98,12 +99,13 @@ def test_split_reads_it_and_its_parts_move(case: Case):
 
 def test_filter_reads_it(case: Case, monkeypatch: pytest.MonkeyPatch):
     """Without a model: every prompt is right every other time."""
+    drawn = Group(0, Prompt(""), (Sample("a"), Sample("b")))
     monkeypatch.setattr(filtering, "build", lambda resolved: None)
-    monkeypatch.setattr(filtering, "samples_with_totals", lambda job, requests: [((), [0.0, 1.0]) for _ in requests])
+    monkeypatch.setattr(filtering, "samples_with_totals", lambda job, requests: [(drawn, [0.0, 1.0])])
     assert isinstance(case.data, DataConfig)
     words = [f"data={{use = '{case.data.use}', path = '{case.path}'}}", "evaluate_every=0", "evaluation={}"]
     words += ["data.split=train"] if case.data.args.get("split") else []
     out = case.folder / "out/rows.jsonl"
-    filtering.keep_by_difficulty("tiny/image", out, words, 2, (0.1, 0.9), 0.5, case.root)
+    filtering.filter_data("tiny/image", out, words, Difficulty(2), case.root)
     after = list(load(guess(out).data_set, "datasets")(path=out))
     assert (shown(after), facts(after)) == (shown(case.trained), facts(case.trained))
