@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 import typer
 from typer import Option
 
-from mmrl.app.cli.arguments import Overrides
 from mmrl.app.cli.look import compare
 from mmrl.app.commands.help import InOrder
+from mmrl.app.commands.options import Overrides
 from mmrl.lab.demos import DEMOS
 from mmrl.lab.recipes.command import recipe
 

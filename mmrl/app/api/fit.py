@@ -16,17 +16,15 @@ from mmrl.app.api.inputs import (
 )
 from mmrl.app.api.notebook import NotebookProgress, in_notebook
 from mmrl.app.api.run import Run
-from mmrl.app.chain.rows import rows_before
 from mmrl.app.commands.train import run_job
-from mmrl.app.config.run import Resolved, RunConfig, resolve
+from mmrl.app.config.run import RunConfig, resolve
 from mmrl.app.config.stages import stages_of
 from mmrl.app.plugins.python_objects import offer
-from mmrl.app.run.build import build, on_the_terminal
+from mmrl.app.run.build import on_the_terminal
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.revive import load_state, revive
 from mmrl.app.toml.tables import Table
-from mmrl.core.protocols import Policy
 from mmrl.training.callbacks import Callback
-from mmrl.training.checkpoints.save import Checkpoints
 
 SOURCE = "mmrl.fit"
 """The origin of such a run's values, in errors and in `mmrl show`."""
@@ -89,7 +87,8 @@ def fit(
         resumed = folder.path if folder and folder.exists() else None
         run, job = run_job(resolved, resumed, watchers=watchers)
         if job is None:
-            return Run(run.path, policy_of(resolved, run), is_finished=True)
+            last = stages_of(resolved)[-1].resolved.config
+            return Run(run.path, revive(last, run, load_state(run)), is_finished=True)
     return Run(run.path, job.policy, not job.trainer.is_stopped)
 
 
@@ -107,12 +106,3 @@ def refuse_second_reading() -> None:
             "processes for samplers and rewards read this program again when they start, and it calls mmrl.fit outside of "
             '`if __name__ == "__main__":`: put the call under that line'
         )
-
-
-def policy_of(resolved: Resolved, run: RunDir) -> Policy:
-    """The policy of a run that was finished before, with its newest weights."""
-    stages = stages_of(resolved)
-    with rows_before(stages, len(stages) - 1, run):
-        policy = build(stages[-1].resolved).policy
-    policy.load_state_dict(Checkpoints(run.checkpoints).load()["policy"])
-    return policy

@@ -17,6 +17,7 @@ from mmrl.app.modality.prompt_view import prompt_view
 from mmrl.app.run.build import Job, build
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import Line, RunDir, installed_versions, read_lines
+from mmrl.app.run.revive import load_state
 from mmrl.app.run.sample_files import digest, image_bytes, strip_of
 from mmrl.core.types import Group, Request, Sample
 from mmrl.runtime.near import did_you_mean
@@ -119,7 +120,7 @@ def job_at(resolved: Resolved, run: RunDir, accelerator: Any, step: int, goes_on
     with rows_before(stages, at, run):
         job = build(stages[at].resolved, accelerator=accelerator, stage=stages[at])
     if step:
-        job.trainer.load_state_dict(Checkpoints(run.checkpoints).load(step))
+        job.trainer.load_state_dict(load_state(run, step))
     if goes_on and step == stages[at].end and following is not None:
         with rows_before(stages, following, run):
             job = build(stages[following].resolved, accelerator=accelerator, stage=stages[following], after=job)

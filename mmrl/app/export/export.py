@@ -24,11 +24,11 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.app.modality.templates import template_text
 from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import load
-from mmrl.app.run.build import build_policy, with_local_model
+from mmrl.app.run.build import with_local_model
 from mmrl.app.run.context import hushed_saving
+from mmrl.app.run.revive import load_state, revive
 from mmrl.core.protocols import State
 from mmrl.runtime.disk import room_for
-from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import Weights
 
 log = logging.getLogger("mmrl")
@@ -77,11 +77,10 @@ def export(
         if not merge:
             raise ValueError("--onto original says what an adapter is merged onto: add --merge, or leave it out")
         kind, below = "onto original", on_original(policy_config)
-    state = part_of_state(data.run.path, Checkpoints(data.run.checkpoints).load(step), weights)
+    state = part_of_state(data.run.path, load_state(data.run, step), weights)
     modality = modality_of(policy_config)
     with hushed_saving():
-        policy = build_policy(policy_config, frozenset(state["policy"]["shadows"]))
-    policy.load_state_dict(state["policy"])
+        policy = revive(config, data.run, state)
     with whole_or_absent(out) as folder:
         with hushed_saving():
             policy.save(folder)

@@ -3,23 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
 
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import RunConfig
-from mmrl.app.run.build import build_policy, with_local_model
 from mmrl.app.run.context import hushed_saving
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.revive import load_state, revive
 from mmrl.core.readings import SCORE
 from mmrl.core.types import Group, Prompt, Reading, Request, Sample
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.process_state import keep_random_state
 from mmrl.serving.scorers.models import HeldModel, hold
-from mmrl.training.checkpoints.save import Checkpoints
 
 
 @dataclass(frozen=True)
@@ -94,10 +93,8 @@ def hold_policy(run: Path, config: RunConfig, step: int | None, device: str) -> 
     """The policy of a run's checkpoint; CheckpointError where it is damaged or not there."""
 
     def build() -> PolicyNet:
-        state: Any = Checkpoints(RunDir.open(run).checkpoints).load(step)["policy"]
+        place = RunDir.open(run)
         with keep_random_state(), hushed_saving():
-            policy: Any = build_policy(with_local_model(config).policy, frozenset(state["shadows"]))
-        policy.load_state_dict(state)
-        return PolicyNet(policy)
+            return PolicyNet(cast(TextPolicy, revive(config, place, load_state(place, step))))
 
     return hold(("policy of a run", str(run.resolve()), "newest" if step is None else f"step {step}"), build, device)

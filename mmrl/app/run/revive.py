@@ -1,10 +1,9 @@
-"""A prompt answered as a run answers held-out ones, by any of its checkpoints or by the model before training."""
+"""A run's weights in a policy again, for whatever is asked of it: an evaluation, one prompt, a score, an export."""
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Never
 
 import torch
 
@@ -23,11 +22,62 @@ from mmrl.core.protocols import Policy, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt, Request, Sample
 from mmrl.runtime.accelerator import Accelerator
-from mmrl.runtime.process_state import seed
 from mmrl.runtime.process_state import seed as begin_random_state
 from mmrl.runtime.repeating import deterministic
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import MODELS, Evaluator
+
+
+def load_state(run: RunDir, step: int | None = None) -> State:
+    """A checkpoint of the run, None: its newest whole one; CheckpointError where it is damaged or not there."""
+    with waiting("loading the checkpoint"):
+        return Checkpoints(run.checkpoints).load(step)
+
+
+def revive(
+    config: RunConfig,
+    run: RunDir | None,
+    state: State | None,
+    shadows: frozenset[str] | None = None,
+    ranks: Ranks = Ranks(),
+    accelerator: Accelerator | None = None,
+) -> Policy:
+    """The policy of a config with the weights of a run's checkpoint; without one, the model as it is.
+
+    `shadows` names the averages and references that it holds beside its weights, None: all that the run kept. Without an
+    accelerator it stays on the CPU.
+    Raises FileNotFoundError without the model, and ValueError if the run kept no weights of such a name.
+    """
+    if shadows is None:
+        shadows = frozenset(() if state is None else state["policy"]["shadows"])
+    local = with_local_model(config, ranks).policy
+    torch.manual_seed(config.seed)
+    with ranks.main_first(not Path(local.model).expanduser().is_dir()), waiting(f"loading model {config.policy.model}"):
+        policy = build_policy(local, shadows)
+    if accelerator is not None:
+        policy.prepare(accelerator)
+    if run is not None and state is not None:
+        policy.load_state_dict(wanted_part(state["policy"], policy, run))
+    return policy
+
+
+def wanted_part(state: State, policy: Policy, run: RunDir) -> State:
+    """A run's state without the averages and references that the policy has no use for; ValueError if one is missing.
+
+    A reference that the run did not keep is the model as it was loaded.
+    """
+    kept = state["shadows"]
+    if "ref" in policy.shadows - set(kept):
+        kept = {**kept, "ref": policy.state_dict()["shadows"]["ref"]}
+    missing = sorted(policy.shadows - set(kept))
+    if missing:
+        raise ValueError(f"{run.path} kept no weights called {missing[0]!r}: evaluate with evaluation.weights = 'live'")
+    return state | {"shadows": {name: kept[name] for name in policy.shadows}}
+
+
+def to_answer(config: RunConfig) -> frozenset[str]:
+    """The weights that answer held-out prompts, beside the live ones."""
+    return frozenset(config.evaluation.all_weights - {"live"})
 
 
 @dataclass(frozen=True)
@@ -80,14 +130,11 @@ def ask(resolved: Resolved, ranks: Ranks, run: RunDir | None = None, step: int |
         raise ValueError(f"{missing} is missing: add [evaluation.data] with the held-out prompts")
     if config.evaluation.num_prompts == 0:
         raise ValueError("evaluation.num_prompts is 0: leave it out, or set the number of prompts")
-    seed(config.seed)
+    begin_random_state(config.seed)
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
         _, prompts = held_out_prompts(config, plug_ins.held_out)
-    if run is None:
-        return Asked(resolved, plug_ins, prompts)
-    with waiting("loading the checkpoint"):
-        return Asked(resolved, plug_ins, prompts, run, Checkpoints(run.checkpoints).load(step))
+    return Asked(resolved, plug_ins, prompts, run, None if run is None else load_state(run, step))
 
 
 def prepare(asked: Asked, ranks: Ranks, accelerator: Accelerator | None = None) -> Ready:
@@ -107,32 +154,12 @@ def prepare(asked: Asked, ranks: Ranks, accelerator: Accelerator | None = None) 
             raise ValueError(f"reward {reward.label!r} {missing}")
     space = modality.box_space(config.policy)
     rewards = reward_runners(config, loaded, more, space)[1]
-    torch.manual_seed(config.seed)
-    with ranks.main_first(to_fetch), waiting(f"loading model {asked.config.policy.model}"):
-        policy = build_policy(config.policy, frozenset(config.evaluation.all_weights - {"live"}))
+    policy = revive(asked.config, asked.run, asked.state, to_answer(config), ranks, accelerator)
     nothing_trains = replace(config.algorithm.algorithm, schedule=None, objective=())
     modality.warn_after_load(policy, nothing_trains, config.evaluation, asked.prompts)
-    if accelerator is not None:
-        policy.prepare(accelerator)
-    if asked.run is not None and asked.state is not None:
-        policy.load_state_dict(wanted_part(asked.state["policy"], policy, asked.run))
     settings = replace(config.evaluation, num_prompts=len(asked.prompts))
     sampling, variants = modality.eval_sampling(settings), modality.variants(settings)
     return Ready(Evaluator(policy, asked.prompts, rewards, settings, sampling, ranks, variants), space)
-
-
-def wanted_part(state: State, policy: Policy[Never], run: RunDir) -> State:
-    """A run's state without the averages and references that this evaluation has no use for; ValueError if one is missing.
-
-    A reference that the run did not keep is the model as it was loaded.
-    """
-    kept = state["shadows"]
-    if "ref" in policy.shadows - set(kept):
-        kept = {**kept, "ref": policy.state_dict()["shadows"]["ref"]}
-    missing = sorted(policy.shadows - set(kept))
-    if missing:
-        raise ValueError(f"{run.path} kept no weights called {missing[0]!r}: evaluate with evaluation.weights = 'live'")
-    return state | {"shadows": {name: kept[name] for name in policy.shadows}}
 
 
 DRAWS = 'has a model that draws, and writes nothing: let it draw with mmrl draw {run} "a prompt"'
@@ -178,13 +205,7 @@ def answer(run: RunDir, config: RunConfig, prompt: Prompt, step: int | None = No
     modality.check_prompts(local, [prompt])
     with deterministic(config.deterministic), distributed_run() as (accelerator, _):
         begin_random_state(config.seed)
-        torch.manual_seed(config.seed)
-        with waiting(f"loading model {config.policy.model}"):
-            policy = build_policy(local, frozenset(evaluation.all_weights - {"live"}))
-        if accelerator is not None:
-            policy.prepare(accelerator)
-        if state is not None:
-            policy.load_state_dict(wanted_part(state["policy"], policy, run))
+        policy = revive(config, run, state, to_answer(config), accelerator=accelerator)
         request = Request(prompt, 1, 0, model=MODELS[evaluation.weights], seed=number)
         with waiting("answering"):
             sample = policy.rollout([request], modality.eval_sampling(evaluation)).groups[0].samples[0]
@@ -200,8 +221,7 @@ def state_at(run: RunDir, step: int | None) -> State | None:
     if wanted and wanted not in known:
         there = f"there are {', '.join(map(str, known))}, and" if known else "there is none;"
         raise ValueError(f"{run.path} has no checkpoint of step {wanted}: {there} 0 is the model before training")
-    with waiting("loading the checkpoint"):
-        return checkpoints.load(wanted) if wanted else None
+    return load_state(run, wanted) if wanted else None
 
 
 def usual_file(run: RunDir, prompt: Prompt, answer: Answer, suffix: str) -> Path:

@@ -19,10 +19,10 @@ from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import PolicyConfig, modality_of
 from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, estimate
-from mmrl.app.run.build import build_policy, held_out_prompts, with_local_model
+from mmrl.app.run.build import held_out_prompts, with_local_model
 from mmrl.app.run.context import distributed_run
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.revive import wanted_part
+from mmrl.app.run.revive import load_state, revive, to_answer
 from mmrl.app.run.reward_runners import load_rewards, named_reward
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
@@ -31,7 +31,6 @@ from mmrl.lab.recipes.facts import Figure, Measure, Published, Recipe
 from mmrl.lab.recipes.pages import number
 from mmrl.runtime.process_state import seed
 from mmrl.runtime.repeating import deterministic
-from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.rewards.runner import RewardRunner
 
@@ -103,16 +102,12 @@ def measure_run(recipe: Recipe, planned: Sequence[Planned], run: RunDir | None, 
     config = planned[0].resolved.config
     with deterministic(config.deterministic), distributed_run() as (accelerator, ranks):
         seed(config.seed)
-        config = with_local_model(config, ranks)
-        policy = build_policy(config.policy, frozenset(config.evaluation.all_weights - {"live"}))
-        policy.prepare(accelerator)
-        if run is not None:
-            state = Checkpoints(run.checkpoints).load()
-            policy.load_state_dict(wanted_part(state["policy"], policy, run))
+        state = None if run is None else load_state(run)
+        policy = revive(config, run, state, to_answer(config), ranks, accelerator)
         found: list[Measured] = []
         everyone: list[Answered] = []
         for one in planned:
-            answered = answer(one, policy, config.policy, ranks, limit)
+            answered = answer(one, policy, with_local_model(config).policy, ranks, limit)
             found += [figure_of(one.measure, figure, answered) for figure in one.measure.figure]
             everyone += answered
         if recipe.total is not None:

@@ -62,7 +62,7 @@ def test_a_file_without_prompts_is_not_written(config: Path):
 
 def test_a_prompt_without_scores_is_named(config: Path):
     Path("lucky.py").write_text("def lucky(group):\n    return [None] * len(group.samples)\n")
-    with pytest.raises(ValueError, match="only 0 of 4 samples of prompt '0' have a score"):
+    with pytest.raises(ValueError, match="prompt '0': only 0 of 4 samples have a total reward"):
         filter_data(str(config), Path("none.jsonl"), [], Difficulty(4))
 
 
