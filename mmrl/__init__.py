@@ -15,7 +15,7 @@ _HOMES = {
     "Audio": "mmrl.core.samples",
     "Observation": "mmrl.core.samples",
     "Turn": "mmrl.core.samples",
-    "Need": "mmrl.core.needs",
+    "Need": "mmrl.answers.needs",
     "Scores": "mmrl.core.types",
     "Examples": "mmrl.training.callbacks",
     "Callback": "mmrl.training.callbacks",

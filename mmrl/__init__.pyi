@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from mmrl.algorithms.algorithm import Algorithm as Algorithm
 from mmrl.answers.boxes.box import Box as Box
+from mmrl.answers.needs import Need as Need
 from mmrl.answers.spans.interval import Interval as Interval
 from mmrl.app.api.evaluate import Evaluation as Evaluation
 from mmrl.app.api.evaluate import evaluate as evaluate
@@ -13,7 +14,6 @@ from mmrl.app.api.load import load_judge as load_judge
 from mmrl.app.api.load import load_reward as load_reward
 from mmrl.app.api.load import load_reward_model as load_reward_model
 from mmrl.app.api.run import Run as Run
-from mmrl.core.needs import Need as Need
 from mmrl.core.samples import Audio as Audio
 from mmrl.core.samples import Group as Group
 from mmrl.core.samples import Observation as Observation

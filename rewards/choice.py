@@ -18,8 +18,8 @@ from typing import Literal
 from mmrl import Group, Need, Scored
 from mmrl.answers.block import Template
 from mmrl.answers.choices import choice_score
+from mmrl.answers.needs import answer
 from mmrl.answers.questions import is_off, read_letters, true_letters
-from mmrl.core.needs import answer
 
 
 @dataclass(frozen=True)

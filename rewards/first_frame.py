@@ -19,8 +19,8 @@ import numpy as np
 from PIL import Image
 
 from mmrl import Group, Need, Prompt, Scored
+from mmrl.answers.needs import picture
 from mmrl.answers.sources import Fit
-from mmrl.core.needs import picture
 from mmrl.core.samples import Sample
 from mmrl.runtime.ranges import Count, PositiveShare, Share, check_ranges
 from mmrl.serving.media import change_of, clip_of, sources_of

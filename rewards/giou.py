@@ -17,7 +17,7 @@ from mmrl import Box, Group, Need, Scored
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts, true_boxes
 from mmrl.answers.boxes.box import giou, iou
-from mmrl.core.needs import answer
+from mmrl.answers.needs import answer
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mmrl.answers.block import Template
 from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts, true_boxes
 from mmrl.answers.boxes.box import iou
 from mmrl.answers.boxes.detection import point_in_box
-from mmrl.core.needs import answer
+from mmrl.answers.needs import answer
 
 
 @dataclass(frozen=True)

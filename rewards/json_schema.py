@@ -21,7 +21,7 @@ from typing import Any
 from mmrl import Group, Need, Scored
 from mmrl.answers.block import answer_block, strip_fence
 from mmrl.answers.boxes.attempts import completion_text
-from mmrl.core.needs import columns
+from mmrl.answers.needs import columns
 
 TYPES: dict[str, Any] = {
     "object": dict,

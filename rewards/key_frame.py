@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from mmrl import Group, Need, Scored
 from mmrl.answers.block import Template
+from mmrl.answers.needs import answer
 from mmrl.answers.spans.attempts import SpanAttempt, score_spans, true_spans
 from mmrl.answers.spans.detection import key_frame_hit
 from mmrl.answers.spans.interval import Unit
-from mmrl.core.needs import answer
 from mmrl.runtime.ranges import Count, check_ranges
 
 

@@ -23,7 +23,7 @@ from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.answers.block import Template, answer_block, keeps_format, strip_fence
 from mmrl.answers.boxes.attempts import completion_text
 from mmrl.answers.masks import NotAMaskError, Size, read_mask
-from mmrl.core.needs import answer
+from mmrl.answers.needs import answer
 from mmrl.serving.files import import_package
 
 INSTALL = 'pip install "mmrl[rewards]"'

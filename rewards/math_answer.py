@@ -19,7 +19,7 @@ from math import nan
 from mmrl import Group, Need, Scored
 from mmrl.answers.block import Template, answer_block, keeps_format
 from mmrl.answers.boxes.attempts import completion_text
-from mmrl.core.needs import answer
+from mmrl.answers.needs import answer
 from mmrl.runtime.ranges import Count, Positive, check_ranges
 from mmrl.serving.judges.math_grader import grade_math
 

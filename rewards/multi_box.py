@@ -21,7 +21,7 @@ from mmrl import Group, Need, Scored
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.attempts import AnySpace, Attempt, score_attempts, true_boxes
 from mmrl.answers.boxes.detection import f1, mean_average_precision, mean_iou
-from mmrl.core.needs import answer
+from mmrl.answers.needs import answer
 from mmrl.runtime.ranges import NonNegative, Share, check_ranges
 
 

@@ -19,8 +19,8 @@ from mmrl import Group, Need, Sample, Scored
 from mmrl.answers import numbers
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.needs import answer
 from mmrl.answers.questions import is_off, true_number
-from mmrl.core.needs import answer
 from mmrl.runtime.ranges import NonNegative, check_ranges
 
 

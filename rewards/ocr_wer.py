@@ -16,9 +16,9 @@ from typing import Literal
 from mmrl import Group, Need, Sample, Scored
 from mmrl.answers.block import Template, answer_block
 from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.needs import answer
 from mmrl.answers.questions import is_off, true_text
 from mmrl.answers.words import error_rate
-from mmrl.core.needs import answer
 
 
 @dataclass(frozen=True)

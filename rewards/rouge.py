@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from mmrl import Group, Need, Sample, Scored
 from mmrl.answers.block import Template, answer_block
 from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.needs import answer
 from mmrl.answers.questions import is_off, true_text
 from mmrl.answers.words import ROUGE_KINDS, rouge
-from mmrl.core.needs import answer
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import numpy as np
 from PIL import Image
 
 from mmrl import Group, Need, Prompt, Scored
-from mmrl.core.needs import picture
+from mmrl.answers.needs import picture
 from mmrl.data.drawn.shape_edits import GROUNDS, Instruction, Jitter, State, draw, middle
 from mmrl.data.drawn.shapes import COLOURS, SHAPES, SIDES, ideal_mask
 from mmrl.runtime.ranges import Share, check_ranges

@@ -12,7 +12,7 @@ Licence: own code Apache-2.0; the judge's weights see their card
 from dataclasses import dataclass, field
 
 from mmrl import Group, Need, Scored
-from mmrl.core.needs import columns
+from mmrl.answers.needs import columns
 from mmrl.data.suites.load import find_suite
 from mmrl.data.suites.suite import Judge
 from mmrl.runtime.blame import RewardUnavailableError

@@ -18,10 +18,10 @@ from typing import Literal
 
 from mmrl import Group, Need, Scored
 from mmrl.answers.block import Template
+from mmrl.answers.needs import answer
 from mmrl.answers.spans.attempts import SpanAttempt, score_spans, true_spans
 from mmrl.answers.spans.detection import mean_average_precision
 from mmrl.answers.spans.interval import Unit, temporal_iou
-from mmrl.core.needs import answer
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import numpy as np
 from PIL import Image
 
 from mmrl import Group, Need, Prompt, Scored
+from mmrl.answers.needs import columns, picture
 from mmrl.answers.sources import Fit
-from mmrl.core.needs import columns, picture
 from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.media import pictures_of, sources_of, target_of
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.pixels import TakesPixels, try_gradient, with_rewards
+from mmrl.answers.needs import Need
 from mmrl.app.config.needed_rewards import rewards_in
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins.resolve import load, remedy
-from mmrl.core.needs import Need
 from mmrl.core.types import Prompt
 from mmrl.serving.reward_client import is_url
 from mmrl.training.rewards.runner import NamedReward

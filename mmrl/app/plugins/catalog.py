@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from mmrl.answers.needs import Need
 from mmrl.app.plugins.resolve import Listed, folders, listing
-from mmrl.core.needs import Need
 from mmrl.runtime.near import did_you_mean, near, nearest
 
 KINDS = ("rewards", "datasets", "environments", "algorithms", "configs")

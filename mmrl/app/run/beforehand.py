@@ -6,13 +6,13 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol, get_args, runtime_checkable
 
+from mmrl.answers.needs import Need
 from mmrl.answers.sources import Fit
 from mmrl.app.config.reward_needs import needs_of, parts_of, reads_boxes, refuse_missing_package
 from mmrl.app.config.run import EvaluationConfig, RewardConfig, RunConfig, TrackerConfig, UnweightedReward
 from mmrl.app.modality.on_cards import check_cards
 from mmrl.app.modality.registry import modality_of
 from mmrl.core.hooks import PlannerHooks, with_hooks
-from mmrl.core.needs import Need
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import SCORE, VALUE
 from mmrl.core.types import Prompt

@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 
 from mmrl.answers.boxes.box import Box
+from mmrl.answers.needs import Need
 from mmrl.answers.spans.interval import Interval
 from mmrl.app.config.reward_needs import need_of, needs_of
 from mmrl.app.plugins.catalog import details
 from mmrl.app.plugins.resolve import listing, load
-from mmrl.core.needs import Need
 from mmrl.core.types import Group, Prompt, Sample
 
 BOX, SPAN = (Box(1, 2, 3, 4),), Interval(1, 2)

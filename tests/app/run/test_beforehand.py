@@ -193,7 +193,7 @@ OWN = """
 from dataclasses import dataclass
 
 from mmrl import Group, Need
-from mmrl.core.needs import columns
+from mmrl.answers.needs import columns
 
 @dataclass(frozen=True)
 class Brightness:
