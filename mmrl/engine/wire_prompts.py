@@ -1,20 +1,20 @@
 """Encoded prompts as they are sent to a server, and those that cannot be."""
 
+import base64
+import io
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from PIL import Image
 
 from mmrl.core.samples import kind_of
 from mmrl.core.types import Prompt
 from mmrl.engine.facts import Facts
-from mmrl.engine.wire.media import clip_part, picture_part
 from mmrl.engine.wire.request import WirePrompt
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded, open_one, videos_of
 from mmrl.policies.video.decode import Frames
 
-PARTS: dict[str, Callable[..., dict[str, str]]] = {"image": picture_part, "video": lambda clip: clip_part(clip.pixels)}
-"""Name of a kind of media -> one of it, opened, as it is sent."""
 CLOSE_S = 0.02
 """Seconds by which a frame may be off from where the server assumes it."""
 
@@ -33,6 +33,32 @@ def wire_prompts(host: TextHost, encoded: Sequence[Encoded]) -> list[WirePrompt]
         pictures = [*parts[id(prompt)], *map(picture_part, one.pictures)]
         found.append(WirePrompt([*ids[id(prompt)], *behind], pictures, expanded, prompt.id, begun))
     return found
+
+
+def picture_part(picture: Image.Image) -> dict[str, str]:
+    """A picture of a prompt, (width, height) as the processor is to get it, as an address with its content inside."""
+    return {"type": "image_url", "url": "data:image/png;base64," + as_png(picture)}
+
+
+def clip_part(frames: np.ndarray) -> dict[str, str]:
+    """A clip as its frames, (n, height, width, 3) in uint8.
+
+    vLLM reads frames in a row under the type video/jpeg alone, whatever each of them is packed as.
+    """
+    pictures: Sequence[Image.Image] = [Image.fromarray(frame) for frame in frames]
+    return {"type": "video_url", "url": "data:video/jpeg;base64," + ",".join(map(as_png, pictures))}
+
+
+def as_png(picture: Image.Image) -> str:
+    """The picture in base64; JPEG would change pixels."""
+    buffer = io.BytesIO()
+    # Time to pack matters more than bytes: pictures go to this machine, or to a neighbour's.
+    picture.save(buffer, "PNG", compress_level=1)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+PARTS: dict[str, Callable[..., dict[str, str]]] = {"image": picture_part, "video": lambda clip: clip_part(clip.pixels)}
+"""Name of a kind of media -> one of it, opened, as it is sent."""
 
 
 def media_parts(host: TextHost, media: object, prompt: Prompt) -> list[dict[str, str]]:

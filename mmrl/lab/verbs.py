@@ -61,6 +61,6 @@ def arena(
 ) -> None:
     """Rank methods that start from the same checkpoint and get the same compute: intervals over seeds, curves, an HTML page."""
     from mmrl.lab.arena.command import arena as hold
-    from mmrl.lab.arena.words import contest_of
+    from mmrl.lab.arena.contest import contest_of
 
     typer.echo(hold(contest_of(task, methods, budget_seconds, seeds, model, overrides or []), output))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from urllib.parse import urlsplit
 
-from mmrl.core.samples import Group, Sample, Scored, Status
+from mmrl.core.samples import Group, Scored, Status
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.net.fetch import BUSY, SCHEMES, Answer, AnswerError, Request, UnreachableError, attempts, check_address, words
 from mmrl.runtime.net.secrets import Json, hide_in_json, read_secret
@@ -136,7 +136,7 @@ class RemoteReward:
                 raise
             half = len(group.samples) // 2
             halves = (group.samples[:half], group.samples[half:])
-            return [answer for samples in halves for answer in self._answers(_with(group, samples), until)]
+            return [answer for samples in halves for answer in self._answers(replace(group, samples=samples), until)]
         try:
             reply = wire.unpack_reply(answer.content)
         except wire.WireError as error:
@@ -196,7 +196,3 @@ def is_url(use: str) -> bool:
 def _answer(value: float, status: Status, parts: Mapping[str, float]) -> float | Scored | None:
     plain = None if status == Status.NA else math.nan if status == Status.FAILED else value
     return Scored(plain, hide_in_json(parts)) if parts else plain
-
-
-def _with(group: Group, samples: tuple[Sample, ...]) -> Group:
-    return replace(group, samples=samples)

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from mmrl.runtime.sandbox.lock import missing
+from mmrl.runtime.sandbox.lock import CALLS, CLONE, CLONE3, IOCTL, MEMORY, missing
 from mmrl.runtime.sandbox.sandbox import MODULES, Bounds, Output, Sandbox, SandboxError
-from mmrl.runtime.sandbox.system_calls import CALLS, CLONE, CLONE3, IOCTL, MEMORY
 from tests.attacks.attack import Attack, BrokenError
 
 ESCAPED = "ESCAPED"

@@ -1,7 +1,7 @@
 """An image generator as a policy: integrates noise to images along a plan, and evaluates its noisy steps again exactly."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from mmrl.policies.flow.read.evaluate import FROM_VELOCITY, QUANTITIES, Actions,
 from mmrl.policies.flow.read.forward import noisy_latents, velocities_of
 from mmrl.policies.flow.read.packing import cut_actions, cut_rows, cut_sizes
 from mmrl.policies.flow.read.surrogate import read_pixels
-from mmrl.policies.flow.rounding import FlowRounding
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single
 from mmrl.policies.flow.sizes import Size
@@ -45,6 +44,21 @@ from mmrl.policies.shared.weights import USUAL_DECAY, Decay, Publication, check_
 from mmrl.runtime.spans import in_span
 
 __all__ = ["FlowPolicy", "FlowPolicyConfig", "FlowTrace"]
+
+
+@dataclass(frozen=True)
+class FlowRounding:
+    """How the network of a FlowPolicy rounds: too little to be measured."""
+
+    bound: float = 1e-6
+    """Largest |log ratio|: clip ranges are 1e-4 and less, and bfloat16 needs equal forwards (policy.equal_forwards)."""
+    unit: float = 2.0**-24
+    depth: int = 1
+    is_coarse: bool = False
+
+    def readings(self, rollouts: Rollouts) -> Iterator[Float[Tensor, "n t"]]:
+        """Nothing."""
+        yield from ()
 
 
 class FlowPolicy(PolicyHooks):

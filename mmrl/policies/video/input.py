@@ -3,7 +3,8 @@
 import logging
 import signal
 import weakref
-from collections.abc import Iterable
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import numpy as np
 from mmrl.answers.spans.sounds import Ear
 from mmrl.core.samples import ClipTime, Video
 from mmrl.policies.shared.workers.crew import Board, Crew
-from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.sampling import FrameRule, VideoSettings
 from mmrl.runtime.workers import SilentError, WorkerError, WorkerProcess
@@ -22,6 +22,58 @@ CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.
 """Signals that a process brings upon itself: the clip is to blame."""
 BAD_CLIP = "take the clip out of the data, or convert it to H.264"
 NO_WORKERS = "set policy.video.workers = 0 to decode in the run's own process"
+
+
+@dataclass
+class FrameCache:
+    """Frames that were decoded before, found by the content of their file; the least recently used go first.
+
+    A file is hashed by whoever decodes it, and again when its size or date change.
+    """
+
+    max_bytes: int
+    _kept: OrderedDict[Hashable, Frames] = field(default_factory=OrderedDict, init=False)
+    _digests: dict[Hashable, str] = field(default_factory=dict, init=False)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(frames.pixels.nbytes for frames in self._kept.values())
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, video: Video, rule: FrameRule) -> Frames | None:
+        """Raises FileNotFoundError when the file is gone."""
+        digest = self._digests.get(stamp(video))
+        key = (digest, wishes(video), rule)
+        if digest is None or key not in self._kept:
+            return None
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def put(self, video: Video, rule: FrameRule, frames: Frames) -> None:
+        """Frames larger than the whole budget are not kept."""
+        self._digests[stamp(video)] = frames.digest
+        if frames.pixels.nbytes > self.max_bytes:
+            return
+        frames.pixels.setflags(write=False)
+        self._kept[frames.digest, wishes(video), rule] = frames
+        room = self.max_bytes - self.num_bytes
+        while room < 0:
+            _, old = self._kept.popitem(last=False)
+            room += old.pixels.nbytes
+
+
+def stamp(video: Video) -> Hashable:
+    """Changes when a file is written again."""
+    sources = (video.source,) if isinstance(video.source, str) else video.source
+    found = [(source, Path(source).stat()) for source in sources]
+    return tuple((source, stat.st_size, stat.st_mtime_ns) for source, stat in found)
+
+
+def wishes(video: Video) -> Video:
+    """The frames that a video asks for, regardless of its file's name, and of the order and noise in which they are shown."""
+    return replace(video, source="" if isinstance(video.source, str) else (), shuffle=None, noise=None)
 
 
 @dataclass

@@ -56,7 +56,7 @@ class AnswerCache:
 
     def look(self, group: Group) -> Known:
         try:
-            keys = tuple(sample_keys(group)) if self.pointwise else (group_key(group),)
+            keys = tuple(sample_keys(group)) if self.pointwise else (digest((group.prompt, group.samples, group.probes)),)
         except NotCacheableError:
             return Known(group, (), {}, group)
         with self._lock:
@@ -130,10 +130,6 @@ def as_numbers(answer: RawAnswer) -> tuple[float, dict[str, float]]:
 def sample_keys(group: Group) -> list[Digest]:
     prompt = digest(group.prompt)
     return [digest((prompt, sample)) for sample in group.samples]
-
-
-def group_key(group: Group) -> Digest:
-    return digest((group.prompt, group.samples, group.probes))
 
 
 def digest(thing: object) -> Digest:

@@ -1,7 +1,8 @@
-"""The alarm for reward hacking: the trained rewards rise while a watched reward, or variety, falls."""
+"""The alarm for reward hacking: the trained rewards rise while a watched reward, or variety, falls, or while texts drift away."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
 
@@ -12,8 +13,9 @@ from mmrl.core.protocols import State
 from mmrl.core.types import Group, Scores
 from mmrl.training.measure import diversity, fingerprints, first_pictures, mean, prompt_distance, sameness
 from mmrl.training.settings import AlarmSettings
-from mmrl.training.watch.drift import drifts
 
+SPREADS = 3.0
+"""The first steps' values are rarely this many spreads from their median by chance."""
 Finding = tuple[str, str]
 """A key, and a sentence about it."""
 ROUNDING = 1e-6
@@ -253,3 +255,43 @@ def tail_chance(t: float, freedom: int) -> float:
     from scipy.special import stdtr
 
     return float(stdtr(freedom, -t)) if math.isfinite(t) else float(t < 0)
+
+
+class Drift(NamedTuple):
+    """A measure that moved away from its first values, and stayed away."""
+
+    measure: str
+    what: str
+    before: float
+    after: float
+
+
+def growth(before: float, after: float) -> float:
+    return after / before if before else math.inf if after else 1.0
+
+
+WAYS: tuple[tuple[str, str, Callable[[float, float], float]], ...] = (
+    ("rollout/length", "completions became longer", growth),
+    ("rollout/length", "completions became shorter", lambda before, after: growth(after, before)),
+    ("train/form", "the form that most completions had was given up", lambda before, after: growth(after, before)),
+    ("train/repetition", "completions repeat themselves", lambda before, after: growth(1 - after, 1 - before)),
+)
+"""A metric, what it means when it drifts one way, and how many times it moved that way."""
+
+
+def drifts(first: Mapping[str, list[float]], last: Mapping[str, list[float]], factor: float) -> Iterator[Drift]:
+    """Measures that in each of the last steps (the newer half) are `factor` times and 3 spreads from the median of the first.
+
+    The spread is 1.4826 times the median distance of the first values from their median, so that one odd step does not count.
+    Pictures have no such drift: their actions are the denoising steps, whatever is on them.
+    """
+    if "train/form" not in first:
+        return
+    for measure, what, times in WAYS:
+        if not first.get(measure) or not last.get(measure):
+            continue
+        before = statistics.median(first[measure])
+        spread = 1.4826 * statistics.median(abs(value - before) for value in first[measure])
+        newer = last[measure][-max(3, len(last[measure]) // 2) :]
+        if all(times(before, now) >= factor and abs(now - before) >= SPREADS * spread for now in newer):
+            yield Drift(measure, what, before, statistics.median(newer))

@@ -13,8 +13,8 @@ from mmrl.engine.command import ServeCommand, resolve_sync, serve_command
 from mmrl.engine.facts import serving_rank
 from mmrl.engine.server import free_port
 from mmrl.engine.wire.client import EngineClient, EngineDownError
-from mmrl.engine.wire.media import clip_part, picture_part
 from mmrl.engine.wire.request import Ask, WirePrompt, row_seed, sampling_params, share_rows
+from mmrl.engine.wire_prompts import clip_part, picture_part
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig

@@ -14,9 +14,8 @@ import pytest
 
 from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.types import Video
-from mmrl.policies.video.cache import FrameCache
 from mmrl.policies.video.decode import fetch
-from mmrl.policies.video.input import VideoInput, change_frames
+from mmrl.policies.video.input import FrameCache, VideoInput, change_frames
 from mmrl.policies.video.sampling import Budget, BudgetError, FrameRule, VideoSettings, choose
 from tests.support.videos import HEIGHT, WIDTH, even, numbered, read_number, turn, uneven, write_video
 

@@ -6,7 +6,7 @@ import pytest
 
 from mmrl.training.measure import commonest, form, repetition
 from mmrl.training.settings import AlarmSettings, HealthSettings
-from mmrl.training.watch.drift import drifts
+from mmrl.training.watch.alarm import drifts
 from mmrl.training.watch.health import Health
 from tests.training.watch.test_health import GOOD, evaluation
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mmrl.lab.tiny.byte_tokens import HubObject
-from mmrl.lab.tiny.flow.editor_pipelines import kontext_of, qwen_edit_of
+from mmrl.lab.tiny.byte_tokens import HubObject, Kwargs
 from mmrl.lab.tiny.flow.hunyuan import HUNYUAN_PIPELINES
 from mmrl.lab.tiny.flow.late_pipelines import LATE_PIPELINES
 from mmrl.lab.tiny.flow.ltx2 import ltx2
@@ -31,6 +30,13 @@ from mmrl.lab.tiny.flow.sound import SOUND_PIPELINES
 from mmrl.lab.tiny.flow.wan import WAN_PIPELINES
 from mmrl.lab.tiny.text.vlms import draw_weights
 from mmrl.lab.tiny.tokenizer import qwen_tokenizer
+
+QWEN_EDIT_TEMPLATE = (
+    "system\nDescribe the key features of the input image (color, shape, size, texture, objects, background), then explain how "
+    "the user's text instruction should alter or modify the image. Generate a new image that meets the user's requirements while "
+    "maintaining consistency with the original input where appropriate.\nPicture 1: "
+)
+"""The text of Qwen-Image-Edit before a prompt, of which it cuts 64 tokens off, and what stands before a picture."""
 
 
 def build(family: str, folder: Path, seed: int = 0) -> Path:
@@ -135,10 +141,32 @@ def qwen_image() -> HubObject:
     )
 
 
+def qwen_edit_of(qwen_image: HubObject, zero_cond_t: bool = False) -> HubObject:
+    """A Qwen-Image-Edit-2509 of a Qwen-Image's parts; with `zero_cond_t`, which keeps pictures at time 0, a -2511."""
+    from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
+
+    tokenizer = qwen_tokenizer([QWEN_EDIT_TEMPLATE], num_tokens=900)
+    size = {"shortest_edge": 28 * 28, "longest_edge": 112 * 112}
+    sees: Kwargs = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2, "size": size}
+    processor = Qwen2_5_VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**sees), tokenizer=tokenizer, video_processor=Qwen2VLVideoProcessor(**sees)
+    )
+    transformer = qwen_image.transformer
+    return diffusers_object(
+        "QwenImageEditPlusPipeline",
+        transformer=type(transformer).from_config(transformer.config, zero_cond_t=zero_cond_t),
+        scheduler=qwen_image.scheduler,
+        vae=qwen_image.vae,
+        text_encoder=qwen_encoder(tokenizer),
+        tokenizer=tokenizer,
+        processor=processor,
+    )
+
+
 PIPELINES: dict[str, Callable[[], HubObject]] = {
     "sd3": sd3,
     "flux": flux,
-    "kontext": lambda: kontext_of(flux()),
+    "kontext": lambda: diffusers_object("FluxKontextPipeline", **flux().components),
     "qwen_image": qwen_image,
     "qwen_edit": lambda: qwen_edit_of(qwen_image()),
     "qwen_edit_2511": lambda: qwen_edit_of(qwen_image(), zero_cond_t=True),

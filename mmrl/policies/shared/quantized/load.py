@@ -99,7 +99,9 @@ def operations() -> tuple[Callable[[bool], object], Callable[[object], object]]:
 
         def convert(self, input_dict: dict[str, Found], *_: object, **__: object) -> Any:
             return {
-                key: value for name, weight in input_dict.items() for key, value in by_name(name, weight, self.double).items()
+                key: value
+                for name, weight in input_dict.items()
+                for key, value in with_scales(name, quantize(first(weight), self.double)).items()
             }
 
     class TakeStored(ConversionOps):
@@ -122,11 +124,6 @@ def operations() -> tuple[Callable[[bool], object], Callable[[object], object]]:
 def first(weight: Found) -> Tensor:
     """The one tensor."""
     return weight[0] if isinstance(weight, list) else weight
-
-
-def by_name(name: str, weight: Found, double: bool = True) -> dict[str, Tensor]:
-    """The codes and scales that a layer keeps of its stored weight, by their names in the model."""
-    return with_scales(name, quantize(first(weight), double))
 
 
 def with_scales(name: str, codes: Codes) -> dict[str, Tensor]:
