@@ -4,6 +4,7 @@ import pytest
 
 from mmrl.app.config import run as configs
 from mmrl.app.run import build as building
+from mmrl.policies.shared.call_log import DryRun
 from tests.support.flow_runs import Make
 
 
@@ -17,3 +18,9 @@ def make(empty_desk: None) -> Make:
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading a model is a failure of the test."""
     monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("the model was loaded"))
+
+
+@pytest.fixture
+def what_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans count the bytes of weights and what belongs to them, and go through no layer."""
+    monkeypatch.setattr(DryRun, "activations", lambda self: {})

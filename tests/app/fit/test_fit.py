@@ -133,6 +133,7 @@ def refused(model: Path | str, boxes: Path, device: Device, *words: str) -> tupl
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("what_stays")
 def test_what_does_not_fit_is_refused_with_the_three_changes_that_help_most(wide: Path, boxes: Path, monkeypatch):
     monkeypatch.setattr(training, "run_job", lambda *args, **kwargs: pytest.fail("weights were loaded"))
     train_words = [], "grounding", str(wide), str(boxes), ["iou"]
@@ -143,7 +144,8 @@ def test_what_does_not_fit_is_refused_with_the_three_changes_that_help_most(wide
     assert 2 <= len(remedies) <= 3 and [size for size, _ in remedies] == sorted((size for size, _ in remedies), reverse=True)
 
 
-@pytest.mark.evidence
+@pytest.mark.slow
+@pytest.mark.usefixtures("what_stays")
 def test_a_card_too_small_for_4_bits_is_told_of_what_helps_there(wide: Path, boxes: Path):
     """Shards are no help beside 4 bits; 4 bits are, where a config says that the weights are to stay as they are."""
     said, remedies = refused(wide, boxes, card(1))

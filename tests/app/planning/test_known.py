@@ -57,7 +57,8 @@ def test_files_are_small_and_say_where_they_are_from(file: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", ["config", pytest.param("task", marks=pytest.mark.evidence)])
+@pytest.mark.usefixtures("what_stays")
+@pytest.mark.parametrize("asked", ["config", "task"])
 def test_a_plan_says_if_a_named_card_is_enough(
     asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -93,6 +94,7 @@ def test_pictures_take_the_published_number_of_tokens():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("what_stays")
 def test_a_generator_is_planned_with_its_encoders():
     small = [
         "policy.height=256",

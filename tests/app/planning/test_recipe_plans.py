@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.shapes import flux, stable_diffusion, vlm
+from benchmarks.shapes import change, flux, stable_diffusion, vlm
 from mmrl.app.commands.plan import plan
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.toml.tables import Table
@@ -33,8 +33,8 @@ JUDGES = {
     "mix_grpo_flux": ("xswu/HPSv2", "yuvalkirstain/PickScore_v1", "THUDM/ImageReward"),
 }
 """Recipe -> the models inside its rewards."""
-QUICK = ("mix_grpo_flux", "mm_rlhf")
-"""A generator and a run of stages, planned in make test; all others by make evidence."""
+QUICK = ("flow_dppo_pickscore", "mm_rlhf", "vlm_r1_refcoco")
+"""One that draws, one of stages and one that writes: with two layers in make test; whole as all others in make evidence."""
 NAMES = [one.name for one in recipes()]
 
 
@@ -104,12 +104,30 @@ def lay(folder: Path) -> None:
         write_json(folder / "clevrer" / f"{name}.json", [{"video_filename": "video_0.mp4", "questions": asked}])
 
 
-def planned(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What `mmrl plan recipes/NAME` prints of the card that the recipe names; AssertionError where it does not fit."""
-    recipe = find_recipe(name)
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data of all recipes."""
+    place = tmp_path_factory.mktemp("recipes")
     lay(place / "data")
     draw("prompts", place / "data")
-    model = MODELS[Table.read(recipe.config).values["policy"]["model"]](place / "model")
+    return place
+
+
+def shallow(model: Path) -> None:
+    """Leave a model two layers."""
+    if (model / "transformer").exists():
+        change(model / "transformer" / "config.json", num_layers=2, dual_attention_layers=[0])
+    else:
+        towers: dict[str, object] = {"vision_config__depth": 2, "vision_config__fullatt_block_indexes": [1]}
+        change(model / "config.json", text_config__num_hidden_layers=2, **towers)
+
+
+def planned(name: str, is_shallow: bool, place: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What `mmrl plan recipes/NAME` prints of the card that the recipe names; AssertionError where it does not fit."""
+    recipe = find_recipe(name)
+    model = MODELS[Table.read(recipe.config).values["policy"]["model"]](place / f"model of {name}, {is_shallow}")
+    if is_shallow:
+        shallow(model)
     given = TrainArguments([f"recipes/{name}", f"policy.model='{model}'"])
     with chdir(place):
         fits = plan(given, card=recipe.recipe.card, processes=recipe.recipe.processes)
@@ -118,9 +136,12 @@ def planned(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return shown
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.evidence) for name in NAMES])
-def test_a_recipe_fits_the_card_that_it_names(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    shown = " ".join(planned(name, tmp_path, capsys).split())
+@pytest.mark.parametrize(
+    ("name", "is_shallow"),
+    [*((name, True) for name in QUICK), *(pytest.param(name, False, marks=pytest.mark.evidence) for name in NAMES)],
+)
+def test_a_recipe_fits_the_card_that_it_names(name: str, is_shallow: bool, place: Path, capsys: pytest.CaptureFixture[str]):
+    shown = " ".join(planned(name, is_shallow, place, capsys).split())
     assert "fits a card of 80.0 GiB" in shown
     counted, _, missing = shown.partition("not counted: ")
     assert "of reward" not in missing, "the size of every model inside a reward is known"
