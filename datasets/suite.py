@@ -7,15 +7,15 @@ than was published are refused. Nothing is downloaded. Licence: that of the test
 from collections.abc import Sequence
 from pathlib import Path
 
-from mmrl import Prompt
-from mmrl.data.suites.load import find_suite, load_suite
+from mmrl import Prompt, find_suite
+from mmrl.data.suites.load import load_suite
 
 
 def load(suite: str, path: str | Path | None = None, media: str | Path | None = None, any_size: bool = False) -> Sequence[Prompt]:
     """The prompts in the order of the files.
 
     Args:
-        suite: refcoco, refcoco+, refcocog, screenspot_v2, charades_sta, geneval, ...
+        suite: refcoco, refcoco+, refcocog, screenspot_v2, charades_sta, geneval, ...; or a file of your own, ./mine.py
         path: the folder with its files; None: the snapshot of the hub on this machine, where the suite has one.
         media: the folder of its pictures or clips; None: the one in `path` that the suite names.
         any_size: True takes files with another number of prompts than was published.

@@ -14,6 +14,8 @@ from mmrl.app.api.load import load_judge as load_judge
 from mmrl.app.api.load import load_reward as load_reward
 from mmrl.app.api.load import load_reward_model as load_reward_model
 from mmrl.app.api.run import Run as Run
+from mmrl.app.plugins.resolve import load_environment as load_environment
+from mmrl.app.plugins.suites import find_suite as find_suite
 from mmrl.core.samples import Audio as Audio
 from mmrl.core.samples import Group as Group
 from mmrl.core.samples import Observation as Observation

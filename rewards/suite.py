@@ -5,15 +5,14 @@ says in detail.
 
 Modality: text
 Range: [0, 1]
-Source: the official code of each test set, named in its file in mmrl/data/suites
+Source: the official code of each test set, named in its file in datasets/suites
 Licence: own code Apache-2.0
 """
 
 from dataclasses import dataclass
 
-from mmrl import Group, Need, Scored
+from mmrl import Group, Need, Scored, find_suite
 from mmrl.answers.boxes.attempts import AnySpace
-from mmrl.data.suites.load import find_suite
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class PublishedScore:
     """The scorer of one test set; answers that it cannot read are counted as unparsed."""
 
     suite: str = ""
-    """The test set's name: refcoco, charades_sta, ..."""
+    """The test set's name: refcoco, charades_sta, ..., or a file of your own, ./mine.py."""
     space: AnySpace | None = None
     """Where answers are boxes or points, the space in which the model writes; auto = the one of the policy's family."""
     needs = Need(setup="the data set suite")

@@ -5,15 +5,14 @@ code. Pictures whose answer cannot be read are left out, as there, and counted a
 
 Modality: image
 Range: [0, 1]; imgedit: [1, 5]
-Source: the official code of each test set, named in its file in mmrl/data/suites
+Source: the official code of each test set, named in its file in datasets/suites
 Licence: own code Apache-2.0; the judge's weights see their card
 """
 
 from dataclasses import dataclass, field
 
-from mmrl import Group, Need, Scored
+from mmrl import Group, Need, Scored, find_suite
 from mmrl.answers.needs import columns
-from mmrl.data.suites.load import find_suite
 from mmrl.data.suites.suite import Judge
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving.judges.judge import Endpoint, Question, ask_in_lots

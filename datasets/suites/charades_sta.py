@@ -88,7 +88,7 @@ def seconds_of(time: str) -> float:
     return seconds
 
 
-CHARADES_STA = Suite(
+SUITE = Suite(
     name="charades_sta",
     measures="when a sentence happens in a clip",
     paper="1705.02101",

@@ -61,7 +61,7 @@ def verdict(prompt: Prompt, answers: Sequence[str]) -> Scored:
     return Scored(sum(counted) / len(counted), shares(prompt.columns["points"], right))
 
 
-DPG_BENCH = Suite(
+SUITE = Suite(
     name="dpg_bench",
     measures="everything that a long prompt describes, in drawn pictures",
     paper="2403.05135",

@@ -31,7 +31,7 @@ def prompt_of(row: Row) -> Prompt:
     return Prompt(str(row.number), text_of(row, "prompt"), columns=columns)
 
 
-GENEVAL = Suite(
+SUITE = Suite(
     name="geneval",
     measures="objects, counts, colours and places in drawn pictures",
     paper="2310.11513",

@@ -51,7 +51,7 @@ def verdict(prompt: Prompt, answers: Sequence[str]) -> Scored:
     return Scored(round(sum(marks) / len(marks), 2), {"unparsed": 0.0}) if marks else NO_VERDICT
 
 
-IMGEDIT = Suite(
+SUITE = Suite(
     name="imgedit",
     measures="nine kinds of edits of a picture",
     paper="2505.20275",

@@ -108,7 +108,7 @@ def edit_distance(a: str, b: str) -> int:
     return row[-1]
 
 
-MATHVISTA = Suite(
+SUITE = Suite(
     name="mathvista",
     measures="mathematics in pictures (testmini)",
     paper="2310.02255",

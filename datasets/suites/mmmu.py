@@ -133,7 +133,7 @@ def _fits(found: str | float, truth: Sequence[str | float]) -> bool:
     return any(isinstance(one, str) and one in found for one in truth) if isinstance(found, str) else found in truth
 
 
-MMMU = Suite(
+SUITE = Suite(
     name="mmmu",
     measures="college-level questions with pictures (validation)",
     paper="2311.16502",

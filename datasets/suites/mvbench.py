@@ -78,7 +78,7 @@ def score(prompt: Prompt, sample: Sample, space: Space) -> Scored:
     return Scored(float(is_read and (word.replace(".", "") in marked or marked in word)), {"unparsed": float(not is_read)})
 
 
-MVBENCH = Suite(
+SUITE = Suite(
     name="mvbench",
     measures="multiple choice about clips, twenty tasks",
     paper="2311.17005",

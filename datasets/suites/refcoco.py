@@ -1,4 +1,4 @@
-"""RefCOCO, RefCOCO+ and RefCOCOg: the box of what a sentence names.
+"""RefCOCO: the box of what a sentence names; `refcoco+` and `refcocog` are the same with other sentences.
 
 Prompt: the sentence that LLaVA and InternVL evaluate with. Scores: those of lmms-eval, of the first box that the answer names.
 Lists `[x1, y1, x2, y2]` are read as lmms-eval does, in the space that the model writes, and pairs `(x1,y1),(x2,y2)`, which it
@@ -20,6 +20,7 @@ from mmrl.data.validate import Report
 
 Corners = tuple[float, float, float, float]
 ASKED = "Please provide the bounding box coordinate of the region this sentence describes: {}"
+SIZES = {"val": 10834, "testA": 5657, "testB": 5095}
 REFER, COCO = "https://github.com/lichengunc/refer", "https://cocodataset.org"
 _NUMBER = r"(-?\d+(?:\.\d+)?)"
 _BOX = re.compile(
@@ -63,28 +64,22 @@ def overlap_of(a: Corners, b: Corners) -> float:
     return inside / union if union else 0.0
 
 
-def suite(name: str, title: str, refs: str, paper: str, sizes: Mapping[str, int]) -> Suite:
-    return Suite(
-        name=name,
-        measures=f"boxes of what a sentence names ({title})",
-        paper=paper,
-        files=(
-            SuiteFile(refs, REFER, "Apache-2.0"),
-            SuiteFile("instances.json", REFER, "CC BY 4.0"),
-            SuiteFile("train2014/", COCO, "terms of Flickr"),
-        ),
-        read=partial(read, refs=refs, sizes=sizes),
-        sizes=sizes,
-        figures={"Acc@0.5": "suite/acc50", "IoU": "suite/iou", "Acc@0.7": "suite/acc70", "Acc@0.9": "suite/acc90"},
-        by=("split",),
-        macro=("split",),
-        exact="overlaps and accuracies equal lmms-eval's for lists in shares of the picture; other ways to write are read too",
-        score=score,
-        reward=READS_BOXES,
-        max_new_tokens=128,
-    )
-
-
-REFCOCO = suite("refcoco", "RefCOCO", "refs(unc).p", "1608.00272", {"val": 10834, "testA": 5657, "testB": 5095})
-REFCOCO_PLUS = suite("refcoco+", "RefCOCO+", "refs(unc).p", "1608.00272", {"val": 10758, "testA": 5726, "testB": 4889})
-REFCOCOG = suite("refcocog", "RefCOCOg", "refs(umd).p", "1511.02283", {"val": 4896, "test": 9602})
+SUITE = Suite(
+    name="refcoco",
+    measures="boxes of what a sentence names (RefCOCO)",
+    paper="1608.00272",
+    files=(
+        SuiteFile("refs(unc).p", REFER, "Apache-2.0"),
+        SuiteFile("instances.json", REFER, "CC BY 4.0"),
+        SuiteFile("train2014/", COCO, "terms of Flickr"),
+    ),
+    read=partial(read, refs="refs(unc).p", sizes=SIZES),
+    sizes=SIZES,
+    figures={"Acc@0.5": "suite/acc50", "IoU": "suite/iou", "Acc@0.7": "suite/acc70", "Acc@0.9": "suite/acc90"},
+    by=("split",),
+    macro=("split",),
+    exact="overlaps and accuracies equal lmms-eval's for lists in shares of the picture; other ways to write are read too",
+    score=score,
+    reward=READS_BOXES,
+    max_new_tokens=128,
+)

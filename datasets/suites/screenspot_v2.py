@@ -68,7 +68,7 @@ def point_of(text: str, sides: tuple[float, float]) -> tuple[float, float] | Non
     return (numbers[0] / sides[0], numbers[1] / sides[1]) if len(numbers) == 2 else None
 
 
-SCREENSPOT_V2 = Suite(
+SUITE = Suite(
     name="screenspot_v2",
     measures="points on elements of screenshots",
     paper="2410.23218",

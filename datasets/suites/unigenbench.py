@@ -108,7 +108,7 @@ def _list_in(found: re.Match[str] | None) -> Sequence[object]:
     return value if isinstance(value, list | tuple | str) else ()
 
 
-UNIGENBENCH = Suite(
+SUITE = Suite(
     name="unigenbench",
     measures="ten dimensions of what a short English prompt asks of a picture",
     paper="2508.20751",

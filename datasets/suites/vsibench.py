@@ -57,7 +57,7 @@ def score(prompt: Prompt, sample: Sample, space: Space) -> Scored:
     return Scored(float((abs(found - truth) / truth <= 1 - SHARES).mean()), {"unparsed": 0.0})
 
 
-VSIBENCH = Suite(
+SUITE = Suite(
     name="vsibench",
     measures="space and size in clips of rooms",
     paper="2412.14171",

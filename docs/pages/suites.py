@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from docs.pages.lines import cell
-from mmrl.data.suites.table import SUITES
+from mmrl.app.plugins.suites import all_suites
 
 SUITES_WORDS = """# Published test sets
 
@@ -31,6 +31,11 @@ Texts are sampled greedily, without a system prompt or anything around the publi
 such settings may be given all the same, and are then named. Answers inside `<answer>` tags are read there; thoughts and
 blanks around an answer are left out. Official code reads the whole text.
 
+A suite is a file of `datasets/suites/` that ends in `SUITE = Suite(...)`, such as
+[refcoco+.py](../../datasets/suites/refcoco+.py), a variant of another one. A file of your own is found by its name in
+`./datasets/suites/`, or by its path: `--suite ./mine.py`. `mmrl compare` takes the names of figures from suites that have a
+name; it runs no file that an evaluation names.
+
 Where a model judges what was drawn, name an OpenAI-compatible server with vision: `reward.0.server.url=http://127.0.0.1:8000/v1`
 and `reward.0.server.model=NAME`. Its numbers compare with published ones only if it is the published judge, in the table below.
 """
@@ -40,8 +45,9 @@ FEW_FILES = 4
 
 def suites_page() -> Iterator[str]:
     yield SUITES_WORDS
+    suites = all_suites()
     yield "| suite | measures | headline | prompts | paper | scorer |\n|---|---|---|--:|---|---|"
-    for one in SUITES.values():
+    for one in suites:
         headline, key = next(iter(one.figures.items()))
         kinds = f", mean over {one.macro[0]}" if one.macro else "" if isinstance(key, str) else f", mean over {len(key)} kinds"
         paper = f"[{one.paper}](https://arxiv.org/abs/{one.paper})"
@@ -55,10 +61,10 @@ def suites_page() -> Iterator[str]:
         ]
         yield f"| {' | '.join(facts)} |"
     yield "\n## Judges\n\n| suite | published with | from |\n|---|---|---|"
-    judges = ((one.name, one.judge) for one in SUITES.values() if one.judge is not None)
+    judges = ((one.name, one.judge) for one in suites if one.judge is not None)
     yield from (f"| `{name}` | {cell(judge.model)} | <{judge.source}> |" for name, judge in judges)
     yield "\n## Files\n\n| suite | file | from | licence |\n|---|---|---|---|"
-    for one in SUITES.values():
+    for one in suites:
         data = [file for file in one.files if not file.is_media]
         more = f" and {len(data) - 1} like it" if len(data) > FEW_FILES else ""
         for file in [*(data[:1] if more else data), *(file for file in one.files if file.is_media)]:

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from mmrl import load_environment
 from mmrl.answers.calls import CallError, without_thoughts
-from mmrl.app.plugins.resolve import load
-from mmrl.app.plugins.worlds.words import Foreign, Shown, call_in, check_start, mistake, show
 from mmrl.core.samples import Observation, Prompt, Turn
+from mmrl.data.tools.foreign import Foreign, Shown, call_in, check_start, mistake, show
+
+__all__ = ["Gymnasium"]
 
 REMEDY = "let your data set reset it with the seed in the prompt's column `seed`, and put what it shows into the prompt"
 _ANSWERS = 5
@@ -46,7 +48,7 @@ class Gymnasium:
     def session(self) -> Foreign:
         """An environment of its own; ValueError where the package is missing, or has none of this name."""
         if ".py" in self.place:
-            return load(self.place, "environments")(**self.make)
+            return load_environment(self.place)(**self.make)
         try:
             import gymnasium  # type: ignore[import-not-found] - an optional package
         except ImportError:
@@ -63,11 +65,11 @@ class Gymnasium:
 
     @property
     def reader(self) -> Foreign:
-        return load(self.action, "environments") if self.action else None
+        return load_environment(self.action) if self.action else None
 
     @property
     def shower(self) -> Foreign:
-        return load(self.show, "environments") if self.show else lambda observation: observation
+        return load_environment(self.show) if self.show else lambda observation: observation
 
 
 @dataclass

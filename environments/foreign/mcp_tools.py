@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mmrl.answers.calls import Call, CallError, Form
-from mmrl.app.plugins.worlds.words import Foreign, call_in, mistake, show
 from mmrl.core.samples import Observation, Prompt, Turn
+from mmrl.data.tools.foreign import Foreign, call_in, mistake, show
+
+__all__ = ["McpTools"]
 
 
 @dataclass(frozen=True)

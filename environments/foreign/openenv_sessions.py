@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from mmrl.answers.calls import CallError, Form, without_thoughts
-from mmrl.app.plugins.worlds.words import Foreign, call_in, check_start, mistake, show
 from mmrl.core.samples import Observation, Prompt, Turn
+from mmrl.data.tools.foreign import Foreign, call_in, check_start, mistake, show
+
+__all__ = ["OpenEnv"]
 
 REMEDY = "let your data set reset it with the seed in the prompt's column `seed`, and put what it shows into the prompt"
 _LOGGED = ("reward", "done", "metadata")

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mmrl import load_environment
 from mmrl.answers.calls import Call, CallError, Form
-from mmrl.app.plugins.resolve import load
-from mmrl.app.plugins.worlds.words import Foreign, call_in, check_start, mistake, show, then
 from mmrl.core.samples import Observation, Prompt, Turn
+from mmrl.data.tools.foreign import Foreign, call_in, check_start, mistake, show, then
 from mmrl.runtime.blame import text_of
+
+__all__ = ["TrlStyle"]
 
 OWN = ("reset", "get_reward")
 REMEDY = "write it into the prompt's text, in your data set"
@@ -33,7 +35,7 @@ class TrlStyle:
     """False: the same turns may be answered otherwise."""
 
     def open(self, prompt: Prompt, seed: int, /) -> Foreign:
-        session = load(self.place, "environments")()
+        session = load_environment(self.place)()
         if not callable(getattr(session, "reset", None)):
             raise ValueError(f"trl:{self.place} has no reset(**columns): give it one")
         world = TrlWorld(self, session)

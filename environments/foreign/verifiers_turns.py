@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from mmrl import load_environment
 from mmrl.answers.calls import CallError, Form
-from mmrl.app.plugins.resolve import load
-from mmrl.app.plugins.worlds.words import Foreign, call_in, mistake, show
 from mmrl.core.samples import Observation, Prompt, Turn
+from mmrl.data.tools.foreign import Foreign, call_in, mistake, show
+
+__all__ = ["VerifiersTurns"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class VerifiersTurns:
                 "pip install 'verifiers<0.2'"
             )
         is_file = ".py" in self.place
-        make = load(self.place, "environments") if is_file else lambda **given: verifiers.load_environment(self.place, **given)
+        make = load_environment(self.place) if is_file else lambda **given: verifiers.load_environment(self.place, **given)
         # it takes signals over, which end a run between two steps
         kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.attacks.attack import Attack, BrokenError, Ended, expect_done, expect_sentence, run_mmrl
+from tests.support.shelves import foreign_module
 
 TOKEN = "hf_0123456789attacked"
 STOPS = str([chr(code) for code in range(33, 127) if chr(code) not in "\"'\\"]).replace("'", '"')
@@ -204,7 +205,7 @@ def through_mcp(lies: Lies, folder: Path) -> str:
     from collections.abc import AsyncIterator
     from contextlib import asynccontextmanager
 
-    from mmrl.app.plugins.worlds.mcp_tools import McpTools
+    adapter = foreign_module("mcp_tools")
 
     class Session:
         async def list_tools(self) -> Any:
@@ -215,7 +216,7 @@ def through_mcp(lies: Lies, folder: Path) -> str:
             return await asyncio.sleep(5) if found is hang else found()
 
     @dataclass(frozen=True)
-    class Lying(McpTools):
+    class Lying(adapter.McpTools):
         @asynccontextmanager
         async def connection(self) -> AsyncIterator[Any]:
             yield Session()
@@ -224,7 +225,7 @@ def through_mcp(lies: Lies, folder: Path) -> str:
 
 
 def through_openenv(lies: Lies, folder: Path) -> str:
-    from mmrl.app.plugins.worlds.openenv import OpenEnv, OpenEnvWorld
+    adapter = foreign_module("openenv_sessions")
 
     class Session:
         async def step(self, action: Any) -> Any:
@@ -232,15 +233,15 @@ def through_openenv(lies: Lies, folder: Path) -> str:
 
         async def close(self) -> None: ...
 
-    class Lying(OpenEnv):
-        async def open(self, prompt: Any, seed: int, /) -> OpenEnvWorld:
-            return OpenEnvWorld(self, Session())
+    class Lying(adapter.OpenEnv):
+        async def open(self, prompt: Any, seed: int, /) -> Any:
+            return adapter.OpenEnvWorld(self, Session())
 
     return heard_by(Lying("nowhere"), lies)
 
 
 def through_verifiers(lies: Lies, folder: Path) -> str:
-    from mmrl.app.plugins.worlds.verifiers_turns import VerifiersTurns, VerifiersWorld
+    adapter = foreign_module("verifiers_turns")
 
     class Session:
         async def is_completed(self, state: Any) -> bool:
@@ -251,29 +252,29 @@ def through_verifiers(lies: Lies, folder: Path) -> str:
 
         async def _cleanup(self, state: Any) -> None: ...
 
-    class Lying(VerifiersTurns):
-        async def open(self, prompt: Any, seed: int, /) -> VerifiersWorld:
-            return VerifiersWorld(self, Session(), {"trajectory": [], "is_completed": False}, [])
+    class Lying(adapter.VerifiersTurns):
+        async def open(self, prompt: Any, seed: int, /) -> Any:
+            return adapter.VerifiersWorld(self, Session(), {"trajectory": [], "is_completed": False}, [])
 
     return heard_by(Lying("nowhere"), lies)
 
 
 def through_gymnasium(lies: Lies, folder: Path) -> str:
-    from mmrl.app.plugins.worlds.gymnasium_style import Gymnasium, GymnasiumWorld
+    adapter = foreign_module("gymnasium_style")
 
     class Session:
         def step(self, action: Any) -> Any:
             return lies.answer()
 
-    class Lying(Gymnasium):
-        def open(self, prompt: Any, seed: int, /) -> GymnasiumWorld:
-            return GymnasiumWorld(self, Session())
+    class Lying(adapter.Gymnasium):
+        def open(self, prompt: Any, seed: int, /) -> Any:
+            return adapter.GymnasiumWorld(self, Session())
 
     return heard_by(Lying("nowhere"), lies)
 
 
 def through_trl(lies: Lies, folder: Path) -> str:
-    from mmrl.app.plugins.worlds.trl_style import TrlStyle, TrlWorld
+    adapter = foreign_module("trl_style")
 
     class Session:
         reward = 0.0
@@ -281,9 +282,9 @@ def through_trl(lies: Lies, folder: Path) -> str:
         def look(self) -> Any:
             return lies.answer()
 
-    class Lying(TrlStyle):
-        def open(self, prompt: Any, seed: int, /) -> TrlWorld:
-            return TrlWorld(self, Session())
+    class Lying(adapter.TrlStyle):
+        def open(self, prompt: Any, seed: int, /) -> Any:
+            return adapter.TrlWorld(self, Session())
 
     return heard_by(Lying("nowhere"), lies)
 

@@ -35,7 +35,16 @@ def fuse(tmp_path: Path) -> Path:
 def here(tmp_path: Path, fuse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory full of Python that touches the fuse."""
     folder = tmp_path / "here"
-    for name in ("rewards/evil.py", "datasets/evil.py", "sitecustomize.py", "conftest.py", "evil.py", "json.py"):
+    for name in (
+        "rewards/evil.py",
+        "datasets/evil.py",
+        "datasets/suites/evil.py",
+        "environments/foreign/evil_style.py",
+        "sitecustomize.py",
+        "conftest.py",
+        "evil.py",
+        "json.py",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(CODE.format(fuse=str(fuse)))
     (folder / "configs").mkdir()

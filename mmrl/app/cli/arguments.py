@@ -75,7 +75,7 @@ class EvalOptions:
         str | None,
         Option(help="With --task: a data file, or a name from `mmrl ls datasets`; with --suite: the folder of its files."),
     ] = None
-    suite: Annotated[str | None, Option(metavar="NAME", help="A published test set, such as refcoco or geneval.")] = None
+    suite: Annotated[str | None, Option(metavar="NAME", help="A published test set, such as refcoco; or ./mine.py.")] = None
     reward: Annotated[
         list[str] | None,
         Option(metavar="NAME", help="With --task: what scores the answers; repeat it.", autocompletion=complete_reward),

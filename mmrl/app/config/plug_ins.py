@@ -17,7 +17,6 @@ from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.resolve import PlugIn, guarded
-from mmrl.app.plugins.worlds import foreign as foreign_worlds
 from mmrl.app.toml.reader import check_keys, check_slip, plain, read, refuse_missing, settings, typed_value
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.episodes import Environment, Worlds
@@ -207,7 +206,7 @@ def read_data(data: DataConfig, path: KeyPath, table: Table) -> Callable[[], Pro
 def read_environment(config: EnvironmentConfig, table: Table) -> Callable[[], Environment]:
     """The environment of a config, a function of (prompt, turns, seed) as one; errors as in `read_plug_ins`."""
     path: KeyPath = ("environment",)
-    style, place = foreign_worlds.split(config.use)
+    style, place = plugins.foreign_world(config.use)
     plug_in: PlugIn = plugins.load(place, "environments") if style is None else style
     is_class, beside = inspect.isclass(plug_in), [f.name for f in fields(config) if f.name != "args"]
     skip = 1 if style is not None else 0 if is_class else NUM_TOLD

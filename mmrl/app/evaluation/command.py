@@ -17,14 +17,13 @@ from mmrl.app.evaluation.suites import ALL, of_suite, suite_facts, suite_numbers
 from mmrl.app.evaluation.tables import metrics_of, numbers, print_numbers, summary
 from mmrl.app.files import json_text
 from mmrl.app.plugins.lab import TINY
+from mmrl.app.plugins.suites import find_suite
 from mmrl.app.run.context import RUNS, console, distributed_run
 from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.launch import check_same, lock_folder
 from mmrl.app.run.revive import Asked, ask, prepare
 from mmrl.core.ranks import Ranks
-from mmrl.data.suites.load import find_suite
-from mmrl.data.suites.suite import Suite
 from mmrl.runtime.accelerator import Accelerator
 from mmrl.runtime.repeating import deterministic
 
@@ -55,7 +54,7 @@ class EvalArguments:
         words = list(self.arguments)
         name = words.pop(0) if words and "=" not in words[0] else None
         if self.suite is not None:
-            return self.of_suite(find_suite(self.suite), name, words)
+            return self.of_suite(self.suite, name, words)
         if self.task is not None:
             if name is not None:
                 raise ValueError(
@@ -78,12 +77,12 @@ class EvalArguments:
             raise ValueError(f"--step {self.step} needs a run's folder; {name} is a config")
         return configs.load(str(run.config_file) if run else name, words), run
 
-    def of_suite(self, suite: Suite, name: str | None, words: Sequence[str]) -> tuple[Resolved, RunDir | None]:
+    def of_suite(self, suite: str, name: str | None, words: Sequence[str]) -> tuple[Resolved, RunDir | None]:
         """A run or model on a published test set; ValueError for neither, both, or options that the suite settles."""
         if (name is None) == (self.model is None) or self.task is not None or self.rewards:
             raise ValueError(
-                f"--suite {suite.name} needs a run's folder or a model, and settles task and rewards: write "
-                f"mmrl eval MODEL --suite {suite.name} --data FOLDER"
+                f"--suite {suite} needs a run's folder or a model, and settles task and rewards: write "
+                f"mmrl eval MODEL --suite {suite} --data FOLDER"
             )
         resolved, run = of_suite(suite, str(name or self.model), self.data, words)
         if run is None and self.step is not None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from mmrl.app.evaluation.suites import suite_figures
 from mmrl.app.files import replace_text
+from mmrl.app.plugins.resolve import SUITES, listing
+from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.charts import Chart, Series, line_chart
 from mmrl.app.report.data import EVAL, RunData, column, load, read_rows
 from mmrl.app.report.figures import Change, Figure, figures, paired_changes
@@ -18,7 +20,6 @@ from mmrl.app.run.folder import Line, also_split
 from mmrl.app.run.trackers import flat, is_reward
 from mmrl.app.toml.tables import Values
 from mmrl.data.suites.suite import Suite
-from mmrl.data.suites.table import SUITES
 
 Curve = tuple[list[float], list[float]]
 """Steps and values."""
@@ -41,10 +42,13 @@ class Side:
 
     @property
     def suite(self) -> Suite | None:
-        """The published test set that was answered; None: other prompts, or a run's own."""
+        """The published test set that was answered, by its name; None: other prompts, a run's own, or a suite by its path.
+
+        A path in the files of somebody's evaluation is not run.
+        """
         data = self.config.get("data", {})
-        name = str(data.get("suite")) if self.run is None and isinstance(data, Mapping) else ""
-        return SUITES.get(name)
+        name = str(data.get("suite", "")) if self.run is None and isinstance(data, Mapping) else ""
+        return find_suite(name) if name in [listed.name for listed in listing(SUITES)] else None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.evaluation.tables import Number
 from mmrl.app.plugins.lab import TINY
+from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.data import in_order, kind_of_row
 from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, Estimate, Figure, estimate, unread_by
 from mmrl.app.report.rows import Row, by_task, mean
@@ -36,11 +37,13 @@ PLACE_OF_JUDGE = tuple(f".server.{key}" for key in ("url", "api_key_env", "timeo
 """Ends of settings that say how a judge is reached, and nothing of what it answers."""
 
 
-def of_suite(suite: Suite, subject: str, data: str | None, overrides: Sequence[str]) -> tuple[Resolved, RunDir | None]:
-    """The settings with which a run's folder, or a model as it is, answers a suite; overrides go last.
+def of_suite(named: str, subject: str, data: str | None, overrides: Sequence[str]) -> tuple[Resolved, RunDir | None]:
+    """The settings with which a run's folder, or a model as it is, answers a suite of this name or file; overrides go last.
 
     Raises ValueError for a run of the other kind, and as in `resolve`.
     """
+    suite, (place, colon, wanted) = find_suite(named), named.partition(":")
+    found = f"{Path(place).expanduser().resolve()}{colon}{wanted}" if place.endswith(".py") else named
     run = RunDir(Path(subject).expanduser())
     run = run if run.config_file.is_file() else None
     by = f"suite {suite.name}"
@@ -50,11 +53,11 @@ def of_suite(suite: Suite, subject: str, data: str | None, overrides: Sequence[s
         raise ValueError(
             f"{subject} has a policy of kind {kind!r}, and suite {suite.name} is for {suite.kind!r}: take another suite"
         )
-    source: Values = {"use": "suite", "suite": suite.name}
+    source: Values = {"use": "suite", "suite": found}
     reward: Values = dict(suite.reward)
     table.set(("data",), source | ({} if data is None else {"path": data}), by)
     table.set(("algorithm",), {"preset": PRESETS[kind]}, by)
-    table.set(("reward",), [reward | ({"suite": suite.name} if reward["use"] in NAMED else {})], by)
+    table.set(("reward",), [reward | ({"suite": found} if reward["use"] in NAMED else {})], by)
     kept = {key: value for key, value in table.values.get("evaluation", {}).items() if key not in OWN_KEYS}
     own = {"data": deepcopy(table.values["data"]), "num_prompts": ALL, "num_samples": suite.num_samples, "by": list(suite.by)}
     table.set(("evaluation",), kept | own, by)

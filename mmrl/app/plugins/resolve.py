@@ -106,10 +106,14 @@ def guarded(what: str) -> Iterator[None]:
 
 PlugIn = Callable[..., Any]
 """A function or class of a plug-in file, whatever it is called with and gives."""
+SUITES, FOREIGN = "datasets/suites", "environments/foreign"
+"""Kinds whose files lie in a folder of another kind."""
 SINGULAR = {
     "rewards": "reward",
     "datasets": "data set",
     "environments": "environment",
+    FOREIGN: "adapter of environments",
+    SUITES: "suite",
     "algorithms": "part of an algorithm",
     "configs": "config",
     "families": "family",
@@ -143,6 +147,24 @@ def load(spec: str, kind: str, base: Path | None = None) -> PlugIn:
     if kind == "rewards":
         refuse_missing_packages(file, name)
     return found
+
+
+def load_environment(spec: str) -> PlugIn:
+    """A class or function of a file of yours that environments are made with: `mmrl.load_environment("./mine.py:Corridor")`.
+
+    Errors are those of `load`.
+    """
+    return load(spec, "environments")
+
+
+def foreign_world(use: str) -> tuple[PlugIn | None, str]:
+    """Who opens worlds of another library, and what it opens; None and the whole for mmrl's own.
+
+    `gymnasium:FrozenLake-v1` is opened by the file of `environments/foreign/` whose name begins with the word and an underscore.
+    """
+    word, _, place = use.partition(":")
+    file = next((one.file for one in listing(FOREIGN) if place and one.name.partition("_")[0] == word), None)
+    return (None, use) if file is None else (load(str(file), FOREIGN), place)
 
 
 def only_callable(module: ModuleType, file: Path, spec: str, kind: str) -> str:
@@ -219,7 +241,7 @@ def execute(file: Path, kind: str) -> ModuleType:
     The module is registered before it runs and its name has no dots: otherwise dataclasses with postponed annotations
     fail, and its objects cannot be pickled.
     """
-    name = f"{PLUGIN}{kind}__{_identifier(file.stem)}"
+    name = f"{PLUGIN}{_identifier(kind)}__{_identifier(file.stem)}"
     if file.parent not in folders(kind):
         name += "_" + hashlib.sha256(str(file).encode()).hexdigest()[:8]
     known = sys.modules.get(name)

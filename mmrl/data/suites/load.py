@@ -5,19 +5,11 @@ from pathlib import Path
 
 from mmrl.core.samples import Prompt
 from mmrl.data.suites.suite import Suite
-from mmrl.data.suites.table import SUITES
 from mmrl.data.validate import Report
 from mmrl.runtime.near import near
 
 NAMED = 3
 """Missing files that an error names."""
-
-
-def find_suite(name: str) -> Suite:
-    """The suite of that name; ValueError if there is none."""
-    if name not in SUITES:
-        raise ValueError(f"no suite is called {name!r}: known are {', '.join(SUITES)}")
-    return SUITES[name]
 
 
 def load_suite(

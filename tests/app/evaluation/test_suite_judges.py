@@ -11,17 +11,16 @@ from PIL import Image
 
 from mmrl.app.evaluation.command import EvalArguments, run_evaluation
 from mmrl.app.evaluation.suites import of_points, suite_figures, suite_numbers
+from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.rows import Row
 from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import Line
 from mmrl.core.samples import Prompt
-from mmrl.data.suites.imgedit import FOLDERS
-from mmrl.data.suites.load import find_suite, load_suite
+from mmrl.data.suites.load import load_suite
 from mmrl.data.suites.suite import kinds_of, part_of
-from mmrl.data.suites.unigenbench import MEANINGS, TEMPLATE
 from tests.plugins.test_judge_rewards import Server, judges
+from tests.support.shelves import GOLDEN, suite_module
 
-GOLDEN = Path(__file__).parents[2] / "data" / "suites" / "golden"
 SMALL = ["evaluation.data.any_size=true", "policy.height=32", "policy.width=32", "evaluation.num_steps=2"]
 SMALL += ["evaluation.batch_size=1"]
 EDIT = {"id": "animal/1.png", "prompt": "Make it red.", "edit_type": "adjust"}
@@ -45,7 +44,8 @@ def write_unigenbench(folder: Path) -> None:
     for below in ("data", "eval/src"):
         (folder / below).mkdir(parents=True)
     template = "Judge {prompt} for {testpoint}. {explanation} {test_explanation}"
-    code = f"{TEMPLATE} = {template!r}\n{MEANINGS} = {{'Style': 'art'}}"
+    own = suite_module("unigenbench")
+    code = f"{own.TEMPLATE} = {template!r}\n{own.MEANINGS} = {{'Style': 'art'}}"
     (folder / "eval" / "src" / "eval_common.py").write_text(code)
     facts = {"Primary Categories": "Art", "Testpoints": ["Style"], "Testpoint Description": ["ink"]}
     with (folder / "data" / "test_prompts_en.csv").open("w", newline="") as file:
@@ -53,7 +53,7 @@ def write_unigenbench(folder: Path) -> None:
 
 
 def write_imgedit(folder: Path) -> None:
-    for name in FOLDERS:
+    for name in suite_module("imgedit").FOLDERS:
         (folder / name).mkdir(parents=True)
     Image.new("RGB", (64, 48), (90, 20, 140)).save(folder / "animal" / "1.png")
     (folder / "singleturn.json").write_text(json.dumps({"12": EDIT, "13": EDIT | {"edit_type": "style"}}))

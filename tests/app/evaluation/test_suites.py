@@ -17,19 +17,18 @@ from mmrl.app.config import run as configs
 from mmrl.app.evaluation.command import EvalArguments, run_evaluation
 from mmrl.app.evaluation.compare import compare
 from mmrl.app.evaluation.suites import headline, suite_facts, suite_numbers
+from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.rows import Row
 from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import Line
-from mmrl.data.suites.load import find_suite, load_suite
-from mmrl.data.suites.mmmu import SUBJECTS
-from mmrl.data.suites.mvbench import FOLDERS
+from mmrl.data.suites.load import load_suite
 from mmrl.lab.tiny.scorers import detector
 from mmrl.policies.text.settings import TextPolicyConfig
 from tests.support.flow_runs import Make
+from tests.support.shelves import GOLDEN, suite_module
 from tests.support.videos import write_video
 
 SMALL = ["evaluation.data.any_size=true", "policy.sampling.max_new_tokens=6"]
-GOLDEN = Path(__file__).parents[2] / "data" / "suites" / "golden"
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +77,7 @@ def draw_charades(folder: Path) -> None:
 def draw_mvbench(folder: Path) -> None:
     (folder / "json").mkdir(parents=True)
     row = {"video": "AO8RW.mp4", "question": "What does the person do?", "candidates": ["sits", "smiles"], "answer": "smiles"}
-    for task, clips in FOLDERS.items():
+    for task, clips in suite_module("mvbench").FOLDERS.items():
         place = folder / "video" / clips
         place.mkdir(parents=True, exist_ok=True)
         if task == "episodic_reasoning":
@@ -104,7 +103,7 @@ def draw_vsibench(folder: Path) -> None:
 def draw_mmmu(folder: Path) -> None:
     draw_picture(folder / "1.png")
     cell, row = {"bytes": (folder / "1.png").read_bytes(), "path": "1.png"}, {"image_1": None, "image_2": None}
-    for subjects in SUBJECTS.values():
+    for subjects in suite_module("mmmu").SUBJECTS.values():
         for subject in subjects:
             choice = {"id": f"{subject}_1", "question": "Which is it, <image 1> or <image 2>?", "options": "['red', 'blue']"}
             both = row | choice | {"answer": "B", "question_type": "multiple-choice", "image_1": cell, "image_2": cell}
@@ -274,7 +273,10 @@ def test_the_interval_of_equal_kinds_is_wide_where_one_has_few_prompts():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (EvalArguments(["m"], suite="refcoc"), r"no suite is called 'refcoc': known are refcoco, "),
+        (
+            EvalArguments(["m"], suite="refcoc"),
+            r"no suite is called 'refcoc': did you mean 'refcoco'\?.*for a file of yours write \./ref",
+        ),
         (EvalArguments([], suite="refcoco"), r"--suite refcoco needs a run's folder or a model"),
         (EvalArguments(["m"], task="grounding", suite="refcoco"), r"settles task and rewards"),
         (EvalArguments(["tiny:qwen3_vl"], step=2, suite="refcoco"), r"--step 2 needs a run's folder; tiny:qwen3_vl is a model"),

@@ -12,15 +12,15 @@ from PIL import Image
 
 from mmrl.answers.boxes.box import Box, Space
 from mmrl.app.plugins.resolve import load
+from mmrl.app.plugins.suites import find_suite
 from mmrl.core.samples import MediaSize, Prompt, Sample, Scored
-from mmrl.data.suites import mathvista
-from mmrl.data.suites.load import find_suite, load_suite
-from mmrl.data.suites.unigenbench import MEANINGS, TEMPLATE
+from mmrl.data.suites.load import load_suite
 from mmrl.serving.scorers.detectors import Detection
+from tests.support.shelves import GOLDEN, suite_module
 
 
 def golden(name: str) -> Any:
-    return json.loads((Path(__file__).parent / "golden" / f"{name}.json").read_text())
+    return json.loads((GOLDEN / f"{name}.json").read_text())
 
 
 def scored(name: str, text: str, prompt: Prompt, size: tuple[int, int] | None = None, space: Space = "norm1") -> Scored:
@@ -129,7 +129,7 @@ def test_letters_and_open_answers_are_read_as_mmmu_does():
 
 
 def test_extracted_answers_compare_as_mathvista_says():
-    found = golden("mathvista")
+    found, mathvista = golden("mathvista"), suite_module("mathvista")
     prompts = [Prompt("p", answer=one["answer"], columns=one) for one in found["problems"]]
     for case in found["cases"]:
         prompt = prompts[case["problem"]]
@@ -190,7 +190,8 @@ def test_points_are_asked_and_read_as_unigenbench_does(tmp_path: Path):
 def write_unigenbench(folder: Path, template: str, meanings: dict[str, str], rows: list[dict[str, Any]]) -> None:
     (folder / "data").mkdir(parents=True)
     (folder / "eval" / "src").mkdir(parents=True)
-    code = f"raise SystemExit\n{TEMPLATE} = {template!r}\n{MEANINGS} = {meanings!r}\n"
+    own = suite_module("unigenbench")
+    code = f"raise SystemExit\n{own.TEMPLATE} = {template!r}\n{own.MEANINGS} = {meanings!r}\n"
     (folder / "eval" / "src" / "eval_common.py").write_text(code)
     with (folder / "data" / "test_prompts_en.csv").open("w", newline="") as file:
         lines = csv.writer(file)

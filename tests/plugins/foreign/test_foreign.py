@@ -12,14 +12,16 @@ from PIL import Image
 from mmrl.app.config.plug_ins import read_environment
 from mmrl.app.config.run import EnvironmentConfig
 from mmrl.app.plugins.resolve import load
-from mmrl.app.plugins.worlds.gymnasium_style import Gymnasium
-from mmrl.app.plugins.worlds.trl_style import TrlStyle
-from mmrl.app.plugins.worlds.words import Shown, check_start, show
 from mmrl.app.toml.tables import Table
 from mmrl.core.episodes import Environment, Limits
 from mmrl.core.types import Observation, Prompt, Turn
+from mmrl.data.tools.foreign import Shown, check_start, show
 from mmrl.training.worlds.runner import WorldCalling, WorldRunner
 from tests.support.blocks import blocks
+from tests.support.shelves import foreign_module
+
+Gymnasium = foreign_module("gymnasium_style").Gymnasium
+TrlStyle = foreign_module("trl_style").TrlStyle
 
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
 
@@ -58,7 +60,7 @@ def rewards_of(answers: list[Observation | None]) -> list[float | None]:
 @pytest.mark.parametrize("where", ["thread", "process"])
 def test_the_documented_class_for_gymnasium_runs_as_it_is_written(tmp_path: Path, where: str):
     file = documented("Corridor", tmp_path)
-    corridor = made(f"gymnasium:{file}:Corridor", actions=["left", "right"])
+    corridor: Any = made(f"gymnasium:{file}:Corridor", actions=["left", "right"])
     prompts: list[Prompt] = load(f"{file}:starts", "datasets")()
     assert isinstance(corridor, Gymnasium)
     corridor.check_prompts(prompts)
@@ -115,7 +117,7 @@ class Shared:
 
 def test_methods_that_take_their_time_and_show_pictures(tmp_path: Path):
     (tmp_path / "slow.py").write_text(SLOW)
-    camera = made(f"trl:{tmp_path}/slow.py:Camera", role="tool")
+    camera: Any = made(f"trl:{tmp_path}/slow.py:Camera", role="tool")
     prompt = Prompt("p", "You look at the sea. Describe it.", columns={"scene": "the sea"})
     assert isinstance(camera, TrlStyle)
     camera.check_prompts([prompt])
@@ -232,3 +234,35 @@ class Opening:
     def open(self, prompt, seed):
         return _World(self.log, seed)
 """
+
+
+OWN = """
+from dataclasses import dataclass
+
+from mmrl import Observation
+
+__all__ = ["Echo"]
+
+class World:
+    def step(self, turn):
+        return Observation(turn.text.upper())
+
+    def close(self):
+        pass
+
+@dataclass(frozen=True)
+class Echo:
+    place: str
+
+    def open(self, prompt, seed):
+        assert self.place == "anywhere"
+        return World()
+"""
+
+
+def test_an_adapter_of_ones_own_is_found_by_the_word_before_the_colon(empty_desk: None):
+    Path("environments/foreign").mkdir(parents=True)
+    Path("environments/foreign/echo_style.py").write_text(OWN)
+    assert texts_of(play(made("echo:anywhere"), Prompt("p"), "hello")) == ["HELLO"]
+    with pytest.raises(ValueError, match="no environment is called 'other'"):
+        made("other:anywhere")

@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 
-from mmrl.app.plugins.worlds.gymnasium_style import Gymnasium
-from mmrl.app.plugins.worlds.mcp_tools import McpTools
-from mmrl.app.plugins.worlds.openenv import OpenEnv
-from mmrl.app.plugins.worlds.trl_style import TrlStyle
-from mmrl.app.plugins.worlds.verifiers_turns import VerifiersTurns
 from mmrl.core.episodes import Limits
 from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.lab.tiny.text import vlms
 from mmrl.training.worlds.runner import WorldRunner
 from tests.support.ports import free_ports
+from tests.support.shelves import foreign_module
+
+Gymnasium = foreign_module("gymnasium_style").Gymnasium
+TrlStyle = foreign_module("trl_style").TrlStyle
+OpenEnv = foreign_module("openenv_sessions").OpenEnv
+McpTools = foreign_module("mcp_tools").McpTools
+VerifiersTurns = foreign_module("verifiers_turns").VerifiersTurns
 
 pytestmark = pytest.mark.evidence
 
