@@ -1,4 +1,4 @@
-"""What a reward needs: declared beside its fields, looked at before weights load, and listed by `mmrl ls` and the docs."""
+"""The needs of a reward: declared beside its fields, looked at before weights load, and listed by `mmrl ls` and the docs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ None where it does not apply to the prompt; ValueError where it could not score 
 
 @dataclass(frozen=True)
 class Need:
-    """What a reward needs: `needs = Need("a number as answer", answer(true_number))` in its class, or in the file of a function.
+    """The needs of a reward: `needs = Need("a number as answer", answer(true_number))` in its class, or a function's file.
 
     `Need()`: nothing. Texts are written out, since lists read them without running the file.
     """

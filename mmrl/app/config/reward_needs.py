@@ -1,4 +1,4 @@
-"""What rewards say of themselves before they score: what they need, how they read boxes, for which samples they are."""
+"""Rewards before they score: the needs that they declare, how they read boxes, for which samples they are."""
 
 import logging
 import sys
@@ -24,7 +24,7 @@ log = logging.getLogger("mmrl")
 
 
 def need_of(function: object) -> Need | None:
-    """What a reward declares, in its class or, of a function, in its file; None where it declares nothing.
+    """The need that a reward declares, in its class or, of a function, in its file; None where it declares none.
 
     Raises ValueError for something else than a `Need`.
     """

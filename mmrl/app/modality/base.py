@@ -1,4 +1,4 @@
-"""What the app asks of a kind of policy: its settings, its part of [evaluation], how it is built and how its files load."""
+"""A kind of policy as the app sees it: its settings, its part of [evaluation], how it is built and how its files load."""
 
 import logging
 from abc import ABC, abstractmethod

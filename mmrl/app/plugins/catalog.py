@@ -56,7 +56,7 @@ def details(file: Path) -> dict[str, str]:
 
 
 def declared_need(tree: ast.Module) -> Need | None:
-    """What a reward's file declares that it needs, as far as it is written out; None where it declares nothing."""
+    """The need that a reward's file declares, as far as it is written out; None where it declares none."""
     inside = [statement for node in tree.body for statement in (node.body if isinstance(node, ast.ClassDef) else [node])]
     for statement in inside:
         if not isinstance(statement, ast.Assign) or ast.unparse(statement.targets[0]) != "needs":
