@@ -220,7 +220,7 @@ def track(owner: Any, name: str, peaks: dict[str, int], phase: Callable[..., str
     setattr(owner, name, tracked)
 
 
-@pytest.mark.parametrize("name", few(MODELS, ["whole"]))
+@pytest.mark.parametrize("name", few(MODELS, ["whole", "adapter"], pytest.mark.evidence))
 def test_estimated_bytes_are_those_of_tensors(name, cache, tmp_path):
     reward = tmp_path / "letters.py"
     reward.write_text("def letters(group):\n    return [sum(map(ord, sample.text)) % 997 / 997 for sample in group.samples]\n")
@@ -249,7 +249,7 @@ def test_estimated_bytes_are_those_of_tensors(name, cache, tmp_path):
     assert made.phases["read"] - trained == pytest.approx(peaks["read"], rel=0.2)
 
 
-@pytest.mark.parametrize("family", few(["sd3", "flux", "qwen_image"], ["sd3"]))
+@pytest.mark.parametrize("family", few(["sd3", "flux", "qwen_image"], ["sd3"], pytest.mark.evidence))
 def test_estimated_bytes_of_image_generators(family, make: Make):
     tokens = {"sd3": 3, "flux": 24, "qwen_image": 40}[family]
     words = [f"policy.model=tiny:{family}", f"policy.max_prompt_tokens={tokens}", "policy.guidance=2.0", "policy.lora.rank=2"]
