@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from mmrl.app.chain.rows import look_ahead
+from mmrl.app.cli import app
 from mmrl.app.config import run as configs
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import RunConfig
 from mmrl.app.config.stages import stages_of
 from mmrl.app.run.folder import RunDir
-from mmrl.lab.recipes.command import recipe as command
 from mmrl.lab.recipes.facts import ENDING, UNKNOWN, Figure, Measure, find_recipe, read_recipe, recipe_files, recipes
 from mmrl.lab.recipes.measure import Answered, figure_of, interval
 from mmrl.lab.recipes.pages import figures_of
@@ -183,7 +183,7 @@ def test_an_unknown_recipe_is_refused():
 
 def mmrl(*words: str) -> str:
     """The words that a command prints."""
-    done = CliRunner().invoke(command, words)
+    done = CliRunner().invoke(app, ["recipe", *words])
     assert done.exit_code == 0, (done.output, done.exception)
     return done.output
 
@@ -235,7 +235,7 @@ def test_made_up_prompts_have_the_published_layout_and_share_no_task(tmp_path: P
     mmrl("prompts", "ocr-like", "signs.txt", "--size", "20")
     lines = (tmp_path / "signs.txt").read_text().splitlines()
     assert len(lines) == 20 and all(line.count('"') == 2 for line in lines)
-    done = CliRunner().invoke(command, ["prompts", "ocr-like", "signs.txt"])
+    done = CliRunner().invoke(app, ["recipe", "prompts", "ocr-like", "signs.txt"])
     assert isinstance(done.exception, FileExistsError)
 
 
