@@ -24,6 +24,8 @@ ELSEWHERE = {
 }
 """Folders and files outside mmrl/ and tests/ -> who tests them; everything is watched by ALWAYS."""
 ALWAYS = "tests/house"
+REFUSALS = "tests/refusals"
+"""What configs are refused for, of all rooms of tests/app."""
 CHECKED = {"MMRL_CHECK_TYPES": "1"}
 """Types are checked at every call (tests/support/type_checks.py), which make test does without."""
 MARKS = "not slow and not gpu and not evidence and not engine and not site and not wheel"
@@ -98,10 +100,16 @@ def places_to_run(changed: Iterable[str], root: Path = ROOT) -> list[str]:
             wanted |= {test.relative_to(root).as_posix() for test in helped | {file} if is_test(test) and test.is_file()}
             if not is_test(file) and file.parent != root / "tests" and file.parent.is_dir():
                 wanted.add(file.parent.relative_to(root).as_posix())
+    wanted |= {place for place in beside_app(wanted) if (root / place).is_dir()}
     if (root / ALWAYS).is_dir():
         wanted.add(ALWAYS)
     found = sorted(wanted)
     return [place for place in found if not any(parent.as_posix() in found for parent in Path(place).parents)]
+
+
+def beside_app(rooms: Iterable[str]) -> list[str]:
+    """The refusals, where one of these folders or files of tests looks at mmrl/app."""
+    return [REFUSALS] if any(Path(room).parts[:2] == ("tests", "app") for room in rooms) else []
 
 
 def is_test(file: Path) -> bool:

@@ -69,19 +69,6 @@ def test_the_head_learns_from_rows_that_ended():
     assert not gradient[[1, 3]].any()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], r"reads what a value head expects, and the policy has none: set policy.scores = \[\"value\"\]"),
-        (['policy.scores=["value"]'], r"no term trains the head: add \{kind = \"ValueFit\", coef = 0.5\}"),
-    ],
-)
-def test_values_without_a_head_and_heads_that_nothing_trains_are_refused(words: list[str], message: str):
-    config = configs.load("tiny/image", ['algorithm.advantage={kind="ValueGae"}', *words]).config
-    with pytest.raises(ValueError, match=message):
-        check_axes(config)
-
-
 WORDS = [
     'algorithm.advantage={kind="ValueGae"}',
     'algorithm.objective=[{kind="Clip"}, {kind="ValueFit", coef=0.5}]',
@@ -114,9 +101,3 @@ def test_the_head_trains_with_the_policy_and_goes_on_exactly():
     wanted = weights_of(whole)
     assert not torch.equal(wanted["score_head.weight"], at_once["score_head.weight"])
     assert all(torch.equal(weight, wanted[name]) for name, weight in weights_of(resumed).items())
-
-
-def test_image_generators_have_no_head():
-    config = configs.load("tiny/t2i", ['algorithm.advantage={kind="ValueGae"}']).config
-    with pytest.raises(ValueError, match="which models that write have alone: take another advantage"):
-        check_axes(config)

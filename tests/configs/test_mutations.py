@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mmrl.app.config import run as configs
 from tests.support.each import for_each
 from tests.support.mutations import refusal, tables
 
@@ -63,44 +62,3 @@ def check(found: dict[str, Any], least: int, right: float = 0.95) -> None:
     assert not found["accepted"], found["accepted"][:5]
     assert not found["unnamed"], found["unnamed"][:5]
     assert found["right"] >= right * found["total"], f"{found['right']} of {found['total']}"
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        "steps",
-        "prompts_per_step",
-        "micro_batch",
-        "evaluate_every",
-        "save_every",
-        "samples_every",
-        "ratio_bound",
-        "checkpoint.keep",
-        "optimizer.lr",
-        "evaluation.num_prompts",
-        "evaluation.num_samples",
-        "evaluation.batch_size",
-    ],
-)
-def test_numbers_below_what_makes_sense(word: str):
-    with pytest.raises(ValueError, match=word.rpartition(".")[2]):
-        configs.load("tiny/image", [f"{word}=-1"])
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("algorithm.schedule.spacing.shfit=2.0", r"algorithm\.schedule\.spacing\.shfit is unknown: did you mean 'shift'"),
-        ("algorithm.schedule.coef=2.0", r"algorithm\.schedule\.coef is unknown"),
-        ("algorithm.objective.00.low=2.0", r"algorithm\.objective\.00 is not there: .*did you mean '0'"),
-        ("policy.knd=flow", r"policy\.knd is unknown: did you mean 'kind'"),
-        ('steps="3"', r"steps is '3': input should be a number"),
-        ("steps=true", r"steps is True: input should be a number"),
-        ("policy.gradient_checkpointing=1", r"gradient_checkpointing is 1: input should be true or false"),
-        ("algorithm.preset=[1]", r"algorithm\.preset is \[1\]"),
-        ("algorithm.schedule.use=x.py", r"has both kind and use"),
-    ],
-)
-def test_what_used_to_pass_in_silence(word: str, message: str):
-    with pytest.raises(ValueError, match=message):
-        configs.load("tiny/t2i_text", [word])

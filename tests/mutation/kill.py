@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tests.changed import CHECKED, MARKS, imports, is_test, mirror, modules, users
+from tests.changed import CHECKED, MARKS, beside_app, imports, is_test, mirror, modules, users
 from tests.mutation.mutant import ROOT, Mutant
 
 LIMIT_S = 60.0
@@ -63,7 +63,7 @@ def files_to_run(file: str, root: Path = ROOT) -> list[str]:
     away = distances(own, graph)
     near = {own, *users({own}, graph)}
     mirrored = {mirror(known[name], root) or "" for name in near if name.startswith("mmrl.")} - {""}
-    rooms = [root / place for place in [*mirrored, *BESIDE.get(Path(file).parts[1], [])]]
+    rooms = [root / place for place in [*mirrored, *beside_app(mirrored), *BESIDE.get(Path(file).parts[1], [])]]
     home = root / (mirror(root / file, root) or "tests")
     ranked: list[tuple[bool, int, bool, int, str]] = []
     for name, path in known.items():

@@ -48,20 +48,6 @@ def weighed(a: float | None, b: float | None) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("weights", "said"),
-    [
-        ((0.5, 0.4), r"data: the weights of a, b are 0.5 \+ 0.4 = 0.9, and must add up to 1: set them so, or leave all out"),
-        ((1.0, 1.0), r"1 \+ 1 = 2, and must add up to 1"),
-        ((0.5, None), "the source 'b' has no weight and others have one: give every table a weight, or none"),
-        ((0.0, 1.0), r"data.0.weight is 0.0: it must be above 0"),
-    ],
-)
-def test_weights_that_are_no_shares_are_refused(tmp_path: Path, weights: tuple[float | None, float | None], said: str):
-    with pytest.raises(ValueError, match=said):
-        load(tmp_path, weights=weighed(*weights))
-
-
-@pytest.mark.parametrize(
     ("more", "said"),
     [
         ('[[reward]]\nuse = "iou"\nsources = ["c"]\n', r"reward.1.sources names 'c': did you mean 'a'\? \(known: a, b\)"),
@@ -77,52 +63,9 @@ def test_rewards_are_of_known_sources(tmp_path: Path, more: str, said: str | Non
             load(tmp_path, more)
 
 
-def test_a_source_without_a_reward_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"no reward with a weight is for the source 'b', so its prompts cannot train: name"):
-        load(tmp_path, words=('reward.0.sources=["a"]',))
-
-
-def test_sources_of_a_single_data_set_are_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"reward 'length' is for the source 'a', and \[data\] is a single one: remove sources"):
-        load(tmp_path, data=f"[data]\n{ONE}", words=('reward.0.sources=["a"]',))
-
-
-def test_names_must_differ_and_fit_metrics(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"data.1.name is 'a', as another table's: give each its own `name`"):
-        load(tmp_path, words=("data.1.name=a",))
-    with pytest.raises(ValueError, match=r"data.1.name is 'a/b': give it a name without / and @"):
-        load(tmp_path, words=("data.1.name=a/b",))
-
-
-def test_slips_are_named(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"data.1.weigth is unknown: did you mean 'weight'\?"):
-        build(load(tmp_path, words=("data.1.weigth=1",)))
-    with pytest.raises(ValueError, match=r"data.1.use is missing"):
-        load(tmp_path, data=BOTH.replace(f"WEIGHT_B{ONE}", "size = 3\n"))
-
-
-def test_weights_go_with_the_sampler_that_keeps_to_them(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"sampler is Bandit, which draws as it likes, and the \[\[data\]\] tables have weights"):
-        build(load(tmp_path, '[sampler]\nkind = "Bandit"\n', weighed(0.5, 0.5)))
-    with pytest.raises(ValueError, match=r"evaluation.data has weights, and all of its prompts are looked at: remove them"):
-        load(tmp_path, f"[[evaluation.data]]\nweight = 1.0\n{ONE}")
-
-
 def test_a_single_table_is_a_source_too(tmp_path: Path):
     job = build(load(tmp_path, data=f"[[data]]\n{ONE}"))
     assert {one.source for one in job.trainer.sampler.draw(4)} == {"digits_grounding"}
-
-
-def test_a_sampler_without_its_column_is_refused_before_the_model(tmp_path: Path):
-    with pytest.raises(ValueError, match="has no column 'category', by which the sampler tells categories apart"):
-        build(load(tmp_path, '[sampler]\nkind = "Bandit"\n', data=f"[data]\n{ONE}", words=("policy.model=/nowhere",)))
-
-
-def test_an_empty_source_is_refused_before_the_model(tmp_path: Path):
-    (tmp_path / "none.py").write_text("def load():\n    return []\n")
-    words = (f"data.1.use={tmp_path / 'none.py'}", "policy.model=/nowhere")
-    with pytest.raises(ValueError, match=r"the source 'b' of \[\[data\]\] has no prompts: check its path, split and filters"):
-        build(load(tmp_path, data=BOTH.replace("size = 6\nasked = [3]\n", ""), words=words))
 
 
 def test_an_argument_called_name_is_written_with_an_underscore(tmp_path: Path):

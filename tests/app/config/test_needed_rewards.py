@@ -48,18 +48,6 @@ def test_a_method_without_its_reward_is_refused(preset: str, needed: str, other:
     assert run(preset, written, "needs_rewards = []").config.algorithm.algorithm.needs_rewards == ()
 
 
-@pytest.mark.parametrize(("there", "missing"), [SEVERAL["thyme"], SEVERAL["thyme"][::-1]])
-def test_all_of_several_rewards_are_needed(there: str, missing: str):
-    with pytest.raises(ValueError, match=rf"trains on the reward '{missing}'"):
-        run("thyme", f'[[reward]]\nuse = "{there}"')
-
-
-@pytest.mark.parametrize(("preset", "needed"), NEEDED.items())
-def test_a_slip_in_its_name_is_named(preset: str, needed: str):
-    with pytest.raises(ValueError, match=rf"is it \('4{needed[1:]}': did you mean '{needed}'\?\): add"):
-        run(preset, f'[[reward]]\nuse = "4{needed[1:]}"')
-
-
 @pytest.mark.parametrize("preset", NEEDED)
 @pytest.mark.parametrize("use", ["{}", "rewards/{}.py", "rewards/{}.py:Part", "http://127.0.0.1:8700/{}"])
 def test_a_method_with_its_reward_passes(preset: str, use: str):
@@ -77,18 +65,3 @@ def test_the_need_survives_the_run_folder(tmp_path: Path):
     config = run("mm_upt", '[[reward]]\nuse = "majority_vote"').config
     configs.save(config, tmp_path / "config.toml")
     assert configs.resolve(Table.read(tmp_path / "config.toml")).config == config
-
-
-@pytest.mark.parametrize(
-    "written", ['use = "rm"', 'use = "reward_model"\nrun = "./rm"', 'use = "vlm_judge"\nserver = { run = "rm" }']
-)
-def test_a_run_may_not_reward_itself(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    table = configs.load("tiny/image").table
-    table.set(("output",), "rm", "test")
-    for path in (("reward",), ("evaluation", "reward"), ("stage",)):
-        own = Table.of(table.values, "a.toml")
-        rewards = tomllib.loads(f"[[reward]]\n{written}")["reward"]
-        own.set(path, [{"kind": "rl", "steps": 1, "reward": rewards}] if path == ("stage",) else rewards, "test")
-        with pytest.raises(ValueError, match="asks the run 'rm', which is the output of this one: a model may not reward itself"):
-            configs.resolve(own)

@@ -9,7 +9,6 @@ import pytest
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.cluster import ClusterConfig
-from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import RunConfig, as_table, load
 from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.inspect.settings import ranges_of_config
@@ -120,37 +119,6 @@ def test_every_class_with_ranges_checks_them_when_it_is_made():
             object.__setattr__(made, f.name, wrong if f.name == name else f.default)
         with pytest.raises(ValueError, match=rf"{part.__name__}\.{name} is .*finite"):
             inspect.getattr_static(part, "__post_init__")(made)
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("optimizer.lr=nan", r"command line: optimizer\.lr is nan: it must be a finite number, above 0 and at most 1000"),
-        ("optimizer.lr=inf", r"optimizer\.lr is inf"),
-        ("optimizer.lr=1e30", r"optimizer\.lr is 1e\+30: it must be above 0 and at most 1000"),
-        ("optimizer.clip_norm=-1", r"optimizer\.clip_norm is -1: it must be 0 or more"),
-        ("optimizer.betas=[0.9,1.0]", r"optimizer\.betas is .*: it must be 0 or more and below 1"),
-        ("algorithm.group_size=0", r"algorithm\.group_size is 0: it must be 1 to 65536 \(all samples of a step are in memory\)"),
-        ("algorithm.objective.0.coef=inf", r"algorithm\.objective\.0\.coef is inf: it must be a finite number"),
-        ("algorithm.objective.0.low=-0.1", r"algorithm\.objective\.0\.low is -0\.1: it must be 0 to 1"),
-        ("algorithm.advantage.eps=nan", r"algorithm\.advantage\.eps is nan"),
-        ("seed=-1", "seed is -1: it must be 0 to 4294967295"),
-        ("steps=99999999999999999999", "steps is 99999999999999999999: it must be a finite number"),
-        ("policy.sampling.temperature=-0.5", r"policy\.sampling\.temperature is -0\.5: it must be 0 or more"),
-        ("reward.0.timeout_s=0", r"reward\.0\.timeout_s is 0: it must be above 0"),
-        ("reward.1.high=-5", r"reward\.1\.high is -5: it must be 0 to 1048576"),
-        ("prompts_per_step=10000000000", r"prompts_per_step is 10000000000: it must be 1 to 65536 \(all prompts of a step"),
-        ("algorithm.group_size=100000000", r"algorithm\.group_size is 100000000: it must be 1 to 65536"),
-        ("data.size=1000000000000", r"data\.size is 1000000000000: it must be 1 to 1048576 \(more are not held in memory\)"),
-        ("policy.lora={rank = 1000000}", r"policy\.lora\.rank is 1000000: it must be 1 to 8192"),
-        ("policy.sampling.max_new_tokens=1000000000", "max_new_tokens is 1000000000: it must be 1 to 1048576"),
-        ("cluster.trainers=100000", "cluster.trainers is 100000: it must be 1 to 65536"),
-        ("data.size=-1", r"data\.size is -1: it must be 1 to 1048576"),
-    ],
-)
-def test_a_config_names_place_value_and_range(word: str, message: str):
-    with pytest.raises(ValueError, match=message):
-        read_plug_ins(load("tiny/image", [word]))
 
 
 def test_show_knows_the_range_of_every_number():

@@ -49,26 +49,6 @@ def test_how_a_reward_is_called_survives_the_run_folder(tmp_path: Path):
     assert again.config.reward == resolved.config.reward and again.config.evaluation == resolved.config.evaluation
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (
-            '[[reward]]\nuse = "length"\nname = "b"\ncall = { wher = "thread" }',
-            r"reward\.2\.call\.wher is unknown: did you mean 'where'",
-        ),
-        ('[[reward]]\nuse = "length"\nname = "b"\ncall = { where = "gpu" }', r"reward\.2\.call\.where is 'gpu'"),
-        ('[[reward]]\nuse = "length"\nname = "b"\ncall = { retries = -1 }', "retries is -1: it must be 0 to 1000"),
-        ('[[reward]]\nuse = "length"\nname = "b"\ntransform = { scale = 0.0 }', "scale must not be 0"),
-        ('[evaluation]\nreward = [{ use = "length", weight = 2.0 }]', r"evaluation\.reward\.0\.weight is unknown"),
-        ('[evaluation]\nreward = [{ use = "lenth" }]', "no reward is called 'lenth'"),
-        ('[evaluation]\nreward = [{ use = "length" }]', r"\['length'\] are used twice"),
-    ],
-)
-def test_mistakes_are_named_before_the_model_is_loaded(more: str, message: str, no_weights: None):
-    with pytest.raises(ValueError, match=message):
-        build(loaded("tiny/image", more))
-
-
 MINE = """
 import collections
 made = collections.Counter()

@@ -54,38 +54,10 @@ def test_by_data_unless_told():
     assert isinstance(chosen, Streamed) and (chosen.buffer_size, chosen.seed) == (2, 3)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["sampler.kind=Shufled"], r"sampler\.kind is 'Shufled': did you mean 'Shuffled'"),
-        (["sampler.kind=Once"], r"sampler\.kind is 'Once', a part of the slot planner, not of sampler"),
-        (["sampler.kind=Streamed", "sampler.bufer_size=3"], r"sampler\.bufer_size is unknown: did you mean 'buffer_size'"),
-        (["sampler.kind=Streamed", "sampler.buffer_size=x"], r"sampler\.buffer_size is 'x': input should be a number"),
-        (["sampler.kind=Shuffled", "sampler.seed=3"], r"sampler\.seed is unknown"),
-        (["sampler.buffer_size=3"], r"sampler\.buffer_size is a setting of one sampler: name it, such as kind"),
-        (["sampler.kind=Shuffled", f"sampler.use={MINE}"], r"sampler has both kind and use"),
-        (
-            [f"sampler.use={ROOT}/examples/my_advantage.py:RelativeToMean"],
-            r"RelativeToMean answers the call of advantage, not of",
-        ),
-        ([f"sampler.use={MINE}:HardOnesMore", "sampler.eas=1"], r"sampler\.eas is unknown: did you mean 'ease'"),
-        (["sampler=3"], r"sampler is 3"),
-    ],
-)
-def test_mistakes_are_named(words: list[str], message: str):
-    with pytest.raises(ValueError, match=message):
-        read_plug_ins(load(*words))
-
-
 def test_a_stream_cannot_be_shuffled_whole():
     stream = iter(PROMPTS)
     with pytest.raises(ValueError, match=r"Shuffled needs all prompts at once, and the data set is a stream: take"):
         sampler(load("sampler.kind=Shuffled"), stream)
-
-
-def test_what_a_sampler_refuses_names_who_said_it():
-    with pytest.raises(ValueError, match=r"command line: .*buffer_size is 0"):
-        sampler(load("sampler.kind=Streamed", "sampler.buffer_size=0"), PROMPTS)
 
 
 def test_show_says_where_it_comes_from():

@@ -94,46 +94,6 @@ def test_every_slot_is_a_field_or_a_table():
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        (
-            "algorithm.advantage.kind=OverlongPenalty",
-            r"'OverlongPenalty', a part of the slot shaping, not of advantage: ",
-        ),
-        (
-            "algorithm.aggregation.kind=HighEntropy",
-            r"part of the slot importance, not of aggregation: put it",
-        ),
-        ('algorithm.importance=[{kind="TokenMean"}]', r"importance\.0\.kind is 'TokenMean', a part of the slot aggregation"),
-        ("algorithm.planner.kind=Shuffled", r"part of the slot sampler, not of planner: put it under \[sampler\]"),
-        ("algorithm.schedule.kind=RampDecay", r"part of the slot ema_decay"),
-        (
-            "algorithm.advantage.use=mine.py:Bonus",
-            r"command line: algorithm\.advantage: Bonus answers the call of shaping, not of advantage: "
-            r"put it under \[\[algorithm\.shaping\]\]",
-        ),
-        ('algorithm.shaping=[{use="mine.py:Plain"}]', r"Plain answers the call of advantage, not of shaping"),
-        (
-            'algorithm.masks=[{use="mine.py:Even"}]',
-            r"Even answers the call of aggregation and importance, not of masks: put",
-        ),
-        ("algorithm.advantage.use=mine.py:mask", r"mask answers the call of masks, not of advantage"),
-        ("algorithm.planner.use=mine.py:Bonus", r"Bonus answers the call of shaping, not of planner"),
-        (
-            "algorithm.advantage.use=mine.py:Careful",
-            r"Careful answers the call of sampler, .*: put it under \[sampler\]",
-        ),
-        ("algorithm.advantage.use=mine.py:Reward", r"Reward cannot be called as advantage is, with \(scores, rollouts\)"),
-        ("algorithm.planner.use=mine.py:Reward", r"Reward cannot be called as planner is, with \.revise\(groups, scores, "),
-        ("algorithm.aggregation.use=mine.py:Bare", r"Bare has no reads and no scope, which the slot aggregation asks for"),
-    ],
-)
-def test_a_part_in_the_wrong_slot_names_its_own(word: str, message: str):
-    with pytest.raises(ValueError, match=message):
-        load(word)
-
-
-@pytest.mark.parametrize(
     "words",
     [
         ['algorithm.shaping=[{use="mine.py:Bonus", size=2.0}]'],
@@ -148,10 +108,3 @@ def test_a_part_in_the_wrong_slot_names_its_own(word: str, message: str):
 )
 def test_ones_own_part_in_its_slot(words: list[str]):
     assert "mine.py" in str(load(*words).config.algorithm.uses)
-
-
-def test_settings_of_ones_own_part_are_checked():
-    with pytest.raises(ValueError, match=r"algorithm\.advantage\.siz is unknown: did you mean 'size'"):
-        load("algorithm.advantage.use=mine.py:advantage", "algorithm.advantage.siz=2")
-    with pytest.raises(ValueError, match=r"algorithm\.shaping\.0\.size is 'big'"):
-        load('algorithm.shaping=[{use="mine.py:Bonus", size="big"}]')

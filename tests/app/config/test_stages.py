@@ -90,56 +90,6 @@ def test_a_checkpoint_at_a_border_is_of_the_stage_that_ended():
     assert [stage_at(stages, step) for step in (None, 0, 1, 3, 4, 8)] == [0, 0, 0, 0, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        ([{"steps": 2}], "stage.0.kind is missing"),
-        ([{"kind": "sft"}], "stage.0.steps is missing"),
-        ([{**SFT, "kind": "stf"}], "stage.0.kind is 'stf'"),
-        ([{**SFT, "steps": 0}], "stage.0.steps is 0"),
-        ([{**SFT, "policy": {"model": "x"}}], "stage.0.policy is the same for all stages of a chain"),
-        ([{**RL, "column": "x"}], "stage.0.column is unknown in a stage of the kind 'rl'"),
-        ([{**SFT, "colum": "x"}], "stage.0.colum is unknown in a stage of the kind 'sft': did you mean 'column'"),
-        ([{**SFT, "optimizer": {"rl": 1.0}}], "a.toml, stage 1: optimizer.rl is unknown"),
-        ([SFT, {**RL, "reward": []}], "stage 2: reward is missing"),
-        (
-            [SFT, {**RL, "algorithm": {"preset": "mm_upt"}}],
-            "stage 2: .*a method that trains on the reward 'majority_vote', and no",
-        ),
-        ([{**SFT, "algorithm": "dapo"}], r"write \[stage.algorithm\]"),
-        ([SFT] * 101, "stage has 101 stages, and a chain 100 at most"),
-        ([{**PAIRS, "steps": 2}, DPO], "a.toml: stage.0.steps is given, and a stage of the kind 'pairs' has none: leave it out"),
-        ([{**SFT, "until": UNTIL}], "stage.0.steps is given, and until.most is its last step"),
-        ([{"kind": "sft", "until": {**UNTIL, "every": 8}}], "until.every is 8, and the stage ends after 7 steps without a look"),
-        ([{"kind": "sft", "until": {**UNTIL, "metric": "iuo"}}], "stage.0.until.metric is 'iuo': did you mean 'iou'"),
-        ([PAIRS, DPO, {**LOOP, "name": "one"}, {**LOOP, "stages": ["one"]}], "stage.3.stages names 'one', which is a loop"),
-        ([PAIRS, PAIRS, DPO], "stage 1 of 3, pairs: no stage takes its rows before stage 2 of 3, pairs makes rows of that name"),
-        ([SFT, {**RL, "ahead": 1}], "stage 2: ahead is 1, and a chain of stages samples by the step: set it to 0"),
-        ([{**PAIRS, "until": UNTIL}, DPO], "stage.0.until is given, and a stage of the kind 'pairs' has none"),
-        ([PAIRS, DPO, {"kind": "loop", "stages": ["dpo"]}], "stage.2.rounds is missing: a stage of the kind 'loop' needs it"),
-        ([PAIRS, DPO, {**LOOP, "stages": ["pairs", "rl"]}], "stage.2.stages names the stage 'rl'"),
-        ([RL, RL, {**LOOP, "stages": ["rl"]}], "names the stage 'rl': several have that name: give each its own"),
-        ([PAIRS, DPO, {**LOOP, "stages": ["pairs"]}], "stage.2.stages holds no stage that trains: add one of sft, dpo, "),
-        ([PAIRS, DPO, {**LOOP, "optimizer": {}}], "stage.2.optimizer is given, and a loop has rounds and stages only"),
-        ([DPO], 'dpo: its data is "stage:pairs": none before it is a filter or mines pairs'),
-        ([DPO, PAIRS], 'its data is "stage:pairs": none before it'),
-        (
-            [{**PAIRS, "name": "pair"}, {**DPO, "data": {"use": "stage:pair"}}, DPO],
-            "its data is \"stage:pairs\": did you mean 'pair'",
-        ),
-        ([PAIRS, RL], 'a.toml, stage 1 of 2, pairs: no later stage takes its rows: give one data = {use = "stage:pairs"}'),
-        ([{**PAIRS, "policy": 1}, DPO], "stage.0.policy is the same for all stages"),
-        ([{**PAIRS, "num_samples": 1}, DPO], "stage 1 of 2, pairs: a pair takes two samples of a prompt, and num_samples is 1"),
-        ([{**PAIRS, "gab": 1.0}, DPO], "stage.0.gab is unknown in a stage of the kind 'pairs': did you mean 'gap'"),
-        ([{**PAIRS, "gap": -1.0}, DPO], "a.toml: stage.0.gap is -1.0"),
-        ([{**PAIRS, "reward": [{"use": "iou", "weight": 0.0}]}, DPO], "stage 1 of 2, pairs: no reward has a weight"),
-    ],
-)
-def test_refused(stages: list[dict[str, Any]], message: str):
-    with pytest.raises(ValueError, match=message):
-        stages_of(chain(*stages))
-
-
 def test_rows_are_pictures_clips_or_single_texts():
     heard = {**configs.load("tiny/tones").table.values, "stage": [{"kind": "pairs"}, {**DPO, "kind": "rl"}]}
     heard = {key: value for key, value in heard.items() if key != "steps"}
@@ -149,11 +99,6 @@ def test_rows_are_pictures_clips_or_single_texts():
         stages_of(resolve(Table.of(heard, "a.toml")))
     with pytest.raises(ValueError, match=r"its rows are single texts, and \[environment\] makes several turns: leave it out"):
         stages_of(chain(PAIRS, DPO, environment={"use": "zoom"}))
-
-
-def test_steps_belong_to_the_stages():
-    with pytest.raises(ValueError, match=r"a.toml: steps is of a run without stages: give every \[\[stage\]\] its own"):
-        chain(SFT, steps=7)
 
 
 def test_a_chain_that_only_teaches_needs_no_reward():

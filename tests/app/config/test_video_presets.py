@@ -39,9 +39,3 @@ def test_the_policy_gets_views_and_shadows(preset: str):
     assert set(job.policy.views) == set(PRESETS[preset].views)  # type: ignore[attr-defined]
     assert job.policy.shadows == PRESETS[preset].shadows
     assert job.policy.ema_decay == (SteadyDecay(0.9995) if preset == "grpo_care" else USUAL_DECAY)  # type: ignore[attr-defined]
-
-
-def test_image_generators_have_no_views():
-    words = ["algorithm.planner.kind=Probed", "policy.model=tiny:sd3"]
-    with pytest.raises(ValueError, match=r"shows prompts in other ways \(shuffled\), but policy.kind is 'flow'"):
-        build(configs.load("tiny/flow", words))

@@ -122,22 +122,6 @@ def test_an_export_of_two_experts_holds_both(make: Make, tmp_path: Path, merge: 
         assert float((moved - before).detach().abs().max()) > 1e-4, name
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (['reward=[{use="gliding_shapes"}]'], r"scores video.*policy\.frames is 1.*draw policy\.frames = 5 or more"),
-        (["policy.model=tiny:wan", *CLIPS], r"jpeg_size.* scores image.*use = \"over_frames\" and picture\.use"),
-        (
-            [*of_wan("wan"), 'reward=[{use="over_frames", picture={use="gliding_shapes"}}]'],
-            r"scores video.*whose samples are image",
-        ),
-    ],
-)
-def test_rewards_of_another_kind_are_refused_before_the_model_loads(make: Make, no_weights: None, words: list[str], said: str):
-    with pytest.raises(ValueError, match=said):
-        build(make(*words))
-
-
 @pytest.mark.parametrize("family", ["wan", "wan_5b", "wan_a14b"])
 def test_a_plan_counts_tokens_calls_and_the_hosts_bytes(make: Make, family: str, capsys):
     resolved = make(*of_wan(family))
@@ -198,11 +182,6 @@ def test_an_expert_that_no_trained_step_reaches_is_said(make: Make, caplog):
     build(make(*of_wan("wan_a14b"), "algorithm.schedule.num_steps=6"))
     build(make(*of_wan("wan")))
     assert "second network" not in caplog.text
-
-
-def test_frames_are_refused_where_the_config_is_planned(make: Make):
-    with pytest.raises(ValueError, match=r"policy\.frames is 6, but this model draws 4k \+ 1 frames: set it to 5 or 9"):
-        plan.draw_up(make(*of_wan("wan"), "policy.frames=6"))
 
 
 def test_clips_in_files_are_scored_and_shown(tmp_path: Path, monkeypatch):

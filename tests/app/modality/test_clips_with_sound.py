@@ -82,18 +82,6 @@ def test_every_part_takes_room(rests: bool, tmp_path: Path):
     assert found.keys() == {"vae", "audio_vae", "connectors", "vocoder"} | reader and min(found.values()) > 0
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["policy.sound=false"], "scores video with sound, but .* whose samples are video: .* policy.sound = true"),
-        (['reward=[{use="jpeg_size"}]'], r"scores image, .* samples are video with sound .*use = \"over_frames\""),
-    ],
-)
-def test_rewards_of_other_samples_are_refused_before_a_model_loads(words: list[str], said: str, no_weights: None):
-    with pytest.raises(ValueError, match=said):
-        build(of_tiny(*words))
-
-
 @pytest.mark.evidence
 @pytest.mark.parametrize("name", ["flow_grpo", "mix_grpo", "branch_grpo", "diffusion_nft", "dance_grpo"])
 def test_every_method_takes_two_steps(make: Make, name: str):

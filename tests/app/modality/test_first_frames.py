@@ -11,7 +11,6 @@ from PIL import Image
 
 from mmrl.app.commands import plan
 from mmrl.app.commands.train import run_training
-from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.tasks import one_line
 from mmrl.app.planning.choices import Facts
@@ -86,12 +85,6 @@ def test_a_plan_counts_the_network_that_it_goes_through(make: Make, rows: Path, 
     counted = made.usual.counts["rollout"]
     assert counted.positions == counted.rows * tokens
     assert made.memory.phases["update"] > 0
-
-
-def test_text_alone_is_refused_before_weights_load(make: Make, no_weights: None):
-    resolved = make("policy.model=tiny:wan_i2v_a14b", "policy.max_prompt_tokens=12", *SIZES, "evaluation.num_prompts=0", REWARD)
-    with pytest.raises(ValueError, match=r"prompts hold 0 pictures each .* takes prompts with 1: name them in the data's column"):
-        build(configs.resolve(resolved.table))
 
 
 def test_one_line_goes_on_from_first_frames(rows: Path):

@@ -40,58 +40,6 @@ def test_defaults_of_the_kind(make: Make):
     assert configs.load("tiny/image").config.evaluation.num_steps is None
 
 
-@pytest.mark.parametrize(
-    ("name", "word", "message"),
-    [
-        ("tiny/flow", "evaluation.sampling.temperature=1", r"evaluation\.sampling is for policy\.kind = 'text'.*num_steps"),
-        ("tiny/image", "evaluation.num_steps=5", r"evaluation\.num_steps is for policy\.kind = 'flow'.*evaluation\.sampling"),
-        ("tiny/flow", "evaluation.num_steps=0", r"evaluation\.num_steps is 0"),
-        ("tiny/flow", "policy.sampling.top_p=1", r"policy\.sampling is unknown"),
-        ("tiny/flow", "policy.guidance=0.5", r"policy\.guidance is 0\.5"),
-        ("tiny/image", "policy.kind=flow", r"policy\.(answer_format|sampling) is unknown"),
-        ("tiny/flow", "algorithm.preset=mix_gpo", "did you mean 'mix_grpo'"),
-    ],
-)
-def test_keys_belong_to_their_kind(make: Make, name: str, word: str, message: str):
-    make()
-    with pytest.raises(ValueError, match=message):
-        configs.load(name, [word])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["algorithm.schedule.kind=Tree", "algorithm.group_size=6"],
-            r"tree needs groups of a multiple of 4 samples, but algorithm\.group_size is 6",
-        ),
-        (["policy.model=tiny:qwen3_vl"], "no tiny pipeline of family 'qwen3_vl'"),
-        (["policy.model=tiny:grounding"], "no tiny pipeline of family 'grounding'"),
-        (["data.text=[]"], r"data\.text is unknown: did you mean 'texts'"),
-    ],
-)
-def test_refused_before_the_model_is_loaded(make: Make, no_weights: None, words: list[str], message: str):
-    with pytest.raises(ValueError, match=message):
-        build(make(*words))
-
-
-def test_algorithms_of_the_other_kind_are_refused(make: Make):
-    resolved = make()
-    resolved.table.set(("algorithm",), {"preset": "dapo"}, "test")
-    with pytest.raises(ValueError, match=r"algorithm dapo has no schedule, but policy\.kind is 'flow'.*flow_grpo"):
-        build(configs.resolve(resolved.table))
-    with pytest.raises(ValueError, match=r"algorithm cps has a schedule .*\(Full\), but policy\.kind is 'text'.*grpo"):
-        build(configs.load("tiny/image", ["algorithm.preset=cps"]))
-
-
-def test_rewards_that_read_boxes_are_refused(make: Make):
-    resolved = make()
-    for reward in ({"use": "iou"}, {"use": "giou", "space": "pixel"}):
-        resolved.table.set(("reward",), [reward], "test")
-        with pytest.raises(ValueError, match=rf"reward '{reward['use']}' reads boxes .*which draws pictures"):
-            build(configs.resolve(resolved.table))
-
-
 def test_presets_of_both_kinds_are_known():
     assert set(preset_documents()) >= set(PRESETS) | set(TEXT_PRESETS)
     text = description("diffusion_nft", ["algorithm.schedule.times.count=4"])

@@ -137,30 +137,6 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_weights")
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        (
-            {"prompt": "x", "width": 30, "height": 32},
-            r"sizes\.jsonl.*4.*: prompt '4' asks for 30 x 32 pixels, but this model draws multiples of 4 pixels, at most 64 a "
-            r"side: take 28 x 32 or 32 x 32",
-        ),
-        (
-            {"prompt": "x", "id": "lone", "width": 32},
-            r"sizes\.jsonl.*4.*: prompt 'lone' has a width \(32\) and no height: give both",
-        ),
-        ({"prompt": "x", "width": "wide", "height": 32}, r"the column width of prompt '4' is 'wide': give whole pixels above 0"),
-        ({"prompt": "x", "width": 32.5, "height": 32}, r"the column width of prompt '4' is 32\.5"),
-    ],
-)
-def test_a_row_that_cannot_be_drawn_is_refused_with_its_place(make: Make, tmp_path: Path, row: dict[str, object], said: str):
-    with pytest.raises(ValueError, match=said):
-        build(mixed(make, tmp_path, rows=[*ROWS, row]))
-    with pytest.raises(ValueError, match=said):
-        draw_up(mixed(make, tmp_path, rows=[*ROWS, row]))
-
-
-@pytest.mark.usefixtures("no_weights")
 @pytest.mark.parametrize("family", sorted(set(PIPELINES) - {"stable_audio3"}))
 def test_every_familys_grid_is_known_before_its_weights_load(make: Make, tmp_path: Path, family: str):
     """For the run's own size and for a prompt's, with the nearest sizes that fit; a sound has a length alone."""

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from mmrl.app.commands.train import TrainArguments, train
-from mmrl.app.config import run as configs
 from mmrl.app.export.export import export
 from mmrl.app.one_prompt.draw import draw
 from mmrl.lab.tiny.flow.pipelines import build as build_tiny
@@ -47,28 +46,3 @@ def test_a_line_trains_draws_and_exports_sounds(tmp_path: Path):
     scope: dict[str, object] = {}
     exec(card.split("```python\n")[1].split("```")[0].replace("THIS_FOLDER", str(folder)), scope)
     assert any("lora_" in name for name, _ in scope["pipeline"].transformer.named_parameters())  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    ("config", "words", "said"),
-    [
-        ("tiny/flow", ['reward=[{use="tempo"}]'], "scores sound, but policy.kind is 'flow', whose samples are image"),
-        (
-            "t2a/stable_audio3_flow_grpo",
-            ['reward=[{use="jpeg_size"}]'],
-            "scores image, .* samples are sound .policy.seconds is set",
-        ),
-        ("t2a/stable_audio3_flow_grpo", ['reward=[{use="first_frame"}]'], "scores video, .* take a reward of sounds such as"),
-    ],
-)
-def test_rewards_of_other_samples_are_refused_before_a_model_loads(config: str, words: list[str], said: str):
-    from mmrl.app.run.build import build
-
-    resolved = configs.load(
-        config, [*words, "policy.model=tiny:stable_audio3", "policy.seconds=1.0"] if "t2a" in config else words
-    )
-    rows = {"use": "prompts", "texts": ["a", "b"]}
-    resolved.table.set(("data",), rows, "test")
-    resolved.table.set(("evaluation", "data"), rows, "test")
-    with pytest.raises(ValueError, match=said):
-        build(configs.resolve(resolved.table))

@@ -129,11 +129,3 @@ def test_pairs_of_pictures_teach_what_people_prefer(tmp_path: Path):
 def test_what_does_not_fit_is_refused(words: list[str], complaint: str):
     with pytest.raises((ValueError, FileNotFoundError), match=complaint):
         build(small(*words))
-
-
-def test_other_sizes_of_pictures_are_refused(tmp_path: Path):
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a red fox", "width": 16, "height": 16}')
-    resolved = small()
-    resolved.table.set(("data",), {"use": "prompts", "path": str(tmp_path / "rows.jsonl")}, "test")
-    with pytest.raises(ValueError, match=r"asks for 16 x 16 pixels, and policy.model .* draws 8 x 8 alone"):
-        build(configs.resolve(resolved.table, []))

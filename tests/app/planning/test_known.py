@@ -110,11 +110,6 @@ def test_a_generator_is_planned_with_its_encoders():
     assert "letter" not in made.note
 
 
-def test_how_gemma_writes_boxes_is_asked_for():
-    with pytest.raises(ValueError, match=r"set policy\.box_space to pixel, resized, norm1000, norm1 or norm1000_yx"):
-        draw_up(load("tiny/image", ["policy.model=google/gemma-3-4b-it"]))
-
-
 def test_what_is_on_this_machine_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     name = "Qwen--Qwen2.5-VL-7B-Instruct"
     assert settings_of(config_of(name)) is not None

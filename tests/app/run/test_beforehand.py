@@ -74,11 +74,6 @@ def test_a_reward_never_takes_the_name_of_a_metric(name):
         RewardRunner([NamedReward(name, ones)])
 
 
-def test_a_reward_named_total_is_refused_at_build():
-    with pytest.raises(ValueError, match="a reward is named 'total'"):
-        build(load("tiny/flow", ["reward.0.name=total"]))
-
-
 @pytest.mark.parametrize("part", ["std", "failed", "na", "retried", "cached"])
 def test_a_part_never_takes_the_name_of_a_metric(part):
     runner = RewardRunner([NamedReward("r", lambda group: [Scored(1.0, {part: 2.0}) for _ in group.samples])])
@@ -161,69 +156,6 @@ def test_settings_beside_an_adapter(caplog):
     assert caplog.messages == []
     warn_of_idle_settings(LoraSettings(adapter="x", rank=64, targets=("to_q",)), Config())
     assert "policy.lora.rank, policy.lora.targets cannot act beside policy.lora.adapter, whose own rank (4)" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (['reward=[{use="aesthetic"}]'], "reward 'aesthetic' is not ready: .*head is not set"),
-        (['reward=[{use="ocr"}]'], r"cannot score 6 of 6 prompts of \[data\], which need the column target"),
-        (['reward=[{use="object_counts"}]'], r"applies to none of the 6 prompts of \[data\], which need the column include"),
-        (['reward=[{use="pick_score"}]'], "reward 'pick_score' is not ready: model 'yuvalkirstain/PickScore_v1' is neither"),
-        (['reward=[{use="vlm_judge",server={url="http://127.0.0.1:9/v1"}}]'], "cannot be reached.* start the server before"),
-        (['reward=[{use="pairwise_win_rate"}]'], "reward 'pairwise_win_rate' is not ready: .* needs scorer = .* or server = "),
-        (['reward=[{use="over_frames",picture={use="ocr"}}]', "policy.frames=5"], "set it to 1, or take a Wan"),
-        (
-            ["evaluation.also=[{name='few',num_steps=1}]", "policy.model=tiny:qwen_image"],
-            r"evaluation\.also\.0: .*2 steps or more",
-        ),
-        (["algorithm.preset=diffusion_nft"], r"times.count takes 9 .*: set algorithm\.schedule\.times\.count to 4 or less"),
-    ],
-    ids=["head", "text", "columns", "weights", "server", "scorer", "frames", "plan", "times"],
-)
-def test_what_cannot_run_is_refused_before_weights_load(words, said, monkeypatch):
-    monkeypatch.setattr("mmrl.app.run.build.build_policy", pytest.fail)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match=said):
-        build(load("tiny/flow", words))
-
-
-OWN = """
-from dataclasses import dataclass
-
-from mmrl import Group, Need
-from mmrl.answers.needs import columns
-
-@dataclass(frozen=True)
-class Brightness:
-    goal: float = 1.0
-    needs = Need({need})
-
-    def __call__(self, group: Group) -> list[float]:
-        return [self.goal for _ in group.samples]
-"""
-
-
-@pytest.mark.parametrize(
-    ("need", "said"),
-    [
-        (
-            '"the column mood", columns("mood")',
-            r"reward 'mine' cannot score 6 of 6 prompts of \[data\], which need the column mood: prompt .* has no column mood: "
-            "add it to the data, or take another reward",
-        ),
-        ("samples=99", r"reward 'mine' compares the samples of a prompt, and algorithm\.group_size is 4: set it to 99 or more"),
-        ('package="not_here"', "reward 'mine' cannot run: reward 'mine' needs the package not_here: pip install it first"),
-        ('package="not_here", setup="pip install not-here"', "needs the package not_here: pip install not-here"),
-    ],
-    ids=["column", "samples", "package", "package with words"],
-)
-def test_a_reward_of_ones_own_that_says_what_it_needs_is_refused_before_weights_load(need, said, tmp_path, monkeypatch):
-    monkeypatch.setattr("mmrl.app.run.build.build_policy", pytest.fail)
-    (tmp_path / "mine.py").write_text(OWN.format(need=need))
-    with pytest.raises(ValueError, match=said):
-        build(load("tiny/flow", [f'reward=[{{use="{tmp_path}/mine.py"}}]']))
 
 
 def test_a_scorer_of_held_out_prompts_takes_the_place_of_its_win_rates():

@@ -35,32 +35,6 @@ def make(empty_desk: None) -> Make:
     return lambda *words: configs.load("tiny/image", words)
 
 
-@pytest.mark.usefixtures("no_weights")
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["reward.0.use=iuo"], "no reward is called 'iuo': did you mean 'iou'"),
-        (["reward.0.spaec=pixel"], r"reward\.0\.spaec is unknown: did you mean 'space'"),
-        (["reward.0.space=pixels"], r"command line: reward\.0\.space is 'pixels'"),
-        (["reward.0.space=pixel"], "reward 'iou' reads boxes in 'pixel', but the policy writes them in 'norm1000'"),
-        (["policy.box_space=pixel", "reward.0.space=norm1"], "reads boxes in 'norm1', but the policy writes them in 'pixel'"),
-        (["reward.1.use=iou", "reward.1.high=4"], r"reward\.1\.high is unknown"),
-        (["reward.1.name=iou"], r"reward names \['iou'\] are used twice"),
-        (["reward.0.weight=0", "reward.1.weight=0"], "have weight 0: nothing would be trained"),
-        (["data.use=digits_grond"], "no data set is called 'digits_grond': did you mean 'digits_grounding'"),
-        (["data.sise=3"], r"command line: data\.sise is unknown: did you mean 'size'"),
-        (["data.size=0"], r"data\.size is 0: it must be 1 to 1048576"),
-        (["evaluation.data.size=0"], r"evaluation\.data\.size is 0: it must be 1 to 1048576"),
-        (["data.use=grounding_jsonl"], r"data\.size is unknown"),
-        (["policy.model=./nowhere"], r"there is no folder './nowhere'"),
-        (["policy.model=tiny:qwen9"], "no tiny model of family 'qwen9'"),
-    ],
-)
-def test_refused_before_the_model_is_loaded(make: Make, words: list[str], message: str):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        build(make(*words))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -71,13 +45,6 @@ def test_refused_before_the_model_is_loaded(make: Make, words: list[str], messag
 def test_refused_by_the_algorithm(make: Make, words: list[str], message: str):
     with pytest.raises(ValueError, match=message):
         build(make(*words))
-
-
-def test_a_missing_argument_of_a_data_set_is_named(make: Make):
-    resolved = make()
-    resolved.table.set(("data",), {"use": "grounding_jsonl"}, "command line")
-    with pytest.raises(ValueError, match=r"data\.path is missing: the data set 'grounding_jsonl' needs path"):
-        build(configs.resolve(resolved.table))
 
 
 def test_the_family_fills_in_the_box_space_and_the_run_its_length(make: Make):

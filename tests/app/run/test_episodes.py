@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.algorithms.presets import PRESETS
 from mmrl.app.commands import train as jobs
 from mmrl.app.commands.sample import resample
 from mmrl.app.config import run as configs
@@ -184,78 +183,3 @@ def test_a_function_is_an_environment_too(here: Path):
     job = build(configs.load("tiny/image", [*COMMON, *overrides]))
     metrics = job.trainer.step()
     assert 1 <= metrics["rollout/turns"] <= 2 and metrics["rollout/pictures"] == 0
-
-
-REFUSED: dict[str, tuple[list[str], str]] = {
-    "no such file": (["environment.use=./gone.py"], "no file .*gone.py for the environment"),
-    "no such setting": (["environment.zoom=2"], r"environment\.zoom"),
-    "a value out of range": (["environment.limits.turns=0"], r"environment\.limits\.turns"),
-    "tokens": (["environment.limits.tokens=60"], r"limits.tokens is 60, and two turns of .*max_new_tokens = 40 need 80"),
-    "waves": (["environment.wave=0.5"], r"environment.wave is 0.5, and deterministic = true needs 1"),
-    "retries": (["environment.use=./odd.py:Once", "environment.call.retries=2"], "this environment says that it does not repeat"),
-    "no open": (["environment.use=./odd.py:Closed"], r"odd.py:Closed has no open\(prompt, seed\)"),
-    "views": (["algorithm.preset=papo"], "shows prompts under views, and worlds answer plain samples"),
-    "hints": (["algorithm.planner.kind=HintLadder"], "planner HintLadder shows prompts with hints"),
-    "rows of earlier steps": (
-        ["algorithm.preset=arpo_gui"],
-        "arpo_gui trains rows of earlier steps again, of which what the world",
-    ),
-    "branches": (
-        ["algorithm.preset=arpo", "algorithm.minibatches=1", "environment.use=./odd.py:Once"],
-        "odd.py:Once' does not repeat, and algorithm arpo goes on from turns of earlier episodes",
-    ),
-    "its own check": (["environment.use=./odd.py:Picky"], "no prompt pleases it"),
-}
-ODD = """
-class Once:
-    repeats = False
-    def open(self, prompt, seed): ...
-
-class Closed:
-    def close(self): ...
-
-class Picky:
-    def open(self, prompt, seed): ...
-    def check_prompts(self, prompts):
-        raise ValueError("no prompt pleases it")
-"""
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_is_refused_before_a_model_is_loaded(here: Path, name: str, monkeypatch: pytest.MonkeyPatch):
-    (here / "odd.py").write_text(ODD)
-    monkeypatch.setattr("mmrl.policies.text.policy.TextPolicy", loads_nothing)
-    overrides, error = REFUSED[name]
-    with pytest.raises((ValueError, FileNotFoundError), match=error):
-        build(configs.load("tiny/image", [*COMMON, *overrides]))
-
-
-def loads_nothing(*_: object, **__: object) -> None:
-    raise AssertionError("a model is loaded")
-
-
-@pytest.mark.parametrize(
-    ("config", "overrides", "error"),
-    [
-        ("tiny/flow", ["environment.use=./world.py:Part"], "policy.kind is 'flow', whose samples have no turns"),
-        ("tiny/flow", ['evaluation.also=[{name = "x", turns = 1}]'], "sets turns, and"),
-        ("tiny/image", ['evaluation.also=[{name = "x", turns = 1}]'], "sets turns, and the run has no environment"),
-        (
-            "tiny/image",
-            ['evaluation.also=[{name = "x", guidance = 2.0}]'],
-            "guidance or base_from, which image generators",
-        ),
-        *(
-            (
-                "tiny/image",
-                [f"algorithm.preset={name}", "algorithm.needs_rewards=[]"],
-                f"is '{name}', a method of samples of several",
-            )
-            for name, preset in PRESETS.items()
-            if preset.needs_turns
-        ),
-    ],
-)
-def test_turns_without_a_world_or_for_pictures_are_refused(here: Path, config: str, overrides: list[str], error: str):
-    with pytest.raises(ValueError, match=error):
-        build(configs.load(config, overrides))

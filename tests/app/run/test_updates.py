@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.commands.plan import draw_up, plan
-from mmrl.app.commands.train import TrainArguments, fit, run_job
+from mmrl.app.commands.plan import plan
+from mmrl.app.commands.train import TrainArguments, fit
 from mmrl.app.config import run as configs
-from mmrl.app.run.build import Job, build
+from mmrl.app.run.build import Job
 from mmrl.app.run.context import idle_terms, refuse_idle_methods
 from mmrl.app.run.folder import RunDir
 from mmrl.core.ranks import Ranks
@@ -44,43 +44,6 @@ def test_an_objective_that_cannot_act_is_known(words: Sequence[str], told: str |
     assert (warning is None) == (told is None)
     if warning is not None and told is not None:
         assert LATER in warning and told in warning and "algorithm.minibatches" in warning
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["algorithm.preset=kl_cov"], "prompts_per_step = 4 has 4 groups, which the objective needs whole"),
-        (["algorithm.minibatches=17"], r"minibatches is 17, .* has 16 rollouts"),
-    ],
-)
-def test_empty_minibatches_are_refused_before_the_model_is_looked_for(words: Sequence[str], told: str):
-    resolved = configs.load("tiny/image", [*words, "policy.model=nowhere"])
-    for refused in (build, draw_up):
-        with pytest.raises(ValueError, match=told):
-            refused(resolved)
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["algorithm.preset=gspo", "algorithm.minibatches=1"], r"Clip is plain.*4 minibatches, 1 pass \(preset gspo\) with"),
-        (["algorithm.preset=r2vpo", "algorithm.minibatches=1"], "VarianceBound is plain REINFORCE"),
-        (["algorithm.preset=llds", "algorithm.minibatches=1"], "Clip is plain REINFORCE and KeepLikely is"),
-        (["algorithm.preset=reg_grpo", "algorithm.epochs=1"], "AdvantageRegression is plain"),
-    ],
-)
-def test_a_method_of_which_nothing_is_left_is_refused(words: Sequence[str], told: str):
-    resolved = configs.load("tiny/image", [*words, "policy.model=nowhere"])
-    for refused in (run_job, draw_up):
-        with pytest.raises(ValueError, match=rf"{LATER}.*{told}.*algorithm.minibatches"):
-            refused(resolved)
-
-
-def test_a_divergence_mask_at_one_update_is_refused():
-    words = ['algorithm={preset = "flow_dppo", group_size = 4, minibatches = 1}', "policy.model=nowhere"]
-    for refused in (run_job, draw_up):
-        with pytest.raises(ValueError, match=rf"{LATER}.*DivergenceMask is plain.*2 minibatches.*flow_dppo"):
-            refused(configs.load("tiny/flow", words))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Every row of tests/refusals/*.toml is refused in its words, before a model is loaded."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.commands.plan import draw_up
+from mmrl.app.commands.train import run_job
+from mmrl.app.config import run as configs
+from mmrl.app.config.plug_ins import read_plug_ins
+from mmrl.app.config.run import Resolved
+from mmrl.app.config.stages import stages_of
+from mmrl.app.run import build as building
+from mmrl.app.run.beforehand import check_axes
+from mmrl.app.run.build import build
+from mmrl.policies.flow import loading
+from tests.refusals.table import TABLES, Refusal, refusals
+
+REFUSE: dict[str, Callable[[Resolved], object]] = {
+    "load": lambda resolved: resolved,
+    "plug_ins": read_plug_ins,
+    "stages": stages_of,
+    "axes": lambda resolved: check_axes(resolved.config),
+    "plan": draw_up,
+    "build": build,
+    "train": run_job,
+}
+"""Who refuses -> what is asked of the config once it is read."""
+
+
+class LoadedError(Exception):
+    """A model was loaded, too late for a refusal."""
+
+
+@pytest.fixture(autouse=True)
+def no_weights(empty_desk: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise LoadedError("a model was loaded")
+
+    monkeypatch.setattr(building, "build_policy", refuse)
+    monkeypatch.setattr(loading, "load_pipeline", refuse)
+
+
+def faults(rows: Iterable[Refusal], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is wrong with these rows, each in a working directory of its own."""
+    found: list[str | None] = []
+    for number, row in enumerate(rows):
+        (folder / str(number)).mkdir()
+        monkeypatch.chdir(folder / str(number))
+        found.append(row.fault(lambda config, words, by=row.by: REFUSE[by](configs.load(config, words))))
+    return [one for one in found if one is not None]
+
+
+@pytest.mark.parametrize("file", TABLES, ids=lambda file: file.stem)
+def test_all_rows_are_refused(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found = faults(refusals(file), tmp_path, monkeypatch)
+    assert not found, "\n".join(found)
+
+
+def test_what_is_taken_or_refused_otherwise_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    taken = Refusal("taken", "load", "tiny/image", ("steps=3",), "")
+    other = Refusal("other words", "load", "tiny/image", ("steps=-1",), "did you mean")
+    error = Refusal("another error", "load", "tiny/image", ("steps=-1",), "", errors=("FileNotFoundError",))
+    late = Refusal("too late", "build", "tiny/image", (), "")
+    right = Refusal("right", "load", "tiny/image", ("steps=-1",), "steps is -1")
+    found = faults([taken, other, error, late, right], tmp_path, monkeypatch)
+    assert [one.partition(":")[0] for one in found] == ["taken", "other words", "another error", "too late"]
+    assert "was taken" in found[0] and "steps is -1" in found[1] and "LoadedError" in found[3]
