@@ -1,4 +1,4 @@
-"""What trains nothing: prompts are sampled and scored with the weights as they are, for the rows of a stage or of a file."""
+"""Stages without training: prompts are sampled and scored with the weights as they are, for the rows of a stage or of a file."""
 
 from collections.abc import Sequence
 from pathlib import Path

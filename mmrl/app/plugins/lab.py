@@ -1,4 +1,4 @@
-"""What lies above the app and is reached by name alone: small models (`tiny:NAME`) and further verbs of the command line."""
+"""Code above the app, reached by name alone: small models (`tiny:NAME`) and further verbs of the command line."""
 
 from collections.abc import Callable, Iterable
 from importlib import import_module

@@ -58,7 +58,7 @@ def main() -> None:
         send(answers, "", f"{error}", [])
         return
     send(answers, "", "", [])
-    variables: dict[str, Any] = {"__name__": "__main__"}
+    variables: dict[str, object] = {"__name__": "__main__"}
     while True:
         try:
             job = json.loads(receive(asked))
@@ -85,7 +85,7 @@ def forget() -> None:
     os.environ.clear()
 
 
-def run(code: str, given: Sequence[Picture], variables: dict[str, Any], settings: dict[str, Any]) -> Answer:
+def run(code: str, given: Sequence[Picture], variables: dict[str, object], settings: dict[str, Any]) -> Answer:
     """Run one piece of code."""
     from PIL import Image
 
