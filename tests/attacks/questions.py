@@ -3,8 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from mmrl.data.inversion import Inversion
-from mmrl.data.negation import negate
+from mmrl.data.inversion import Inversion, negate
 from mmrl.data.video_rows import VideoRow
 from tests.attacks.attack import Attack, BrokenError, expect_sentence, run_mmrl
 

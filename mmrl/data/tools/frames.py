@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from mmrl.answers.calls import CallError
-from mmrl.answers.spans.decoder import MissingError, by_pyav
-from mmrl.answers.spans.timelines import CLOSE, Timeline, read_timeline
+from mmrl.answers.spans.timelines import CLOSE, MissingError, Timeline, by_pyav, read_timeline
 from mmrl.core.samples import Video
 from mmrl.data.tools.canvas import upright
 

@@ -48,7 +48,7 @@ def recipe_run(
     prompts: Annotated[int | None, Option(min=1, help="Measure on the first n prompts of each set.")] = None,
 ) -> None:
     """Train with the recipe, measure, and print the numbers next to the paper's."""
-    from mmrl.lab.recipes.run import run_recipe
+    from mmrl.lab.recipes.measure import run_recipe
 
     run_recipe(name, overrides or [], is_tiny=scale == "tiny", output=output, run=run, untrained=untrained, limit=prompts)
 

@@ -1,4 +1,4 @@
-"""The evaluation of a recipe: each measure's held-out prompts, scored by its reward, as the figures of the paper's table."""
+"""Training and evaluation of a recipe: held-out prompts of each measure, scored, as the figures of the paper's table."""
 
 import json
 import math
@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table as Grid
 
+from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.config.chosen import without_engine
 from mmrl.app.config.plug_ins import PlugIns, read_plug_ins
@@ -20,15 +21,16 @@ from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import PolicyConfig, modality_of
 from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, estimate
 from mmrl.app.run.build import held_out_prompts, with_local_model
-from mmrl.app.run.context import distributed_run
+from mmrl.app.run.context import console, distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.revive import load_state, revive, to_answer
 from mmrl.app.run.reward_runners import load_rewards, named_reward
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Prompt, Value
-from mmrl.lab.recipes.facts import Figure, Measure, Published, Recipe
-from mmrl.lab.recipes.pages import number
+from mmrl.lab.recipes.facts import Figure, Measure, Published, Recipe, find_recipe
+from mmrl.lab.recipes.pages import missing_files, number
+from mmrl.lab.recipes.tiny import as_tiny, draw_files, small_table
 from mmrl.runtime.process_state import seed
 from mmrl.runtime.repeating import deterministic
 from mmrl.training.evaluate import Evaluator
@@ -76,6 +78,50 @@ class Measured:
     prompts: int
     base: Published
     paper: Published
+
+
+def run_recipe(
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    is_tiny: bool = False,
+    output: Path | None = None,
+    run: Path | None = None,
+    untrained: bool = False,
+    limit: int | None = None,
+) -> list[Measured]:
+    """Train with the recipe, measure, and print the numbers next to the paper's; the figures are kept in the run's recipe.json.
+
+    Args:
+        overrides: `key=value` of the run.
+        is_tiny: a small model of the same class, and drawn data in the same layout.
+        output: the folder of the run.
+        run: measure this run's newest checkpoint and train nothing.
+        untrained: measure the model as it is and train nothing.
+        limit: measure on the first n prompts of each measure.
+
+    Raises ValueError for no such recipe, settings it does not take, two of run, untrained and output, or files that are missing.
+    """
+    if (run is not None) + untrained + (output is not None) > 1:
+        raise ValueError("--run and --untrained train nothing and --output is for what is trained: give one of the three")
+    recipe = find_recipe(name)
+    words = [*overrides, *([] if output is None else [f"output={str(output)!r}"])]
+    if is_tiny:
+        folder = draw_files(recipe)
+        resolved = configs.resolve(small_table(recipe, folder), words, f"{name}-tiny")
+        recipe = as_tiny(recipe, folder)
+        console.print(f"{name} on a small model of the same class, with synthetic data in {folder}", highlight=False)
+    else:
+        if recipe.missing:
+            raise ValueError(missing_files(recipe))
+        resolved = configs.load(str(recipe.config), words)
+    planned = plan_measures(recipe, resolved)
+    trained = None if untrained else RunDir.open(run) if run is not None else run_training(resolved)
+    found = measure_run(recipe, planned, trained, limit)
+    print_measured(recipe, found)
+    if trained is not None:
+        console.print(f"kept in {trained.path / 'recipe.json'}", highlight=False)
+    return found
 
 
 def plan_measures(recipe: Recipe, resolved: Resolved) -> list[Planned]:

@@ -39,7 +39,6 @@ from mmrl.policies.flow.write.given import refuse_given
 from mmrl.policies.flow.write.remote import write_all
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import wrap_module
-from mmrl.policies.shared.tf32 import switch_tf32
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay, Publication, check_reading, publish
 from mmrl.runtime.spans import in_span
 
@@ -326,3 +325,10 @@ def check_plan(sampling: object) -> RolloutPlan:
         "an image generator samples along a plan: set algorithm.schedule (Full, Window, Tree, Branching, Forward), or "
         f"give rollout a RolloutPlan such as mmrl.flow.plan.evaluation_plan(28), not {type(sampling).__name__}"
     )
+
+
+def switch_tf32(on: bool) -> None:
+    """Let NVIDIA GPUs multiply float32 with 10 bits of mantissa, or not; ValueError in a run that must be repeatable."""
+    if on and torch.are_deterministic_algorithms_enabled():
+        raise ValueError("policy.tf32 = true and deterministic = true exclude each other: leave one of them out")
+    torch.backends.cuda.matmul.allow_tf32 = on

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from mmrl.answers.sources import Fit
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.load import refuse_idle
-from mmrl.policies.shared.tf32 import check_tf32
 from mmrl.runtime.ranges import Count, CountOrNone, Factor, Large, Positive, Range, check_ranges
 
 SINGLE = ".safetensors"
@@ -139,7 +138,8 @@ class FlowPolicyConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         check_file(self.model, self.base, self.variant)
-        check_tf32(self.tf32, self.dtype)
+        if self.tf32 and self.dtype != "float32":
+            raise ValueError(f"policy.tf32 acts on float32 alone, but policy.dtype is {self.dtype!r}: leave policy.tf32 out")
         check_teachers([one.name for one in self.teachers], self.lora)
         refuse_idle(self.weights, self.quantized, FlowQuantizedSettings(), self.lora)
         if self.weights != "float" and self.model.endswith(SINGLE):

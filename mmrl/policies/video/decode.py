@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mmrl.answers.spans.decoder import MissingError, by_pyav
-from mmrl.answers.spans.timelines import Timeline, read_timeline
+from mmrl.answers.spans.timelines import MissingError, Timeline, by_pyav, read_timeline
 from mmrl.core.samples import Video
 from mmrl.policies.video.sampling import Budget, BudgetError, FrameRule, choose
 from mmrl.runtime.disk import sha256_of

@@ -12,8 +12,7 @@ from torch import nn
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.policies.flow.dry_run import FlowDryRun
 from mmrl.policies.flow.loading import check_attention_backend, load
-from mmrl.policies.flow.policy import FlowPolicyConfig
-from mmrl.policies.shared.tf32 import switch_tf32
+from mmrl.policies.flow.policy import FlowPolicyConfig, switch_tf32
 from tests.support.flow_policies import FAMILIES, PLANS, make, requests
 
 

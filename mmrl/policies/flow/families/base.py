@@ -151,7 +151,7 @@ class FlowFamily(FamilyFacts):
     @property
     def default_guidance(self) -> float:
         """The default guidance; 1 for models that were made to be drawn without."""
-        return self.usual_guidance
+        return 1.0 if self.is_distilled else self.usual_guidance
 
     @property
     def embeds_guidance(self) -> bool:

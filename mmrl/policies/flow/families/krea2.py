@@ -34,10 +34,6 @@ class Krea2(QwenParts):
         refuse_guidance(index, settings, "Krea 2", "Krea 2 Raw")
 
     @property
-    def default_guidance(self) -> float:
-        return 1.0 if self.is_distilled else self.usual_guidance
-
-    @property
     def is_distilled(self) -> bool:
         return bool(self.pipeline.config.is_distilled)
 

@@ -31,10 +31,6 @@ class ZImage(FlowFamily):
     packed = False
 
     @property
-    def default_guidance(self) -> float:
-        return 1.0 if self.is_distilled else self.usual_guidance
-
-    @property
     def is_distilled(self) -> bool:
         return "turbo" in str(self.pipeline.config._name_or_path).lower()
 

@@ -161,10 +161,6 @@ class Flux2Klein(Flux2):
         refuse_guidance(index, settings, "FLUX.2-klein", "a klein-base model")
 
     @property
-    def default_guidance(self) -> float:
-        return 1.0 if self.is_distilled else self.usual_guidance
-
-    @property
     def is_distilled(self) -> bool:
         return bool(self.pipeline.config.is_distilled)
 
