@@ -1,13 +1,11 @@
 """Refusals as rows: what is given, and the words with which it is refused.
 
-A file has [[group]] tables, each with the promise that its rows keep:
+A file has [files], which lie in the working directory of all its rows, and [[group]] tables:
 
-    promise = "a sampler of another name is refused"
     by = "load"               # who refuses: a key of test_refusals.REFUSE, or several that must each refuse
-    config = "tiny/image"     # a shipped config, or one of `files`
+    config = "tiny/image"     # a shipped config, or one of [files]
     words = ["steps=3"]       # overrides of all rows, before their own
     errors = ["ValueError"]   # whose name or a parent's the error must bear; this is the default
-    files = { "mine.py" = "..." }   # what lies in the working directory, beside the [files] of all groups
     rows = [
         ["sampler.kind=Shufled", "did you mean 'Shuffled'"],
     ]
@@ -19,9 +17,8 @@ name behind these is an attack, too: `make attack` gives it to `mmrl show` or, w
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 FOLDER = Path(__file__).parent
@@ -33,7 +30,6 @@ TABLES = sorted(FOLDER.glob("*.toml"))
 class Refusal:
     """What is given, and how it is refused."""
 
-    promise: str
     by: str
     config: str
     words: tuple[str, ...]
@@ -41,15 +37,15 @@ class Refusal:
     name: str = ""
     """Of the attack, where it is one."""
     errors: tuple[str, ...] = ("ValueError",)
-    files: tuple[tuple[str, str], ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def fault(self, refuse: Callable[[str, list[str]], object]) -> str | None:
         """What is wrong where `refuse` takes what is given or refuses it otherwise; it works in an empty working directory."""
-        for name, text in self.files:
+        for name, text in self.files.items():
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(text, encoding="utf-8")
         words = [word.replace("{root}", str(ROOT)) for word in self.words]
-        given = f"{self.promise}: {self.config} {' '.join(self.words)}"
+        given = f"{self.by} {self.config} {' '.join(self.words)}"
         try:
             refuse(self.config, words)
         except Exception as error:  # noqa: BLE001 - any other error is a fault, too
@@ -63,24 +59,21 @@ class Refusal:
 
 def refusals(file: Path) -> list[Refusal]:
     """The rows of a file; a slip in the file is a TypeError."""
-    read = tomllib.loads(file.read_text(encoding="utf-8"))
-    common = read.get("files", {})
-    return [row for group in read["group"] for row in rows_of(**{**group, "files": {**common, **group.get("files", {})}})]
+    table = tomllib.loads(file.read_text(encoding="utf-8"))
+    return [row for group in table["group"] for row in rows_of(table.get("files", {}), **group)]
 
 
 def rows_of(
-    promise: str,
+    files: Mapping[str, str],
     by: str | list[str],
     config: str,
     rows: Iterable[list[Any]],
     words: Iterable[str] = (),
     errors: Iterable[str] = ("ValueError",),
-    files: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Refusal]:
     """The rows of one group."""
-    shared = (tuple(errors), tuple(files.items()))
     return [
-        Refusal(promise, who, config, (*words, *several(given)), pattern, name[0] if name else "", *shared)
+        Refusal(who, config, (*words, *several(given)), pattern, name[0] if name else "", tuple(errors), files)
         for given, pattern, *name in rows
         for who in several(by)
     ]

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.app.cluster.placement import place
 from mmrl.app.commands.plan import draw_up
 from mmrl.app.commands.train import run_job
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.stages import stages_of
+from mmrl.app.plugins.resolve import shipped_folder
 from mmrl.app.run import build as building
 from mmrl.app.run.beforehand import check_axes
 from mmrl.app.run.build import build
@@ -24,6 +26,7 @@ REFUSE: dict[str, Callable[[Resolved], object]] = {
     "axes": lambda resolved: check_axes(resolved.config),
     "plan": draw_up,
     "build": build,
+    "place": lambda resolved: place(resolved, [resolved.name], ["127.0.0.1"], shipped_folder("configs"), 0),
     "train": run_job,
 }
 """Who refuses -> what is asked of the config once it is read."""
@@ -59,11 +62,13 @@ def test_all_rows_are_refused(file: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_what_is_taken_or_refused_otherwise_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    taken = Refusal("taken", "load", "tiny/image", ("steps=3",), "")
-    other = Refusal("other words", "load", "tiny/image", ("steps=-1",), "did you mean")
-    error = Refusal("another error", "load", "tiny/image", ("steps=-1",), "", errors=("FileNotFoundError",))
-    late = Refusal("too late", "build", "tiny/image", (), "")
-    right = Refusal("right", "load", "tiny/image", ("steps=-1",), "steps is -1")
-    found = faults([taken, other, error, late, right], tmp_path, monkeypatch)
-    assert [one.partition(":")[0] for one in found] == ["taken", "other words", "another error", "too late"]
-    assert "was taken" in found[0] and "steps is -1" in found[1] and "LoadedError" in found[3]
+    taken = Refusal("load", "tiny/image", ("steps=3",), "")
+    other = Refusal("load", "tiny/image", ("steps=-1",), "did you mean")
+    error = Refusal("load", "tiny/image", ("steps=-1",), "", errors=("FileNotFoundError",))
+    late = Refusal("build", "tiny/image", (), "")
+    right = Refusal("load", "tiny/image", ("steps=-1",), "steps is -1")
+    found = faults([taken, other, right, error, late], tmp_path, monkeypatch)
+    assert [one.splitlines()[0] for one in found] == [
+        *("load tiny/image steps=3", "load tiny/image steps=-1", "load tiny/image steps=-1", "build tiny/image ")
+    ]
+    assert "was taken" in found[0] and "steps is -1" in found[1] and "ValueError" in found[2] and "LoadedError" in found[3]

@@ -85,27 +85,6 @@ def test_judges_have_the_last_cards_and_a_port_that_rewards_ask(tmp_path: Path, 
     assert "trainers: GPU 0-1, port 29500, waits for engine 0, reward server 0, judge 0\n" in said
 
 
-JUDGED = "reward=[{use='vlm_judge', server={url='http://127.0.0.1:8200/v1'}}]"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["cluster.judges=['m']"], r'no \[\[reward\]\] asks judge 0 \(m\): write server = { url = "http://127.0.0.1:8200/v1" }'),
-        ([JUDGED, "cluster={judges=['m', 'n']}"], r"no \[\[reward\]\] asks judge 1 \(n\)"),
-        ([JUDGED, "cluster={judges=['m'], gpus_per_node=2, trainers=2}"], r"the first node needs 3: 2 for .* 1 for 1 judge\(s\)"),
-        ([JUDGED, "cluster={judges=['m'], nodes=2, trainers=2}"], r"cluster.judges names 1 model\(s\), and cluster.nodes is 2"),
-        (
-            [JUDGED.replace("8200", "29500"), "cluster={judges=['m'], judge_port=29500}"],
-            "port 29500 is given to judge 0, and the trainers meet",
-        ),
-    ],
-)
-def test_what_judges_cannot_do(words: list[str], message: str):
-    with pytest.raises(ValueError, match=message):
-        planned(words)
-
-
 def test_two_nodes_share_engines_and_the_first_one_has_the_rewards(spec: str):
     words = [*ENGINE, ASKED, f"cluster={{nodes=2, gpus_per_node=8, trainers=12, engines=3, rewards=['{spec}']}}"]
     placement = planned(words, ["a", "b"], node=1)
@@ -134,49 +113,6 @@ def test_shards_are_accelerates():
 
 def test_one_trainer_needs_no_launcher():
     assert planned([]).processes[0].words[1:] == ("-m", "mmrl", "train", "tiny/image")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["cluster={nodes=2, trainers=3}"], "cluster.trainers is 3, which 2 nodes cannot share evenly"),
-        (
-            ["cluster={gpus_per_node=8, trainers=6, engines=3}"],
-            r"cluster.gpus_per_node is 8, and the first node needs 9: 6 for trainers, 3 for 3 engine\(s\)",
-        ),
-        (["cluster={trainers=2, weights='shards'}"], 'cluster.weights is "shards", which needs cards'),
-        (["cluster={trainers=5}"], "prompts_per_step is 24, which 5 trainers cannot share evenly"),
-        (["cluster={engines=1}"], r"cluster.engines is 1, and the config has no \[policy.engine\]"),
-        (
-            ["policy.engine={kind='vllm', url=['http://127.0.0.1:8000']}", "cluster={engines=1}"],
-            "policy.engine.url names servers that others run: remove one of them",
-        ),
-        (["cluster.rewards=['nowhere.toml']"], "cluster.rewards names nowhere.toml, which does not exist"),
-        (["cluster.port=80"], "cluster.*port is 80: it must be 1024 to 65535"),
-    ],
-)
-def test_what_does_not_fit_together(words: list[str], message: str):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        planned(words)
-
-
-def test_ports_that_two_processes_want(spec: str):
-    with pytest.raises(ValueError, match=r"port 8533 is given to reward server 0, and engine 0 listens there too"):
-        planned([*ENGINE, ASKED, f"cluster={{engines=1, engine_port=8533, rewards=['{spec}']}}"])
-    with pytest.raises(ValueError, match=r"port 8533 is given to reward server 0, and the trainers meet \(cluster.port\) there"):
-        planned([ASKED, f"cluster={{port=8533, rewards=['{spec}']}}"])
-
-
-def test_a_reward_server_that_nobody_asks(spec: str):
-    with pytest.raises(ValueError, match=r'uses the reward server of .*spec.toml: write use = "http://127.0.0.1:8533/NAME"'):
-        planned([f"cluster.rewards=['{spec}']"])
-
-
-@pytest.mark.parametrize("text", ["port = 0\n", "port = true\n", "port = [\n"])
-def test_specs_without_a_port(tmp_path: Path, text: str):
-    (tmp_path / "odd.toml").write_text(text)
-    with pytest.raises(ValueError, match=r"cluster.rewards: .*odd.toml (says port|is not TOML)"):
-        planned([f"cluster.rewards=['{tmp_path / 'odd.toml'}']"])
 
 
 @pytest.mark.parametrize(("hosts", "node"), [(["a"], 0), (["a", "b", "c"], 0), (["a", "b"], 2), (["a", "b"], -1)])
