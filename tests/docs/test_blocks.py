@@ -135,7 +135,7 @@ def check_mmrl(words: list[str], desk: Path) -> None:
     elif name == "train" and context.params["resume"] is None:
         options = context.params
         arguments = [word for word in options["arguments"] or [] if not PLACEHOLDER.match(word)]
-        given = TrainArguments(arguments, options["task"], options["model"], options["data"], options["reward"] or [])
+        given = TrainArguments(arguments, options["task"], options["model"], options["data"], options["rewards"] or [])
         if arguments or options["task"]:
             read_plug_ins(given.resolve())
     elif name == "reward serve":

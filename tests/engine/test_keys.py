@@ -122,7 +122,7 @@ def test_no_key_is_shown_or_written(
         (tmp_path / "run.toml").write_text(CONFIG.format(**values))
         ended = ""
         try:
-            train(TrainArguments([str(tmp_path / "run.toml")], None, None, None, [], tmp_path / "run", None))
+            train(TrainArguments([str(tmp_path / "run.toml")], output=tmp_path / "run"))
         except Exception as error:  # noqa: BLE001 - what is said of it must not hold a key
             traceback.print_exc()
             ended = f"{sentence(error)} {error}"

@@ -62,7 +62,7 @@ def test_three_steps(lora: str, owner: TextPolicy, model: str, tmp_path: Path, m
         return kept[-1]
 
     monkeypatch.setattr(TextPolicy, "rollout", rollout)
-    run = train(TrainArguments([str(config)], None, None, None, [], tmp_path / "run", None))
+    run = train(TrainArguments([str(config)], output=tmp_path / "run"))
     steps = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert min(step["policy/grad_norm"] for step in steps) > 0

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import FileOptions, with_task
+from mmrl.app.cli.arguments import with_options
 from mmrl.app.commands.help import InOrder
+from mmrl.app.commands.options import FileOptions
 
 environment = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
 
@@ -18,7 +19,7 @@ def environments() -> None:
 
 
 @environment.command("test")
-@with_task
+@with_options
 def environment_test(
     file: FileOptions,
     target: Annotated[str, Argument(metavar="ENVIRONMENT", help="A name from `mmrl ls environments`, or ./file.py[:Name].")],
@@ -38,10 +39,8 @@ def environment_test(
 ) -> None:
     """Open worlds without a model: do they repeat, how fast are they, what do they show? Exit code 2 for a fault."""
     from mmrl.app.commands.environment import play_by_hand, test
-    from mmrl.app.commands.reward import FileWords
 
-    words = FileWords(file.layout, file.image_root)
     if play is not None:
-        play_by_hand(target, settings or [], data, words, play, space)
-    elif not test(target, settings or [], data, words, said=say or [], num_prompts=prompts, space=space):
+        play_by_hand(target, settings or [], data, file, play, space)
+    elif not test(target, settings or [], data, file, said=say or [], num_prompts=prompts, space=space):
         raise typer.Exit(2)

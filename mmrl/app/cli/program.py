@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import AsJson, EvalOptions, ExportOptions, PlanOptions, RunFolder, TaskOptions, with_task
+from mmrl.app.cli.arguments import RunFolder, with_options
 from mmrl.app.cli.data import data
 from mmrl.app.cli.environment import environment
 from mmrl.app.cli.look import compare, report, watch
@@ -21,7 +21,15 @@ from mmrl.app.cli.reward import reward
 from mmrl.app.commands.cache import cache
 from mmrl.app.commands.engine import engine
 from mmrl.app.commands.help import InOrder, complete_config, complete_name
-from mmrl.app.commands.options import Overrides
+from mmrl.app.commands.options import (
+    AsJson,
+    EvalArguments,
+    ExportOptions,
+    LaunchArguments,
+    Overrides,
+    TaskArguments,
+    TrainArguments,
+)
 from mmrl.app.errors import (
     TRACEBACK,
     StoppedExit,
@@ -42,14 +50,6 @@ app.add_typer(engine, cls=InOrder, name="engine", help="Install vLLM in a separa
 app.add_typer(reward, name="reward", help="Test, serve and try out rewards.")
 app.add_typer(environment, name="environment", help="Test and play environments.")
 
-ConfigWords = Annotated[
-    list[str] | None,
-    Argument(
-        metavar="[CONFIG] [KEY=VALUE]...",
-        help="A TOML file or a name from `mmrl ls configs`, then overrides.",
-        autocompletion=complete_config,
-    ),
-]
 ConfigName = Annotated[
     str,
     Argument(metavar="CONFIG", help="A TOML file or a name from `mmrl ls configs`.", autocompletion=complete_config),
@@ -129,84 +129,39 @@ def mmrl(
 
 
 @app.command()
-@with_task
-def train(
-    options: TaskOptions,
-    arguments: ConfigWords = None,
-    card: Annotated[
-        str | None,
-        Option(
-            metavar="SIZE",
-            help="With --task: the GPU to fit the run to, as 24GB or RTX 4090 (default: this machine's).",
-        ),
-    ] = None,
-    output: Annotated[Path | None, Option(help="Folder of the run (default: the next free one in runs/).")] = None,
-    resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,
-    profile: Annotated[
-        str | None,
-        Option(metavar="STEPS", help="Record a Chrome trace of these steps, such as 3 or 3-5."),
-    ] = None,
-) -> None:
+@with_options
+def train(given: TrainArguments) -> None:
     """Train a model: from a config, or in one line with --task, --model, --data and --reward."""
-    from mmrl.app.commands.train import TrainArguments
     from mmrl.app.commands.train import train as run_train
 
-    named = options.task, options.model, options.data, options.reward or []
-    run_train(TrainArguments(arguments or [], *named, output, resume, profile, options.held_out, options.image_root, card))
+    run_train(given)
 
 
 @app.command()
-def launch(
-    arguments: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="[CONFIG] [KEY=VALUE]...",
-            help="A config with [cluster], then overrides.",
-            autocompletion=complete_config,
-        ),
-    ] = None,
-    resume: Annotated[Path | None, Option(metavar="RUN", help="Continue this run from its last whole checkpoint.")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what would run where, and start nothing.")] = False,
-    node: Annotated[int | None, Option(help="With several nodes, the number of this one; set by the batch script.")] = None,
-    hosts: Annotated[str, Option(metavar="A,B,...", help="The names of all nodes; set by the batch script.")] = "",
-) -> None:
+@with_options
+def launch(given: LaunchArguments) -> None:
     """Start the trainers and servers that a config describes; for several nodes, print a Slurm batch script."""
-    from mmrl.app.commands.launch import LaunchArguments
     from mmrl.app.commands.launch import launch as run_launch
 
-    code = run_launch(LaunchArguments(arguments or [], resume, dry_run, node, hosts))
+    code = run_launch(given)
     if code:
         raise typer.Exit(code)
 
 
 @app.command("eval")
-@with_task
-def evaluate(
-    options: EvalOptions,
-    arguments: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="[RUN|CONFIG|MODEL] [KEY=VALUE]...",
-            help="A run's folder (its newest checkpoint), a config (the untrained model), with --suite a model; then overrides.",
-            autocompletion=complete_config,
-        ),
-    ] = None,
-    step: Annotated[int | None, Option(help="This checkpoint of a run instead of its newest.")] = None,
-    output: Annotated[Path | None, Option(help="Folder of the samples and numbers; the same one goes on after a kill.")] = None,
-    as_json: AsJson = False,
-) -> None:
+@with_options
+def evaluate(given: EvalArguments) -> None:
     """Evaluate a model on held-out prompts: writes every sample to predictions.jsonl and prints numbers with intervals."""
-    from mmrl.app.evaluation.command import EvalArguments, run_evaluation
+    from mmrl.app.evaluation.command import run_evaluation
 
-    named = options.task, options.model, options.data, options.reward or [], options.suite
-    run_evaluation(EvalArguments(arguments or [], step, output, *named), as_json)
+    run_evaluation(given)
 
 
 @app.command()
-@with_task
+@with_options
 def plan(
-    options: PlanOptions,
-    arguments: ConfigWords = None,
+    words: TaskArguments,
+    as_json: AsJson = False,
     save: Annotated[
         Path | None, Option(metavar="FILE", help="With --task: write the chosen config, for `mmrl train FILE`.")
     ] = None,
@@ -218,11 +173,9 @@ def plan(
 ) -> None:
     """Count a run's model calls and estimate its memory, without loading weights or training."""
     from mmrl.app.commands import plan as planning
-    from mmrl.app.commands.train import TrainArguments
 
-    named = options.task, options.model, options.data, options.reward or []
-    given = TrainArguments(arguments or [], *named, held_out=options.held_out, image_root=options.image_root)
-    fits = planning.plan(given, save, calibrate=calibrate, card=card, processes=processes, price=price, as_json=options.as_json)
+    given = TrainArguments(**vars(words))
+    fits = planning.plan(given, save, calibrate=calibrate, card=card, processes=processes, price=price, as_json=as_json)
     if strict and not fits:
         raise typer.Exit(2)
 
@@ -244,7 +197,7 @@ for _look in (report, watch, compare, draw, ask):
 
 
 @app.command()
-@with_task
+@with_options
 def export(
     options: ExportOptions,
     run: RunFolder,

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import AsJson, RunFolder
+from mmrl.app.cli.arguments import RunFolder
+from mmrl.app.commands.options import AsJson
 
 Step = Annotated[
     int | None, Option(min=0, help="This checkpoint instead of the newest; 0 is the model before training, to compare with.")

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from mmrl.app.cli.arguments import FileOptions, with_task
+from mmrl.app.cli.arguments import with_options
 from mmrl.app.commands.help import InOrder
+from mmrl.app.commands.options import FileOptions, TrainArguments
 
 reward = typer.Typer(cls=InOrder, no_args_is_help=True, rich_markup_mode="rich")
 Settings = Annotated[
@@ -17,7 +18,7 @@ Settings = Annotated[
 
 
 @reward.command("test")
-@with_task
+@with_options
 def reward_test(
     file: FileOptions,
     target: Annotated[
@@ -35,14 +36,14 @@ def reward_test(
     served: Annotated[bool, Option(help="Also compare with the same reward on a server.")] = False,
 ) -> None:
     """Score right answers, wrong ones, nonsense and empty ones; exit code 2 if the right ones do not win or a fault shows."""
-    from mmrl.app.commands.reward import FileWords, test
+    from mmrl.app.commands.reward import test
 
-    if not test(target, settings or [], data, space, template, prompts, served, FileWords(file.layout, file.image_root)):
+    if not test(target, settings or [], data, space, template, prompts, served, file):
         raise typer.Exit(2)
 
 
 @reward.command("score")
-@with_task
+@with_options
 def reward_score(
     file: FileOptions,
     target: Annotated[str, Argument(metavar="REWARD", help="A reward's name, file or address.")],
@@ -52,9 +53,9 @@ def reward_score(
     out: Annotated[Path | None, Option(metavar="FILE", help="Write the scores as JSONL.")] = None,
 ) -> None:
     """Score existing pictures or completions, to see what a reward prefers before you train on it."""
-    from mmrl.app.commands.reward import FileWords, score
+    from mmrl.app.commands.reward import score
 
-    score(target, settings or [], data, html, out, FileWords(file.layout, file.image_root))
+    score(target, settings or [], data, html, out, file)
 
 
 @reward.command("train")
@@ -71,11 +72,10 @@ def reward_train(
     card: Annotated[str | None, Option(help="Memory of the card to fit to, such as 24GB (default: this machine's).")] = None,
 ) -> None:
     """Train a reward model on what people preferred; a config then uses its folder as a reward."""
-    from mmrl.app.commands.train import TrainArguments
     from mmrl.app.reward_model.train import train_reward_model
 
-    words = TrainArguments(settings or [], task, model, data, (), output, held_out=held_out, image_root=image_root, card=card)
-    train_reward_model(words)
+    held = {"held_out": held_out, "image_root": image_root}
+    train_reward_model(TrainArguments(settings or [], task, model, data, **held, card=card, output=output))
 
 
 @reward.command("serve")

@@ -2,12 +2,13 @@
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeVar, get_args
 
 from rich.progress import track
 
+from mmrl.app.commands.options import CheckOptions, ConvertOptions, SplitOptions
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.plug_ins import read_data
 from mmrl.app.config.run import load
@@ -23,7 +24,6 @@ from mmrl.data.convert import convert_source, source_to_convert
 from mmrl.data.grounding import BoxFormat, Layout
 from mmrl.data.layouts import files
 from mmrl.data.layouts.base import BOX, BOXES
-from mmrl.data.layouts.coco import QUESTION
 from mmrl.data.layouts.fix import fix
 from mmrl.data.layouts.guess import Guess, UnknownLayoutError, guess
 from mmrl.data.layouts.habits import BoxHabits
@@ -37,22 +37,6 @@ from mmrl.data.validate import check as check_prompts
 
 T = TypeVar("T")
 BOX_SPACES = ("pixel", "norm1", "norm1000")
-
-
-@dataclass(frozen=True)
-class CheckOptions:
-    """Words of a check of a file, beside the settings of its data set."""
-
-    layout: str | None = None
-    """The name of the file's layout; None: guessed."""
-    boxes: str | None = None
-    """How boxes are written: xywh, xyxy, norm1, norm1000, pixel, two of them joined by a comma."""
-    fix: Path | None = None
-    """A JSONL file to write with the rows that are right."""
-    each: bool = False
-    """True makes a row of each question of a conversation."""
-    image_root: Path | None = None
-    """The folder in which the paths of pictures and clips start; None: the file's."""
 
 
 def check(source: str, settings: Sequence[str], options: CheckOptions = CheckOptions()) -> str:
@@ -76,24 +60,12 @@ def check(source: str, settings: Sequence[str], options: CheckOptions = CheckOpt
         _refuse_options(options, f"the layout {found.layout}")
         return _check_with(source, [f"use={found.data_set}", *settings], options.image_root, f"{found}")
     data_set = BOXES if found is None else found.data_set
-    opened = open_source(source, data_set, found and found.layout, columns, split, options.each)
+    opened = open_source(source, data_set, found and found.layout, columns, split, options.turns == "each")
     opened = opened if found is None else replace(opened, guess=found)
     reader, habits = _reader(opened, table, options.boxes)
     if options.fix is not None:
         return f"{source}: {opened.guess}\n{fix(opened, reader, options.fix, habits, show_progress)}"
     return _report_text(opened, reader, source, habits)
-
-
-@dataclass(frozen=True)
-class ConvertOptions:
-    """Words of a conversion, beside file, output and settings."""
-
-    layout: str | None = None
-    image_root: Path | None = None
-    question: str = QUESTION
-    each: bool = False
-    copy: bool = False
-    """True copies the pictures that rows name next to the output."""
 
 
 def convert_file(source: Path, out: Path, settings: Sequence[str] = (), options: ConvertOptions = ConvertOptions()) -> str:
@@ -109,7 +81,7 @@ def convert_file(source: Path, out: Path, settings: Sequence[str] = (), options:
         opened = _source_of_prompts(source, found, settings, options.image_root)
     else:
         check_keys(table.values, ["columns"], (), table)
-        opened = source_to_convert(source, options.layout, options.question, columns, split, options.each)
+        opened = source_to_convert(source, options.layout, options.question, columns, split, options.turns == "each")
     return str(convert_source(opened, out, options.image_root, options.copy))
 
 
@@ -172,7 +144,7 @@ def _report_text(source: Source, reader: RowReader, name: str, habits: BoxHabits
 
 
 def _refuse_options(options: CheckOptions, what: str) -> None:
-    given = {"--boxes": options.boxes, "--fix": options.fix, "--turns": options.each or None}
+    given = {"--boxes": options.boxes, "--fix": options.fix, "--turns": options.turns == "each" or None}
     for name, value in given.items():
         if value is not None:
             raise ValueError(f"{name} is for rows with boxes or questions, and not for {what}: leave it out")
@@ -230,17 +202,6 @@ def _read_with(source: str, settings: Sequence[str], image_root: Path | None) ->
     reader = plugins.load(name, "datasets")
     check_keys(arguments, [*inspect.signature(reader).parameters], (), table)
     return reader(**arguments)
-
-
-@dataclass(frozen=True)
-class SplitOptions:
-    """Words of a split, beside file, folder and shares."""
-
-    seed: int = 0
-    image_root: Path | None = None
-    layout: str | None = None
-    copy: bool = False
-    """True copies the pictures that rows name next to their part."""
 
 
 def split_by_shares(source: Path, folder: Path, shares: Sequence[str], options: SplitOptions = SplitOptions()) -> list[str]:

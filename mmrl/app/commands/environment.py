@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import median
 
 from mmrl.answers.boxes.box import SPACES
-from mmrl.app.commands.reward import FileWords, check_choice, data_of, print_plain
+from mmrl.app.commands.options import FileOptions
+from mmrl.app.commands.reward import check_choice, data_of, print_plain
 from mmrl.app.config.plug_ins import read_environment
 from mmrl.app.config.run import EnvironmentConfig
 from mmrl.app.toml.reader import make
@@ -71,7 +72,7 @@ def test(
     target: str,
     settings: Sequence[str] = (),
     data: str | None = None,
-    file: FileWords = FileWords(),
+    file: FileOptions = FileOptions(),
     *,
     said: Sequence[str] = (),
     num_prompts: int = 4,
@@ -114,7 +115,7 @@ def test(
 
 
 def play_by_hand(
-    target: str, settings: Sequence[str], data: str | None, file: FileWords, folder: Path, space: str = "norm1000"
+    target: str, settings: Sequence[str], data: str | None, file: FileOptions, folder: Path, space: str = "norm1000"
 ) -> None:
     """Ask for every turn on the terminal, and write the pictures that are shown to a folder; an end of input leaves."""
     environment, config = environment_of(target, settings, space)
@@ -153,7 +154,7 @@ def environment_of(target: str, settings: Sequence[str], space: str) -> tuple[En
     return environment, config
 
 
-def prompts_of(data: str | None, file: FileWords, count: int) -> list[Prompt]:
+def prompts_of(data: str | None, file: FileOptions, count: int) -> list[Prompt]:
     """The first prompts of the data; without any, pictures of a small digit."""
     if data is None:
         drawn = [draw_small_digit(0, index) for index in range(count)]

@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -11,8 +11,8 @@ import typer
 from mmrl.app.cluster.placement import HERE, Placement, Process, place
 from mmrl.app.cluster.slurm import batch_script
 from mmrl.app.cluster.supervise import Supervised, Supervisor
-from mmrl.app.commands.train import TrainArguments
-from mmrl.app.config.run import Resolved, RunConfig
+from mmrl.app.commands.options import LaunchArguments, TrainArguments
+from mmrl.app.config.run import RunConfig
 from mmrl.app.config.stages import chain_label, stages_of
 from mmrl.app.errors import printable
 from mmrl.app.plugins.resolve import shipped_folder
@@ -30,32 +30,6 @@ REWARD_TOKEN = "MMRL_REWARD_TOKEN"
 SECRET = ("KEY", "TOKEN")
 """Ends of the names of variables whose values are not printed."""
 CARDS = "CUDA_VISIBLE_DEVICES"
-
-
-@dataclass(frozen=True)
-class LaunchArguments:
-    """The words of `mmrl launch`."""
-
-    arguments: Sequence[str]
-    """A config's name, unless a run is resumed; then overrides."""
-    resume: Path | None = None
-    dry_run: bool = False
-    node: int | None = None
-    """Which of the hosts this is; None: there is one, or nothing is started."""
-    hosts: str = ""
-    """Names of all machines, with commas between; empty: this one, or stand-ins where there are several."""
-
-    def resolve(self) -> Resolved:
-        """The run they describe; the servers of one that is resumed are those of this launch."""
-        resolved = TrainArguments(self.arguments, resume=self.resume).resolve()
-        if self.resume is None or not resolved.config.cluster.engines:
-            return resolved
-        return TrainArguments([*self.arguments, "policy.engine.url=[]"], resume=self.resume).resolve()
-
-    @property
-    def words(self) -> list[str]:
-        """The words that give the same config to `mmrl train`."""
-        return [*self.arguments, *([] if self.resume is None else ["--resume", str(self.resume)])]
 
 
 def launch(given: LaunchArguments) -> int:

@@ -18,6 +18,7 @@ from rich.table import Table as Grid
 
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.box import SPACES, Space
+from mmrl.app.commands.options import FileOptions
 from mmrl.app.config import run as configs
 from mmrl.app.config.needed_rewards import read_runs_as_rewards
 from mmrl.app.config.plug_ins import read_reward
@@ -56,16 +57,6 @@ console = Terminal()
 
 
 @dataclass(frozen=True)
-class FileWords:
-    """A file of outputs or prompts, as a command line describes it."""
-
-    layout: str | None = None
-    """The name of its layout; None: guessed."""
-    image_root: Path | None = None
-    """The folder in which its paths of pictures and clips start; None: the file's."""
-
-
-@dataclass(frozen=True)
 class Tried:
     """A reward of a command line or config, loaded."""
 
@@ -89,7 +80,7 @@ def test(
     template: str | None = None,
     num_prompts: int = 32,
     served: bool = False,
-    file: FileWords = FileWords(),
+    file: FileOptions = FileOptions(),
 ) -> bool:
     """Print what the probes show; True if no fault was found.
 
@@ -204,7 +195,7 @@ def in_space(function: Any, space: Space) -> PlugIn:
     return replace(function, space=space)
 
 
-def data_of(data: str, file: FileWords = FileWords()) -> Shown:
+def data_of(data: str, file: FileOptions = FileOptions()) -> Shown:
     """Prompts of a data set by name, or the rows of a file or folder, of the layout that somebody says or that is guessed."""
     if Path(data).exists() and not data.endswith(".py"):
         return [], read_tasks(Path(data), file.layout, MOST_PROMPTS, print_plain, file.image_root)
@@ -225,7 +216,7 @@ def score(
     data: str,
     html: Path | None = None,
     out: Path | None = None,
-    file: FileWords = FileWords(),
+    file: FileOptions = FileOptions(),
 ) -> None:
     """Score finished outputs: a table on the terminal, and a page and a JSONL file where asked for.
 

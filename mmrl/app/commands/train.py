@@ -4,19 +4,17 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
-from rich.table import Table as Grid
-
 from mmrl.app.chain.mine import mine
 from mmrl.app.chain.rows import forget_rows, look_ahead, place_named, rows_before
+from mmrl.app.commands.options import TrainArguments
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, RunConfig, as_table
 from mmrl.app.config.stages import Stage, chain_label, stage_at, stages_of
-from mmrl.app.config.tasks import one_line
 from mmrl.app.errors import StoppedExit, printable, waiting
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import modality_of
@@ -24,6 +22,7 @@ from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import all_changes
 from mmrl.app.report.data import load as load_run
 from mmrl.app.report.figures import Change
+from mmrl.app.report.tables import table
 from mmrl.app.report.words import percent
 from mmrl.app.run.build import Job, build, on_the_terminal
 from mmrl.app.run.claim import claimed_folder
@@ -52,59 +51,6 @@ from mmrl.training.resources.profile import Profile, Steps
 log = logging.getLogger("mmrl")
 LONGEST_FAULT = 300
 """Characters of a report's error that are printed."""
-
-
-@dataclass(frozen=True)
-class TrainArguments:
-    """The words of `mmrl train`."""
-
-    arguments: Sequence[str]
-    """A config's name, unless its work is done by the options; then overrides."""
-    task: str | None = None
-    model: str | None = None
-    data: str | None = None
-    rewards: Sequence[str] = ()
-    output: Path | None = None
-    resume: Path | None = None
-    profile: str | None = None
-    """Steps to record, as `mmrl.training.resources.profile.Steps` reads them."""
-    held_out: str | None = None
-    image_root: Path | None = None
-    """The folder in which the paths of a task's pictures and clips start."""
-    card: str | None = None
-    """Memory of the card that a run without a config is fitted to; None: this machine's."""
-
-    def absolute(self) -> "TrainArguments":
-        """The same words with a config's file, --output and --resume as absolute paths, for a run that goes to another folder."""
-        first, *rest = self.arguments or [""]
-        words = [str(Path(first).resolve()), *rest] if "=" not in first and Path(first).is_file() else self.arguments
-        output, resume = (path and path.expanduser().resolve() for path in (self.output, self.resume))
-        return replace(self, arguments=words, output=output, resume=resume)
-
-    def resolve(self) -> Resolved:
-        """The run they describe; ValueError for no config and no task, both, or options that belong to a task only."""
-        words = list(self.arguments)
-        name = words.pop(0) if words and "=" not in words[0] else None
-        if self.output is not None:
-            words.append(f"output={str(self.output)!r}")
-        if self.task is not None:
-            if name is not None:
-                raise ValueError(
-                    f"give a config ({name}) or --task {self.task}, not both: a model is named as in "
-                    f"--model {name}, and settings are written key=value"
-                )
-            return one_line(self.task, self.model, self.data, self.rewards, words, self.held_out, self.image_root)
-        for option, given in (("--model", self.model), ("--data", self.data), ("--reward", self.rewards)):
-            if given:
-                raise ValueError(f"{option} goes with --task; in a config write policy.model=..., data.use=... or [[reward]]")
-        for option, given in (("--held-out", self.held_out), ("--image-root", self.image_root), ("--card", self.card)):
-            if given:
-                raise ValueError(f"{option} goes with --task, which fits a run to its card; a config says all of it: mmrl plan")
-        if name is not None:
-            return configs.load(name, words)
-        if self.resume is not None:
-            return configs.load(str(RunDir.open(self.resume).config_file), words)
-        raise ValueError("give a config (see `mmrl ls configs`), a --task, or a run to --resume")
 
 
 def train(given: TrainArguments) -> RunDir:
@@ -367,15 +313,16 @@ def print_changes(found: Sequence[Change]) -> None:
     """Each figure of the held-out prompts before and after, with its interval where there are prompts enough for one."""
     if found:
         unread = any(max(filter(math.isfinite, one.unread), default=0.0) > 0 for one in found)
-        grid = Grid("held out", "before", "after", "change", "95 % interval", *(["unparsed"] if unread else []), box=None)
+        rows: list[Sequence[str]] = []
         for change in found:
             interval = (
                 f"{change.low:+.3f} to {change.high:+.3f}" if change.has_interval else f"{change.num_prompts} prompts: none"
             )
             share = [f"{percent(change.unread[0])} to {percent(change.unread[1])}"] if unread else []
             ends = f"{change.before:.3f}", f"{change.after:.3f}", f"{change.difference:+.3f}"
-            grid.add_row(change.name, *ends, interval, *share)
-        console.print(grid)
+            rows.append((change.name, *ends, interval, *share))
+        names = "before", "after", "change", "95 % interval", *(["unparsed"] if unread else [])
+        console.print(table({"held out": None}, names, rows))
 
 
 def print_report(run: RunDir) -> None:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import typer
 
+from mmrl.app.commands.options import EvalArguments
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.config.tasks import one_line
@@ -31,63 +31,50 @@ USUAL_REWARDS: dict[str, tuple[str, ...]] = {"grounding": ("iou",), "video": ("b
 """Task -> the rewards that its answers are scored with where none are named."""
 
 
-@dataclass(frozen=True)
-class EvalArguments:
-    """The words of `mmrl eval`."""
+def resolve_words(given: EvalArguments) -> tuple[Resolved, RunDir | None]:
+    """The settings that they describe, and the run whose weights answer.
 
-    arguments: Sequence[str]
-    """A run's folder or a config's name, unless its work is done by the options; then overrides."""
-    step: int | None = None
-    output: Path | None = None
-    task: str | None = None
-    model: str | None = None
-    data: str | None = None
-    rewards: Sequence[str] = ()
-    suite: str | None = None
-
-    def resolve(self) -> tuple[Resolved, RunDir | None]:
-        """The settings that they describe, and the run whose weights answer.
-
-        Raises FileNotFoundError without such a run, config or data, and ValueError for neither a run, a config, a suite nor a
-        task, two of them, or options that belong to another one.
-        """
-        words = list(self.arguments)
-        name = words.pop(0) if words and "=" not in words[0] else None
-        if self.suite is not None:
-            return self.of_suite(self.suite, name, words)
-        if self.task is not None:
-            if name is not None:
-                raise ValueError(
-                    f"give a run or config ({name}) or --task {self.task}, not both: a model is named as in "
-                    f"--model {name}, and settings are written key=value"
-                )
-            if self.step is not None:
-                raise ValueError(f"--step {self.step} needs a run's folder; --task {self.task} evaluates a model as it is")
-            return of_task(self.task, self.model, self.data, self.rewards, words), None
-        for option, given in (("--model", self.model), ("--data", self.data), ("--reward", self.rewards)):
-            if given:
-                raise ValueError(
-                    f"{option} goes with --task, for example mmrl eval --task grounding --model M --data boxes.jsonl; for a run "
-                    "or config write policy.model=..., evaluation.data.path=... or [[reward]]"
-                )
-        if name is None:
-            raise ValueError("give a run's folder, a config (see `mmrl ls configs`), or --task with --model and --data")
-        run = RunDir.open(name) if Path(name).is_dir() else None
-        if run is None and self.step is not None:
-            raise ValueError(f"--step {self.step} needs a run's folder; {name} is a config")
-        return configs.load(str(run.config_file) if run else name, words), run
-
-    def of_suite(self, suite: str, name: str | None, words: Sequence[str]) -> tuple[Resolved, RunDir | None]:
-        """A run or model on a published test set; ValueError for neither, both, or options that the suite settles."""
-        if (name is None) == (self.model is None) or self.task is not None or self.rewards:
+    Raises FileNotFoundError without such a run, config or data, and ValueError for neither a run, a config, a suite nor a
+    task, two of them, or options that belong to another one.
+    """
+    words = list(given.arguments)
+    name = words.pop(0) if words and "=" not in words[0] else None
+    if given.suite is not None:
+        return words_of_suite(given, given.suite, name, words)
+    if given.task is not None:
+        if name is not None:
             raise ValueError(
-                f"--suite {suite} needs a run's folder or a model, and settles task and rewards: write "
-                f"mmrl eval MODEL --suite {suite} --data FOLDER"
+                f"give a run or config ({name}) or --task {given.task}, not both: a model is named as in "
+                f"--model {name}, and settings are written key=value"
             )
-        resolved, run = of_suite(suite, str(name or self.model), self.data, words)
-        if run is None and self.step is not None:
-            raise ValueError(f"--step {self.step} needs a run's folder; {name or self.model} is a model")
-        return resolved, run
+        if given.step is not None:
+            raise ValueError(f"--step {given.step} needs a run's folder; --task {given.task} evaluates a model as it is")
+        return of_task(given.task, given.model, given.data, given.rewards, words), None
+    for option, value in (("--model", given.model), ("--data", given.data), ("--reward", given.rewards)):
+        if value:
+            raise ValueError(
+                f"{option} goes with --task, for example mmrl eval --task grounding --model M --data boxes.jsonl; for a run "
+                "or config write policy.model=..., evaluation.data.path=... or [[reward]]"
+            )
+    if name is None:
+        raise ValueError("give a run's folder, a config (see `mmrl ls configs`), or --task with --model and --data")
+    run = RunDir.open(name) if Path(name).is_dir() else None
+    if run is None and given.step is not None:
+        raise ValueError(f"--step {given.step} needs a run's folder; {name} is a config")
+    return configs.load(str(run.config_file) if run else name, words), run
+
+
+def words_of_suite(given: EvalArguments, suite: str, name: str | None, words: Sequence[str]) -> tuple[Resolved, RunDir | None]:
+    """A run or model on a published test set; ValueError for neither, both, or options that the suite settles."""
+    if (name is None) == (given.model is None) or given.task is not None or given.rewards:
+        raise ValueError(
+            f"--suite {suite} needs a run's folder or a model, and settles task and rewards: write "
+            f"mmrl eval MODEL --suite {suite} --data FOLDER"
+        )
+    resolved, run = of_suite(suite, str(name or given.model), given.data, words)
+    if run is None and given.step is not None:
+        raise ValueError(f"--step {given.step} needs a run's folder; {name or given.model} is a model")
+    return resolved, run
 
 
 def of_task(task: str, model: str | None, data: str | None, rewards: Sequence[str], overrides: Sequence[str]) -> Resolved:
@@ -113,18 +100,18 @@ def of_task(task: str, model: str | None, data: str | None, rewards: Sequence[st
 
 def evaluate(name: str, overrides: Sequence[str] = (), step: int | None = None) -> Mapping[str, float]:
     """Evaluate a run's checkpoint, or a config's model as it is; see `run_evaluation`."""
-    return run_evaluation(EvalArguments([name, *overrides], step))
+    return run_evaluation(EvalArguments([name, *overrides], step=step))
 
 
-def run_evaluation(given: EvalArguments, as_json: bool = False) -> Mapping[str, float]:
+def run_evaluation(given: EvalArguments) -> Mapping[str, float]:
     """Answer held-out prompts, write every sample and print the numbers, which are returned under their names in metrics.jsonl.
 
-    An evaluation that was killed goes on where it was, if the same words are given again. `as_json` prints what summary.json
+    An evaluation that was killed goes on where it was, if the same words are given again. With --json it prints what summary.json
     holds, and where the samples are.
     Raises FileNotFoundError without a run, config, data, model or plug-in, and ValueError if no held-out prompts are named, the
     settings do not fit together, or the folder holds another evaluation.
     """
-    resolved, run = given.resolve()
+    resolved, run = resolve_words(given)
     suite = None if given.suite is None else find_suite(given.suite)
     with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, ranks):
         check_same(ranks, resolved)
@@ -142,7 +129,7 @@ def run_evaluation(given: EvalArguments, as_json: bool = False) -> Mapping[str, 
                 facts = {"weights": asked.weights, "prompts": subject.num_prompts, "samples": len(lines)}
                 facts |= {} if suite is None else suite_facts(suite, resolved)
                 place.finish(contents := summary(found, facts, metrics))
-                if as_json:
+                if given.as_json:
                     typer.echo(json_text({**contents, "predictions": place.predictions}))
                     return metrics
                 many = "" if asked.config.evaluation.num_samples == 1 else f", {asked.config.evaluation.num_samples} samples each"

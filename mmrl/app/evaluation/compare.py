@@ -11,7 +11,7 @@ from mmrl.app.files import replace_text
 from mmrl.app.plugins.resolve import SUITES, listing
 from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.charts import Chart, Series, line_chart
-from mmrl.app.report.data import EVAL, RunData, column, load, read_rows
+from mmrl.app.report.data import EVAL, RunData, column, ends, load, read_rows
 from mmrl.app.report.figures import Change, Figure, figures, paired_changes
 from mmrl.app.report.page import environment
 from mmrl.app.report.rows import Row, Task, by_task, mean
@@ -153,7 +153,8 @@ def read_side(path: Path) -> Side:
     file = path if path.is_file() else place.predictions
     if not file.is_file():
         data = load(path)
-        also = {name: last_of_way(data, name) for name in data.run.also_names()}
+        found = {name: ends(data.run, also_split(name), data.box_space) for name in data.run.also_names()}
+        also = {name: by_task(last or first) for name, (first, last) in found.items()}
         return Side(path, data.config, by_task(data.after or data.before), also, data.notices, data, data.train)
     ways: dict[str, list[Row]] = {}
     for line in prediction_lines(file):
@@ -165,12 +166,6 @@ def read_side(path: Path) -> Side:
     unfinished = [] if place.is_finished or path.is_file() else ["The evaluation is not finished: the same words go on with it."]
     also = {name: by_task(own) for name, own in ways.items()}
     return Side(place.path if not path.is_file() or place.is_begun else path, config, by_task(rows), also, unfinished)
-
-
-def last_of_way(data: RunData, name: str) -> dict[Task, list[Row]]:
-    """The answers of a run's last evaluation in one of its further ways."""
-    split = also_split(name)
-    return by_task(read_rows(data.run, split, data.run.sample_steps(split)[-1:], data.box_space))
 
 
 def run_names(a: Path, b: Path) -> tuple[str, str]:

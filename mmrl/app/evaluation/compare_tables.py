@@ -7,10 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mmrl.app.errors import printable
 from mmrl.app.evaluation.compare import Comparison, MetricRow
-from mmrl.app.evaluation.tables import tsv
 from mmrl.app.report.figures import LEAST_PROMPTS, Change
+from mmrl.app.report.tables import table, write_tsv
 from mmrl.app.report.words import number, percent, signed
 
 WIDE = 120
@@ -26,8 +25,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         print_tables(comparison, console)
         return
     for kind, header, rows in sections(comparison):
-        lines = tsv(("table", *header), [(kind, *row) for row in rows])
-        console.file.write(printable(lines))
+        write_tsv(console, ("table", *header), [(kind, *row) for row in rows])
 
 
 def sections(comparison: Comparison) -> Iterable[tuple[str, Sequence[str], list[tuple[object, ...]]]]:
@@ -63,8 +61,9 @@ def print_tables(comparison: Comparison, console: Console) -> None:
     console.print(f"a is {a}\nb is {b}", soft_wrap=True)
     for notice in comparison.notices:
         console.print(escape(notice), style="yellow")
-    if comparison.settings:
-        console.print(settings_table(comparison.settings))
+    if settings := comparison.settings:
+        cut = [[text if len(text) <= MOST_OF_A_SETTING else f"{text[:MOST_OF_A_SETTING]}..." for text in row] for row in settings]
+        console.print(table(dict.fromkeys(("setting", "a", "b")), (), cut, "Settings that differ"))
     else:
         console.print(SAME)
     if comparison.differences:
@@ -83,27 +82,15 @@ def print_tables(comparison: Comparison, console: Console) -> None:
         console.print(metric_table("Training", comparison.training, wide))
 
 
-def settings_table(rows: Sequence[tuple[str, str, str]]) -> Table:
-    table = Table(title="Settings that differ", title_justify="left", box=None, pad_edge=False)
-    for heading in ("setting", "a", "b"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(text if len(text) <= MOST_OF_A_SETTING else f"{text[:MOST_OF_A_SETTING]}...") for text in row))
-    return table
-
-
 def figure_table(changes: Sequence[Change], title: str) -> Table:
     """Seven columns that fit 80: the numbers are never broken, long names of figures are."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("figure", overflow="fold", max_width=18)
-    for heading in ("a", "b", "b - a", "95 % interval", "higher:lower", "p"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows: list[Sequence[str]] = []
     for one in changes:
         interval = f"{signed(one.low)} to {signed(one.high)}" if one.has_interval else "none"
         chance = f"{one.sign_p:.2g}" if math.isfinite(one.sign_p) else ""
         ends = number(one.before), number(one.after), signed(one.difference)
-        table.add_row(escape(one.name), *ends, interval, f"{one.higher}:{one.lower}", chance)
-    return table
+        rows.append((one.name, *ends, interval, f"{one.higher}:{one.lower}", chance))
+    return table({"figure": 18}, ("a", "b", "b - a", "95 % interval", "higher:lower", "p"), rows, title)
 
 
 def sign_words(changes: Sequence[Change]) -> str:
@@ -123,11 +110,6 @@ def unread_words(changes: Sequence[Change]) -> list[str]:
 
 def metric_table(title: str, rows: Sequence[MetricRow], wide: bool) -> Table:
     """Last values and their difference; on a wide terminal first and best ones too."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("metric", overflow="fold", max_width=34)
-    for heading in (*(("first a", "first b") if wide else ()), "a", "b", "b - a", *(("best a", "best b") if wide else ())):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        before, best = (tuple(map(number, pair)) if wide else () for pair in (row.first, row.best))
-        table.add_row(escape(row.name), *before, *map(number, row.last), signed(row.difference), *best)
-    return table
+    names, shown = ("first a", "first b", "a", "b", "b - a", "best a", "best b"), slice(None) if wide else slice(2, 5)
+    values = [(*map(number, (*row.first, *row.last)), signed(row.difference), *map(number, row.best)) for row in rows]
+    return table({"metric": 34}, names[shown], [(row.name, *own[shown]) for row, own in zip(rows, values, strict=True)], title)

@@ -1,16 +1,17 @@
 """The numbers of an evaluation with their uncertainty: over all prompts, and by kind of prompt; on a terminal or as TSV."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from rich.markup import escape
 from rich.table import Table
 
-from mmrl.app.errors import Terminal, printable
+from mmrl.app.errors import Terminal
 from mmrl.app.report.data import BOX_SIZE, in_order, kind_of_row
 from mmrl.app.report.figures import Estimate, estimates
 from mmrl.app.report.rows import Row, by_task, mean
+from mmrl.app.report.tables import table, write_tsv
 from mmrl.app.report.words import number, percent
 from mmrl.app.run.folder import Line
 
@@ -112,9 +113,7 @@ def cells(one: Number) -> dict[str, object]:
 def print_numbers(title: str, found: Sequence[Number], console: Terminal) -> None:
     """Tables that fit 80 columns on a terminal; into a pipe one TSV with every digit."""
     if not console.is_terminal:
-        # rich would make blanks of tabs
-        console.file.write(printable(tsv(COLUMNS, [list(cells(one).values()) for one in found])))
-        return
+        return write_tsv(console, COLUMNS, [list(cells(one).values()) for one in found])
     console.print(escape(title))
     for way, column in dict.fromkeys((one.way, one.column) for one in found):
         own = [one for one in found if (one.way, one.column) == (way, column)]
@@ -123,32 +122,16 @@ def print_numbers(title: str, found: Sequence[Number], console: Terminal) -> Non
 
 def number_table(title: str, found: Sequence[Number]) -> Table:
     """Figures below each other; the kind of prompt is in front of its first one."""
-    with_kinds = any(one.kind for one in found)
-    table = Table(title=escape(title) or None, title_justify="left", box=None, pad_edge=False)
-    if with_kinds:
-        table.add_column("kind", overflow="fold", max_width=22)
-    table.add_column("figure", overflow="fold", max_width=24 if with_kinds else 34)
-    for heading in ("prompts", "mean", "95 % interval", "unparsed"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    last = None
+    with_kinds, rows, last = any(one.kind for one in found), list[list[str]](), None
     for one in found:
-        kind = [escape(one.kind) if one.kind != last else ""] if with_kinds else []
+        kind = [one.kind if one.kind != last else ""] if with_kinds else []
+        rows.append([*kind, one.figure, *estimate_words(one.estimate)])
         last = one.kind
-        table.add_row(*kind, escape(one.figure), *estimate_words(one.estimate))
-    return table
+    texts = {"kind": 22, "figure": 24} if with_kinds else {"figure": 34}
+    return table(texts, ("prompts", "mean", "95 % interval", "unparsed"), rows, escape(title))
 
 
 def estimate_words(one: Estimate) -> tuple[str, str, str, str]:
     """Prompts, mean, interval (or why there is none) and share of unread answers, for people."""
     interval = f"{number(one.low)} to {number(one.high)}" if one.has_interval else f"none: {one.why_none}"
     return str(one.num_prompts), number(one.mean), interval, percent(one.unread) if math.isfinite(one.unread) else ""
-
-
-def tsv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Tab-separated lines with their end; what is not there is empty, and tabs and line ends in words are blanks."""
-
-    def word(value: object) -> str:
-        text = "" if value is None else repr(value) if isinstance(value, float) else str(value)
-        return " ".join(text.split("\t")).replace("\n", " ").replace("\r", " ")
-
-    return "".join("\t".join(map(word, row)) + "\n" for row in (header, *rows))

@@ -82,17 +82,17 @@ def load(path: Path | str) -> RunData:
         notices.append("The last line of metrics.jsonl was torn (the run was killed while writing) and is left out.")
     config, config_text = read_config(run, notices)
     space = box_space(config)
-    train_steps, eval_steps = run.sample_steps(TRAIN), run.sample_steps(EVAL)
+    (first_train, last_train), (before, after) = (ends(run, split, space) for split in (TRAIN, EVAL))
     data = RunData(
         run,
         config,
         config_text,
         train=[line for line in metrics.lines if not is_evaluation(line)],
         evals=[line for line in metrics.lines if is_evaluation(line)],
-        first_train=read_rows(run, TRAIN, train_steps[:1], space),
-        last_train=read_rows(run, TRAIN, train_steps[1:][-1:], space),
-        before=read_rows(run, EVAL, eval_steps[:1], space),
-        after=read_rows(run, EVAL, eval_steps[1:][-1:], space),
+        first_train=first_train,
+        last_train=last_train,
+        before=before,
+        after=after,
         warnings=warning_counts(warnings.lines),
         versions=json.loads(run.versions_file.read_text(encoding="utf-8")) if run.versions_file.exists() else {},
         box_space=space,
@@ -164,6 +164,12 @@ def read_rows(run: RunDir, split: str, steps: Sequence[int], space: str | None) 
     return [Row(line, line["box_space"] or space) for step in steps for line in read_lines(run.samples_file(split, step)).lines]
 
 
+def ends(run: RunDir, split: str, space: str | None) -> tuple[list[Row], list[Row]]:
+    """The samples of a split's first step and of its last one, empty where that is the first."""
+    steps = run.sample_steps(split)
+    return read_rows(run, split, steps[:1], space), read_rows(run, split, steps[1:][-1:], space)
+
+
 def warning_counts(lines: Iterable[Line]) -> list[tuple[str, int, int]]:
     """Each text once, with its first step and how often it was said; a leading "step 12: " does not count as text."""
     found: dict[str, tuple[int, int]] = {}
@@ -196,9 +202,7 @@ def also_changes(data: RunData) -> dict[str, list[Change]]:
     """The same of every further way to answer (`[[evaluation.also]]`), by its name."""
     found: dict[str, list[Change]] = {}
     for name in data.run.also_names():
-        split = also_split(name)
-        steps = data.run.sample_steps(split)
-        first, last = (read_rows(data.run, split, some, data.box_space) for some in (steps[:1], steps[1:][-1:]))
+        first, last = ends(data.run, also_split(name), data.box_space)
         found[name] = paired_changes(by_prompt(first), by_prompt(last))
     return found
 

@@ -2,18 +2,19 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from rich.table import Table as Grid
-
 from mmrl.algorithms.planners.taught import Pairs, PicturePairs
-from mmrl.app.commands.train import TrainArguments, train
+from mmrl.app.commands.options import TrainArguments
+from mmrl.app.commands.train import train
 from mmrl.app.config.plug_ins import read_data
 from mmrl.app.config.tasks import SCORING, one_line
 from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
 from mmrl.app.report.figures import Estimate, estimate
+from mmrl.app.report.tables import table
 from mmrl.app.reward_model.scorer import Scorer, scorer_of
 from mmrl.app.run.build import load_prompts
 from mmrl.app.run.folder import RunDir
@@ -93,10 +94,10 @@ def write_agreement(found: dict[str, Estimate], run: RunDir) -> None:
 
 
 def print_agreement(found: dict[str, Estimate]) -> None:
-    grid = Grid("held-out pairs", "agreement", "95 % interval", "pairs", box=None)
+    rows: list[Sequence[str]] = []
     for axis, one in found.items():
         interval = f"{one.low:.3f} to {one.high:.3f}" if one.has_interval else one.why_none
-        grid.add_row(axis, f"{one.mean:.3f}", interval, str(one.num_prompts))
-    Terminal().print(grid)
+        rows.append((axis, f"{one.mean:.3f}", interval, str(one.num_prompts)))
+    Terminal().print(table({"held-out pairs": None}, ("agreement", "95 % interval", "pairs"), rows))
     if not any(one.low > 0.5 for one in found.values()):
         Terminal().print("this may be chance: more pairs, or more steps", style="yellow")

@@ -7,14 +7,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-from rich.table import Table as Grid
-
 from mmrl.app.config.run import Resolved
 from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
 from mmrl.app.report.charts import Chart, Series, line_chart
 from mmrl.app.report.page import environment
+from mmrl.app.report.tables import table as grid
 from mmrl.app.report.words import number
 from mmrl.app.run.context import RUNS, console
 from mmrl.app.run.trackers import duration
@@ -116,16 +114,15 @@ def words(contest: Contest) -> list[str]:
 
 
 def print_standings(contest: Contest, table: Sequence[Standing], start: Point | None) -> None:
-    grid = Grid(title=f"arena {contest.task}, {contest.budget_s:g} s each", title_justify="left", box=None)
-    for heading in ("place", "method", TASKS[contest.task].figure, "+-", "steps", "seconds"):
-        grid.add_column(heading, justify="left" if heading == "method" else "right")
+    figure, rows = TASKS[contest.task].figure, list[tuple[str, ...]]()
     if start is not None:
-        grid.add_row("", "start", number(start.metrics[TASKS[contest.task].figure]), "", "0", "0")
+        rows.append(("", "start", number(start.metrics[figure]), "", "0", "0"))
     for one in table:
         used = ("", "") if math.isnan(one.steps) else (f"{one.steps:.0f}", f"{one.seconds:.1f}")
-        grid.add_row(str(one.place or ""), escape(one.label), number(one.mean), number(one.half_width), *used)
+        rows.append((str(one.place or ""), one.label, number(one.mean), number(one.half_width), *used))
+    texts, title = {"place": None, "method": None}, f"arena {contest.task}, {contest.budget_s:g} s each"
     terminal = Terminal(markup=True)
-    terminal.print(grid)
+    terminal.print(grid(texts, (figure, "+-", "steps", "seconds"), rows, title))
     for line in words(contest):
         terminal.print(line)
 

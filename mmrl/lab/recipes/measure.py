@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from rich.table import Table as Grid
 
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
@@ -20,6 +19,7 @@ from mmrl.app.errors import Terminal
 from mmrl.app.files import replace_text
 from mmrl.app.modality.registry import PolicyConfig, modality_of
 from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, estimate
+from mmrl.app.report.tables import table
 from mmrl.app.run.build import held_out_prompts, with_local_model
 from mmrl.app.run.context import console, distributed_run
 from mmrl.app.run.folder import RunDir
@@ -234,11 +234,9 @@ def write(file: Path, recipe: Recipe, found: Sequence[Measured]) -> None:
 
 def print_measured(recipe: Recipe, found: Sequence[Measured]) -> None:
     """The measured numbers next to the paper's."""
-    grid = Grid("figure", "measured", "95 % interval", "prompts", "paper: before", "paper", box=None, title_justify="left")
-    for cells in rows(found):
-        grid.add_row(*cells)
+    headings = ("measured", "95 % interval", "prompts", "paper: before", "paper")
     console = Terminal()
-    console.print(grid)
+    console.print(table({"figure": None}, headings, rows(found)))
     console.print(f"paper: arXiv:{recipe.recipe.arxiv}, {recipe.recipe.table}")
 
 

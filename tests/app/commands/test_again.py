@@ -12,8 +12,9 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from mmrl.app.commands.options import EvalArguments
 from mmrl.app.commands.train import TrainArguments, train
-from mmrl.app.evaluation.command import EvalArguments, run_evaluation
+from mmrl.app.evaluation.command import run_evaluation
 from mmrl.app.export.export import export
 from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import RunDir, read_lines

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageDraw
 
+from mmrl.app.commands.options import EvalArguments
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.evaluation import command
-from mmrl.app.evaluation.command import EvalArguments, run_evaluation
+from mmrl.app.evaluation.command import run_evaluation
 from mmrl.app.evaluation.predict import Meter
 from mmrl.app.evaluation.tables import COLUMNS, number_table, numbers
 from mmrl.app.run import build as building
@@ -31,7 +32,8 @@ SIDES = (20, 60, 120)
 KILL = """
 import os, signal
 from mmrl.app.run.evaluation_folder import EvaluationDir
-from mmrl.app.evaluation.command import EvalArguments, run_evaluation
+from mmrl.app.commands.options import EvalArguments
+from mmrl.app.evaluation.command import run_evaluation
 note, calls = EvaluationDir._note, [0]
 def dying(*arguments):
     calls[0] += 1

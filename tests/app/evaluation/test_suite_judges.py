@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mmrl.app.evaluation.command import EvalArguments, run_evaluation
+from mmrl.app.commands.options import EvalArguments
+from mmrl.app.evaluation.command import run_evaluation
 from mmrl.app.evaluation.suites import of_points, suite_figures, suite_numbers
 from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.rows import Row

@@ -12,9 +12,10 @@ import pytest
 from huggingface_hub import constants
 from PIL import Image
 
+from mmrl.app.commands.options import EvalArguments
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
-from mmrl.app.evaluation.command import EvalArguments, run_evaluation
+from mmrl.app.evaluation.command import resolve_words, run_evaluation
 from mmrl.app.evaluation.compare import compare
 from mmrl.app.evaluation.suites import headline, suite_facts, suite_numbers
 from mmrl.app.plugins.suites import find_suite
@@ -153,7 +154,7 @@ def test_a_run_answers_by_the_published_protocol_and_not_by_its_own():
     words = ["policy.sampling.max_new_tokens=7", "policy.answer_format=think", "policy.system_prompt=Be brief."]
     Path("run").mkdir()
     configs.save(configs.load("tiny/image", [*words, "evaluation.sampling.max_new_tokens=9"]).config, Path("run", "config.toml"))
-    resolved, run = EvalArguments(["run", "evaluation.batch_size=2"], data="x", suite="charades_sta").resolve()
+    resolved, run = resolve_words(EvalArguments(["run", "evaluation.batch_size=2"], data="x", suite="charades_sta"))
     policy, evaluation = resolved.config.policy, resolved.config.evaluation
     assert run is not None and isinstance(policy, TextPolicyConfig) and evaluation.sampling is not None
     assert (policy.answer_format, policy.system_prompt, policy.sampling.max_new_tokens) == ("none", "", 50)

@@ -57,7 +57,7 @@ def test_questions_of_every_kind_are_trained_on_and_the_first_is_shown_with_all_
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     (tmp_path / "run.toml").write_text(CONFIG.format(folder=tmp_path))
-    train(TrainArguments([str(tmp_path / "run.toml")], None, None, None, [], None, None, None))
+    train(TrainArguments([str(tmp_path / "run.toml")]))
     printed, run = "".join(capsys.readouterr()), RunDir(tmp_path / "run")
     steps = read_steps(run.spans_file)
     assert [step.number for step in steps] == [1, 2]

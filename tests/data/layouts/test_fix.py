@@ -169,7 +169,7 @@ def test_every_turn_of_a_conversation(picture, jsonl, tmp_path):
     path = jsonl({"messages": turns, "images": ["a.png"]})
     with pytest.raises(ValueError, match="the conversation has 2 questions"):
         check(str(path), [])
-    check(str(path), [], CheckOptions(each=True, fix=tmp_path / "fixed.jsonl"))
+    check(str(path), [], CheckOptions(turns="each", fix=tmp_path / "fixed.jsonl"))
     assert [(line["question"], line["answer"]) for line in lines(tmp_path / "fixed.jsonl")] == [
         ("a?", "1"),
         ("b?", "2"),
