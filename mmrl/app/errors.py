@@ -110,7 +110,7 @@ def words(error: BaseException) -> str:
         return f"{place} raised {kind}: {text} ({WHERE})"
     if place and not is_shipped(place):
         return f"{text} ({place})"
-    if worded and is_raised_here(error):
+    if worded and module_of(error).partition(".")[0].startswith("mmrl"):
         return text or kind
     return f"{text or 'no reason given'} ({kind} in {module_of(error)}; {WHERE})"
 
@@ -118,10 +118,6 @@ def words(error: BaseException) -> str:
 def is_shipped(place: str) -> bool:
     """Is it a line of a plug-in that came with mmrl?"""
     return any(Path(place.rpartition(", line ")[0]).is_relative_to(folder) for folder in SHIPPED)
-
-
-def is_raised_here(error: BaseException) -> bool:
-    return module_of(error).partition(".")[0].startswith("mmrl")
 
 
 def module_of(error: BaseException) -> str:

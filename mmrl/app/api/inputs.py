@@ -70,7 +70,9 @@ class Lent:
             return {"use": prompts}
         if isinstance(prompts, Mapping):
             return {str(key): as_plain(value) for key, value in prompts.items()}
-        own = prompts if isinstance(prompts, Sequence) and is_lazy(prompts) else as_prompts(prompts, name)
+        # a sequence that makes its prompts when they are looked at, as data sets do, is left as it is
+        is_lazy = isinstance(prompts, Sequence) and not isinstance(prompts, list | tuple)
+        own = prompts if is_lazy else as_prompts(prompts, name)
 
         def load() -> object:
             return own
@@ -113,11 +115,6 @@ def nearest_preset(algorithm: Algorithm) -> str:
         return any((a is None) != (b is None) for a, b in pairs), sum(a != b for a, b in pairs)
 
     return min(presets(), key=lambda name: distance(presets()[name]))
-
-
-def is_lazy(prompts: Sequence[object]) -> bool:
-    """A sequence that makes its prompts when they are looked at, as data sets do, is left as it is."""
-    return not isinstance(prompts, list | tuple)
 
 
 def as_prompts(prompts: Iterable[object], name: str) -> list[Prompt]:

@@ -140,7 +140,7 @@ def conclude(stage: Stage, run: RunDir, ranks: Ranks) -> None:
     scored = [line for line in lines if line["scored"]]
     rows = sum(len(line["rows"]) for line in lines)
     if not rows:
-        right = ", ".join(sorted({share_text(line) for line in scored})[:4])
+        right = ", ".join(sorted({f"{line['right']} of {line['scored']}" for line in scored})[:4])
         none, why = {
             "pairs": (
                 "no prompt gave a pair",
@@ -160,7 +160,3 @@ def conclude(stage: Stage, run: RunDir, ranks: Ranks) -> None:
         run.append(stage.begin, {"run/stage": float(stage.number), **figures})
         text = f"{stage.place}: {rows} rows from {len(lines)} prompts, {right:.0%} of the samples right"
         console.print(text.replace("%", " %"), highlight=False, markup=False)
-
-
-def share_text(line: Line) -> str:
-    return f"{line['right']} of {line['scored']}"

@@ -35,7 +35,7 @@ def watch(
 
     The page is for this machine alone; from elsewhere it is reached by the ssh line that is printed.
     """
-    from mmrl.app.commands.watch import watch as look_on
+    from mmrl.app.watch.server import watch as look_on
 
     look_on(run, port)
 

@@ -67,7 +67,8 @@ def main() -> None:
         sys.argv.remove("--traceback")
         os.environ[TRACEBACK] = "1"
     print_loading()
-    hush_libraries()
+    # peft asks transformers by a name that transformers has renamed, which is news for their developers
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
     refuse_one_dash(sys.argv[1:])
     if sys.stderr.isatty() and WITH_MODELS & {*sys.argv[1:2]}:
         start.begin()
@@ -98,12 +99,6 @@ def print_loading() -> None:
     loading.setLevel(logging.INFO)
     loading.propagate = False
     loading.handlers = [logging.StreamHandler() if os.environ.get("RANK", "0") == "0" else logging.NullHandler()]
-
-
-def hush_libraries() -> None:
-    """Hide warnings that are meant for the developers of a library."""
-    # peft asks transformers by a name that transformers has renamed.
-    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
 
 
 def print_version(wanted: bool) -> None:

@@ -15,7 +15,7 @@ from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.config.stages import stages_of
 from mmrl.app.errors import Terminal, waiting
 from mmrl.app.files import json_text, replace_text
-from mmrl.app.fit.fit import Fit, fit_lines, fit_to
+from mmrl.app.fit.fit import fit_lines, fit_to
 from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.count_calls import counted_size
@@ -97,16 +97,11 @@ def plan(
     size = device.size if device.is_card else None
     shown = (tell_plan if as_json else show_plan)(fit.resolved, fit.plan, size, calibrate, price)
     if save is not None:
-        save_fit(fit, save)
+        save.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(save, "".join(f"# {line}\n" for line in fit_lines(fit)) + tomli_w.dumps(fit.resolved.table.values))
     if save is not None and not as_json:
         console.print(f"config: {save} (mmrl check {save}, mmrl train {save})", markup=False, soft_wrap=True)
     return shown
-
-
-def save_fit(fit: Fit, file: Path) -> None:
-    """Write what was said and chosen as a config; everything else is a default."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(file, "".join(f"# {line}\n" for line in fit_lines(fit)) + tomli_w.dumps(fit.resolved.table.values))
 
 
 def show_plan(resolved: Resolved, made: Plan, size: int | None, calibrate: int, price: float | None) -> bool:

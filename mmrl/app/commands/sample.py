@@ -90,7 +90,8 @@ def resample(
     check_step(run, step, split, resolved.config.steps)
     with deterministic(resolved.config.deterministic), distributed_run() as (accelerator, _):
         job = job_at(resolved, run, accelerator, before, split == "train")
-        noted = {(line["group"], line["sample"]): line for line in noted_lines(run, split, step) if line["prompt"] == prompt}
+        lines = read_lines(run.samples_file(split, step)).lines
+        noted = {(line["group"], line["sample"]): line for line in lines if line["prompt"] == prompt}
         if split == "eval":
             drawn = held_out(job, prompt, run)
         else:
@@ -136,11 +137,6 @@ def check_step(run: RunDir, step: int, split: Split, steps: int) -> None:
             f"{run.path} kept no weights that drew the {split} samples of step {step}: {split} samples can be drawn again at "
             f"step {', '.join(map(str, known))}; save_every = 1 and checkpoint.keep = 0 keep all"
         )
-
-
-def noted_lines(run: RunDir, split: Split, step: int) -> list[Line]:
-    """The lines that the run wrote about this step's samples; none where it wrote none."""
-    return read_lines(run.samples_file(split, step)).lines
 
 
 def groups_of_prompt(job: Job, prompt: str, step: int, last_group: int) -> list[Drawn]:

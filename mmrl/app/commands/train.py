@@ -263,7 +263,8 @@ def fit(job: Job, run: RunDir, ranks: Ranks, trace: Profile, early: MemoryHandle
     with listen(job.trainer.stop):
         if ranks.is_main:
             with run.record_warnings(lambda: job.trainer.index, early):
-                warn_of_idle_terms(job)
+                if job.trainer.index == 0 and (warning := idle_terms(job.config.algorithm)) is not None:
+                    log.warning(warning)
                 job.trainer.fit(trace)
                 if job.trainer.goal is not None and not job.trainer.is_stopped:
                     job.trainer.goal.say()
@@ -291,12 +292,6 @@ def how_to_go_on(config: RunConfig, run: RunDir) -> str:
     if is_of_python(as_table(config)):
         return f"mmrl.fit(..., output={str(run.path)!r}, resume=True)"
     return f"mmrl train --resume {run.path}"
-
-
-def warn_of_idle_terms(job: Job) -> None:
-    """Say before the first step of a new run where its objective cannot act as itself."""
-    if job.trainer.index == 0 and (warning := idle_terms(job.config.algorithm)) is not None:
-        log.warning(warning)
 
 
 def announce(run: RunDir) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import tomli_w
 from pydantic import InstanceOf
 
+from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.algorithm import PART_SLOTS, Assembly, assemble
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.data import DataConfig, MixedData, check_sources, read_data_tables
 from mmrl.app.config.engine_defaults import add_engine_defaults
-from mmrl.app.config.meant import with_key
 from mmrl.app.config.needed_rewards import check_needed_rewards, read_runs_as_rewards
 from mmrl.app.config.slots import SLOTS
 from mmrl.app.files import replace_text
@@ -24,12 +24,13 @@ from mmrl.app.modality.registry import MODALITIES, POLICIES, PolicyConfig, modal
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.plugins.resolve import default_name
 from mmrl.app.plugins.resolve import load as load_plug_in
-from mmrl.app.toml.reader import NONE, RESERVED, UnknownKeyError, check_keys, make
+from mmrl.app.toml.reader import NONE, RESERVED, UnknownKeyError, check_keys, keys_below, make
 from mmrl.app.toml.tables import COMMAND_LINE, KeyPath, Table, Values, dotted_key, leaves
 from mmrl.core.episodes import Limits
 from mmrl.policies.flow.settings import OWN_FAMILIES, FlowPolicyConfig
-from mmrl.runtime.near import did_you_mean
-from mmrl.runtime.ranges import CountOrNone, LargeOrNone, Number, Positive, PositiveShare, Share, check_ranges
+from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.near import did_you_mean, elsewhere
+from mmrl.runtime.ranges import CountOrNone, LargeOrNone, Number, Positive, PositiveShare, Share, check_ranges, hints_of
 from mmrl.training.rewards.calls import Calling, Transform
 from mmrl.training.settings import StageSettings, TrainSettings, in_turn
 from mmrl.training.worlds.runner import WorldCalling
@@ -232,7 +233,8 @@ def resolve(table: Table, overrides: Sequence[str] = (), name: str = "run") -> R
     try:
         return read_run(table, name)
     except UnknownKeyError as error:
-        raise with_key(error, table, RunConfig) from None
+        meant = likely_key(error.path, table)
+        raise (error if meant is None else ValueError(f"{error}; did you mean {meant!r}?")) from None
 
 
 def read_run(table: Table, name: str) -> Resolved:
@@ -351,3 +353,13 @@ def save(config: RunConfig, file: Path) -> None:
     """Write the resolved config."""
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_text(file, f"# {config.algorithm.label}\n" + tomli_w.dumps(as_table(config)))
+
+
+def likely_key(path: KeyPath, table: Table) -> str | None:
+    """The key, with dots, that an unknown path of a run's table may mean; None without one: `optimizer.lr` for `lr`."""
+    said = next((found for found in table.origins if found[: len(path)] == path), path)
+    policy = table.values.get("policy")
+    kind = str(policy.get("kind", "text")) if isinstance(policy, Mapping) else "text"
+    types = hints_of(RunConfig) | {"policy": POLICIES.get(kind, TextPolicyConfig)}
+    keys = [key for name, hint in types.items() for key in ((name,), *keys_below(hint, (name,)))]
+    return elsewhere(said, [*keys, *(("algorithm", f.name) for f in fields(Algorithm))])

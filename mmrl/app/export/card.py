@@ -1,10 +1,12 @@
 """The model card of an export: what was trained how, with which result, how to load it, and how to have its numbers again."""
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.app.config.run import RunConfig, as_table
+from mmrl.app.errors import printable
 from mmrl.app.modality.base import ExportKind
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.modality.templates import Facts, template_line
@@ -19,6 +21,8 @@ from mmrl.training.evaluate import Weights
 CONFIG = "run.toml"
 """The run's config, in the exported folder."""
 TOO_FEW = "too few prompts"
+MOST_PICTURES, PICTURES = 4, "samples"
+"""How many held-out pictures of the run a card shows, and their folder."""
 ON_ORIGINAL = (
     "LoRA that was trained beside weights in 4 bits, merged onto the original ones: answers differ from those of training, and "
     "no figure here was measured with these weights"
@@ -181,3 +185,35 @@ def alone(after: Mapping[str, Sequence[Row]]) -> list[str]:
 
 def interval(one: Estimate) -> str:
     return f"{number(one.low)} to {number(one.high)}" if one.has_interval else TOO_FEW
+
+
+def pictures(data: RunData, step: int, folder: Path) -> Iterator[str]:
+    """Copy the first picture of each of the first held-out prompts at this step to `folder`, and yield the lines that show them:
+    what it drew, not the best of it.
+
+    Nothing for models that write, or where held-out prompts were not evaluated at this step.
+    """
+    if step not in data.run.sample_steps(EVAL):
+        return
+    rows = [rows[0] for rows in by_prompt(read_rows(data.run, EVAL, [step], data.box_space)).values()]
+    drawn = [row for row in rows if row.line["image"] is not None][:MOST_PICTURES]
+    if drawn:
+        yield from (
+            "",
+            "## Pictures",
+            "",
+            f"The first {len(drawn)} held-out prompts at step {step}, the first picture of each:",
+            "",
+        )
+    for i, row in enumerate(drawn):
+        yield from (*picture_lines(data, row, folder, i), "")
+
+
+def picture_lines(data: RunData, row: Row, folder: Path, i: int) -> Iterator[str]:
+    source = data.run.media / Path(row.line["image"]["file"]).name
+    name = f"{PICTURES}/{i}{source.suffix}"
+    (folder / PICTURES).mkdir(exist_ok=True)
+    shutil.copyfile(source, folder / name)
+    yield f"![Picture {i + 1}]({name})"
+    yield ""
+    yield from (f"    {printable(line)}" for line in row.line["text"].splitlines())

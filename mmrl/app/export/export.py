@@ -14,9 +14,8 @@ import tomli_w
 from mmrl.app.config import run as configs
 from mmrl.app.config.run import RunConfig, as_table
 from mmrl.app.errors import Terminal
-from mmrl.app.export.card import CONFIG, ON_ORIGINAL, Exported, model_card, shown_name
+from mmrl.app.export.card import CONFIG, ON_ORIGINAL, Exported, model_card, pictures, shown_name
 from mmrl.app.export.forms import Form, check_form, in_form, rewrite
-from mmrl.app.export.pictures import pictures
 from mmrl.app.modality.again import FACTS, MERGED
 from mmrl.app.modality.base import ExportKind
 from mmrl.app.modality.merge import Onto, on_original

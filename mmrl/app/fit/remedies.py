@@ -68,7 +68,8 @@ def remedies(resolved: Resolved, made: Plan, device: Device, facts: Facts) -> It
         saved = (weights + trained) * (cards - 1) // cards
         yield Remedy(saved, f"{cards} such cards that share the weights: {SHARDS.format(cards=cards)}")
     if device.is_card:
-        yield from rewards_elsewhere(made)
+        if held := sum(made.rewards.stays.values()):
+            yield Remedy(held, 'rewards in a process of their own (mmrl reward serve), or device = "cpu" in [[reward]]')
         yield from less_server(made.config, memory)
     if policy.lora is not None and policy.lora.rank > SMALL_RANK:
         adapter = trained + sum(size for name, size in memory.stays.items() if name.startswith("weights kept beside"))
@@ -79,13 +80,6 @@ def remedies(resolved: Resolved, made: Plan, device: Device, facts: Facts) -> It
 def rests_whole(policy: PolicyConfig) -> bool:
     """May its weights rest in 4 bits, or be shared by cards, and do they rest as they are?"""
     return isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and policy.weights == "float"
-
-
-def rewards_elsewhere(made: Plan) -> Iterator[Remedy]:
-    """Rewards that leave the card."""
-    held = sum(made.rewards.stays.values())
-    if held:
-        yield Remedy(held, 'rewards in a process of their own (mmrl reward serve), or device = "cpu" in [[reward]]')
 
 
 def less_server(config: RunConfig, memory: Memory) -> Iterator[Remedy]:

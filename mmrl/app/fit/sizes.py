@@ -26,14 +26,11 @@ def least_sizes(config: RunConfig, processes: int) -> Sizes:
     return {**one, "policy.vae_slicing": True, "policy.rest_text_encoders": True, **prompts}
 
 
-def free_bytes(made: Plan, device: Device) -> int:
-    """Bytes of a device that the largest phase may take, beside what stays."""
-    return device.usable - (device.use_of(made.memory) - max(made.memory.phases.values(), default=0))
-
-
 def larger_sizes(made: Plan, device: Device) -> Sizes:
     """The sizes that should fill a device, from the plan of the smallest: bytes grow at most as fast as they do."""
-    free, phases, policy = free_bytes(made, device), made.memory.phases, made.config.policy
+    phases, policy = made.memory.phases, made.config.policy
+    # what the largest phase may take, beside what stays
+    free = device.usable - (device.use_of(made.memory) - max(phases.values(), default=0))
     update = max(phases.get("update", 1), phases.get("read", 1))
     begun = made.config.micro_batch
     micro_batch = begun if isinstance(begun, int) else LEAST_POSITIONS

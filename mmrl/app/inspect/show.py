@@ -29,7 +29,7 @@ def description(name: str, overrides: Sequence[str] = (), everything: bool = Fal
     if kind == "algorithm":
         return "\n".join(algorithm_lines(name, documents[name], overrides))
     if kind == "thing":
-        return things_lines(name, overrides)
+        return "\n\n\n".join("\n".join(thing.lines()) for thing in found_things(name, overrides))
     if kind == "metric":
         return "\n".join(f"{one.name}: a metric, unit: {one.unit}\n    {one.meaning}" for one in metrics_called(name))
     resolved = load(name, overrides)
@@ -81,11 +81,6 @@ def metrics_called(name: str) -> Sequence[Metric]:
     return METRICS if name == "metrics" else [] if found is None else [found]
 
 
-def things_lines(name: str, overrides: Sequence[str]) -> str:
-    """All things of this name, one below the other."""
-    return "\n\n\n".join("\n".join(thing.lines()) for thing in found_things(name, overrides))
-
-
 def found_things(name: str, overrides: Sequence[str]) -> list[Thing]:
     """All things of this name.
 
@@ -110,7 +105,8 @@ def algorithm_lines(name: str, document: str, overrides: Sequence[str]) -> Itera
     yield ""
     yield document.strip()
     yield ""
-    yield from card_lines(name, assembly)
+    for word, text in card_facts(name, assembly):
+        yield from textwrap.wrap(f"{word:<10}{text}", 80, subsequent_indent=" " * 10, break_on_hyphens=False)
     yield ""
     yield from columns([(key, str(value), words, origin) for key, value, words, origin in rows])
     yield ""
@@ -126,12 +122,6 @@ def resolved_preset(name: str, overrides: Sequence[str]) -> tuple[Assembly, list
         (key := dotted_key(path), value, ranges.get(key, ""), table.origin(path) or algorithm_origin(path, name, table))
         for path, value in leaves({"algorithm": algorithm_table(assembly)})
     ]
-
-
-def card_lines(name: str, assembly: Assembly) -> Iterator[str]:
-    """The card of a preset, and what it changes, costs and needs, within 80 columns."""
-    for word, text in card_facts(name, assembly):
-        yield from textwrap.wrap(f"{word:<10}{text}", 80, subsequent_indent=" " * 10, break_on_hyphens=False)
 
 
 def card_facts(name: str, assembly: Assembly) -> list[tuple[str, str]]:

@@ -123,17 +123,12 @@ def figures(rows: Sequence[Row], parts: bool = False) -> list[Figure]:
     return [
         Figure("Mean IoU", "iou", lambda row: row.iou),
         Figure("Hits", "share", lambda row: row.hits),
-        Figure("Acc@0.5", "share", lambda row: math.nan if row.spans else indicator(row.iou, row.iou >= 0.5)),
+        Figure("Acc@0.5", "share", lambda row: math.nan if row.spans or math.isnan(row.iou) else float(row.iou >= 0.5)),
         *(Figure(f"R@{least}", "share", lambda row, least=least: recall(row, least)) for least in (0.3, 0.5, 0.7)),
         Figure("Reward", "reward", lambda row: row.total),
-        *(reward_figure(name) for name in names if len(names) > 1),
+        *(Figure(name, "part", lambda row, name=name: score(row, name), unread_by(name)) for name in names if len(names) > 1),
         *(Figure(part, "part", lambda row, part=part: row.parts.get(part, math.nan), unread_by(part)) for part in found),
     ]
-
-
-def reward_figure(name: str) -> Figure:
-    """One reward's own value."""
-    return Figure(name, "part", lambda row: score(row, name), unread_by(name))
 
 
 def unread_by(name: str) -> Callable[[Row], float]:
@@ -192,10 +187,6 @@ def paired_changes(
 
 def recall(row: Row, least: float) -> float:
     return float(row.iou >= least) if row.spans else math.nan
-
-
-def indicator(iou: float, holds: bool) -> float:
-    return float(holds) if math.isfinite(iou) else math.nan
 
 
 def score(row: Row, name: str) -> float:

@@ -22,7 +22,7 @@ def table(texts: Mapping[str, int | None], numbers: Sequence[str], rows: Iterabl
 
 
 def write_tsv(console: Console, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """What is not there is empty, and tabs and line ends in words are blanks; rich would make blanks of all tabs."""
+    """Tab-separated lines, past rich, which makes blanks of tabs; None is empty, and tabs and line ends in words are blanks."""
 
     def word(value: object) -> str:
         text = "" if value is None else repr(value) if isinstance(value, float) else str(value)

@@ -149,7 +149,8 @@ def _kind_of(name: str) -> str:
 def _task(row: Row, root: Path) -> Task:
     values = row.values
     if any(values.get(name) is not None for name in BOXES):
-        [prompt, *more] = Layout(image_root=root, columns=_question_column(values)).prompts(row)
+        question = next((name for name in TEXT if isinstance(values.get(name), str)), "question")
+        [prompt, *more] = Layout(image_root=root, columns={"question": question}).prompts(row)
         if more:
             raise ValueError("one row asks several questions: write one row per question")
         size = size_of(prompt)
@@ -187,11 +188,6 @@ def _with_texts(prompt: Prompt, values: Mapping[str, object], sizes: tuple[Media
     texts = _list_of(values, "completion", "completions")
     samples = tuple(Sample(str(text), media_sizes=sizes) for text in texts)
     return Task(prompt, samples, tuple(str(i) for i in range(len(samples))))
-
-
-def _question_column(values: Mapping[str, object]) -> dict[str, str]:
-    name = next((name for name in TEXT if isinstance(values.get(name), str)), "question")
-    return {"question": name}
 
 
 def _list_of(values: Mapping[str, object], one: str, many: str) -> Sequence[object]:

@@ -120,7 +120,8 @@ def check_slip(given: Collection[str], wanted: str, path: KeyPath, table: Table)
 
 def read_field(hint: object, value: object, path: KeyPath, table: Table, own: object = None) -> object:
     """The value of a dataclass's field, its tables read; the dataclass itself checks the type of what is left."""
-    return None if value == NONE and takes_none(hint) else read(hint, value, path, table, own)
+    is_none = value == NONE and NoneType in get_args(hint) and NONE not in choices(hint)[1]
+    return None if is_none else read(hint, value, path, table, own)
 
 
 def read(hint: object, value: object, path: KeyPath, table: Table, own: object = None) -> object:
@@ -243,11 +244,6 @@ def kind_fault(hint: object, value: object) -> str:
     if isinstance(value, str | bool) and kinds <= NUMBERS:
         return "input should be a number" + "".join(f" or {word!r}" for word in words)
     return "input should be true or false" if isinstance(value, str | int) and kinds == {bool} else ""
-
-
-def takes_none(hint: object) -> bool:
-    """Is the word "none" None for a field of this type?"""
-    return NoneType in get_args(hint) and NONE not in choices(hint)[1]
 
 
 @cache

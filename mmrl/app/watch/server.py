@@ -4,9 +4,11 @@ A page of another site can make a browser ask 127.0.0.1, under a name that it le
 must name this machine, the address must hold the token, and what changes something must come from the page itself.
 """
 
+import getpass
 import gzip
 import hmac
 import json
+import platform
 import re
 import secrets
 from collections.abc import Callable, Mapping
@@ -16,6 +18,7 @@ from threading import BoundedSemaphore, Timer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from mmrl.app.errors import Terminal
 from mmrl.app.report.page import MEDIA_TYPES, script_hash
 from mmrl.app.run.folder import REQUESTS, RunDir
 from mmrl.app.run.launch import is_locked
@@ -188,3 +191,36 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: addresses hold the token."""
+
+
+def watch(path: Path, port: int) -> None:
+    """Serve the page until Ctrl-C.
+
+    Raises FileNotFoundError if the folder holds no run, and ValueError if the port is taken.
+    """
+    server = Server(RunDir.open(path), port)
+    Terminal(soft_wrap=True).print("\n".join(greeting(path, server)))
+    try:
+        server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        Terminal().print("closed; the run is as it was")
+    finally:
+        server.server_close()
+
+
+def greeting(path: Path, server: Server) -> list[str]:
+    """Where the page is, from here and from elsewhere."""
+    tunnel = f"ssh -L {server.port}:127.0.0.1:{server.port} {user()}@{platform.node()}"
+    return [
+        f"watching {path}: {server.address}",
+        f"from another machine: {tunnel}, then the same address",
+        "Ctrl-C closes the page and does not touch the run",
+    ]
+
+
+def user() -> str:
+    """This user's name; a placeholder where the machine knows none."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "USER"

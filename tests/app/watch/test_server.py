@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.commands.watch import greeting, watch
 from mmrl.app.report.page import script_hash
 from mmrl.app.run.folder import RunDir
-from mmrl.app.watch.server import Server
+from mmrl.app.watch.server import Server, greeting, watch
 from tests.security.test_pages import Page, evil_run
 from tests.support.runs import write_run
 
