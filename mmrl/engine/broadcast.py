@@ -18,7 +18,7 @@ from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefused
 from mmrl.engine.worker.weight_group import (
     BUNDLE,
     Card,
-    Place,
+    MeetingPlace,
     Seat,
     TensorFacts,
     Torch,
@@ -124,7 +124,7 @@ class BroadcastSync(WholeModel):
         seconds = min(JOIN_S, self.timeout_s)
         host = address_toward(client.url)
         store = open_store(host, seconds)
-        place = Place(host, store.port, uuid.uuid4().hex[:12], seconds, self.timeout_s, self.bundle)
+        place = MeetingPlace(host, store.port, uuid.uuid4().hex[:12], seconds, self.timeout_s, self.bundle)
         if problems := client.ask_workers("meet_trainer", json.dumps(asdict(place))):
             raise EngineDownError(
                 f"{client.url}: {problems[0]}: open that machine's ports to this one's, or set policy.engine.sync = \"file\""
@@ -136,7 +136,7 @@ class BroadcastSync(WholeModel):
         self.joined[client.url] = self.join_as(client, store, place, cards)
         return self.joined[client.url]
 
-    def join_as(self, client: EngineClient, store: Torch, place: Place, cards: list[Card]) -> Joined:
+    def join_as(self, client: EngineClient, store: Torch, place: MeetingPlace, cards: list[Card]) -> Joined:
         """Join as rank 0 while the workers join as the others."""
         kind, why = kind_for(Card.of(self.device), cards)
         if why:

@@ -9,10 +9,10 @@ import pytest
 from mmrl.app.export.export import export
 from mmrl.data.drawn.gliding import HELD_OUT, Glides
 from mmrl.lab import demos as demo
-from mmrl.lab.tiny.flow.clip_generator import WarmStart, warm_start
+from mmrl.lab.tiny.flow.clip_generator import ClipStart, warm_start
 
 SIDE = 16
-SMALL = WarmStart(
+SMALL = ClipStart(
     seed=1,
     # Somewhat cleaner than the demo's clips, so that few steps of imitation are enough.
     data=Glides(side=SIDE, confused=0.25, flickering=0.3),

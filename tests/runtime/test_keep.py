@@ -37,9 +37,9 @@ def modules_of(module: ModuleType) -> set[str]:
     [
         (generator, generator.WarmStart(Sketches())),
         (generator, generator.WarmStart(Prints())),
-        (clip_generator, clip_generator.WarmStart(Glides())),
+        (clip_generator, clip_generator.ClipStart(Glides())),
         (editor, editor.EditorStart()),
-        (sound_generator, sound_generator.WarmStart()),
+        (sound_generator, sound_generator.SoundStart()),
     ],
 )
 def test_all_code_of_a_taught_model_is_in_its_name(module: ModuleType, settings: Any, monkeypatch: pytest.MonkeyPatch):

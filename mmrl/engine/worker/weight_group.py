@@ -28,8 +28,8 @@ POLL_S = 0.0005
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the trainer waits: `Place("127.0.0.1", 29511, "5d1c", 60.0, 600.0)`."""
+class MeetingPlace:
+    """Where the trainer waits: `MeetingPlace("127.0.0.1", 29511, "5d1c", 60.0, 600.0)`."""
 
     host: str
     port: int
@@ -126,7 +126,7 @@ class WeightGroup:
         RuntimeError: not all of its processes came in time.
     """
 
-    def __init__(self, store: Torch, place: Place, kind: str, seat: Seat) -> None:
+    def __init__(self, store: Torch, place: MeetingPlace, kind: str, seat: Seat) -> None:
         self.kind, self.seat, self.place = kind, seat, place
         named, span = place.share_of(store), timedelta(seconds=place.seconds)
         named.set(f"here/{seat.rank}", "")
@@ -247,7 +247,7 @@ class Receiver:
 
     def __init__(self, rank: int, workers: int, device: torch.device) -> None:
         self.rank, self.workers, self.device = rank, workers, device
-        self.place: Place | None = None
+        self.place: MeetingPlace | None = None
         self.store: Torch = None
         self.host = ""
         self.group: WeightGroup | None = None
@@ -255,7 +255,7 @@ class Receiver:
     def meet(self, message: str) -> str:
         """Go where the trainer waits and report this worker's card; returns what is wrong in one sentence, or nothing."""
         self.leave()
-        place = Place(**json.loads(message))
+        place = MeetingPlace(**json.loads(message))
         try:
             self.host = own_address(place.host, place.port, place.join_s)
             span = timedelta(seconds=place.join_s)

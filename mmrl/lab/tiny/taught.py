@@ -101,14 +101,14 @@ def edits(seed: int = 0, progress: Progress | None = None, short: bool = False) 
 
 def glides(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
     """A Wan that draws clips of moving shapes, from clips of which half flicker and half have a wrong caption."""
-    settings = clip_generator.WarmStart(Glides(), seed=seed)
+    settings = clip_generator.ClipStart(Glides(), seed=seed)
     few = replace(settings, **FEW_CLIPS, data=Glides(side=16), text_width=32) if short else settings
     return clip_generator.warm_start(few, progress=progress)
 
 
 def tones(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
     """A Stable Audio 3 that draws tones, from sounds of which half ring on and 1 in 5 have a wrong caption."""
-    settings = sound_generator.WarmStart(seed=seed)
+    settings = sound_generator.SoundStart(seed=seed)
     return sound_generator.warm_start(replace(settings, **FEW, width=32) if short else settings, progress=progress)
 
 

@@ -14,7 +14,7 @@ CARD, COLUMNS = 32, 4
 
 
 @dataclass
-class Pairs:
+class Cards:
     """The digit of each card, and the places of the cards that are out."""
 
     cards: Sequence[int]
@@ -49,7 +49,7 @@ class Pairs:
         return image
 
 
-def make(rng: np.random.Generator, level: int) -> Pairs:
+def make(rng: np.random.Generator, level: int) -> Cards:
     digits = rng.choice(10, level + 2, replace=False)
     cards = [int(one) for one in rng.permutation(np.repeat(digits, 2))]
-    return Pairs(cards, {"open": 2}, len(cards))
+    return Cards(cards, {"open": 2}, len(cards))

@@ -38,7 +38,7 @@ class Clips(Captioned, Protocol):
 
 
 @dataclass(frozen=True)
-class WarmStart(GeneratorStart):
+class ClipStart(GeneratorStart):
     """The settings by which a clip generator is built and taught."""
 
     data: Clips
@@ -65,7 +65,7 @@ class WarmStart(GeneratorStart):
             )
 
 
-def untaught(settings: WarmStart) -> HubObject:
+def untaught(settings: ClipStart) -> HubObject:
     """A WanPipeline, or one that goes on from a first frame."""
     from transformers import UMT5Config, UMT5EncoderModel
 
@@ -83,7 +83,7 @@ def untaught(settings: WarmStart) -> HubObject:
     )
 
 
-def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = None) -> None:
+def teach(pipeline: HubObject, settings: ClipStart, progress: Progress | None = None) -> None:
     """Train first the autoencoder, then transformer and text encoder together on its latents."""
     drawn, captions = settings.data.batch(np.random.default_rng([settings.seed, 7]), settings.pool)
     clips = torch.from_numpy(drawn).permute(0, 4, 1, 2, 3).float() / 127.5 - 1
@@ -93,7 +93,7 @@ def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = 
         teach_transformer(pipeline, encode_clips(pipeline.vae, clips), captions, settings, second, starts)
 
 
-def teach_autoencoder(vae: HubObject, clips: Float[Tensor, "n 3 f y x"], settings: WarmStart, note: Note) -> None:
+def teach_autoencoder(vae: HubObject, clips: Float[Tensor, "n 3 f y x"], settings: ClipStart, note: Note) -> None:
     """Learn to restore clips; then latents are given mean 0 and deviation 1."""
     coders = (lambda x: vae.encode(x).latent_dist.mode(), lambda z: decode_beyond(vae, z))
     teaching.learn_to_restore(vae, clips, settings, note, coders)
@@ -122,7 +122,7 @@ def teach_transformer(
     pipeline: HubObject,
     latents: Float[Tensor, "n c f h w"],
     captions: Sequence[str],
-    settings: WarmStart,
+    settings: ClipStart,
     note: Note,
     starts: Float[Tensor, "n d f h w"] | None = None,
 ) -> None:
@@ -164,7 +164,7 @@ def first_frames(vae: HubObject, clips: Float[Tensor, "n 3 f y x"]) -> Float[Ten
     return torch.cat([mask, latents], 1)
 
 
-def _transformer(settings: WarmStart) -> HubObject:
+def _transformer(settings: ClipStart) -> HubObject:
     side = settings.data.side // 2**settings.halvings
     return diffusers_object(
         "WanTransformer3DModel",
@@ -183,7 +183,7 @@ def _transformer(settings: WarmStart) -> HubObject:
     )
 
 
-def _autoencoder(settings: WarmStart) -> HubObject:
+def _autoencoder(settings: ClipStart) -> HubObject:
     """Patches of 2 x 2 pixels as in Wan 2.2; time is halved once, at the last halving of space."""
     vae = diffusers_object(
         "AutoencoderKLWan",

@@ -26,7 +26,7 @@ PATCH = 1000
 
 
 @dataclass(frozen=True)
-class WarmStart(GeneratorStart):
+class SoundStart(GeneratorStart):
     """The settings by which a generator of sounds is built and taught."""
 
     data: Tones = field(default_factory=Tones)
@@ -48,7 +48,7 @@ class WarmStart(GeneratorStart):
     max_tokens: int = 12
 
 
-def untaught(settings: WarmStart) -> HubObject:
+def untaught(settings: SoundStart) -> HubObject:
     """A StableAudio3Pipeline of one channel."""
     tokenizer = add_words(byte_tokenizer({}), settings.data.words)
     tokenizer.padding_side, tokenizer.model_max_length = "right", settings.max_tokens
@@ -103,7 +103,7 @@ def raise_places(transformer: HubObject) -> None:
     first.self_attn.to_out.weight *= 6
 
 
-def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = None) -> None:
+def teach(pipeline: HubObject, settings: SoundStart, progress: Progress | None = None) -> None:
     """Train first the autoencoder, then transformer and text encoder together on its latents."""
     drawn, captions = settings.data.batch(np.random.default_rng([settings.seed, 7]), settings.pool)
     waves = torch.from_numpy(drawn)[:, None]
@@ -112,7 +112,7 @@ def teach(pipeline: HubObject, settings: WarmStart, progress: Progress | None = 
         teach_transformer(pipeline, encode_waves(pipeline.vae, waves), captions, settings, second)
 
 
-def teach_autoencoder(vae: HubObject, waves: Float[Tensor, "n 1 samples"], settings: WarmStart, note: Note) -> None:
+def teach_autoencoder(vae: HubObject, waves: Float[Tensor, "n 1 samples"], settings: SoundStart, note: Note) -> None:
     """Learn to restore sounds; then latents are given deviation 1."""
     coders = (lambda x: vae.encode(x).latents, lambda z: vae.decode(z).sample)
     teaching.learn_to_restore(vae, waves, settings, note, coders)
@@ -126,7 +126,7 @@ def encode_waves(vae: HubObject, waves: Float[Tensor, "n 1 samples"]) -> Float[T
 
 
 def teach_transformer(
-    pipeline: HubObject, latents: Float[Tensor, "n c l"], captions: Sequence[str], settings: WarmStart, note: Note
+    pipeline: HubObject, latents: Float[Tensor, "n c l"], captions: Sequence[str], settings: SoundStart, note: Note
 ) -> None:
     """The loss of `teaching.learn_velocities`."""
 
@@ -151,7 +151,7 @@ def encode_captions(pipeline: HubObject, captions: Sequence[str]) -> tuple[Tenso
     return (*pipeline.prepare_cross_attention(embeds, mask, length), length)
 
 
-def _autoencoder(settings: WarmStart) -> HubObject:
+def _autoencoder(settings: SoundStart) -> HubObject:
     """One latent for every patch."""
     vae = diffusers_object(
         "AutoencoderSAME",

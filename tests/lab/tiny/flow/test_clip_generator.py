@@ -9,7 +9,7 @@ import torch
 from mmrl.data.drawn.gliding import Glides
 from mmrl.lab.tiny.flow import clip_generator
 from mmrl.lab.tiny.flow.clip_generator import (
-    WarmStart,
+    ClipStart,
     build,
     decode_beyond,
     encode_captions,
@@ -18,7 +18,7 @@ from mmrl.lab.tiny.flow.clip_generator import (
     warm_start,
 )
 
-SHORT = WarmStart(Glides(), name="test", pool=96, batch_size=8, vae_steps=12, vae_batch_size=4, vae_pool=64, steps=30, layers=1)
+SHORT = ClipStart(Glides(), name="test", pool=96, batch_size=8, vae_steps=12, vae_batch_size=4, vae_pool=64, steps=30, layers=1)
 
 
 def clips(count: int) -> torch.Tensor:
@@ -68,4 +68,4 @@ def test_other_settings_have_another_cache():
         == 3
     )
     with pytest.raises(ValueError, match="clips of 4 frames of 32 pixels cannot be cut into latents of 2 frames and 8 pixels"):
-        WarmStart(Glides(frames=4))
+        ClipStart(Glides(frames=4))

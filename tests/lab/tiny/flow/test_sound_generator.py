@@ -8,9 +8,9 @@ import torch
 
 from mmrl.data.drawn.sounds.tones import HELD_OUT, PITCHES, PLACES, RATE, TONES, TRAIN, Tones, draw
 from mmrl.lab.tiny.flow import sound_generator
-from mmrl.lab.tiny.flow.sound_generator import WarmStart, encode_captions, encode_waves, warm_start
+from mmrl.lab.tiny.flow.sound_generator import SoundStart, encode_captions, encode_waves, warm_start
 
-SHORT = WarmStart(name="test", pool=96, batch_size=8, vae_steps=20, steps=30, layers=1, width=32)
+SHORT = SoundStart(name="test", pool=96, batch_size=8, vae_steps=20, steps=30, layers=1, width=32)
 
 
 def test_every_pitch_and_place_is_held_out_once_and_a_tone_rings_as_asked():
@@ -39,7 +39,7 @@ def test_latents_see_where_they_stand_before_anything_is_taught(monkeypatch: pyt
     """Of noise, the part that all rows share place by place, against the rest."""
 
     def seen() -> float:
-        pipeline, n = sound_generator.build(WarmStart()), 256
+        pipeline, n = sound_generator.build(SoundStart()), 256
         found: list[torch.Tensor] = []
         pipeline.transformer.transformer_blocks[0].register_forward_hook(lambda block, fed, out: found.append(out[:, -8:]))
         embeds, mask, length = (one.expand(n, *one.shape[1:]) for one in encode_captions(pipeline, [TONES[0].caption]))
