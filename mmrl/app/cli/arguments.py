@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from typer import Argument
+from typer.models import OptionInfo
 
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="The output folder of a run.")]
 
@@ -26,8 +27,9 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
         options = {name: value for name in names if (value := given.pop(name, None)) is not None}
         function(cls(**options), *args, **given)
 
-    # Python wants those without a default first
-    parameters = sorted([*own, *rest], key=lambda one: one.default is not one.empty)
+    # Python wants those without a default first, readers the arguments before the options
+    is_option = {one.name: any(isinstance(said, OptionInfo) for said in get_args(one.annotation)) for one in (*own, *rest)}
+    parameters = sorted([*own, *rest], key=lambda one: (one.default is not one.empty, is_option[one.name]))
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined] - typer reads it
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
