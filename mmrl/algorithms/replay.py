@@ -135,7 +135,7 @@ def rows_of(state: State) -> Iterator[Kept]:
         reward, advantage, count, mean, deviation = numbers
         seen = Seen(int(count), mean, deviation) if count else None
         segments = tuple(Segment(*part) for part in parts)
-        row = StoredRow(tuple(mine.tolist()), tuple(noted.tolist()), truncated, seen, segments)
+        row = StoredRow(tuple(mine.tolist()), tuple(noted.tolist()), truncated=truncated, seen=seen, segments=segments)
         yield Kept(prompt, group, row, step, reward, advantage)
 
 
@@ -154,7 +154,8 @@ def rows_to_keep(step: int, rollouts: Rollouts, scores: Scores, credit: Credit) 
             continue
         logprobs = noted[i, : len(tokens)]
         if bool(logprobs.isfinite().all()):
-            row = StoredRow(tokens, tuple(map(float, logprobs)), sample.truncated, seen[group.id], sample.segments)
+            own, cut = tuple(map(float, logprobs)), sample.truncated
+            row = StoredRow(tokens, own, truncated=cut, seen=seen[group.id], segments=sample.segments)
             found.append(Kept(group.prompt.id, group.id, row, step, total, advantages[i]))
     return found
 

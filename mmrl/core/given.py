@@ -114,6 +114,7 @@ def Dialogue(turns: tuple[Turn, ...], last_only: bool = False) -> Given:  # noqa
 def StoredRow(  # noqa: N802 - the name of a thing that is given
     tokens: tuple[int, ...],
     logprobs: tuple[float, ...] = (),
+    *,
     truncated: bool = False,
     seen: Seen | None = None,
     segments: tuple[Segment, ...] = (),
