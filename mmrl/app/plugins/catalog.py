@@ -61,9 +61,10 @@ def declared_need(tree: ast.Module) -> Need | None:
     for statement in inside:
         if not isinstance(statement, ast.Assign) or ast.unparse(statement.targets[0]) != "needs":
             continue
-        if isinstance(call := statement.value, ast.Call):
-            given = {f.name: value for f, value in zip(fields(Need), call.args, strict=False)}
-            given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        if isinstance(call := statement.value, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == Need.__name__:
+            names = [f.name for f in fields(Need)]
+            given = dict(zip(names, call.args, strict=False))
+            given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg in names}
             known: dict[str, Any] = {name: one.value for name, one in given.items() if isinstance(one, ast.Constant)}
             return Need(**known)
     return None

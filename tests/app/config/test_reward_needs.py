@@ -109,6 +109,12 @@ def test_a_reward_that_says_nothing_and_one_that_says_it_otherwise(tmp_path):
         need_of(load(f"{tmp_path}/words.py", "rewards"))
 
 
+@pytest.mark.parametrize("said", ['needs = ask(5, hint="a")', 'needs = Need("a hint", hint=5)'])
+def test_a_list_reads_files_whatever_they_call_needs(tmp_path, said):
+    (tmp_path / "own.py").write_text(f"{said}\n")
+    assert details(tmp_path / "own.py") == ({"Needs": "a hint"} if "Need(" in said else {})
+
+
 def test_needs_in_words():
     assert str(Need()) == "nothing"
     assert str(Need("a box", samples=2, setup="a server")) == "a box; 2 samples of a prompt; a server"
