@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from mmrl import __version__
 from mmrl.app.plugins.python_objects import PREFIX, STAGE, find_object
 from mmrl.runtime.blame import PLUGIN, describe, is_from_outside
 from mmrl.runtime.near import did_you_mean
@@ -272,6 +273,10 @@ def run_module(file: Path, run: Callable[[], None]) -> None:
         if error.name is None:
             raise ValueError(f"{file}: {error}") from None
         package = error.name.partition(".")[0]
+        if package == "mmrl":
+            raise ValueError(
+                f"{file} imports {error.name!r}, which mmrl {__version__} does not have: it was moved or renamed"
+            ) from None
         raise ValueError(f"{file} imports {error.name!r}, which is not installed: {remedy(package)}") from None
 
 

@@ -87,8 +87,9 @@ def test_a_file_without_a_public_callable(desk: Path):
     [
         ("def short(:\n", r"line 1 is not Python"),
         ("import no_such_package\n", "imports 'no_such_package', which is not installed"),
+        ("import mmrl.elsewhere\n", "imports 'mmrl.elsewhere', which mmrl .* does not have: it was moved or renamed"),
     ],
-    ids=["syntax", "import"],
+    ids=["syntax", "import", "module of mmrl"],
 )
 def test_a_file_that_fails_leaves_no_module(desk: Path, text: str, message: str):
     (desk / "rewards" / "bad.py").write_text(text)
