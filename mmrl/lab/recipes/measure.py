@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -135,7 +134,7 @@ def plan_measures(recipe: Recipe, resolved: Resolved) -> list[Planned]:
         table.set(("evaluation", "num_prompts"), ALL, origin)
         own = without_engine(configs.resolve(table, [], resolved.name))
         plug_ins = read_plug_ins(own)
-        prompts, _ = held_out_prompts(own.config, plug_ins.held_out)
+        _, prompts = held_out_prompts(own.config, plug_ins.held_out)
         if not prompts:
             raise ValueError(f"the measure {measure.name!r} has no prompts: check its data in the recipe")
         kind_of(prompts[0].columns, measure)
@@ -172,7 +171,7 @@ def answer(one: Planned, policy: Policy, settings: PolicyConfig, ranks: Ranks, l
         (function,) = load_rewards(one.plug_ins.watched)
     reward = named_reward(evaluation.reward[0], function, modality.box_space(settings), modality, modality.output_of(settings))
     runner = RewardRunner([replace(reward, weight=1.0)])
-    prompts = list(islice(one.prompts, limit or None))
+    prompts = one.prompts[: limit or None]
     evaluator = Evaluator(policy, prompts, runner, evaluation, modality.eval_sampling(evaluation), ranks)
     _, found = evaluator.run(0)
     values = iter(found.scores.values[:, 0].tolist())

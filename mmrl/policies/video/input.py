@@ -85,7 +85,7 @@ class VideoInput:
     ear: Ear = field(default_factory=Ear)
     """What the model takes of sounds."""
     cache: FrameCache = field(init=False)
-    workers: Crew | None = None
+    workers: Crew | None = field(default=None, init=False)
     """Processes that decode; they start with the first clip."""
     used: bool = field(default=False, init=False)
     """True once a clip was asked for."""
