@@ -1,7 +1,6 @@
 """RLPR's shaping, attention's rhythm and the weight of small targets: numbers by hand, and prompts that they cannot work with."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from mmrl.algorithms.shaping.reference import ReferenceProbability
 from mmrl.algorithms.weights.prompts import SmallTarget
 from mmrl.algorithms.weights.rhythm import AttentionRhythm
 from mmrl.answers.boxes.box import Box
-from mmrl.app.config import run as configs
-from mmrl.app.run.build import build
 from mmrl.core.readings import ATTENTION_DISTANCE, ATTENTION_INFLUENCE, BASE_PROBABILITY, REFERENCE_PROBABILITY
 from mmrl.core.types import MediaSize, Prompt
 from tests.support.rows import counts_of, make_batch, rollouts, scores
@@ -63,21 +60,6 @@ def test_a_small_target_weighs_more(share: float, kappa: float):
     group = replace(group, prompt=prompt, samples=samples)
     batch = replace(batch, rollouts=replace(batch.rollouts, groups=(group,)))
     torch.testing.assert_close(SmallTarget()(batch, counts_of(batch)), torch.full((2, 2), kappa))
-
-
-@pytest.mark.parametrize(
-    ("preset", "data", "said"),
-    [
-        ("rlpr", "digits_grounding", r"needs a text or a number: give the data set answers that can be written"),
-        ("gui_g1", "moving_digits", r"weighs rollouts by the size of true boxes: take a data set whose answers are boxes"),
-    ],
-)
-def test_data_of_other_answers_are_refused_before_the_model(preset: str, data: str, said: str, tmp_path: Path):
-    words = [f"algorithm.preset={preset}", "policy.model=/nowhere", "policy.box_space=norm1000"]
-    words += [f"data={{use='{data}', size=2}}", "evaluation.num_prompts=0"]
-    words += ["algorithm.minibatches=1", "algorithm.importance=[]"] if preset == "rlpr" else []
-    with pytest.raises(ValueError, match=said):
-        build(configs.load("tiny/image", words))
 
 
 def test_every_new_preset_reads_what_it_says():

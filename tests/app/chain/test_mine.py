@@ -117,24 +117,6 @@ def test_what_shows_only_while_it_runs(tmp_path: Path, monkeypatch: pytest.Monke
         run_training(configs.load("tiny/verifier_loop", [*SHORT, *words, f"output={str(tmp_path / 'run')!r}"]))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["evaluation.num_prompts=16"],
-            r"stage 1 of 7, cold start: until looks at prompts of \[evaluation.data\] that do not score",
-        ),
-        (
-            ["stage.4={kind='sft', steps=1, name='dpo', data={use='stage:verifier'}, column='best'}"],
-            "stage 4 of 7, dpo .round 1 of 2.: prompt 'train-0-0' has nothing in the column 'best'",
-        ),
-    ],
-)
-def test_stages_that_do_not_fit_are_refused_before_the_model_loads(tmp_path: Path, words: list[str], message: str):
-    with pytest.raises(ValueError, match=message):
-        run_training(configs.load("tiny/verifier_loop", ["policy.model=/nowhere", *words, f"output={str(tmp_path / 'run')!r}"]))
-
-
 def test_errors_name_their_stage_once_and_keep_where_they_were_raised():
     first, *_ = stages_of(configs.load("tiny/cold_start"))
     for text, said in (("gone", "stage 1 of 2, cold start: gone"), ("stage 2 of 2, rl: gone", "stage 2 of 2, rl: gone")):

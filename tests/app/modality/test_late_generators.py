@@ -117,16 +117,3 @@ def test_a_family_of_ones_own_trains_is_planned_and_is_exported(make: Make, tmp_
     run = run_training(resolved)
     out = export(run.path, tmp_path / "out", merge=True)
     assert (out / "transformer" / "config.json").is_file()
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("policy.family={}:main", "is no family of generators: name a class made from FlowFamily"),
-        ("policy.family=./nowhere.py:Mine", "no file .*nowhere.py for the family"),
-    ],
-)
-def test_what_is_no_family_is_refused(make: Make, word: str, message: str):
-    example = Path(__file__).parents[3] / "examples/my_generator.py"
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        build(make(word.format(example)))

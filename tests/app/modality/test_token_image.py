@@ -110,22 +110,6 @@ def test_pairs_of_pictures_teach_what_people_prefer(tmp_path: Path):
     assert losses[-1] < losses[0] - 0.05
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["policy.guidance=0.5"], "guidance is 0.5"),
-        (["policy.plan.max_new_tokens=500"], "policy.plan.max_new_tokens is 500, and the model has 496 positions"),
-        (["policy.plan.max_new_tokens=0"], "max_new_tokens"),
-        (["policy.plan.draw='{plan}'"], "policy.plan.draw"),
-        (["policy.sampling.max_new_tokens=9"], "policy.sampling.max_new_tokens is 9"),
-        (["evaluation.sampling.stop=['x']"], "evaluation.sampling.stop"),
-        (["evaluation.num_steps=9"], "is for policy.kind = 'flow', and this is 'token_image'"),
-        (["algorithm={preset='flow_grpo'}"], "has a schedule of denoising steps"),
-        (["policy.model=tiny:sd3"], "no tiny model of family 'sd3' draws by tokens"),
-        (["reward=[{use='iou'}]"], "reads boxes|policy.kind is 'token_image'|text"),
-        (["environment={use='x.py'}"], "x.py|environment"),
-    ],
-)
-def test_what_does_not_fit_is_refused(words: list[str], complaint: str):
-    with pytest.raises((ValueError, FileNotFoundError), match=complaint):
-        build(small(*words))
+def test_an_outline_longer_than_the_model_is_refused():
+    with pytest.raises(ValueError, match=r"policy.plan.max_new_tokens is 500, and the model has 496 positions"):
+        build(small("policy.plan.max_new_tokens=500"))
