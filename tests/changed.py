@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE = {
     "rewards": ["tests/plugins", "tests/rewards"],
     "datasets": ["tests/plugins", "tests/datasets"],
-    "configs": ["tests/configs"],
+    "configs": ["tests/configs", "tests/refusals"],
     "examples": ["tests/docs"],
     "benchmarks": ["tests/benchmarks", "tests/fuzz"],
     "docs": ["tests/docs"],
@@ -92,15 +92,15 @@ def places_to_run(changed: Iterable[str], root: Path = ROOT) -> list[str]:
         file, own = root / path, names.get(path)
         if path.startswith("mmrl/"):
             package = {own, *users({own}, graph)} if own else set()
-            rooms = [mirror(files[name], root) for name in package if name.startswith("mmrl.")]
-            wanted |= {room for room in [*rooms, mirror(file, root)] if room}
+            mirrors = [mirror(one, root) for one in [file, *(files[name] for name in package if name.startswith("mmrl."))]]
+            rooms = [room for room in mirrors if room]
+            wanted |= {*rooms, *(place for place in beside_app(rooms) if (root / place).is_dir())}
             wanted |= {files[name].relative_to(root).as_posix() for name in package if is_test(files[name])}
         elif path.startswith("tests/"):
             helped = {files[name] for name in users({own}, graph)} if own else set()
             wanted |= {test.relative_to(root).as_posix() for test in helped | {file} if is_test(test) and test.is_file()}
             if not is_test(file) and file.parent != root / "tests" and file.parent.is_dir():
                 wanted.add(file.parent.relative_to(root).as_posix())
-    wanted |= {place for place in beside_app(wanted) if (root / place).is_dir()}
     if (root / ALWAYS).is_dir():
         wanted.add(ALWAYS)
     found = sorted(wanted)
@@ -108,7 +108,7 @@ def places_to_run(changed: Iterable[str], root: Path = ROOT) -> list[str]:
 
 
 def beside_app(rooms: Iterable[str]) -> list[str]:
-    """The refusals, where one of these folders or files of tests looks at mmrl/app."""
+    """The refusals, where one of these folders of tests looks at mmrl/app."""
     return [REFUSALS] if any(Path(room).parts[:2] == ("tests", "app") for room in rooms) else []
 
 

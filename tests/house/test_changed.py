@@ -26,6 +26,7 @@ TREE = {
     "tests/fuzz/properties.py": "",
     "tests/house/test_layout.py": "",
     "tests/plugins/test_shipped.py": "",
+    "tests/refusals/test_refusals.py": "",
     "rewards/iou.py": "",
 }
 
@@ -42,10 +43,10 @@ def tree(tmp_path: Path) -> Path:
     ("path", "wanted"),
     [
         ("mmrl/core/types.py", ["tests/algorithms", "tests/core", "tests/house"]),
-        ("mmrl/core/ranks.py", ["tests/app", "tests/core", "tests/data/test_ranks.py", "tests/house"]),
-        ("mmrl/algorithms/masks.py", ["tests/algorithms", "tests/app/toml", "tests/house"]),
-        ("mmrl/app/toml/reader.py", ["tests/app/toml", "tests/house"]),
-        ("mmrl/app/page.html", ["tests/app", "tests/house"]),
+        ("mmrl/core/ranks.py", ["tests/app", "tests/core", "tests/data/test_ranks.py", "tests/house", "tests/refusals"]),
+        ("mmrl/algorithms/masks.py", ["tests/algorithms", "tests/app/toml", "tests/house", "tests/refusals"]),
+        ("mmrl/app/toml/reader.py", ["tests/app/toml", "tests/house", "tests/refusals"]),
+        ("mmrl/app/page.html", ["tests/app", "tests/house", "tests/refusals"]),
         ("mmrl/core/deleted.py", ["tests/core", "tests/house"]),
         ("mmrl/lonely/alone.py", ["tests/house"]),
         ("tests/app/test_cli.py", ["tests/app/test_cli.py", "tests/house"]),
@@ -61,7 +62,7 @@ def test_a_change_has_its_own_room_those_that_import_it_and_files_that_do(tree: 
 
 
 def test_a_file_inside_a_folder_that_runs_is_not_named_again(tree: Path):
-    assert places_to_run(["tests/app/test_cli.py", "mmrl/app/cli.py"], tree) == ["tests/app", "tests/house"]
+    assert places_to_run(["tests/app/test_cli.py", "mmrl/app/cli.py"], tree) == ["tests/app", "tests/house", "tests/refusals"]
 
 
 def git(folder: Path, *words: str) -> None:
