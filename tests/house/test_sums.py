@@ -20,7 +20,7 @@ LIMITS = {
     "lines of tests/": 86_077,
     "files of mmrl/ under 60 lines, outside shelves": 73,
     "names that several classes of mmrl/ bear": 52,
-    "words of README.md and docs/": 71_420,
+    "words of README.md and docs/": 71_600,
 }
 """Each falls when something goes; a piece of work raises it by its own budget at most, and says so."""
 SHIPPED = ("mmrl", "rewards", "datasets", "environments")
