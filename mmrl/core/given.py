@@ -126,9 +126,7 @@ def StoredRow(  # noqa: N802 - the name of a thing that is given
         logprobs: as noted when it was sampled; empty: to be evaluated before the first update, as if the row were new.
         truncated: it was cut before it ended.
         seen: what its group was like.
-        segments: who wrote which of its tokens, as `Sample.segments`.
-
-    Raises ValueError for segments that do not cover the tokens.
+        segments: who wrote which of its tokens, as `Sample.segments`; ValueError where they do not cover the tokens.
     """
     return Given(cut(tokens, logprobs, complete(segments, tokens)), truncated=truncated, seen=seen)
 
