@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from mmrl.app.report.data import RunData, changes, load, pairs
-from mmrl.app.report.rows import Row
+from mmrl.app.report.rows import SampleLine
 
 WIDTH, EDGE, GAP, LABEL = 1200, 16, 10, 84
 INK, FAINT, PAPER = "#1f2937", "#6b7280", "#ffffff"
@@ -64,7 +64,7 @@ def picture_in(run: RunData, media: dict[str, str], size: tuple[int, int]) -> Im
         return picture.convert("RGB").resize(size, Image.Resampling.NEAREST)
 
 
-def boxed(run: RunData, row: Row) -> Image.Image:
+def boxed(run: RunData, row: SampleLine) -> Image.Image:
     """The prompt's picture with the true box and the model's."""
     tile = picture_in(run, row.line["media"][0], (TILE, TILE))
     scale, draw = TILE / row.line["media"][0]["width"], ImageDraw.Draw(tile)
@@ -74,7 +74,7 @@ def boxed(run: RunData, row: Row) -> Image.Image:
     return tile
 
 
-def timed(run: RunData, before: Row, after: Row) -> Image.Image:
+def timed(run: RunData, before: SampleLine, after: SampleLine) -> Image.Image:
     """The prompt's film strip, and under it the true span and those of the model before and after."""
     assert before.spans is not None and after.spans is not None
     width = WIDTH - 2 * EDGE - LABEL

@@ -10,7 +10,7 @@ from typing import cast
 
 from mmrl import Prompt
 from mmrl.answers.boxes.box import Space
-from mmrl.data.grounding import BoxFormat, Layout
+from mmrl.data.grounding import BoxFormat, GroundingLayout
 from mmrl.data.layouts.base import Look
 from mmrl.data.layouts.load import StreamedPrompts, hf_prompts, translating
 from mmrl.data.layouts.source import look_for
@@ -47,6 +47,6 @@ def load(
     source.check_boxes(space, box_format)
     source.say_layout()
     names = columns or {} if source.is_own else {}
-    layout = Layout(Path(image_root), space, box_format, names, template, anywhere=not str(image_root))
+    layout = GroundingLayout(Path(image_root), space, box_format, names, template, anywhere=not str(image_root))
     prompts_of = translating(source, layout)
     return StreamedPrompts(data, name, prompts_of) if streaming else hf_prompts(cast(StoredHfDataset, data), name, prompts_of)

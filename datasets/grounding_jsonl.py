@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mmrl import Prompt
 from mmrl.answers.boxes.box import Space
-from mmrl.data.grounding import BoxFormat, Layout
+from mmrl.data.grounding import BoxFormat, GroundingLayout
 from mmrl.data.layouts.load import load_prompts
 from mmrl.data.layouts.source import open_source
 
@@ -50,4 +50,4 @@ def load(
     source.check_boxes(space, box_format)
     root = source.root if image_root is None else Path(image_root)
     names = columns or {} if source.is_own else {}
-    return load_prompts(source, Layout(root, space, box_format, names, template, anywhere=image_root is None))
+    return load_prompts(source, GroundingLayout(root, space, box_format, names, template, anywhere=image_root is None))

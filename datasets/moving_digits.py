@@ -86,7 +86,7 @@ def load(
     return prompts
 
 
-def _written(clip: moving.Clip, rng: np.random.Generator, is_hurried: bool) -> str:
+def _written(clip: moving.DigitClip, rng: np.random.Generator, is_hurried: bool) -> str:
     """An annotator's answer, the same at every reading of the prompt: a span (when) or letters (which)."""
     sloppy = is_hurried and len(clip.digits) > 1 and rng.random() < (CONFUSED if clip.kind == "when" else CARELESS)
     if clip.kind == "when":

@@ -17,7 +17,7 @@ from mmrl import Observation, Prompt, Turn
 from mmrl.answers.boxes.box import Space
 from mmrl.answers.calls import CallError, parse_call
 from mmrl.core.samples import MediaSize
-from mmrl.data.drawn.screens import HEIGHT, WIDTH, Screen, draw_screen, order_of
+from mmrl.data.drawn.screens import HEIGHT, WIDTH, DrawnScreen, draw_screen, order_of
 
 __all__ = ["Screens"]
 
@@ -70,7 +70,7 @@ class _Presses:
     def close(self) -> None:
         """There is nothing to give back."""
 
-    def screen(self) -> Screen:
+    def screen(self) -> DrawnScreen:
         return draw_screen(self.seed, self.index, self.split, self.buttons, self.right)
 
     def _pixels(self, x: float, y: float, seen: MediaSize | None) -> tuple[float, float]:

@@ -33,7 +33,7 @@ from mmrl.data.files.pictures import open_picture
 from mmrl.data.tools.toolbox import Toolbox
 from mmrl.runtime.ranges import Positive, Range, Share, check_ranges
 from mmrl.runtime.sandbox.lock import missing
-from mmrl.runtime.sandbox.sandbox import Bounds
+from mmrl.runtime.sandbox.sandbox import SandboxLimits
 from mmrl.serving.scorers.named import Objects, finder_of, reader_of
 
 __all__ = ["Tools"]
@@ -87,7 +87,7 @@ class Tools:
             "norm1000" if self.space == "auto" else self.space,
             self._read,
             self._find,
-            Bounds(seconds=self.seconds, text=self.text),
+            SandboxLimits(seconds=self.seconds, text=self.text),
             seed,
         )
         return _World(self, tools)

@@ -9,7 +9,7 @@ from mmrl.app.config.slots import SLOTS, kinds
 from mmrl.app.config.slots import place as place_of
 from mmrl.app.inspect.show import part_lines
 from mmrl.app.inspect.things import things_called
-from mmrl.app.plugins.cards import Card, PartCard, cards, evidence, not_now, part_cards
+from mmrl.app.plugins.cards import MethodCard, PartCard, cards, evidence, not_now, part_cards
 from mmrl.app.plugins.catalog import preset_documents
 
 
@@ -41,7 +41,7 @@ OTHER_WAYS = ("dpo_once", "dpo_in_rounds", "best_of_n")
 """Rows of evidence that are no presets: stages in place of one run."""
 
 
-def verdicts(one: Card | PartCard) -> str:
+def verdicts(one: MethodCard | PartCard) -> str:
     """Ahead, level or behind its twin, for each task made for the method's claim."""
     return ", ".join(f"{found.verdict} ({found.task})" for found in one.evidence) or "not measured"
 

@@ -32,8 +32,8 @@ _USUAL_NAMES = {
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The layout of grounding rows: `Layout(Path("photos"), columns={"question": "ref", "box": "bbox"}, box_format="xywh")`.
+class GroundingLayout:
+    """The layout of grounding rows: `GroundingLayout(Path("photos"), columns={"box": "bbox"}, box_format="xywh")`.
 
     A box may be four numbers, an object with `bbox`, `bbox_2d` or `box` and perhaps `label`, or a list of either.
     """

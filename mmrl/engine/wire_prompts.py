@@ -9,7 +9,7 @@ from PIL import Image
 
 from mmrl.core.samples import kind_of
 from mmrl.core.types import Prompt
-from mmrl.engine.facts import Facts
+from mmrl.engine.facts import ServerFacts
 from mmrl.engine.wire.request import WirePrompt
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded, open_one, videos_of
@@ -82,7 +82,7 @@ def short_ids(host: TextHost, prompt: Prompt) -> list[int]:
     return host.tokenizer(text, **options)["input_ids"]
 
 
-def untold_clip(host: TextHost, encoded: Encoded, facts: Sequence[Facts]) -> str:
+def untold_clip(host: TextHost, encoded: Encoded, facts: Sequence[ServerFacts]) -> str:
     """Why the servers would misread the timing of a clip of this prompt; empty if they would not.
 
     A server is sent frames without their times, and takes the k-th to stand at k / fps seconds.

@@ -16,7 +16,17 @@ from urllib.parse import urlsplit
 
 from mmrl.core.samples import Group, Scored, Status
 from mmrl.runtime.blame import RewardUnavailableError
-from mmrl.runtime.net.fetch import BUSY, SCHEMES, Answer, AnswerError, Request, UnreachableError, attempts, check_address, words
+from mmrl.runtime.net.fetch import (
+    BUSY,
+    SCHEMES,
+    AnswerError,
+    HttpRequest,
+    HttpResponse,
+    UnreachableError,
+    attempts,
+    check_address,
+    words,
+)
 from mmrl.runtime.net.secrets import Json, hide_in_json, read_secret
 from mmrl.runtime.ranges import LargeOrNone, Positive, check_ranges
 from mmrl.serving import wire
@@ -95,7 +105,7 @@ class RemoteReward:
         space = None if space is None else str(space)
         return replace(self, fingerprint=fingerprint, pointwise=pointwise, space=space, most_bytes=most_bytes)
 
-    def _listing(self, answer: Answer) -> dict[str, Json]:
+    def _listing(self, answer: HttpResponse) -> dict[str, Json]:
         """The server's list of what it serves; ValueError where something else listens there."""
         try:
             listing = json.loads(answer.content)
@@ -143,7 +153,7 @@ class RemoteReward:
             raise RemoteRewardError(f"{self.url} answered what is no reply of a reward server: {words(str(error))}") from None
         return self._read(reply, group)
 
-    def _read(self, reply: wire.Reply, group: Group) -> list[float | Scored | None]:
+    def _read(self, reply: wire.ServedScores, group: Group) -> list[float | Scored | None]:
         if self.fingerprint and reply.fingerprint != self.fingerprint:
             raise RewardUnavailableError(
                 f"reward server {self.url} now serves another version of {self.name!r} than when the run began: serve the first "
@@ -155,11 +165,11 @@ class RemoteReward:
             raise RemoteRewardError(f"{self.url} answered {len(reply.values)} values for {len(group.samples)} samples")
         return [_answer(*row) for row in zip(reply.values, reply.status, reply.parts, strict=True)]
 
-    def _request(self, method: str, path: str, until: float, body: bytes | None = None) -> Answer:
+    def _request(self, method: str, path: str, until: float, body: bytes | None = None) -> HttpResponse:
         """Send a request and return the answer, after as many attempts as it takes before `until`."""
         parts, token = urlsplit(self.url), read_secret(self.token_env)
         headers = {"x-request-id": uuid.uuid4().hex} | ({"Authorization": f"Bearer {token}"} if token else {})
-        request = Request(method, f"{parts.scheme}://{parts.netloc}{path}", headers, body)
+        request = HttpRequest(method, f"{parts.scheme}://{parts.netloc}{path}", headers, body)
         trouble = ""
         try:
             for answer, pause_s in attempts(request, until, chain(FIRST_PAUSES_S, repeat(LATER_PAUSES_S))):
@@ -177,7 +187,7 @@ class RemoteReward:
             raise RemoteRewardError(f"{self.url} {error}, and no scores are that") from None
         raise RewardUnavailableError(f"reward server {self.url} does not answer ({trouble})")
 
-    def _accept(self, answer: Answer) -> Answer:
+    def _accept(self, answer: HttpResponse) -> HttpResponse:
         said = answer.text
         if answer.status == 413:
             raise _TooLargeError(said)

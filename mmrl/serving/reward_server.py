@@ -69,7 +69,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """The largest request that the server takes."""
 
     max_body_mb: Annotated[float, Range(above=0, high=65_536)] = 256.0
@@ -90,7 +90,7 @@ class Limits:
 
 
 @dataclass
-class Meter:
+class RequestCounts:
     """Counts for /metrics."""
 
     requests: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Meter:
     def count_answer(self, name: str, code: int) -> None:
         self.requests[name, code] = self.requests.get((name, code), 0) + 1
 
-    def count_scores(self, name: str, reply: wire.Reply, seconds: float) -> None:
+    def count_scores(self, name: str, reply: wire.ServedScores, seconds: float) -> None:
         self.samples[name] = self.samples.get(name, 0) + len(reply.values)
         self.failed[name] = self.failed.get(name, 0) + reply.status.count(Status.FAILED)
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
@@ -129,11 +129,11 @@ class RequestRefusedError(Exception):
         self.code, self.text, self.headers = code, text, dict(headers or {})
 
 
-class Scorer:
+class RequestScorer:
     """The server's work: bodies are checked and scored on its workers."""
 
-    def __init__(self, rewards: Mapping[str, Served], limits: Limits) -> None:
-        self.rewards, self.limits, self.meter = rewards, limits, Meter()
+    def __init__(self, rewards: Mapping[str, Served], limits: ServerLimits) -> None:
+        self.rewards, self.limits, self.meter = rewards, limits, RequestCounts()
         self.pool = ThreadPoolExecutor(limits.workers, thread_name_prefix="reward")
         self.replies: OrderedDict[bytes, asyncio.Future[bytes]] = OrderedDict()
         self.folders: set[str] = set()
@@ -210,7 +210,7 @@ class Scorer:
         self.meter.count_scores(reward.name, reply, time.perf_counter() - start)
         return wire.pack_reply(reply)
 
-    def _reply(self, reward: Served, body: bytes) -> wire.Reply:
+    def _reply(self, reward: Served, body: bytes) -> wire.ServedScores:
         with self._folder() as folder:
             try:
                 group = wire.unpack_group(body, Path(folder))
@@ -239,7 +239,7 @@ class Scorer:
         return {"protocol": wire.PROTOCOL, "rewards": rewards, "most_bytes": self.limits.max_bytes}
 
 
-def answer(reward: Served, group: Group) -> wire.Reply:
+def answer(reward: Served, group: Group) -> wire.ServedScores:
     """The reward's reply to a group; an exception is part of the reply, not a failure of the server."""
     count = len(group.samples)
     try:
@@ -250,7 +250,7 @@ def answer(reward: Served, group: Group) -> wire.Reply:
         return wire.reply_of(answers, reward.fingerprint)
     except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; the client gets the error
         raised = f"{type(error).__name__}: {str(error)[:2000]}"
-        return wire.Reply((math.nan,) * count, (Status.FAILED,) * count, ({},) * count, reward.fingerprint, raised)
+        return wire.ServedScores((math.nan,) * count, (Status.FAILED,) * count, ({},) * count, reward.fingerprint, raised)
 
 
 def fingerprint(source: Path, settings: Mapping[str, object]) -> str:
@@ -260,7 +260,7 @@ def fingerprint(source: Path, settings: Mapping[str, object]) -> str:
     return digest.hexdigest()[:16]
 
 
-def create_app(scorer: Scorer, token: str | None = None) -> Application:
+def create_app(scorer: RequestScorer, token: str | None = None) -> Application:
     """The server as an ASGI application; with a token, all but /health want it as `Authorization: Bearer TOKEN`."""
     from fastapi import FastAPI, Request
     from fastapi.responses import PlainTextResponse, Response
@@ -299,9 +299,9 @@ def create_app(scorer: Scorer, token: str | None = None) -> Application:
 
 
 @contextmanager
-def serving(rewards: Mapping[str, Served], limits: Limits = Limits(), token: str | None = None) -> Iterator[str]:
+def serving(rewards: Mapping[str, Served], limits: ServerLimits = ServerLimits(), token: str | None = None) -> Iterator[str]:
     """Serve rewards in a thread of this process, on a free port, while the block runs; yields the address."""
-    scorer = Scorer(rewards, limits)
+    scorer = RequestScorer(rewards, limits)
     with serve_beside(create_app(scorer, token)) as address:
         yield address
     scorer.close()
@@ -314,7 +314,7 @@ def authorize(request: _Request, token: str | None) -> None:
         raise RequestRefusedError(401, "the bearer token is missing or wrong: set MMRL_REWARD_TOKEN where the run starts")
 
 
-async def body_of(request: _Request, limits: Limits) -> bytes:
+async def body_of(request: _Request, limits: ServerLimits) -> bytes:
     """Read the request's body; refuse it as soon as it says that it is too long, grows past the limit or stands still."""
     too_long = RequestRefusedError(413, f"the body is above the limit max_body_mb = {limits.max_body_mb:g}")
     said = request.headers.get("content-length", "0")

@@ -57,7 +57,7 @@ class WireError(ValueError):
 
 
 @dataclass(frozen=True)
-class Reply:
+class ServedScores:
     """A served reward's answers for one group."""
 
     values: tuple[float, ...]
@@ -89,13 +89,13 @@ def unpack_group(body: bytes, folder: Path) -> Group:
     return group
 
 
-def pack_reply(reply: Reply) -> bytes:
+def pack_reply(reply: ServedScores) -> bytes:
     header = {"parts": [dict(p) for p in reply.parts], "fingerprint": reply.fingerprint, "raised": reply.raised}
     arrays = {"values": np.asarray(reply.values, np.float64), "status": np.asarray([int(s) for s in reply.status], np.int8)}
     return _save(header, arrays)
 
 
-def unpack_reply(body: bytes) -> Reply:
+def unpack_reply(body: bytes) -> ServedScores:
     """Unpack a reply; WireError if the bytes are none."""
     header, arrays = _load(body)
     try:
@@ -108,7 +108,7 @@ def unpack_reply(body: bytes) -> Reply:
         fingerprint, raised = header["fingerprint"], header["raised"]
         if not isinstance(fingerprint, str) or not isinstance(raised, str | None):
             raise WireError("the reply's fingerprint or exception is no text")
-        return Reply(tuple(map(float, values)), tuple(status), parts, fingerprint, raised)
+        return ServedScores(tuple(map(float, values)), tuple(status), parts, fingerprint, raised)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise error if isinstance(error, WireError) else WireError(f"the message is no reply of a reward: {error}") from None
 
@@ -125,7 +125,7 @@ def refuse_odd_parts(names: set[str]) -> None:
         raise WireError(f"the reply has a part called {odd!r}, which cannot be printed")
 
 
-def reply_of(answers: Sequence[float | Scored | None], fingerprint: str) -> Reply:
+def reply_of(answers: Sequence[float | Scored | None], fingerprint: str) -> ServedScores:
     """The reply that holds a reward's answers, in order; WireError for one that is neither a float, None nor Scored."""
     values, status, parts = [], [], []
     for answer in answers:
@@ -137,7 +137,7 @@ def reply_of(answers: Sequence[float | Scored | None], fingerprint: str) -> Repl
         values.append(number)
         status.append(Status.NA if value is None else Status.FAILED if math.isnan(number) else Status.OK)
         parts.append({name: float(part) for name, part in own.items()})
-    return Reply(tuple(values), tuple(status), tuple(parts), fingerprint)
+    return ServedScores(tuple(values), tuple(status), tuple(parts), fingerprint)
 
 
 def array_shapes(body: bytes) -> list[tuple[int, ...]]:

@@ -188,7 +188,7 @@ def many_at_once(folder: Path) -> str:
     return "40 errors"
 
 
-REPLY = wire.pack_reply(wire.Reply((1.0,), (Status.OK,), ({},), "f"))
+REPLY = wire.pack_reply(wire.ServedScores((1.0,), (Status.OK,), ({},), "f"))
 COMPLETION = b'{"choices": [{"message": {"content": "5"}}]}'
 WRONG_KEYS = {
     "a line end inside": "sk-01\n234",

@@ -13,7 +13,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.engine.facts import ask_facts
 from mmrl.engine.generator import VllmGenerator, text_parts
-from mmrl.engine.wire.answer import EngineMismatchError, Expected, Limits, read_answer
+from mmrl.engine.wire.answer import AnswerFacts, EngineMismatchError, Expected, read_answer
 from mmrl.engine.wire.client import EngineClient
 from mmrl.engine.wire.request import Ask, WirePrompt
 from mmrl.lab.tiny.text.vlms import build
@@ -26,7 +26,7 @@ from tests.support.rude_servers import RUDE, answers, echoes, rude
 from tests.support.text_policies import logprobs, mixed
 
 PROMPT = WirePrompt([1, 9, 2], expanded=[1, 9, 9, 2], name="p")
-LIMITS = Limits(frozenset({9}), vocabulary=20, most=4)
+LIMITS = AnswerFacts(frozenset({9}), vocabulary=20, most=4)
 NEEDED = Qwen2_5_VLForConditionalGeneration
 """Imported before the threads that attack: transformers fails where two ask for a class at once."""
 PATIENT_S = 40.0

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from mmrl.runtime.sandbox.lock import CALLS, CLONE, CLONE3, IOCTL, MEMORY, missing
-from mmrl.runtime.sandbox.sandbox import MODULES, Bounds, Output, Sandbox, SandboxError
+from mmrl.runtime.sandbox.sandbox import MODULES, Output, Sandbox, SandboxError, SandboxLimits
 from tests.attacks.attack import Attack, BrokenError
 
 ESCAPED = "ESCAPED"
-BOUNDS = Bounds(seconds=30.0, cpu=30, memory=128 << 20, pixels=10_000)
+BOUNDS = SandboxLimits(seconds=30.0, cpu=30, memory=128 << 20, pixels=10_000)
 SHORT_S = 0.3
 LOADED = (*MODULES, "ctypes", "mmap", "resource", "socket", "subprocess", "threading")
 """What the tries import: without them they would fail before they reach the lock."""

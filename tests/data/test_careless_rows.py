@@ -7,14 +7,14 @@ import pytest
 from PIL import Image
 
 from mmrl.core.types import Prompt
-from mmrl.data.grounding import Layout
+from mmrl.data.grounding import GroundingLayout
 from mmrl.data.split import split
 from mmrl.data.validate import check
 from tests.support.grounding import check_file, read_grounding
 
 
 def problems(path, **layout):
-    return [str(problem) for problem in check_file(path, Layout(path.parent, **layout)).problems]
+    return [str(problem) for problem in check_file(path, GroundingLayout(path.parent, **layout)).problems]
 
 
 def row(image: object = "cat.png", question="q", box=(4, 4, 20, 20), **more):
@@ -71,7 +71,7 @@ def test_exact_duplicates_are_named_in_a_check_and_only_noted_in_a_run(picture, 
     report = check_file(path)
     assert report.num_problems == 24
     assert str(report.problems[0]) == "boxes.jsonl:4: the row says exactly what boxes.jsonl:1 says: remove one of them"
-    prompts, report = read_grounding(path, Layout(path.parent))
+    prompts, report = read_grounding(path, GroundingLayout(path.parent))
     assert len(prompts) == 27 and report.ok and len(report.duplicates) == 24
 
 

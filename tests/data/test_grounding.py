@@ -6,7 +6,7 @@ import pytest
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
-from mmrl.data.grounding import Layout
+from mmrl.data.grounding import GroundingLayout
 from mmrl.data.validate import FILE_ROW
 from tests.support.grounding import check_file
 
@@ -154,9 +154,9 @@ def test_other_mistakes_are_named(tmp_path, jsonl, load_jsonl):
     with pytest.raises(ValueError, match="columns maps picture"):
         load_jsonl(jsonl(), columns={"picture": "image"})
     with pytest.raises(ValueError, match="question"):
-        Layout(template="Where?")
+        GroundingLayout(template="Where?")
     with pytest.raises(ValueError, match="resized"):
-        Layout(space="resized")
+        GroundingLayout(space="resized")
     (tmp_path / "map.json").write_text("{}")
     with pytest.raises(ValueError, match="must hold a list"):
         load_jsonl(tmp_path / "map.json")

@@ -10,7 +10,7 @@ from PIL import Image
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
-from mmrl.data.grounding import Layout
+from mmrl.data.grounding import GroundingLayout
 from mmrl.data.layouts.load import hf_prompts
 from mmrl.data.readers import import_extra, open_hf, read_json, read_rows, read_text
 from mmrl.data.validate import Report
@@ -115,7 +115,7 @@ def test_choosing_a_split(tmp_path, load_hf, caplog):
 
 def test_empty_data_set():
     with pytest.raises(ValueError, match="name: holds no rows"):
-        hf_prompts(refcoco([1, 2, 10, 20]).select([]), "name", Layout().prompts)
+        hf_prompts(refcoco([1, 2, 10, 20]).select([]), "name", GroundingLayout().prompts)
 
 
 def test_a_folder_called_datasets_is_not_the_package(monkeypatch, tmp_path):

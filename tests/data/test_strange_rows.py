@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mmrl.core.types import Prompt
-from mmrl.data.grounding import Layout
+from mmrl.data.grounding import GroundingLayout
 from mmrl.data.layouts.base import Look
 from mmrl.data.layouts.guess import LAYOUTS, candidates
 from mmrl.data.layouts.turns import each_question
@@ -57,7 +57,7 @@ def test_a_row_of_anything_is_a_prompt_or_a_sentence(name: str, data: st.DataObj
         assert str(error)
         return
     for said in rows:
-        for reader in (Layout(), Questions()):
+        for reader in (GroundingLayout(), Questions()):
             try:
                 assert all(isinstance(prompt, Prompt) for prompt in reader.prompts(said))
             except BAD_ROW as error:
@@ -91,4 +91,4 @@ def test_cells_of_another_kind_than_their_layouts(name: str, values: dict[str, A
 def test_a_size_that_is_no_list():
     row = Row({"image": "a.png", "question": "where?", "box": [1, 2, 3, 4], "size": 100}, "rows.jsonl", 1)
     with pytest.raises(ValueError, match=r"its picture has size 100, but it has \[64, 48\]"):
-        Layout().prompts(row, lambda: (["a.png"], [(64, 48)]))
+        GroundingLayout().prompts(row, lambda: (["a.png"], [(64, 48)]))

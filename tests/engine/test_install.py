@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from mmrl.app.commands import engine as command
 from mmrl.app.commands.cache import listing
 from mmrl.engine import install, venv
-from mmrl.engine.install import RECIPES, Recipe, make_venv
+from mmrl.engine.install import RECIPES, Installation, make_venv
 from mmrl.engine.venv import MARKER, VERSION, WORKER, engine_folder, find_venv
 from mmrl.runtime.cache import note_new
 
@@ -60,21 +60,21 @@ def write_wheels(folder: Path) -> Path:
     return folder
 
 
-def recipe_of(folder: Path, lines: Sequence[str]) -> Recipe:
+def recipe_of(folder: Path, lines: Sequence[str]) -> Installation:
     file = folder / "requirements.txt"
     file.write_text("# small\n" + "\n".join(lines) + "\n")
-    return Recipe("cpu", file, ("--no-deps",), download_gb=0.001, disk_gb=0.001, measured=True)
+    return Installation("cpu", file, ("--no-deps",), download_gb=0.001, disk_gb=0.001, measured=True)
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     folder = tmp_path_factory.mktemp("small")
     write_wheels(folder / "wheels")
     return recipe_of(folder, [name.replace("-", "==").replace("_", "-") for name in WHEELS])
 
 
 @pytest.fixture(scope="module")
-def made(small: Recipe, tmp_path_factory: pytest.TempPathFactory):
+def made(small: Installation, tmp_path_factory: pytest.TempPathFactory):
     """A cache with a whole environment, over one whose making was killed."""
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
@@ -86,7 +86,7 @@ def made(small: Recipe, tmp_path_factory: pytest.TempPathFactory):
         yield broken, whole, said
 
 
-def only_here(patch: pytest.MonkeyPatch, recipe: Recipe) -> None:
+def only_here(patch: pytest.MonkeyPatch, recipe: Installation) -> None:
     """pip looks into the folder of wheels alone."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         patch.delenv(name)
@@ -95,7 +95,7 @@ def only_here(patch: pytest.MonkeyPatch, recipe: Recipe) -> None:
     patch.setenv("PIP_FIND_LINKS", str(recipe.requirements.parent / "wheels"))
 
 
-def kill_an_install(recipe: Recipe) -> str:
+def kill_an_install(recipe: Installation) -> str:
     """Kill one as soon as it has said its first word; what is said of the folder then."""
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom mmrl.engine import install\n"
@@ -150,7 +150,7 @@ def test_mmrl_cache_shows_it_and_never_clears_it(made, monkeypatch: pytest.Monke
     assert f"engines/vllm-{VERSION}" in listing() and "mmrl engine remove" in listing()
 
 
-def test_status_and_install_where_it_is(made, small: Recipe, monkeypatch: pytest.MonkeyPatch):
+def test_status_and_install_where_it_is(made, small: Installation, monkeypatch: pytest.MonkeyPatch):
     _, whole, _ = made
     monkeypatch.setitem(RECIPES, "cpu", small)
     assert f"vLLM {VERSION}+cpu, made by mmrl for cpu" in run("status").output
@@ -161,13 +161,13 @@ def test_status_and_install_where_it_is(made, small: Recipe, monkeypatch: pytest
     assert "makes it anew" in run("status").output, "made of other packages than this mmrl wants"
 
 
-def test_a_second_install_at_the_same_time_is_refused(made, small: Recipe):
+def test_a_second_install_at_the_same_time_is_refused(made, small: Installation):
     _, whole, _ = made
     with install.only_one(whole.folder), pytest.raises(ValueError, match=r"another `mmrl engine install` is making .*: wait"):
         make_venv(whole.folder, small, print)
 
 
-def test_a_package_that_is_nowhere(small: Recipe, monkeypatch: pytest.MonkeyPatch):
+def test_a_package_that_is_nowhere(small: Installation, monkeypatch: pytest.MonkeyPatch):
     only_here(monkeypatch, small)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--dry-run", "--no-deps"]
     with pytest.raises(

@@ -79,7 +79,7 @@ def reward_server(score: Script) -> Script:
 def scores(connection: object, request: bytes) -> None:
     """Two scores, each with a part that is named like the key."""
     part = {KEYS["MMRL_REWARD_TOKEN"]: 1.0}
-    reply = wire.pack_reply(wire.Reply((1.0, 2.0), (wire.Status.OK,) * 2, (part, part), "f"))
+    reply = wire.pack_reply(wire.ServedScores((1.0, 2.0), (wire.Status.OK,) * 2, (part, part), "f"))
     answers(200, reply)(connection, request)  # type: ignore[arg-type]
 
 

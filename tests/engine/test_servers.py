@@ -15,7 +15,7 @@ from mmrl.core.samples import Video
 from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.engine import generator as generators
 from mmrl.engine.agreement import FAR
-from mmrl.engine.facts import Facts, Wanted, ask_facts, most_pictures, refuse_other
+from mmrl.engine.facts import ServerFacts, Wanted, ask_facts, most_pictures, refuse_other
 from mmrl.engine.generator import text_parts
 from mmrl.engine.preflight import look_at_engine
 from mmrl.engine.wire.answer import EngineMismatchError
@@ -314,7 +314,7 @@ def test_another_vocabulary_and_other_options_are_refused(two):
         (replace(facts, settings=(("--no-mm-device-do-normalize", False),)), "started without --no-mm-device-do-normalize"),
         (replace(facts, transfer=""), "takes new weights by nothing"),
     ):
-        assert isinstance(other, Facts)
+        assert isinstance(other, ServerFacts)
         with pytest.raises(ValueError, match=words):
             refuse_other(other, wanted, "here")
 

@@ -127,7 +127,7 @@ def message(body: bytes) -> None:
             except wire.WireError as error:
                 assert str(error).strip()
                 continue
-            if isinstance(found, wire.Reply):
+            if isinstance(found, wire.ServedScores):
                 assert len(found.values) == len(found.status) == len(found.parts)
                 assert all(isinstance(x, float) for own in found.parts for x in own.values())
                 assert isinstance(found.fingerprint, str) and isinstance(found.raised, str | None)

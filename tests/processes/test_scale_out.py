@@ -16,7 +16,7 @@ from tests.support.loopback import launched, lay_out
 NEW_RUN = ("config.toml", "output=run")
 
 
-@pytest.mark.evidence
+@pytest.mark.slow
 def test_an_engine_and_the_reward_server_are_killed_and_the_run_ends_well(tmp_path: Path):
     """Both are started again: requests that were under way are asked again, and the engine is given the weights of the step."""
     ports = lay_out(tmp_path)

@@ -23,7 +23,7 @@ from mmrl.serving import wire
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, HopelessError, JudgeError, Question
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
-from mmrl.serving.reward_server import Limits
+from mmrl.serving.reward_server import ServerLimits
 from tests.serving.test_reward_server import length, serving
 
 GROUP = Group(0, Prompt("p"), (Sample("a"),))
@@ -95,7 +95,7 @@ class Bomb:
 def reply(header: dict[str, Any], **changes: Any) -> bytes:
     """A reply of one value whose header says something else."""
     told = {"parts": [{}], "fingerprint": "f", "raised": None} | header
-    good = wire.pack_reply(wire.Reply((1.0,), (Status.OK,), ({},), "f", None))
+    good = wire.pack_reply(wire.ServedScores((1.0,), (Status.OK,), ({},), "f", None))
     arrays = json.loads(good[8 : 8 + int.from_bytes(good[:8], "little")])
     head = arrays | {"__metadata__": {"mmrl": json.dumps({"protocol": wire.PROTOCOL, "value": told})}} | changes
     encoded = json.dumps(head).encode()
@@ -132,7 +132,7 @@ def test_the_replies_of_these_tests_would_be_read():
 
 
 def test_a_flood_of_nan_is_a_flood_of_failures():
-    packed = wire.pack_reply(wire.Reply((float("nan"),), (Status.OK,), ({"a": float("nan")},), "f", None))
+    packed = wire.pack_reply(wire.ServedScores((float("nan"),), (Status.OK,), ({"a": float("nan")},), "f", None))
     with foreign(says(packed)) as url:
         [scored] = RemoteReward(f"{url}/length").score(GROUP)
     assert isinstance(scored, Scored) and scored.value is not None and isnan(scored.value)
@@ -202,7 +202,7 @@ def test_a_listing_that_describes_nothing_is_refused(listing: dict[str, Any]):
 
 def test_an_endless_body_is_cut_off():
     """A server that answered 413 and read on would do so for as long as somebody sends."""
-    with serving(Limits(max_body_mb=1.0), length=length) as url:
+    with serving(ServerLimits(max_body_mb=1.0), length=length) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as sender:
             sender.settimeout(10)

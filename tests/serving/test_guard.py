@@ -21,7 +21,7 @@ from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.net.loops import wait_for
 from mmrl.serving import guard, reward_server, wire
 from mmrl.serving.reward_client import RemoteReward
-from mmrl.serving.reward_server import Limits, Meter, Scorer, Served
+from mmrl.serving.reward_server import RequestCounts, RequestScorer, Served, ServerLimits
 from tests.attacks._reward_server import REWARDS, expect_status, head, pour, read_all
 from tests.attacks.server import BODIES, CHUNKS, HALF, RAW, TOKEN, UNWANTED
 from tests.attacks.server_specs import ONE, SPECS
@@ -39,7 +39,7 @@ def connect(url: str) -> socket.socket:
 
 @pytest.mark.parametrize("chunked", [True, False])
 def test_bodies_without_an_end_are_not_read_to_it(chunked: bool):
-    with serving(Limits(max_body_mb=1.0), TOKEN, length=length) as url:
+    with serving(ServerLimits(max_body_mb=1.0), TOKEN, length=length) as url:
         for method, path, token, codes in UNWANTED.values():
             pour(place(url), head(method, path, token=token), codes, chunked)
         assert httpx.get(f"{url}/health").status_code == 200
@@ -53,7 +53,7 @@ def test_a_body_that_waits_to_be_asked_for_is_not_asked_for():
 
 
 def test_a_small_body_too_many_does_not_cost_the_answer():
-    with serving(Limits(max_body_mb=0.5), TOKEN, length=length) as url:
+    with serving(ServerLimits(max_body_mb=0.5), TOKEN, length=length) as url:
         for path, code in (("/v1/score/length", 413), ("/v1/score/nobody", 404), ("/elsewhere", 404)):
             found = httpx.post(url + path, content=b"\0" * 2**20, headers={"Authorization": f"Bearer {TOKEN}"})
             assert found.status_code == code, path
@@ -90,7 +90,7 @@ def answer_to(url: str, data: bytes) -> bytes:
 
 
 def test_a_message_that_is_none_is_the_senders_fault():
-    with serving(Limits(max_pixels=1_000_000), length=length) as url:
+    with serving(ServerLimits(max_pixels=1_000_000), length=length) as url:
         for name, (change, codes) in BODIES.items():
             found = httpx.post(f"{url}/v1/score/length", content=change(wire.pack_group(group_of("abc"))))
             assert found.status_code in codes and "\n" not in found.text, (name, found.text[:300])
@@ -139,13 +139,13 @@ def test_a_request_id_means_the_same_body():
 
 
 def test_metrics_are_labelled_with_what_is_served():
-    with serving(Limits(max_samples=1), length=length) as url:
+    with serving(ServerLimits(max_samples=1), length=length) as url:
         for name in ("x", "y%22%7d%201%0afake", "length"):
             httpx.post(f"{url}/v1/score/{name}", content=wire.pack_group(group_of("a", "b")))
             httpx.get(f"{url}/{name}")
         text = httpx.get(f"{url}/metrics").text
     assert sorted(re.findall(r"requests_total(\{.*)", text)) == ['{reward="",code="404"} 2', '{reward="length",code="413"} 1']
-    meter = Meter()
+    meter = RequestCounts()
     meter.count_answer('a"\\\n', 200)
     assert 'reward="a\\"\\\\\\n",code' in meter.text()
 
@@ -208,7 +208,7 @@ def test_the_end_of_the_server_removes_the_files_of_what_is_scored(tmp_path: Pat
         gate.wait(60)
         return length(group)
 
-    scorer = Scorer({}, Limits())
+    scorer = RequestScorer({}, ServerLimits())
     group = group_of("a")
     packed = wire.pack_group(Group(0, type(group.prompt)("p", media=(str(tmp_path / "a.bin"),)), group.samples))
     thread = threading.Thread(target=scorer._reply, args=(Served("waits", waits, ""), packed))
@@ -251,7 +251,7 @@ def test_a_request_above_the_servers_limit_is_not_sent():
         calls.append(1)
         return length(group)
 
-    with serving(Limits(max_body_mb=0.01), counts=counts, pointwise=Pointwise()) as url:
+    with serving(ServerLimits(max_body_mb=0.01), counts=counts, pointwise=Pointwise()) as url:
         with pytest.raises(RewardUnavailableError, match=r"takes \d+ bytes, and the server at most 10485"):
             RemoteReward(f"{url}/counts").connect().score(group_of("a" * 20_000))
         long = ["a" * 3000 * i for i in range(1, 4)]

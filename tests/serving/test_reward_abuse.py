@@ -23,7 +23,7 @@ from mmrl.answers.spans.interval import Interval
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
-from mmrl.serving.reward_server import Limits
+from mmrl.serving.reward_server import ServerLimits
 from tests.serving.test_reward_server import group_of, length, serving
 
 
@@ -35,7 +35,7 @@ def test_a_small_file_that_unfolds_to_a_huge_picture_is_refused(tmp_path: Path):
     bomb = tmp_path / "bomb.png"
     Image.new("1", (3000, 3000)).save(bomb)
     assert bomb.stat().st_size < 5000
-    with serving(Limits(max_pixels=1_000_000), length=length) as url:
+    with serving(ServerLimits(max_pixels=1_000_000), length=length) as url:
         found = post(f"{url}/v1/score/length", Group(0, Prompt("p", media=(str(bomb),)), (Sample("a"),)))
         assert found.status_code == 413 and "9000000 pixels" in found.text
         grey = post(f"{url}/v1/score/length", group_of("a", image=Image.new("L", (1001, 1000))))
@@ -44,7 +44,7 @@ def test_a_small_file_that_unfolds_to_a_huge_picture_is_refused(tmp_path: Path):
 
 
 def test_a_body_that_does_not_say_its_length_has_the_same_limit():
-    with serving(Limits(max_body_mb=1.0), length=length) as url:
+    with serving(ServerLimits(max_body_mb=1.0), length=length) as url:
         chunked = httpx.post(f"{url}/v1/score/length", content=(b"\0" * 2**18 for _ in range(20)))
         assert chunked.status_code == 413 and "max_body_mb = 1" in chunked.text
         assert "transfer-encoding" in chunked.request.headers
@@ -115,7 +115,7 @@ def test_async_rewards_keep_one_loop_on_the_server_too():
             await asyncio.sleep(0.02)
         return length(group)
 
-    with serving(Limits(workers=4), limited=limited) as url, ThreadPoolExecutor(4) as pool:
+    with serving(ServerLimits(workers=4), limited=limited) as url, ThreadPoolExecutor(4) as pool:
         remote = RemoteReward(f"{url}/limited")
         assert list(pool.map(remote.score, [group_of("a" * i) for i in range(8)])) == [[float(i)] for i in range(8)]
 

@@ -24,10 +24,10 @@ from PIL import Image
 from mmrl import Group, Prompt, Sample, Scored
 from mmrl.app.commands import serve
 from mmrl.runtime.blame import RewardUnavailableError
-from mmrl.runtime.net.fetch import Answer
+from mmrl.runtime.net.fetch import HttpResponse
 from mmrl.serving import wire
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
-from mmrl.serving.reward_server import Limits, Served
+from mmrl.serving.reward_server import Served, ServerLimits
 from mmrl.serving.reward_server import serving as in_thread
 
 
@@ -74,7 +74,9 @@ FUNCTIONS = {f.__name__: f for f in (length, slow_length, odd, broken, short, br
 
 
 @contextmanager
-def serving(limits: Limits = Limits(), token: str | None = None, **functions: Callable[[Group], Any]) -> Iterator[str]:
+def serving(
+    limits: ServerLimits = ServerLimits(), token: str | None = None, **functions: Callable[[Group], Any]
+) -> Iterator[str]:
     """The base URL of a server in a thread."""
     served = {name: Served(name, function, "f1") for name, function in (functions or FUNCTIONS).items()}
     with in_thread(served, limits, token) as url:
@@ -133,7 +135,7 @@ def test_another_protocol_is_refused(base: str, monkeypatch: pytest.MonkeyPatch)
     body = wire.pack_group(group_of("a")).replace(b'protocol\\": 1', b'protocol\\": 9')
     response = httpx.post(f"{base}/v1/score/length", content=body)
     assert response.status_code == 400 and "protocol 9, this side 1" in response.text
-    monkeypatch.setattr(RemoteReward, "_request", lambda *_: Answer(200, {}, b'{"protocol": 9}'))
+    monkeypatch.setattr(RemoteReward, "_request", lambda *_: HttpResponse(200, {}, b'{"protocol": 9}'))
     with pytest.raises(ValueError, match="speaks protocol 9, this mmrl 1: install the same version"):
         RemoteReward(f"{base}/length").connect()
 
@@ -153,7 +155,7 @@ def test_pickles_and_garbage_are_refused(base: str):
 
 def test_limits_answer_413_with_the_limit(base: str):
     image = Image.fromarray(np.zeros((64, 64, 3), np.uint8))
-    with serving(Limits(max_body_mb=0.01, max_pixels=100, max_samples=2)) as url:
+    with serving(ServerLimits(max_body_mb=0.01, max_pixels=100, max_samples=2)) as url:
         large = httpx.post(f"{url}/v1/score/length", content=b"x" * 20_000)
         assert (large.status_code, large.text) == (413, "the body is above the limit max_body_mb = 0.01")
         small = Image.fromarray(np.zeros((20, 20, 3), np.uint8))
@@ -166,7 +168,7 @@ def test_limits_answer_413_with_the_limit(base: str):
 
 
 def test_a_pointwise_group_is_cut_and_joined_in_order():
-    with serving(Limits(max_samples=2), pointwise=Pointwise()) as url:
+    with serving(ServerLimits(max_samples=2), pointwise=Pointwise()) as url:
         remote = RemoteReward(f"{url}/pointwise").connect()
         assert remote.score(group_of("a", "bb", "ccc", "dddd", "eeeee")) == [1.0, 2.0, 3.0, 4.0, 5.0]
 
@@ -189,7 +191,7 @@ def test_a_full_server_says_when_to_come_back_and_the_client_does():
         gate.wait(10)
         return length(group)
 
-    with serving(Limits(max_waiting=1), waits=waits) as url:
+    with serving(ServerLimits(max_waiting=1), waits=waits) as url:
         remote, answers = RemoteReward(f"{url}/waits"), []
         threads = [threading.Thread(target=lambda: answers.append(remote.score(group_of("abc")))) for _ in range(2)]
         threads[0].start()

@@ -88,12 +88,12 @@ def test_times_that_no_clock_knows_are_refused(times: dict[str, float]):
 
 
 def test_scores_arrive_as_they_were():
-    reply = wire.unpack_reply(wire.pack_reply(wire.Reply((0.1, 1e300), (Status.OK, Status.OK), ({}, {}), "f")))
+    reply = wire.unpack_reply(wire.pack_reply(wire.ServedScores((0.1, 1e300), (Status.OK, Status.OK), ({}, {}), "f")))
     assert reply.values == (0.1, 1e300)
 
 
 def test_a_part_that_cannot_be_printed_is_refused():
-    packed = wire.pack_reply(wire.Reply((0.1,), (Status.OK,), ({"\x1b[2J": 1.0},), "f"))
+    packed = wire.pack_reply(wire.ServedScores((0.1,), (Status.OK,), ({"\x1b[2J": 1.0},), "f"))
     with pytest.raises(wire.WireError, match="cannot be printed"):
         wire.unpack_reply(packed)
 

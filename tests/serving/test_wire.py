@@ -213,7 +213,7 @@ def test_a_reply_cannot_write_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_replies_whose_columns_differ_in_length_are_refused():
-    body = wire.pack_reply(wire.Reply((1.0, 2.0), (Status.OK,), ({},), "f"))
+    body = wire.pack_reply(wire.ServedScores((1.0, 2.0), (Status.OK,), ({},), "f"))
     with pytest.raises(wire.WireError, match="2 values, 1 states"):
         wire.unpack_reply(body)
 

@@ -181,7 +181,9 @@ def slips_in_names(shipped: Tables, _: Keys, count: int | None) -> Outcome:
     named = [(values, path) for values in shipped.values() for path in key_paths(values) if path[-1] in NAMED]
     # An address is nobody's name.
     named = [(values, path) for values, path in named if "://" not in str(value_at(values, path))]
-    for (_, name), (values, path) in {(path[-2:], value_at(values, path)): (values, path) for values, path in named}.items():
+    once = {(path[-2:], value_at(values, path)): (values, path) for values, path in named}
+    for values, path in once.values():
+        name = value_at(values, path)
         for slip in some(rng, sorted(set(one_edit(name)) - {name, ""}), count):
             found.note(f"{dotted_key(path)} = {slip}", refusal(with_value(values, path, slip)), slip, name)
     return found

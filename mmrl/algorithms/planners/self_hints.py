@@ -106,7 +106,7 @@ class SelfHints(HintLadder):
 
 
 @dataclass
-class Kept:
+class LatestHints:
     """Prompt -> its level and the latest hints that were written for it."""
 
     levels: dict[str, int] = field(default_factory=dict[str, int])
@@ -125,7 +125,7 @@ class KeptHints(SelfHints):
     """Share of right samples up to which the level goes up."""
     high: Share = 0.35
     """Share of right samples above which it goes down."""
-    kept: Kept = field(default_factory=Kept, init=False, compare=False, repr=False)
+    kept: LatestHints = field(default_factory=LatestHints, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -109,7 +109,7 @@ def answer_text(prompt: Prompt) -> str:
 
 
 @dataclass
-class Memory:
+class DifficultyMemory:
     """Memory of DifficultyAware: the latest rewards, and this step's prompts with how hard they were."""
 
     rewards: deque[float]
@@ -144,11 +144,11 @@ class DifficultyAware(PlannerHooks):
     """Goes under a hard prompt; {answer} is the prompt's answer."""
     hint_text: str = "Begin like this: {hint}"
     """Goes under a hard prompt sampled anew; {hint} is the beginning of the best guided completion."""
-    memory: Memory = field(init=False, compare=False, repr=False)
+    memory: DifficultyMemory = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        object.__setattr__(self, "memory", Memory(deque(maxlen=self.window)))
+        object.__setattr__(self, "memory", DifficultyMemory(deque(maxlen=self.window)))
 
     max_rounds = 3
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from mmrl.app.report.data import changes, load, pairs
-from mmrl.app.report.rows import Row
+from mmrl.app.report.rows import SampleLine
 from mmrl.app.run.trackers import duration, figures
 from mmrl.training.callbacks import Examples
 
@@ -154,13 +154,13 @@ def figures_html(folder: Path) -> str:
     return f'{STYLE}<div class="mmrl">{table}<div class="charts">{charts}</div>{"".join(shown)}</div>'
 
 
-def picture_of(row: Row) -> Mapping[str, object]:
+def picture_of(row: SampleLine) -> Mapping[str, object]:
     """The stored picture that a sample drew, or that it answers about; empty where there is none."""
     stored = row.line["image"] or next(iter(row.line["media"]), None)
     return stored if stored and stored["file"] and stored["kind"] == "picture" else {}
 
 
-def drawing(folder: Path, row: Row) -> str:
+def drawing(folder: Path, row: SampleLine) -> str:
     """The picture inside the page, with the true boxes and those that the sample wrote."""
     stored = picture_of(row)
     file = folder / "samples" / str(stored["file"])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from mmrl.app.report.data import Change, changes, load
+from mmrl.app.report.data import PairedChange, changes, load
 from mmrl.app.run.folder import RunDir
 from mmrl.core.protocols import Policy
 
@@ -26,7 +26,7 @@ class Run:
         return RunDir(self.folder).read_metrics().lines
 
     @property
-    def changes(self) -> Sequence[Change]:
+    def changes(self) -> Sequence[PairedChange]:
         """Held-out figures before and after, with their uncertainty; empty without two evaluations."""
         return changes(load(self.folder))
 

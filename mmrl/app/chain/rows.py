@@ -57,7 +57,7 @@ def prompts_to_mine(stages: Sequence[Stage], at: int, run: RunDir | None) -> lis
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RowsMedia:
     """The folder of the pictures and clips that rows name."""
 
     media: Path
@@ -65,7 +65,7 @@ class Drawn:
 
 def as_written(rows: Sequence[Columns], run: RunDir) -> list[Line]:
     """Rows in JSON's types: what was drawn becomes a file, named by its content, and the row says where it lies."""
-    place = Drawn(run.path / "stages" / "media")
+    place = RowsMedia(run.path / "stages" / "media")
 
     def to_json(value: object) -> object:
         if not isinstance(value, Sample):

@@ -44,7 +44,7 @@ console = Terminal()
 
 
 @dataclass
-class Findings:
+class CheckLines:
     """The lines of a check, one for each thing that was looked at."""
 
     rows: list[tuple[str, str, str]] = field(default_factory=list[tuple[str, str, str]])
@@ -82,7 +82,7 @@ def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> 
     """
     if Path(name).is_dir():
         return look_at_run(RunDir.open(name))
-    resolved, size, found = configs.load(name, overrides), room(card), Findings()
+    resolved, size, found = configs.load(name, overrides), room(card), CheckLines()
     given = sum(origin != "default" and not origin.startswith("preset") for _, _, origin in resolved.rows())
     found.add("config", f"{chain_label(resolved)}; {given} values given, the rest are defaults (mmrl show {name})")
     stages = stages_of(resolved)
@@ -99,7 +99,7 @@ def check(name: str, overrides: Sequence[str] = (), card: str | None = None) -> 
     return found.fine
 
 
-def look_at_stage(stage: Stage, mining: str, size: int | None, found: Findings) -> None:
+def look_at_stage(stage: Stage, mining: str, size: int | None, found: CheckLines) -> None:
     """Data, plan, model and rewards of a run, or of one stage of a chain; `mining`: what it samples where it does not train."""
     resolved = stage.resolved
     if stage.place:
@@ -116,7 +116,7 @@ def look_at_stage(stage: Stage, mining: str, size: int | None, found: Findings) 
 
 def look_at_run(run: RunDir) -> bool:
     """Print what a run's metrics show of its sampler; True if nothing is wrong."""
-    found = Findings()
+    found = CheckLines()
     steps, gaps = column(run.read_metrics().lines, LOG_RATIO)
     if stale := stale_sentence(steps, gaps):
         found.add("sampler", stale, "FAIL")
@@ -130,7 +130,7 @@ def look_at_run(run: RunDir) -> bool:
     return found.fine
 
 
-def look_at_data(resolved: Resolved, found: Findings) -> None:
+def look_at_data(resolved: Resolved, found: CheckLines) -> None:
     """Every row can be read, and no prompt to evaluate on is trained on."""
     config, plug_ins = resolved.config, read_plug_ins(resolved)
     prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
@@ -146,7 +146,7 @@ def look_at_data(resolved: Resolved, found: Findings) -> None:
         found.add("held-out data", f"{len(evaluated)} prompts, none of which is trained on")
 
 
-def look_at_plan(made: Plan, size: int | None, found: Findings) -> None:
+def look_at_plan(made: Plan, size: int | None, found: CheckLines) -> None:
     """The geometry is possible, and memory and disk suffice."""
     config = made.config
     found.add(
@@ -178,7 +178,7 @@ def nearest_folder(path: Path) -> Path:
     return path if path.is_dir() else nearest_folder(path.parent)
 
 
-def look_at_job(job: Job, resolved: Resolved, found: Findings) -> None:
+def look_at_job(job: Job, resolved: Resolved, found: CheckLines) -> None:
     """One rollout of a few prompts, scored and evaluated again."""
     trainer = job.trainer
     names = ", ".join(trainer.collector.rewards.names)
@@ -203,7 +203,7 @@ def look_at_job(job: Job, resolved: Resolved, found: Findings) -> None:
         look_at_evaluation(job, found)
 
 
-def look_at_evaluation(job: Job, found: Findings) -> None:
+def look_at_evaluation(job: Job, found: CheckLines) -> None:
     """One evaluation of a few held-out prompts, every way that the config names."""
     if (evaluator := job.evaluator) is None:
         return
@@ -219,7 +219,7 @@ def look_at_evaluation(job: Job, found: Findings) -> None:
         found.add("evaluation", said)
 
 
-def look_at_ratio(job: Job, rollouts: Rollouts, found: Findings) -> None:
+def look_at_ratio(job: Job, rollouts: Rollouts, found: CheckLines) -> None:
     """Training must see the log-probabilities that the sampler saw."""
     reader = job.trainer.reader
     sampled = rollouts.recorded.get(ROLLOUT_LOGPROBS)
@@ -237,7 +237,7 @@ def look_at_ratio(job: Job, rollouts: Rollouts, found: Findings) -> None:
     )
 
 
-def look_at_rewards(collected: Collected, found: Findings) -> None:
+def look_at_rewards(collected: Collected, found: CheckLines) -> None:
     """Every weighted reward answers, and samples of a group differ in it."""
     scores, ids = collected.scores, collected.rollouts.group_ids
     for k, name in enumerate(scores.names):
@@ -281,7 +281,7 @@ def alike(scores: Scores, ids: torch.Tensor) -> int:
     return sum(bool((total[ids == id] == total[ids == id][0]).all()) for id in ids.unique())
 
 
-def look_at_samples(rollouts: Rollouts, found: Findings) -> None:
+def look_at_samples(rollouts: Rollouts, found: CheckLines) -> None:
     """Completions end, and one sample to look at."""
     group = next(group for group in rollouts.groups if group.samples)
     sample = group.samples[0]
@@ -299,7 +299,7 @@ def look_at_samples(rollouts: Rollouts, found: Findings) -> None:
     found.add("a sample", f"{group.prompt.text!r} -> {file}")
 
 
-def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found: Findings) -> None:
+def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found: CheckLines) -> None:
     """Adds the verdict of `mmrl reward test` on the config's rewards; pictures have no truth to test with."""
     output = modality_of(resolved.config.policy).output_of(resolved.config.policy)
     if output not in ("text", "image"):

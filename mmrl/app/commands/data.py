@@ -21,7 +21,7 @@ from mmrl.app.toml.reader import check_keys, plain
 from mmrl.app.toml.tables import COMMAND_LINE, Table
 from mmrl.core.types import Prompt
 from mmrl.data.convert import convert_source, source_to_convert
-from mmrl.data.grounding import BoxFormat, Layout
+from mmrl.data.grounding import BoxFormat, GroundingLayout
 from mmrl.data.layouts import files
 from mmrl.data.layouts.base import BOX, BOXES
 from mmrl.data.layouts.fix import fix
@@ -157,7 +157,7 @@ def _reader(source: Source, table: Table, boxes: str | None) -> tuple[RowReader,
     """
     table.values.setdefault("image_root", str(source.root))
     table.values.setdefault("decode", True)
-    kind = Layout if source.guess.data_set == BOXES else Questions
+    kind = GroundingLayout if source.guess.data_set == BOXES else Questions
     if boxes is not None and kind is Questions:
         raise ValueError(f"--boxes {boxes} is for rows with boxes, and {source.path} is {source.guess}: leave it out")
     for word in boxes.split(",") if boxes is not None else ():
@@ -172,7 +172,7 @@ def _reader(source: Source, table: Table, boxes: str | None) -> tuple[RowReader,
     check_keys(table.values, known, (), table)
     if kind is Questions:
         return plain(Questions, table.values, (), table), None
-    reader = plain(Layout, table.values, (), table)
+    reader = plain(GroundingLayout, table.values, (), table)
     source.check_boxes(reader.space, reader.box_format)
     return reader, None if is_told else reader.habits
 

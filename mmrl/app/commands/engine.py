@@ -10,7 +10,7 @@ from typer import Option
 from mmrl.app.commands.cache import size
 from mmrl.engine.install import (
     RECIPES,
-    Recipe,
+    Installation,
     accelerator_here,
     check_place,
     disk_free,
@@ -68,7 +68,7 @@ def engine_remove(folder: Folder = None, yes: Yes = False) -> None:
     typer.echo(f"removed {place}, {size(remove_venv(place))}")
 
 
-def cost(folder: Path, recipe: Recipe) -> str:
+def cost(folder: Path, recipe: Installation) -> str:
     """Say how much download, disk space and time an installation takes."""
     kind = {"cpu": "a CPU", "cuda": "NVIDIA cards"}[recipe.accelerator]
     about = "" if recipe.measured else " (an estimate, not measured yet)"

@@ -30,7 +30,7 @@ Split = Literal["train", "eval"]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnGroup:
     """A group that was drawn again, and how it was asked for."""
 
     group: Group
@@ -40,7 +40,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RecordedMatch:
     """One sample compared with what the run recorded."""
 
     is_same: bool | None
@@ -53,7 +53,7 @@ class Resampled:
     """The text that `mmrl sample` prints, and whether anything differs."""
 
     lines: Sequence[str]
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[RecordedMatch]
 
     @property
     def differs(self) -> bool:
@@ -139,7 +139,7 @@ def check_step(run: RunDir, step: int, split: Split, steps: int) -> None:
         )
 
 
-def groups_of_prompt(job: Job, prompt: str, step: int, last_group: int) -> list[Drawn]:
+def groups_of_prompt(job: Job, prompt: str, step: int, last_group: int) -> list[DrawnGroup]:
     """The prompt's groups, planned as the step planned them and sampled without the others."""
     collector, config = job.trainer.collector, job.config
     asked = planned_requests(collector, config.prompts_per_step, last_group)
@@ -148,7 +148,7 @@ def groups_of_prompt(job: Job, prompt: str, step: int, last_group: int) -> list[
         again = "; rounds after the first drew others: --whole samples them too" if collector.planner.max_rounds > 1 else ""
         raise ValueError(f"step {step} drew no prompt {prompt!r}: {did_you_mean(prompt, [r.prompt.id for r in asked])}{again}")
     rollouts = job.policy.rollout(mine, job.trainer.sampling(step))
-    return [Drawn(group, next(r for r in mine if r.group_id == group.id)) for group in rollouts.groups]
+    return [DrawnGroup(group, next(r for r in mine if r.group_id == group.id)) for group in rollouts.groups]
 
 
 def planned_requests(collector: Collector, num_prompts: int, last_group: int) -> list[Request]:
@@ -159,7 +159,7 @@ def planned_requests(collector: Collector, num_prompts: int, last_group: int) ->
     return requests
 
 
-def whole_step(job: Job, prompt: str, step: int) -> list[Drawn]:
+def whole_step(job: Job, prompt: str, step: int) -> list[DrawnGroup]:
     """The prompt's groups after the whole step was sampled and scored."""
     collector = job.trainer.collector
     collected = collector.collect(job.trainer.sampling(step))
@@ -169,7 +169,7 @@ def whole_step(job: Job, prompt: str, step: int) -> list[Drawn]:
         raise ValueError(f"step {step} trained on no group of prompt {prompt!r}: {did_you_mean(prompt, ids)}")
     names = collector.rewards.names
     return [
-        Drawn(
+        DrawnGroup(
             group,
             Request(group.prompt, len(group.samples), group.id),
             tuple(
@@ -181,7 +181,7 @@ def whole_step(job: Job, prompt: str, step: int) -> list[Drawn]:
     ]
 
 
-def held_out(job: Job, prompt: str, run: RunDir) -> list[Drawn]:
+def held_out(job: Job, prompt: str, run: RunDir) -> list[DrawnGroup]:
     """The held-out prompt, answered as evaluation does."""
     if job.evaluator is None:
         raise ValueError(f"{run.path} has no held-out prompts: leave --split eval out")
@@ -191,10 +191,10 @@ def held_out(job: Job, prompt: str, run: RunDir) -> list[Drawn]:
         raise ValueError(f"no held-out prompt is called {prompt!r}: {did_you_mean(prompt, [one.id for one in prompts])}")
     requests = [job.evaluator.request(i, Variant("", weights=job.evaluator.settings.weights)) for i in places]
     groups = job.policy.rollout(requests, job.evaluator.sampling).groups
-    return [Drawn(group, request) for group, request in zip(groups, requests, strict=True)]
+    return [DrawnGroup(group, request) for group, request in zip(groups, requests, strict=True)]
 
 
-def group_lines(job: Job, drawn: Drawn, out: Path | None) -> Iterator[str]:
+def group_lines(job: Job, drawn: DrawnGroup, out: Path | None) -> Iterator[str]:
     """The lines that tell what the model was shown for a group."""
     shown = prompt_view(job.policy, drawn.request)
     seed = f", seed {drawn.request.seed}" if drawn.request.seed else ""
@@ -206,8 +206,8 @@ def group_lines(job: Job, drawn: Drawn, out: Path | None) -> Iterator[str]:
 
 
 def sample_verdicts(
-    drawn: Drawn, noted: dict[tuple[int, int], Line], run: RunDir, index: int | None, out: Path | None
-) -> Iterator[tuple[str, list[str], Verdict]]:
+    drawn: DrawnGroup, noted: dict[tuple[int, int], Line], run: RunDir, index: int | None, out: Path | None
+) -> Iterator[tuple[str, list[str], RecordedMatch]]:
     """Every sample wanted of a group: its name, what it is, and what the run noted."""
     for i, sample in enumerate(drawn.group.samples):
         if index is not None and i != index:
@@ -250,20 +250,20 @@ def save_picture(out: Path, name: str, picture: Image.Image) -> Path:
     return file
 
 
-def verdict(sample: Sample, line: Line | None, run: RunDir) -> Verdict:
+def verdict(sample: Sample, line: Line | None, run: RunDir) -> RecordedMatch:
     """Says if it equals what was recorded, and if not, where it starts to differ."""
     if line is None:
-        return Verdict(None, "the run recorded no such sample (samples_every, or its group was dropped)")
+        return RecordedMatch(None, "the run recorded no such sample (samples_every, or its group was dropped)")
     was = line.get("earlier", "") + (line["completion"] or "")
     if sample.transcript is not None and sample.transcript != was:
-        return Verdict(False, f"differs {first_letter(was, sample.transcript)}")
+        return RecordedMatch(False, f"differs {first_letter(was, sample.transcript)}")
     if line.get("digest") is not None:
         if line["digest"] == digest(sample):
-            return Verdict(True, "identical to what the run recorded")
-        return Verdict(False, f"differs {first_difference(sample, line, run)}")
+            return RecordedMatch(True, "identical to what the run recorded")
+        return RecordedMatch(False, f"differs {first_difference(sample, line, run)}")
     if sample.text is not None:
-        return Verdict(True, "the same text as the run recorded")
-    return Verdict(None, "the run recorded nothing to compare with")
+        return RecordedMatch(True, "the same text as the run recorded")
+    return RecordedMatch(None, "the run recorded nothing to compare with")
 
 
 def first_difference(sample: Sample, line: Line, run: RunDir) -> str:

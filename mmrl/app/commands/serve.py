@@ -22,7 +22,7 @@ from mmrl.runtime.near import did_you_mean
 from mmrl.runtime.net.fetch import is_local
 from mmrl.runtime.net.secrets import read_secret
 from mmrl.serving.guard import listen, serve_until_stopped
-from mmrl.serving.reward_server import Limits, Scorer, Served, create_app, fingerprint
+from mmrl.serving.reward_server import RequestScorer, Served, ServerLimits, create_app, fingerprint
 
 TOKEN = "MMRL_REWARD_TOKEN"
 OWN = ("use", "name")
@@ -38,7 +38,7 @@ class ServeSpec:
     rewards: Mapping[str, Served]
     host: str = "127.0.0.1"
     port: int = 8500
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
 
 
 def serve(file: Path, host: str | None = None, port: int | None = None) -> None:
@@ -59,7 +59,7 @@ def serve(file: Path, host: str | None = None, port: int | None = None) -> None:
     for name in spec.rewards:
         typer.echo(f'use = "http://{place}:{listener.getsockname()[1]}/{name}"')
     sys.stdout.flush()
-    scorer, interrupted = Scorer(spec.rewards, spec.limits), []
+    scorer, interrupted = RequestScorer(spec.rewards, spec.limits), []
     serve_until_stopped(create_app(scorer, token), listener, lambda: interrupted.append(scorer.close()))
     if any(interrupted):
         # a thread that still scores would hold the process up for as long as its reward takes
@@ -78,7 +78,7 @@ def read_spec(file: Path) -> ServeSpec:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (RecursionError, ValueError) as error:
         raise ValueError(f"{file} is not TOML: {error}") from None
-    limit_keys = [f.name for f in fields(Limits)]
+    limit_keys = [f.name for f in fields(ServerLimits)]
     known = ["host", "port", "reward", *limit_keys]
     for key in table:
         if key not in known:
@@ -98,7 +98,7 @@ def read_spec(file: Path) -> ServeSpec:
     return ServeSpec(rewards, host, port, limits)
 
 
-def limits_of(table: Mapping[str, object], where: str) -> Limits:
+def limits_of(table: Mapping[str, object], where: str) -> ServerLimits:
     """The limits of a spec; whole numbers stay whole, and true is none."""
     checked: dict[str, int | float] = {}
     for key, value in table.items():
@@ -106,7 +106,7 @@ def limits_of(table: Mapping[str, object], where: str) -> Limits:
             raise ValueError(f"{where}: {key} is {value!r}: write a {'' if key in FRACTIONS else 'whole '}number above 0")
         checked[key] = float(min(value, 1e300)) if key in FRACTIONS else value
     try:
-        return Limits(**checked)  # pyright: ignore[reportArgumentType]
+        return ServerLimits(**checked)  # pyright: ignore[reportArgumentType]
     except ValueError as error:
         raise ValueError(f"{where}: {str(error).removeprefix('Limits.')}") from None
 

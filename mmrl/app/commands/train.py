@@ -21,7 +21,7 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import all_changes
 from mmrl.app.report.data import load as load_run
-from mmrl.app.report.figures import Change
+from mmrl.app.report.figures import PairedChange
 from mmrl.app.report.tables import table
 from mmrl.app.report.words import percent
 from mmrl.app.run.build import Job, build, on_the_terminal
@@ -46,7 +46,7 @@ from mmrl.runtime.disk import room_for
 from mmrl.runtime.repeating import deterministic
 from mmrl.training.callbacks import Callback
 from mmrl.training.checkpoints.save import Checkpoints
-from mmrl.training.resources.profile import Profile, Steps
+from mmrl.training.resources.profile import Profile, StepRange
 
 log = logging.getLogger("mmrl")
 LONGEST_FAULT = 300
@@ -120,7 +120,9 @@ def run_job(
             if finished:
                 announce(run) if ranks.is_main else None
                 return run, None
-        steps = None if profile is None else Steps.read(profile, resolved.config.steps, 0 if resume is None else num_done(resume))
+        steps = (
+            None if profile is None else StepRange.read(profile, resolved.config.steps, 0 if resume is None else num_done(resume))
+        )
         with claimed_folder(wanted, ranks, may_be_another) as path:
             run = RunDir(path)
             # what a run that is over was asked for
@@ -304,7 +306,7 @@ def announce(run: RunDir) -> None:
         log.warning("no report: %s; the run is whole, and mmrl report %s tries again", text[:LONGEST_FAULT], run.path)
 
 
-def print_changes(found: Sequence[Change]) -> None:
+def print_changes(found: Sequence[PairedChange]) -> None:
     """Each figure of the held-out prompts before and after, with its interval where there are prompts enough for one."""
     if found:
         unread = any(max(filter(math.isfinite, one.unread), default=0.0) > 0 for one in found)

@@ -12,7 +12,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.config.tasks import one_line
 from mmrl.app.errors import Terminal
-from mmrl.app.evaluation.predict import Meter, predict
+from mmrl.app.evaluation.predict import ProgressLine, predict
 from mmrl.app.evaluation.suites import ALL, of_suite, suite_facts, suite_numbers, suite_words
 from mmrl.app.evaluation.tables import metrics_of, numbers, print_numbers, summary
 from mmrl.app.files import json_text
@@ -22,7 +22,7 @@ from mmrl.app.run.context import RUNS, console, distributed_run
 from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.launch import check_same, lock_folder
-from mmrl.app.run.revive import Asked, ask, prepare
+from mmrl.app.run.revive import EvaluationPlan, ask, prepare
 from mmrl.core.ranks import Ranks
 from mmrl.runtime.accelerator import Accelerator
 from mmrl.runtime.repeating import deterministic
@@ -139,7 +139,7 @@ def run_evaluation(given: EvalArguments) -> Mapping[str, float]:
     return metrics
 
 
-def answer(asked: Asked, subject: Subject, place: EvaluationDir, accelerator: Accelerator | None, ranks: Ranks) -> None:
+def answer(asked: EvaluationPlan, subject: Subject, place: EvaluationDir, accelerator: Accelerator | None, ranks: Ranks) -> None:
     """Load the model and answer what is not answered yet."""
     ready = prepare(asked, ranks, accelerator)
     meter = None
@@ -149,7 +149,7 @@ def answer(asked: Asked, subject: Subject, place: EvaluationDir, accelerator: Ac
             console.print(
                 f"going on after {done} of {subject.num_prompts} prompts in {place.path}", markup=False, highlight=False
             )
-        meter = Meter(subject.num_prompts)
+        meter = ProgressLine(subject.num_prompts)
     try:
         predict(ready, place, asked.step, ranks, meter)
     finally:
@@ -158,7 +158,7 @@ def answer(asked: Asked, subject: Subject, place: EvaluationDir, accelerator: Ac
             meter.close()
 
 
-def folder_for(asked: Asked, subject: Subject, output: Path | None, ranks: Ranks) -> Path:
+def folder_for(asked: EvaluationPlan, subject: Subject, output: Path | None, ranks: Ranks) -> Path:
     """The folder of this evaluation, the same on all processes; ValueError if `output` holds something else."""
     path, problem = Path(), None
     if ranks.is_main:
@@ -170,7 +170,7 @@ def folder_for(asked: Asked, subject: Subject, output: Path | None, ranks: Ranks
     return ranks.gather(path)[0]
 
 
-def usual_folder(asked: Asked, subject: Subject, output: Path | None) -> Path:
+def usual_folder(asked: EvaluationPlan, subject: Subject, output: Path | None) -> Path:
     """`output`, which may hold this evaluation; else the first of the usual folders that is free or holds it unfinished.
 
     Raises ValueError if `output` holds something else.

@@ -12,9 +12,9 @@ from mmrl.app.plugins.resolve import SUITES, listing
 from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.charts import Chart, Series, line_chart
 from mmrl.app.report.data import EVAL, RunData, column, ends, load, read_rows
-from mmrl.app.report.figures import Change, Figure, figures, paired_changes
+from mmrl.app.report.figures import PairedChange, SampleFigure, figures, paired_changes
 from mmrl.app.report.page import environment
-from mmrl.app.report.rows import Row, Task, by_task, mean
+from mmrl.app.report.rows import SampleLine, Task, by_task, mean
 from mmrl.app.run.evaluation_folder import EvaluationDir, prediction_lines
 from mmrl.app.run.folder import Line, also_split
 from mmrl.app.run.trackers import flat, is_reward
@@ -31,9 +31,9 @@ class Side:
 
     path: Path
     config: Values
-    last: Mapping[Task, list[Row]]
+    last: Mapping[Task, list[SampleLine]]
     """The answers that are compared: of a run those of its last evaluation."""
-    also: Mapping[str, Mapping[Task, list[Row]]] = field(default_factory=dict[str, Mapping[Task, list[Row]]])
+    also: Mapping[str, Mapping[Task, list[SampleLine]]] = field(default_factory=dict[str, Mapping[Task, list[SampleLine]]])
     """The same of every further way to answer (`[[evaluation.also]]`), by its name."""
     notices: Sequence[str] = ()
     run: RunData | None = None
@@ -72,7 +72,7 @@ class AlsoCompared:
 
     name: str
     held_out: list[MetricRow]
-    differences: list[Change]
+    differences: list[PairedChange]
     num_shared: int
 
 
@@ -85,7 +85,7 @@ class Comparison:
     """Setting, value in a, value in b; "(not set)" where one lacks it."""
     held_out: list[MetricRow]
     """Over the held-out prompts that both runs evaluated."""
-    differences: list[Change]
+    differences: list[PairedChange]
     """Figures of the last evaluations, b against a, with intervals and a sign test."""
     num_shared: int
     """Held-out prompts that both evaluated."""
@@ -113,7 +113,7 @@ class Comparison:
         }
 
 
-def changes_of(differences: Sequence[Change]) -> list[dict[str, object]]:
+def changes_of(differences: Sequence[PairedChange]) -> list[dict[str, object]]:
     return [one.facts() for one in differences]
 
 
@@ -156,9 +156,9 @@ def read_side(path: Path) -> Side:
         found = {name: ends(data.run, also_split(name), data.box_space) for name in data.run.also_names()}
         also = {name: by_task(last or first) for name, (first, last) in found.items()}
         return Side(path, data.config, by_task(data.after or data.before), also, data.notices, data, data.train)
-    ways: dict[str, list[Row]] = {}
+    ways: dict[str, list[SampleLine]] = {}
     for line in prediction_lines(file):
-        ways.setdefault(line.get("way") or "", []).append(Row(line, line.get("box_space")))
+        ways.setdefault(line.get("way") or "", []).append(SampleLine(line, line.get("box_space")))
     rows = ways.pop("", [])
     if not rows:
         raise ValueError(f"{file} has no samples yet: let `mmrl eval` go on, by the same words as before")
@@ -203,7 +203,7 @@ def notes_on_ways(sides: tuple[Side, Side], names: tuple[str, str], also: Sequen
     return found + [f"The two share no prompt of [[evaluation.also]] {one.name}." for one in also if not one.num_shared]
 
 
-def curves_of(side: Side, shared: Sequence[Task], way: str = "", asked: Sequence[Figure] = ()) -> dict[str, Curve]:
+def curves_of(side: Side, shared: Sequence[Task], way: str = "", asked: Sequence[SampleFigure] = ()) -> dict[str, Curve]:
     """Every figure of these prompts over the evaluations of a side; samples of a prompt are averaged first."""
     curves: dict[str, Curve] = {}
     for step, rows in evaluations(side, way) if shared else []:
@@ -217,7 +217,7 @@ def curves_of(side: Side, shared: Sequence[Task], way: str = "", asked: Sequence
     return curves
 
 
-def evaluations(side: Side, way: str = "") -> Iterator[tuple[int, Mapping[Task, list[Row]]]]:
+def evaluations(side: Side, way: str = "") -> Iterator[tuple[int, Mapping[Task, list[SampleLine]]]]:
     """Step and answers of each: all of a run, the one of an evaluation; in one of the further ways where it is named."""
     if side.run is None:
         yield 0, side.also[way] if way else side.last
@@ -242,7 +242,7 @@ def metric_rows(a: Mapping[str, Curve], b: Mapping[str, Curve], has_best: Callab
     return rows
 
 
-def notes_on_others(last: Sequence[Mapping[Task, list[Row]]], num_shared: int) -> list[str]:
+def notes_on_others(last: Sequence[Mapping[Task, list[SampleLine]]], num_shared: int) -> list[str]:
     alone = len({*last[0], *last[1]}) - num_shared
     if not alone:
         return []

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmrl.app.evaluation.compare import Comparison, MetricRow
-from mmrl.app.report.figures import LEAST_PROMPTS, Change
+from mmrl.app.report.figures import LEAST_PROMPTS, PairedChange
 from mmrl.app.report.tables import table, write_tsv
 from mmrl.app.report.words import number, percent, signed
 
@@ -46,7 +46,7 @@ def sections(comparison: Comparison) -> Iterable[tuple[str, Sequence[str], list[
     return [one for one in found if one[2]]
 
 
-def row_of_figure(one: Change) -> tuple[object, ...]:
+def row_of_figure(one: PairedChange) -> tuple[object, ...]:
     ends = map(finite, (one.low, one.high))
     signs = one.num_prompts, one.higher, one.lower, finite(one.sign_p)
     return (one.name, one.before, one.after, one.difference, *ends, *signs, *map(finite, one.unread))
@@ -82,7 +82,7 @@ def print_tables(comparison: Comparison, console: Console) -> None:
         console.print(metric_table("Training", comparison.training, wide))
 
 
-def figure_table(changes: Sequence[Change], title: str) -> Table:
+def figure_table(changes: Sequence[PairedChange], title: str) -> Table:
     """Seven columns that fit 80: the numbers are never broken, long names of figures are."""
     rows: list[Sequence[str]] = []
     for one in changes:
@@ -93,7 +93,7 @@ def figure_table(changes: Sequence[Change], title: str) -> Table:
     return table({"figure": 18}, ("a", "b", "b - a", "95 % interval", "higher:lower", "p"), rows, title)
 
 
-def sign_words(changes: Sequence[Change]) -> str:
+def sign_words(changes: Sequence[PairedChange]) -> str:
     """How to read the table, and how much could not be read."""
     words = ["higher:lower counts the prompts where b is above and below a; p is the sign test's (the rest are the same)."]
     few = min(one.num_prompts for one in changes)
@@ -102,7 +102,7 @@ def sign_words(changes: Sequence[Change]) -> str:
     return "\n".join([*words, *unread_words(changes)])
 
 
-def unread_words(changes: Sequence[Change]) -> list[str]:
+def unread_words(changes: Sequence[PairedChange]) -> list[str]:
     """A line for each of the first figures for which answers could not be read."""
     unread = [one for one in changes if max(filter(math.isfinite, one.unread), default=0.0) > 0]
     return [f"unparsed for {one.name}: {percent(one.unread[0])} of a, {percent(one.unread[1])} of b" for one in unread[:3]]

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mmrl.app.errors import Lines, Terminal, printable
-from mmrl.app.report.rows import Row
+from mmrl.app.report.rows import SampleLine
 from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import Line
 from mmrl.app.run.revive import Ready
@@ -18,7 +18,7 @@ from mmrl.training.evaluate import Answered, Evaluator, Variant
 from mmrl.training.measure import diversity
 
 
-def predict(ready: Ready, place: EvaluationDir, step: int, ranks: Ranks, meter: "Meter | None" = None) -> None:
+def predict(ready: Ready, place: EvaluationDir, step: int, ranks: Ranks, meter: "ProgressLine | None" = None) -> None:
     """Answer and score what is not answered yet, on all processes; the main one writes predictions.jsonl."""
     evaluator = ready.evaluator
     for way in ways(evaluator):
@@ -50,13 +50,13 @@ def prediction_rows(ready: Ready, place: EvaluationDir, step: int, way: str, pai
     for line, (sample, spread) in zip(lines, samples, strict=True):
         yield line | {
             "way": way,
-            "parsed": Row(line, ready.box_space).value,
+            "parsed": SampleLine(line, ready.box_space).value,
             "tokens": None if sample.token_ids is None else sample.num_written,
             "diversity": spread[0] if spread else None,
         }
 
 
-class Meter:
+class ProgressLine:
     """How many prompts are answered: a bar on a terminal, else a line now and then."""
 
     def __init__(

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from mmrl.app.config.run import Resolved, resolve
-from mmrl.app.evaluation.tables import Number
+from mmrl.app.evaluation.tables import TableNumber
 from mmrl.app.plugins.lab import TINY
 from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.data import in_order, kind_of_row
-from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, Estimate, Figure, estimate, unread_by
-from mmrl.app.report.rows import Row, by_task, mean
+from mmrl.app.report.figures import LEAST_PROMPTS, NUM_RESAMPLES, Estimate, SampleFigure, estimate, unread_by
+from mmrl.app.report.rows import SampleLine, by_task, mean
 from mmrl.app.run.folder import Line, RunDir
 from mmrl.app.toml.tables import COMMAND_LINE, Table, Values
 from mmrl.data.suites.suite import Suite, kinds_of, part_of
@@ -91,18 +91,18 @@ def suite_words(suite: Suite, facts: Mapping[str, object]) -> str:
     )
 
 
-def suite_numbers(suite: Suite, lines: Sequence[Line]) -> list[Number]:
+def suite_numbers(suite: Suite, lines: Sequence[Line]) -> list[TableNumber]:
     """The suite's figures over all prompts, the headline first, then of every value of its columns."""
-    found: list[Number] = []
+    found: list[TableNumber] = []
     for way in dict.fromkeys(line.get("way", "") for line in lines):
-        rows = [Row(line, line["box_space"]) for line in lines if line.get("way", "") == way]
-        found += [Number(way, "", "", name, figure(suite.macro, key, rows)) for name, key in suite.figures.items()]
+        rows = [SampleLine(line, line["box_space"]) for line in lines if line.get("way", "") == way]
+        found += [TableNumber(way, "", "", name, figure(suite.macro, key, rows)) for name, key in suite.figures.items()]
         for column in suite.by:
             found += of_column(suite, way, column, rows)
     return found
 
 
-def of_column(suite: Suite, way: str, column: str, rows: Sequence[Row]) -> Iterator[Number]:
+def of_column(suite: Suite, way: str, column: str, rows: Sequence[SampleLine]) -> Iterator[TableNumber]:
     inner = suite.macro[suite.macro.index(column) + 1 :] if column in suite.macro else ()
     for kind in in_order({kind_of_row(row, column) for row in rows}):
         own = [row for row in rows if kind_of_row(row, column) == kind]
@@ -111,17 +111,17 @@ def of_column(suite: Suite, way: str, column: str, rows: Sequence[Row]) -> Itera
             if i == 0 or isinstance(key, str):
                 one = figure(inner, key, own)
                 if one.num_prompts:
-                    yield Number(way, column, kind, name, one)
+                    yield TableNumber(way, column, kind, name, one)
 
 
-def figure(macro: Sequence[str], key: str | Sequence[str], rows: Sequence[Row]) -> Estimate:
+def figure(macro: Sequence[str], key: str | Sequence[str], rows: Sequence[SampleLine]) -> Estimate:
     """The number that a suite's figure names; of no prompts where none has it."""
     if not isinstance(key, str):
         return of_points(key, rows)
     return headline(macro, key, rows) if prompt_means(key, rows) else Estimate(math.nan, math.nan, math.nan, 0, "none")
 
 
-def of_points(kinds: Sequence[str], rows: Sequence[Row]) -> Estimate:
+def of_points(kinds: Sequence[str], rows: Sequence[SampleLine]) -> Estimate:
     """The mean over kinds of the share of points that are right, over all samples; prompts are drawn with all their kinds."""
     sums = np.array([[point_sums(kind, own) for kind in kinds] for own in by_task(rows).values()])
     sums = sums[sums[:, :, 1].sum(1) > 0]
@@ -143,7 +143,7 @@ def mean_share(sums: np.ndarray) -> np.ndarray:
     return shares.sum(-1) / (asked > 0).sum(-1)
 
 
-def point_sums(kind: str, rows: Sequence[Row]) -> tuple[float, float]:
+def point_sums(kind: str, rows: Sequence[SampleLine]) -> tuple[float, float]:
     """How many points of a kind are right in the samples of a prompt, and how many were judged."""
     right = asked = 0.0
     for row in rows:
@@ -154,7 +154,7 @@ def point_sums(kind: str, rows: Sequence[Row]) -> tuple[float, float]:
     return right, asked
 
 
-def headline(macro: Sequence[str], key: str, rows: Sequence[Row]) -> Estimate:
+def headline(macro: Sequence[str], key: str, rows: Sequence[SampleLine]) -> Estimate:
     """The mean over prompts, or of the means of kinds that count equally."""
     if len(weighted := list(leaves(macro, key, rows))) <= 1:
         return estimate(prompt_means(key, rows) or [math.nan], unread(key, rows))
@@ -170,12 +170,14 @@ def headline(macro: Sequence[str], key: str, rows: Sequence[Row]) -> Estimate:
     return Estimate(middle, float(low), float(high), count, "bootstrap", unread(key, rows))
 
 
-def leaves(columns: Sequence[str], key: str, rows: Sequence[Row], weight: float = 1.0) -> Iterator[tuple[float, np.ndarray]]:
+def leaves(
+    columns: Sequence[str], key: str, rows: Sequence[SampleLine], weight: float = 1.0
+) -> Iterator[tuple[float, np.ndarray]]:
     """Each innermost kind's share of the headline, and the values of its prompts."""
     if not columns:
         yield weight, np.asarray(prompt_means(key, rows))
         return
-    kinds: dict[str, list[Row]] = {}
+    kinds: dict[str, list[SampleLine]] = {}
     for row in rows:
         kinds.setdefault(kind_of_row(row, columns[0]), []).append(row)
     kinds = {kind: own for kind, own in kinds.items() if prompt_means(key, own)}
@@ -183,33 +185,33 @@ def leaves(columns: Sequence[str], key: str, rows: Sequence[Row], weight: float 
         yield from leaves(columns[1:], key, own, weight / len(kinds))
 
 
-def suite_figures(suite: Suite) -> list[Figure]:
+def suite_figures(suite: Suite) -> list[SampleFigure]:
     """The suite's figures of a sample, by the names that it gives them."""
     return [
-        Figure(name, "reward", partial(value_of, key=key), unread_by(key))
+        SampleFigure(name, "reward", partial(value_of, key=key), unread_by(key))
         if isinstance(key, str)
-        else Figure(name, "reward", partial(value_of_points, key), unread_by(OF_JUDGE))
+        else SampleFigure(name, "reward", partial(value_of_points, key), unread_by(OF_JUDGE))
         for name, key in suite.figures.items()
     ]
 
 
-def value_of_points(kinds: Sequence[str], row: Row) -> float:
+def value_of_points(kinds: Sequence[str], row: SampleLine) -> float:
     """The mean over kinds of the share of a sample's points that are right; NaN where none was judged."""
     sums = np.array([point_sums(kind, [row]) for kind in kinds])
     return float(mean_share(sums[None])[0]) if sums[:, 1].any() else math.nan
 
 
-def prompt_means(key: str, rows: Sequence[Row]) -> list[float]:
+def prompt_means(key: str, rows: Sequence[SampleLine]) -> list[float]:
     """A reward, or a part of it, of every prompt that has it; samples of a prompt are averaged."""
     means = [mean(value_of(row, key) for row in own) for own in by_task(rows).values()]
     return [value for value in means if math.isfinite(value)]
 
 
-def value_of(row: Row, key: str) -> float:
+def value_of(row: SampleLine, key: str) -> float:
     scores: Mapping[str, float | None] = row.line["scores"]
     value = scores.get(key) if key in scores else row.parts.get(key)
     return math.nan if value is None else float(value)
 
 
-def unread(key: str, rows: Sequence[Row]) -> float:
+def unread(key: str, rows: Sequence[SampleLine]) -> float:
     return mean(map(unread_by(key), rows))

@@ -10,7 +10,7 @@ from rich.table import Table
 from mmrl.app.errors import Terminal
 from mmrl.app.report.data import BOX_SIZE, in_order, kind_of_row
 from mmrl.app.report.figures import Estimate, estimates
-from mmrl.app.report.rows import Row, by_task, mean
+from mmrl.app.report.rows import SampleLine, by_task, mean
 from mmrl.app.report.tables import table, write_tsv
 from mmrl.app.report.words import number, percent
 from mmrl.app.run.folder import Line
@@ -22,8 +22,8 @@ COLUMNS = ("way", "column", "kind", "figure", "prompts", "mean", "low", "high", 
 
 
 @dataclass(frozen=True)
-class Number:
-    """One figure of one kind of prompts: `Number("", "split", "testA", "Acc@0.5", Estimate(...))`."""
+class TableNumber:
+    """One figure of one kind of prompts: `TableNumber("", "split", "testA", "Acc@0.5", Estimate(...))`."""
 
     way: str
     """Empty for the first way to answer, else a name of `[[evaluation.also]]`."""
@@ -34,12 +34,12 @@ class Number:
     estimate: Estimate
 
 
-def numbers(lines: Sequence[Line], by: Sequence[str]) -> list[Number]:
+def numbers(lines: Sequence[Line], by: Sequence[str]) -> list[TableNumber]:
     """Every figure over all prompts, then by each column, by source where there are several, and by the size of boxes."""
-    found: list[Number] = []
+    found: list[TableNumber] = []
     for way in dict.fromkeys(line.get("way", "") for line in lines):
-        rows = [Row(line, line["box_space"]) for line in lines if line.get("way", "") == way]
-        found += [Number(way, "", "", name, one) for name, one in estimates(by_task(rows), parts=True).items()]
+        rows = [SampleLine(line, line["box_space"]) for line in lines if line.get("way", "") == way]
+        found += [TableNumber(way, "", "", name, one) for name, one in estimates(by_task(rows), parts=True).items()]
         sources = {row.line.get("source", "") for row in rows}
         columns = [*by, *(["source"] if len(sources) > 1 and "source" not in by else []), BOX_SIZE]
         for column in columns:
@@ -47,13 +47,13 @@ def numbers(lines: Sequence[Line], by: Sequence[str]) -> list[Number]:
     return found
 
 
-def of_column(rows: Sequence[Row], way: str, column: str) -> Iterator[Number]:
+def of_column(rows: Sequence[SampleLine], way: str, column: str) -> Iterator[TableNumber]:
     """The figures of every value of a column: rewards and what is read from boxes and spans, without rewards' parts."""
     for kind in in_order({kind_of_row(row, column) for row in rows} - {""}):
         own = estimates(by_task(row for row in rows if kind_of_row(row, column) == kind))
         for name, one in own.items():
             if column != BOX_SIZE or name in OF_BOXES:
-                yield Number(way, column, kind, name, one)
+                yield TableNumber(way, column, kind, name, one)
 
 
 def metrics_of(lines: Sequence[Line], by: Sequence[str]) -> dict[str, float]:
@@ -70,7 +70,7 @@ def metrics_of_way(lines: Sequence[Line], prefix: str, by: Sequence[str]) -> dic
     found = rewards_of(lines, prefix)
     found |= {f"{prefix}/{name}": mean(as_float(line.get("parts", {}).get(name)) for line in lines) for name in parts}
     for start, column in (("source", "source"), *((f"by/{column}", column) for column in by)):
-        kinds = [kind_of_row(Row(line, None), column) for line in lines]
+        kinds = [kind_of_row(SampleLine(line, None), column) for line in lines]
         for kind in dict.fromkeys(filter(None, kinds)):
             own = [line for line, one in zip(lines, kinds, strict=True) if one == kind]
             found |= rewards_of(own, f"{prefix}/{start}/{kind.replace('/', '|')}", only_answered=True)
@@ -92,13 +92,13 @@ def as_float(value: float | int | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def summary(found: Sequence[Number], facts: Mapping[str, object], metrics: Mapping[str, float]) -> dict[str, object]:
+def summary(found: Sequence[TableNumber], facts: Mapping[str, object], metrics: Mapping[str, float]) -> dict[str, object]:
     """The contents of summary.json: the facts, every number with its interval, and the metrics under the names of runs."""
     known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     return {**facts, "numbers": [cells(one) for one in found], "metrics": known}
 
 
-def cells(one: Number) -> dict[str, object]:
+def cells(one: TableNumber) -> dict[str, object]:
     """One number by COLUMNS; null where there is none."""
     own = asdict(one.estimate)
     values = {name: own[name] if math.isfinite(own[name]) else None for name in ("mean", "low", "high", "unread")}
@@ -110,7 +110,7 @@ def cells(one: Number) -> dict[str, object]:
     }
 
 
-def print_numbers(title: str, found: Sequence[Number], console: Terminal) -> None:
+def print_numbers(title: str, found: Sequence[TableNumber], console: Terminal) -> None:
     """Tables that fit 80 columns on a terminal; into a pipe one TSV with every digit."""
     if not console.is_terminal:
         return write_tsv(console, COLUMNS, [list(cells(one).values()) for one in found])
@@ -120,7 +120,7 @@ def print_numbers(title: str, found: Sequence[Number], console: Terminal) -> Non
         console.print(number_table(", ".join(filter(None, (way, f"by {column}" if column else ""))), own))
 
 
-def number_table(title: str, found: Sequence[Number]) -> Table:
+def number_table(title: str, found: Sequence[TableNumber]) -> Table:
     """Figures below each other; the kind of prompt is in front of its first one."""
     with_kinds, rows, last = any(one.kind for one in found), list[list[str]](), None
     for one in found:

@@ -13,8 +13,8 @@ from mmrl.app.modality.templates import Facts, template_line
 from mmrl.app.plugins.lab import TINY
 from mmrl.app.plugins.python_objects import is_of_python
 from mmrl.app.report.data import EVAL, RunData, by_prompt, read_rows
-from mmrl.app.report.figures import Change, Estimate, estimates, paired_changes
-from mmrl.app.report.rows import Row
+from mmrl.app.report.figures import Estimate, PairedChange, estimates, paired_changes
+from mmrl.app.report.rows import SampleLine
 from mmrl.app.report.words import number, signed
 from mmrl.training.evaluate import Weights
 
@@ -167,12 +167,12 @@ def results(data: RunData, step: int) -> list[str]:
     ]
 
 
-def cells(change: Change, now: Estimate) -> tuple[str, ...]:
+def cells(change: PairedChange, now: Estimate) -> tuple[str, ...]:
     moved = f"{signed(change.low)} to {signed(change.high)}" if change.has_interval else TOO_FEW
     return change.name, number(change.before), number(change.after), interval(now), signed(change.difference), moved
 
 
-def alone(after: Mapping[str, Sequence[Row]]) -> list[str]:
+def alone(after: Mapping[str, Sequence[SampleLine]]) -> list[str]:
     """The figures of one evaluation."""
     return [
         f"On {len(after)} held-out prompts; {HOW}",
@@ -209,7 +209,7 @@ def pictures(data: RunData, step: int, folder: Path) -> Iterator[str]:
         yield from (*picture_lines(data, row, folder, i), "")
 
 
-def picture_lines(data: RunData, row: Row, folder: Path, i: int) -> Iterator[str]:
+def picture_lines(data: RunData, row: SampleLine, folder: Path, i: int) -> Iterator[str]:
     source = data.run.media / Path(row.line["image"]["file"]).name
     name = f"{PICTURES}/{i}{source.suffix}"
     (folder / PICTURES).mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from mmrl.app.config.run import Resolved
 from mmrl.app.fit.plan import Estimates, Plan, check_geometry, prompts_of
 from mmrl.app.fit.remedies import refusal
 from mmrl.app.fit.sizes import Sizes, larger_sizes, least_sizes, size_choices, smaller_sizes
-from mmrl.app.planning.choices import Choice, Facts, area_of, in_4_bits, usual_choices, with_choices
+from mmrl.app.planning.choices import ModelFacts, PlannedSetting, area_of, in_4_bits, usual_choices, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.known import with_settings
 from mmrl.app.planning.memory import reward_memory, size_text
@@ -25,7 +25,7 @@ class Fit:
     """A run that fits, and why it is as it is."""
 
     resolved: Resolved
-    choices: Sequence[Choice]
+    choices: Sequence[PlannedSetting]
     plan: Plan
     device: Device
     weights: int
@@ -53,7 +53,7 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
     smallest = with_choices(chosen, plain(least))
     check_geometry(smallest, processes)
     made = estimates.of(smallest)
-    whole, small = chosen, list[Choice]()
+    whole, small = chosen, list[PlannedSetting]()
     for fewer in in_4_bits(chosen, facts, device, device.need_of(made.memory)):
         if device.fits(made.memory):
             break
@@ -75,9 +75,9 @@ def fit_to(resolved: Resolved, device: Device, processes: int = 1) -> Fit:
     return Fit(best, [*usual, *size_choices(sizes, planned)], planned, device, facts.weights)
 
 
-def facts_of(resolved: Resolved, prompts: Sequence[Prompt]) -> Facts:
+def facts_of(resolved: Resolved, prompts: Sequence[Prompt]) -> ModelFacts:
     """The facts that the model's config and the prompts tell."""
-    return Facts.of(with_settings(resolved.config).policy, prompts)
+    return ModelFacts.of(with_settings(resolved.config).policy, prompts)
 
 
 def free_sizes(resolved: Resolved, sizes: Sizes) -> Sizes:
@@ -85,8 +85,8 @@ def free_sizes(resolved: Resolved, sizes: Sizes) -> Sizes:
     return {key: value for key, value in sizes.items() if is_free(resolved, key)}
 
 
-def plain(sizes: Sizes) -> list[Choice]:
-    return [Choice(key, value, "") for key, value in sizes.items()]
+def plain(sizes: Sizes) -> list[PlannedSetting]:
+    return [PlannedSetting(key, value, "") for key, value in sizes.items()]
 
 
 def fit_lines(fit: Fit) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.fit.plan import Estimates, Plan
 from mmrl.app.modality.registry import PolicyConfig
-from mmrl.app.planning.choices import Choice, Facts, with_choices
+from mmrl.app.planning.choices import ModelFacts, PlannedSetting, with_choices
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import SMALL_CACHE_MB, Memory, add_server, engine_beside, size_text, without_server
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -31,7 +31,7 @@ class Remedy:
         return f"-{size_text(self.saves)}: {self.words}"
 
 
-def refusal(estimates: Estimates, resolved: Resolved, made: Plan, device: Device, facts: Facts) -> str:
+def refusal(estimates: Estimates, resolved: Resolved, made: Plan, device: Device, facts: ModelFacts) -> str:
     """The error of a run that does not fit with its smallest sizes: what it needs, and what would help most, largest first."""
     memory = made.memory
     largest = sorted(parts_of(memory).items(), key=lambda part: -part[1])[:SHOWN]
@@ -54,7 +54,7 @@ def parts_of(memory: Memory) -> Mapping[str, int]:
     return {**memory.stays, f"while {memory.largest_phase}": memory.phases[memory.largest_phase]}
 
 
-def remedies(resolved: Resolved, made: Plan, device: Device, facts: Facts) -> Iterator[Remedy]:
+def remedies(resolved: Resolved, made: Plan, device: Device, facts: ModelFacts) -> Iterator[Remedy]:
     """The changes whose bytes follow from the plan, in no order."""
     memory, policy = made.memory, resolved.config.policy
     weights = sum(size for name, size in memory.stays.items() if name.startswith("weights in"))
@@ -96,11 +96,11 @@ def less_server(config: RunConfig, memory: Memory) -> Iterator[Remedy]:
         yield Remedy(memory.peak - less, words)
 
 
-def fewer_bits(estimates: Estimates, resolved: Resolved, made: Plan, device: Device, facts: Facts) -> Iterator[Remedy]:
+def fewer_bits(estimates: Estimates, resolved: Resolved, made: Plan, device: Device, facts: ModelFacts) -> Iterator[Remedy]:
     """Weights in 4 bits, where a config said that they rest otherwise."""
     policy = resolved.config.policy
     if device.is_card and facts.parts and rests_whole(policy) and policy.lora is not None:
-        small = with_choices(resolved, [Choice("policy.weights", "nf4", "")])
+        small = with_choices(resolved, [PlannedSetting("policy.weights", "nf4", "")])
         yield Remedy(made.memory.peak - estimates.of(small).memory.peak, "weights in 4 bits: policy.weights=nf4")
 
 
@@ -113,23 +113,23 @@ def smaller_settings(estimates: Estimates, resolved: Resolved, made: Plan, devic
             yield Remedy(saved, words)
 
 
-def cheaper(resolved: Resolved) -> Iterator[tuple[str, list[Choice]]]:
+def cheaper(resolved: Resolved) -> Iterator[tuple[str, list[PlannedSetting]]]:
     """Words for a change, and the change."""
     policy = resolved.config.policy
     if policy.dtype != "bfloat16" or policy.lora is None:
-        adapters = [Choice("policy.dtype", "bfloat16", ""), Choice("policy.lora", {"rank": SMALL_RANK}, "")]
+        adapters = [PlannedSetting("policy.dtype", "bfloat16", ""), PlannedSetting("policy.lora", {"rank": SMALL_RANK}, "")]
         yield f"adapters in bfloat16: policy.dtype=bfloat16 policy.lora.rank={SMALL_RANK}", adapters
     if isinstance(policy, TextPolicyConfig):
         yield from shorter(policy)
     elif isinstance(policy, FlowPolicyConfig) and min(policy.height, policy.width) > SMALL_SIDE:
-        sides = [Choice(key, SMALL_SIDE, "") for key in ("policy.height", "policy.width")]
+        sides = [PlannedSetting(key, SMALL_SIDE, "") for key in ("policy.height", "policy.width")]
         yield f"smaller pictures: policy.height={SMALL_SIDE} policy.width={SMALL_SIDE}", sides
 
 
-def shorter(policy: TextPolicyConfig) -> Iterator[tuple[str, list[Choice]]]:
+def shorter(policy: TextPolicyConfig) -> Iterator[tuple[str, list[PlannedSetting]]]:
     """Fewer positions in a row."""
     if policy.max_pixels is not None and policy.max_pixels > SMALL_PIXELS:
-        yield f"smaller pictures: policy.max_pixels={SMALL_PIXELS}", [Choice("policy.max_pixels", SMALL_PIXELS, "")]
+        yield f"smaller pictures: policy.max_pixels={SMALL_PIXELS}", [PlannedSetting("policy.max_pixels", SMALL_PIXELS, "")]
     if policy.sampling.max_new_tokens > FEW_TOKENS:
-        few = [Choice("policy.sampling.max_new_tokens", FEW_TOKENS, "")]
+        few = [PlannedSetting("policy.sampling.max_new_tokens", FEW_TOKENS, "")]
         yield f"shorter answers: policy.sampling.max_new_tokens={FEW_TOKENS}", few

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from mmrl.app.config.run import RunConfig
 from mmrl.app.fit.plan import Plan
-from mmrl.app.planning.choices import Choice
+from mmrl.app.planning.choices import PlannedSetting
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import size_text
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -63,7 +63,7 @@ def smaller_sizes(sizes: Sizes, least: Sizes) -> Sizes:
     return half | {key: True for key, value in least.items() if isinstance(value, bool)}
 
 
-def size_choices(sizes: Sizes, made: Plan) -> list[Choice]:
+def size_choices(sizes: Sizes, made: Plan) -> list[PlannedSetting]:
     """The sizes of a plan with their reasons."""
     phases, group = made.memory.phases, made.config.algorithm.algorithm.group_size
     samples = group * made.config.prompts_per_step
@@ -77,4 +77,4 @@ def size_choices(sizes: Sizes, made: Plan) -> list[Choice]:
         "policy.rest_text_encoders": "text encoders come to the card only for new prompts",
         "prompts_per_step": f"with groups of {group}, {samples} samples a step; no more memory than fewer",
     }
-    return [Choice(key, value, why[key]) for key, value in sizes.items() if value is not False]
+    return [PlannedSetting(key, value, why[key]) for key, value in sizes.items() if value is not False]

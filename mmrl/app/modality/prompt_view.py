@@ -19,7 +19,7 @@ from mmrl.policies.video.input import change_frames, without_changes
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenPrompt:
     """One prompt as the model reads it."""
 
     text: str
@@ -37,7 +37,7 @@ class Seen:
         return [f"the model reads {self.num_tokens} tokens{cut}{media}:", *(f"    {line}" for line in self.text.splitlines())]
 
 
-def prompt_view(policy: object, request: Request) -> Seen:
+def prompt_view(policy: object, request: Request) -> SeenPrompt:
     """The prompt of a request as a TextPolicy or FlowPolicy is shown it, under the request's view; TypeError for others."""
     if isinstance(policy, TextPolicy):
         return writer_view(policy, request)
@@ -46,7 +46,7 @@ def prompt_view(policy: object, request: Request) -> Seen:
     raise TypeError(f"there is no view of prompts for {type(policy).__name__}: add one in {__name__}")
 
 
-def writer_view(policy: TextPolicy, request: Request) -> Seen:
+def writer_view(policy: TextPolicy, request: Request) -> SeenPrompt:
     """The view of a model that writes: the processor's own tokens."""
     seed = view_seed(request)
     shown = request.shown_prompt
@@ -55,7 +55,7 @@ def writer_view(policy: TextPolicy, request: Request) -> Seen:
     pieces = [(token, len(list(run))) for token, run in groupby(encoded.token_ids.tolist())]
     text = token_text(pieces, policy.media_token_ids, policy.tokenizer)
     sizes = [(size.seen_width, size.seen_height) for size in encoded.sizes]
-    return Seen(text, len(encoded), pictures=tuple(pictures(policy, prompt, sizes)))
+    return SeenPrompt(text, len(encoded), pictures=tuple(pictures(policy, prompt, sizes)))
 
 
 def token_text(pieces: Sequence[tuple[int, int]], media: frozenset[int], tokenizer: Any) -> str:
@@ -85,9 +85,9 @@ def pictures(policy: TextPolicy, prompt: Prompt, sizes: Sequence[tuple[int, int]
     return found
 
 
-def painter_view(policy: FlowPolicy, request: Request) -> Seen:
+def painter_view(policy: FlowPolicy, request: Request) -> SeenPrompt:
     """The view of a model that draws: the text, as far as its encoder reads it, and the pictures to edit."""
     text = text_of(request.prompt)
     count, most = policy.family.count_tokens(text)
     seen = policy.encoder.pictures(request.prompt)
-    return Seen(text, min(count, most), max(0, count - most), tuple((f"picture-{i}", each) for i, each in enumerate(seen)))
+    return SeenPrompt(text, min(count, most), max(0, count - most), tuple((f"picture-{i}", each) for i, each in enumerate(seen)))

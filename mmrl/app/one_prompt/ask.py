@@ -8,7 +8,7 @@ from PIL import ImageDraw
 from mmrl.answers.boxes.box import SPACES, Box
 from mmrl.answers.boxes.parsing import parse_boxes
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.revive import Answer, answer, config_of, refuse_missing, refuse_other_out, usual_file
+from mmrl.app.run.revive import AnswerSample, answer, config_of, refuse_missing, refuse_other_out, usual_file
 from mmrl.core.samples import IMAGE, kind_of
 from mmrl.core.types import Prompt
 from mmrl.policies.shared.pictures import open_picture
@@ -51,7 +51,7 @@ def ask(path: Path, words: Sequence[str], step: int | None = None, out: Path | N
     }
 
 
-def boxes_in(prompt: Prompt, found: Answer) -> list[Box]:
+def boxes_in(prompt: Prompt, found: AnswerSample) -> list[Box]:
     """The boxes of an answer in pixels of the first picture; none where the model is not known to write any."""
     sizes, space = found.sample.media_sizes, found.box_space
     if not prompt.media or kind_of(prompt.media[0]) is not IMAGE or not sizes or space not in SPACES:

@@ -45,8 +45,8 @@ TOKENS_A_SIDE = 8
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A setting, and why it is so: `Choice("policy.dtype", "bfloat16", "2 bytes a weight in place of 4")`."""
+class PlannedSetting:
+    """A setting, and why it is so: `PlannedSetting("policy.dtype", "bfloat16", "2 bytes a weight in place of 4")`."""
 
     key: str
     value: object
@@ -54,7 +54,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelFacts:
     """The facts about a model that its config tells, and about the prompts that it will see."""
 
     weights: int
@@ -79,7 +79,7 @@ class Facts:
         return self.weights <= FEW_WEIGHTS
 
     @classmethod
-    def of(cls, policy: PolicyConfig, prompts: Sequence[Prompt]) -> "Facts":
+    def of(cls, policy: PolicyConfig, prompts: Sequence[Prompt]) -> "ModelFacts":
         """The facts of a model, here or on the hub, from its configs.
 
         Raises FileNotFoundError without it, ValueError for one of an unknown kind.
@@ -115,23 +115,25 @@ def small_parts(model: nn.Module, family: Family) -> tuple[str, ...]:
     return found if "language" in found else ()
 
 
-def in_4_bits(resolved: Resolved, facts: Facts, device: Device, need: int) -> Iterator[list[Choice]]:
+def in_4_bits(resolved: Resolved, facts: ModelFacts, device: Device, need: int) -> Iterator[list[PlannedSetting]]:
     """Weights in 4 bits for a run that does not fit a card, `need` bytes, where adapters train beside; then further parts."""
     policy = resolved.config.policy
     may = device.is_card and facts.parts and is_free(resolved, "policy.weights") and policy.lora is not None
     if not may:
         return
     why = f"{size_text(need)} would be needed of {size_text(device.usable)} with weights in {policy.dtype}"
-    weights = Choice("policy.weights", "nf4", why)
+    weights = PlannedSetting("policy.weights", "nf4", why)
     yield [weights]
     first, *more = facts.parts
     if not is_free(resolved, "policy.quantized"):
         return
     every = {"parts": list(facts.parts)}
     if more:
-        yield [weights, Choice("policy.quantized", every, f"with {first} alone in 4 bits it would not fit")]
+        yield [weights, PlannedSetting("policy.quantized", every, f"with {first} alone in 4 bits it would not fit")]
     if facts.has_own_head:
-        table = Choice("policy.quantized", {**every, "embeddings": "host"}, "beside its input embeddings it would not fit")
+        table = PlannedSetting(
+            "policy.quantized", {**every, "embeddings": "host"}, "beside its input embeddings it would not fit"
+        )
         yield [weights, table]
 
 
@@ -141,12 +143,12 @@ def area_of(prompt: Prompt) -> int:
     return max((width * height for width, height in sizes), default=0)
 
 
-def with_choices(resolved: Resolved, choices: Sequence[Choice]) -> Resolved:
+def with_choices(resolved: Resolved, choices: Sequence[PlannedSetting]) -> Resolved:
     """The run with these settings."""
     return with_values(resolved, {choice.key: choice.value for choice in choices}, CHOSEN)
 
 
-def usual_choices(resolved: Resolved, facts: Facts) -> list[Choice]:
+def usual_choices(resolved: Resolved, facts: ModelFacts) -> list[PlannedSetting]:
     """The settings that do not depend on the card."""
     policy = resolved.config.policy
     if isinstance(policy, TextPolicyConfig):
@@ -158,58 +160,60 @@ def usual_choices(resolved: Resolved, facts: Facts) -> list[Choice]:
     return [choice for choice in found if is_free(resolved, choice.key)]
 
 
-def tiny_choices(facts: Facts) -> Iterator[Choice]:
+def tiny_choices(facts: ModelFacts) -> Iterator[PlannedSetting]:
     few = f"{facts.weights / 1e6:.1f} million weights need {size_text(TRAINED_WHOLE * facts.weights)}"
-    yield Choice("policy.dtype", "float32", f"a small model trains whole: its {few}")
+    yield PlannedSetting("policy.dtype", "float32", f"a small model trains whole: its {few}")
 
 
-def tiny_drawing(resolved: Resolved, policy: FlowPolicyConfig, facts: Facts) -> Iterator[Choice]:
+def tiny_drawing(resolved: Resolved, policy: FlowPolicyConfig, facts: ModelFacts) -> Iterator[PlannedSetting]:
     yield from tiny_choices(facts)
     side = TOKENS_A_SIDE * facts.token_side
     side = side if facts.most_side is None else min(side, facts.most_side // facts.token_side * facts.token_side)
     area = 1
     for key, own in (("policy.height", policy.height), ("policy.width", policy.width)) if policy.seconds is None else ():
         area *= side if is_free(resolved, key) else own
-        yield Choice(key, side, "small pictures for a small model")
+        yield PlannedSetting(key, side, "small pictures for a small model")
     elements = facts.token_elements * (area // facts.token_side**2 if policy.seconds is None else 1)
     for i, (_, term) in enumerate(resolved.config.algorithm.algorithm.objective):
         clipped = with_hooks(term, TermHooks).clip_range
         wider = None if clipped is None or not elements else fitting_clip(clipped, elements)
         for name in ("low", "high") if wider is not None and is_free(resolved, "algorithm.objective") else ():
             why = f"ratios of latents of {elements} elements spread more than those of large pictures"
-            yield Choice(f"algorithm.objective.{i}.{name}", float(f"{wider:.1g}"), why)
+            yield PlannedSetting(f"algorithm.objective.{i}.{name}", float(f"{wider:.1g}"), why)
 
 
-def real_choices(resolved: Resolved, facts: Facts, rank: int, lr: float) -> Iterator[Choice]:
+def real_choices(resolved: Resolved, facts: ModelFacts, rank: int, lr: float) -> Iterator[PlannedSetting]:
     """Adapters in bfloat16 whose activations are computed twice: what text and image models share."""
     half, whole = size_text(2 * facts.weights), size_text(TRAINED_WHOLE * facts.weights)
-    yield Choice("policy.dtype", "bfloat16", f"weights take {half}, half of what float32 takes")
-    yield Choice("policy.lora", {"rank": rank, "alpha": 2 * rank}, f"adapters train; all weights would take {whole}")
-    yield Choice("policy.gradient_checkpointing", True, "activations are computed twice and not kept")
+    yield PlannedSetting("policy.dtype", "bfloat16", f"weights take {half}, half of what float32 takes")
+    yield PlannedSetting("policy.lora", {"rank": rank, "alpha": 2 * rank}, f"adapters train; all weights would take {whole}")
+    yield PlannedSetting("policy.gradient_checkpointing", True, "activations are computed twice and not kept")
     if (objective := without_reference(resolved)) is not None:
-        yield Choice("algorithm.objective", objective, "no term compares with a reference, so no copy of it is kept or read")
+        yield PlannedSetting(
+            "algorithm.objective", objective, "no term compares with a reference, so no copy of it is kept or read"
+        )
     if not is_free(resolved, "policy.lora") and resolved.config.policy.lora is None:
         return
-    yield Choice("optimizer.lr", lr, "the usual rate of adapters")
-    yield Choice("optimizer.warmup_steps", min(10, resolved.config.steps // 10), "the first updates are small")
+    yield PlannedSetting("optimizer.lr", lr, "the usual rate of adapters")
+    yield PlannedSetting("optimizer.warmup_steps", min(10, resolved.config.steps // 10), "the first updates are small")
 
 
-def text_choices(resolved: Resolved, policy: TextPolicyConfig, facts: Facts) -> Iterator[Choice]:
+def text_choices(resolved: Resolved, policy: TextPolicyConfig, facts: ModelFacts) -> Iterator[PlannedSetting]:
     unscored = resolved.config.algorithm.algorithm.unscored
     yield from real_choices(resolved, facts, rank=64, lr=1e-4 if unscored else 1e-5)
     if policy.engine is None and not unscored:
-        yield Choice("algorithm.old", "reread", "in bfloat16 the training forward decides what old log-probabilities are")
+        yield PlannedSetting("algorithm.old", "reread", "in bfloat16 the training forward decides what old log-probabilities are")
     if facts.limits_pixels and facts.area > MOST_PIXELS:
         why = f"the largest picture has {facts.area / 1e6:.1f} million pixels; shown with 1.0, a picture is 1,280 tokens at most"
-        yield Choice("policy.max_pixels", MOST_PIXELS, why)
+        yield PlannedSetting("policy.max_pixels", MOST_PIXELS, why)
     if facts.limits_pixels and resolved.name == "video":
-        yield Choice("policy.video.total_pixels", CLIP_PIXELS, "a clip is 2,048 tokens at most")
+        yield PlannedSetting("policy.video.total_pixels", CLIP_PIXELS, "a clip is 2,048 tokens at most")
 
 
-def drawing_choices(resolved: Resolved, facts: Facts) -> Iterator[Choice]:
+def drawing_choices(resolved: Resolved, facts: ModelFacts) -> Iterator[PlannedSetting]:
     yield from real_choices(resolved, facts, rank=32, lr=3e-4)
-    yield Choice("policy.equal_forwards", True, "sampling and training run the same kernels, so that ratios begin at 1")
-    yield Choice("ratio_bound", 1e-5, "what bfloat16 and equal forwards keep")
+    yield PlannedSetting("policy.equal_forwards", True, "sampling and training run the same kernels, so that ratios begin at 1")
+    yield PlannedSetting("ratio_bound", 1e-5, "what bfloat16 and equal forwards keep")
 
 
 def without_reference(resolved: Resolved) -> list[Mapping[str, object]] | None:

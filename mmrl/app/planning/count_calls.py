@@ -65,7 +65,7 @@ class Stubborn:
 
 
 @dataclass
-class StandIn:
+class StandInReward:
     """A reward that tells the samples of a group apart, once `planner` has come to its last round."""
 
     planner: Stubborn | None = None
@@ -122,10 +122,10 @@ class CountedRun:
         log, rounds = self.dry_run.log, int(metrics["rollout/rounds"])
         return Calls(log.counts, rounds, rewards[0].scored if rewards else 0, trained, self.algorithm.updates, log.drawn)
 
-    def trainer(self, worst: bool, prompts: Sequence[Prompt] | None = None) -> tuple[Trainer, list[StandIn]]:
+    def trainer(self, worst: bool, prompts: Sequence[Prompt] | None = None) -> tuple[Trainer, list[StandInReward]]:
         """A trainer of one process's share of the prompts, and what stands for its rewards."""
         asked = () if self.algorithm.unscored else self.config.reward
-        stand_ins = [StandIn() for _ in asked]
+        stand_ins = [StandInReward() for _ in asked]
         rewards = [NamedReward(one.label, stand_in, one.weight) for one, stand_in in zip(asked, stand_ins, strict=True)]
         size = counted_size(self.config)
         settings = replace(

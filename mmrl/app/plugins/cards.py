@@ -64,7 +64,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Card:
+class MethodCard:
     """One algorithm."""
 
     name: str
@@ -117,7 +117,7 @@ def status_of(missing: str) -> str:
 
 
 @cache
-def cards() -> dict[str, Card]:
+def cards() -> dict[str, MethodCard]:
     """Every algorithm's card by its name, in the order of `mmrl ls algorithms`; `faults` says what they lack."""
     written, found = tables(), evidence()
     return {name: card(name, text, written.get(name, {}), found.get(name, ())) for name, (text, _) in documents().items()}
@@ -129,10 +129,10 @@ def tables() -> dict[str, dict[str, str]]:
     return {name: table for file in files for name, table in read(file).items()}
 
 
-def card(name: str, document: str, table: Mapping[str, str], found: tuple[Evidence, ...]) -> Card:
+def card(name: str, document: str, table: Mapping[str, str], found: tuple[Evidence, ...]) -> MethodCard:
     own = {key: table.get(key, "") for key in ("idea", "source", "when", "avoid", "bugs")}
     sentence = document.strip().splitlines()[0]
-    return Card(name, sentence, **own, paper=paper(document), missing=missing_part(document), evidence=found)
+    return MethodCard(name, sentence, **own, paper=paper(document), missing=missing_part(document), evidence=found)
 
 
 def faults() -> list[str]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mmrl.app.report.charts import Span
-from mmrl.app.report.figures import Change, paired_changes
-from mmrl.app.report.rows import Row
+from mmrl.app.report.figures import PairedChange, paired_changes
+from mmrl.app.report.rows import SampleLine
 from mmrl.app.report.timing import beside_sentence, phases
 from mmrl.app.run.folder import Line, RunDir, also_split, lines_of_changes, read_lines
 from mmrl.app.toml.tables import Values
@@ -34,11 +34,11 @@ class RunData:
     config_text: str
     train: list[Line]
     evals: list[Line]
-    first_train: list[Row]
-    last_train: list[Row]
-    before: list[Row]
+    first_train: list[SampleLine]
+    last_train: list[SampleLine]
+    before: list[SampleLine]
     """Held-out samples of the first evaluation."""
-    after: list[Row]
+    after: list[SampleLine]
     """Held-out samples of the last evaluation; empty when there was only one."""
     warnings: list[tuple[str, int, int]]
     """Text, step it was first said at, how often."""
@@ -160,11 +160,13 @@ def is_evaluation(line: Line) -> bool:
     return any(name.startswith("eval/") for name in line)
 
 
-def read_rows(run: RunDir, split: str, steps: Sequence[int], space: str | None) -> list[Row]:
-    return [Row(line, line["box_space"] or space) for step in steps for line in read_lines(run.samples_file(split, step)).lines]
+def read_rows(run: RunDir, split: str, steps: Sequence[int], space: str | None) -> list[SampleLine]:
+    return [
+        SampleLine(line, line["box_space"] or space) for step in steps for line in read_lines(run.samples_file(split, step)).lines
+    ]
 
 
-def ends(run: RunDir, split: str, space: str | None) -> tuple[list[Row], list[Row]]:
+def ends(run: RunDir, split: str, space: str | None) -> tuple[list[SampleLine], list[SampleLine]]:
     """The samples of a split's first step and of its last one, empty where that is the first."""
     steps = run.sample_steps(split)
     return read_rows(run, split, steps[:1], space), read_rows(run, split, steps[1:][-1:], space)
@@ -180,53 +182,53 @@ def warning_counts(lines: Iterable[Line]) -> list[tuple[str, int, int]]:
     return [(text, step, count) for text, (step, count) in found.items()]
 
 
-def by_prompt(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+def by_prompt(rows: Sequence[SampleLine]) -> dict[str, list[SampleLine]]:
+    found: dict[str, list[SampleLine]] = {}
     for row in rows:
         found.setdefault(row.prompt, []).append(row)
     return found
 
 
-def pairs(data: RunData) -> list[tuple[Row, Row]]:
+def pairs(data: RunData) -> list[tuple[SampleLine, SampleLine]]:
     """First sample before and after of every held-out prompt that was evaluated both times, in the order of the data."""
     after = by_prompt(data.after)
     return [(rows[0], after[prompt][0]) for prompt, rows in by_prompt(data.before).items() if prompt in after]
 
 
-def changes(data: RunData) -> list[Change]:
+def changes(data: RunData) -> list[PairedChange]:
     """Every figure over the prompts evaluated both times."""
     return paired_changes(by_prompt(data.before), by_prompt(data.after))
 
 
-def also_changes(data: RunData) -> dict[str, list[Change]]:
+def also_changes(data: RunData) -> dict[str, list[PairedChange]]:
     """The same of every further way to answer (`[[evaluation.also]]`), by its name."""
-    found: dict[str, list[Change]] = {}
+    found: dict[str, list[PairedChange]] = {}
     for name in data.run.also_names():
         first, last = ends(data.run, also_split(name), data.box_space)
         found[name] = paired_changes(by_prompt(first), by_prompt(last))
     return found
 
 
-def all_changes(data: RunData) -> list[Change]:
+def all_changes(data: RunData) -> list[PairedChange]:
     """The figures of every way to answer; those of further ways begin with its name."""
     also = [replace(one, name=f"{name}: {one.name}") for name, own in also_changes(data).items() for one in own]
     return [*changes(data), *also]
 
 
-def regressions(data: RunData) -> list[tuple[Row, Row]]:
+def regressions(data: RunData) -> list[tuple[SampleLine, SampleLine]]:
     """The held-out prompts whose answer became worse, worst first; see `change_of`."""
     moved = [(change_of(before, after), before, after) for before, after in pairs(data)]
     worse = sorted((one for one in moved if one[0] < -LEAST_MOVE), key=lambda one: one[0])
     return [(before, after) for _, before, after in worse]
 
 
-def change_of(before: Row, after: Row) -> float:
+def change_of(before: SampleLine, after: SampleLine) -> float:
     """The change of the IoU where both have one, else of the total reward; NaN where a side has neither."""
     by_iou = after.iou - before.iou
     return by_iou if math.isfinite(by_iou) else after.total - before.total
 
 
-def kinds(data: RunData) -> list[tuple[str, dict[str, list[Change]]]]:
+def kinds(data: RunData) -> list[tuple[str, dict[str, list[PairedChange]]]]:
     """The changes of every kind of held-out prompts: a table per column of `[evaluation] by`, and one by the size of boxes.
 
     A column that all prompts have the same value of tells no kinds apart.
@@ -235,10 +237,10 @@ def kinds(data: RunData) -> list[tuple[str, dict[str, list[Change]]]]:
     named = settings.get("by", []) if isinstance(settings, Mapping) else []
     columns = [*(str(name) for name in named), *([BOX_SIZE] if any(row.box_size for row in data.before) else [])]
     before, after = by_prompt(data.before), by_prompt(data.after)
-    found: list[tuple[str, dict[str, list[Change]]]] = []
+    found: list[tuple[str, dict[str, list[PairedChange]]]] = []
     for column in columns:
         of = {prompt: kind_of_row(rows[0], column) for prompt, rows in before.items()}
-        tables: dict[str, list[Change]] = {}
+        tables: dict[str, list[PairedChange]] = {}
         for kind in in_order(set(of.values()) - {""}):
             own = {prompt: rows for prompt, rows in before.items() if of[prompt] == kind}
             tables[kind] = [one for one in paired_changes(own, after) if one.kind != "part"]
@@ -246,7 +248,7 @@ def kinds(data: RunData) -> list[tuple[str, dict[str, list[Change]]]]:
     return [(column, tables) for column, tables in found if len(tables) > 1]
 
 
-def kind_of_row(row: Row, column: str) -> str:
+def kind_of_row(row: SampleLine, column: str) -> str:
     """The value of a column of the prompt as a word; empty where it has none."""
     if column == BOX_SIZE:
         return row.box_size
@@ -291,7 +293,7 @@ def columns(lines: Sequence[Line]) -> dict[str, dict[str, list[float]]]:
     return {name: dict(zip(("steps", "values"), column(lines, name), strict=True)) for name in names}
 
 
-def extremes(data: RunData, count: int) -> tuple[list[Row], list[Row]]:
+def extremes(data: RunData, count: int) -> tuple[list[SampleLine], list[SampleLine]]:
     """The best and the worst samples of the last evaluation (else of the last steps seen), one per prompt, no sample twice."""
     rows = data.after or data.before or data.last_train or data.first_train
     ranked = sorted(
@@ -302,7 +304,7 @@ def extremes(data: RunData, count: int) -> tuple[list[Row], list[Row]]:
     return best, one_per_prompt([row for row in ranked if id(row) not in taken], count)
 
 
-def one_per_prompt(rows: Sequence[Row], count: int) -> list[Row]:
+def one_per_prompt(rows: Sequence[SampleLine], count: int) -> list[SampleLine]:
     first = {}
     for row in rows:
         first.setdefault(row.prompt, row)

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from jaxtyping import Float64
 
-from mmrl.app.report.rows import Row, mean
+from mmrl.app.report.rows import SampleLine, mean
 
 K = TypeVar("K")
 NUM_RESAMPLES = 2000
@@ -25,13 +25,13 @@ How = Literal["wilson", "bootstrap", "normal", "none"]
 
 
 @dataclass(frozen=True)
-class Figure:
+class SampleFigure:
     """A number that every sample has; NaN where it has none."""
 
     name: str
     kind: Kind
-    value: Callable[[Row], float]
-    unread: Callable[[Row], float] = lambda row: row.unread
+    value: Callable[[SampleLine], float]
+    unread: Callable[[SampleLine], float] = lambda row: row.unread
     """1 where the answer could not be read for it, 0 where it could, NaN where that is unknown."""
 
 
@@ -59,7 +59,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Change:
+class PairedChange:
     """One figure over the same held-out prompts before and after (or in one run and another).
 
     `low` and `high` bound the difference: a 95 % bootstrap interval; NaN below LEAST_PROMPTS prompts.
@@ -116,28 +116,32 @@ class Change:
         return float(binomtest(self.higher, self.higher + self.lower).pvalue)
 
 
-def figures(rows: Sequence[Row], parts: bool = False) -> list[Figure]:
+def figures(rows: Sequence[SampleLine], parts: bool = False) -> list[SampleFigure]:
     """Mean IoU, hits, Acc@0.5 of boxes, R@0.3 to 0.7 of spans, total reward, and each reward (or its `parts`, as `iou/hit`)."""
     names = list(dict.fromkeys(name for row in rows for name in row.line["scores"]))
     found = dict.fromkeys(part for row in rows for part in row.parts if not part.endswith("/unparsed")) if parts else {}
     return [
-        Figure("Mean IoU", "iou", lambda row: row.iou),
-        Figure("Hits", "share", lambda row: row.hits),
-        Figure("Acc@0.5", "share", lambda row: math.nan if row.spans or math.isnan(row.iou) else float(row.iou >= 0.5)),
-        *(Figure(f"R@{least}", "share", lambda row, least=least: recall(row, least)) for least in (0.3, 0.5, 0.7)),
-        Figure("Reward", "reward", lambda row: row.total),
-        *(Figure(name, "part", lambda row, name=name: score(row, name), unread_by(name)) for name in names if len(names) > 1),
-        *(Figure(part, "part", lambda row, part=part: row.parts.get(part, math.nan), unread_by(part)) for part in found),
+        SampleFigure("Mean IoU", "iou", lambda row: row.iou),
+        SampleFigure("Hits", "share", lambda row: row.hits),
+        SampleFigure("Acc@0.5", "share", lambda row: math.nan if row.spans or math.isnan(row.iou) else float(row.iou >= 0.5)),
+        *(SampleFigure(f"R@{least}", "share", lambda row, least=least: recall(row, least)) for least in (0.3, 0.5, 0.7)),
+        SampleFigure("Reward", "reward", lambda row: row.total),
+        *(
+            SampleFigure(name, "part", lambda row, name=name: score(row, name), unread_by(name))
+            for name in names
+            if len(names) > 1
+        ),
+        *(SampleFigure(part, "part", lambda row, part=part: row.parts.get(part, math.nan), unread_by(part)) for part in found),
     ]
 
 
-def unread_by(name: str) -> Callable[[Row], float]:
+def unread_by(name: str) -> Callable[[SampleLine], float]:
     """Says whether the reward of this name, or the one whose part it is, could not read an answer."""
     part = f"{name.partition('/')[0]}/unparsed"
     return lambda row: row.parts.get(part, math.nan)
 
 
-def estimates(by_prompt: Mapping[K, Sequence[Row]], parts: bool = False) -> dict[str, Estimate]:
+def estimates(by_prompt: Mapping[K, Sequence[SampleLine]], parts: bool = False) -> dict[str, Estimate]:
     """Every figure that the samples of these prompts have, by its name; samples of a prompt are averaged first."""
     rows = [row for own in by_prompt.values() for row in own]
     found: dict[str, Estimate] = {}
@@ -164,13 +168,13 @@ def estimate(values: Sequence[float], unread: float = math.nan) -> Estimate:
 
 
 def paired_changes(
-    before: Mapping[K, Sequence[Row]], after: Mapping[K, Sequence[Row]], asked: Sequence[Figure] = ()
-) -> list[Change]:
+    before: Mapping[K, Sequence[SampleLine]], after: Mapping[K, Sequence[SampleLine]], asked: Sequence[SampleFigure] = ()
+) -> list[PairedChange]:
     """Every figure that both sides know, or those asked for, over the prompts (keys) that both have; samples of a prompt are
     averaged first."""
     prompts = [prompt for prompt in before if prompt in after]
     sides = [[row for prompt in prompts for row in side[prompt]] for side in (before, after)]
-    found: list[Change] = []
+    found: list[PairedChange] = []
     for figure in asked or figures([*sides[0], *sides[1]]):
         both = [(mean(map(figure.value, before[p])), mean(map(figure.value, after[p]))) for p in prompts]
         kept = np.array([pair for pair in both if all(map(math.isfinite, pair))])
@@ -181,15 +185,15 @@ def paired_changes(
         unread = mean(map(figure.unread, sides[0])), mean(map(figure.unread, sides[1]))
         ends = float(kept[:, 0].mean()), float(kept[:, 1].mean())
         signs = int((moved > 0).sum()), int((moved < 0).sum())
-        found.append(Change(figure.name, *ends, low, high, len(kept), figure.kind, *signs, unread))
+        found.append(PairedChange(figure.name, *ends, low, high, len(kept), figure.kind, *signs, unread))
     return found
 
 
-def recall(row: Row, least: float) -> float:
+def recall(row: SampleLine, least: float) -> float:
     return float(row.iou >= least) if row.spans else math.nan
 
 
-def score(row: Row, name: str) -> float:
+def score(row: SampleLine, name: str) -> float:
     value = row.line["scores"].get(name)
     return math.nan if value is None else float(value)
 

@@ -29,8 +29,8 @@ from mmrl.app.report.data import (
     pairs,
     regressions,
 )
-from mmrl.app.report.figures import LEAST_PROMPTS, Change
-from mmrl.app.report.rows import Row, Spans, mean
+from mmrl.app.report.figures import LEAST_PROMPTS, PairedChange
+from mmrl.app.report.rows import SampleLine, Spans, mean
 from mmrl.app.report.step_lines import read_steps, step_lines
 from mmrl.app.report.strips import strips, thumbnail
 from mmrl.app.report.timing import phases, time_band
@@ -54,7 +54,7 @@ MOST_CLIP_BYTES = 400_000
 
 
 @dataclass(frozen=True)
-class Rectangle:
+class BoxOutline:
     """A box as the page draws it: percent of the picture's width and height."""
 
     x: float
@@ -73,11 +73,11 @@ class Picture:
     width: int
     height: int
     kind: str
-    truth: list[Rectangle] = field(default_factory=list)
-    predicted: list[Rectangle] = field(default_factory=list)
-    looked: list[Rectangle] = field(default_factory=list)
+    truth: list[BoxOutline] = field(default_factory=list)
+    predicted: list[BoxOutline] = field(default_factory=list)
+    looked: list[BoxOutline] = field(default_factory=list)
     """What earlier turns pointed at."""
-    film: "Film | None" = None
+    film: "FilmStrip | None" = None
     """The drawing under the strip of a clip."""
     clip: str = ""
     """The address of the clip itself, where there is one that may be shown."""
@@ -91,7 +91,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Film:
+class FilmStrip:
     """Spans of time as bars under a strip of frames: (left, width) in percent of the clip."""
 
     seconds: float
@@ -190,7 +190,7 @@ def inline_assets(file: Path) -> str:
 class Example:
     """One sample as a page shows it; `address` says where a page finds a file of media."""
 
-    def __init__(self, run: RunDir, row: Row, address: Callable[[Path], str] = inline_assets) -> None:
+    def __init__(self, run: RunDir, row: SampleLine, address: Callable[[Path], str] = inline_assets) -> None:
         self.row = row
         self.shown = [picture_of(run, media, None if i else row, address) for i, media in enumerate(row.line["media"])]
         self.made = [picture_of(run, row.line[kind], None, address) for kind in MADE if row.line.get(kind)]
@@ -198,12 +198,12 @@ class Example:
         file = run.samples_file(row.line["split"], row.line["step"])
         self.samples = quote(file.relative_to(run.path).as_posix()) if address is inline_assets else ""
         """Where a report links to all of a text that is cut."""
-        self.turns = [Said(run, turn, address) for turn in row.line.get("turns", ())]
+        self.turns = [PageTurn(run, turn, address) for turn in row.line.get("turns", ())]
         self.answer = row.line["answer"] if not row.truth and row.spans is None else None
         self.scores = [(name, value, row.line["status"][name]) for name, value in row.line["scores"].items()]
 
 
-class Said:
+class PageTurn:
     """A turn of an episode, and the answer to it."""
 
     def __init__(self, run: RunDir, turn: Line, address: Callable[[Path], str]) -> None:
@@ -216,7 +216,7 @@ class Said:
 class Pair:
     """The same held-out prompt before and after."""
 
-    def __init__(self, data: RunData, before: Row, after: Row) -> None:
+    def __init__(self, data: RunData, before: SampleLine, after: SampleLine) -> None:
         self.before, self.after = Example(data.run, before), Example(data.run, after)
         self.figure = "IoU" if math.isfinite(before.iou) and math.isfinite(after.iou) else "reward"
         self.values = (before.iou, after.iou) if self.figure == "IoU" else (before.total, after.total)
@@ -239,13 +239,13 @@ def strips_of(data: RunData) -> dict[str, list["Strip"]]:
 class Strip:
     """One prompt's answers over the steps, as small pictures."""
 
-    def __init__(self, run: RunDir, rows: Sequence[Row]) -> None:
+    def __init__(self, run: RunDir, rows: Sequence[SampleLine]) -> None:
         self.cells = [Example(run, row, thumbnail) for row in rows]
         self.first = self.cells[0]
         self.question = self.first.row.line["text"] or self.first.row.prompt
 
 
-def picture_of(run: RunDir, media: Line, row: Row | None, address: Callable[[Path], str] = inline_assets) -> Picture:
+def picture_of(run: RunDir, media: Line, row: SampleLine | None, address: Callable[[Path], str] = inline_assets) -> Picture:
     """A stored picture; with `row`, its boxes or spans are drawn: they refer to a prompt's first picture or clip."""
     if media["file"] is None:
         return Picture("", 1, 1, media["what"])
@@ -262,16 +262,16 @@ def picture_of(run: RunDir, media: Line, row: Row | None, address: Callable[[Pat
     return Picture(source, media["width"], media["height"], media["kind"], truth, predicted, looked)
 
 
-def film(spans: Spans) -> Film:
+def film(spans: Spans) -> FilmStrip:
     truth, predicted = (
         [(100 * span.start / spans.seconds, 100 * (min(span.end, spans.seconds) - span.start) / spans.seconds) for span in each]
         for each in (spans.truth, spans.predicted)
     )
-    return Film(spans.seconds, truth, predicted)
+    return FilmStrip(spans.seconds, truth, predicted)
 
 
-def rectangle(box: Box, width: int, height: int) -> Rectangle:
-    return Rectangle(
+def rectangle(box: Box, width: int, height: int) -> BoxOutline:
+    return BoxOutline(
         100 * box.x1 / width,
         100 * box.y1 / height,
         100 * (box.x2 - box.x1) / width,
@@ -321,7 +321,7 @@ def facts(data: RunData) -> list[tuple[str, str]]:
     return found
 
 
-def verdict(figures: Sequence[Change]) -> str:
+def verdict(figures: Sequence[PairedChange]) -> str:
     """One sentence on the first figure."""
     if not figures:
         return ""

@@ -22,7 +22,7 @@ Task = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Row:
+class SampleLine:
     """One line of a samples file."""
 
     line: Line
@@ -160,9 +160,9 @@ class Spans(NamedTuple):
     predicted: list[Interval]
 
 
-def by_task(rows: Iterable[Row]) -> dict[Task, list[Row]]:
+def by_task(rows: Iterable[SampleLine]) -> dict[Task, list[SampleLine]]:
     """Samples by prompt."""
-    found: dict[Task, list[Row]] = {}
+    found: dict[Task, list[SampleLine]] = {}
     for row in rows:
         found.setdefault((row.prompt, row.line["text"]), []).append(row)
     return found

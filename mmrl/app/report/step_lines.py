@@ -27,8 +27,8 @@ MUCH_SLOWER = 1.2
 
 
 @dataclass(frozen=True)
-class Span:
-    """A stretch of a step in seconds from its beginning: `Span("generate", 0.01, 0.29)`."""
+class StepSpan:
+    """A stretch of a step in seconds from its beginning: `StepSpan("generate", 0.01, 0.29)`."""
 
     name: str
     start: float
@@ -38,7 +38,7 @@ class Span:
     def end(self) -> float:
         return self.start + self.length
 
-    def holds(self, other: "Span") -> bool:
+    def holds(self, other: "StepSpan") -> bool:
         """Does the other lie in it? Ends are rounded apart."""
         return self.start <= other.start and other.end <= self.end + 1e-3
 
@@ -51,25 +51,25 @@ class RecordedStep:
     seconds: float
     is_first: bool
     """True for the first one of a process, which warms libraries up."""
-    spans: tuple[Span, ...]
-    beside: Mapping[str, tuple[Span, ...]] = field(default_factory=dict[str, tuple[Span, ...]])
+    spans: tuple[StepSpan, ...]
+    beside: Mapping[str, tuple[StepSpan, ...]] = field(default_factory=dict[str, tuple[StepSpan, ...]])
     """Thread -> what it sampled meanwhile."""
 
     @property
-    def phases(self) -> list[Span]:
+    def phases(self) -> list[StepSpan]:
         return [span for span in self.spans if span.name in LANES]
 
     @property
-    def inner(self) -> list[Span]:
+    def inner(self) -> list[StepSpan]:
         return [span for span in self.spans if span.name not in LANES]
 
     @property
-    def gaps(self) -> list[Span]:
+    def gaps(self) -> list[StepSpan]:
         """The time that lies in no phase."""
-        found, at = list[Span](), 0.0
-        for span in [*sorted(self.phases, key=lambda one: one.start), Span("", self.seconds, 0.0)]:
+        found, at = list[StepSpan](), 0.0
+        for span in [*sorted(self.phases, key=lambda one: one.start), StepSpan("", self.seconds, 0.0)]:
             if span.start - at > LEAST_SHARE * self.seconds:
-                found.append(Span(REST, at, span.start - at))
+                found.append(StepSpan(REST, at, span.start - at))
             at = max(at, span.end)
         return found
 
@@ -99,8 +99,8 @@ def read_steps(file: Path) -> list[RecordedStep]:
     return [step for step in found if step.seconds > 0]
 
 
-def spans_of(listed: Iterable[Any]) -> tuple[Span, ...]:
-    return tuple(Span(str(name), float(start), float(length)) for name, start, length in listed)
+def spans_of(listed: Iterable[Any]) -> tuple[StepSpan, ...]:
+    return tuple(StepSpan(str(name), float(start), float(length)) for name, start, length in listed)
 
 
 def step_lines(steps: Sequence[RecordedStep]) -> list[StepLine]:
@@ -177,7 +177,7 @@ def place_of(name: str) -> int:
     return LANES.index(name) if name in LANES else 0
 
 
-def bar(x: Scale, span: Span, top: float, height: float, style: str) -> Markup:
+def bar(x: Scale, span: StepSpan, top: float, height: float, style: str) -> Markup:
     title = f"{SHORT.get(span.name, span.name)}: {seconds(span.length)} from {seconds(span.start)} on"
     width = max(1.0, x(span.end) - x(span.start))
     return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="2"><title>{}</title></rect>').format(

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from mmrl.app.report.data import RunData, by_prompt, read_rows
-from mmrl.app.report.rows import Row
+from mmrl.app.report.rows import SampleLine
 
 MOST_PROMPTS = 6
 MOST_STEPS = 8
@@ -19,7 +19,7 @@ SMALL_BYTES = 12_000
 """Files up to this size are shown as they are."""
 
 
-def strips(data: RunData, split: str) -> Iterator[list[Row]]:
+def strips(data: RunData, split: str) -> Iterator[list[SampleLine]]:
     """The first sample of each of the first prompts of a split, at its first step, its last, and some between."""
     steps = evenly(data.run.sample_steps(split), MOST_STEPS)
     evaluations = [by_prompt(read_rows(data.run, split, [step], data.box_space)) for step in steps]

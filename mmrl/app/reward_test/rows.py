@@ -22,7 +22,7 @@ from mmrl.core.types import MediaSize, Prompt, Sample
 from mmrl.data.files.mp4 import read_mp4
 from mmrl.data.files.paths import path_below
 from mmrl.data.files.pictures import PICTURE_SUFFIXES, open_picture, picture_size
-from mmrl.data.grounding import Layout
+from mmrl.data.grounding import GroundingLayout
 from mmrl.data.layouts.base import ANSWERS
 from mmrl.data.layouts.base import BOXES as GROUNDING
 from mmrl.data.layouts.files import is_stored, look_at
@@ -45,7 +45,7 @@ CAPTIONS = "metadata.jsonl"
 
 
 @dataclass(frozen=True)
-class Task:
+class TestRow:
     """A prompt, and outputs of somebody for it, perhaps none."""
 
     prompt: Prompt
@@ -65,7 +65,7 @@ def read_tasks(
     most: int | None = None,
     say: Callable[[str], object] = str,
     image_root: Path | None = None,
-) -> list[Task]:
+) -> list[TestRow]:
     """All rows of a file or folder, of which a layout that is not ours is named to `say`, and read for `most` rows only.
 
     Paths of pictures and clips start at `image_root`; None: at the source's folder.
@@ -77,7 +77,7 @@ def read_tasks(
         say(f"{source}: {found}")
         return _foreign_tasks(source, found, most, image_root)
     report = Report(str(source))
-    tasks: list[Task] = []
+    tasks: list[TestRow] = []
     for row in _folder_rows(source) if source.is_dir() else read_rows(source, report):
         report.num_rows += 1
         with report.collecting(row.place):
@@ -100,7 +100,7 @@ def _holds_outputs(source: Path) -> bool:
     return asks and not look.has("path") and (look.has_one("completion", "completions") or not look.has_one(*ANSWERS, *BOXES))
 
 
-def _foreign_tasks(source: Path, found: Guess, most: int | None, image_root: Path | None) -> list[Task]:
+def _foreign_tasks(source: Path, found: Guess, most: int | None, image_root: Path | None) -> list[TestRow]:
     """The prompts of a file as a run would have them, with the completions of its rows, if there are some."""
     if found.data_set not in NAMES:
         root = {} if image_root is None else {root_key(found.data_set): str(image_root)}
@@ -109,7 +109,7 @@ def _foreign_tasks(source: Path, found: Guess, most: int | None, image_root: Pat
         prompts: Iterable[Prompt] = islice(reader(path=str(source), **root), most)
     else:
         opened = open_foreign(source, found)
-        reader = (Layout if found.data_set == GROUNDING else Questions)(image_root or opened.root)
+        reader = (GroundingLayout if found.data_set == GROUNDING else Questions)(image_root or opened.root)
         prompts, report = read_prompts(str(source), lambda report: islice(opened.rows(report), most), reader)
         report.source = f"{source} ({found})"
         report.raise_if_bad()
@@ -146,11 +146,11 @@ def _kind_of(name: str) -> str:
     return "video" if Path(name).suffix.lower() == CLIP_SUFFIX else "image"
 
 
-def _task(row: Row, root: Path) -> Task:
+def _task(row: Row, root: Path) -> TestRow:
     values = row.values
     if any(values.get(name) is not None for name in BOXES):
         question = next((name for name in TEXT if isinstance(values.get(name), str)), "question")
-        [prompt, *more] = Layout(image_root=root, columns={"question": question}).prompts(row)
+        [prompt, *more] = GroundingLayout(image_root=root, columns={"question": question}).prompts(row)
         if more:
             raise ValueError("one row asks several questions: write one row per question")
         size = size_of(prompt)
@@ -168,7 +168,7 @@ def _task(row: Row, root: Path) -> Task:
         clips = _list_of(values, "video", "videos")
         drawn = [Sample(image=open_picture(_path_of(root, image))) for image in images]
         drawn += [_clip(_path_of(root, clip)) for clip in clips]
-        return Task(prompt, tuple(drawn), tuple(map(str, [*images, *clips])))
+        return TestRow(prompt, tuple(drawn), tuple(map(str, [*images, *clips])))
     media = tuple(_path_of(root, image) for image in images)
     prompt = Prompt(name, text, media, answer, prompt.columns)
     size = size_of(prompt)
@@ -184,10 +184,10 @@ def _path_of(root: Path, image: object) -> str:
     return path_below(root, str(image), "the file's folder", anywhere=True)
 
 
-def _with_texts(prompt: Prompt, values: Mapping[str, object], sizes: tuple[MediaSize, ...]) -> Task:
+def _with_texts(prompt: Prompt, values: Mapping[str, object], sizes: tuple[MediaSize, ...]) -> TestRow:
     texts = _list_of(values, "completion", "completions")
     samples = tuple(Sample(str(text), media_sizes=sizes) for text in texts)
-    return Task(prompt, samples, tuple(str(i) for i in range(len(samples))))
+    return TestRow(prompt, samples, tuple(str(i) for i in range(len(samples))))
 
 
 def _list_of(values: Mapping[str, object], one: str, many: str) -> Sequence[object]:

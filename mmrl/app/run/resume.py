@@ -134,8 +134,8 @@ NAMES = ("use", "name", "sources")
 
 
 @dataclass(frozen=True)
-class Choice:
-    """`Choice("optimizer.lr", "1e-05", "1e-06", "command line")`."""
+class SettingChange:
+    """`SettingChange("optimizer.lr", "1e-05", "1e-06", "command line")`."""
 
     key: str
     value: str
@@ -145,14 +145,14 @@ class Choice:
     """Who said it: a file, a task, or the command line."""
 
 
-def choices(resolved: Resolved) -> list[Choice]:
+def choices(resolved: Resolved) -> list[SettingChange]:
     """The settings that differ from the preset and the defaults, in the config's order; where a run lies is none of them."""
     usual = usual_values(resolved)
-    found: list[Choice] = []
+    found: list[SettingChange] = []
     for path, value in leaves(as_table(resolved.config)):
         origin, before = resolved.origin(path), usual.get(path, "")
         if path != ("output",) and not origin.startswith(NOBODY) and before != str(value):
-            found.append(Choice(dotted_key(path), str(value), before, origin))
+            found.append(SettingChange(dotted_key(path), str(value), before, origin))
     return found
 
 
@@ -183,8 +183,8 @@ def write_choices(run: RunDir, resolved: Resolved) -> None:
     replace_text(run.settings_file, json.dumps([asdict(one) for one in choices(resolved)], indent=1) + "\n")
 
 
-def read_choices(run: RunDir) -> list[Choice]:
+def read_choices(run: RunDir) -> list[SettingChange]:
     """The choices that were kept; none in runs of earlier versions."""
     if not run.settings_file.is_file():
         return []
-    return [Choice(**one) for one in json.loads(run.settings_file.read_text(encoding="utf-8"))]
+    return [SettingChange(**one) for one in json.loads(run.settings_file.read_text(encoding="utf-8"))]

@@ -81,7 +81,7 @@ def to_answer(config: RunConfig) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationPlan:
     """All that is known of an evaluation without a model."""
 
     resolved: Resolved
@@ -117,7 +117,7 @@ class Ready:
     """How the model writes boxes."""
 
 
-def ask(resolved: Resolved, ranks: Ranks, run: RunDir | None = None, step: int | None = None) -> Asked:
+def ask(resolved: Resolved, ranks: Ranks, run: RunDir | None = None, step: int | None = None) -> EvaluationPlan:
     """Read the prompts; `step` is a checkpoint of the run, None its newest whole one.
 
     Raises FileNotFoundError without data, CheckpointError without a whole checkpoint (of that step), and ValueError if there
@@ -134,10 +134,10 @@ def ask(resolved: Resolved, ranks: Ranks, run: RunDir | None = None, step: int |
     plug_ins = read_plug_ins(resolved)
     with ranks.main_first():
         _, prompts = held_out_prompts(config, plug_ins.held_out)
-    return Asked(resolved, plug_ins, prompts, run, None if run is None else load_state(run, step))
+    return EvaluationPlan(resolved, plug_ins, prompts, run, None if run is None else load_state(run, step))
 
 
-def prepare(asked: Asked, ranks: Ranks, accelerator: Accelerator | None = None) -> Ready:
+def prepare(asked: EvaluationPlan, ranks: Ranks, accelerator: Accelerator | None = None) -> Ready:
     """Load rewards and model.
 
     Raises FileNotFoundError without a plug-in, model folder or checkpoint, ValueError where settings do not fit together or a
@@ -172,7 +172,7 @@ REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerSample:
     """One sample, and what it was drawn with."""
 
     sample: Sample
@@ -192,7 +192,7 @@ def config_of(run: RunDir, *kinds: str) -> RunConfig:
     return config
 
 
-def answer(run: RunDir, config: RunConfig, prompt: Prompt, step: int | None = None, seed: int | None = None) -> Answer:
+def answer(run: RunDir, config: RunConfig, prompt: Prompt, step: int | None = None, seed: int | None = None) -> AnswerSample:
     """One answer by checkpoint `step` (None: the newest whole one, 0: the model before training).
 
     The sampling is that of held-out prompts, and so is the seed where none is given.
@@ -209,7 +209,7 @@ def answer(run: RunDir, config: RunConfig, prompt: Prompt, step: int | None = No
         request = Request(prompt, 1, 0, model=MODELS[evaluation.weights], seed=number)
         with waiting("answering"):
             sample = policy.rollout([request], modality.eval_sampling(evaluation)).groups[0].samples[0]
-    return Answer(sample, 0 if state is None else int(state["index"]), number, modality.box_space(local))
+    return AnswerSample(sample, 0 if state is None else int(state["index"]), number, modality.box_space(local))
 
 
 def state_at(run: RunDir, step: int | None) -> State | None:
@@ -224,7 +224,7 @@ def state_at(run: RunDir, step: int | None) -> State | None:
     return load_state(run, wanted) if wanted else None
 
 
-def usual_file(run: RunDir, prompt: Prompt, answer: Answer, suffix: str) -> Path:
+def usual_file(run: RunDir, prompt: Prompt, answer: AnswerSample, suffix: str) -> Path:
     """The file of an answer for which no name is given: the same prompt, seed and step have the same one."""
     digest = hashlib.sha256("\0".join([prompt.text, *map(str, prompt.media)]).encode(errors="replace")).hexdigest()[:8]
     return run.path / "tries" / f"step-{answer.step:06d}-seed-{answer.seed}-{digest}{suffix}"

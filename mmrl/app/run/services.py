@@ -78,12 +78,12 @@ class AccelerateTrackers:
         rows: list[Line] = hide_in_json(example_rows(chosen, scores))
         texts = captions(rows)
         pictures = [
-            Shown(f"{split}/{group.prompt.id}/{place}", picture, text)
+            PictureFile(f"{split}/{group.prompt.id}/{place}", picture, text)
             for group, own in zip(chosen, in_groups(chosen, texts), strict=True)
             for place, picture, text in pictures_of(group, own)
         ]
         clips = [
-            Clip(f"{split}/{group.prompt.id}/sample-{i}-clip", file, own[i])
+            ClipFile(f"{split}/{group.prompt.id}/sample-{i}-clip", file, own[i])
             for group, own in zip(chosen, in_groups(chosen, texts), strict=True)
             for i, sample in enumerate(group.samples)
             if (file := self.clip_file(sample)) is not None
@@ -103,7 +103,7 @@ class AccelerateTrackers:
             tracker.finish()
 
 
-class Shown(NamedTuple):
+class PictureFile(NamedTuple):
     """One picture, and what there is to say about it."""
 
     tag: str
@@ -111,7 +111,7 @@ class Shown(NamedTuple):
     caption: str
 
 
-class Clip(NamedTuple):
+class ClipFile(NamedTuple):
     """One .mp4 file, and what there is to say about it."""
 
     tag: str
@@ -123,8 +123,8 @@ class Show(NamedTuple):
     """The samples of some groups, as services show them."""
 
     rows: list[Line]
-    pictures: Sequence[Shown]
-    clips: Sequence[Clip]
+    pictures: Sequence[PictureFile]
+    clips: Sequence[ClipFile]
 
 
 def start_service(name: str, folder: Path, project: str) -> Service:

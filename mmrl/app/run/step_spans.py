@@ -42,7 +42,7 @@ class Timed(NamedTuple):
     length: float = 0.0
 
 
-class Lane:
+class ThreadLane:
     """The outermost spans of another thread, in seconds of the clock."""
 
     def __init__(self) -> None:
@@ -80,14 +80,14 @@ class StepSpans:
         self._open: list[Timed] = []
         self._spans: list[Timed] = []
         self._begun = 0
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, ThreadLane] = {}
         self._recent: deque[float] = deque(maxlen=KEPT)
         tell_of_spans(self)
 
     def begin(self, name: str) -> None:
         if get_ident() != self._thread:
             if current_thread().name.startswith(BESIDE):
-                self._lanes.setdefault(current_thread().name, Lane()).begin(name)
+                self._lanes.setdefault(current_thread().name, ThreadLane()).begin(name)
             return
         now = time.perf_counter()
         if name == STEP:

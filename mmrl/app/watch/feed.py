@@ -8,11 +8,11 @@ from pathlib import Path
 
 from mmrl.app.report.data import EVAL, TRAIN, RunData, is_evaluation, read_config, warning_counts
 from mmrl.app.report.data import box_space as box_space_of
-from mmrl.app.report.rows import Row, mean
+from mmrl.app.report.rows import SampleLine, mean
 from mmrl.app.run.folder import REQUESTS, SEEN, Line, RunDir, lines_of_changes
 from mmrl.app.run.launch import is_locked
 from mmrl.app.toml.tables import Values
-from mmrl.app.watch.tail import Series, Tail, number
+from mmrl.app.watch.tail import MetricTail, Tail, number
 
 RECENT = 50
 """Steps whose time says where time goes and how long the rest will take."""
@@ -24,7 +24,7 @@ MOST_READ = 8 << 20
 
 
 @dataclass(frozen=True)
-class State:
+class RunProgress:
     """How far a run is."""
 
     step: int
@@ -56,7 +56,7 @@ class Feed:
 
     def _forget(self) -> None:
         self._metrics, self._warnings = Tail(self.run.metrics_file), Tail(self.run.warnings_file)
-        self._train, self._evals = Series(), Series()
+        self._train, self._evals = MetricTail(), MetricTail()
         self._recent = deque[Line](maxlen=RECENT)
         self._said = list[Line]()
 
@@ -100,27 +100,27 @@ class Feed:
             notices.append(f"Lines of metrics.jsonl that are no metrics, and left out: {self._metrics.num_bad}.")
         notices += [f"Settings {text}." for text in changes]
         alarms = [line["text"] for line in self._said if line.get("level") == "error"]
-        no_rows: list[Row] = []
+        no_rows: list[SampleLine] = []
         return RunData(
             *(self.run, config, text, self._train.lines(), self._evals.lines(), no_rows, no_rows, no_rows, no_rows),
             *(warning_counts(self._said), {}, box_space_of(config), notices, alarms),
         )
 
-    def state(self, data: RunData) -> State:
+    def state(self, data: RunData) -> RunProgress:
         asked = tuple(what for what in REQUESTS if self.run.request_file(what).exists())
         step_s = mean(line.get("time/step_s", float("nan")) for line in self._recent)
-        return State(data.steps_done, data.steps_wanted, is_locked(self.run.path), step_s, asked)
+        return RunProgress(data.steps_done, data.steps_wanted, is_locked(self.run.path), step_s, asked)
 
     def newest_samples(self) -> list[tuple[str, int, Path]]:
         """Split, step and file of the newest samples of training, and of held-out or seen prompts."""
         steps = [(split, self.run.sample_steps(split)[-1:]) for split in (TRAIN, EVAL, SEEN)]
         return [(split, step, self.run.samples_file(split, step)) for split, last in steps for step in last]
 
-    def rows(self, file: Path, space: str | None) -> list[Row]:
+    def rows(self, file: Path, space: str | None) -> list[SampleLine]:
         """The first sample of each of a file's first prompts."""
-        found: dict[str, Row] = {}
+        found: dict[str, SampleLine] = {}
         for line in first_lines(file):
-            row = Row(line, line["box_space"] or space)
+            row = SampleLine(line, line["box_space"] or space)
             found.setdefault(row.prompt, row)
             if len(found) == PROMPTS_SHOWN:
                 break

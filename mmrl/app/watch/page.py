@@ -13,16 +13,16 @@ from mmrl.app.report.data import RunData
 from mmrl.app.report.page import Example, description, environment
 from mmrl.app.report.timing import phases, time_band
 from mmrl.app.run.folder import RunDir
-from mmrl.app.watch.feed import Feed, State
+from mmrl.app.watch.feed import Feed, RunProgress
 
 MOST_CHARTS = 40
 """Curves beside those of rewards and health."""
 MOST_WARNINGS = 100
-Parts = Mapping[str, "Part"]
+Parts = Mapping[str, "PagePart"]
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """A part of the page."""
 
     html: str
@@ -37,10 +37,10 @@ class Page:
         self.feed = Feed(run)
         self._templates = environment()
         self._lock = Lock()
-        self._parts: dict[str, tuple[object, Part]] = {}
+        self._parts: dict[str, tuple[object, PagePart]] = {}
         """The newest of every part, with what it was made of."""
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, PagePart]:
         """Every part by its name; one whose facts are the same is not made again."""
         with self._lock:
             feed = self.feed
@@ -61,16 +61,16 @@ class Page:
         parts, run = self.parts(), self.feed.run
         return self._templates.get_template("watch.html.j2").render(parts=parts, name=run.path.resolve().name)
 
-    def _part(self, name: str, facts: object, look: Callable[[], Mapping[str, object]]) -> Part:
+    def _part(self, name: str, facts: object, look: Callable[[], Mapping[str, object]]) -> PagePart:
         before = self._parts.get(name)
         if before is not None and before[0] == facts:
             return before[1]
         html = self._templates.get_template(f"watch_{name}.html.j2").render(**look())
-        part = Part(html, hashlib.sha256(html.encode(errors="replace")).hexdigest()[:12])
+        part = PagePart(html, hashlib.sha256(html.encode(errors="replace")).hexdigest()[:12])
         self._parts[name] = facts, part
         return part
 
-    def _state(self, data: RunData, state: State) -> Mapping[str, object]:
+    def _state(self, data: RunData, state: RunProgress) -> Mapping[str, object]:
         return {"data": data, "state": state, "sentence": description(data.config)}
 
     def _curves(self, data: RunData) -> Mapping[str, object]:

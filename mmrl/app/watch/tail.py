@@ -59,7 +59,7 @@ def line_of(text: bytes) -> Line | None:
 
 
 @dataclass
-class Bucket:
+class LineBucket:
     """Neighbouring lines: the last step, and the sum and number of every metric's finite values."""
 
     step: int
@@ -71,20 +71,20 @@ class Bucket:
             self.sums[name] = total + value, number + count
 
 
-class Series:
+class MetricTail:
     """Lines of metrics in at most MOST_POINTS means; memory and time do not grow with their number."""
 
     def __init__(self) -> None:
         self.width, self.num_lines = 1, 0
         """Lines in a point; lines so far."""
-        self._buckets: list[Bucket] = []
+        self._buckets: list[LineBucket] = []
         self._names: set[str] = set()
 
     def add(self, line: Line) -> None:
         step, values = int(line["step"]), {name: number(value) for name, value in line.items() if name != "step"}
         self._names |= set(list(values)[: MOST_NAMES - len(self._names)]) if len(self._names) < MOST_NAMES else set()
         if self.num_lines % self.width == 0:
-            self._buckets.append(Bucket(step))
+            self._buckets.append(LineBucket(step))
         self._buckets[-1].step = step
         self._buckets[-1].add({n: (v, 1) if math.isfinite(v) else (0.0, 0) for n, v in values.items() if n in self._names})
         self.num_lines += 1

@@ -105,7 +105,7 @@ class Actor:
 
 
 @dataclass(frozen=True)
-class Clip:
+class DigitClip:
     """The events of a clip, and the question about it; `draw` makes the pictures."""
 
     key: tuple[int, int, int]
@@ -149,7 +149,7 @@ def style_of(values: Mapping[str, object]) -> ClipStyle:
 
 def plan_clip(
     seed: int, index: int, split: str = "train", style: ClipStyle = ClipStyle(), kinds: tuple[str, ...] = KINDS
-) -> Clip:
+) -> DigitClip:
     """Clip `index` of the endless series `seed`; the question's kind is drawn from `kinds`, where a kind may occur repeatedly.
 
     Raises ValueError for an unknown split or kind, or a clip too short for its digits to come one after the other.
@@ -163,7 +163,7 @@ def plan_clip(
     kind = kinds[rng.integers(len(kinds))]
     digits = _cast(rng, style, kind)
     actors = _entrances(rng, style, digits, apart=kind == "order")
-    clip = Clip(key, style, kind, actors, "", "")
+    clip = DigitClip(key, style, kind, actors, "", "")
     match kind:
         case "when":
             return replace(clip, question=f"When is the {digits[0]} visible?", answer=clip.span(actors[0]))
@@ -175,7 +175,7 @@ def plan_clip(
             return _asks_order(rng, clip)
 
 
-def draw(clip: Clip) -> NDArray[np.uint8]:
+def draw(clip: DigitClip) -> NDArray[np.uint8]:
     """The clip's pictures, (frames, side, side, 3)."""
     style, rng = clip.style, np.random.default_rng([*clip.key, 1])
     canvas = background(rng, style.background, style.side)
@@ -213,7 +213,7 @@ def _entrances(rng: np.random.Generator, style: ClipStyle, digits: list[int], ap
     )
 
 
-def _asks_which(rng: np.random.Generator, clip: Clip) -> Clip:
+def _asks_which(rng: np.random.Generator, clip: DigitClip) -> DigitClip:
     """Ask which digits appear; options are in ascending order, so that their order gives nothing away, and some do not appear."""
     there = [int(actor.digit or 0) for actor in clip.digits]
     absent = [digit for digit in clip.style.digits if digit not in there]
@@ -223,7 +223,7 @@ def _asks_which(rng: np.random.Generator, clip: Clip) -> Clip:
     return _asks(clip, "Which digits appear?", tuple(map(str, options)), right)
 
 
-def _asks_order(rng: np.random.Generator, clip: Clip) -> Clip:
+def _asks_order(rng: np.random.Generator, clip: DigitClip) -> DigitClip:
     come = tuple(str(actor.digit) for actor in sorted(clip.digits, key=lambda actor: actor.first))
     others = [order for order in permutations(come) if order != come]
     picked = rng.choice(len(others), min(len(others), clip.style.num_options - 1), replace=False) if others else []
@@ -233,7 +233,7 @@ def _asks_order(rng: np.random.Generator, clip: Clip) -> Clip:
     return _asks(clip, "In what order do the digits appear?", options, LETTERS[orders.index(come)])
 
 
-def _asks(clip: Clip, question: str, options: tuple[str, ...], answer: str) -> Clip:
+def _asks(clip: DigitClip, question: str, options: tuple[str, ...], answer: str) -> DigitClip:
     return replace(clip, question=question, options=options, answer=answer)
 
 
@@ -251,7 +251,7 @@ def _blend(picture: Pixels, ink: Pixels, colour: Pixels, x: int, y: int) -> None
     area += inside[..., None] * (colour - area)
 
 
-def _paths(rng: np.random.Generator, clip: Clip, shapes: list[tuple[int, ...]]) -> list[list[tuple[int, int]]]:
+def _paths(rng: np.random.Generator, clip: DigitClip, shapes: list[tuple[int, ...]]) -> list[list[tuple[int, int]]]:
     """For every actor the upper left corners (x, y) of its frames.
 
     It comes in over an edge, moves straight, bounces off walls and other actors, and leaves over the nearest edge.

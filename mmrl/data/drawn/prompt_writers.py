@@ -67,7 +67,7 @@ SCENES = ("a picture of {}", "a snapshot showing {}", "{} in plain daylight", "{
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 
 
-class Task(NamedTuple):
+class WrittenTask(NamedTuple):
     """A prompt's task and its wording."""
 
     key: str
@@ -96,7 +96,7 @@ def write(writer: str, size: int | None = None, split: str = "train", seed: int 
         raise ValueError(f"the split is {split!r}: choose train or held_out")
     if size is not None and size < 1:
         raise ValueError(f"{size} prompts cannot be written: ask for 1 or more")
-    rng, found, idle = random.Random(f"{writer} {seed}"), dict[str, Task](), 0
+    rng, found, idle = random.Random(f"{writer} {seed}"), dict[str, WrittenTask](), 0
     while len(found) < (1000 if size is None else size) and idle < TRIES:
         task = WRITERS[writer](rng)
         is_new = _is_held_out(writer, task.key) == (split == "held_out") and task.wording not in found
@@ -117,7 +117,7 @@ def _is_held_out(writer: str, key: str) -> bool:
     return zlib.crc32(key.encode()) % HELD_OUT_SHARE == 0
 
 
-def _lettering(rng: random.Random) -> Task:
+def _lettering(rng: random.Random) -> WrittenTask:
     describing, thing = rng.choice(DESCRIBING), rng.choice(THINGS)
     text = rng.choice(
         (
@@ -129,15 +129,15 @@ def _lettering(rng: random.Random) -> Task:
             f"{rng.randint(6, 11)}:{rng.choice(('00', '15', '30', '45'))} {describing} Hour",
         )
     )
-    return Task(text.lower(), rng.choice(SIGNS).format(text), {"target": text}, text)
+    return WrittenTask(text.lower(), rng.choice(SIGNS).format(text), {"target": text}, text)
 
 
-def _number(rng: random.Random) -> Task:
+def _number(rng: random.Random) -> WrittenTask:
     number = rng.choice(digit_text.NUMBERS)
-    return Task(str(number), digit_text.caption(number), {"target": str(number)}, str(number))
+    return WrittenTask(str(number), digit_text.caption(number), {"target": str(number)}, str(number))
 
 
-def _objects(rng: random.Random) -> Task:
+def _objects(rng: random.Random) -> WrittenTask:
     tag = rng.choice(TAGS)
     first, second = rng.sample(OBJECTS, 2)
     include, exclude = [_clause(first)], list[dict[str, object]]()
@@ -162,7 +162,7 @@ def _objects(rng: random.Random) -> Task:
     columns = {"tag": tag, "include": include, "exclude": exclude}
     # "a cup and a fork" and "a fork and a cup" are one task
     key = f"{tag} {sorted(words.split(' and '))}"
-    return Task(key, rng.choice(SCENES).format(words), columns)
+    return WrittenTask(key, rng.choice(SCENES).format(words), columns)
 
 
 def _clause(name: str, count: int = 1) -> dict[str, object]:
@@ -179,4 +179,4 @@ def _many(name: str) -> str:
     return name + ("es" if name.endswith(("s", "sh", "ch", "x")) else "s")
 
 
-WRITERS: dict[str, Callable[[random.Random], Task]] = {"lettering": _lettering, "objects": _objects, "numbers": _number}
+WRITERS: dict[str, Callable[[random.Random], WrittenTask]] = {"lettering": _lettering, "objects": _objects, "numbers": _number}

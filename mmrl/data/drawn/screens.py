@@ -21,7 +21,7 @@ MOST_BUTTONS = 10
 
 
 @dataclass(frozen=True)
-class Screen:
+class DrawnScreen:
     """A picture, and the rectangle of every button by its number: x1, y1, x2, y2 in pixels."""
 
     image: Image.Image
@@ -40,7 +40,7 @@ def order_of(seed: int, index: int, split: str, buttons: int, presses: int) -> l
     return [int(n) for n in rng_of(seed, index, split, 0).choice(numbers, presses, replace=False)]
 
 
-def draw_screen(seed: int, index: int, split: str, buttons: int, press: int) -> Screen:
+def draw_screen(seed: int, index: int, split: str, buttons: int, press: int) -> DrawnScreen:
     """The screen after so much was pressed."""
     rng = rng_of(seed, index, split, 2 + press)
     cells = rng.choice(_COLUMNS * _ROWS, buttons, replace=False)
@@ -53,7 +53,7 @@ def draw_screen(seed: int, index: int, split: str, buttons: int, press: int) -> 
         places[number] = (x, y, x + _BUTTON[0], y + _BUTTON[1])
         pen.rectangle((x, y, x + _BUTTON[0] - 1, y + _BUTTON[1] - 1), (70, 110, 180))
         print_digit(pen, number, x + 24, y + 5, _DOT, (255, 255, 255))
-    return Screen(image, places)
+    return DrawnScreen(image, places)
 
 
 def numbers_of(seed: int, index: int, split: str, buttons: int) -> list[int]:

@@ -13,7 +13,7 @@ and `<bbox>` stand for, in order; `bbox_type` is real (pixels) or norm1.
 
 from collections.abc import Iterator
 
-from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, Conversation, Turn, say_turns
+from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, Conversation, LayoutTurn, say_turns
 from mmrl.data.readers import Cell, Row
 
 PAIR = ("chosen", "rejected")
@@ -30,7 +30,9 @@ def messages_row(row: Row) -> Iterator[Row]:
     completion = row.values.get("completion")
     if completion is not None:
         turns += (
-            [MESSAGES.turn(item) for item in completion] if isinstance(completion, list) else [Turn(ANSWERS_BACK, completion)]
+            [MESSAGES.turn(item) for item in completion]
+            if isinstance(completion, list)
+            else [LayoutTurn(ANSWERS_BACK, completion)]
         )
     objects = row.values.get("objects")
     if objects is None:
@@ -53,7 +55,7 @@ def _with_prompt(row: Row) -> Row:
     return Row({**row.values, "prompt": asked}, row.source, row.number)
 
 
-def _with_objects(turns: list[Turn], objects: Cell) -> tuple[list[Turn], dict[str, Cell]]:
+def _with_objects(turns: list[LayoutTurn], objects: Cell) -> tuple[list[LayoutTurn], dict[str, Cell]]:
     """The turns with their references spelled out, and the boxes that are the answer."""
     if not isinstance(objects, dict) or not isinstance(objects.get("bbox"), list) or not objects["bbox"]:
         raise ValueError(f"objects must hold a list bbox, not {str(objects)[:80]}")
@@ -63,7 +65,7 @@ def _with_objects(turns: list[Turn], objects: Cell) -> tuple[list[Turn], dict[st
     if not isinstance(named, list):
         raise ValueError(f"objects.ref must be a list of texts, not {str(named)[:80]}")
     refs = [*named]
-    spelled: list[Turn] = []
+    spelled: list[LayoutTurn] = []
     for turn in turns:
         text = str(turn.text)
         if turn.role == ASKS and BBOX in text:
@@ -73,7 +75,7 @@ def _with_objects(turns: list[Turn], objects: Cell) -> tuple[list[Turn], dict[st
         if turn.role == ASKS:
             while REF in text:
                 text = text.replace(REF, str(refs.pop(0)), 1)
-        spelled.append(Turn(turn.role, text, turn.pictures, turn.clips))
+        spelled.append(LayoutTurn(turn.role, text, turn.pictures, turn.clips))
     written = sum(str(turn.text).count(BBOX) for turn in turns if turn.role == ANSWERS_BACK)
     if written not in (0, len(boxes)):
         raise ValueError(f"the answer holds {written} {BBOX} for {len(boxes)} boxes in objects.bbox")

@@ -21,8 +21,8 @@ REMEDY = (
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One turn: `Turn("user", "<image>\\nWhere is the cat?", ("cat.jpg",))`."""
+class LayoutTurn:
+    """One turn: `LayoutTurn("user", "<image>\\nWhere is the cat?", ("cat.jpg",))`."""
 
     role: str
     text: Cell
@@ -50,7 +50,7 @@ class Conversation:
         """The column that holds the turns."""
         return next((name for name in self.columns if row.values.get(name) is not None), None)
 
-    def turns(self, row: Row) -> tuple[str, list[Turn]]:
+    def turns(self, row: Row) -> tuple[str, list[LayoutTurn]]:
         """The column that holds the turns, and the turns; ValueError for a row without any."""
         column = self.column(row) or self.columns[0]
         found: Cell = row.values.get(column)
@@ -58,14 +58,14 @@ class Conversation:
             raise ValueError(f"column {self.columns[0]} must be a list of turns, not {str(found)[:80]!r}")
         return column, [self.turn(item) for item in found]
 
-    def turn(self, item: Cell) -> Turn:
+    def turn(self, item: Cell) -> LayoutTurn:
         if not isinstance(item, dict) or self.role not in item or item.get(self.text) is None:
             raise ValueError(f"a turn must be an object with {self.role} and {self.text}, not {str(item)[:80]}")
         text, pictures, clips = text_and_media(item[self.text]) if self.in_parts else (item[self.text], [], [])
-        return Turn(role_of(item[self.role]), text, tuple(pictures), tuple(clips))
+        return LayoutTurn(role_of(item[self.role]), text, tuple(pictures), tuple(clips))
 
 
-def say_turns(row: Row, turns: Sequence[Turn], used: tuple[str, ...]) -> Iterator[Row]:
+def say_turns(row: Row, turns: Sequence[LayoutTurn], used: tuple[str, ...]) -> Iterator[Row]:
     """The row's one question in our words, with its answer: that of a column, else the last turn.
 
     Raises ValueError for turns that are not one question, and for a part that is neither text, picture nor clip.

@@ -14,7 +14,7 @@ from mmrl.data.tools.canvas import upright
 from mmrl.data.tools.draw import Mark, Shape, draw
 from mmrl.data.tools.frames import frames
 from mmrl.data.tools.zoom import zoom
-from mmrl.runtime.sandbox.sandbox import Bounds, Pixels, Sandbox
+from mmrl.runtime.sandbox.sandbox import Pixels, Sandbox, SandboxLimits
 
 SHAPES: tuple[Shape, ...] = ("point", "box", "line")
 MOST_OBJECTS = 50
@@ -38,7 +38,7 @@ class Toolbox:
     """How the model writes boxes and points."""
     read: Read
     find: Find
-    bounds: Bounds
+    bounds: SandboxLimits
     """Of python."""
     seed: int = 0
     sizes: Sequence[MediaSize] = ()

@@ -32,7 +32,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Limits:
+class AnswerFacts:
     """The facts that every answer must agree with, whoever gives it."""
 
     banned: frozenset[int]
@@ -46,7 +46,7 @@ class Limits:
 class Expected:
     """The facts that the answer of one server must agree with."""
 
-    limits: Limits
+    limits: AnswerFacts
     version: str
     """The name of the weights."""
     longest: int = 0
@@ -133,7 +133,7 @@ def read_choice(choice: Mapping[str, Any], prompt: WirePrompt, expected: Expecte
     return Written(tokens, [float(x) for x in logprobs], reason == "stop")
 
 
-def check_tokens(tokens: Sequence[object], limits: Limits, prompt: WirePrompt, url: str) -> None:
+def check_tokens(tokens: Sequence[object], limits: AnswerFacts, prompt: WirePrompt, url: str) -> None:
     """Raise EngineMismatchError unless all are ids of tokens that a completion may hold."""
     odd = [x for x in tokens if type(x) is not int or not 0 <= x < limits.vocabulary]
     if odd:

@@ -10,7 +10,7 @@ from mmrl.runtime.net.fetch import (
     CONNECT_S,
     AnswerError,
     DeadlineError,
-    Request,
+    HttpRequest,
     UnreachableError,
     close_client,
     fetch,
@@ -85,7 +85,7 @@ class EngineClient:
         token, address = self.token, f"{self.url.rstrip('/')}{path}"
         headers |= {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            answer = fetch(Request(method, address, headers, content), seconds, most_bytes or MOST_BYTES, self.http)
+            answer = fetch(HttpRequest(method, address, headers, content), seconds, most_bytes or MOST_BYTES, self.http)
         except DeadlineError:
             raise EngineDownError(f"{self.url}{path} gave no answer within {seconds:.0f} s") from None
         except UnreachableError as error:

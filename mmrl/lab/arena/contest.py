@@ -27,7 +27,7 @@ OWN = ("algorithm", "optimizer", "sampler", "policy", "prompts_per_step", "micro
 
 
 @dataclass(frozen=True)
-class Task:
+class ContestTask:
     """A task that methods meet on."""
 
     config: str
@@ -44,10 +44,10 @@ class Task:
     """The metric that methods are ranked by: the mean total reward of held-out prompts."""
 
 
-TASKS: Mapping[str, Task] = {
-    "grounding": Task("tiny/grounding", "grounding", "grpo", 128, {"reward.0.weight": 0.9}),
-    "video": Task("tiny/video", "video", "grpo", 128, {"reward.0.weight": 0.9}),
-    "t2i": Task("tiny/t2i", "t2i", "flow_grpo", 96),
+TASKS: Mapping[str, ContestTask] = {
+    "grounding": ContestTask("tiny/grounding", "grounding", "grpo", 128, {"reward.0.weight": 0.9}),
+    "video": ContestTask("tiny/video", "video", "grpo", 128, {"reward.0.weight": 0.9}),
+    "t2i": ContestTask("tiny/t2i", "t2i", "flow_grpo", 96),
 }
 
 

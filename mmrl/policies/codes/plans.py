@@ -16,11 +16,11 @@ from mmrl.core.protocols import Hypothesis
 from mmrl.core.types import Rollouts
 from mmrl.policies.codes.net import CodeNet
 from mmrl.policies.shared.weights import Weights
-from mmrl.policies.text.check.diagnose import Replay
+from mmrl.policies.text.check.diagnose import CachedReplay
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.prompt.encode import Encoded, Encoder
-from mmrl.policies.text.read.evaluate import Evaluation, evaluation_of
+from mmrl.policies.text.read.evaluate import RowEvaluation, evaluation_of
 from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import TextTrace, append
@@ -133,11 +133,11 @@ class PlannedGenerator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedEvaluation(Evaluation):
+class PlannedEvaluation(RowEvaluation):
     """Rows of a plan and codes, read in two forwards: plans behind what asked for them, codes behind caption and plan."""
 
-    plans: Evaluation
-    codes: Evaluation
+    plans: RowEvaluation
+    codes: RowEvaluation
 
     def __call__(self, net: TextNet) -> dict[str, Float[Tensor, "n t"]]:
         assert isinstance(net, CodeNet)
@@ -193,7 +193,7 @@ def evaluation_with_plans(
 class RowRounding(TextRounding):
     """The rounding of rows with plans."""
 
-    work: Callable[..., Evaluation]
+    work: Callable[..., RowEvaluation]
     """Of a compact trace, its prompts as shown, a mask and quantities."""
 
     def readings(self, rollouts: Rollouts) -> Iterator[Float[Tensor, "n t"]]:
@@ -202,6 +202,6 @@ class RowRounding(TextRounding):
         trace, mask = rollouts.trace.compact(), rollouts.action_mask
         work = self.work(trace, trace.prompts, mask, ("logprobs",))
         assert isinstance(work, PlannedEvaluation)
-        for one in (replace(work, plans=Replay(**vars(work.plans)), codes=Replay(**vars(work.codes))), work):
+        for one in (replace(work, plans=CachedReplay(**vars(work.plans)), codes=CachedReplay(**vars(work.codes))), work):
             with torch.no_grad():
                 yield pad_actions(self.policy.run(one)["logprobs"].cpu(), mask.shape[1])

@@ -33,7 +33,7 @@ from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.prompt.templates import QUESTION
-from mmrl.policies.text.read.evaluate import QUANTITIES, Evaluation
+from mmrl.policies.text.read.evaluate import QUANTITIES, RowEvaluation
 from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.trace import TextTrace
@@ -163,7 +163,7 @@ class CodePolicy(TextPolicy):
         """The plans: codes spell nothing."""
         return super().decode([[token for token in row if token < self.first_code] for row in tokens])
 
-    def evaluation(self, trace: TextTrace, shown: Sequence[Encoded], mask: Tensor, quantities: tuple[str, ...]) -> Evaluation:
+    def evaluation(self, trace: TextTrace, shown: Sequence[Encoded], mask: Tensor, quantities: tuple[str, ...]) -> RowEvaluation:
         if self.drawing.plan is None:
             return super().evaluation(trace, shown, mask, quantities)
         net, cut = self.net, mask[:, : trace.tokens.shape[1]]

@@ -31,7 +31,7 @@ from mmrl.policies.text.net import Cache, TextNet
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.read.evaluate import Evaluation
+from mmrl.policies.text.read.evaluate import RowEvaluation
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.write.generate import Completions, Generation, LocalGenerator, draw
@@ -143,10 +143,10 @@ class DryEvaluator:
     net: TextNet
     log: CallLog
     still: StillWeights
-    largest: dict[str, Evaluation] = field(default_factory=dict[str, Evaluation])
+    largest: dict[str, RowEvaluation] = field(default_factory=dict[str, RowEvaluation])
     """By phase."""
 
-    def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
+    def __call__(self, work: RowEvaluation) -> dict[str, Float[Tensor, "n t"]]:
         if self.log.note(1, num_passes(self.net, work.media), len(work.prompt_index), work.positions_fed):
             self.largest[self.log.phase] = work
         return {name: torch.full(work.mask.shape, DOUBT.get(name, 0.0)) + self.still.zero() for name in work.quantities}
@@ -209,7 +209,7 @@ class TextDryRun(DryRun):
         """The model that trains, and what it is built on, without weights."""
         return self.policy.net.model
 
-    def largest(self) -> tuple[Generation | None, dict[str, Evaluation]]:
+    def largest(self) -> tuple[Generation | None, dict[str, RowEvaluation]]:
         """The largest completions and, by phase, the largest readings that were asked for since the log was cleared."""
         reader = self.policy.evaluator
         assert isinstance(reader, DryEvaluator)
@@ -278,7 +278,7 @@ def load_processor(config: TextPolicyConfig, family: Family) -> Any:
     return processor
 
 
-def forward(work: Evaluation, net: TextNet) -> None:
+def forward(work: RowEvaluation, net: TextNet) -> None:
     """One evaluation, and where gradients are on the backward pass that follows it."""
     values = net(work)
     if torch.is_grad_enabled():

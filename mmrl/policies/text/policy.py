@@ -28,7 +28,7 @@ from mmrl.policies.text.packed.row import pack
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded, Encoder, stand_in_prompt
 from mmrl.policies.text.read.answer_tokens import ANSWERS, answer_mask
-from mmrl.policies.text.read.evaluate import QUANTITIES, Evaluation, evaluation_of
+from mmrl.policies.text.read.evaluate import QUANTITIES, RowEvaluation, evaluation_of
 from mmrl.policies.text.read.looks.rewritten import LOOKS, look
 from mmrl.policies.text.read.looks.rhythm import RHYTHM, RhythmEvaluation, shows_attention
 from mmrl.policies.text.rounding import TextRounding
@@ -39,8 +39,8 @@ from mmrl.policies.text.write.episodes import Player
 from mmrl.policies.text.write.generate import HotSampling, Part, rest, wake, write_all
 from mmrl.policies.text.write.given import write_given
 from mmrl.policies.text.write.rollout import (
+    CompletionRow,
     PromptCache,
-    Row,
     assemble,
     by_weights,
     check_sampling,
@@ -268,7 +268,7 @@ class TextPolicy(PolicyHooks):
     def prefetches(self) -> bool:
         return self.encode.videos.used
 
-    def _write(self, chunks: Sequence[Sequence[Row]], prompts: PromptCache, sampling: Sampling) -> list[int]:
+    def _write(self, chunks: Sequence[Sequence[CompletionRow]], prompts: PromptCache, sampling: Sampling) -> list[int]:
         """Draw chunks of rows of one temperature; returns the versions of the weights that wrote. Without rows, keep step."""
         written = write_all(self.generator, (part_of(rows, prompts, sampling, self) for rows in chunks))
         versions = list[int]()
@@ -278,7 +278,7 @@ class TextPolicy(PolicyHooks):
             versions.append(completions.weights_version if rows else self.weights.num_updates)
         return versions
 
-    def evaluation(self, trace: TextTrace, shown: Sequence[Encoded], mask: Tensor, quantities: tuple[str, ...]) -> Evaluation:
+    def evaluation(self, trace: TextTrace, shown: Sequence[Encoded], mask: Tensor, quantities: tuple[str, ...]) -> RowEvaluation:
         """The work of reading a compact trace whose prompts are shown as `shown`."""
         return evaluation_of(self.net, trace, shown, mask, quantities, self.config.logit_chunk)
 
@@ -307,7 +307,7 @@ def quantities_of(config: TextPolicyConfig, model: Any) -> frozenset[str]:
     )
 
 
-def at_temperature(sampling: Sampling, rows: Sequence[Row]) -> Sampling:
+def at_temperature(sampling: Sampling, rows: Sequence[CompletionRow]) -> Sampling:
     """The settings for rows of one temperature, which may differ from the run's."""
     if not rows:
         return sampling
@@ -327,7 +327,7 @@ def box_space_of(config: TextPolicyConfig, family: Family) -> str:
     return space
 
 
-def part_of(rows: Sequence[Row], prompts: PromptCache, sampling: Sampling, policy: TextPolicy) -> Part:
+def part_of(rows: Sequence[CompletionRow], prompts: PromptCache, sampling: Sampling, policy: TextPolicy) -> Part:
     """The question to the generator for these rows."""
     used = sorted({(row.shown, row.request.view, tuple(row.tokens)) for row in rows})
     place = {key: i for i, key in enumerate(used)}
@@ -345,19 +345,19 @@ def begin(prompt: Encoded, view: str, begun: tuple[int, ...], policy: TextPolicy
     return append(shown, begun) if begun else shown
 
 
-def by_turns(rows: Sequence[Row], worlds: Worlds | None) -> tuple[list[Row], list[Row]]:
+def by_turns(rows: Sequence[CompletionRow], worlds: Worlds | None) -> tuple[list[CompletionRow], list[CompletionRow]]:
     """The rows that are one turn, and those that a world answers."""
     alone = [worlds is None or row.request.turns == 1 or row.request.role == "note" for row in rows]
     both = list(zip(rows, alone, strict=True))
     return [row for row, is_alone in both if is_alone], [row for row, is_alone in both if not is_alone]
 
 
-def split_rows(rows: Sequence[Row], size: int, prompts: PromptCache | None) -> list[Sequence[Row]]:
+def split_rows(rows: Sequence[CompletionRow], size: int, prompts: PromptCache | None) -> list[Sequence[CompletionRow]]:
     """Rows of one temperature, or one rule, `size` at a time; those at the run's own first.
 
     Of several chunks those with the longest prompts come first, if known by then, so that rows need little padding.
     """
-    chunks: list[Sequence[Row]] = []
+    chunks: list[Sequence[CompletionRow]] = []
     for tempering in dict.fromkeys([Tempering(), *(row.request.tempering for row in rows)]):
         alike = [row for row in rows if row.request.tempering == tempering]
         if len(alike) > size and prompts is not None:

@@ -55,7 +55,7 @@ class AnswerError(Exception):
     """An unusable answer: endless, or packed in an encoding that was not asked for."""
 
 
-_under_way: "WeakKeyDictionary[AsyncClient, set[Future[Answer]]]" = WeakKeyDictionary()
+_under_way: "WeakKeyDictionary[AsyncClient, set[Future[HttpResponse]]]" = WeakKeyDictionary()
 """The calls of each open client that wait for their answers."""
 _changing = threading.Lock()
 """Held while a call is added, and while a client is closed: none slips through between."""
@@ -64,7 +64,7 @@ CLOSE_S = 1.0
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """An HTTP request."""
 
     method: str
@@ -74,7 +74,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """A server's whole answer; of a refusal the first 64 KiB."""
 
     status: int
@@ -87,7 +87,9 @@ class Answer:
         return words(self.content.decode(errors="replace"))
 
 
-def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES, client: "AsyncClient | None" = None) -> Answer:
+def fetch(
+    request: HttpRequest, seconds: float, most_bytes: int = MOST_BYTES, client: "AsyncClient | None" = None
+) -> HttpResponse:
     """Send a request and return the answer. Redirects are not followed.
 
     Args:
@@ -104,7 +106,7 @@ def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES, client
             logging.getLogger(name).setLevel(level)
     seconds = min(max(seconds, 0.01), threading.TIMEOUT_MAX)
     with _changing:
-        calls = set[Future[Answer]]() if client is None else _under_way.get(client)
+        calls = set[Future[HttpResponse]]() if client is None else _under_way.get(client)
         if calls is None:
             raise UnreachableError("the connection was closed here")
         future = asyncio.run_coroutine_threadsafe(_exchange(request, most_bytes, client), loop("http-loop"))
@@ -122,8 +124,8 @@ def fetch(request: Request, seconds: float, most_bytes: int = MOST_BYTES, client
 
 
 def attempts(
-    request: Request, until: float, pauses: Iterable[float], timeout_s: float = inf
-) -> Iterator[tuple[Answer | UnreachableError, float]]:
+    request: HttpRequest, until: float, pauses: Iterable[float], timeout_s: float = inf
+) -> Iterator[tuple[HttpResponse | UnreachableError, float]]:
     """The outcomes of a request that is sent again and again, each with the pause that follows unless the caller stops there.
 
     Sent once, and again after each pause, or after what a Retry-After asks for, as long as the pause ends before `until` on the
@@ -170,7 +172,7 @@ def close_client(client: "AsyncClient") -> None:
         asyncio.run_coroutine_threadsafe(client.aclose(), loop("http-loop")).result(CLOSE_S)
 
 
-async def _exchange(request: Request, most_bytes: int, client: Any) -> Answer:
+async def _exchange(request: HttpRequest, most_bytes: int, client: Any) -> HttpResponse:
     from httpx import ConnectError, InvalidURL, TransportError
 
     # an answer that unfolds could fill the memory
@@ -181,7 +183,7 @@ async def _exchange(request: Request, most_bytes: int, client: Any) -> Answer:
             sent = used.stream(request.method, request.url, content=request.body, headers=headers)
             response = await stack.enter_async_context(sent)
             if not 200 <= response.status_code < 300:
-                return Answer(response.status_code, dict(response.headers), await _beginning(response.aiter_raw()))
+                return HttpResponse(response.status_code, dict(response.headers), await _beginning(response.aiter_raw()))
             coding = response.headers.get("content-encoding", "identity")
             if coding != "identity":
                 raise AnswerError(f"answered in the encoding {words(coding)!r}, which was not asked for")
@@ -191,7 +193,7 @@ async def _exchange(request: Request, most_bytes: int, client: Any) -> Answer:
                 size += len(chunk)
                 if size > most_bytes:
                     raise AnswerError(f"answered more than {most_bytes >> 20} MiB")
-            return Answer(response.status_code, dict(response.headers), b"".join(parts))
+            return HttpResponse(response.status_code, dict(response.headers), b"".join(parts))
     except TransportError as error:
         kind = NoConnectionError if isinstance(error, ConnectError) else UnreachableError
         raise kind(f"{type(error).__name__}: {words(str(error))}".rstrip(": ")) from None

@@ -58,7 +58,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class SandboxLimits:
     """How much one sandbox may take."""
 
     seconds: float = 5.0
@@ -85,7 +85,7 @@ class Sandbox:
         SandboxError: see `missing()`.
     """
 
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: SandboxLimits = field(default_factory=SandboxLimits)
     modules: Sequence[str] = MODULES
     seed: int = 0
     """Of `random` and `numpy.random`, so that a sandbox repeats what it did."""
@@ -149,7 +149,7 @@ class Sandbox:
         return process
 
 
-def exchange(process: "subprocess.Popen[bytes]", parts: Sequence[bytes], bounds: Bounds, seconds: float) -> Output:
+def exchange(process: "subprocess.Popen[bytes]", parts: Sequence[bytes], bounds: SandboxLimits, seconds: float) -> Output:
     """Send, and read the answer, whatever the code made of it.
 
     Raises ValueError if it is larger than allowed, TimeoutError, EOFError or OSError if the process ends.

@@ -20,10 +20,10 @@ from mmrl.core.samples import Prompt, Scored
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.net.fetch import (
     BUSY,
-    Answer,
     AnswerError,
+    HttpRequest,
+    HttpResponse,
     NoConnectionError,
-    Request,
     UnreachableError,
     attempts,
     check_address,
@@ -294,7 +294,7 @@ def request(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, de
     if deadline <= time.monotonic():
         raise JudgeError(f"{address} was not asked: server.deadline_s is over (gave up after 0 attempts)")
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    asked = Request("GET" if body is None else "POST", address, headers, None if body is None else json.dumps(body).encode())
+    asked = HttpRequest("GET" if body is None else "POST", address, headers, None if body is None else json.dumps(body).encode())
     # own generator: pauses must not change what is sampled elsewhere
     jitter, trouble, tried, absent, is_absent = random.Random(), "", 0, 0, False
 
@@ -336,7 +336,7 @@ def key_of(endpoint: Endpoint) -> str | None:
     return key
 
 
-def json_of(answer: Answer, address: str) -> Json:
+def json_of(answer: HttpResponse, address: str) -> Json:
     """The JSON of an answer, without keys; JudgeError where it is none."""
     try:
         return hide_in_json(json.loads(answer.content))
@@ -346,7 +346,7 @@ def json_of(answer: Answer, address: str) -> Json:
         raise JudgeError(f"{address} answered something that is not JSON: {words(str(error))}") from None
 
 
-def refusal(address: str, answer: Answer) -> str:
+def refusal(address: str, answer: HttpResponse) -> str:
     """The server's words of refusal; JudgeError if asking this again cannot help, HopelessError if asking anything cannot."""
     trouble = f"{address} answered {answer.status}: {answer.text}"
     if 300 <= answer.status < 400:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from PIL import Image
 
-from mmrl.runtime.net.fetch import Request, fetch
+from mmrl.runtime.net.fetch import HttpRequest, fetch
 from mmrl.serving.scorers.detectors import detector_of
 from mmrl.serving.scorers.readers import reader as rapidocr
 
@@ -65,7 +65,7 @@ def ask(address: str, picture: Image.Image, threshold: float, seconds: float) ->
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     body = json.dumps({"image": base64.b64encode(buffer.getvalue()).decode(), "threshold": threshold}).encode()
-    answer = fetch(Request("POST", address, {"Content-Type": "application/json"}, body), seconds)
+    answer = fetch(HttpRequest("POST", address, {"Content-Type": "application/json"}, body), seconds)
     if answer.status != 200:
         raise RuntimeError(f"{address} answered {answer.status}")
     table: object = json.loads(answer.content)

@@ -17,14 +17,14 @@ LONGEST = 10
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepRange:
     """The steps first, first + 1, ..., last, counted from 1 over the whole run."""
 
     first: int
     last: int
 
     @classmethod
-    def read(cls, text: str, total: int, done: int = 0) -> "Steps":
+    def read(cls, text: str, total: int, done: int = 0) -> "StepRange":
         """`3` or `3-5`, in a run of `total` steps of which `done` are done.
 
         Raises:
@@ -55,7 +55,7 @@ class Profile:
     in the trace: rewards beside sampling, the writing of checkpoints.
     """
 
-    def __init__(self, steps: Steps | None = None, folder: Path = Path(), process: int | None = None) -> None:
+    def __init__(self, steps: StepRange | None = None, folder: Path = Path(), process: int | None = None) -> None:
         """`folder` is made when there is something to write; `process` numbers the file where a run has several."""
         self.steps = steps
         number = "" if process is None else f"-process-{process}"

@@ -23,7 +23,7 @@ ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class HeldOutScores:
     """One evaluation's scores of every held-out prompt, samples averaged; the prompts are the same every time."""
 
     step: int
@@ -35,7 +35,7 @@ class Evaluation:
     """sameness of texts, or diversity and diversity_prompts of pictures."""
 
     @classmethod
-    def of(cls, step: int, groups: Sequence[Group], scores: Scores, train_totals: Sequence[float]) -> "Evaluation":
+    def of(cls, step: int, groups: Sequence[Group], scores: Scores, train_totals: Sequence[float]) -> "HeldOutScores":
         sizes = [len(group.samples) for group in groups]
         columns = {name: scores.values[:, k] for k, name in enumerate(scores.names) if not scores.weights[k]}
         watched = {name: by_prompt(column, sizes) for name, column in columns.items() if "@" not in name}
@@ -49,7 +49,7 @@ class Evaluation:
         return cls(step, by_prompt(scores.total(), sizes), watched, list(train_totals), known)
 
 
-class Change(NamedTuple):
+class SampleShift(NamedTuple):
     """From one sample of numbers to another."""
 
     before: float
@@ -65,13 +65,13 @@ class Alarm:
 
     def __init__(self, settings: AlarmSettings = AlarmSettings()) -> None:
         self.settings = settings
-        self.first: Evaluation | None = None
-        self.best: dict[str, Evaluation] = {}
+        self.first: HeldOutScores | None = None
+        self.best: dict[str, HeldOutScores] = {}
         """By watched reward, and by measure of variety."""
         self.count = 0
         """Evaluations since the first: the best of many is partly so by chance."""
 
-    def after_evaluation(self, now: Evaluation, first_totals: Sequence[float]) -> Iterator[Finding]:
+    def after_evaluation(self, now: HeldOutScores, first_totals: Sequence[float]) -> Iterator[Finding]:
         """Findings that a watched reward fell, significantly and by much, while the trained rewards rose.
 
         Args:
@@ -128,10 +128,10 @@ class Alarm:
 
     def load_state_dict(self, state: State) -> None:
         self.count = state["count"]
-        self.first = None if state["first"] is None else Evaluation(**state["first"])
-        self.best = {name: Evaluation(**evaluation) for name, evaluation in state["best"].items()}
+        self.first = None if state["first"] is None else HeldOutScores(**state["first"])
+        self.best = {name: HeldOutScores(**evaluation) for name, evaluation in state["best"].items()}
 
-    def _variety_losses(self, now: Evaluation, first_totals: Sequence[float]) -> Iterator[Finding]:
+    def _variety_losses(self, now: HeldOutScores, first_totals: Sequence[float]) -> Iterator[Finding]:
         """Answers to held-out prompts became alike since the evaluation where they were most different."""
         for name, after in now.variety.items():
             then = self.best.setdefault(name, now)
@@ -148,13 +148,13 @@ class Alarm:
             return after > self.settings.max_sameness and 1 - after < self.settings.min_variety * (1 - before)
         return after < self.settings.min_variety * before
 
-    def _fall(self, before: Sequence[float], after: Sequence[float], choices: int) -> Change | None:
+    def _fall(self, before: Sequence[float], after: Sequence[float], choices: int) -> SampleShift | None:
         """Unless chance explains it, given that `before` is the best of n."""
         change = pairwise_change(before, after, sign=-1, least=self.settings.least_prompts)
         unlikely = change.chance * choices <= self.settings.fall_chance
         return change if unlikely and change.size >= self.settings.least_fall else None
 
-    def _rise(self, then: Evaluation, now: Evaluation, first_totals: Sequence[float]) -> tuple[Change, str] | None:
+    def _rise(self, then: HeldOutScores, now: HeldOutScores, first_totals: Sequence[float]) -> tuple[SampleShift, str] | None:
         """On the held-out prompts, or in training."""
         held_out = pairwise_change(then.trained, now.trained, sign=1, least=self.settings.least_prompts)
         if held_out.chance <= self.settings.rise_chance:
@@ -162,7 +162,9 @@ class Alarm:
         training = independent_change(then.train_totals or first_totals, now.train_totals)
         return (training, "in training") if training.chance <= self.settings.rise_chance else None
 
-    def _sentence(self, name: str, then: Evaluation, now: Evaluation, risen: tuple[Change, str], fall: Change) -> str:
+    def _sentence(
+        self, name: str, then: HeldOutScores, now: HeldOutScores, risen: tuple[SampleShift, str], fall: SampleShift
+    ) -> str:
         rise, where = risen
         best = self.best[name].step
         return (
@@ -182,7 +184,7 @@ VARIETIES = {
 """What it means when one of them goes the wrong way."""
 
 
-def loss_of_variety(risen: Change, where: str, what: str, figures: str) -> str:
+def loss_of_variety(risen: SampleShift, where: str, what: str, figures: str) -> str:
     return (
         f"alarm, reward hacking? The trained reward rose from {risen.before:.3g} to {risen.after:.3g} {where}, while {what} "
         f"({figures}). Look at the samples: if they are not what you want, reward what is missing in them, add a KL penalty "
@@ -191,7 +193,7 @@ def loss_of_variety(risen: Change, where: str, what: str, figures: str) -> str:
 
 
 def drift_findings(
-    risen: Change, first: Mapping[str, list[float]], last: Mapping[str, list[float]], factor: float
+    risen: SampleShift, first: Mapping[str, list[float]], last: Mapping[str, list[float]], factor: float
 ) -> Iterator[Finding]:
     """Findings about measures that drifted, each with the advice to watch a reward that shows whether it is harmless."""
     for measure, what, before, after in drifts(first, last, factor):
@@ -215,32 +217,32 @@ def by_prompt(values: Tensor, sizes: Sequence[int]) -> list[float]:
     return [float(part[part.isfinite()].mean()) for part in values.split(list(sizes))]
 
 
-def pairwise_change(before: Sequence[float], after: Sequence[float], sign: Literal[1, -1], least: int) -> Change:
+def pairwise_change(before: Sequence[float], after: Sequence[float], sign: Literal[1, -1], least: int) -> SampleShift:
     """The change over prompts that have both values; its chance is 1 if there are fewer than `least`."""
     pairs = [pair for pair in zip(before, after, strict=False) if all(map(math.isfinite, pair))]
     if len(pairs) < least:
-        return Change(math.nan, math.nan, 1.0, 0.0)
+        return SampleShift(math.nan, math.nan, 1.0, 0.0)
     x, y = torch.tensor(pairs, dtype=torch.float64).unbind(1)
     error = float((y - x).std() / len(pairs) ** 0.5)
     return change(x, y, sign, error, len(pairs) - 1)
 
 
-def independent_change(before: Sequence[float], after: Sequence[float]) -> Change:
+def independent_change(before: Sequence[float], after: Sequence[float]) -> SampleShift:
     """The rise from one list of numbers to another; its chance is 1 if either has fewer than three finite ones."""
     x, y = ([value for value in values if math.isfinite(value)] for values in (before, after))
     if min(len(x), len(y)) < 3:
-        return Change(math.nan, math.nan, 1.0, 0.0)
+        return SampleShift(math.nan, math.nan, 1.0, 0.0)
     a, b = torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)
     error = float((a.var() / len(x) + b.var() / len(y)) ** 0.5)
     return change(a, b, 1, error, min(len(x), len(y)) - 1)
 
 
-def change(x: Tensor, y: Tensor, sign: Literal[1, -1], error: float, freedom: int) -> Change:
+def change(x: Tensor, y: Tensor, sign: Literal[1, -1], error: float, freedom: int) -> SampleShift:
     before, after = float(x.mean()), float(y.mean())
     difference = sign * (after - before) if abs(after - before) > ROUNDING * max(abs(before), abs(after)) else 0.0
     spread = float(((x.var() + y.var()) / 2) ** 0.5)
     least = ROUNDING * abs(difference)
-    return Change(before, after, tail_chance(ratio(difference, error, least), freedom), ratio(difference, spread, least))
+    return SampleShift(before, after, tail_chance(ratio(difference, error, least), freedom), ratio(difference, spread, least))
 
 
 def ratio(difference: float, scale: float, least: float) -> float:

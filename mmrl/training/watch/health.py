@@ -10,7 +10,7 @@ from mmrl.core.protocols import State
 from mmrl.core.types import Group, Scores
 from mmrl.training.measure import mean
 from mmrl.training.settings import HealthSettings
-from mmrl.training.watch.alarm import Alarm, Evaluation, Finding
+from mmrl.training.watch.alarm import Alarm, Finding, HeldOutScores
 
 log = logging.getLogger("mmrl")
 Metrics = Mapping[str, float]
@@ -25,7 +25,7 @@ USUAL_STEPS = 20
 
 
 @dataclass
-class Memory:
+class MetricMemory:
     """Metrics of a run's first steps and of its last ones, the newest at the end."""
 
     window: int
@@ -67,7 +67,7 @@ class Memory:
         return [name.removeprefix("reward/").removesuffix("/std") for name in names]
 
 
-def no_spread(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+def no_spread(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
     """In this step no group has any spread, or over the window most have none."""
     remedy = (
         "raise the temperature (of pictures, the schedule's level), choose prompts of middling difficulty, or check the "
@@ -83,7 +83,7 @@ def no_spread(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         )
 
 
-def constant_reward(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+def constant_reward(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
     """A reward gave every sample of every step in the window the same value."""
     for name in seen.rewards() if seen.full else ():
         values = {metrics.get(f"reward/{name}", math.nan) for metrics in seen.last}
@@ -96,7 +96,7 @@ def constant_reward(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
             )
 
 
-def missing_answers(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+def missing_answers(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
     """A reward failed for too many samples, said None for all, or too many samples have no total."""
     for name in seen.rewards():
         failed = seen.recent(f"reward/{name}/failed", absent=0.0)
@@ -121,7 +121,7 @@ def missing_answers(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         )
 
 
-def truncations(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+def truncations(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
     """Too many completions were cut off."""
     share = seen.recent("rollout/truncated")
     if share > limits.max_truncated:
@@ -132,7 +132,7 @@ def truncations(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         )
 
 
-def length(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+def length(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
     """Completions are many times shorter, or longer, than at the start."""
     gain, now = seen.gain("rollout/length"), seen.recent("rollout/length")
     if gain < 1 / limits.length_factor:
@@ -150,7 +150,7 @@ def length(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         )
 
 
-def entropy(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+def entropy(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
     """Entropy per token is a small part, or a multiple, of the start's."""
     name = "rollout/entropy"
     gain, now = seen.gain(name), seen.recent(name)
@@ -169,7 +169,7 @@ def entropy(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         )
 
 
-def clipping(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+def clipping(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
     """Over the window most actions were clipped."""
     share = seen.recent("policy/clip_frac")
     if seen.full and share > limits.max_clip_frac:
@@ -180,7 +180,7 @@ def clipping(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         )
 
 
-def gradient(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+def gradient(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
     """The gradient's norm is many times the window's median, or zero all over the window."""
     name = "policy/grad_norm"
     before = [metrics[name] for metrics in seen.last[:-1] if name in metrics]
@@ -199,7 +199,7 @@ def gradient(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         )
 
 
-def divergence(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+def divergence(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
     """KL to the reference is large, or doubles within a window; or a step's updates lead far from the weights that sampled."""
     name = "policy/kl"
     kl, half = seen.recent(name), limits.window // 2
@@ -221,7 +221,7 @@ def divergence(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         )
 
 
-def sampler(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+def sampler(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
     """The sampler's log-probabilities are far from those of the weights that train, or many times as far as at the start.
 
     In a single step: many times as far as usual.
@@ -273,7 +273,7 @@ def stale_sentence(steps: Sequence[float], values: Sequence[float]) -> str:
     )
 
 
-def waiting(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
+def waiting(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
     """Training waits most of the time for samples that are drawn beside it."""
     share = seen.recent("time/idle/trainer")
     if seen.full and share > limits.max_trainer_idle:
@@ -284,7 +284,7 @@ def waiting(seen: Memory, limits: HealthSettings) -> Iterator[Finding]:
         )
 
 
-CHECKS: tuple[Callable[[Memory, HealthSettings], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[MetricMemory, HealthSettings], Iterator[Finding]], ...] = (
     no_spread,
     constant_reward,
     missing_answers,
@@ -304,7 +304,7 @@ class Health:
 
     def __init__(self, max_unparsed: float = 0.2, settings: HealthSettings = HealthSettings()) -> None:
         self.max_unparsed, self.settings = max_unparsed, settings
-        self.memory = Memory(settings.window)
+        self.memory = MetricMemory(settings.window)
         self.alarm = Alarm(settings.alarm)
         self.active: dict[str, int] = {}
         """What was found in training, and at which step last."""
@@ -329,7 +329,7 @@ class Health:
     def after_evaluation(self, step: int, groups: Sequence[Group], scores: Scores) -> list[str]:
         """The sentences that became true with the evaluation after `step`."""
         first, last = (as_lists(steps).get("reward/total", []) for steps in (self.memory.first, self.memory.last))
-        found = dict(self.alarm.after_evaluation(Evaluation.of(step, groups, scores, last), first))
+        found = dict(self.alarm.after_evaluation(HeldOutScores.of(step, groups, scores, last), first))
         new = self._say(step, found, known=self.alarms)
         self.alarms = list(found)
         return new
@@ -348,7 +348,7 @@ class Health:
     def load_state_dict(self, state: State) -> None:
         """Go on where `state` was taken; an empty one (of a run that kept none) changes nothing."""
         if state:
-            self.memory = Memory(self.settings.window, state["first"], state["last"], state["num_steps"])
+            self.memory = MetricMemory(self.settings.window, state["first"], state["last"], state["num_steps"])
             self.active, self.alarms = dict(state["active"]), list(state["alarms"])
             self.alarm.load_state_dict(state["alarm"])
 

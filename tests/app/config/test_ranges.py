@@ -18,7 +18,7 @@ from mmrl.app.toml.tables import dotted_key, leaves
 from mmrl.runtime.ranges import Range, hints_of, ranges_of
 from mmrl.serving.judges.judge import Endpoint
 from mmrl.serving.reward_client import RemoteReward
-from mmrl.serving.reward_server import Limits
+from mmrl.serving.reward_server import ServerLimits
 
 COMPUTED = {"Algorithm": {"objective", "ema_decay"}}
 """Numbers inside slots: a coefficient, and what a part answers."""
@@ -39,7 +39,7 @@ def settings() -> Iterator[Any]:
     todo: list[Any] = [
         RunConfig,
         RemoteReward,
-        Limits,
+        ServerLimits,
         ClusterConfig,
         Endpoint,
         *POLICIES.values(),

@@ -17,7 +17,7 @@ from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
 from mmrl.app.evaluation import command
 from mmrl.app.evaluation.command import run_evaluation
-from mmrl.app.evaluation.predict import Meter
+from mmrl.app.evaluation.predict import ProgressLine
 from mmrl.app.evaluation.tables import COLUMNS, number_table, numbers
 from mmrl.app.run import build as building
 from mmrl.app.run.evaluation_folder import EvaluationDir, Subject
@@ -250,7 +250,7 @@ def test_every_kind_of_figure_is_told_once(whole: EvaluationDir):
 
 def test_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]):
     now = [0.0]
-    meter = Meter(10, every_s=5.0, clock=lambda: now[0])
+    meter = ProgressLine(10, every_s=5.0, clock=lambda: now[0])
     for done in (2, 4, 6, 10):
         now[0] += 3.0
         meter.move("", done)

@@ -13,7 +13,7 @@ from mmrl.app.commands.options import EvalArguments
 from mmrl.app.evaluation.command import run_evaluation
 from mmrl.app.evaluation.suites import of_points, suite_figures, suite_numbers
 from mmrl.app.plugins.suites import find_suite
-from mmrl.app.report.rows import Row
+from mmrl.app.report.rows import SampleLine
 from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import Line
 from mmrl.core.samples import Prompt
@@ -165,14 +165,14 @@ def test_prompts_with_more_points_count_more_and_are_drawn_whole():
     points = ["Attribute - Color"] * 11
     lines = [row_of(0, {"suite_judge/attribute": 1.0}, {"points": points}, 1.0)]
     lines += [row_of(i, {"suite_judge/attribute": 0.0}, {"points": points[:1]}, 0.0) for i in range(1, 10)]
-    one = of_points(["Attribute"], [Row(line, None) for line in lines])
+    one = of_points(["Attribute"], [SampleLine(line, None) for line in lines])
     assert one.mean == pytest.approx(11 / 20) and (one.low, one.num_prompts) == (0, 10) and one.high > 0.75
-    assert of_points(["Style"], [Row(line, None) for line in lines]).num_prompts == 0
+    assert of_points(["Style"], [SampleLine(line, None) for line in lines]).num_prompts == 0
 
 
 def test_a_sample_counts_its_kinds_of_points_equally_where_two_models_are_compared():
     points = ["Attribute - Color", "Attribute - Size", "Style"]
-    row = Row(row_of(0, {"suite_judge/attribute": 0.5, "suite_judge/style": 1.0}, {"points": points}, 1.0), None)
+    row = SampleLine(row_of(0, {"suite_judge/attribute": 0.5, "suite_judge/style": 1.0}, {"points": points}, 1.0), None)
     kinds = {figure.name: figure.value(row) for figure in suite_figures(find_suite("unigenbench"))}
     assert kinds["Attribute"] == 0.5 and kinds["Style"] == 1.0
     assert kinds["Overall"] == 0.75, "of the kinds that were asked"

@@ -19,7 +19,7 @@ from mmrl.app.evaluation.command import resolve_words, run_evaluation
 from mmrl.app.evaluation.compare import compare
 from mmrl.app.evaluation.suites import headline, suite_facts, suite_numbers
 from mmrl.app.plugins.suites import find_suite
-from mmrl.app.report.rows import Row
+from mmrl.app.report.rows import SampleLine
 from mmrl.app.run.evaluation_folder import EvaluationDir
 from mmrl.app.run.folder import Line
 from mmrl.data.suites.load import load_suite
@@ -249,7 +249,7 @@ def test_geneval_draws_four_pictures_of_a_prompt_and_a_run_may_evaluate_it_while
 def test_genevals_headline_is_that_of_its_own_script():
     found = json.loads((GOLDEN / "geneval.json").read_text())
     rows = [
-        Row(_line(f"p{one['prompt']}", {"tag": one["tag"]}, {"object_counts/correct": float(one["correct"])}), None)
+        SampleLine(_line(f"p{one['prompt']}", {"tag": one["tag"]}, {"object_counts/correct": float(one["correct"])}), None)
         for one in found["results"]
     ]
     numbers = suite_numbers(find_suite("geneval"), [row.line for row in rows])
@@ -264,7 +264,7 @@ def _line(prompt: str, columns: Line, parts: Line) -> Line:
 
 def test_the_interval_of_equal_kinds_is_wide_where_one_has_few_prompts():
     """Nine of ten prompts are of one kind, and each kind counts half."""
-    rows = [Row(_line(f"p{i}", {"tag": "few" if i < 10 else "many"}, {"c": float(i % 2)}), None) for i in range(100)]
+    rows = [SampleLine(_line(f"p{i}", {"tag": "few" if i < 10 else "many"}, {"c": float(i % 2)}), None) for i in range(100)]
     assert math.isnan(headline(("tag",), "other", rows).mean)
     both = headline(("tag",), "c", rows)
     many = headline(("tag",), "c", rows[10:])

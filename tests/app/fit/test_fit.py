@@ -15,7 +15,7 @@ from mmrl.app.config.tasks import one_line
 from mmrl.app.fit.fit import Fit, fit_lines, fit_to
 from mmrl.app.fit.plan import draw_up
 from mmrl.app.planning import device as devices
-from mmrl.app.planning.choices import CHOSEN, FEW_WEIGHTS, Choice, area_of, with_choices
+from mmrl.app.planning.choices import CHOSEN, FEW_WEIGHTS, PlannedSetting, area_of, with_choices
 from mmrl.app.planning.device import Device, machine_memory, target_device
 from mmrl.app.planning.memory import GIB, Memory, advice
 from mmrl.core.samples import Audio, Prompt, Video
@@ -162,7 +162,7 @@ def test_the_bytes_of_a_remedy_are_those_of_the_changed_plan(wide: Path, boxes: 
     least = ["micro_batch=2048", "policy.rollout_rows=8", "policy.gradient_checkpointing=true", "policy.max_pixels=1003520"]
     words = [*least, "policy.dtype=bfloat16", "algorithm.old=reread", "algorithm.objective=[{kind='Clip', low=0.2, high=0.2}]"]
     resolved = one_line("grounding", str(wide), str(boxes), ["iou", "format=0.1"], words)
-    adapters = with_choices(resolved, [Choice("policy.lora", {"rank": 8}, "")])
+    adapters = with_choices(resolved, [PlannedSetting("policy.lora", {"rank": 8}, "")])
     whole, small = (draw_up(one, on_card=True).memory.peak for one in (resolved, adapters))
     assert said == pytest.approx((whole - small) / GIB, rel=0.02)
 

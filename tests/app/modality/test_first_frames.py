@@ -13,7 +13,7 @@ from mmrl.app.commands import plan
 from mmrl.app.commands.train import run_training
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.tasks import one_line
-from mmrl.app.planning.choices import Facts
+from mmrl.app.planning.choices import ModelFacts
 from mmrl.app.run import build as building
 from mmrl.app.run.build import build
 from tests.support.flow_runs import Make, train_steps, with_preset
@@ -92,7 +92,7 @@ def test_one_line_goes_on_from_first_frames(rows: Path):
     assert (config.data.use, config.algorithm.label.split()[0]) == ("edits", "flow_grpo_fast")
     assert (config.policy.frames, config.policy.height, config.policy.width) == (33, 256, 448)
     fives = building.with_local_model(one_line("i2v", "tiny:wan_5b", str(rows), ["first_frame"], []).config).policy
-    assert Facts.of(fives, ()).token_side == 32, "of an autoencoder that takes patches"
+    assert ModelFacts.of(fives, ()).token_side == 32, "of an autoencoder that takes patches"
     config = one_line("i2v", "tiny:ltx2", str(rows), ["first_frame"], ["policy.max_prompt_tokens=12"]).config
     assert config.policy.frames == 33
     with pytest.raises(ValueError, match=r"--task i2v needs --reward, for example mmrl train --task i2v .*Wan2\.2-TI2V-5B"):

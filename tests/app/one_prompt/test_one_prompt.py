@@ -15,7 +15,7 @@ from mmrl.app.one_prompt import ask as asking
 from mmrl.app.one_prompt.ask import ask
 from mmrl.app.one_prompt.draw import draw
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.revive import Answer
+from mmrl.app.run.revive import AnswerSample
 from mmrl.app.run.sample_files import digest
 from mmrl.app.watch.page import Page
 from mmrl.core.types import MediaSize, Sample
@@ -113,14 +113,14 @@ def test_a_question_is_answered_as_the_run_answered_it(text: RunDir):
 def test_boxes_of_an_answer_are_drawn_into_the_picture(text: RunDir, monkeypatch: pytest.MonkeyPatch):
     said = 'a "cup"\n[{"bbox_2d": [250, 500, 5000, 1000], "label": "cup"}]'
     sample = Sample(text=said, media_sizes=(MediaSize(64, 48, 64, 48),))
-    monkeypatch.setattr(asking, "answer", lambda *_: Answer(sample, 2, 0, "norm1000"))
+    monkeypatch.setattr(asking, "answer", lambda *_: AnswerSample(sample, 2, 0, "norm1000"))
     found = ask(text.path, ["room.png", "Where is the cup?"])
     assert found["boxes"] == [[16.0, 24.0, 320.0, 48.0, "cup"]]
     assert Path(str(found["file"])).parent == text.path / "tries"
     with Image.open(str(found["file"])) as picture:
         assert picture.getpixel((16, 30)) == (255, 106, 19) and picture.getpixel((5, 5)) == (255, 255, 255)
     asking.draw_boxes(asking.Prompt("p", "", ("room.png",)), [Box(-900, -900, 1e6, 20)], Path("far.png"))
-    monkeypatch.setattr(asking, "answer", lambda *_: Answer(sample, 2, 0, None))
+    monkeypatch.setattr(asking, "answer", lambda *_: AnswerSample(sample, 2, 0, None))
     assert ask(text.path, ["room.png", "Where is the cup?"])["boxes"] == []
 
 
@@ -130,7 +130,7 @@ def test_a_clip_is_written_as_mp4_or_as_a_strip(flow: RunDir, monkeypatch: pytes
     from mmrl.app.one_prompt import draw as drawing
 
     def give(shape: tuple[int, ...]) -> None:
-        answer = Answer(Sample(video=np.zeros(shape, np.uint8), fps=4.0), 2, 5, None)
+        answer = AnswerSample(Sample(video=np.zeros(shape, np.uint8), fps=4.0), 2, 5, None)
         monkeypatch.setattr(drawing, "answer", lambda *_: answer)
 
     monkeypatch.setattr(drawing, "config_of", lambda *_: configs.load("tiny/t2v").config)

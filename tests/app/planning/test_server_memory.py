@@ -6,7 +6,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.run import Resolved
 from mmrl.app.config.tasks import one_line
 from mmrl.app.fit.remedies import less_server
-from mmrl.app.planning.choices import Facts, in_4_bits
+from mmrl.app.planning.choices import ModelFacts, in_4_bits
 from mmrl.app.planning.device import target_device
 from mmrl.app.planning.memory import CONTEXT, GIB, SERVER, SERVER_WRITES, Memory, add_server, without_server
 
@@ -49,7 +49,7 @@ def test_a_share_that_does_not_hold_the_model_is_refused_with_both_numbers():
 
 @pytest.mark.parametrize("engine", ["policy.engine={}", "policy.engine={devices = '1'}"])
 def test_4_bits_are_chosen_beside_a_server_on_any_card(engine: str):
-    found = in_4_bits(run("policy.lora.rank=4", engine), Facts(10**9, parts=("language",)), target_device("8GB"), 9 * GIB)
+    found = in_4_bits(run("policy.lora.rank=4", engine), ModelFacts(10**9, parts=("language",)), target_device("8GB"), 9 * GIB)
     assert [choice.value for choices in found for choice in choices] == ["nf4"]
 
 

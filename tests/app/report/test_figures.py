@@ -9,7 +9,7 @@ import pytest
 from mmrl.app.report.data import kind_of_row
 from mmrl.app.report.figures import (
     MOST_RESAMPLED,
-    Change,
+    PairedChange,
     bootstrap,
     estimate,
     estimates,
@@ -17,10 +17,12 @@ from mmrl.app.report.figures import (
     interval_of_mean,
     paired_changes,
 )
-from mmrl.app.report.rows import Row
+from mmrl.app.report.rows import SampleLine
 
 
-def line(prompt: str, total: float | None, completion: str = "x", parts: dict[str, float] | None = None, **more: Any) -> Row:
+def line(
+    prompt: str, total: float | None, completion: str = "x", parts: dict[str, float] | None = None, **more: Any
+) -> SampleLine:
     values = {
         "prompt": prompt,
         "text": "?",
@@ -29,7 +31,9 @@ def line(prompt: str, total: float | None, completion: str = "x", parts: dict[st
         "scores": {"r": total},
         "parts": parts or {},
     }
-    return Row({**values, "answer_boxes": [], "media": [], "media_sizes": [], "columns": {}, **more}, more.get("box_space"))
+    return SampleLine(
+        {**values, "answer_boxes": [], "media": [], "media_sizes": [], "columns": {}, **more}, more.get("box_space")
+    )
 
 
 def test_shares_have_wilsons_interval():
@@ -65,7 +69,9 @@ def test_the_sign_test_counts_prompts_that_differ():
     assert change.sign_p == pytest.approx(22 / 1024)
     (still,) = paired_changes(before, before)
     assert (still.higher, still.lower, still.sign_p) == (0, 0, 1.0)
-    assert math.isnan(Change("r", 0.0, 1.0, math.nan, math.nan, 9, "reward", 9, 0).sign_p), "nothing is said of nine prompts"
+    assert math.isnan(PairedChange("r", 0.0, 1.0, math.nan, math.nan, 9, "reward", 9, 0).sign_p), (
+        "nothing is said of nine prompts"
+    )
 
 
 def test_samples_of_a_prompt_are_averaged_first_and_failed_ones_left_out():

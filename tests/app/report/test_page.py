@@ -24,7 +24,7 @@ from mmrl.app.report.charts import (
 from mmrl.app.report.data import EVAL, by_prompt, changes, extremes, load, regressions, stages_taken
 from mmrl.app.report.figures import bootstrap
 from mmrl.app.report.page import write_report
-from mmrl.app.report.rows import Row
+from mmrl.app.report.rows import SampleLine
 from mmrl.app.report.words import number
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.resume import choices, write_choices
@@ -42,10 +42,12 @@ def page_of(run: RunDir) -> str:
     return write_report(run.path).read_text(encoding="utf-8")
 
 
-def row(text: str, truth: list[list[float | None]], size: tuple[int, int, int, int] = (200, 100, 100, 50), **line: object) -> Row:
+def row(
+    text: str, truth: list[list[float | None]], size: tuple[int, int, int, int] = (200, 100, 100, 50), **line: object
+) -> SampleLine:
     """A samples line about a picture of 200 x 100 pixels that the model saw at half size."""
     values = {"prompt": "p", "completion": text, "total": 1.0, "answer_boxes": truth, "media": [], "media_sizes": [list(size)]}
-    return Row({**values, "scores": {}, "status": {}, **line}, "norm1000")
+    return SampleLine({**values, "scores": {}, "status": {}, **line}, "norm1000")
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +152,9 @@ def test_iou_matches_boxes_to_truths_and_counts_the_missing() -> None:
 
 def test_iou_is_unknown_without_truth_size_or_space() -> None:
     truth = [[0, 0, 100, 100, None]]
-    unsized = Row({**row("[0,0,500,1000]", truth).line, "media_sizes": []}, "norm1000")
+    unsized = SampleLine({**row("[0,0,500,1000]", truth).line, "media_sizes": []}, "norm1000")
     assert math.isnan(row("[0, 0, 1, 1]", []).iou) and math.isnan(unsized.iou)
-    assert math.isnan(Row(row("[0, 0, 1, 1]", truth).line, None).iou)
+    assert math.isnan(SampleLine(row("[0, 0, 1, 1]", truth).line, None).iou)
 
 
 def test_headline_averages_samples_of_a_prompt_and_pairs_prompts(tmp_path: Path) -> None:

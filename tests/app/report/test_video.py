@@ -10,7 +10,7 @@ import torch
 from mmrl.answers.spans.interval import Interval
 from mmrl.app.report.data import changes, load
 from mmrl.app.report.page import write_report
-from mmrl.app.report.rows import Row
+from mmrl.app.report.rows import SampleLine
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import CLIP_FRAMES, answer_spans, frames_of
 from mmrl.app.run.trackers import JsonlTracker
@@ -82,5 +82,5 @@ def test_other_answers_have_no_spans(clip: str) -> None:
         "truth": [[1.0, 2.0], [3.0, 4.0]],
         "predicted": [[0.0, 3.0]],
     }
-    old = Row({"completion": "1 to 2", "answer_boxes": [], "media": [], "media_sizes": []}, None)
+    old = SampleLine({"completion": "1 to 2", "answer_boxes": [], "media": [], "media_sizes": []}, None)
     assert old.spans is None and math.isnan(old.iou)

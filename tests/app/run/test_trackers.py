@@ -19,7 +19,7 @@ from mmrl.answers.boxes.box import Box
 from mmrl.app.commands.sample import verdict
 from mmrl.app.config.run import load as load_config
 from mmrl.app.report.data import all_changes, load
-from mmrl.app.report.rows import Row
+from mmrl.app.report.rows import SampleLine
 from mmrl.app.run.build import build_records
 from mmrl.app.run.folder import RunDir, also_split, read_lines
 from mmrl.app.run.sample_files import frames_of, store
@@ -84,9 +84,9 @@ def test_samples_lines_hold_who_wrote_what(tmp_path: Path) -> None:
     scores = Scores(("a",), torch.ones(2, 1), torch.zeros(2, 1, dtype=torch.long), torch.ones(1))
     JsonlTracker(run).write(1, Examples([Group(0, Prompt("p"), (sample, Sample("now", (4,))))], scores), "eval")
     several, one = read_lines(run.samples_file("eval", 1)).lines
-    assert Row(several, None).transcript == sample.transcript and Row(several, None).text == "now"
+    assert SampleLine(several, None).transcript == sample.transcript and SampleLine(several, None).text == "now"
     assert tuple(Segment(*part) for part in several["segments"]) == segments
-    assert Row(one, None).transcript == "now" and one["segments"] == [["policy", 0, 1]]
+    assert SampleLine(one, None).transcript == "now" and one["segments"] == [["policy", 0, 1]]
     assert verdict(sample, several, run).is_same
     assert (
         "from letter 1 on: recorded 'then? now', now 'when? now'" in verdict(replace(sample, earlier="when? "), several, run).text

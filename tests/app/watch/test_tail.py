@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.app.watch.tail import MOST_NAMES, MOST_POINTS, Series, Tail
+from mmrl.app.watch.tail import MOST_NAMES, MOST_POINTS, MetricTail, Tail
 
 
 def test_a_half_written_line_is_left_until_it_is_whole(tmp_path: Path):
@@ -60,7 +60,7 @@ def test_a_file_that_was_cut_or_written_anew_is_another(tmp_path: Path):
 
 
 def test_a_long_series_is_means_of_neighbouring_lines():
-    series, steps = Series(), 3 * MOST_POINTS
+    series, steps = MetricTail(), 3 * MOST_POINTS
     for step in range(1, steps + 1):
         series.add({"step": step, "a": float(step), **({"b": 1.0} if step == 2 else {})})
     # 120 points of 1, then 61 of 2, then 61 of 4: two halvings
@@ -73,7 +73,7 @@ def test_a_long_series_is_means_of_neighbouring_lines():
 
 
 def test_what_is_not_finite_leaves_the_means():
-    series = Series()
+    series = MetricTail()
     for step, value in enumerate(["NaN", 1.0, "Infinity", [3], None, {}, "1e400"], start=1):
         series.add({"step": step, "a": value})
     found = [line["a"] for line in series.lines()]
@@ -81,7 +81,7 @@ def test_what_is_not_finite_leaves_the_means():
 
 
 def test_names_are_bounded():
-    series = Series()
+    series = MetricTail()
     for step in range(3):
         series.add({"step": step, **{f"{step}/{i}": 1.0 for i in range(MOST_NAMES)}})
     assert len({name for line in series.lines() for name in line} - {"step"}) == MOST_NAMES

@@ -13,7 +13,7 @@ from mmrl.core.types import Prompt, Video
 from mmrl.data.files import pictures, videos
 from mmrl.data.files.ahead import DEPTH, FileMemory, ahead
 from mmrl.data.files.pictures import picture_size
-from mmrl.data.grounding import Layout
+from mmrl.data.grounding import GroundingLayout
 from mmrl.data.validate import Report, check, check_new_id
 from tests.support.grounding import check_file, read_grounding
 from tests.support.videos import even, write_video
@@ -138,7 +138,7 @@ def test_a_picture_of_many_rows_is_opened_once_when_read_and_looked_at(tmp_path:
     for i in range(5):
         save(tmp_path / f"{i}.png")
     file = rows_of(tmp_path, 20, 4)
-    prompts, report = read_grounding(file, Layout(tmp_path))
+    prompts, report = read_grounding(file, GroundingLayout(tmp_path))
     assert report.ok and [prompt.text for prompt in prompts] == [f"number {i}?" for i in range(20)]
     assert check(prompts, decode=False).ok
     assert sorted(opened) == [f"{i}.png" for i in range(5)]
@@ -164,7 +164,7 @@ def test_rows_of_other_splits_are_not_opened(tmp_path: Path, opened: list[str]):
     save(tmp_path / "a.png")
     rows = [{"image": f"{name}.png", "question": "q", "box": [1, 2, 9, 9], "split": name} for name in ("a", "b")]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    prompts, report = read_grounding(tmp_path / "rows.jsonl", Layout(tmp_path), split="a")
+    prompts, report = read_grounding(tmp_path / "rows.jsonl", GroundingLayout(tmp_path), split="a")
     assert report.ok and len(prompts) == 1 and opened == ["a.png"]
 
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmrl.engine.wire.answer import AbortedError, EngineMismatchError, Expected, Limits, Written, read_answer
+from mmrl.engine.wire.answer import AbortedError, AnswerFacts, EngineMismatchError, Expected, Written, read_answer
 from mmrl.engine.wire.client import EngineClient, EngineDownError
 from mmrl.engine.wire.request import WirePrompt
 from tests.support.rude_servers import answers, rude
 
 PROMPT = WirePrompt([1, 9, 2], expanded=[1, 9, 9, 2], name="p")
-EXPECTED = Expected(Limits(frozenset({9}), vocabulary=20, most=4), "run-3", longest=100)
+EXPECTED = Expected(AnswerFacts(frozenset({9}), vocabulary=20, most=4), "run-3", longest=100)
 ODD = [None, True, -1, 1.5, 20, 10**400, "3", [], ["a"], {}, {"a": 1}, float("nan"), float("inf"), 10**9]
 
 

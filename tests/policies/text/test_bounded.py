@@ -13,7 +13,7 @@ from mmrl.policies.text.net import NEVER, TextNet
 from mmrl.policies.text.packed.attention import install
 from mmrl.policies.text.packed.row import pack_row
 from mmrl.policies.text.prompt.encode import Encoded, collate_prompts
-from mmrl.policies.text.read.evaluate import Evaluation, TokenValues, token_values
+from mmrl.policies.text.read.evaluate import RowEvaluation, TokenValues, token_values
 
 VOCABULARY, HIDDEN, MLP, LOGITS = 151_936, 256, 1024, 2**23
 PER_FRAME = 128
@@ -43,7 +43,7 @@ def net() -> TextNet:
     return TextNet(model.eval(), family_of(config), [0], 0)
 
 
-def after_a_clip(net: TextNet, frames: int, group_size: int, length: int) -> Evaluation:
+def after_a_clip(net: TextNet, frames: int, group_size: int, length: int) -> RowEvaluation:
     """Completions behind a clip; two frames make one moment of it."""
     count = frames // 2 * 2 * PER_FRAME
     ids = torch.cat([torch.full((count,), net.family.config.video_token_id), torch.arange(64)])
@@ -53,7 +53,7 @@ def after_a_clip(net: TextNet, frames: int, group_size: int, length: int) -> Eva
     prompt = Encoded("clip", ids, torch.arange(len(ids)).expand(3, -1), types, media)
     index, lengths = torch.zeros(group_size, dtype=torch.long), torch.full((group_size,), length)
     tokens = torch.zeros(group_size, length, dtype=torch.long)
-    return Evaluation(
+    return RowEvaluation(
         prompts=collate_prompts([prompt], 0, torch.device("cpu")),
         prompt_index=index,
         tokens=tokens,
@@ -66,7 +66,7 @@ def after_a_clip(net: TextNet, frames: int, group_size: int, length: int) -> Eva
     )
 
 
-def peak(net: TextNet, work: Evaluation, grad: bool = False) -> int:
+def peak(net: TextNet, work: RowEvaluation, grad: bool = False) -> int:
     """Most bytes that live at a time."""
     net.train(grad)
     with torch.set_grad_enabled(grad), LiveBytes() as live:
@@ -111,10 +111,10 @@ def test_logits_are_bounded_in_one_chunk_and_in_many(length: int):
     assert 2 * at_once * 1000 * 4 < live.peak < 4 * at_once * 1000 * 4 + weights + 64 * len(tokens) * 4
 
 
-def after_nothing(tokens: Tensor, chunk: int) -> Evaluation:
+def after_nothing(tokens: Tensor, chunk: int) -> RowEvaluation:
     """An evaluation of which only the head is asked."""
     prompt = Encoded("p", torch.zeros(1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long))
-    return Evaluation(
+    return RowEvaluation(
         prompts=collate_prompts([prompt], 0, torch.device("cpu")),
         prompt_index=torch.zeros(1, dtype=torch.long),
         tokens=tokens[None],

@@ -12,11 +12,11 @@ import pytest
 
 from mmrl.runtime.sandbox import sandbox as module
 from mmrl.runtime.sandbox.lock import missing
-from mmrl.runtime.sandbox.sandbox import MODULES, Bounds, Pixels, Sandbox, SandboxError
+from mmrl.runtime.sandbox.sandbox import MODULES, Pixels, Sandbox, SandboxError, SandboxLimits
 
 needs_lock = pytest.mark.skipif(bool(missing()), reason=f"no sandbox here: {missing()}")
 RED_BLUE = Pixels(2, 1, b"\xff\0\0\0\0\xff")
-SLOW = Bounds(seconds=60.0, text=20, pictures=2, pixels=100)
+SLOW = SandboxLimits(seconds=60.0, text=20, pictures=2, pixels=100)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_random_numbers_repeat():
 
 @needs_lock
 def test_processor_time_is_bounded_over_all_pieces():
-    with Sandbox(Bounds(seconds=60.0, cpu=1)) as box:
+    with Sandbox(SandboxLimits(seconds=60.0, cpu=1)) as box:
         assert "killed by SIGKILL" in box.run("while True: pass").error
 
 

@@ -14,7 +14,7 @@ from mmrl.runtime import spans
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.measure import PHASES, time_shares
-from mmrl.training.resources.profile import Profile, Steps
+from mmrl.training.resources.profile import Profile, StepRange
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.trainer import Records
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
@@ -39,7 +39,7 @@ def bars(file: Path) -> Counter[str]:
     return Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
 
 
-def profiled(tmp_path: Path, steps: Steps | None) -> Profile:
+def profiled(tmp_path: Path, steps: StepRange | None) -> Profile:
     profile = Profile(steps, tmp_path / "profile")
     policy = FakeTextPolicy()
     evaluator = Evaluator(policy, prompts(), RewardRunner([NamedReward("letter", right_letter)]), EvaluationSettings())
@@ -50,7 +50,7 @@ def profiled(tmp_path: Path, steps: Steps | None) -> Profile:
 
 
 def test_a_trace_holds_the_chosen_steps_and_what_follows_them(tmp_path: Path):
-    profile = profiled(tmp_path, Steps(2, 3))
+    profile = profiled(tmp_path, StepRange(2, 3))
     assert profile.is_written and profile.file == tmp_path / "profile" / "steps-2-3.json.gz"
     found = bars(profile.file)
     assert (found["step"], found["read"], found["update"], found["backward"], found["optimizer"]) == (2, 2, 2, 2, 2)
@@ -59,11 +59,11 @@ def test_a_trace_holds_the_chosen_steps_and_what_follows_them(tmp_path: Path):
 
 
 def test_the_last_step_is_written_when_the_run_ends(tmp_path: Path):
-    assert bars(profiled(tmp_path, Steps(4, 4)).file)["step"] == 1
+    assert bars(profiled(tmp_path, StepRange(4, 4)).file)["step"] == 1
 
 
 def test_a_run_that_ends_badly_leaves_its_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    profile = Profile(Steps(1, 4), tmp_path)
+    profile = Profile(StepRange(1, 4), tmp_path)
     trainer = make_trainer(steps=4)
     update = trainer.update
 
@@ -86,7 +86,7 @@ def test_without_steps_nothing_is_recorded(tmp_path: Path):
 
 def test_a_disk_that_takes_no_trace_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "profile").write_text("a file where the folder should be")
-    profile = profiled(tmp_path, Steps(1, 1))
+    profile = profiled(tmp_path, StepRange(1, 1))
     assert not profile.is_written and "no trace of step 1" in caplog.text
 
 
@@ -104,11 +104,11 @@ def test_a_disk_that_takes_no_trace_does_not_end_the_run(tmp_path: Path, caplog:
 )
 def test_steps_that_cannot_be_recorded(text: str, total: int, done: int, message: str):
     with pytest.raises(ValueError, match=message):
-        Steps.read(text, total, done)
+        StepRange.read(text, total, done)
 
 
 def test_steps_are_read():
-    assert Steps.read(" 3 ", 9) == Steps(3, 3) and Steps.read("3-9", 9, 2) == Steps(3, 9)
+    assert StepRange.read(" 3 ", 9) == StepRange(3, 3) and StepRange.read("3-9", 9, 2) == StepRange(3, 9)
 
 
 def test_shares_of_a_step_sum_to_one():

@@ -12,7 +12,7 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.core.types import Group, Prompt, Sample, Scores
 from mmrl.training.callbacks import Examples
 from mmrl.training.settings import AlarmSettings, HealthSettings, TrainSettings
-from mmrl.training.watch.alarm import Alarm, Evaluation, independent_change, pairwise_change
+from mmrl.training.watch.alarm import Alarm, HeldOutScores, independent_change, pairwise_change
 from mmrl.training.watch.health import Health
 from tests.support.trainers import make_trainer
 
@@ -286,7 +286,7 @@ def test_noise_gives_no_alarm():
     draws = torch.randn(1000, 2, 32, generator=generator)
     found = []
     for step, (trained, watched) in enumerate(draws):
-        now = Evaluation(step, (trained + step).tolist(), {"w": watched.tolist()}, [], {})
+        now = HeldOutScores(step, (trained + step).tolist(), {"w": watched.tolist()}, [], {})
         if step:
             found += list(alarm.after_evaluation(now, []))
         else:

@@ -35,8 +35,8 @@ BESIDE = (".json", ".txt", ".model", ".jinja")
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Weights to keep in 4 bits: `Recipe([Path("model.safetensors")], {"model.layers.0.mlp.up_proj.weight"}, True, {}, "it")`."""
+class CodesRecipe:
+    """Weights to keep in 4 bits: `CodesRecipe([Path("model.safetensors")], {"layers.0.mlp.up_proj.weight"}, True, {}, "it")`."""
 
     files: Sequence[Path]
     """The .safetensors files of a model or of a part of a pipeline."""

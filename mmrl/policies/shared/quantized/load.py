@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.policies.shared.lora import LoraSettings
-from mmrl.policies.shared.quantized.kept import Recipe, description
+from mmrl.policies.shared.quantized.kept import CodesRecipe, description
 from mmrl.policies.shared.quantized.layer import SCALES_OF, Nf4Linear, put_layers
 from mmrl.policies.shared.quantized.stored import NETWORK, PARTS, files_in, is_part, read_codes, tensors_in, weights_in
 from mmrl.policies.shared.quantized.table import Codes, quantize
@@ -172,7 +172,7 @@ def checkpoint_names(model: Any, names: Iterable[str]) -> dict[str, str]:
     return {key: name for name, (key, is_renamed) in names_in(model, names).items() if is_renamed}
 
 
-def recipe_of(model: Any, layers: Collection[str], files: Sequence[Path], double: bool, place: str) -> Recipe | None:
+def recipe_of(model: Any, layers: Collection[str], files: Sequence[Path], double: bool, place: str) -> CodesRecipe | None:
     """The recipe for a folder of a model of transformers, given on the meta device, with these layers in 4 bits.
 
     None where its files do not allow it: pickles, or weights that are joined as they load.
@@ -182,7 +182,7 @@ def recipe_of(model: Any, layers: Collection[str], files: Sequence[Path], double
     names = checkpoint_names(model, tensors_in(files))
     small = {names.get(f"{layer}.weight") for layer in layers}
     known = {name for name in small if name is not None}
-    return Recipe(files, known, double, description(double, model, layers), place) if len(known) == len(layers) else None
+    return CodesRecipe(files, known, double, description(double, model, layers), place) if len(known) == len(layers) else None
 
 
 def put_stored(model: nn.Module, layers: dict[str, bool]) -> None:
@@ -234,7 +234,7 @@ def load_network(kind: Any, folder: Path, files: Iterable[Path], dtype: torch.dt
     read = tensors_in(files)
     if not weights_in(read):
         names = [f"{name}.weight" for name in linear_names(model)]
-        recipe = Recipe([*files], {name for name in names if name in read}, double, description(double), place, NETWORK)
+        recipe = CodesRecipe([*files], {name for name in names if name in read}, double, description(double), place, NETWORK)
         kept = recipe.folder()
         read = read if kept is None else tensors_in(files_in(kept, NETWORK))
     in_codes = {name.removesuffix(".weight"): f"{name}.nested_absmax" in read for name in weights_in(read)}

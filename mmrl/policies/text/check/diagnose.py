@@ -20,7 +20,7 @@ from mmrl.policies.text.families.qwen_vl import QwenVL, mrope_positions
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.read.evaluate import Evaluation, evaluation_of
+from mmrl.policies.text.read.evaluate import RowEvaluation, evaluation_of
 from mmrl.policies.text.trace import Inset, TextTrace
 from mmrl.policies.text.write.observe import inset_of
 from mmrl.runtime.tensors import pad_actions, stack_ragged
@@ -109,7 +109,7 @@ class Again:
         work = evaluation_of(net, trace, trace.prompts, mask, ("logprobs",), config.logit_chunk, least)
         net.train(grad and config.gradient_checkpointing)
         try:
-            values = self.policy.run(Replay(**vars(work)) if single else work)["logprobs"]
+            values = self.policy.run(CachedReplay(**vars(work)) if single else work)["logprobs"]
         finally:
             net.eval()
         width = width or self.mask.shape[1]
@@ -130,7 +130,7 @@ class Again:
         return torch.cat([self(self.trace.take(row), self.mask[row]) for row in rows])
 
 
-class Replay(Evaluation):
+class CachedReplay(RowEvaluation):
     """Evaluates as sampling does: the prompt once, then token after token from the cache; pictures within rows are read whole."""
 
     def after_repeated_prompts(self, net: TextNet) -> Float[Tensor, "n t d"]:

@@ -25,8 +25,8 @@ CLAMP = 11.0
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Completions to evaluate: row i answers prompt `prompt_index[i]`. `Evaluation(...)(net)` gives {quantity: (n, t)}.
+class RowEvaluation:
+    """Completions to evaluate: row i answers prompt `prompt_index[i]`. `RowEvaluation(...)(net)` gives {quantity: (n, t)}.
 
     Two exact ways, one forward each. Packed: one row holds every prompt once, followed by its completions. Repeated: every row
     holds its prompt and padding. Logits exist only where `mask` is True; elsewhere values are 0. `group_divergence` takes all
@@ -148,10 +148,10 @@ def evaluation_of(
     quantities: tuple[str, ...],
     logits: int,
     least: int = 1,
-) -> Evaluation:
+) -> RowEvaluation:
     """The work of evaluating a compact trace shown as `prompts`, padded to `least` tokens; `logits` exist at the same time."""
     device, tokens = net.device, pad_actions(trace.tokens, least)
-    return Evaluation(
+    return RowEvaluation(
         prompts=collate_prompts(prompts, net.pad_token_id, device),
         prompt_index=trace.prompt_index.to(device),
         tokens=tokens.to(device),
@@ -165,7 +165,7 @@ def evaluation_of(
     )
 
 
-Evaluator = Callable[[Evaluation], dict[str, Float[Tensor, "n t"]]]
+Evaluator = Callable[[RowEvaluation], dict[str, Float[Tensor, "n t"]]]
 """Evaluates completions, by the network or a dry run: {quantity: (n, t)}, with a gradient where gradients are on."""
 
 
@@ -175,7 +175,7 @@ class LocalEvaluator:
 
     host: TextHost
 
-    def __call__(self, work: Evaluation) -> dict[str, Float[Tensor, "n t"]]:
+    def __call__(self, work: RowEvaluation) -> dict[str, Float[Tensor, "n t"]]:
         net = self.host.net
         if not (torch.is_grad_enabled() and self.host.config.gradient_checkpointing):
             return self.host.run(work)

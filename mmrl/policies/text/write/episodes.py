@@ -23,7 +23,7 @@ from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import append
 from mmrl.policies.text.write.generate import Completions, Generator, Part, write_all
 from mmrl.policies.text.write.observe import inset_of, largest_area, observe
-from mmrl.policies.text.write.rollout import PromptCache, Row
+from mmrl.policies.text.write.rollout import CompletionRow, PromptCache
 from mmrl.runtime.blame import UnavailableError, describe, is_from_outside, shown
 
 log = logging.getLogger("mmrl")
@@ -35,7 +35,7 @@ Pending = dict[Future[Observation | None], "Episode"]
 class Episode:
     """A row that is written turn by turn, and the world that answers it."""
 
-    row: Row
+    row: CompletionRow
     prompt: Encoded
     most: int
     """Turns that it may have."""
@@ -144,7 +144,7 @@ class Player:
                 f"{self.sampling.max_new_tokens} exceed: raise the one or lower the other"
             )
 
-    def play(self, rows: Sequence[Row], prompts: PromptCache) -> list[int]:
+    def play(self, rows: Sequence[CompletionRow], prompts: PromptCache) -> list[int]:
         """Write the episodes of these rows; returns the versions of the weights that wrote."""
         episodes = [Episode(row, prompts[row.shown], row.request.turns or self.worlds.limits.turns) for row in rows]
         ready, pending, versions = episodes, Pending(), list[int]()

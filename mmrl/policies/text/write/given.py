@@ -11,10 +11,10 @@ from mmrl.policies.text.prompt.templates import QUESTION, Message, messages
 from mmrl.policies.text.read.answer_tokens import reaching
 from mmrl.policies.text.write.episodes import Episode
 from mmrl.policies.text.write.observe import NAME, between, observe
-from mmrl.policies.text.write.rollout import Row, tokens_of
+from mmrl.policies.text.write.rollout import CompletionRow, tokens_of
 
 
-def write_given(row: Row, given: Given, prompt: Encoded, host: TextHost) -> None:
+def write_given(row: CompletionRow, given: Given, prompt: Encoded, host: TextHost) -> None:
     """Write down what a row's request gives; raises ValueError for what no completion, or no dialogue, may hold.
 
     The turns that an episode goes on from are left to it.
@@ -33,7 +33,7 @@ def write_given(row: Row, given: Given, prompt: Encoded, host: TextHost) -> None
     row.stopped, row.noted_from = not given.truncated, sum(map(math.isnan, row.logprobs)) if given.whole else len(row.tokens)
 
 
-def recite(row: Row, given: Given, prompt: Encoded, host: TextHost) -> None:
+def recite(row: CompletionRow, given: Given, prompt: Encoded, host: TextHost) -> None:
     """Write down a dialogue that a row's request gives; its tokens are those of the chat template.
 
     Raises:
@@ -103,7 +103,7 @@ def tokens_to_keep(piece: Piece, host: TextHost) -> list[int]:
     return tokens[: int(piece.share * len(tokens))]
 
 
-def tokens_to_force(text: str, row: Row, host: TextHost) -> list[int]:
+def tokens_to_force(text: str, row: CompletionRow, host: TextHost) -> list[int]:
     """The tokens of a text that was not sampled; raises ValueError where it holds one that no completion may hold."""
     tokens: list[int] = host.tokenizer(text, add_special_tokens=False)["input_ids"]
     found = sorted(host.banned & set(tokens))

@@ -26,7 +26,7 @@ from mmrl.runtime.tensors import stack_ragged
 
 
 @dataclass
-class Row:
+class CompletionRow:
     """One completion of a request: planned first, written later."""
 
     request: Request
@@ -94,14 +94,14 @@ class PromptCache:
 
 def rows_of(
     requests: Sequence[Request], encode: Encoder, models: frozenset[str], views: Mapping[str, View], worlds: Worlds | None
-) -> tuple[list[Row], PromptCache]:
+) -> tuple[list[CompletionRow], PromptCache]:
     """A row per sample, and every prompt once; raises ValueError for requests that cannot be served."""
     check_requests(requests, models, frozenset({"plain", *views}))
     requests = [show_as_trained(request, views) for request in requests]
     check_episodes(requests, worlds)
     shelf = PromptCache(encode)
     place: dict[int, int] = {}
-    rows: list[Row] = []
+    rows: list[CompletionRow] = []
 
     def place_of(prompt: Prompt, seed: int) -> int:
         if id(prompt) not in place:
@@ -113,7 +113,7 @@ def rows_of(
         seed = view_seed(request)
         shown = place_of(request.shown_prompt, seed)
         read = shown if request.shown.trained else place_of(request.prompt, seed)
-        rows += [Row(request, i, read, shown) for i in range(request.count)]
+        rows += [CompletionRow(request, i, read, shown) for i in range(request.count)]
     encode.prefetch(request.shown_prompt for request in requests)
     return rows, shelf
 
@@ -216,7 +216,9 @@ def by_weights(
     return found
 
 
-def texts_of(rows: Sequence[Row], decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]) -> list[tuple[str, str]]:
+def texts_of(
+    rows: Sequence[CompletionRow], decode: Callable[[list[list[int]]], list[str]], stops: Sequence[int]
+) -> list[tuple[str, str]]:
     """The text in front of each row's last turn, and that of its last turn; given text stays as it was given."""
     halves = [split_turns(row.tokens, row.segments, stops) for row in rows]
     texts = decode([half for pair in halves for half in pair]) if rows else []
@@ -229,7 +231,9 @@ def split_turns(tokens: Sequence[int], segments: Sequence[Segment], stops: Seque
     return list(tokens[:start]), list(tokens[start:stop])
 
 
-def groups_of(rows: Sequence[Row], texts: Sequence[tuple[str, str]], prompts: PromptCache) -> tuple[tuple[Group, ...], list[int]]:
+def groups_of(
+    rows: Sequence[CompletionRow], texts: Sequence[tuple[str, str]], prompts: PromptCache
+) -> tuple[tuple[Group, ...], list[int]]:
     """Groups in order of their first request, and the sample id of every row (-1 for probes and notes)."""
     samples: dict[int, list[Sample]] = {}
     probes: dict[int, dict[str, list[Sample]]] = {}
@@ -269,7 +273,7 @@ def groups_of(rows: Sequence[Row], texts: Sequence[tuple[str, str]], prompts: Pr
     return tuple(groups), sample_ids
 
 
-def assemble(rows: Sequence[Row], prompts: PromptCache, host: TextHost, temperature: float) -> Rollouts:
+def assemble(rows: Sequence[CompletionRow], prompts: PromptCache, host: TextHost, temperature: float) -> Rollouts:
     """Groups of all samples; rows of all but the probes and notes.
 
     Log-probabilities are NaN where the text was not sampled behind the prompt as training reads it: given text, and what was

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from mmrl.lab.tiny.flow.pipelines import build
 from mmrl.policies.shared.quantized import kept
-from mmrl.policies.shared.quantized.kept import RECORD, Recipe, description, is_whole
+from mmrl.policies.shared.quantized.kept import RECORD, CodesRecipe, description, is_whole
 from mmrl.policies.shared.quantized.layer import base_of, digest
 from mmrl.policies.shared.quantized.stored import files_in, read_codes, tensors_in
 from mmrl.policies.shared.quantized.table import dynamic, nf4, pairs, quantize
@@ -79,7 +79,7 @@ def test_parts_of_a_pipeline_are_kept_apart(cache: Path, tmp_path: Path, monkeyp
     assert base_of(*drawing(folder)._parts_in_4_bits()) == base, "the same as without a cache"
 
 
-def weights(folder: Path, count: int = 4, side: int = 64) -> Recipe:
+def weights(folder: Path, count: int = 4, side: int = 64) -> CodesRecipe:
     """Files of one square weight each, and a norm."""
     torch.manual_seed(0)
     folder.mkdir()
@@ -87,7 +87,7 @@ def weights(folder: Path, count: int = 4, side: int = 64) -> Recipe:
         save_file({f"{i}.weight": torch.randn(side, side), f"{i}.norm": torch.ones(side)}, folder / f"{i}.safetensors")
     (folder / "config.json").write_text("{}")
     files = sorted(folder.glob("*.safetensors"))
-    return Recipe(files, {f"{i}.weight" for i in range(count)}, True, description(True), "the model")
+    return CodesRecipe(files, {f"{i}.weight" for i in range(count)}, True, description(True), "the model")
 
 
 def test_files_hold_the_codes_of_the_weights_and_the_rest_as_it_was(cache: Path, tmp_path: Path):
@@ -168,7 +168,7 @@ def test_without_a_place_in_the_cache_codes_are_made_at_every_start(
 def test_another_source_or_scale_has_another_entry(cache: Path, tmp_path: Path):
     recipe = weights(tmp_path / "source")
     first = recipe.folder()
-    assert Recipe(recipe.files, recipe.names, False, description(False), "the model").folder() != first
+    assert CodesRecipe(recipe.files, recipe.names, False, description(False), "the model").folder() != first
     save_file({"0.weight": torch.zeros(64, 64), "0.norm": torch.ones(64)}, recipe.files[0])
     assert recipe.folder() != first
 
@@ -184,7 +184,7 @@ def test_broken_files_are_refused_and_leave_nothing(cache: Path, tmp_path: Path)
     assert not [path for path in cache.iterdir() if path.is_dir()]
 
 
-def make(recipe: Recipe, gate: Any) -> None:
+def make(recipe: CodesRecipe, gate: Any) -> None:
     kept.WORTH_KEEPING = 0
     gate.wait()
     assert recipe.folder() is not None

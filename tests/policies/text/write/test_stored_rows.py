@@ -46,7 +46,7 @@ def test_a_stored_row_keeps_its_turns(policy: Any):
     assert row is not None
     segments = segments_of([("policy", len(row.tokens)), ("environment", len(asked)), ("policy", len(row.tokens))])
     tokens, noted = (*row.tokens, *asked, *row.tokens), (*row.logprobs, *[0.0] * len(asked), *row.logprobs)
-    again = policy.rollout([replace(request, written=StoredRow(tokens, noted, row.truncated, segments=segments))])
+    again = policy.rollout([replace(request, written=StoredRow(tokens, noted, truncated=row.truncated, segments=segments))])
     audit_rollouts(policy, again)
     ((_, sample),) = again.samples()
     (_, before) = list(first.samples())[1]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mmrl.core.readings import ATTENTION_DISTANCE, ATTENTION_INFLUENCE
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packed.attention import Pretrained, language_configs, set_attention
-from mmrl.policies.text.read.evaluate import Evaluation
+from mmrl.policies.text.read.evaluate import RowEvaluation
 from mmrl.runtime.tensors import pad_actions
 
 NAME = "mmrl_rhythm"
@@ -43,7 +43,7 @@ CURRENT: ContextVar[Recording | None] = ContextVar("recording", default=None)
 
 
 @dataclass(frozen=True)
-class RhythmEvaluation(Evaluation):
+class RhythmEvaluation(RowEvaluation):
     """Completions behind their repeated prompts, every token fed, without gradient: `attention_distance`, `attention_influence`.
 
     Of all heads of the chosen layers, those that look least far on average within a completion are its local ones, those
@@ -51,7 +51,7 @@ class RhythmEvaluation(Evaluation):
     """
 
     @classmethod
-    def of(cls, work: Evaluation) -> "RhythmEvaluation":
+    def of(cls, work: RowEvaluation) -> "RhythmEvaluation":
         """The same rows with one more place, because the last token looks back too."""
         length = work.tokens.shape[1] + 1
         tokens, mask = pad_actions(work.tokens, length), pad_actions(work.mask, length)
