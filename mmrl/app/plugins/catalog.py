@@ -3,7 +3,6 @@
 import ast
 import re
 import shutil
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -62,9 +61,8 @@ def declared_need(tree: ast.Module) -> Need | None:
         if not isinstance(statement, ast.Assign) or ast.unparse(statement.targets[0]) != "needs":
             continue
         if isinstance(call := statement.value, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == Need.__name__:
-            names = [f.name for f in fields(Need)]
-            given = dict(zip(names, call.args, strict=False))
-            given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg in names}
+            given = dict(zip(Need.__dataclass_fields__, call.args, strict=False))
+            given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg in Need.__dataclass_fields__}
             known: dict[str, Any] = {name: one.value for name, one in given.items() if isinstance(one, ast.Constant)}
             return Need(**known)
     return None

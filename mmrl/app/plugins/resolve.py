@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from mmrl import __version__
 from mmrl.app.plugins.python_objects import PREFIX, STAGE, find_object
 from mmrl.runtime.blame import PLUGIN, describe, is_from_outside
 from mmrl.runtime.near import did_you_mean
@@ -273,11 +272,8 @@ def run_module(file: Path, run: Callable[[], None]) -> None:
         if error.name is None:
             raise ValueError(f"{file}: {error}") from None
         package = error.name.partition(".")[0]
-        if package == "mmrl":
-            raise ValueError(
-                f"{file} imports {error.name!r}, which mmrl {__version__} does not have: it was moved or renamed"
-            ) from None
-        raise ValueError(f"{file} imports {error.name!r}, which is not installed: {remedy(package)}") from None
+        why = "this mmrl does not have: it was moved or renamed" if package == "mmrl" else f"is not installed: {remedy(package)}"
+        raise ValueError(f"{file} imports {error.name!r}, which {why}") from None
 
 
 def reach_neighbours(file: Path) -> None:

@@ -171,8 +171,7 @@ def answer(one: Planned, policy: Policy, settings: PolicyConfig, ranks: Ranks, l
         (function,) = load_rewards(one.plug_ins.watched)
     reward = named_reward(evaluation.reward[0], function, modality.box_space(settings), modality, modality.output_of(settings))
     runner = RewardRunner([replace(reward, weight=1.0)])
-    prompts = one.prompts[: limit or None]
-    evaluator = Evaluator(policy, prompts, runner, evaluation, modality.eval_sampling(evaluation), ranks)
+    evaluator = Evaluator(policy, one.prompts[: limit or None], runner, evaluation, modality.eval_sampling(evaluation), ranks)
     _, found = evaluator.run(0)
     values = iter(found.scores.values[:, 0].tolist())
     answered: list[Answered] = []

@@ -87,7 +87,7 @@ def test_a_file_without_a_public_callable(desk: Path):
     [
         ("def short(:\n", r"line 1 is not Python"),
         ("import no_such_package\n", "imports 'no_such_package', which is not installed"),
-        ("import mmrl.elsewhere\n", "imports 'mmrl.elsewhere', which mmrl .* does not have: it was moved or renamed"),
+        ("import mmrl.elsewhere\n", "imports 'mmrl.elsewhere', which this mmrl does not have: it was moved or renamed"),
     ],
     ids=["syntax", "import", "module of mmrl"],
 )
