@@ -16,14 +16,16 @@ from mmrl.app.api.inputs import (
 )
 from mmrl.app.api.notebook import NotebookProgress, in_notebook
 from mmrl.app.api.run import Run
+from mmrl.app.chain.rows import rows_before
 from mmrl.app.commands.train import run_job
-from mmrl.app.config.run import RunConfig, resolve
+from mmrl.app.config.run import Resolved, RunConfig, resolve
 from mmrl.app.config.stages import stages_of
 from mmrl.app.plugins.python_objects import offer
-from mmrl.app.run.build import on_the_terminal
+from mmrl.app.run.build import build, on_the_terminal
 from mmrl.app.run.folder import RunDir
-from mmrl.app.run.revive import load_state, revive
+from mmrl.app.run.revive import load_state
 from mmrl.app.toml.tables import Table
+from mmrl.core.protocols import Policy
 from mmrl.training.callbacks import Callback
 
 SOURCE = "mmrl.fit"
@@ -87,9 +89,17 @@ def fit(
         resumed = folder.path if folder and folder.exists() else None
         run, job = run_job(resolved, resumed, watchers=watchers)
         if job is None:
-            last = stages_of(resolved)[-1].resolved.config
-            return Run(run.path, revive(last, run, load_state(run)), is_finished=True)
+            return Run(run.path, finished_policy(resolved, run), is_finished=True)
     return Run(run.path, job.policy, not job.trainer.is_stopped)
+
+
+def finished_policy(resolved: Resolved, run: RunDir) -> Policy:
+    """The policy of a run that was finished before, with its newest weights, its views and its worlds."""
+    stages = stages_of(resolved)
+    with rows_before(stages, len(stages) - 1, run):
+        policy = build(stages[-1].resolved).policy
+    policy.load_state_dict(load_state(run)["policy"])
+    return policy
 
 
 def check_inputs(rewards: Sequence[RewardInput], resume: bool, output: str | Path | None) -> None:
