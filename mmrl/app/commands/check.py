@@ -138,7 +138,8 @@ def look_at_data(resolved: Resolved, found: CheckLines) -> None:
     count = f"{len(prompts)}" if isinstance(prompts, Sequence) else f"a stream, {len(looked_at)} looked at"
     found.add("data", f"{count} prompts to train on")
     if not evaluated:
-        found.add("held-out data", "none: without [evaluation.data] there is no way to see if the model got better", "note")
+        why = "without [evaluation.data]" if config.evaluation.data is None else "with evaluation.num_prompts = 0"
+        found.add("held-out data", f"none: {why} there is no way to see if the model got better", "note")
         return
     if seen := overlap_sentence(looked_at, evaluated):
         found.add("held-out data", seen, "FAIL")

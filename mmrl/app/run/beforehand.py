@@ -270,18 +270,18 @@ def look_at_reward(
 
 def misfit(need: Need, made: object, prompts: Sequence[Prompt], place: str, output: str, most: float) -> str:
     """Why a reward cannot score these prompts; empty where it can score all but a share of `most`, which is a warning."""
-    errors, applies = list[str](), 0
+    errors, applies, wanted = list[str](), 0, need.prompts or "what it reads"
     for prompt in prompts:
         try:
             applies += need.reads(prompt, made, output) is not None
         except ValueError as error:
             errors.append(str(error))
     if errors and len(errors) > most * len(prompts):
-        return f"cannot score {len(errors)} of {len(prompts)} prompts of {place}, which need {need.prompts}: {errors[0]}"
+        return f"cannot score {len(errors)} of {len(prompts)} prompts of {place}, which need {wanted}: {errors[0]}"
     if errors:
-        log.warning(f"{len(errors)} of {len(prompts)} prompts of {place} lack {need.prompts}, so their samples fail: {errors[0]}")
+        log.warning(f"{len(errors)} of {len(prompts)} prompts of {place} lack {wanted}, so their samples fail: {errors[0]}")
     if prompts and not applies and not errors:
-        return f"applies to none of the {len(prompts)} prompts of {place}, which need {need.prompts}: take another reward"
+        return f"applies to none of the {len(prompts)} prompts of {place}, which need {wanted}: take another reward"
     return ""
 
 
