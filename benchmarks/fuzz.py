@@ -216,7 +216,7 @@ def seeds(target: str) -> list[bytes]:
     if target == "wire":
         wire, samples = import_module("mmrl.serving.wire"), import_module("mmrl.core.samples")
         group = samples.Group(0, samples.Prompt("p", "x", (), (1, 2.5)), (samples.Sample("a", (1,)),))
-        reply = wire.Reply((1.0,), (samples.Status.OK,), ({"a": 1.0},), "f", None)
+        reply = wire.ServedScores((1.0,), (samples.Status.OK,), ({"a": 1.0},), "f", None)
         return [wire.pack_group(group), wire.pack_reply(reply), b'{"$type":"Group","id":1}', b'{"$file":"a","suffix":".x"}']
     texts = {
         "box": ('{"bbox_2d": [1, 2, 3, 4], "label": "cat"}', "<box>[[1,2,3,4]]</box>", "x1=1, y1=2, x2=3, y2=4", "(3, 4)"),

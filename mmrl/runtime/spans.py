@@ -6,8 +6,6 @@ from functools import wraps
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 from weakref import WeakSet
 
-from torch.profiler import record_function
-
 P = ParamSpec("P")
 T = TypeVar("T")
 _OFF: AbstractContextManager[object] = nullcontext()
@@ -35,7 +33,15 @@ def span(name: str) -> AbstractContextManager[object]:
     """`with span("backward"): ...` is a bar of that name in a trace; costs a look at two lists where nothing records it."""
     if _listeners:
         return _told(name)
-    return record_function(name) if _recorders else _OFF
+    return _recorded(name)
+
+
+def _recorded(name: str) -> AbstractContextManager[object]:
+    if not _recorders:
+        return _OFF
+    from torch.profiler import record_function
+
+    return record_function(name)
 
 
 @contextmanager
@@ -44,7 +50,7 @@ def _told(name: str) -> Generator[None]:
     for listener in listeners:
         listener.begin(name)
     try:
-        with record_function(name) if _recorders else _OFF:
+        with _recorded(name):
             yield
     finally:
         for listener in listeners:

@@ -100,7 +100,7 @@ def kill_an_install(recipe: Installation) -> str:
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom mmrl.engine import install\n"
         "from mmrl.engine.venv import engine_folder\n"
-        f"recipe = install.Recipe('cpu', Path({str(recipe.requirements)!r}), ('--no-deps',), 0.001, 0.001, True)\n"
+        f"recipe = install.Installation('cpu', Path({str(recipe.requirements)!r}), ('--no-deps',), 0.001, 0.001, True)\n"
         "install.make_venv(engine_folder(), recipe, lambda text: print(text, flush=True))\n"
     )
     running = subprocess.Popen(

@@ -15,12 +15,12 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 87_225,
-    "lines of all shipped Python": 95_576,
-    "lines of tests/": 86_077,
+    "lines of mmrl/": 87_276,
+    "lines of all shipped Python": 95_627,
+    "lines of tests/": 86_030,
     "files of mmrl/ under 60 lines, outside shelves": 73,
-    "names that several classes of mmrl/ bear": 52,
-    "words of README.md and docs/": 71_600,
+    "names that several classes of mmrl/ bear": 11,
+    "words of README.md and docs/": 71_640,
 }
 """Each falls when something goes; a piece of work raises it by its own budget at most, and says so."""
 SHIPPED = ("mmrl", "rewards", "datasets", "environments")

@@ -31,7 +31,7 @@ from mmrl.app.plugins.catalog import find_config
 from mmrl.app.plugins.lab import TINY
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.reward_test import probes
-from mmrl.app.reward_test.rows import TestRow, read_tasks
+from mmrl.app.reward_test.rows import ProbeRow, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
 from mmrl.app.run.build import load_data, with_local_model
 from mmrl.app.run.sample_files import strip_of, write_clip
@@ -46,7 +46,7 @@ from mmrl.training.rewards.runner import NamedReward, RewardRunner
 MOST_CARDS = 200
 MOST_PROMPTS = 1000
 """How many prompts of a data set are searched for those that a reward is tested on."""
-Shown = tuple[list[Prompt], list[TestRow]]
+Shown = tuple[list[Prompt], list[ProbeRow]]
 """Prompts of a data set, or rows of a file."""
 Card = dict[str, Any]
 """One sample of a gallery, by the names that its template uses."""
@@ -115,7 +115,7 @@ def test(
 
 def inputs_of_test(
     target: str, settings: Sequence[str], read: Callable[[], Shown] | None, style: probes.Style, space_given: bool
-) -> tuple[list[Tried], list[Prompt], list[TestRow], probes.Style]:
+) -> tuple[list[Tried], list[Prompt], list[ProbeRow], probes.Style]:
     """Rewards, prompts or tasks, and how answers are written; `read` gives the data of the command line."""
     if not is_config(target):
         if read is None:
@@ -246,7 +246,7 @@ def score(
         raise ValueError(f"{tried.name} scored none of the {len(cards)} outputs of {data}: it failed, or is for other data")
 
 
-def card(task: TestRow, index: int, value: float, status: int, parts: Mapping[str, float]) -> Card:
+def card(task: ProbeRow, index: int, value: float, status: int, parts: Mapping[str, float]) -> Card:
     sample = task.samples[index]
     said = {0: None, 1: "does not apply", 2: "failed"}[status]
     shown = {name.partition("/")[2]: number for name, number in parts.items()}

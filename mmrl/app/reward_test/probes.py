@@ -15,7 +15,7 @@ from mmrl.algorithms.planners.taught import message_text
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.box import Box, Space, as_written, extent
 from mmrl.answers.spans.interval import Interval
-from mmrl.app.reward_test.rows import TestRow, size_of
+from mmrl.app.reward_test.rows import ProbeRow, size_of
 from mmrl.core.types import Group, MediaSize, Prompt, Sample
 
 TRUTH, OTHER, RANDOM, EMPTY, MALFORMED = "truth", "shuffled truth", "random", "empty", "malformed"
@@ -162,7 +162,7 @@ def boxes_of(answer: object) -> tuple[Box, ...]:
     return cast(tuple[Box, ...], items) if items and all(isinstance(item, Box) for item in items) else ()
 
 
-def image_groups(tasks: Sequence[TestRow], seed: int) -> tuple[list[str], list[Group]]:
+def image_groups(tasks: Sequence[ProbeRow], seed: int) -> tuple[list[str], list[Group]]:
     """The same for pictures: each prompt's own, another prompt's, blank and noise; ValueError for fewer than two pictures."""
     drawn = [task for task in tasks if task.samples]
     if len(drawn) < 2:

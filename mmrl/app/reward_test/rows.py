@@ -45,7 +45,7 @@ CAPTIONS = "metadata.jsonl"
 
 
 @dataclass(frozen=True)
-class TestRow:
+class ProbeRow:
     """A prompt, and outputs of somebody for it, perhaps none."""
 
     prompt: Prompt
@@ -65,7 +65,7 @@ def read_tasks(
     most: int | None = None,
     say: Callable[[str], object] = str,
     image_root: Path | None = None,
-) -> list[TestRow]:
+) -> list[ProbeRow]:
     """All rows of a file or folder, of which a layout that is not ours is named to `say`, and read for `most` rows only.
 
     Paths of pictures and clips start at `image_root`; None: at the source's folder.
@@ -77,7 +77,7 @@ def read_tasks(
         say(f"{source}: {found}")
         return _foreign_tasks(source, found, most, image_root)
     report = Report(str(source))
-    tasks: list[TestRow] = []
+    tasks: list[ProbeRow] = []
     for row in _folder_rows(source) if source.is_dir() else read_rows(source, report):
         report.num_rows += 1
         with report.collecting(row.place):
@@ -100,7 +100,7 @@ def _holds_outputs(source: Path) -> bool:
     return asks and not look.has("path") and (look.has_one("completion", "completions") or not look.has_one(*ANSWERS, *BOXES))
 
 
-def _foreign_tasks(source: Path, found: Guess, most: int | None, image_root: Path | None) -> list[TestRow]:
+def _foreign_tasks(source: Path, found: Guess, most: int | None, image_root: Path | None) -> list[ProbeRow]:
     """The prompts of a file as a run would have them, with the completions of its rows, if there are some."""
     if found.data_set not in NAMES:
         root = {} if image_root is None else {root_key(found.data_set): str(image_root)}
@@ -146,7 +146,7 @@ def _kind_of(name: str) -> str:
     return "video" if Path(name).suffix.lower() == CLIP_SUFFIX else "image"
 
 
-def _task(row: Row, root: Path) -> TestRow:
+def _task(row: Row, root: Path) -> ProbeRow:
     values = row.values
     if any(values.get(name) is not None for name in BOXES):
         question = next((name for name in TEXT if isinstance(values.get(name), str)), "question")
@@ -168,7 +168,7 @@ def _task(row: Row, root: Path) -> TestRow:
         clips = _list_of(values, "video", "videos")
         drawn = [Sample(image=open_picture(_path_of(root, image))) for image in images]
         drawn += [_clip(_path_of(root, clip)) for clip in clips]
-        return TestRow(prompt, tuple(drawn), tuple(map(str, [*images, *clips])))
+        return ProbeRow(prompt, tuple(drawn), tuple(map(str, [*images, *clips])))
     media = tuple(_path_of(root, image) for image in images)
     prompt = Prompt(name, text, media, answer, prompt.columns)
     size = size_of(prompt)
@@ -184,10 +184,10 @@ def _path_of(root: Path, image: object) -> str:
     return path_below(root, str(image), "the file's folder", anywhere=True)
 
 
-def _with_texts(prompt: Prompt, values: Mapping[str, object], sizes: tuple[MediaSize, ...]) -> TestRow:
+def _with_texts(prompt: Prompt, values: Mapping[str, object], sizes: tuple[MediaSize, ...]) -> ProbeRow:
     texts = _list_of(values, "completion", "completions")
     samples = tuple(Sample(str(text), media_sizes=sizes) for text in texts)
-    return TestRow(prompt, samples, tuple(str(i) for i in range(len(samples))))
+    return ProbeRow(prompt, samples, tuple(str(i) for i in range(len(samples))))
 
 
 def _list_of(values: Mapping[str, object], one: str, many: str) -> Sequence[object]:

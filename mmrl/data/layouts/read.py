@@ -15,7 +15,7 @@ Measured = tuple[list[object], list[tuple[int, int]]]
 
 @runtime_checkable
 class RowReader(Protocol):
-    """Makes prompts of rows; `mmrl.data.grounding.Layout` and `mmrl.data.questions.Questions` are two."""
+    """Makes prompts of rows; `mmrl.data.grounding.GroundingLayout` and `mmrl.data.questions.Questions` are two."""
 
     def measure(self, row: Row) -> Measured: ...
     def prompts(self, row: Row, measured: Callable[[], Measured] | None = None) -> list[Prompt]: ...

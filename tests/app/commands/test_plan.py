@@ -289,9 +289,9 @@ def test_what_does_not_fit_is_said_before_weights_load(make: Make, capsys, monke
     assert "DOES NOT FIT: it needs about" in said and "gradients" in said
     assert plan.plan(TrainArguments(["tiny/flow"]), card="24GB")
     assert "fits a card of 24.0 GiB" in capsys.readouterr().out
-    cli.plan(["tiny/flow"], card="0.5GB")
+    cli.plan(arguments=["tiny/flow"], card="0.5GB")
     with pytest.raises(typer.Exit):
-        cli.plan(["tiny/flow"], card="0.5GB", strict=True)
+        cli.plan(arguments=["tiny/flow"], card="0.5GB", strict=True)
 
 
 @pytest.mark.parametrize(

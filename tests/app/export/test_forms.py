@@ -97,7 +97,7 @@ def test_kohyas_names_and_alphas_mean_the_same(trained: Any, tmp_path: Path) -> 
 
 def test_forms_that_a_model_has_not_are_refused_before_it_is_loaded(trained: Any, tmp_path: Path, monkeypatch: Any) -> None:
     run = trained("sd3")
-    monkeypatch.setattr("mmrl.app.export.export.build_policy", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr("mmrl.app.export.export.revive", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(ValueError, match="--form kohya writes the names of Stable Diffusion's UNet"):
         export(run.path, tmp_path / "out", form="kohya")
     with pytest.raises(ValueError, match=r"--form peft is about adapters.*leave --form out"):

@@ -22,7 +22,7 @@ from mmrl.app.cli.reward import reward as commands
 from mmrl.app.commands import reward as tools
 from mmrl.app.plugins.resolve import load
 from mmrl.app.reward_test import probes
-from mmrl.app.reward_test.rows import TestRow, read_tasks
+from mmrl.app.reward_test.rows import ProbeRow, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
 from mmrl.core.types import MediaSize
 from mmrl.serving.reward_server import Served, serving
@@ -162,12 +162,12 @@ def test_a_reward_that_says_it_needs_no_answer_may_judge_form(tmp_path: Path):
     assert not found.faults and "judges form only" in found.warnings[0]
 
 
-def picture_tasks() -> list[TestRow]:
+def picture_tasks() -> list[ProbeRow]:
     tasks = []
     for i in range(8):
         pixels = np.zeros((16, 16, 3), np.uint8)
         pixels[i : i + 8, :8] = (255, 30 * i, 0)
-        tasks.append(TestRow(Prompt(str(i), f"a square at {i}"), (Sample(image=Image.fromarray(pixels)),), (f"{i}.png",)))
+        tasks.append(ProbeRow(Prompt(str(i), f"a square at {i}"), (Sample(image=Image.fromarray(pixels)),), (f"{i}.png",)))
     return tasks
 
 
