@@ -14,7 +14,8 @@ pytestmark = pytest.mark.wheel
 
 
 def run(*words: str | Path, cwd: Path = ROOT, **environment: str) -> str:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    # a checkout on PYTHONPATH would stand before the wheel
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "", **environment}
     done = subprocess.run(
         [str(word) for word in words], capture_output=True, text=True, timeout=300, cwd=cwd, env=env, check=False
     )
