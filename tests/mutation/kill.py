@@ -28,6 +28,8 @@ BESIDE = {"algorithms": ["tests/numerics"], "flow": ["tests/numerics"], "answers
 PRELOADED = ["torch", "transformers", "scipy.stats", "diffusers", "peft"]
 FAILURE = re.compile(r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::[^\n]*?)?)(?: - .*)?$", re.MULTILINE)
 """A line of pytest's summary: the test's name, which may hold blanks."""
+NO_CONFTEST = "ImportError while loading conftest"
+"""What pytest says in place of a summary where the tests of a folder cannot even begin."""
 Outcome = Literal["killed", "survived", "no verdict"]
 
 
@@ -163,6 +165,8 @@ def run_apart(tree: Path, tests: list[str], limit_s: float) -> Ended:
     failed = FAILURE.search(text)
     if failed:
         return Ended(process.exitcode, failed[1], failed[0])
+    if NO_CONFTEST in text:
+        return Ended(process.exitcode, tests[0], text[:300])
     if late:
         return Ended(None, None, "no test failed in time")
     return Ended(process.exitcode, None, "all tests pass" if process.exitcode in PASSED else text[-300:])
