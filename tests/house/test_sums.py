@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "lines of mmrl/": 87_276,
     "lines of all shipped Python": 95_627,
-    "lines of tests/": 86_035,
+    "lines of tests/": 86_038,
     "files of mmrl/ under 60 lines, outside shelves": 73,
     "names that several classes of mmrl/ bear": 11,
     "words of README.md and docs/": 71_640,
