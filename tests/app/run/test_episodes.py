@@ -141,7 +141,7 @@ def test_other_pictures_are_another_sample(run: RunDir, here: Path):
 
 def forget_plug_ins() -> None:
     """Let files be read again."""
-    for name in [name for name in sys.modules if name.startswith(f"{PLUGIN}environments")]:
+    for name in [name for name in sys.modules if name.startswith(f"{PLUGIN}environments__")]:
         del sys.modules[name]
 
 
