@@ -7,7 +7,7 @@ from rich.progress import track
 
 from mmrl.algorithms.miners import Difficulty, Miner
 from mmrl.algorithms.planners.base import seed_of
-from mmrl.app.chain.rows import as_written, file_of, part_of, prompts_to_mine
+from mmrl.app.chain.rows import file_of, lines_of_file, part_of, prompts_to_mine, signed
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.run import load
 from mmrl.app.config.stages import Stage, num_samples
@@ -41,7 +41,7 @@ def mine(job: Job, stages: Sequence[Stage], at: int, run: RunDir, ranks: Ranks) 
         prompts, size = prompts_to_mine(stages, at, run), stage.resolved.config.prompts_per_step
         try:
             with listen(trainer.stop), waiting(f"{stage.place}: sampling {len(prompts)} prompts"):
-                done = ranks.gather(lines_kept(run, stage, size, len(prompts)) if ranks.is_main else 0)[0]
+                done = ranks.gather(lines_kept(run, stage, size, prompts) if ranks.is_main else 0)[0]
                 for first in range(done, len(prompts), size):
                     if "stop" in trainer.records.requests():
                         trainer.stop.ask("stop.request")
@@ -58,12 +58,12 @@ def mine(job: Job, stages: Sequence[Stage], at: int, run: RunDir, ranks: Ranks) 
     conclude(stage, run, ranks)
 
 
-def lines_kept(run: RunDir, stage: Stage, size: int, count: int) -> int:
+def lines_kept(run: RunDir, stage: Stage, size: int, prompts: Sequence[Prompt]) -> int:
     """The prompts that are done, of a stage that a kill may have torn amid some that are sampled together."""
     part = part_of(file_of(run, stage))
     part.parent.mkdir(exist_ok=True)
-    lines = read_lines(part).lines
-    kept = lines if len(lines) == count else lines[: len(lines) // size * size]
+    lines = lines_of_file(part, stage, prompts, run)
+    kept = lines if len(lines) == len(prompts) else lines[: len(lines) // size * size]
     replace_text(part, "".join(map(as_text, kept)))
     return len(kept)
 
@@ -76,7 +76,7 @@ def mine_some(job: Job, stage: Stage, prompts: Sequence[Prompt], chosen: range, 
     mine = lines_of(job, requests, stage.miner, job.trainer.sampling(stage.begin + 1))
     found = {i: line for part in ranks.gather(mine) for i, line in part.items()}
     for i in chosen if ranks.is_main else ():
-        append_line(part_of(file_of(run, stage)), {**found[i], "rows": as_written(found[i]["rows"], run)})
+        append_line(part_of(file_of(run, stage)), signed(found[i], prompts[i], stage, run))
 
 
 def lines_of(job: Job, requests: Sequence[Request], miner: Miner, sampling: object) -> dict[int, Line]:

@@ -1,5 +1,6 @@
 """The rows that a stage writes for later ones: a file of the run, which names prompts of the stage's own data."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,8 +13,8 @@ from mmrl.app.config.stages import Stage, num_samples
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import STAGE, offer
 from mmrl.app.run.build import first_prompts, held_out_prompts, load_prompts, prompts_beyond
-from mmrl.app.run.folder import Line, RunDir, read_lines
-from mmrl.app.run.sample_files import store, write_clip
+from mmrl.app.run.folder import Line, RunDir, as_text, read_lines
+from mmrl.app.run.sample_files import digest_of_prompt, store, write_clip
 from mmrl.core.types import Prompt, Sample
 
 
@@ -82,7 +83,21 @@ def as_written(rows: Sequence[Columns], run: RunDir) -> list[Line]:
     return [{name: to_json(value) for name, value in row.items()} for row in rows]
 
 
-def as_read(row: Line, stage: Stage, run: RunDir) -> Columns:
+def signed(line: Line, prompt: Prompt, stage: Stage, run: RunDir) -> Line:
+    """A line with its rows in JSON's types, a digest of its prompt, and a checksum of it all."""
+    whole = {**line, "rows": as_written(line["rows"], run), "prompt": digest_of_prompt(prompt)}
+    return {**whole, "sum": sum_of(whole, stage, run)}
+
+
+def sum_of(line: Line, stage: Stage, run: RunDir) -> str:
+    """A checksum of a line, and of the files that it names."""
+    found = hashlib.sha256(as_text({name: value for name, value in line.items() if name != "sum"}).encode())
+    for path in (value for row in line["rows"] for value in with_paths(row, stage, run).values() if isinstance(value, Path)):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:20]
+
+
+def with_paths(row: Columns, stage: Stage, run: RunDir) -> Columns:
     """A row with the whole paths of its files; ValueError where one is gone."""
     if output_of(stage) == "text":
         return row
@@ -90,7 +105,31 @@ def as_read(row: Line, stage: Stage, run: RunDir) -> Columns:
     for path in found.values():
         if isinstance(path, Path) and not path.is_file():
             raise ValueError(f"{stage.place}: its rows name {path}, which is gone: put the file back, or begin in a new folder")
-    return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
+    return found
+
+
+def as_read(row: Line, stage: Stage, run: RunDir) -> Columns:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in with_paths(row, stage, run).items()}
+
+
+def lines_of_file(file: Path, stage: Stage, prompts: Sequence[Prompt], run: RunDir) -> list[Line]:
+    """The lines that a stage wrote; ValueError where one is not as it was written, or its prompt is another one by now."""
+    lines = read_lines(file).lines
+    for number, line in enumerate(lines, start=1):
+        if line.get("sum") != sum_of(line, stage, run):
+            raise ValueError(
+                f"{stage.place}: line {number} of {file}, or a file that it names, is not as it was written: put it back, or "
+                "begin in a new folder"
+            )
+    others = [line["id"] for line, prompt in zip(lines, prompts, strict=False) if line["prompt"] != digest_of_prompt(prompt)]
+    count = len(prompts) if file.suffix == ".jsonl" else min(len(lines), len(prompts))
+    if others or len(lines) != count:
+        what = f"prompt {others[0]!r}" if others else f"one of {len(lines)} prompts"
+        more = f" and {len(others) - 1} more" if others[1:] else "" if others else f", where there are {len(prompts)} now"
+        raise ValueError(
+            f"{stage.place}: its rows were sampled from other data ({what}{more}): put the data back, or begin in a new folder"
+        )
+    return lines
 
 
 def output_of(stage: Stage) -> str:
@@ -111,7 +150,8 @@ def load_rows(stages: Sequence[Stage], at: int, run: RunDir | None) -> list[Prom
         file = file_of(run, stage)
         if not file.is_file():
             raise ValueError(f"{stage.place}: its rows, {file}, are gone: put the file back, or begin in a new folder")
-        rows = {line["id"]: [as_read(row, stage, run) for row in line["rows"]] for line in read_lines(file).lines}
+        lines = lines_of_file(file, stage, prompts, run)
+        rows = {line["id"]: [as_read(row, stage, run) for row in line["rows"]] for line in lines}
     return [
         replace(prompt, id=f"{prompt.id}#{k + 1}" if k else prompt.id, columns={**prompt.columns, **row})
         for prompt in prompts
@@ -136,8 +176,13 @@ def mining_text(stages: Sequence[Stage], at: int) -> str:
     return f": {count} prompts x {num_samples(stages[at])} samples, no update"
 
 
-def look_ahead(stages: Sequence[Stage], at: int = 0) -> None:
-    """Refuse, before any model is loaded, prompts that a stage from this place on cannot train on; errors as in `build`."""
+def look_ahead(stages: Sequence[Stage], at: int = 0, run: RunDir | None = None) -> None:
+    """Refuse, before any model is loaded, prompts that a stage from this place on cannot train on; errors as in `build`.
+
+    In a run that goes on, what a stage in this place has written so far is looked at, too.
+    """
+    if run is not None and stages[at].miner is not None and part_of(file_of(run, stages[at])).exists():
+        lines_of_file(part_of(file_of(run, stages[at])), stages[at], prompts_to_mine(stages, at, run), run)
     for k, stage in enumerate(stages[at:], start=at):
         config, later = stage.resolved.config, k > at and stage.miner is None
         with rows_before(stages, k), place_named(stage):

@@ -134,12 +134,12 @@ def run_job(
                     return build(stages[place].resolved, run, accelerator, watchers, stages[place], after)
 
             with leave_in_order():
-                look_ahead(stages, at)
+                look_ahead(stages, at, None if resume is None else run)
                 job = begin(at)
             trace = Profile(steps, run.path / "profile", ranks.rank if ranks.world > 1 else None)
             if resume is not None:
                 changes = changed_settings(saved_config(run), whole_config(resolved, job))
-                tell_changes(run, continue_from(job, stages, run, ranks), changes, ranks)
+                tell_changes(run, continue_from(job, stages, run, ranks, bool(changes)), changes, ranks)
             elif ranks.is_main:
                 RunDir.create(run.path)
                 write_choices(run, resolved)
@@ -209,19 +209,19 @@ def tell_changes(run: RunDir, step: int | None, changes: Sequence[ChangedSetting
     note_changes(run, step, changes)
 
 
-def continue_from(job: Job, stages: Sequence[Stage], run: RunDir, ranks: Ranks) -> int | None:
+def continue_from(job: Job, stages: Sequence[Stage], run: RunDir, ranks: Ranks, is_changed: bool = False) -> int | None:
     """Restore the trainer from the run's last complete checkpoint, and remove what was written after it.
 
     Returns the checkpoint's step.
 
-    A run that was killed before its first checkpoint starts again.
+    A run that was killed before its first checkpoint starts again, with the rows of its first stages unless settings changed.
     """
     checkpoints, step = Checkpoints(run.checkpoints), newest_step(run, ranks)
     if step is not None:
         job.trainer.load_state_dict(checkpoints.load_whole(step))
     if ranks.is_main:
         run.truncate(-1 if step is None else step)
-        forget_rows(run, stages, step or 0)
+        forget_rows(run, stages, -1 if step is None and is_changed else step or 0)
         where = "from the beginning, for it has no checkpoint yet" if step is None else f"after step {step}"
         console.print(f"continuing {run.path} {where}", highlight=False)
     return step

@@ -12,7 +12,7 @@ from mmrl.app.config.run import RunConfig
 from mmrl.app.files import replace_text
 from mmrl.app.run.folder import Line, as_text, read_lines
 from mmrl.app.run.resume import changed_settings
-from mmrl.app.run.sample_files import as_json
+from mmrl.app.run.sample_files import digest_of_prompt
 from mmrl.core.types import Prompt
 from mmrl.runtime.disk import room_for
 
@@ -29,16 +29,12 @@ class Subject:
     weights: str
     """A run's folder and step, or the model's name."""
     prompts: str
-    """A digest of the held-out prompts: their ids, texts, answers and columns, and the names of their files."""
+    """A digest of the held-out prompts."""
     num_prompts: int
 
     @classmethod
     def of(cls, weights: str, prompts: Sequence[Prompt]) -> "Subject":
-        digest = hashlib.sha256()
-        for prompt in prompts:
-            media = [str(one) if isinstance(one, str | Path) else type(one).__name__ for one in prompt.media]
-            identity = [prompt.id, prompt.text, as_json(prompt.answer, str), as_json(prompt.columns, str), media]
-            digest.update(json.dumps(identity, sort_keys=True).encode())
+        digest = hashlib.sha256("".join(map(digest_of_prompt, prompts)).encode())
         return cls(weights, digest.hexdigest()[:20], len(prompts))
 
 

@@ -16,7 +16,9 @@ and key, null where the world said nothing. Its digest is of tokens and observed
 import dataclasses
 import hashlib
 import io
+import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +40,7 @@ from mmrl.core.types import MediaSize, Observation, Prompt, Sample, Status, Vide
 from mmrl.data.files.mp4 import write_once
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.files.wav import wav_bytes
+from mmrl.data.validate import FILE_ROW
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.sampling import Budget, FrameRule
@@ -155,6 +158,36 @@ def digest(sample: Sample) -> str | None:
     else:
         return None
     return hashlib.sha256(data).hexdigest()[:20]
+
+
+def digest_of_prompt(prompt: Prompt) -> str:
+    """Equal where two prompts have one id, text, answer and columns, and show the same, wherever their files lie.
+
+    Of pictures the content counts, of other files name and size.
+    """
+    columns = {name: value for name, value in prompt.columns.items() if name != FILE_ROW}
+    said = [prompt.id, prompt.source, prompt.text, with_marks(as_json([prompt.answer, columns], mark_of))]
+    shown = with_marks(as_json([*prompt.media], mark_of), is_media=True)
+    return hashlib.sha256(json.dumps([*said, shown], sort_keys=True).encode()).hexdigest()[:20]
+
+
+def with_marks(value: Any, is_media: bool = False) -> Any:
+    """JSON's values with a mark of its file in place of each path; what is no media names files by whole paths only."""
+    if isinstance(value, dict):
+        return {name: with_marks(item, is_media) for name, item in value.items()}
+    if isinstance(value, list):
+        return [with_marks(item, is_media) for item in value]
+    is_file = isinstance(value, str) and (is_media or os.path.isabs(value)) and os.path.isfile(value)
+    return mark_of(Path(value)) if is_file else value
+
+
+def mark_of(value: object) -> object:
+    """What stays the same of a picture, an array, or a file, when it is loaded again."""
+    if isinstance(value, Path) and value.is_file() and value.suffix.lower() not in PICTURE_SUFFIXES:
+        return [value.name, value.stat().st_size]
+    if isinstance(value, Image.Image | Path):
+        return digest_of_picture(value)
+    return hashlib.sha256(value.tobytes()).hexdigest() if isinstance(value, np.ndarray) else type(value).__name__
 
 
 def answer_boxes(answer: object, sample: Sample, media: Sequence[Line]) -> list[list[object]]:

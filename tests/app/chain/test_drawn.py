@@ -79,12 +79,36 @@ def test_the_best_pictures_and_pairs_of_them_are_taught_and_a_stopped_chain_goes
     moved = RunDir((tmp_path / "whole").rename(tmp_path / "moved"))
     taught = [prompt.columns["picture"] for prompt in load_rows(stages, 0, moved)]
     assert taught == [str(moved.path / "stages" / row["picture"]) for row in best]
+    rows_are_of_what_was_sampled(moved, tmp_path)
     Path(taught[1]).unlink()
     with pytest.raises(ValueError, match=r"stage 1 of 4, best: its rows name .*\.png, which is gone: put"):
         load_rows(stages, 0, moved)
     (moved.path / "stages" / "01-filter.jsonl").unlink()
     with pytest.raises(ValueError, match=r"stage 1 of 4, best: its rows, .*01-filter\.jsonl, are gone"):
         load_rows(stages, 0, moved)
+
+
+def rows_are_of_what_was_sampled(run: RunDir, folder: Path) -> None:
+    """Neither data nor rows nor the pictures they name may be others than they were."""
+
+    def refused(message: str, *words: str) -> None:
+        with pytest.raises(ValueError, match=f"stage 1 of 4, best: {message}"):
+            load_rows(stages_of(resolved(folder / "gone", *words)), 0, run)
+
+    refused(r"its rows were sampled from other data \(prompt '.*' and 2 more\): put the data back, or", "data.seed=7")
+    refused(r".*\(one of 3 prompts, where there are 2 now\)", "stage.0.num_prompts=2")
+    file = run.path / "stages" / "01-filter.jsonl"
+    written = file.read_text()
+    file.write_text(written.replace('"right": 3', '"right": 2', 1))
+    refused(r"line 1 of .*01-filter\.jsonl, or a file that it names, is not as it was written: put it back, or begin")
+    file.write_text(written.partition("\n")[2])
+    refused("its rows were sampled from other data")
+    file.write_text(written)
+    picture = run.path / "stages" / rows_of(run, file.name)[0]["picture"]
+    drawn = picture.read_bytes()
+    Image.new("RGB", (16, 16)).save(picture)
+    refused("line 1 of ")
+    picture.write_bytes(drawn)
 
 
 def test_the_best_clips_are_taught(tmp_path: Path):

@@ -6,7 +6,7 @@ from traceback import walk_tb
 import pytest
 
 from mmrl.app.chain.rows import place_named
-from mmrl.app.commands import check, plan
+from mmrl.app.commands import check, plan, train
 from mmrl.app.commands.launch import LaunchArguments, launch
 from mmrl.app.commands.train import TrainArguments, run_training
 from mmrl.app.config import run as configs
@@ -83,6 +83,11 @@ def test_prompts_are_filtered_stopped_amid_and_continued(
         run_training(configs.load("tiny/verifier_loop", words))
     part = tmp_path / "run" / "stages" / "01-filter.part"
     assert len(read_lines(part).lines) == 2 and "stopped by stop.request" in capfd.readouterr().err
+    monkeypatch.setattr(train, "build", lambda *given: pytest.fail("a model was loaded"))
+    with pytest.raises(ValueError, match=r"stage 1 of 2, filter: its rows were sampled from other data \(prompt .* and 1 more\)"):
+        run_training(configs.load("tiny/verifier_loop", [*words, "data.seed=7"]), tmp_path / "run")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
     run = run_training(configs.load("tiny/verifier_loop", words), tmp_path / "run")
     kept = [bool(line["rows"]) for line in read_lines(part.with_suffix(".jsonl")).lines]
     assert kept == [True, True, False, True]
@@ -115,6 +120,19 @@ def test_what_shows_only_while_it_runs(tmp_path: Path, monkeypatch: pytest.Monke
     Path("stops.py").write_text("def stops(group):\n    return [float(i) for i, _ in enumerate(group.samples)]\n")
     with pytest.raises(ValueError, match=message):
         run_training(configs.load("tiny/verifier_loop", [*SHORT, *words, f"output={str(tmp_path / 'run')!r}"]))
+
+
+def test_rows_of_other_settings_are_sampled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("stops.py").write_text(
+        "from pathlib import Path\n\n\ndef stops(group):\n    Path('run/stop.request').touch()\n"
+        "    return [float(i) for i, _ in enumerate(group.samples)]\n"
+    )
+    for count in (2, 3):
+        words = [*SHORT, f"output={str(tmp_path / 'run')!r}", f"stage.0.num_samples={count}"]
+        with pytest.raises(SystemExit):
+            run_training(configs.load("tiny/verifier_loop", words), tmp_path / "run" if count == 3 else None)
+        assert [line["scored"] for line in read_lines(tmp_path / "run/stages/01-filter.part").lines] == [count, count]
 
 
 def test_errors_name_their_stage_once_and_keep_where_they_were_raised():
