@@ -10,6 +10,7 @@ Further columns: `size` ([width, height], compared with the picture), `space` (o
 reach the rewards in `prompt.columns`. Every row is checked before training starts. Licence: that of your data.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -50,4 +51,8 @@ def load(
     source.check_boxes(space, box_format)
     root = source.root if image_root is None else Path(image_root)
     names = columns or {} if source.is_own else {}
-    return load_prompts(source, GroundingLayout(root, space, box_format, names, template, anywhere=image_root is None))
+    reader = GroundingLayout(root, space, box_format, names, template, anywhere=image_root is None)
+    prompts = load_prompts(source, reader)
+    if not source.knows_boxes and (space, box_format) == ("pixel", "xyxy") and reader.habits.suspicion is not None:
+        warnings.warn(f"{path}: {reader.habits.suspicion}", stacklevel=2)
+    return prompts

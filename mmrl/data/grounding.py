@@ -1,14 +1,15 @@
 """Prompts from rows with a picture, a question and boxes."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeGuard, cast
 
 from mmrl.answers.boxes.box import SPACES, Box, Space, check_inside, extent
 from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files.paths import cell_below
-from mmrl.data.files.pictures import open_picture, picture_size
+from mmrl.data.files.pictures import TURNED, open_picture, orientation_of, picture_size
 from mmrl.data.layouts.habits import BoxHabits
 from mmrl.data.layouts.read import Measured
 from mmrl.data.readers import Cell, Row
@@ -52,6 +53,7 @@ class GroundingLayout:
     """True lets rows name any file by its absolute path; relative paths never leave image_root."""
     habits: BoxHabits = field(default_factory=BoxHabits, compare=False)
     """How the boxes of rows that were read fit their pictures, where rows do not say their space."""
+    notes: Counter[str] = field(default_factory=Counter[str], compare=False)
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.columns) - set(_USUAL_NAMES))
@@ -76,12 +78,17 @@ class GroundingLayout:
         """
         questions = self._questions(row)
         media, sizes = self.measure(row) if measured is None else measured()
+        drawn_on, orientation = self._drawn_on(row, media[0], sizes[0])
         for box in self._raw_boxes(row) if row.values.get("space") is None else ():
-            self.habits.add(box, sizes[0])
+            self.habits.add(box, drawn_on)
         for size in sizes:
             check_shape(size)
-        answer = self._boxes(row, sizes[0])
-        self._check_size(row, sizes[0])
+        answer = self._boxes(row, drawn_on)
+        if orientation != 1:
+            self.notes["rows whose boxes were turned with their pictures, as EXIF notes"] += 1
+            boxes = answer if isinstance(answer, tuple) else (answer,)
+            upright = tuple(_upright(box, MediaSize(*drawn_on, *drawn_on), orientation) for box in boxes)
+            answer = upright if isinstance(answer, tuple) else upright[0]
         used = {name for key in _USUAL_NAMES if (name := self._name(row, key)) is not None}
         columns = {name: value for name, value in row.values.items() if name not in used}
         columns |= {FILE_ROW: row.place, "size": sizes[0]}
@@ -153,10 +160,18 @@ class GroundingLayout:
                 raise
             raise ValueError(f"{error}; as x, y, width, height it would fit the picture: give box_format = xywh") from None
 
-    def _check_size(self, row: Row, real: tuple[int, int]) -> None:
+    def _drawn_on(self, row: Row, picture: object, real: tuple[int, int]) -> tuple[tuple[int, int], int]:
+        """The size on which the row's boxes were drawn, and the EXIF orientation by which they are still to be turned.
+
+        A row that says the size of its picture as it is stored has boxes of that. ValueError for a row with another size.
+        """
         said = self._optional(row, "size")
-        if said is not None and (not isinstance(said, list | tuple) or tuple(said) != real):
+        if said is None or (isinstance(said, list | tuple) and tuple(cast(Sequence[object], said)) == real):
+            return real, 1
+        orientation = orientation_of(picture) if said in (list(real[::-1]), real[::-1]) else 1
+        if orientation not in TURNED:
             raise ValueError(f"the row says its picture has size {str(said)[:80]}, but it has {list(real)} (width, height)")
+        return (real[1], real[0]), orientation
 
     def _check_space(self, space: object) -> None:
         if space not in SPACES or space == "resized":
@@ -205,6 +220,15 @@ def _sides(item: object) -> list[float] | None:
 
 def _is_number(x: object) -> TypeGuard[float]:
     return isinstance(x, int | float) and not isinstance(x, bool) and abs(x) <= _MOST
+
+
+def _upright(box: Box, stored: MediaSize, orientation: int) -> Box:
+    """A box of a picture as it is stored, on the picture as EXIF's orientation (5 to 8) turns it."""
+    width, height = extent(box.space, stored)
+    xs, ys = (box.x1, box.x2), (box.y1, box.y2)
+    across = sorted(height - y if orientation in (6, 7) else y for y in ys)
+    down = sorted(width - x if orientation in (7, 8) else x for x in xs)
+    return replace(box, x1=across[0], y1=down[0], x2=across[1], y2=down[1])
 
 
 def _check_place(box: Box, size: MediaSize) -> None:

@@ -58,6 +58,7 @@ class Questions:
     """True: decode every picture when checking it, not only suspicious ones."""
     seen: Counter[str] = field(default_factory=Counter[str], compare=False)
     """How many answers were taken for each kind: {"choice (guessed)": 3}."""
+    notes: Counter[str] = field(default_factory=Counter[str], compare=False)
 
     def __post_init__(self) -> None:
         if self.template is not None and "{question}" not in self.template:

@@ -37,6 +37,9 @@ ELSEWHERE = (
 )
 _LONGEST = 600
 """Characters of a problem that are kept; rows may hold whole pictures."""
+_NAMED = 5
+"""Places that are named of what was left out for one reason."""
+_LEFT_OUT = "annotations left out: {}"
 Measured = tuple[Sequence[tuple[int, int]], Sequence[float]]
 """Widths and heights of pictures, and seconds of clips, then of sounds."""
 BAD_ROW = (ValueError, OSError, OverflowError)
@@ -79,7 +82,13 @@ class Report:
     duplicates: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """(place, place before it) of rows that say exactly the same."""
     notes: Counter[str] = field(default_factory=Counter[str])
-    """What was left out or changed without being a problem -> how often: {"annotations left out: crowd": 3}."""
+    """What was left out or changed without being a problem -> how often: {"annotations left out: crowd (7 of a.json)": 1}."""
+    num_kept: int = 0
+    """Annotations that were used, in layouts with several to a row."""
+    losses: str | None = None
+    """The problem that more than a tenth of the annotations cannot be used."""
+    _lost: Counter[str] = field(default_factory=Counter[str])
+    _places: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     _first: dict[Hashable, str] = field(default_factory=dict[Hashable, str])
     _taken: int = 0
     """Problems already taken over from another report."""
@@ -131,6 +140,25 @@ class Report:
         except BAD_ROW as error:
             self.add(place, str(error))
             self.num_rows += counts
+
+    def leave_out(self, why: str, place: str, by_design: bool = False) -> None:
+        """Count an annotation that is not used, and remember its place; `by_design` where nothing is wrong with it."""
+        self.notes[_LEFT_OUT.format(why)] += 1
+        self._lost.update([] if by_design else [why])
+        places = self._places.setdefault(why, [])
+        places += [place] if len(places) < _NAMED else []
+
+    def close_losses(self) -> None:
+        """Say in the notes where annotations were left out, and add a problem where more than a tenth of all had to be."""
+        for why, places in self._places.items():
+            count = self.notes.pop(_LEFT_OUT.format(why))
+            self._places[why] = [f"{why} ({', '.join(places)}{', ..' if count > len(places) else ''})"]
+            self.notes[_LEFT_OUT.format(*self._places[why])] = count
+        lost = self._lost.total()
+        if lost * 10 > lost + self.num_kept:
+            reasons = "; ".join(self._places[why][0] for why in self._lost)
+            self.losses = f"{lost} of {lost + self.num_kept} annotations cannot be used, more than a tenth: {reasons}"
+            self.add(self.source, self.losses)
 
     def note_if_empty(self) -> None:
         """Add a problem if there were no rows at all."""

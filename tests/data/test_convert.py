@@ -14,7 +14,7 @@ INSTANCES = {
         {"id": 2, "file_name": "b.png", "width": 64, "height": 48},
         {"id": 9, "file_name": "empty.png", "width": 64, "height": 48},
     ],
-    "categories": [{"id": 3, "name": "cat"}, {"id": 4, "name": "dog"}],
+    "categories": [{"id": 3, "name": "cat"}, {"id": 4, "name": "dog"}, {"id": 5, "name": "bird"}],
     "annotations": [
         {"id": 11, "image_id": 1, "category_id": 3, "bbox": [1, 2, 10, 20]},
         {"id": 12, "image_id": 1, "category_id": 3, "bbox": [40, 20, 24.5, 20]},
@@ -23,12 +23,18 @@ INSTANCES = {
         {"id": 15, "image_id": 2, "category_id": 4, "bbox": [0, 0, 0, 5]},
         {"id": 16, "image_id": 2, "category_id": 4, "bbox": [60, 0, 20, 5]},
         {"id": 17, "image_id": 2, "category_id": 3, "bbox": [2, 2, 4, 4]},
+        # annotations that cannot be used are a problem above a tenth
+        *({"id": 100 + i, "image_id": 2, "category_id": 5, "bbox": [i, i, 9, 9]} for i in range(14)),
     ],
 }
 REFS = [
     {"ref_id": 5, "ann_id": 11, "image_id": 1, "split": "train", "sentences": [{"sent": "left cat"}, {"sent": "small one"}]},
     {"ref_id": 6, "ann_id": 17, "image_id": 2, "split": "testA", "sentences": [{"sent": "the cat"}]},
     {"ref_id": 7, "ann_id": 15, "image_id": 2, "split": "testA", "sentences": [{"sent": "nothing"}]},
+    *(
+        {"ref_id": 20 + i, "ann_id": 100 + i, "image_id": 2, "split": "testB", "sentences": [{"sent": "a bird"}]}
+        for i in range(7)
+    ),
 ]
 
 
@@ -45,16 +51,16 @@ def coco(tmp_path, picture):
 
 def test_coco(coco, tmp_path):
     done = convert(coco, "coco", tmp_path / "out/boxes.jsonl", tmp_path / "images")
-    assert (done.num_rows, done.num_pictures, done.missing_pictures) == (3, 2, 0)
+    assert (done.num_rows, done.num_pictures, done.missing_pictures) == (4, 2, 0)
     assert done.notes == {
-        "annotations left out: crowd": 1,
-        "annotations left out: no area": 1,
-        "annotations left out: outside the picture": 1,
+        "annotations left out: crowd (instances.json, annotation 14)": 1,
+        "annotations left out: no area (instances.json, annotation 15)": 1,
+        "annotations left out: outside the picture (instances.json, annotation 16)": 1,
         "pictures left out: no boxes": 1,
         "annotations cut at the picture's edge": 1,
     }
     assert check_file(done.out).ok
-    cats, dogs, other = load("grounding_jsonl", "datasets")(done.out)
+    cats, dogs, other, _ = load("grounding_jsonl", "datasets")(done.out)
     assert cats.answer == (Box(1, 2, 11, 22, label="cat"), Box(40, 20, 64, 40, label="cat"))
     assert cats.text == "Locate every cat in the picture."
     assert dogs.answer == (Box(0, 0, 5, 5, label="dog"),)
@@ -67,11 +73,11 @@ def test_refcoco(coco, tmp_path, suffix):
     refs = coco.parent / f"refs(unc).{suffix}"
     refs.write_bytes(pickle.dumps(REFS, protocol=2) if suffix == "p" else json.dumps(REFS).encode())
     done = convert(coco.parent, "refcoco", tmp_path / "refs.jsonl", tmp_path / "images")
-    assert done.num_rows == 3 and done.notes == {"annotations left out: no area": 1}
+    assert done.num_rows == 10 and done.notes == {f"annotations left out: no area ({refs.name}, ref 7)": 1}
     one, two = load("grounding_jsonl", "datasets")(done.out, split="train")
     assert (one.id, one.text, one.answer) == ("5-0", "left cat", Box(1, 2, 11, 22))
     assert (two.id, two.text, two.answer) == ("5-1", "small one", Box(1, 2, 11, 22))
-    assert convert(refs, "refcoco", tmp_path / "again.jsonl", tmp_path / "images").num_rows == 3
+    assert convert(refs, "refcoco", tmp_path / "again.jsonl", tmp_path / "images").num_rows == 10
 
 
 class Bomb:
@@ -103,7 +109,7 @@ def test_mistakes_are_named_and_leave_no_file(coco, tmp_path):
     (tmp_path / "odd.json").write_text(json.dumps(INSTANCES | {"annotations": [{"id": 8, "image_id": 1, "bbox": [1, 2]}]}))
     with pytest.raises(ValueError, match=r"annotation 8 has bbox \[1, 2\]"):
         convert(tmp_path / "odd.json", "coco", out)
-    (tmp_path / "odd.json").write_text(json.dumps(INSTANCES | {"annotations": INSTANCES["annotations"][3:5]}))
+    (tmp_path / "odd.json").write_text(json.dumps(INSTANCES | {"annotations": INSTANCES["annotations"][3:4]}))
     with pytest.raises(ValueError, match=r"gives no rows .*crowd.*nothing was written"):
         convert(tmp_path / "odd.json", "coco", out)
     assert not out.exists()

@@ -168,7 +168,7 @@ def _reader(source: Source, table: Table, boxes: str | None) -> tuple[RowReader,
     is_told = not {"box_format", "space"}.isdisjoint(table.values) or source.knows_boxes
     if kind is Questions or not source.is_own:
         table.values.pop("columns", None)
-    known = [f.name for f in fields(kind) if f.name not in ("seen", "habits")]
+    known = [f.name for f in fields(kind) if f.name not in ("seen", "habits", "notes")]
     check_keys(table.values, known, (), table)
     if kind is Questions:
         return plain(Questions, table.values, (), table), None

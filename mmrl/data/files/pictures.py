@@ -14,7 +14,7 @@ from mmrl.data.files.ahead import FileMemory
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _LAST_BYTES = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
 """How a complete file of this format ends."""
-_TURNED = range(5, 9)
+TURNED = range(5, 9)
 """EXIF orientations that swap width and height."""
 _SIZES: FileMemory[tuple[int, int]] = FileMemory()
 _DECODED: FileMemory[tuple[int, int]] = FileMemory()
@@ -56,13 +56,19 @@ def picture_size(source: object, decode: bool = False) -> tuple[int, int]:
 def _measure(source: object, decode: bool) -> tuple[int, int]:
     with _picture(source) as picture:
         width, height = picture.size
-        turned = _orientation(picture, _name(source)) in _TURNED
+        turned = _orientation(picture, _name(source)) in TURNED
         if decode or not (isinstance(source, Image.Image) or _ends_well(source, picture.format)):
             if picture is not source:
                 # JPEG: every bit is read, and an eighth of the pixels made; other formats know no shorter way
                 picture.draft("L", (max(1, width // 8), max(1, height // 8)))
             _decode(picture, _name(source))
         return (height, width) if turned else (width, height)
+
+
+def orientation_of(source: object) -> int:
+    """The EXIF orientation of a picture, by which it is turned upright; 1 where it is stored as it is seen."""
+    with _picture(source) as picture:
+        return _orientation(picture, _name(source)) or 1
 
 
 def content_hash(source: object) -> str:

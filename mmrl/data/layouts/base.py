@@ -103,6 +103,7 @@ class DataLayout:
         """The rows in our words; one that cannot be said goes into the report."""
         if self.read is not None:
             yield from self.read(path, report)
+            report.close_losses()
             return
         for row in found:
             said: list[Row] = []

@@ -3,9 +3,10 @@
 MDETR writes RefCOCO so (finetune_refcoco_val.json), with a `caption` in every image, which is one sentence there.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import cos, isfinite, radians, sin
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,23 +26,29 @@ _OVERHANG = 1.0
 
 
 def coco_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[Row]:
-    """Rows of an instances file (else ValueError), boxes as corners; what was left out is counted in `report.notes`."""
+    """Rows of an instances file (else ValueError), boxes as corners; what was left out is counted in `report.notes`.
+
+    Categories of one name are one question.
+    """
     with naming_layout(path, "coco"):
         data = read_json(path)
-        images, names = by_id(data["images"]), {category["id"]: category["name"] for category in data["categories"]}
-        boxes: defaultdict[tuple[Hashable, Hashable], list[list[float]]] = defaultdict(list)
+        images, categories = by_id(data["images"], "picture"), by_id(data["categories"], "category")
+        boxes: defaultdict[tuple[Hashable, str], list[list[float]]] = defaultdict(list)
+        ids: dict[tuple[Hashable, str], Hashable] = {}
         for number, annotation in enumerate(data["annotations"], start=1):
-            with report.collecting(f"{path.name}, annotation {annotation.get('id', f'number {number}')}", counts=True):
+            place = f"{path.name}, annotation {annotation.get('id', f'number {number}')}"
+            with report.collecting(place, counts=True):
                 image_id = annotation["image_id"]
-                box = corners(annotation, find_record(images, image_id, "picture"), report.notes)
+                box = corners(annotation, find_record(images, image_id, "picture"), report, place)
                 if box is not None:
-                    find_record(names, annotation["category_id"], "category")
-                    boxes[image_id, annotation["category_id"]].append(box)
+                    key = image_id, str(find_record(categories, annotation["category_id"], "category")["name"])
+                    ids.setdefault(key, annotation["category_id"])
+                    boxes[key].append(box)
         empty = len(images) - len({image_id for image_id, _ in boxes})
         report.notes.update({"pictures left out: no boxes": empty} if empty else {})
         rows: list[Record] = []
-        for (image_id, category_id), found in boxes.items():
-            shown, name = picture_of(f"{image_id}-{category_id}", images[image_id]), names[category_id]
+        for (image_id, name), found in boxes.items():
+            shown = picture_of(f"{image_id}-{ids[image_id, name]}", images[image_id])
             listed = [{"bbox": box, "label": name} for box in found]
             rows.append({**shown, "question": question.replace("{label}", name), "boxes": listed})
     yield from numbered(rows, path)
@@ -66,7 +73,8 @@ def caption_rows(path: Path, report: Report) -> Iterator[Row]:
         for annotation in data["annotations"]:
             found[annotation["image_id"]].append(annotation)
         for image in data["images"]:
-            boxes = [corners(annotation, image, report.notes) for annotation in found[image["id"]]]
+            place = f"{path.name}, picture {image['id']}"
+            boxes = [corners(annotation, image, report, place) for annotation in found[image["id"]]]
             if len(boxes) != 1:
                 report.notes["sentences left out: not one box"] += 1
             elif boxes[0] is not None:
@@ -99,12 +107,16 @@ def naming_layout(path: Path, name: str) -> Iterator[None]:
         raise ValueError(f"{path} does not have the layout of {name}: {type(error).__name__} {error}") from None
 
 
-def corners(annotation: Record, image: Record, notes: Counter[str]) -> list[float] | None:
-    """The annotation's box as two corners inside the picture, or None with a note why."""
+def corners(annotation: Record, image: Record, report: Report, place: str) -> list[float] | None:
+    """The annotation's box as two corners inside the picture; None where it is left out, which the report then counts.
+
+    Without a `bbox` it is the box around the outline, and a box that CVAT turned is the one around the turned box.
+    """
     if annotation.get("iscrowd"):
-        notes["annotations left out: crowd"] += 1
-        return None
-    numbers = annotation["bbox"]
+        return report.leave_out("crowd", place, by_design=True)
+    numbers = annotation.get("bbox") or around(_outline(annotation.get("segmentation")))
+    if numbers is None:
+        return report.leave_out("neither a box nor an outline", place)
     if (
         not isinstance(numbers, list)
         or len(numbers) != 4
@@ -112,17 +124,50 @@ def corners(annotation: Record, image: Record, notes: Counter[str]) -> list[floa
     ):
         raise ValueError(f"annotation {annotation.get('id')} has bbox {str(numbers)[:80]}: it must be four numbers")
     x, y, width, height = map(float, numbers)
+    attributes = annotation.get("attributes")
+    if width > 0 < height and isinstance(attributes, dict) and attributes.get("rotation"):
+        x, y, width, height = turned(x, y, width, height, attributes["rotation"])
     found = [x, y, x + width, y + height]
     cut = [min(max(a, 0.0), float(most)) for a, most in zip(found, [image["width"], image["height"]] * 2, strict=True)]
     if max(abs(a - b) for a, b in zip(found, cut, strict=True)) > _OVERHANG:
-        notes["annotations left out: outside the picture"] += 1
-        return None
+        return report.leave_out("outside the picture", place)
     if cut[2] <= cut[0] or cut[3] <= cut[1]:
-        notes["annotations left out: no area"] += 1
-        return None
-    notes.update(["annotations cut at the picture's edge"] if cut != found else [])
+        return report.leave_out("no area", place)
+    report.num_kept += 1
+    report.notes.update(["annotations cut at the picture's edge"] if cut != found else [])
     return [round(a, 4) for a in cut]
 
 
-def by_id(rows: list[Record]) -> dict[Hashable, Record]:
-    return {row["id"]: row for row in rows}
+def around(points: list[tuple[float, float]]) -> list[float] | None:
+    """The box around points, as a corner, width and height; None without any."""
+    if not points:
+        return None
+    xs, ys = zip(*points, strict=True)
+    return [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
+
+
+def turned(x: float, y: float, width: float, height: float, degrees: Cell) -> list[float]:
+    """The upright box around one that is turned about its centre; both are a corner, width and height."""
+    if not isinstance(degrees, int | float) or not isfinite(degrees):
+        raise ValueError(f"rotation is {str(degrees)[:40]!r}: it must be a number of degrees")
+    across, up = abs(cos(radians(degrees))), abs(sin(radians(degrees)))
+    wide, high = width * across + height * up, width * up + height * across
+    return [x + (width - wide) / 2, y + (height - high) / 2, wide, high]
+
+
+def _outline(segmentation: Cell) -> list[tuple[float, float]]:
+    """The points of polygons, each a list x, y, x, y, ..; none for masks."""
+    listed = [part for part in segmentation if isinstance(part, list)] if isinstance(segmentation, list) else []
+    numbers = all(isinstance(x, int | float) and abs(x) <= _MOST for part in listed for x in part)
+    if not numbers or any(len(part) % 2 for part in listed):
+        raise ValueError(f"segmentation is {str(segmentation)[:80]}: it must be lists of numbers x, y, x, y, ..")
+    return [(x, y) for part in listed for x, y in zip(part[::2], part[1::2], strict=True)]
+
+
+def by_id(rows: list[Record], what: str) -> dict[Hashable, Record]:
+    """Records by their ids; ValueError where one id is two different records."""
+    found: dict[Hashable, Record] = {}
+    for row in rows:
+        if found.setdefault(row["id"], row) != row:
+            raise ValueError(f"{what} {row['id']!r} is listed twice, with different values: give each its own id")
+    return found

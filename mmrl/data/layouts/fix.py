@@ -73,8 +73,10 @@ def fix(source: Source, reader: RowReader, out: str | Path, habits: BoxHabits | 
         del report.problems[SHOWN:]
         raise ValueError(f"no row of {source.path} is right, so nothing was written\n{report}")
     write_jsonl({out: lines})
-    reasons = Counter(reason_of(problem.text) for problem in report.problems)
-    return Fixed(out, report.num_rows, len(lines), reasons, tuple(report.problems), dict(report.notes))
+    # annotations that were left out are in the notes
+    problems = tuple(problem for problem in report.problems if problem.text != report.losses)
+    reasons = Counter(reason_of(problem.text) for problem in problems)
+    return Fixed(out, report.num_rows, len(lines), reasons, problems, dict(report.notes))
 
 
 def line_of(prompt: Prompt, row: Row, source: Source, folder: Path) -> dict[str, Cell]:

@@ -19,6 +19,10 @@ class BoxHabits:
     """Boxes that are a corner, width and height inside their picture."""
     as_shares: int = 0
     """Corners within 0 to 1."""
+    as_percents: int = 0
+    """Boxes within 0 to 100, as corners or sizes."""
+    past_percents: int = 0
+    """Boxes on pictures that are wider and higher than 120 pixels."""
     as_thousandths: int = 0
     """Corners within 0 to 1000."""
     on_large: int = 0
@@ -35,6 +39,8 @@ class BoxHabits:
         self.as_corners += is_corner and third <= width and fourth <= height
         self.as_sizes += min(x, y) >= 0 < min(third, fourth) and x + third <= width and y + fourth <= height
         self.as_shares += is_corner and max(third, fourth) <= 1
+        self.as_percents += min(box) >= 0 and max(box) <= 100
+        self.past_percents += min(size) > 120
         self.as_thousandths += is_corner and max(third, fourth) <= 1000
         self.on_large += min(size) > 1200
         self.most = max(self.most, *box)
@@ -46,12 +52,19 @@ class BoxHabits:
             return None
         if self.as_shares == self.num:
             return f"all {self.num} boxes lie within 0 to 1, so they look like shares of the picture: give --boxes norm1"
+        outside = self.num - self.as_corners
+        misfits = self.as_sizes < self.num and outside >= 0.05 * self.num
+        if self.as_percents == self.num >= FEW and (self.past_percents == self.num or misfits):
+            return (
+                f"none of the {self.num} boxes goes beyond {self.most:g}, however large its picture, so they may be percents of "
+                "the picture: divide them by 100 and give --boxes norm1 (norm1,xywh for x, y, width and height), or give --boxes "
+                "xyxy or xywh if they are pixels"
+            )
         if self.as_sizes == self.num and self.as_corners < self.num:
             return (
                 f"{self.num - self.as_corners} of {self.num} boxes are no two corners, and all fit as x, y, width and height: "
                 "give --boxes xywh"
             )
-        outside = self.num - self.as_corners
         # one slip is no habit: small pictures hold no number beyond 1000 anyway
         if self.as_thousandths == self.num and outside >= (0.05 if self.num >= FEW else 0.5) * self.num > 0:
             return (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mmrl.data.files.paths import path_below
 from mmrl.data.layouts.base import Look
-from mmrl.data.layouts.coco import QUESTION, Record, corners, naming_layout, rows_by_label
+from mmrl.data.layouts.coco import QUESTION, Record, around, corners, naming_layout, rows_by_label
 from mmrl.data.layouts.files import SPLITS
 from mmrl.data.readers import Cell, Row, read_json
 from mmrl.data.validate import Report
@@ -38,10 +38,13 @@ def labelme_rows(path: Path, report: Report, question: str = QUESTION) -> Iterat
         with report.collecting(str(place), counts=True), naming_layout(file, "labelme"):
             data = read_json(Path(path_below(folder, str(place), "data.path")))
             image = {"width": data["imageWidth"], "height": data["imageHeight"]}
-            shapes = [shape for shape in data["shapes"] if (shape.get("shape_type") or "polygon") in SHAPES]
-            report.notes.update(["shapes left out: no rectangle or polygon"] * (len(data["shapes"]) - len(shapes)))
-            found = [(str(shape["label"]), corners(_around(shape), image, report.notes)) for shape in shapes]
-            boxes = [(label, box) for label, box in found if box is not None]
+            boxes: list[tuple[str, list[float]]] = []
+            for number, shape in enumerate(data["shapes"], start=1):
+                where = f"{place}, shape {number}"
+                if (shape.get("shape_type") or "polygon") not in SHAPES:
+                    report.leave_out("no rectangle or polygon", where, by_design=True)
+                elif (box := corners(_around(shape), image, report, where)) is not None:
+                    boxes.append((str(shape["label"]), box))
             report.notes.update([] if boxes else ["pictures left out: no boxes"])
             picture = place.parent / str(data["imagePath"]).replace("\\", "/")
             shown: Record = {"id": str(place.with_suffix("")), "image": picture.as_posix(), "size": [*image.values()]}
@@ -59,7 +62,6 @@ def _around(shape: Record) -> Record:
     points: Cell = shape["points"]
     if not isinstance(points, list) or not points or not all(isinstance(point, list) and len(point) == 2 for point in points):
         raise ValueError(f"the points of {str(shape['label'])[:40]!r} are {str(points)[:80]}: they must be pairs of numbers")
-    (xs, ys) = zip(*points, strict=True)
-    if not all(isinstance(x, int | float) for x in (*xs, *ys)):
+    if not all(isinstance(x, int | float) for point in points for x in point):
         raise ValueError(f"the points of {str(shape['label'])[:40]!r} are {str(points)[:80]}: they must be pairs of numbers")
-    return {"id": shape["label"], "bbox": [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]}
+    return {"id": shape["label"], "bbox": around(points)}

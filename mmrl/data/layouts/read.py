@@ -1,5 +1,6 @@
 """Prompts from rows in our words, each row checked: those of a file in order, or those of a stored data set when asked for."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -16,6 +17,11 @@ Measured = tuple[list[object], list[tuple[int, int]]]
 @runtime_checkable
 class RowReader(Protocol):
     """Makes prompts of rows; `mmrl.data.grounding.GroundingLayout` and `mmrl.data.questions.Questions` are two."""
+
+    @property
+    def notes(self) -> Counter[str]:
+        """What was changed in rows -> how often."""
+        ...
 
     def measure(self, row: Row) -> Measured: ...
     def prompts(self, row: Row, measured: Callable[[], Measured] | None = None) -> list[Prompt]: ...
@@ -80,3 +86,5 @@ def check_rows(
     report.take_over(unread, unread.num_problems)
     report.num_rows += unread.num_rows
     report.notes.update(unread.notes)
+    report.notes.update(reader.notes)
+    report.losses = unread.losses

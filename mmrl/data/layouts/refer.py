@@ -36,12 +36,13 @@ def refer_rows(path: Path, report: Report) -> Iterator[Row]:
     refs_file = find_refs(path)
     with naming_layout(path, "refcoco"):
         data = read_json(refs_file.parent / INSTANCES)
-        images, annotations = by_id(data["images"]), by_id(data["annotations"])
+        images, annotations = by_id(data["images"], "picture"), by_id(data["annotations"], "annotation")
         rows: list[Record] = []
         for ref in read_refs(refs_file):
-            with report.collecting(f"{refs_file.name}, ref {ref.get('ref_id')}", counts=True):
+            place = f"{refs_file.name}, ref {ref.get('ref_id')}"
+            with report.collecting(place, counts=True):
                 image = find_record(images, ref["image_id"], "picture")
-                box = corners(find_record(annotations, ref["ann_id"], "annotation"), image, report.notes)
+                box = corners(find_record(annotations, ref["ann_id"], "annotation"), image, report, place)
                 for i, sentence in enumerate(ref["sentences"] if box is not None else []):
                     shown = picture_of(f"{ref['ref_id']}-{i}", image)
                     rows.append({**shown, "question": sentence["sent"], "box": box, "split": ref["split"]})

@@ -45,7 +45,7 @@ def voc_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[R
             root = read_xml(Path(path_below(folder, str(place), "data.path")))
             name = _text(root, "filename")
             size = [int(_number(root, f"size/{side}")) for side in ("width", "height")]
-            boxes = [(label, box) for label, box in _boxes(root, size, report) if box is not None]
+            boxes = [(label, box) for label, box in _boxes(root, size, report, str(place)) if box is not None]
             report.notes.update([] if boxes else ["pictures left out: no boxes"])
             # in one folder a picture lies next to its file
             near = below or ("" if place.parts[0] == ANNOTATIONS else place.parent.as_posix())
@@ -77,12 +77,12 @@ def read_xml(file: Path) -> "Element":
         raise ValueError(f"{file.name} is not XML: {error}") from None
 
 
-def _boxes(root: "Element", size: list[int], report: Report) -> Iterator[tuple[str, list[float] | None]]:
-    for found in root.findall("object"):
+def _boxes(root: "Element", size: list[int], report: Report, file: str) -> Iterator[tuple[str, list[float] | None]]:
+    for number, found in enumerate(root.findall("object"), start=1):
         x1, y1, x2, y2 = (_number(found, f"bndbox/{side}") for side in SIDES)
         x1, y1 = max(x1 - 1, 0.0), max(y1 - 1, 0.0)
         annotation: Record = {"id": _text(found, "name"), "bbox": [x1, y1, x2 - x1, y2 - y1]}
-        yield annotation["id"], corners(annotation, {"width": size[0], "height": size[1]}, report.notes)
+        yield annotation["id"], corners(annotation, {"width": size[0], "height": size[1]}, report, f"{file}, object {number}")
 
 
 def _text(root: "Element", path: str) -> str:

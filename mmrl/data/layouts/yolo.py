@@ -3,10 +3,13 @@
     images/train/1.jpg   labels/train/1.txt     "0 0.5 0.5 0.25 0.5": class, centre, width and height, shares of the picture
     train/images/1.jpg   train/labels/1.txt     data.yaml: "names: [cat, dog]"
 
-Outlines ("0 x1 y1 x2 y2 ..") give the box around them. A folder called train, val, valid or test is the row's split.
+Outlines ("0 x1 y1 x2 y2 ..") give the box around them. With `kpt_shape: [3, 2]` in data.yaml keypoints follow each box, and are
+not read. A folder called train, val, valid or test is the row's split.
 """
 
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.data.files.paths import path_below
@@ -20,8 +23,23 @@ from mmrl.data.validate import Report
 LABELS, PICTURES, CLASSES = "labels", "images", "classes.txt"
 _SLACK = 0.01
 """Share of a picture by which boxes may stick out; they are cut at its edge."""
-_LONGEST = 2**20
+_LONGEST = 2**18
 """Bytes of a file with the names of classes."""
+_DEEPEST = 100
+"""Levels of its lists and objects."""
+_OPENS, _CLOSES = ("<block sequence start>", "<block mapping start>", "[", "{"), ("<block end>", "]", "}")
+"""Tokens of YAML."""
+Points = tuple[int, int]
+"""How many points, and the numbers of each."""
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The names of the classes and the numbers of a line's keypoints: `Classes(["cat"], 6)`."""
+
+    names: list[str]
+    keypoints: int | None = None
+    """None: nothing says whether numbers behind the fourth are keypoints or an outline; 0: an outline."""
 
 
 def has_labels(look: Look) -> bool:
@@ -35,7 +53,8 @@ def has_labels(look: Look) -> bool:
 def yolo_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[Row]:
     """A row per picture and class, with boxes as shares of the picture; ValueError without the names of the classes."""
     folder = path if path.is_dir() else path.parent
-    names = class_names(path)
+    classes = classes_of(path)
+    looks = Counter[Points | None]()
     for file in label_files(folder):
         place = file.relative_to(folder)
         boxes: list[tuple[str, list[float]]] = []
@@ -43,12 +62,19 @@ def yolo_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[
             lines = read_text(Path(path_below(folder, str(place), "data.path"))).splitlines()
             for number, line in enumerate(lines, start=1):
                 with report.collecting(f"{place}:{number}", counts=True):
-                    boxes += [_box(line.split(), names)] if line.strip() else []
+                    words = line.split()
+                    boxes += [_box(words, classes, report, looks)] if words else []
         report.notes.update([] if boxes else ["pictures left out: no boxes"])
         split = next((part for part in place.parts[:-1] if part in SPLITS), None)
         shown: Record = {"id": str(place.with_suffix("")), "image": _picture_of(folder, place), "space": "norm1"}
         for values in rows_by_label(shown | ({} if split is None else {"split": split}), boxes, question):
             yield Row(values, str(place), 1)
+    if classes.keypoints is None and None not in looks and looks:
+        count, each = next(shape for shape in looks if shape is not None)
+        raise ValueError(
+            f"all {looks.total()} lines with more than a box may be a box and {count} points inside it: write "
+            f"kpt_shape: [{count}, {each}] into data.yaml in {folder} if they are keypoints, or kpt_shape: [0, 0] if outlines"
+        )
 
 
 def label_files(folder: Path) -> list[Path]:
@@ -58,23 +84,34 @@ def label_files(folder: Path) -> list[Path]:
     return within or [file for file in found if (folder / _picture_of(folder, file.relative_to(folder))).is_file()]
 
 
-def class_names(path: Path) -> list[str]:
-    """The names of the classes, of data.yaml or classes.txt; ValueError without them."""
+def classes_of(path: Path) -> Classes:
+    """What data.yaml or classes.txt say of the classes; ValueError without their names."""
     folder = path if path.is_dir() else path.parent
+    keypoints = None
     for file in [path] if path.is_file() else sorted(file for ending in YAML for file in folder.glob(f"*{ending}")):
         found = _yaml(file)
-        listed: Cell = found.get("names") if isinstance(found, dict) else None
+        if not isinstance(found, dict):
+            continue
+        keypoints = _keypoints(found["kpt_shape"], file) if "kpt_shape" in found else keypoints
+        listed: Cell = found.get("names")
         if isinstance(listed, dict):
             listed = [listed.get(i) for i in range(len(listed))]
         if isinstance(listed, list) and listed and all(isinstance(name, str | int) for name in listed):
-            return [str(name) for name in listed]
+            return Classes([str(name) for name in listed], keypoints)
     for file in (folder / CLASSES, folder / LABELS / CLASSES):
         if file.is_file() and (listed := [line.strip() for line in read_text(file).splitlines() if line.strip()]):
-            return listed
+            return Classes(listed, keypoints)
     raise ValueError(
         f"{path} holds YOLO's labels without the names of their classes: write {CLASSES} with a name in each line into {folder}, "
         'or data.yaml with names: ["cat", "dog"]'
     )
+
+
+def _keypoints(shape: Cell, file: Path) -> int:
+    """How many numbers of keypoints follow a box, by `kpt_shape`: their count, and 2 or 3 numbers each."""
+    if not isinstance(shape, list) or len(shape) != 2 or not all(isinstance(x, int) and 0 <= x <= 1000 for x in shape):
+        raise ValueError(f"{file} says kpt_shape: {str(shape)[:80]}: it must be how many keypoints, and 2 or 3 numbers for each")
+    return shape[0] * shape[1]
 
 
 def _yaml(file: Path) -> Cell:
@@ -85,8 +122,15 @@ def _yaml(file: Path) -> Cell:
         raise ValueError(f"{file} is longer than {_LONGEST:,} bytes: write only the names of the classes")
     text = read_text(file)
     try:
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise ValueError(f"{file} refers to parts of itself (*name), which is not read: write the names of the classes out")
+        depth = 0
+        for token in yaml.scan(text):
+            if isinstance(token, yaml.AliasToken):
+                raise ValueError(f"{file} refers to parts of itself (*name), which is not read: write the names out")
+            # deeper ones take quadratic time to scan
+            depth += token.id in _OPENS
+            depth -= token.id in _CLOSES
+            if depth > _DEEPEST:
+                raise ValueError(f"{file} is nested deeper than {_DEEPEST} levels: write only the names of the classes")
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())[:200]}") from None
@@ -103,16 +147,23 @@ def _picture_of(folder: Path, labels: Path) -> str:
     return next(there, found.with_suffix(".jpg")).as_posix()
 
 
-def _box(words: list[str], names: list[str]) -> tuple[str, list[float]]:
-    """The name and the corners of a line; ValueError for a malformed one."""
+def _box(words: list[str], classes: Classes, report: Report, looks: Counter[Points | None]) -> tuple[str, list[float]]:
+    """The name and the corners of a line; ValueError for a malformed one. A line of more than a box is counted by its looks."""
     try:
         kind, numbers = int(words[0]), [float(word) for word in words[1:]]
     except ValueError:
         kind, numbers = -1, []
-    if kind < 0 or len(numbers) < 4 or len(numbers) % 2:
-        raise ValueError(f"the line {' '.join(words)[:80]!r} must be a class and the centre, width and height of a box")
-    if kind >= len(names):
-        raise ValueError(f"the line names class {kind}, and there are names for {len(names)} classes: add its name")
+    looks.update([_points_within(numbers)] if len(numbers) > 5 else [])
+    if classes.keypoints and len(numbers) - classes.keypoints in (4, 5):
+        del numbers[4 : 4 + classes.keypoints]
+    if len(numbers) > 4 and len(numbers) % 2 and 0 <= numbers[-1] <= 1:
+        numbers.pop()
+        report.notes["confidences ignored: lines of a model's guesses, and none of people, end with one"] += 1
+    if kind < 0 or len(numbers) < 4 or len(numbers) % 2 or (classes.keypoints and len(numbers) > 4):
+        more = f", and {classes.keypoints} numbers of keypoints as kpt_shape says" if classes.keypoints else ""
+        raise ValueError(f"the line {' '.join(words)[:80]!r} must be a class and the centre, width and height of a box{more}")
+    if kind >= len(classes.names):
+        raise ValueError(f"the line names class {kind}, and there are names for {len(classes.names)} classes: add its name")
     x, y, width, height = numbers[:4]
     box = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
     if len(numbers) > 4:
@@ -122,4 +173,20 @@ def _box(words: list[str], names: list[str]) -> tuple[str, list[float]]:
         raise ValueError(
             f"the box {' '.join(words[1:])[:80]} leaves its picture: its numbers must be shares of the picture, 0 to 1"
         )
-    return names[kind], [round(side, 6) for side in cut]
+    return classes.names[kind], [round(side, 6) for side in cut]
+
+
+def _points_within(numbers: list[float]) -> Points | None:
+    """The points that follow a box and lie in it, and the numbers of each; None where a line cannot be read so.
+
+    Points at 0 0 are hidden ones.
+    """
+    x, y, width, height, *rest = numbers
+    for each in (3, 2):
+        points = [rest[i : i + each] for i in range(0, len(rest) - each + 1, each)]
+        shown = [point for point in points if any(point[:2])]
+        inside = all(abs(point[0] - x) * 2 <= width + _SLACK and abs(point[1] - y) * 2 <= height + _SLACK for point in shown)
+        marked = each == 2 or all(point[-1] in (0, 1, 2) for point in points)
+        if len(rest) % each == 0 and min(width, height) > 0 and inside and marked:
+            return len(points), each
+    return None

@@ -41,7 +41,9 @@ def test_rectangles_and_polygons_are_boxes(labelme, tmp_path):
     boxes = (Box(4, 5, 20, 20, label="cat"), Box(1, 2, 9, 30, label="cat"))
     expected = [("Locate every cat in the picture.", boxes, (str(folder / "1.jpg"),))]
     assert read(folder) == read(folder / "1.json") == expected
-    assert convert(folder, None, tmp_path / "out.jsonl").notes == {"shapes left out: no rectangle or polygon": 1}
+    assert convert(folder, None, tmp_path / "out.jsonl").notes == {
+        "annotations left out: no rectangle or polygon (1.json, shape 3)": 1
+    }
 
 
 def test_folders_are_splits(labelme):

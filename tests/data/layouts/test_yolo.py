@@ -93,8 +93,11 @@ def test_a_line_that_says_something_else_is_named(line, words, write):
     [
         ("a: &a [x, x]\nnames: [*a, *a]", "refers to parts of itself"),
         ("names: !!python/object/apply:os.system ['touch ran']", "is not YAML: could not determine a constructor"),
-        ("names: [" + "[" * 5000, "is not YAML"),
-        ("x" * (2**20 + 1), "is longer than 1,048,576 bytes"),
+        ("names: [" + "[" * 200_000, "is nested deeper than 100 levels: write only the names"),
+        ("a: {" * 50_000, "is nested deeper than 100 levels"),
+        ("- " * 100_000, "is nested deeper than 100 levels"),
+        ("names: ]", "is not YAML"),
+        ("x" * (2**18 + 1), "is longer than 262,144 bytes"),
     ],
 )
 def test_names_that_could_unfold_or_run_code_are_refused(text, words, write, tmp_path, monkeypatch):
@@ -111,3 +114,42 @@ def test_labels_that_lead_out_of_the_folder_are_refused(write, tmp_path):
     (folder / "labels/2.txt").symlink_to(tmp_path / "secret.txt")
     with pytest.raises(ValueError, match=r"labels/2\.txt:1: .* leads through a link"):
         read(folder)
+
+
+KNEE = "1 0.2943 0.4639 0.02 0.02 0.2943 0.4639\n0 0.6 0.4639 0.02 0.02 0.6 0.4639\n"
+
+
+def test_keypoints_behind_boxes_are_no_outlines(write):
+    yaml = "kpt_shape: [1, 2]\nnames: [hip, knee]"
+    folder = write(**{"labels/1.txt": KNEE, "images/1.jpg": None, "data.yaml": yaml})
+    [(_, hip, _), (_, knee, _)] = sorted(read(folder), key=lambda found: found[1][0].label)
+    assert knee[0].corners == pytest.approx((0.2843, 0.4539, 0.3043, 0.4739)) and hip[0].corners[0] == pytest.approx(0.59)
+    write(**{"data.yaml": "names: [hip, knee]"})
+    with pytest.raises(
+        ValueError, match=r"all 2 lines with more than a box may be a box and 1 points inside it: write kpt_shape: \[1, 2\]"
+    ):
+        read(folder)
+    write(**{"data.yaml": "kpt_shape: [0, 0]\nnames: [hip, knee]"})
+    assert len(read(folder)) == 2
+    write(**{"labels/1.txt": KNEE + "0 0.1 0.1 0.9 0.1 0.5 0.9\n", "data.yaml": "names: [hip, knee]"})
+    assert len(read(folder)) == 2
+    # three numbers a point, of which the last says whether it is seen
+    write(**{"labels/1.txt": "0 0.5 0.5 0.2 0.2 0.5 0.5 2 0 0 0 0.45 0.55 1\n"})
+    with pytest.raises(ValueError, match=r"a box and 3 points inside it: write kpt_shape: \[3, 3\]"):
+        read(folder)
+    write(**{"data.yaml": "kpt_shape: [3, 3]\nnames: [hip, knee]"})
+    assert read(folder)[0][1][0].corners == pytest.approx((0.4, 0.4, 0.6, 0.6))
+    write(**{"data.yaml": "kpt_shape: [2, 3]\nnames: [hip, knee]"})
+    with pytest.raises(ValueError, match="width and height of a box, and 6 numbers of keypoints as kpt_shape says"):
+        read(folder)
+    write(**{"data.yaml": "kpt_shape: 17\nnames: [hip, knee]"})
+    with pytest.raises(ValueError, match="says kpt_shape: 17: it must be how many keypoints"):
+        read(folder)
+
+
+def test_confidences_behind_boxes_are_ignored_and_counted(write, tmp_path):
+    lines = "0 0.5 0.5 0.25 0.5 0.875\n0 0.1 0.1 0.9 0.1 0.5 0.9 0.5\n"
+    folder = write(**{"labels/1.txt": lines, "images/1.jpg": None, "classes.txt": "cat"})
+    assert [box.corners for box in read(folder)[0][1]] == [(0.375, 0.25, 0.625, 0.75), (0.1, 0.1, 0.9, 0.9)]
+    [note] = convert(folder, None, tmp_path / "out.jsonl").notes.items()
+    assert note[0].startswith("confidences ignored") and note[1] == 2
