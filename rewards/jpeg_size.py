@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from mmrl import Group, Need, Sample, Scored
+from mmrl.runtime.pictures import upright_rgb
 from mmrl.runtime.ranges import Positive, Range, check_ranges
 
 
@@ -40,6 +41,6 @@ class JpegSize:
         if not hasattr(sample.image, "save"):
             raise ValueError(f"a sample of prompt {prompt_id!r} has no picture: this reward is for policies that draw")
         file = io.BytesIO()
-        sample.image.convert("RGB").save(file, "JPEG", quality=self.quality)
+        upright_rgb(sample.image).save(file, "JPEG", quality=self.quality)
         size = len(file.getvalue()) / 1000
         return Scored(size / self.scale if self.goal == "incompressible" else -size / self.scale, {"kb": size})

@@ -99,12 +99,14 @@ class MaskPatches:
 def repaint(source: Media, paint: Callable[[torch.Tensor], torch.Tensor]) -> Media:
     """A picture (a path or a PIL image) with other pixels: `paint` gets and gives (height, width, 3) in [0, 255]."""
     import numpy as np
-    from PIL import Image, ImageOps
+    from PIL import Image
+
+    from mmrl.runtime.pictures import upright_rgb
 
     if isinstance(source, Image.Image):
-        picture = ImageOps.exif_transpose(source).convert("RGB")
+        picture = upright_rgb(source)
     else:
         with Image.open(source) as opened:
-            picture = ImageOps.exif_transpose(opened).convert("RGB")
+            picture = upright_rgb(opened)
     pixels = paint(torch.tensor(np.asarray(picture).astype(np.float32)))
     return Image.fromarray(pixels.round().clamp(0, 255).to(torch.uint8).numpy())

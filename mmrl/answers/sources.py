@@ -4,13 +4,15 @@ from typing import Literal
 
 from PIL import Image, ImageOps
 
+from mmrl.runtime.pictures import upright_rgb
+
 Fit = Literal["resize", "crop", "pad"]
 """resize: stretched; crop: what lies in the middle; pad: all of it, with white at two sides."""
 
 
 def picture_at(picture: Image.Image, size: tuple[int, int], fit: Fit = "resize") -> Image.Image:
-    """The picture in RGB and upright, at `size` = (width, height) in pixels."""
-    upright = ImageOps.exif_transpose(picture).convert("RGB")
+    """The picture as everybody is shown it, at `size` = (width, height) in pixels."""
+    upright = upright_rgb(picture)
     if upright.size == size:
         return upright
     if fit == "crop":

@@ -18,7 +18,7 @@ from mmrl.core.samples import KINDS, Audio, is_named, kind_of
 from mmrl.core.types import MediaSize, Prompt, Video
 from mmrl.data.files.ahead import Watch, ahead, same
 from mmrl.data.files.paths import refuse_url
-from mmrl.data.files.pictures import PICTURE_SUFFIXES, picture_size
+from mmrl.data.files.pictures import PICTURE_SUFFIXES, picture_note, picture_size
 from mmrl.data.files.videos import check_video
 
 SPAN_SLACK = 1.0
@@ -110,6 +110,15 @@ class Report:
                 Problem(place, "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in short))
             )
 
+    @property
+    def noted(self) -> list[str]:
+        """A line per note: `3 annotations left out: crowd`."""
+        return [f"{count} {note}" for note, count in sorted(self.notes.items())]
+
+    def note_pictures(self, media: Iterable[object]) -> None:
+        """Count the pictures that are not shown as they are stored; those that cannot be read raise as in `picture_note`."""
+        self.notes.update(note for one in media if _is_picture(one) and (note := picture_note(one)) is not None)
+
     def take_over(self, other: "Report", count: int) -> None:
         """Add the first `count` problems of another report, except those taken over before."""
         for i in range(self._taken, count):
@@ -200,6 +209,7 @@ def check(
             check_new_id(row.prompt, ids)
             _check_prompt(row.prompt, measured)
             report.note_duplicate(row.prompt, place)
+            report.note_pictures(row.prompt.media)
     report.note_if_empty()
     return report
 
@@ -315,12 +325,19 @@ def _check_prompt(prompt: Prompt, measured: Callable[[], Measured]) -> None:
             raise ValueError(f"{answer} lies outside the clip, which lasts {lengths[0]:.2f} seconds")
 
 
+def _is_picture(media: object) -> bool:
+    """Is it a picture of PIL, or a path that ends like one's?"""
+    if isinstance(media, str | Path):
+        return os.path.splitext(media)[1].lower() in PICTURE_SUFFIXES
+    return hasattr(media, "getbands")
+
+
 def _media_size(media: object, decode: bool) -> tuple[int, int] | None:
     """Width and height of a picture; None for anything else, where only a path's existence is checked."""
     if not isinstance(media, str | Path):
-        return picture_size(media, decode) if hasattr(media, "getbands") else None
+        return picture_size(media, decode) if _is_picture(media) else None
     refuse_url(str(media))
-    if os.path.splitext(media)[1].lower() in PICTURE_SUFFIXES:
+    if _is_picture(media):
         return picture_size(media, decode)
     if not Path(media).exists():
         raise FileNotFoundError(f"{media} does not exist")

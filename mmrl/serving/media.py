@@ -3,6 +3,7 @@
 import base64
 import io
 import itertools
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from PIL import Image, ImageOps
 
 from mmrl.answers.sources import Fit, picture_at
 from mmrl.core.samples import Group, Prompt, Sample
+from mmrl.runtime.pictures import upright_rgb
 
 PictureFormat = Literal["png", "jpeg"]
 
@@ -21,7 +23,7 @@ def pictures_of(group: Group) -> list[Image.Image]:
     found = [sample.image for sample in group.samples]
     if any(not hasattr(picture, "convert") for picture in found):
         raise ValueError(f"a sample of prompt {group.prompt.id!r} has no picture: this reward is for policies that draw")
-    return [picture.convert("RGB") for picture in found]
+    return [upright_rgb(picture) for picture in found]
 
 
 def sources_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "resize") -> list[Image.Image]:
@@ -69,15 +71,16 @@ def mask_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "res
 
 
 def _at_size(media: object, prompt: Prompt, what: str, size: tuple[int, int] | None, fit: Fit) -> Image.Image:
-    if isinstance(media, str | Path):
-        try:
-            with Image.open(media) as picture:
-                return picture_at(picture, size or upright_size(picture), fit)
-        except FileNotFoundError:
-            raise FileNotFoundError(f"prompt {prompt.id!r}: {what} {str(media)!r} does not exist: check the path") from None
-    if not isinstance(media, Image.Image):
+    if not isinstance(media, str | Path | Image.Image):
         raise ValueError(f"prompt {prompt.id!r}: {what} is of type {type(media).__name__}, not a path or a PIL image")
-    return picture_at(media, size or upright_size(media), fit)
+    name = f"prompt {prompt.id!r}: {what}" if isinstance(media, Image.Image) else f"prompt {prompt.id!r}: {what} {str(media)!r}"
+    try:
+        with nullcontext(media) if isinstance(media, Image.Image) else Image.open(media) as picture:
+            return picture_at(picture, size or upright_size(picture), fit)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{name} does not exist: check the path") from None
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
 
 
 def upright_size(picture: Image.Image) -> tuple[int, int]:
@@ -116,18 +119,18 @@ def frames_of(sample: Sample, count: int, prompt_id: str) -> list[Image.Image]:
         frame = video[place]
         if not hasattr(frame, "convert"):
             array = frame.numpy() if hasattr(frame, "numpy") else frame
-            if str(getattr(array, "dtype", "")) != "uint8" or array.ndim != 3 or array.shape[-1] != 3:
+            if str(getattr(array, "dtype", "")) != "uint8" or array.ndim != 3 or array.shape[-1] not in (3, 4):
                 raise ValueError(
                     f"the video of a sample of prompt {prompt_id!r} is neither pictures nor bytes (frames, height, width, 3)"
                 )
             frame = Image.fromarray(array)
-        frames.append(frame.convert("RGB"))
+        frames.append(upright_rgb(frame))
     return frames
 
 
 def data_url(picture: Image.Image, max_side: int = 0, picture_format: PictureFormat = "png") -> str:
     """The picture as `data:image/png;base64,...`, its longer side shrunk to at most `max_side` pixels (0 = as it is)."""
-    small = picture.convert("RGB")
+    small = upright_rgb(picture)
     if max_side and max(small.size) > max_side:
         share = max_side / max(small.size)
         width, height = (max(1, round(side * share)) for side in small.size)

@@ -33,6 +33,7 @@ from mmrl.core.samples import (
     Turn,
     kind_of,
 )
+from mmrl.runtime.pictures import upright_rgb
 
 Json = Any
 """A value of a message, on its way from JSON to what it describes; a wrong shape raises, and the reader says so."""
@@ -42,7 +43,6 @@ PROTOCOL = 1
 HEADER_KEY = "mmrl"
 KNOWN = (Group, Prompt, Sample, Segment, Turn, Observation, Box, Interval)
 HERE: dict[str, type] = {known.__name__: known for known in KNOWN}
-PLAIN_MODES = ("L", "RGB", "RGBA")
 MOST_HEADER_BYTES = 2**26
 """JSON unfolds to some ten times its size in memory; the texts of a large group take a few million bytes."""
 LARGEST_SIDE = 2**48
@@ -215,7 +215,8 @@ def _file(name: str | Path, arrays: dict[str, Array]) -> dict[str, str]:
 def _array(value: Any, arrays: dict[str, Array], place: str) -> dict[str, str]:
     if isinstance(value, Image.Image):
         key = f"image.{len(arrays)}"
-        arrays[key] = np.asarray(value if value.mode in PLAIN_MODES else value.convert("RGB"))
+        shown = upright_rgb(value)
+        arrays[key] = np.asarray(shown.convert("L") if value.mode == "L" else shown)
         return {"$image": key}
     array = value.detach().cpu().numpy() if hasattr(value, "detach") else value
     if not isinstance(array, np.ndarray) or array.dtype == object:

@@ -39,13 +39,19 @@ def write_video(
     size: tuple[int, int] = (WIDTH, HEIGHT),
     b_frames: int = 2,
     sound: bool = False,
+    aspect: Fraction | None = None,
 ) -> str:
-    """A file whose frame i is `numbered(i)` and appears at times[i] seconds (to the millisecond)."""
+    """A file whose frame i is `numbered(i)` and appears at times[i] seconds (to the millisecond).
+
+    `aspect` is the width of a pixel by its height.
+    """
     with av.open(str(path), "w") as file:
         stream: Any = file.add_stream(codec, rate=25)
         stream.width, stream.height = size
         stream.pix_fmt = "yuv420p"
         stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
+        if aspect is not None:
+            stream.codec_context.sample_aspect_ratio = aspect
         if codec == "libx264":
             stream.options = {"crf": "18", "bf": str(b_frames), "g": "8", "threads": "1"}
         noise: Any = file.add_stream("aac", rate=16000) if sound else None
@@ -72,10 +78,28 @@ def uneven(number: int, seed: int = 0) -> list[float]:
     return [0.0, *np.cumsum(gaps).round(3).tolist()]
 
 
-def turn(source: str, path: Path, angle: int) -> str:
-    """A copy of an mp4 file that asks to be shown turned, as phones write them: only the matrix of its track differs."""
+def write_transparent(path: Path, codec: str, colours: str) -> str:
+    """Six frames with a red square on what is transparent, whose hidden colour is black."""
+    picture = np.zeros((48, 64, 4), np.uint8)
+    picture[8:24, 8:24] = (255, 0, 0, 255)
+    with av.open(str(path), "w") as file:
+        stream: Any = file.add_stream(codec, rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, colours
+        for i in range(6):
+            frame = av.VideoFrame.from_ndarray(picture, format="rgba").reformat(format=colours)
+            frame.pts = i
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+    return str(path)
+
+
+def turn(source: str, path: Path, angle: int | tuple[float, float, float, float]) -> str:
+    """A copy of an mp4 file that asks to be shown turned, as phones write them: only the matrix of its track differs.
+
+    `angle` is in degrees, or the matrix (a, b, c, d): the pixel at (x, y) is shown at (a x + c y, b x + d y).
+    """
     matrices = {90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
-    a, b, c, d = (65536 * x for x in matrices[angle])
+    a, b, c, d = (round(65536 * x) for x in (matrices[angle] if isinstance(angle, int) else angle))
     content = bytearray(Path(source).read_bytes())
     # version and flags (4 bytes), five times and numbers (20), reserved (8), layer to volume (8)
     place = content.index(b"tkhd") + 4 + 40

@@ -7,8 +7,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
+
+from mmrl.answers.spans.displays import decoded, shown
 
 CLOSE = 1e-6
 """Seconds that count as none."""
@@ -132,18 +133,17 @@ def by_pyav(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[N
             stream.thread_type = "AUTO"
             moments, keys = moments_of(file, stream)
             wanted = [moments[i] for i in indices]
-            place, ready, decoded = 0, None, iter(())
+            place, ready, frames = 0, None, iter(())
             while place < len(wanted):
                 key = max((k for k in keys if k <= wanted[place]), default=None)
                 if ready is None or (key is not None and key > ready):
                     file.seek(moments[0] if key is None else key, stream=stream)
-                    decoded = file.decode(stream)
-                frame = next((frame for frame in decoded if frame.pts is not None and frame.pts >= wanted[place]), None)
+                    frames = decoded(file, stream)
+                frame = next((frame for frame in frames if frame.pts is not None and frame.pts >= wanted[place]), None)
                 if frame is None or frame.pts != wanted[place]:
                     raise ValueError(f"the frame at {timeline.times[indices[place]]:.3f} s does not come out of the decoder")
                 ready, place = frame.pts, place + 1
-                # Turned as the camera noted: decord does so by itself.
-                yield np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90))[None]
+                yield shown(frame, stream)[None]
     except FFmpegError as error:
         raise ValueError(f"{error.strerror} ({error})") from None
 

@@ -108,12 +108,15 @@ def _columns_and_split(table: Table) -> tuple[dict[str, str], str | None]:
 def _check_config(source: str, settings: Sequence[str]) -> str:
     resolved = load(source, settings)
     config = resolved.config
+    noted: list[str] = []
     named = [*data_tables(config.data, ("data",)), *data_tables(config.evaluation.data, ("evaluation", "data"))]
     for path, data in named:
-        report = look_at(read_data(data, path, resolved.table)(), f"[{'.'.join(path)}] {data.use}")
+        name = f"[{'.'.join(path)}] {data.use}"
+        report = look_at(read_data(data, path, resolved.table)(), name)
         report.refuse_duplicates()
         report.raise_if_bad()
-    return f"{source}: {len(named)} data sets checked, nothing wrong"
+        noted += [f"{name}: {note}" for note in report.noted]
+    return "\n  ".join([f"{source}: {len(named)} data sets checked, nothing wrong", *noted])
 
 
 def _guess(source: str, columns: Mapping[str, str], name: str | None, split: str | None) -> Guess | None:
@@ -139,8 +142,7 @@ def _report_text(source: Source, reader: RowReader, name: str, habits: BoxHabits
     report.raise_if_bad()
     kinds = reader.seen.most_common() if isinstance(reader, Questions) else ()
     lines = [str(report), *(f"{count} answers: {kind}" for kind, count in kinds)]
-    lines += [f"{count} {note}" for note, count in sorted(report.notes.items())]
-    return "\n  ".join([*lines, *([] if suspicion is None else [suspicion])])
+    return "\n  ".join([*lines, *report.noted, *([] if suspicion is None else [suspicion])])
 
 
 def _refuse_options(options: CheckOptions, what: str) -> None:
@@ -190,7 +192,7 @@ def _check_with(source: str, settings: Sequence[str], image_root: Path | None, s
     report.source = f"{source} ({said or f'read by {name}'})"
     report.refuse_duplicates()
     report.raise_if_bad()
-    return str(report)
+    return "\n  ".join([str(report), *report.noted])
 
 
 def _read_with(source: str, settings: Sequence[str], image_root: Path | None) -> Iterable[Prompt]:

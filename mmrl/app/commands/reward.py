@@ -41,6 +41,7 @@ from mmrl.data.sources import first_of_each
 from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.prompt.templates import tags_of
+from mmrl.runtime.pictures import upright_rgb
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
 MOST_CARDS = 200
@@ -317,7 +318,7 @@ def clip_url(sample: Sample) -> str:
 
 def data_url(image: Image.Image) -> str:
     """A picture inside the page, at most THUMBNAIL pixels wide."""
-    copy = image.convert("RGB")
+    copy = upright_rgb(image)
     copy.thumbnail((THUMBNAIL, THUMBNAIL))
     buffer = io.BytesIO()
     copy.save(buffer, "PNG" if max(copy.size) <= 128 else "JPEG")

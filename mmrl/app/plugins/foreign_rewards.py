@@ -13,7 +13,9 @@ from typing import Any
 
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.core.samples import Group, Prompt, Scored
+from mmrl.data.files.pictures import upright
 from mmrl.runtime.near import did_you_mean
+from mmrl.runtime.pictures import upright_rgb
 
 STYLES = ("trl", "flow_grpo")
 Answers = list[list[object]]
@@ -245,7 +247,7 @@ def image_tensor(pictures: Sequence[tuple[str, Any]]) -> Any:
     sizes = {picture.size for _, picture in pictures}
     if len(sizes) > 1:
         raise ValueError(f"flow_grpo's rewards take pictures of one size, not {', '.join(map(str, sorted(sizes)))}")
-    arrays = [np.asarray(picture.convert("RGB")) for _, picture in pictures]
+    arrays = [np.asarray(upright_rgb(picture)) for _, picture in pictures]
     return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float() / 255
 
 
@@ -272,9 +274,5 @@ def first_of(answers: Any) -> Any:
 
 
 def picture_at(media: object) -> object:
-    """A picture by path as a picture, read when it is looked at."""
-    if not isinstance(media, str | Path):
-        return media
-    from PIL import Image
-
-    return Image.open(media)
+    """A picture, by path or of PIL, as everybody is shown it; other media as they are."""
+    return upright(media) if isinstance(media, str | Path) or hasattr(media, "getbands") else media

@@ -21,7 +21,7 @@ from mmrl.app.toml.tables import COMMAND_LINE, Table
 from mmrl.core.types import MediaSize, Prompt, Sample
 from mmrl.data.files.mp4 import read_mp4
 from mmrl.data.files.paths import path_below
-from mmrl.data.files.pictures import PICTURE_SUFFIXES, open_picture, picture_size
+from mmrl.data.files.pictures import PICTURE_SUFFIXES, picture_size, upright
 from mmrl.data.grounding import GroundingLayout
 from mmrl.data.layouts.base import ANSWERS
 from mmrl.data.layouts.base import BOXES as GROUNDING
@@ -166,7 +166,7 @@ def _task(row: Row, root: Path) -> ProbeRow:
     prompt = Prompt(name, text, answer=answer, columns={**columns, FILE_ROW: row.place})
     if answer is None and not _list_of(values, "completion", "completions"):
         clips = _list_of(values, "video", "videos")
-        drawn = [Sample(image=open_picture(_path_of(root, image))) for image in images]
+        drawn = [Sample(image=upright(_path_of(root, image))) for image in images]
         drawn += [_clip(_path_of(root, clip)) for clip in clips]
         return ProbeRow(prompt, tuple(drawn), tuple(map(str, [*images, *clips])))
     media = tuple(_path_of(root, image) for image in images)

@@ -26,13 +26,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 from mmrl.answers.boxes.box import Box
 from mmrl.answers.spans.attempts import read_spans
 from mmrl.answers.spans.interval import Interval
 from mmrl.answers.spans.sounds import Ear, read_wave
-from mmrl.answers.spans.timelines import read_timeline
+from mmrl.answers.spans.timelines import by_pyav, read_timeline
 from mmrl.app.files import replace_bytes
 from mmrl.app.run.folder import Line
 from mmrl.core.samples import AUDIO, IMAGE, VIDEO, Audio, kind_of
@@ -44,6 +44,7 @@ from mmrl.data.validate import FILE_ROW
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.sampling import Budget, FrameRule
+from mmrl.runtime.pictures import upright_rgb
 from mmrl.training.callbacks import Examples
 
 MAX_SIDE = 512
@@ -151,7 +152,8 @@ def digest(sample: Sample) -> str | None:
         shown = [digest_of_picture(one) for turn in sample.turns if turn.observation for one in turn.observation.media]
         data = repr((tuple(sample.token_ids), *shown) if shown else tuple(sample.token_ids)).encode()
     elif isinstance(sample.image, Image.Image):
-        data = repr((sample.image.mode, sample.image.size)).encode() + sample.image.tobytes()
+        shown = upright_rgb(sample.image)
+        data = repr((shown.mode, shown.size)).encode() + shown.tobytes()
     elif isinstance(sample.output, np.ndarray):
         made = [one for one in (sample.video, sample.sound) if isinstance(one, np.ndarray)]
         data = b"".join(repr(one.shape).encode() + one.tobytes() for one in made)
@@ -270,13 +272,13 @@ def write_clip(folder: Path, sample: Sample) -> Path | None:
 def frames_of(media: object) -> tuple[list[Image.Image], str]:
     """An upright picture as one frame, a video as at most STRIP_FRAMES, a sound as its waveform; nothing for what is neither."""
     if isinstance(media, Image.Image):
-        return [ImageOps.exif_transpose(media)], "picture"
+        return [upright_rgb(media)], "picture"
     kind = kind_of(media)
     if isinstance(media, str | Path) and kind in (IMAGE, VIDEO):
         path = Path(media)
         if path.suffix.lower() in PICTURE_SUFFIXES:
             with Image.open(path) as picture:
-                return [ImageOps.exif_transpose(picture)], "picture"
+                return [upright_rgb(picture)], "picture"
         return video_frames(path), "video"
     if kind.name in DRAWN:
         return DRAWN[kind.name](kind.value_of(media)), kind.stored
@@ -349,18 +351,12 @@ def picture_of(array: np.ndarray) -> Image.Image:
     """(h, w, channels), bytes or floats in [0, 1]."""
     if array.dtype != np.uint8:
         array = (np.clip(array, 0.0, 1.0) * 255).round().astype(np.uint8) if array.dtype.kind == "f" else array.astype(np.uint8)
-    return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+    return upright_rgb(Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array))
 
 
 def video_frames(path: Path) -> list[Image.Image]:
-    import av
-
-    with av.open(str(path)) as container:
-        stream = container.streams.video[0]
-        count = stream.frames or sum(1 for _ in container.decode(stream))
-        wanted = set(even_indices(count))
-        container.seek(0)
-        return [frame.to_image() for i, frame in enumerate(container.decode(stream)) if i in wanted]
+    timeline = read_timeline(path)
+    return [Image.fromarray(piece[0]) for piece in by_pyav(str(path), timeline, even_indices(len(timeline.times)))]
 
 
 def even_indices(count: int) -> list[int]:
@@ -373,7 +369,7 @@ def strip(frames: Sequence[Image.Image]) -> Image.Image:
     width, height = frames[0].size
     sheet = Image.new("RGB", (len(frames) * (width + 2) - 2, height), "white")
     for i, frame in enumerate(frames):
-        sheet.paste(frame.convert("RGB").resize((width, height)), (i * (width + 2), 0))
+        sheet.paste(frame.resize((width, height)), (i * (width + 2), 0))
     return sheet
 
 
@@ -384,12 +380,8 @@ def strip_of(media: object) -> Image.Image | None:
 
 
 def image_bytes(picture: Image.Image, most: int | None = MAX_SIDE) -> tuple[bytes, str]:
-    """At most n pixels a side, on white where transparent; PNG when small or where every pixel counts, else JPEG."""
-    if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
-        layer = picture.convert("RGBA")
-        picture = Image.new("RGB", layer.size, "white")
-        picture.paste(layer, mask=layer.getchannel("A"))
-    picture = picture.convert("RGB")
+    """At most n pixels a side, as everybody is shown it; PNG when small or where every pixel counts, else JPEG."""
+    picture = upright_rgb(picture)
     if most is not None:
         picture.thumbnail((most, most), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()

@@ -223,7 +223,7 @@ def pictures_of(group: Group, texts: Sequence[str]) -> list[tuple[str, Image.Ima
         if frames:
             beside = source if kind == "picture" and place.startswith("sample") else []
             whole = strip([*beside, *frames]) if beside or kind != "picture" else frames[0]
-            found.append((place, whole.convert("RGB"), text))
+            found.append((place, whole, text))
     return found
 
 

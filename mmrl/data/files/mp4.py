@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from mmrl.answers.spans.displays import decoded, shown
 from mmrl.runtime.cache import cache_folder, note_new
 from mmrl.runtime.disk import whole_file
 
@@ -50,8 +51,9 @@ def read_mp4(path: Path) -> tuple[NDArray[np.uint8], float]:
 
     try:
         with av.open(str(path)) as file:
-            frames = [frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)]
-            fps = float(file.streams.video[0].average_rate or 0)
+            stream = file.streams.video[0]
+            frames = [shown(frame, stream) for frame in decoded(file, stream)]
+            fps = float(stream.average_rate or 0)
     except (OSError, ValueError, IndexError) as error:
         raise ValueError(f"{path} cannot be read as a video ({error}): convert it to H.264") from None
     if not frames:

@@ -2,22 +2,27 @@
 
 import hashlib
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
+from typing import TypeVar
 
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image
 
 from mmrl.data.files.ahead import FileMemory
+from mmrl.runtime.pictures import note_on, upright_rgb
 
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _LAST_BYTES = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
 """How a complete file of this format ends."""
 TURNED = range(5, 9)
 """EXIF orientations that swap width and height."""
-_SIZES: FileMemory[tuple[int, int]] = FileMemory()
-_DECODED: FileMemory[tuple[int, int]] = FileMemory()
+Look = tuple[int, int, str | None]
+"""Width, height, and what of it is not shown as it is stored."""
+_SIZES: FileMemory[Look] = FileMemory()
+_DECODED: FileMemory[Look] = FileMemory()
+T = TypeVar("T")
 _HELD = Lock()
 """Around a caller's own image, which several prompts may hold: PIL cannot decode one image in two threads."""
 
@@ -47,22 +52,46 @@ def picture_size(source: object, decode: bool = False) -> tuple[int, int]:
     Raises FileNotFoundError or ValueError. `decode` decodes every file: slower, and finds damage in the middle too. A file is
     looked at again only if it changes. Several threads may ask at the same time.
     """
+    return _look(source, decode)[:2]
+
+
+def picture_note(source: object, decode: bool = False) -> str | None:
+    """What of a picture is not shown as it is stored, such as transparency; arguments and errors are those of `picture_size`."""
+    return _look(source, decode)[2]
+
+
+def upright(source: object) -> Image.Image:
+    """A copy as everybody is shown it, in its file's own size. Raises FileNotFoundError, ValueError for what is no picture."""
+    with _picture(source) as picture:
+        _decode(picture, _name(source))
+        return _named(upright_rgb, picture, source)
+
+
+def _look(source: object, decode: bool) -> Look:
     if isinstance(source, str | Path):
         return (_DECODED if decode else _SIZES)(source, lambda: _measure(source, decode))
     with _HELD if isinstance(source, Image.Image) else nullcontext():
         return _measure(source, decode)
 
 
-def _measure(source: object, decode: bool) -> tuple[int, int]:
+def _named(of: Callable[[Image.Image], T], picture: Image.Image, source: object) -> T:
+    try:
+        return of(picture)
+    except ValueError as error:
+        raise ValueError(f"picture {_name(source)} {error}") from None
+
+
+def _measure(source: object, decode: bool) -> Look:
     with _picture(source) as picture:
         width, height = picture.size
+        note = _named(note_on, picture, source)
         turned = _orientation(picture, _name(source)) in TURNED
         if decode or not (isinstance(source, Image.Image) or _ends_well(source, picture.format)):
             if picture is not source:
                 # JPEG: every bit is read, and an eighth of the pixels made; other formats know no shorter way
                 picture.draft("L", (max(1, width // 8), max(1, height // 8)))
             _decode(picture, _name(source))
-        return (height, width) if turned else (width, height)
+        return (height, width, note) if turned else (width, height, note)
 
 
 def orientation_of(source: object) -> int:
@@ -72,10 +101,8 @@ def orientation_of(source: object) -> int:
 
 
 def content_hash(source: object) -> str:
-    """A hash of the pixels: equal for equal pictures, whatever their files' names and formats."""
-    with _picture(source) as picture:
-        _decode(picture, _name(source))
-        rgb = ImageOps.exif_transpose(picture).convert("RGB")
+    """A hash of the pixels as they are shown: equal for equal pictures, whatever their files' names and formats."""
+    rgb = upright(source)
     return hashlib.sha256(f"{rgb.size}".encode() + rgb.tobytes()).hexdigest()
 
 

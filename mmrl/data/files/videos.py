@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from mmrl.answers.spans.displays import decoded, shown
 from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.samples import Video
 from mmrl.data.files.ahead import FileMemory
@@ -84,10 +85,14 @@ def decode_ends(path: str) -> None:
     try:
         with av.open(path) as file:
             stream = file.streams.video[0]
-            first = next(file.decode(stream), None)
+            first = next(decoded(file, stream), None)
+            if first is not None:
+                shown(first, stream)
             file.seek(file.duration or 0)
             last = max((1 for _ in file.decode(stream)), default=None)
     except FFmpegError as error:
         raise ValueError(f"the video {path!r} cannot be decoded: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"the video {path!r} {error}") from None
     if first is None or last is None:
         raise ValueError(f"the video {path!r} cannot be decoded: no frame comes out")

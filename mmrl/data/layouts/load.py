@@ -22,7 +22,7 @@ def load_prompts(source: Source, reader: RowReader) -> Sequence[Prompt]:
         return hf_prompts(data, source.path.name, translating(source, reader))
     prompts, report = read_prompts(str(source.path), source.rows, reader, source.rows_split)
     report.raise_if_bad()
-    source.tell(*(f"{count} {what}" for what, count in sorted(report.notes.items())))
+    source.tell(*report.noted)
     systems = {str(prompt.columns["system"]) for prompt in prompts if prompt.columns.get("system") is not None}
     if systems:
         source.tell(

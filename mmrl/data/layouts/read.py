@@ -80,6 +80,7 @@ def check_rows(
             for prompt in reader.prompts(row, measured):
                 check_new_id(prompt, ids)
                 found.append(prompt)
+            report.note_pictures(found[0].media if found else ())
             good = RowPrompts(row, found)
         if good is not None:
             yield good

@@ -9,7 +9,8 @@ from PIL import Image, ImageDraw
 from mmrl.answers.boxes.box import Space, convert_point, extent
 from mmrl.answers.calls import CallError
 from mmrl.core.samples import MediaSize
-from mmrl.data.tools.canvas import sizes_of, upright
+from mmrl.data.files.pictures import upright
+from mmrl.data.tools.canvas import sizes_of
 
 Shape = Literal["point", "box", "line"]
 _NUMBERS: dict[Shape, int] = {"point": 2, "box": 4, "line": 4}

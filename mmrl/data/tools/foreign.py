@@ -7,8 +7,9 @@ from typing import Any, TypeVar, cast
 
 from mmrl.answers.calls import Call, Form, parse_call
 from mmrl.core.samples import Media, Observation, Prompt, kind_of
-from mmrl.data.files.pictures import open_picture
+from mmrl.data.files.pictures import upright
 from mmrl.runtime.blame import shown as short
+from mmrl.runtime.pictures import upright_rgb
 
 Foreign = Any
 """An object of another library."""
@@ -24,7 +25,7 @@ def show(value: Foreign) -> Shown:
     if isinstance(value, str):
         return value, ()
     if hasattr(value, "convert") and hasattr(value, "size"):
-        return "", (value.convert("RGB"),)
+        return "", (upright_rgb(value),)
     if is_picture(value):
         from PIL import Image
 
@@ -55,15 +56,12 @@ def show_table(value: Mapping[object, Foreign]) -> Shown:
 def picture_of(value: Foreign) -> Foreign:
     """The picture of a data address, `data:image/png;base64,..`; ValueError for one elsewhere."""
     import base64
-    import io
-
-    from PIL import Image
 
     address = str(value["url"] if isinstance(value, Mapping) else value)
     head, comma, content = address.partition(",")
     if not comma or not head.endswith(";base64"):
         raise ValueError(f"an environment shows a picture by its address {short(address)}: let it send the picture itself")
-    return Image.open(io.BytesIO(base64.b64decode(content))).convert("RGB")
+    return upright(base64.b64decode(content))
 
 
 def join(parts: Sequence[Shown]) -> Shown:
@@ -109,8 +107,7 @@ def check_start(prompt: Prompt, first: Shown, remedy: str) -> None:
 
 
 def pixels(media: Media) -> tuple[tuple[int, int], bytes]:
-    picture: Foreign = open_picture(media)
-    picture = picture.convert("RGB")
+    picture = upright(media)
     return picture.size, picture.tobytes()
 
 

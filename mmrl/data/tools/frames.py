@@ -8,7 +8,7 @@ from PIL import Image
 from mmrl.answers.calls import CallError
 from mmrl.answers.spans.timelines import CLOSE, MissingError, Timeline, by_pyav, read_timeline
 from mmrl.core.samples import Video
-from mmrl.data.tools.canvas import upright
+from mmrl.data.files.pictures import upright
 
 MOST_FRAMES = 8
 

@@ -10,7 +10,7 @@ from PIL import Image
 from mmrl.answers.boxes.box import Box, Space
 from mmrl.answers.calls import Call, CallError, harmless
 from mmrl.core.samples import MediaSize, Video
-from mmrl.data.tools.canvas import upright
+from mmrl.data.files.pictures import upright
 from mmrl.data.tools.draw import Mark, Shape, draw
 from mmrl.data.tools.frames import frames
 from mmrl.data.tools.zoom import zoom

@@ -7,7 +7,8 @@ from PIL import Image
 from mmrl.answers.boxes.box import Box, Space
 from mmrl.answers.calls import CallError
 from mmrl.core.samples import MediaSize
-from mmrl.data.tools.canvas import sizes_of, upright
+from mmrl.data.files.pictures import upright
+from mmrl.data.tools.canvas import sizes_of
 
 Number = float | int
 Corners = tuple[Number, Number, Number, Number]

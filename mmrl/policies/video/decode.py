@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmrl.answers.spans.displays import beyond_turns
 from mmrl.answers.spans.timelines import MissingError, Timeline, by_pyav, read_timeline
 from mmrl.core.samples import Video
 from mmrl.policies.video.sampling import Budget, BudgetError, FrameRule, choose
@@ -69,12 +70,14 @@ def decode(path: str, timeline: Timeline, indices: Sequence[int], rule: FrameRul
 
 
 def by_decord(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[np.ndarray]:
-    """Raises MissingError; ValueError with decord's own words, or where its count of frames is not the container's."""
+    """Raises MissingError; ValueError in the words of decord, or where it counts or shows frames otherwise than the file says."""
     try:
         import decord
     except ImportError as error:
         raise MissingError(error) from None
     try:
+        if (odd := beyond_turns(path)) is not None:
+            raise ValueError(f"the file {odd}, which it does not show")
         decord.logging.set_level(decord.logging.FATAL)
         reader = decord.VideoReader(path, num_threads=1)
         if len(reader) != len(timeline.times):
@@ -90,12 +93,14 @@ DECODERS: dict[str, Decoder] = {"decord": by_decord, "pyav": by_pyav}
 
 def pictures(sources: Sequence[str], indices: Sequence[int], budget: Budget | None) -> np.ndarray:
     """Pictures of a sequence. Raises FileNotFoundError, or ValueError for a file that is no picture or of another size."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
+
+    from mmrl.runtime.pictures import upright_rgb
 
     def open_upright(source: str) -> np.ndarray:
         try:
             with Image.open(source) as picture:
-                return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
+                return np.asarray(upright_rgb(picture))
         except FileNotFoundError:
             raise FileNotFoundError(f"there is no picture {source!r}") from None
         except (UnidentifiedImageError, OSError, SyntaxError) as error:

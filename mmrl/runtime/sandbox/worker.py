@@ -70,7 +70,7 @@ def main() -> None:
 
 def prepare(modules: Sequence[str], seed: int) -> None:
     """Load all that code may import, for no file can be opened afterwards, and begin random numbers at the seed."""
-    for name in [*modules, *(f"encodings.{name}" for name in ENCODINGS)]:
+    for name in [*modules, "mmrl.runtime.pictures", *(f"encodings.{name}" for name in ENCODINGS)]:
         importlib.import_module(name)
     image = importlib.import_module("PIL.Image")
     image.init()
@@ -106,12 +106,14 @@ def run(code: str, given: Sequence[Picture], variables: dict[str, object], setti
 
 
 def shower(shown: list[Picture], most: int, most_pixels: int) -> Callable[..., None]:
-    """`show(picture)`: hands a PIL image or an array (height, width, 3) of bytes out."""
+    """`show(picture)`: hands a PIL image or an array (height, width, 3 or 4) of bytes out."""
 
     def show(picture: Any, *_: object, **__: object) -> None:
         from PIL import Image
 
-        image = (picture if isinstance(picture, Image.Image) else Image.fromarray(picture)).convert("RGB")
+        from mmrl.runtime.pictures import upright_rgb
+
+        image = upright_rgb(picture if isinstance(picture, Image.Image) else Image.fromarray(picture))
         if not 0 < image.width * image.height <= most_pixels or len(shown) == most:
             raise ValueError(f"show() takes {most} pictures of 1 to {most_pixels} pixels, not {image.width} x {image.height}")
         shown.append((*image.size, image.tobytes()))

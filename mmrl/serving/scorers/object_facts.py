@@ -5,6 +5,7 @@ import math
 import torch
 from PIL import Image
 
+from mmrl.runtime.pictures import upright_rgb
 from mmrl.serving.scorers.detectors import COLOURS, Detection
 from mmrl.serving.scorers.encoders import encoder_of, picture_features
 
@@ -27,7 +28,7 @@ def colour_by_name(picture: Image.Image, one: Detection, model: str, device: str
 
 def cut_out(picture: Image.Image, one: Detection) -> Image.Image:
     """The picture inside the box; where the detector draws outlines, on grey."""
-    whole = picture.convert("RGB")
+    whole = upright_rgb(picture)
     if one.mask is not None:
         whole = Image.composite(whole, Image.new("RGB", whole.size, GREY), Image.fromarray(one.mask))
     left, top, right, bottom = map(round, one.corners)

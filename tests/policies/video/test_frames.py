@@ -4,6 +4,7 @@ import math
 import os
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import pytest
 
 from mmrl.answers.spans.timelines import Timeline, read_timeline
 from mmrl.core.types import Video
+from mmrl.data.files.videos import check_video
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.input import FrameCache, VideoInput, change_frames
 from mmrl.policies.video.sampling import Budget, BudgetError, FrameRule, VideoSettings, choose
-from tests.support.videos import HEIGHT, WIDTH, even, numbered, read_number, turn, uneven, write_video
+from tests.support.each import for_each
+from tests.support.videos import HEIGHT, WIDTH, even, numbered, read_number, turn, uneven, write_transparent, write_video
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +226,64 @@ def test_frames_stand_upright_with_both_decoders(tmp_path, files):
         by = [fetch(Video(path, frames=4), FrameRule(backend=backend)).pixels for backend in ("decord", "pyav")]
         assert np.array_equal(by[0], by[1])
         assert by[0].shape[1:3] == ((HEIGHT, WIDTH) if angle == 180 else (WIDTH, HEIGHT))
+
+
+MIRRORS = {
+    "left and right": ((-1, 0, 0, 1), lambda frame: frame[:, ::-1]),
+    "up and down": ((1, 0, 0, -1), lambda frame: frame[::-1]),
+    "along the diagonal": ((0, 1, 1, 0), lambda frame: frame.swapaxes(0, 1)),
+    "along the other diagonal": ((0, -1, -1, 0), lambda frame: frame[::-1, ::-1].swapaxes(0, 1)),
+}
+
+
+@for_each("name", MIRRORS)
+def test_mirrored_frames_are_shown_mirrored(name, tmp_path, files):
+    matrix, mirrored = MIRRORS[name]
+    plain = fetch(Video(files["even.mp4"], frames=4), FrameRule(backend="pyav")).pixels
+    path = turn(files["even.mp4"], tmp_path / f"{name}.mp4", matrix)
+    for backend in ("auto", "pyav"):
+        assert np.array_equal(
+            fetch(Video(path, frames=4), FrameRule(backend=backend)).pixels, np.stack([mirrored(one) for one in plain])
+        )
+    with pytest.raises(ValueError, match="decord says: the file is mirrored"):
+        fetch(Video(path, frames=4), FrameRule(backend="decord"))
+
+
+def test_other_turns_are_refused(tmp_path, files):
+    path = turn(files["even.mp4"], tmp_path / "odd.mp4", (0.7071, 0.7071, -0.7071, 0.7071))
+    for look in (lambda: fetch(Video(path), FrameRule()), lambda: check_video(path)):
+        with pytest.raises(ValueError, match=r"odd\.mp4'.* asks to be shown turned by 45 degrees: turn its frames when"):
+            look()
+
+
+@pytest.mark.parametrize(("ratio", "shape"), [((2, 1), (96, 512)), ((1, 2), (96, 128)), ((16, 15), (96, 273))])
+def test_pixels_that_are_no_squares_are_made_square(ratio, shape, tmp_path):
+    path = write_video(tmp_path / "wide.mp4", even(10), aspect=Fraction(*ratio))
+    frames = fetch(Video(path, frames=4), FrameRule())
+    assert frames.pixels.shape[1:3] == shape
+    assert [read_number(one) for one in frames.pixels] == [0, 3, 6, 9]
+    assert fetch(Video(turn(path, tmp_path / "turned.mp4", 90), frames=4), FrameRule()).pixels.shape[1:3] == shape[::-1]
+
+
+def test_pixels_of_odd_shapes_are_refused(tmp_path):
+    path = write_video(tmp_path / "thin.mp4", even(10), aspect=Fraction(1, 60))
+    for look in (lambda: fetch(Video(path), FrameRule()), lambda: check_video(path)):
+        with pytest.raises(ValueError, match=r"thin\.mp4'.* its pixels are 0\.0166667 times as wide as high"):
+            look()
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "colours"),
+    [("a.mov", "png", "rgba"), ("b.avi", "ffv1", "yuva420p"), ("c.webm", "libvpx-vp9", "yuva420p"), ("d.mov", "qtrle", "argb")],
+)
+def test_transparent_frames_are_on_white(name, codec, colours, tmp_path):
+    path = write_transparent(tmp_path / name, codec, colours)
+    for backend in ("auto", "pyav"):
+        pixels = fetch(Video(path, frames=4), FrameRule(backend=backend)).pixels
+        assert pixels[:, 0, 0].tolist() == [[255] * 3] * 4 and pixels[:, 15, 15, 0].min() > 245 > pixels[:, 15, 15, 1].max()
+    check_video(path)
+    with pytest.raises(ValueError, match="decord says: the file is transparent, which it does not show"):
+        fetch(Video(path, frames=4), FrameRule(backend="decord"))
 
 
 def test_pictures_in_a_row(tmp_path):

@@ -1,0 +1,71 @@
+"""A picture as everybody is shown it, whatever its file: upright, in RGB of 8 bits, on white where it is transparent."""
+
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
+ONLY_16 = ("PNG", "PPM")
+"""Formats whose integers of 32 bits, as PIL holds them, were 16 bits in the file."""
+BITS, INVERTED = 258, 262
+"""TIFF's tags for the bits of a pixel, and for 0 as white or black."""
+FEW_BITS = {"L;2": 85, "L;4": 17}
+"""Greys of few bits as PIL names them -> what it multiplies pixels by, though not the grey that stands for transparent."""
+
+
+def upright_rgb(picture: Image.Image) -> Image.Image:
+    """A copy of the picture; ValueError, as the end of a sentence about it, where nothing says which of its numbers is white."""
+    white, flat = white_of(picture), transparent_grey(picture)
+    turned = ImageOps.exif_transpose(picture)
+    if white is not None:
+        return Image.fromarray(_in_8_bits(np.asarray(turned), white, flat)).convert("RGB")
+    if not turned.has_transparency_data:
+        return turned.convert("RGB")
+    if flat is not None:
+        turned.info["transparency"] = flat
+    layer = (turned.convert("LA") if turned.mode == "La" else turned).convert("RGBA")
+    shown = Image.new("RGB", layer.size, "white")
+    shown.paste(layer, mask=layer.getchannel("A"))
+    return shown
+
+
+def note_on(picture: Image.Image) -> str | None:
+    """What of the picture is not shown as it is stored; ValueError as `upright_rgb`."""
+    if white_of(picture) is not None:
+        return "pictures of 16 bits, shown in 8"
+    return "pictures with transparency, which is laid on white" if picture.has_transparency_data else None
+
+
+def white_of(picture: Image.Image) -> int | None:
+    """The white of greys of more than 8 bits (negative: 0 is white, and this is black), None for other pictures."""
+    if picture.mode in GREY_16 or (picture.mode == "I" and picture.format in ONLY_16):
+        tags: Any = getattr(picture, "tag_v2", {})
+        most = 2 ** tags.get(BITS, (16,))[0] - 1
+        return -most if tags.get(INVERTED) == 0 else most
+    if picture.mode in ("I", "F"):
+        kind = "floats" if picture.mode == "F" else "integers"
+        raise ValueError(f"holds {kind} of 32 bits, of which nothing says what is white: save it in 8 or 16 bits")
+    return None
+
+
+def transparent_grey(picture: Image.Image) -> int | None:
+    """The grey that stands for transparent, in the numbers of the pixels."""
+    grey = picture.info.get("transparency")
+    if picture.mode not in ("L", *GREY_16) or not isinstance(grey, int):
+        return None
+    tiles = getattr(picture, "tile", None) or ((None,),)
+    return grey * FEW_BITS.get(str(tiles[0][-1]), 1)
+
+
+def on_white(pixels: np.ndarray) -> np.ndarray:
+    """Frames or a picture (..., 4) of bytes with transparency, as (..., 3) on white."""
+    opaque = pixels[..., 3:].astype(np.uint32)
+    return ((pixels[..., :3] * opaque + 255 * (255 - opaque) + 127) // 255).astype(np.uint8)
+
+
+def _in_8_bits(values: np.ndarray, white: int, transparent: int | None) -> np.ndarray:
+    most = abs(white)
+    greys = (np.minimum(values, most).astype(np.uint32) * 255 + most // 2) // most
+    greys = greys if white > 0 else 255 - greys
+    return np.where(values == transparent, 255, greys).astype(np.uint8)

@@ -1,0 +1,130 @@
+"""What a picture looks like to everybody: upright, in RGB of 8 bits, on white."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmrl.runtime.pictures import note_on, on_white, upright_rgb
+
+WHITE, RED = [255, 255, 255], [255, 0, 0]
+
+
+def drawing() -> Image.Image:
+    """Red on what is transparent, whose hidden colour is black."""
+    picture = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    picture.paste((255, 0, 0, 255), (2, 2, 6, 6))
+    return picture
+
+
+def again(picture: Image.Image, kind: str, **how: object) -> Image.Image:
+    """The picture out of a file of this kind."""
+    file = io.BytesIO()
+    picture.save(file, kind, **how)
+    return Image.open(io.BytesIO(file.getvalue()))
+
+
+def png(depth: int, colours: int, row: bytes, transparent: bytes) -> Image.Image:
+    """A PNG of two pixels in one row, with a colour that stands for transparent."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 2, 1, depth, colours, 0, 0, 0)
+    parts = [(b"IHDR", head), (b"tRNS", transparent), (b"IDAT", zlib.compress(b"\0" + row)), (b"IEND", b"")]
+    return Image.open(io.BytesIO(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)))
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        drawing(),
+        drawing().convert("RGBa"),
+        drawing().quantize(4),
+        again(drawing(), "PNG"),
+        again(drawing(), "WEBP", lossless=True),
+        again(drawing(), "GIF"),
+        again(drawing(), "TIFF"),
+        again(drawing(), "JPEG2000"),
+        again(drawing().quantize(4), "PNG"),
+    ],
+    ids=lambda picture: f"{picture.format or 'PIL'} {picture.mode}",
+)
+def test_what_is_transparent_is_white_in_every_mode_and_format(picture):
+    pixels = np.asarray(upright_rgb(picture))
+    assert pixels[0, 0].tolist() == WHITE and np.abs(pixels[4, 4] - np.array(RED)).max() <= 4
+    assert note_on(picture) == "pictures with transparency, which is laid on white"
+
+
+@pytest.mark.parametrize("mode", ["LA", "La", "PA"])
+def test_greys_and_palettes_with_alpha(mode):
+    picture = Image.new("PA" if mode == "PA" else "LA", (2, 1))
+    if mode == "PA":
+        picture.putpalette([7, 7, 7])
+    picture.putpixel((1, 0), (0 if mode == "PA" else 7, 255))
+    assert np.asarray(upright_rgb(picture.convert(mode)))[0].tolist() == [WHITE, [7, 7, 7]]
+
+
+def test_half_transparent_is_half_white():
+    assert upright_rgb(Image.new("RGBA", (1, 1), (0, 0, 0, 51))).getpixel((0, 0)) == (204, 204, 204)
+    frames = np.array([[[[0, 0, 0, 51], [9, 8, 7, 255], [9, 8, 7, 0]]]], np.uint8)
+    assert on_white(frames).tolist() == [[[[204] * 3, [9, 8, 7], WHITE]]]
+
+
+@pytest.mark.parametrize(
+    ("picture", "shown"),
+    [
+        (png(1, 0, b"\x40", b"\0\1"), [0, 255]),
+        (png(2, 0, b"\x60", b"\0\1"), [255, 170]),
+        (png(4, 0, b"\xf1", b"\0\1"), [255, 255]),
+        (png(8, 0, b"\x09\x07", b"\0\x07"), [9, 255]),
+        (png(16, 0, struct.pack(">2H", 1000, 25700), b"\x03\xe8"), [255, 100]),
+        (png(16, 2, struct.pack(">6H", 5, 6, 7, 25700, 25700, 25700), b"\0\5\0\6\0\7"), [0, 100]),
+    ],
+    ids=["1 bit", "2 bits", "4 bits", "8 bits", "16 bits", "RGB of 16 bits"],
+)
+def test_a_colour_that_stands_for_transparent(picture, shown):
+    assert np.asarray(upright_rgb(picture))[0, :, 0].tolist() == shown
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "JPEG2000", "PPM"])
+def test_a_ramp_of_16_bits_stays_a_ramp(kind):
+    ramp = np.linspace(0, 65535, 256).round().astype(np.uint16)[None].repeat(4, 0)
+    found = again(Image.fromarray(ramp), kind)
+    assert np.asarray(upright_rgb(found))[2, :, 1].tolist() == list(range(256))
+    assert note_on(found) == "pictures of 16 bits, shown in 8"
+
+
+def tiff(bits: int, black: int, row: bytes) -> Image.Image:
+    """A TIFF of two grey pixels; `black` 1: 0 is black, 0: 0 is white."""
+    tags = [(256, 2), (257, 1), (258, bits), (259, 1), (262, black), (273, 8), (277, 1), (278, 1), (279, len(row))]
+    entries = b"".join(struct.pack("<HHII", tag, 4 if tag != 258 else 3, 1, value) for tag, value in tags)
+    place = 8 + len(row) + len(row) % 2
+    data = b"II*\0" + struct.pack("<I", place) + row.ljust(place - 8, b"\0") + struct.pack("<H", len(tags)) + entries + bytes(4)
+    return Image.open(io.BytesIO(data))
+
+
+def test_a_tiff_says_itself_what_is_white():
+    assert np.asarray(upright_rgb(tiff(12, 1, b"\xff\xf0\x00")))[0, :, 0].tolist() == [255, 0]
+    assert np.asarray(upright_rgb(tiff(16, 0, struct.pack("<2H", 0, 65535))))[0, :, 0].tolist() == [255, 0]
+
+
+@pytest.mark.parametrize(("kind", "word"), [(np.float32, "floats"), (np.int32, "integers")])
+def test_numbers_without_a_white_are_refused(kind, word):
+    for picture in (Image.fromarray(np.ones((2, 2), kind)), again(Image.fromarray(np.ones((2, 2), kind)), "TIFF")):
+        for look in (upright_rgb, note_on):
+            with pytest.raises(ValueError, match=f"holds {word} of 32 bits, of which nothing says what is white: save it in 8"):
+                look(picture)
+
+
+def test_turned_pictures_of_16_bits_are_turned():
+    values = np.array([[0, 65535]], np.uint16)
+    file, picture = io.BytesIO(), Image.fromarray(values)
+    exif = Image.Exif()
+    exif[0x112] = 6
+    picture.save(file, "PNG", exif=exif)
+    assert np.asarray(upright_rgb(Image.open(file)))[..., 0].tolist() == [[0], [255]]
+    assert upright_rgb(picture) is not picture and picture.mode == "I;16"
