@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrl.core.samples import IMAGE, VIDEO
-from mmrl.core.types import Prompt, Video
-from mmrl.data.files.paths import cell_below, path_below
+from mmrl.core.types import Prompt
+from mmrl.data.files.paths import cell_below
 from mmrl.data.files.pictures import open_picture, picture_size
-from mmrl.data.files.videos import check_video
+from mmrl.data.files.videos import check_video, video_of
 from mmrl.data.layouts.base import CLIPS, PICTURES, one_of
 from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, ROLES, SETS, decode_source, text_and_media
 from mmrl.data.readers import Cell, Row
@@ -82,9 +82,7 @@ class Shelf:
         return shown if isinstance(shown, str) else open_picture(shown)
 
     def clip(self, cell: Cell) -> object:
-        if not isinstance(cell, str):
-            raise ValueError(f"a clip must be a path, not {str(cell)[:80]!r}")
-        video = Video(str(path_below(self.root, cell, "image_root", self.anywhere)))
+        video = video_of(self.root, cell, self.anywhere)
         check_video(video, decode=False)
         return video
 

@@ -11,11 +11,11 @@ from typing import Literal, cast
 from mmrl.answers.choices import LETTERS, parse_choices
 from mmrl.answers.questions import problem_type
 from mmrl.answers.spans.sounds import sound_part
-from mmrl.core.samples import IMAGE, KINDS, Audio, MediaKind, is_named
+from mmrl.core.samples import IMAGE, KINDS, VIDEO, Audio, MediaKind, is_named
 from mmrl.core.types import Prompt, Video
 from mmrl.data.files.paths import cell_below, path_below
 from mmrl.data.files.pictures import open_picture, picture_size
-from mmrl.data.files.videos import check_video, probe_video
+from mmrl.data.files.videos import WISHES, check_video, probe_video, video_of
 from mmrl.data.layouts.base import ANSWERS, SPANS, one_of
 from mmrl.data.layouts.read import Measured
 from mmrl.data.readers import Cell, Row
@@ -32,7 +32,9 @@ OPTIONS = ("options", "choices")
 ANSWER_KINDS = ("kind", "problem_type")
 INTERLEAVED = "use_audio_in_video"
 """A column of Qwen's rows."""
-USED = ("question", "system", "id", "split", *ANSWERS, *SPANS, *OPTIONS, *ANSWER_KINDS)
+PARTS = tuple(name for name in WISHES if name != "fps")
+"""Columns that show a part of the row's clip, as Qwen calls them; fps may as well be what a file has."""
+USED = ("question", *PARTS, "system", "id", "split", *ANSWERS, *SPANS, *OPTIONS, *ANSWER_KINDS)
 _NUMBER = re.compile(r"[-+\u2212]?\s?[$\u20ac\u00a3]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?\s?%?")
 _FRACTION = re.compile(r"[-+]?\d+\s?/\s?\d+")
 _MATH = re.compile(r"[\\^=]|\$[^$]+\$|\bsqrt\b|\bpi\b|\d\s?[-+*/]\s?\d|\b\d+[a-z]\b\s?[-+*/]")
@@ -67,6 +69,11 @@ class Questions:
     def measure(self, row: Row) -> Measured:
         """A row's pictures or clips, and the sizes of pictures; threads may ask together. Errors as in `prompts`."""
         cells = {kind: found for kind in KINDS.values() if (found := _as_list(row, *kind.columns))}
+        part = {name: row.values[name] for name in PARTS if row.values.get(name) is not None}
+        if part and (len(cells.get(VIDEO, [])) != 1 or isinstance(cells[VIDEO][0], dict)):
+            raise ValueError(f"columns {', '.join(part)} show a part of one clip: give the row one, as a path in column video")
+        if part:
+            cells[VIDEO] = [{VIDEO.name: cells[VIDEO][0], **part}]
         if len(cells) > 1:
             both = " and ".join(kind.nouns for kind in cells)
             raise ValueError(f"the row has both {both}, whose order a prompt would not know: keep one kind")
@@ -186,6 +193,8 @@ class Questions:
         """A cell of one kind: a file below image_root; of pictures, one that holds bytes as it is."""
         if kind.source is None:
             return cell_below(self.image_root, cell, self.anywhere)
+        if kind is VIDEO:
+            return video_of(self.image_root, cell, self.anywhere)
         if not isinstance(cell, str) or not cell:
             raise ValueError(f"a {kind.noun} must be a path, not {str(cell)[:80]!r}")
         return kind.source(path_below(self.image_root, cell, "image_root", self.anywhere))
@@ -238,6 +247,11 @@ def _span(answer: object, media: Sequence[object]) -> tuple[dict[str, float], ob
     if len(media) != 1 or not isinstance(media[0], Video):
         raise ValueError(
             f"the row has a span and {len(media)} pictures or clips: a span is of one clip, column video, or sound, column audio"
+        )
+    if (media[0].start, media[0].end) != (None, None):
+        raise ValueError(
+            "the row has a span and shows a part of its clip, from whose beginning or the file's it may count: cut the part into "
+            "a file of its own, and count from there"
         )
     facts = probe_video(media[0])
     return {"duration": facts.seconds, "fps": facts.fps}, inside_clip(answer, facts.seconds)

@@ -35,6 +35,8 @@ ELSEWHERE = (
     "none of the pictures is there: their paths start at the file's folder unless --image-root FOLDER (in a config "
     "image_root = FOLDER) says otherwise"
 )
+MOST_NAMES = 20
+"""Keys and columns that a report lists."""
 _LONGEST = 600
 """Characters of a problem that are kept; rows may hold whole pictures."""
 _NAMED = 5
@@ -83,6 +85,10 @@ class Report:
     """(place, place before it) of rows that say exactly the same."""
     notes: Counter[str] = field(default_factory=Counter[str])
     """What was left out or changed without being a problem -> how often: {"annotations left out: crowd (7 of a.json)": 1}."""
+    unused: Counter[str] = field(default_factory=Counter[str])
+    """Keys inside rows that nothing reads -> how often: {"objects.width": 3}."""
+    kept: Counter[str] = field(default_factory=Counter[str])
+    """Columns that only rewards may read."""
     num_kept: int = 0
     """Annotations that were used, in layouts with several to a row."""
     losses: str | None = None
@@ -114,6 +120,12 @@ class Report:
     def noted(self) -> list[str]:
         """A line per note: `3 annotations left out: crowd`."""
         return [f"{count} {note}" for note, count in sorted(self.notes.items())]
+
+    @property
+    def ignored(self) -> list[str]:
+        """Lines on what mmrl itself does not read of the rows."""
+        found = (("keys that are not read", self.unused), ("columns for rewards alone", self.kept))
+        return [f"{what}: {_listed(names)}" for what, names in found if names]
 
     def note_pictures(self, media: Iterable[object]) -> None:
         """Count the pictures that are not shown as they are stored; those that cannot be read raise as in `picture_note`."""
@@ -323,6 +335,13 @@ def _check_prompt(prompt: Prompt, measured: Callable[[], Measured]) -> None:
             check_inside(answer, MediaSize(*sizes[0], *sizes[0]))
         if isinstance(answer, Interval) and answer.unit == "seconds" and lengths and answer.end > lengths[0] + SPAN_SLACK:
             raise ValueError(f"{answer} lies outside the clip, which lasts {lengths[0]:.2f} seconds")
+
+
+def _listed(names: Counter[str]) -> str:
+    """The most frequent names, each with its number."""
+    hidden = len(names) - MOST_NAMES
+    listed = [f"{name} ({count})" for name, count in names.most_common(MOST_NAMES)]
+    return ", ".join([*listed, f"and {hidden} more"] if hidden > 0 else listed)
 
 
 def _is_picture(media: object) -> bool:

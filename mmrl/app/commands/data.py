@@ -142,7 +142,7 @@ def _report_text(source: Source, reader: RowReader, name: str, habits: BoxHabits
     report.raise_if_bad()
     kinds = reader.seen.most_common() if isinstance(reader, Questions) else ()
     lines = [str(report), *(f"{count} answers: {kind}" for kind, count in kinds)]
-    return "\n  ".join([*lines, *report.noted, *([] if suspicion is None else [suspicion])])
+    return "\n  ".join([*lines, *report.noted, *report.ignored, *([] if suspicion is None else [suspicion])])
 
 
 def _refuse_options(options: CheckOptions, what: str) -> None:

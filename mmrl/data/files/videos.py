@@ -1,16 +1,20 @@
 """A look at videos before training: the length and frames of a file, and checks that a prompt's clip is in it."""
 
+from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from mmrl.answers.spans.displays import decoded, shown
 from mmrl.answers.spans.timelines import Timeline, read_timeline
-from mmrl.core.samples import Video
+from mmrl.core.samples import VIDEO, Video
 from mmrl.data.files.ahead import FileMemory
+from mmrl.data.files.paths import path_below
 from mmrl.data.files.pictures import picture_size
 
+WISHES = {"video_start": "start", "video_end": "end", "fps": "fps", "nframes": "frames"}
+"""What a clip is to be shown of, as Qwen's messages call it -> the field of `Video`."""
 _DECODED: FileMemory[None] = FileMemory()
 
 
@@ -23,6 +27,25 @@ class VideoFacts(NamedTuple):
     frames: int
     varies: bool
     """Does the frame rate vary?"""
+
+
+def video_of(root: Path, cell: object, anywhere: bool) -> Video:
+    """The clip of a cell: a path below a folder, or Qwen's words for a part of one, {"video": "a.mp4", "video_start": 2.0}.
+
+    Raises ValueError for anything else, and wishes that are no numbers.
+    """
+    asked = cast(Mapping[str, object], cell) if isinstance(cell, Mapping) else {VIDEO.name: cell}
+    source, wishes = asked.get(VIDEO.name), {name: value for name, value in asked.items() if name != VIDEO.name}
+    if not isinstance(source, str) or not source:
+        raise ValueError(f"a {VIDEO.noun} must be a path, not {str(source)[:80]!r}")
+    for name, value in wishes.items():
+        whole = name == "nframes"
+        if name not in WISHES:
+            raise ValueError(f"a {VIDEO.noun} asks for {name}, which is not known: {', '.join(WISHES)} are")
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            raise ValueError(f"{name} of a {VIDEO.noun} is {str(value)[:80]!r}: it must be a {'whole ' if whole else ''}number")
+    path = path_below(root, source, "image_root", anywhere)
+    return Video(path, **cast(dict[str, Any], {WISHES[name]: value for name, value in wishes.items()}))
 
 
 def probe_video(source: str | Path | Video) -> VideoFacts:

@@ -6,7 +6,7 @@ from mmrl.answers.block import answer_block, strip_fence
 from mmrl.data.layouts.base import Values
 from mmrl.data.readers import Cell
 
-_KEYS = ("bbox_2d", "bbox", "box")
+BOX_KEYS = ("bbox_2d", "bbox", "box")
 _LONGEST = 100_000
 """Characters of an answer that may be JSON."""
 
@@ -46,7 +46,7 @@ def _is_four(found: Cell) -> bool:
 
 
 def _is_object(found: Cell) -> bool:
-    return isinstance(found, dict) and any(_is_four(found.get(key)) for key in _KEYS)
+    return isinstance(found, dict) and any(_is_four(found.get(key)) for key in BOX_KEYS)
 
 
 def four_numbers(found: Cell, name: str) -> list[float]:

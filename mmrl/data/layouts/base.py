@@ -5,10 +5,11 @@ kind, box, space, size, split, and system for a text that comes before all turns
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrl.core.samples import IMAGE, KINDS, VIDEO
+from mmrl.data.layouts.unused import Known, Refused, note_unused, refuse_keys
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import BAD_ROW, Report
 
@@ -86,6 +87,9 @@ class DataLayout:
     """The columns that hold pictures and clips."""
     always: str | None = None
     """The data set that reads it, if that is known without looking at rows."""
+    known: Known = field(default_factory=dict[str, tuple[str, ...]])
+    """The keys of a row's objects that `say` reads; a layout with `read` calls `note_unused` itself."""
+    refused: Refused = field(default_factory=dict[str, str])
 
     def data_set(self, look: Look) -> str:
         """The data set that reads the file: the one for boxes if any of the first rows has some, else the one for questions."""
@@ -106,12 +110,15 @@ class DataLayout:
             report.close_losses()
             return
         for row in found:
+            note_unused(report, row.values, self.known)
             said: list[Row] = []
             with report.collecting(row.place, counts=True):
                 said = list(self.translate(row))
             yield from said
 
     def translate(self, row: Row) -> Iterable[Row]:
+        """A row in our words; ValueError for one that does not fit the layout."""
+        refuse_keys(row.values, self.refused)
         return (row,) if self.say is None else self.say(row)
 
 

@@ -8,8 +8,10 @@ from typing import Protocol, runtime_checkable
 from mmrl.core.types import Prompt
 from mmrl.data.files.ahead import Watch, ahead, same
 from mmrl.data.readers import Row
-from mmrl.data.validate import Report, check_new_id
+from mmrl.data.validate import FILE_ROW, Report, check_new_id
 
+OURS = (FILE_ROW, *("question", "options", "problem_type", "split", "size", "system", "completion", "duration", "fps"))
+"""Columns of prompts that mmrl itself reads or makes."""
 Measured = tuple[list[object], list[tuple[int, int]]]
 """The pictures and clips of a row, and the widths and heights of the pictures."""
 
@@ -80,6 +82,7 @@ def check_rows(
             for prompt in reader.prompts(row, measured):
                 check_new_id(prompt, ids)
                 found.append(prompt)
+                report.kept.update(name for name, value in prompt.columns.items() if name not in OURS and value is not None)
             report.note_pictures(found[0].media if found else ())
             good = RowPrompts(row, found)
         if good is not None:
@@ -89,3 +92,4 @@ def check_rows(
     report.notes.update(unread.notes)
     report.notes.update(reader.notes)
     report.losses = unread.losses
+    report.unused.update(unread.unused)

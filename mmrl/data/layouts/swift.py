@@ -8,7 +8,8 @@
     {"chosen": [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": "Three."}], "rejected": [..]}
 
 Conversations `chosen` and `rejected` without a prompt begin with it, the same one. ms-swift's `objects` hold what `<ref-object>`
-and `<bbox>` stand for, in order; `bbox_type` is real (pixels) or norm1.
+and `<bbox>` stand for, in order; `bbox_type` is real (pixels) or norm1, and
+`image_id` must name the first picture, 0.
 """
 
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ PAIR = ("chosen", "rejected")
 """Two completions of a prompt, of which the first is preferred; of generators two pictures."""
 REF, BBOX = "<ref-object>", "<bbox>"
 MESSAGES = Conversation(("messages", "prompt"), "role", "content", in_parts=True)
+OBJECTS = ("ref", "bbox", "bbox_type", "image_id")
+"""The keys of `objects` that are read."""
 SPACES = {"real": "pixel", "norm1": "norm1"}
 
 
@@ -59,6 +62,7 @@ def _with_objects(turns: list[LayoutTurn], objects: Cell) -> tuple[list[LayoutTu
     """The turns with their references spelled out, and the boxes that are the answer."""
     if not isinstance(objects, dict) or not isinstance(objects.get("bbox"), list) or not objects["bbox"]:
         raise ValueError(f"objects must hold a list bbox, not {str(objects)[:80]}")
+    _check_pictures(objects.get("image_id"))
     kind, named, boxes = objects.get("bbox_type") or "real", objects.get("ref") or [], objects["bbox"]
     if not isinstance(kind, str) or kind not in SPACES:
         raise ValueError(f"objects.bbox_type is {str(kind)[:80]!r}: only {', '.join(SPACES)} are understood")
@@ -84,3 +88,14 @@ def _with_objects(turns: list[LayoutTurn], objects: Cell) -> tuple[list[LayoutTu
         [{"bbox_2d": box, "label": str(ref)} for box, ref in zip(boxes, refs, strict=True)] if len(refs) == len(boxes) else boxes
     )
     return spelled, {"box": listed[0] if len(listed) == 1 else listed, "space": SPACES[kind]}
+
+
+def _check_pictures(numbers: Cell) -> None:
+    """Raise ValueError where a box lies in another picture than the first; `numbers` are as ms-swift writes them."""
+    listed = numbers if isinstance(numbers, list) else [0 if numbers is None else numbers]
+    later = next((number for number in listed if number != 0), None)
+    if later is not None:
+        raise ValueError(
+            f"objects.image_id says that a box lies in picture {str(later)[:40]}, counted from 0, and boxes are compared in the "
+            "first one: put that picture first, or write a row for each"
+        )

@@ -13,14 +13,15 @@ from pathlib import Path
 
 from mmrl.core.samples import KINDS
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
+from mmrl.data.layouts.answers import BOX_KEYS
 from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, DRAWN, EDITED, MEDIA, PICTURES, QUESTIONS, SPANS, DataLayout, Look
 from mmrl.data.layouts.coco import CAPTIONED, INSTANCES, caption_rows, coco_rows
 from mmrl.data.layouts.columns import Columns
 from mmrl.data.layouts.labelme import has_shapes, labelme_rows
 from mmrl.data.layouts.refcoco_raw import RAW, SENTENCES, raw_row
 from mmrl.data.layouts.refer import has_refs, refer_rows
-from mmrl.data.layouts.swift import MESSAGES, PAIR, messages_row
-from mmrl.data.layouts.turns import Conversation
+from mmrl.data.layouts.swift import MESSAGES, OBJECTS, PAIR, messages_row
+from mmrl.data.layouts.turns import PART, Conversation
 from mmrl.data.layouts.voc import SIDES, has_xml, voc_rows
 from mmrl.data.layouts.yolo import has_labels, yolo_rows
 
@@ -28,6 +29,25 @@ REST = (*MEDIA, *ANSWERS, "id", "split")
 """The other columns of rows whose question is in one of their own."""
 COMPLETED = (*ANSWERS, "completion")
 LMMS = ("image", "answer", "bbox", "segmentation", "file_name")
+BOXED = (*BOX_KEYS, "label")
+"""The keys of a box that is an object."""
+ANSWERED = dict.fromkeys(ANSWERS, BOXED)
+TURNS = (*MESSAGES.columns, *PAIR, "completion")
+CHATS = {
+    **ANSWERED,
+    **dict.fromkeys(TURNS, ("role", "content")),
+    **{f"{name}.content": PART for name in TURNS},
+    **{f"{name}.content.{source}": ("url",) for name in TURNS for source in ("image_url", "video_url")},
+}
+"""What is read of turns as OpenAI, ms-swift and TRL write them."""
+SIZES = ("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width")
+FRAMES = ("min_frames", "max_frames")
+REFUSED = {
+    "tool_calls": "write the call in the turn's content, as the model is to write it",
+    **{f"content.{key}": "leave it out: one rule holds for all, policy.max_pixels, of clips policy.video" for key in SIZES},
+    **{f"content.{key}": "leave it out: one rule holds for all clips, policy.video" for key in FRAMES},
+}
+"""Keys of a turn that would change what it means -> what to do instead."""
 GQA = ("video_id", "qid", "a0")
 
 
@@ -69,6 +89,7 @@ OWN_BOXES = DataLayout(
     ("image", "question", "box", "size", "space", "id", "split"),
     lambda row: (row,),
     always=BOXES,
+    known=dict.fromkeys(BOX, BOXED),
 )
 OWN_QUESTIONS = DataLayout(
     "questions",
@@ -87,6 +108,8 @@ OTHERS = (
         lambda look: any(look.has_turns(name, "role") for name in MESSAGES.columns) or holds_its_question(look),
         (*MESSAGES.columns, "completion", "objects", *REST),
         messages_row,
+        known=CHATS | {"objects": OBJECTS},
+        refused={f"{name}.{key}": why for name in TURNS for key, why in REFUSED.items()},
     ),
     DataLayout(
         "llava",
@@ -94,6 +117,7 @@ OTHERS = (
         lambda look: look.has_turns("conversations", "from"),
         ("conversations", *REST),
         Conversation(("conversations",), "from", "value"),
+        known=ANSWERED | {"conversations": ("from", "value")},
     ),
     DataLayout(
         "trl",
@@ -105,6 +129,7 @@ OTHERS = (
         ),
         ("prompt", *MEDIA, *COMPLETED, "id", "split"),
         Columns("prompt", COMPLETED),
+        known=ANSWERED,
     ),
     DataLayout(
         "problem",
@@ -113,6 +138,7 @@ OTHERS = (
         lambda look: look.has("problem") and look.has_one(*ANSWERS) and not look.has_one("path", "question"),
         ("problem", *REST),
         Columns("problem", prefers="answer"),
+        known=ANSWERED,
     ),
     DataLayout("coco", "COCO's instances JSON", lambda look: look.keys >= INSTANCES, read=coco_rows, asks=True, always=BOXES),
     DataLayout("yolo", "YOLO's folder of labels", has_labels, read=yolo_rows, asks=True, always=BOXES),

@@ -5,13 +5,18 @@ import binascii
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mmrl.core.samples import AUDIO
+from mmrl.core.samples import AUDIO, VIDEO
+from mmrl.data.files.videos import WISHES
 from mmrl.data.layouts.answers import say_answer
 from mmrl.data.layouts.base import ANSWERS, CLIPS, MEDIA, PICTURES, Values, one_of, row_like
 from mmrl.data.readers import Cell, Row
 
 ASKS, ANSWERS_BACK, SETS = "user", "assistant", "system"
 """The three roles."""
+PICTURE_SOURCES, CLIP_SOURCES = ("image", "image_url", "url", "path"), ("video", "video_url", "url", "path")
+"""Keys of a part that name its file."""
+PART = ("type", "text", *dict.fromkeys((*PICTURE_SOURCES, *CLIP_SOURCES)), *WISHES)
+"""All keys of a part that are read."""
 _DATA_URL = "data:image/"
 _FILE_URL = "file://"
 REMEDY = (
@@ -199,13 +204,21 @@ def text_and_media(content: Cell) -> tuple[Cell, list[Cell], list[Cell]]:
             text.append(str(part.get("text", "")))
         elif kind in ("image", "image_url", "input_image"):
             text.append("<image>")
-            pictures.append(_source(part, ("image", "image_url", "url", "path")))
+            pictures.append(_source(part, PICTURE_SOURCES))
         elif kind in ("video", "video_url"):
             text.append("<video>")
-            clips.append(_source(part, ("video", "video_url", "url", "path")))
+            clips.append(_clip(part))
         else:
             raise ValueError(f"a part of a turn is {str(part)[:80]}: only text, image and video are understood")
     return "".join(text), pictures, clips
+
+
+def _clip(part: Values) -> Cell:
+    """A clip's source, with what is to be shown of it where the part says so; None without a source."""
+    source, wishes = _source(part, CLIP_SOURCES), {name: part[name] for name in WISHES if part.get(name) is not None}
+    if wishes and source is None:
+        raise ValueError(f"a part of a turn has {', '.join(wishes)} and names no clip: write the clip's path into the part")
+    return {VIDEO.name: decode_source(source), **wishes} if wishes else source
 
 
 def _source(part: Values, names: tuple[str, ...]) -> Cell:

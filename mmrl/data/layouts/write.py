@@ -51,7 +51,7 @@ class LineWriter:
         for name, value in values.items():
             if name in self.files:
                 listed = value if isinstance(value, list) else [value]
-                moved = [self.path_of(item) for item in listed if item is not None]
+                moved = [self.media(item) for item in listed if item is not None]
                 if moved:
                     line[name] = moved[0] if len(moved) == 1 else moved
             elif value is not None:
@@ -60,6 +60,12 @@ class LineWriter:
                 except RecursionError:
                     raise ValueError(f"column {name} is nested too deep to be written: leave the column out") from None
         return line
+
+    def media(self, item: Cell) -> Cell:
+        """A picture, clip or sound, or a part of a clip; errors are those of `line`."""
+        if isinstance(item, dict) and VIDEO.name in item:
+            return {**item, VIDEO.name: self.path_of(item[VIDEO.name])}
+        return self.path_of(item)
 
     def path_of(self, item: Cell) -> str:
         """The path of a picture or clip as seen from the folder, absolute outside of it; errors are those of `line`."""
