@@ -31,7 +31,7 @@ def upright_rgb(picture: Image.Image) -> Image.Image:
 
 
 def note_on(picture: Image.Image) -> str | None:
-    """What of the picture is not shown as it is stored; ValueError as `upright_rgb`."""
+    """A note on what of the picture is not shown as it is stored; ValueError as `upright_rgb`."""
     if white_of(picture) is not None:
         return "pictures of 16 bits, shown in 8"
     return "pictures with transparency, which is laid on white" if picture.has_transparency_data else None

@@ -59,7 +59,7 @@ def shown(frame: AvObject, stream: AvObject) -> NDArray[np.uint8]:
 
 
 def beyond_turns(path: str) -> str | None:
-    """What a file asks for beyond quarter turns, as the end of a sentence about it, found by its first frame; else None."""
+    """The end of a sentence on what a file asks for beyond quarter turns, found by its first frame; else None."""
     import av
     from av.error import FFmpegError
 

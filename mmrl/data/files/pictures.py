@@ -56,7 +56,7 @@ def picture_size(source: object, decode: bool = False) -> tuple[int, int]:
 
 
 def picture_note(source: object, decode: bool = False) -> str | None:
-    """What of a picture is not shown as it is stored, such as transparency; arguments and errors are those of `picture_size`."""
+    """A note on what is not shown as it is stored, such as transparency; arguments and errors are those of `picture_size`."""
     return _look(source, decode)[2]
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrl.core.samples import IMAGE, KINDS, VIDEO
-from mmrl.data.layouts.unused import Known, Refused, note_unused, refuse_keys
 from mmrl.data.readers import Cell, Row
+from mmrl.data.unused import Known, Refused, note_unused, refuse_keys
 from mmrl.data.validate import BAD_ROW, Report
 
 Values = Mapping[str, Cell]

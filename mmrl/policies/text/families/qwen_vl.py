@@ -1,7 +1,9 @@
 """Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5: patch rows with a grid per picture, and positions on three axes (M-RoPE)."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from mmrl.policies.text.families.base import Core, Family, Media
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.sampling import Budget, VideoSettings
 
+log = logging.getLogger("mmrl")
 BOX_SPACES = {
     "qwen2_vl": "norm1000",
     "qwen2_5_vl": "resized",
@@ -124,6 +127,8 @@ class QwenVL(Family):
                 ticks = ticks if positions.is_floating_point() else (ticks + CLOSE).long()
                 first = positions[0, start].clone()
                 positions[0, start:end] = first + ticks.repeat_interleave((end - start) // len(ticks))
+            if positions[0, start:end].unique().numel() < len(clip.times) // self.frame_multiple:
+                say_shared(self.config.model_type, rate)
 
     def seen_sizes(self, sizes: Sequence[tuple[int, int]], media: Media) -> list[tuple[int, int]]:
         patch = self.config.vision_config.patch_size
@@ -139,6 +144,16 @@ class QwenVL(Family):
             raise ValueError(f"policy.min_pixels ({low}) is larger than policy.max_pixels ({high}): lower one or raise the other")
         # The names are the library's; for this processor they are areas in pixels.
         processor.image_processor.size = {"shortest_edge": low, "longest_edge": high}
+
+
+@cache
+def say_shared(model_type: str, rate: float) -> None:
+    """Warn, once, that the model cannot tell the order of neighbouring frames."""
+    log.warning(
+        "%s counts %.3g positions a second, and more than 2 frames of a clip fall on one: which comes first it cannot see. "
+        "Show at most %.3g frames a second (policy.video.fps, or fps in the data)",
+        *(model_type, rate, 2 * rate),
+    )
 
 
 def mrope_positions(

@@ -8,17 +8,19 @@ from PIL import Image
 
 from mmrl.app.modality.text import TextModality
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.types import MediaSize, Prompt, Request
+from mmrl.core.types import MediaSize, Prompt, Request, Video
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.check.audit import audit
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.families.base import pad_cat
+from mmrl.policies.text.families.qwen_vl import say_shared
 from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.policy import Sampling
 from mmrl.policies.text.prompt.encode import collate_prompts
 from mmrl.policies.text.prompt.templates import answer_template, messages, tags_of
 from mmrl.policies.text.settings import TextPolicyConfig
 from tests.support.text_policies import EVERY, FAMILIES, FP32_BOUND, logprobs, make, mixed, picture, plain_logprobs, text_trace
+from tests.support.videos import even, write_video
 
 SIZES = [(64, 48), (30, 200), (200, 30), (28, 28), (57, 113), (400, 400), (10, 12)]
 
@@ -278,3 +280,17 @@ def test_a_chat_template_that_does_not_end_is_refused_at_the_first_prompt(tiny, 
     policy.processor.chat_template = "{{ 1 + 'x' }}"
     with pytest.raises(ValueError, match=r"its chat template fails \(TypeError: .*download it again"):
         policy.encode(Prompt("p", "hi"))
+
+
+def test_frames_that_share_a_position_are_told_of_once(tiny, tmp_path, caplog):
+    """At 2 positions a second, pairs of frames are a position apart up to 4 frames a second."""
+    clip = write_video(tmp_path / "a.mp4", even(60, 20.0), size=(64, 32))
+    policy = make(tiny("qwen2_5_vl"))
+    rate = policy.family.config.vision_config.tokens_per_second
+    say_shared.cache_clear()
+    policy.encode(Prompt("slow", "when?", (Video(clip, fps=2.0 * rate),)))
+    assert "positions a second" not in caplog.text
+    for fps in (2.5 * rate, 4.0 * rate):
+        policy.encode(Prompt("fast", "when?", (Video(clip, fps=fps),)))
+    assert caplog.text.count(f"qwen2_5_vl counts {rate} positions a second") == 1
+    assert f"at most {2 * rate} frames a second" in caplog.text

@@ -11,8 +11,8 @@ from mmrl.core.samples import Video
 from mmrl.data.convert import convert
 from mmrl.data.dialogues import Shelf
 from mmrl.data.layouts.table import LAYOUTS
-from mmrl.data.layouts.unused import note_unused, refuse_keys
 from mmrl.data.readers import Row
+from mmrl.data.unused import note_unused, refuse_keys
 from mmrl.data.validate import Report
 from tests.support.videos import even, write_video
 
