@@ -32,7 +32,7 @@ def decoded(file: AvObject, stream: AvObject) -> Iterator[AvObject]:
     name = WITH_ALPHA[stream.codec_context.name]
     if name not in av.codecs_available:
         raise ValueError(f"is transparent, which this FFmpeg cannot read of it without {name}: lay it on white")
-    decoder = av.CodecContext.create(name, "r")
+    decoder: AvObject = av.CodecContext.create(name, "r")
     for packet in file.demux(stream):
         yield from decoder.decode(packet)
 

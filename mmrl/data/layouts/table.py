@@ -24,6 +24,7 @@ from mmrl.data.layouts.swift import MESSAGES, OBJECTS, PAIR, messages_row
 from mmrl.data.layouts.turns import PART, Conversation
 from mmrl.data.layouts.voc import SIDES, has_xml, voc_rows
 from mmrl.data.layouts.yolo import has_labels, yolo_rows
+from mmrl.data.unused import Known
 
 REST = (*MEDIA, *ANSWERS, "id", "split")
 """The other columns of rows whose question is in one of their own."""
@@ -31,7 +32,7 @@ COMPLETED = (*ANSWERS, "completion")
 LMMS = ("image", "answer", "bbox", "segmentation", "file_name")
 BOXED = (*BOX_KEYS, "label")
 """The keys of a box that is an object."""
-ANSWERED = dict.fromkeys(ANSWERS, BOXED)
+ANSWERED: Known = dict.fromkeys(ANSWERS, BOXED)
 TURNS = (*MESSAGES.columns, *PAIR, "completion")
 CHATS = {
     **ANSWERED,
@@ -108,7 +109,7 @@ OTHERS = (
         lambda look: any(look.has_turns(name, "role") for name in MESSAGES.columns) or holds_its_question(look),
         (*MESSAGES.columns, "completion", "objects", *REST),
         messages_row,
-        known=CHATS | {"objects": OBJECTS},
+        known={**CHATS, "objects": OBJECTS},
         refused={f"{name}.{key}": why for name in TURNS for key, why in REFUSED.items()},
     ),
     DataLayout(
@@ -117,7 +118,7 @@ OTHERS = (
         lambda look: look.has_turns("conversations", "from"),
         ("conversations", *REST),
         Conversation(("conversations",), "from", "value"),
-        known=ANSWERED | {"conversations": ("from", "value")},
+        known={**ANSWERED, "conversations": ("from", "value")},
     ),
     DataLayout(
         "trl",
