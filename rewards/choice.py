@@ -3,8 +3,9 @@
     exact  1 if the predicted letters are the right ones, else 0
     soft   |predicted| / |right| as long as no predicted letter is wrong, else 0
 
-TW-GRPO's math check of the whole text is left out. Unlike Video-R1, "B." is B and the last answer counts; unlike VLM-R1, a lone
-capital among words ("I", "A") is no answer.
+A stated letter ("the answer is B", a LaTeX box, a line of its own) wins over those that are mentioned; two different statements,
+or "A or B", are no answer. TW-GRPO's math check of the whole text is left out. Unlike Video-R1, "B." is B and the last answer
+block counts; unlike VLM-R1, a lone capital among words ("I", "A") is no answer.
 
 Modality: text
 Range: [0, 1]

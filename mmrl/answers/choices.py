@@ -1,33 +1,85 @@
-"""Letters of a multiple choice as models write them, and how well they fit the right ones."""
+"""Letters of a multiple choice as models write them, and how well they fit the right ones.
+
+The rule: a letter that is stated ("the answer is B", `\\boxed{B}`, a line that holds nothing else) wins over those that are
+mentioned ("option C is too low"); two different statements, or "A or B", are no answer. Repetitions in expressions are bounded or
+possessive, so that no text, however strange, takes more than linear time.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mmrl.answers.block import answer_block, strip_fence
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_MARKED = r"[(\[{]?[A-Z][)\]}]?[.:]?"
-_LIST = re.compile(rf"{_MARKED}(?:\s*+(?:[,;/&+]|and\b|or\b)?\s*+{_MARKED})*+")
+_MARKED = r"(?:[(\[{<]\s?[A-Za-z]\s?[)\]}>]|[A-Z](?![\w'\u2019])[)\]]?)[.:]?"
+_AND, _OR = (
+    r"\s{0,3}+(?:[,;/&+]\s{0,3}+(?:and\s)?+|and\s)(?:also\s)?+\s{0,3}+",
+    r"\s{0,3}+,?+\s{0,3}+or\s{1,3}+(?:option\s|maybe\s)?+",
+)
+_LISTED = rf"{_MARKED}(?:{_AND}{_MARKED}){{0,25}}"
+_SEVERAL = rf"{_MARKED}(?:{_AND}{_MARKED}(?!\s+(?:is|are|was|has|does|think|believe|would|guess)\b)){{0,25}}"
+_ANY = r"[(\[{]?[A-Z][)\]}]?[.:]?"
+_LIST = re.compile(rf"{_ANY}(?:\s*+(?:[,;/&+]|and\b)?\s*+{_ANY})*+")
 _TOGETHER = re.compile(r"[A-Z]{2,26}")
 _LABELLED = re.compile(r"[(\[]?([A-Z])(?:[)\]][.:]?|[.:])(?=\s|\Z)")
-_STATED = re.compile(
-    rf"(?:answers?|options?|choices?|correct)\s*+(?:is|are|:|=)?+:?+\s*+(?:options?|choices?|letters?)?+\s*+[*\"']*+"
-    rf"(?P<list>{_MARKED}(?:\s*+(?:[,;/&]|and\b)\s*+{_MARKED})*+)(?![\w'])",
+_ADJECTIVE = r"(?:final|correct|right|best|single|only|chosen|accurate|appropriate|suitable|(?:most\s)?likely)"
+_NOUN = (
+    rf"(?:(?:{_ADJECTIVE}\s){{0,3}}answers?|(?:{_ADJECTIVE}\s){{1,3}}(?:option|choice|statement|letter)s?"
+    r"|my\s(?:choice|pick)|correct|choice(?=\s?:))"
+)
+_ABOUT = r"(?:\s(?:to|for|of|in|among|based\son|given|here)\b[^\n.,:;?!]{0,60}?)?"
+_IS = r"\s{0,3}(?:\b(?:is|are|was|(?:would|should|must|will)\sbe)\b|:|\uff1a|=|-+>?|\u2013|\u2014|\u2192)"
+_ITSELF = (
+    r"\s{0,9}+:?+\s{0,9}+(?:(?:most\s)?(?:likely|probably|clearly|therefore|thus|indeed|definitely)\s)?(?:the\s)?"
+    r"(?:(?:option|choice|letter|answer|statement)\s{1,3})?"
+)
+_WORD = r"(?:antwort|respuesta|r\u00e9ponse|resposta|jawaban|\u043e\u0442\u0432\u0435\u0442|\ub2f5|\u7b54\u3048)\s{0,3}[:\uff1a]"
+_CHINESE = (
+    r"(?:\u7b54\u6848|\u9078\u64c7|\u9009\u62e9|\u9009\u9879|\u9078\u9805|[\u9009\u9078])"
+    r"[\u662f\u4e3a\u70ba\u5e94\u8be5\u9009\u9078:\uff1a\s]{0,6}"
+)
+_CUE = re.compile(
+    rf"(?:(?<!wrong )(?<!incorrect )\b{_NOUN}{_ABOUT}{_IS}{_ITSELF}|\\boxed|\b{_WORD}\s{{0,3}}|{_CHINESE})", re.IGNORECASE
+)
+_CHOSEN = re.compile(
+    rf"\b(?:(?:it|this|that)(?:\s(?:is|must\sbe|should\sbe)|'s)|(?:choose|chose|pick|select|go\swith|going\swith))\s{_ITSELF}",
     re.IGNORECASE,
 )
+_STATED = re.compile(rf"(?P<list>{_SEVERAL}|[b-hj-z](?=[.!]?(?:\s|\Z)))(?P<other>{_OR}{_MARKED})?(?![\w'\u2019])")
+_PRAISED = re.compile(
+    rf"(?<![\w'])(?P<list>{_LISTED})(?P<other>{_OR}{_MARKED})?\s{{1,3}}(?:is|are|must\sbe)\s(?:the\s)?(?:most\s|only\s)?"
+    r"(?:answers?|correct|right|best|true|accurate|appropriate)\b"
+)
+_LINE = re.compile(
+    rf"(?:(?:the|my)\s)?(?:(?:{_ADJECTIVE}\s){{0,3}}(?:answer|option|choice|letter))?[\s:\uff1a]{{0,3}}"
+    rf"(?P<list>{_SEVERAL})(?P<other>{_OR}{_MARKED})?[.!\s]*+",
+    re.IGNORECASE,
+)
+_FIRST = re.compile(
+    rf"(?:(?i:option|choice|answer)\s)?(?P<list>{_MARKED})(?:(?<=[.:)\]}}])(?=\s)|\s?[-\u2013\u2014]\s|,?\s(?:because|since)\b)"
+)
+_ARTICLE = re.compile(r"[AI]\s+(?!(?:because|since|and|or|as|is|with|which|but)\b)[a-z]")
+_DENIED = re.compile(r"\b(?:not|neither|nor|if|whether|unless|never|cannot|suppose)\b|n't", re.IGNORECASE)
+_MARKS = re.compile(r"[*_`$\"\u201c\u201d\u2018]|\\(?:text|textbf|mathrm|mathbf|textrm|left|right)\b\s?")
+_BOX = re.compile(r"\\f?boxed\s?\{|<\|begin_of_box\|>")
+_BEGINS = re.compile(r"\s{0,9}(?:\\\[\s?)?(?:\\boxed)?[\s{\[(]{0,9}(?:(?:option|choice|answer)\s)?", re.IGNORECASE)
+_CLAUSE = re.compile(r"[.;!\n]|\s(?:because|since)\b")
 
 
 def parse_choices(text: str, options: Sequence[str] = ()) -> frozenset[str]:
-    """The letters an answer names: `<answer>A, C</answer>` -> {A, C}; none when there are none. Never raises.
+    """The letters an answer states: `<answer>A, C</answer>` -> {A, C}; none when there are none. Never raises.
 
     Reads the last complete `<answer>` block if there is one, else the text without its thought. Understands "A", "(A)", "A.",
-    "A, C", "A and C", "ACD" in ascending order, "B. a dog", one such line per letter, "the answer is B", and the wording of an
-    option. A lone capital inside other words is no answer. Small letters are none, except in the wording of `options`, whose
-    number bounds the letters.
+    "A, C", "A and C", "ACD" in ascending order, "B. a dog", one such line per letter, "the answer is B", "B is correct", "B
+    because ..", LaTeX boxes, and the wording of an option. Of statements all must name the same letters. What is only mentioned
+    ("option A is wrong") and a lone capital inside other words are no answer. Small letters are none, except behind words such as
+    "the answer is" and in the wording of `options`, whose number bounds the letters.
     """
-    text = strip_fence(answer_block(text)).strip(" \t\n*\"'`")
+    text = _MARKS.sub("", _BOX.sub(r"\\boxed ", strip_fence(answer_block(text)))).strip(" \t\n'#")
     known = LETTERS[: len(options)] if options else LETTERS
-    found = _letters(text) or _by_wording(text, options)
+    found = _letters(text)
+    if found is None:
+        found = _by_wording(text, options)
     return frozenset(found) if set(found) <= set(known) else frozenset()
 
 
@@ -38,23 +90,81 @@ def choice_score(predicted: frozenset[str], truth: frozenset[str], soft: bool) -
     return len(predicted) / len(truth) if soft else float(predicted == truth)
 
 
-def _letters(text: str) -> list[str]:
+def _letters(text: str) -> Sequence[str] | None:
+    """The letters; empty where statements contradict each other, None where nothing is stated."""
     if _TOGETHER.fullmatch(text) and list(text) == sorted(set(text)):
         return list(text)
     if _LIST.fullmatch(text) and not _TOGETHER.search(text):
         return re.findall("[A-Z]", text)
     pieces = [piece.strip() for piece in re.split(r"[\n;]", text) if piece.strip()]
-    labelled = [_LABELLED.match(piece) for piece in pieces]
-    if labelled and all(labelled):
-        return [match[1] for match in labelled if match]
-    stated = [match["list"] for match in _STATED.finditer(text) if match["list"].upper() == match["list"].replace("and", "AND")]
-    return re.findall("[A-Z]", stated[-1].replace("and", "")) if stated else []
+    labelled = [match for piece in pieces if (match := _LABELLED.match(piece))]
+    if labelled and len(labelled) == len(pieces):
+        return [match[1] for match in labelled]
+    ways: tuple[Callable[[], Iterator[frozenset[str]]], ...] = (
+        lambda: _stated(text, pieces),
+        lambda: _preferred(text),
+        lambda: (_named(match) for match in [_FIRST.match(text)] if match and len(labelled) < 2),
+        lambda: (frozenset(match[1]) for match in labelled if len(labelled) == 1),
+    )
+    for way in ways:
+        if found := set(way()):
+            return tuple(found.pop()) if len(found) == 1 else ()
+    return None
+
+
+def _stated(text: str, pieces: Sequence[str]) -> Iterator[frozenset[str]]:
+    """Behind "the answer is" and the like, in a box, or alone on a line."""
+    yield from _behind(text, _CUE)
+    yield from (_named(match) for piece in pieces if (match := _LINE.fullmatch(piece)) and _is_upper(match))
+
+
+def _preferred(text: str) -> Iterator[frozenset[str]]:
+    """Said to be right, or chosen."""
+    yield from _behind(text, _CHOSEN)
+    yield from (_named(match) for match in _PRAISED.finditer(text) if not _is_denied(text, match.start()))
+
+
+def _behind(text: str, cues: re.Pattern[str]) -> Iterator[frozenset[str]]:
+    for cue in cues.finditer(text):
+        begins = _BEGINS.match(text, cue.end())
+        match = _STATED.match(text, cue.end()) or (begins and _STATED.match(text, begins.end()))
+        if match and not _ARTICLE.match(text, match.start()) and not _is_denied(text, cue.start()):
+            yield _named(match)
+
+
+def _named(match: re.Match[str]) -> frozenset[str]:
+    """The letters of a list; none at all where it leaves the choice open ("A or B")."""
+    if "other" in match.re.groupindex and match["other"]:
+        return frozenset()
+    return frozenset(letter.upper() for letter in re.findall(r"(?<!\w)[A-Za-z](?!\w)", match["list"]))
+
+
+def _is_upper(match: re.Match[str]) -> bool:
+    letters = re.findall(r"(?<!\w)[A-Za-z](?!\w)", match["list"])
+    return all(letter.isupper() for letter in letters)
+
+
+def _is_denied(text: str, at: int) -> bool:
+    """Is the part of the sentence in front of this place a denial or a condition?"""
+    return _DENIED.search(re.split(r"[.,;!?\n]", text[max(0, at - 120) : at])[-1]) is not None
 
 
 def _by_wording(text: str, options: Sequence[str]) -> list[str]:
-    plain = _plain(text)
-    return [letter for letter, option in zip(LETTERS, options, strict=False) if _plain(option) == plain][:1] if plain else []
+    """The option whose wording the text is, begins with, or states."""
+    behind = [text[cue.end() :].lstrip(" \n{(") for cue in _CUE.finditer(text)] if options else []
+    for said in (text, *(_CLAUSE.split(part, maxsplit=1)[0] for part in behind[-1:]), _first_words(text)):
+        plain = _plain(said)
+        named = [letter for letter, option in zip(LETTERS, options, strict=False) if plain and _plain(option) == plain]
+        if named:
+            return named[:1]
+    return []
+
+
+def _first_words(text: str) -> str:
+    """The first clause; of "Yes, .." the first word."""
+    lone = re.match(r"(?:yes|no|true|false)(?=[,:\u2014])", text, re.IGNORECASE)
+    return lone[0] if lone else _CLAUSE.split(text, maxsplit=1)[0]
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.lower().rstrip(".!").split())
+    return " ".join(text.lower().rstrip(".!}").split())
