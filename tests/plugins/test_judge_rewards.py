@@ -19,6 +19,7 @@ from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, HopelessError, JudgeError, Question, Reply, ask
 from mmrl.serving.judges.pairs import schedule, win_rates
 from mmrl.serving.judges.verdicts import fill_template, json_object, number, preference, yes_share
+from tests.support.each import for_each
 
 
 class Server:
@@ -155,6 +156,30 @@ def test_json_and_probabilities(serve, reward):
     (score,) = reward("vqa_score", server=server.endpoint())(group(SHADES[0]))
     assert score.value == pytest.approx(0.6)
     assert 'show "a fox"' in server.asked[1][0]["messages"][0]["content"][-1]["text"]
+
+
+@for_each(
+    "text, label, value",
+    [
+        ("3/10", "", 3), ("3 out of 10", "", 3), ("3 (scale 0 to 10)", "", 3), ("3 / 10.0", "", 3), (".9", "", 0.9),
+        ("8.5", "", 8.5),
+        ("On a scale of 0-10: 3", "", 3), ("Score: 3/10, for the hat", "Score", 3), ("10", "", 10), ("10/10", "", 10),
+        ("3/5", "", None), ("3 out of 5", "", None), ("3,5", "", None), ("3/100", "", None),
+    ],
+)  # fmt: skip
+def test_the_scale_is_no_score(text, label, value):
+    if value is None:
+        with pytest.raises(JudgeError):
+            number(Reply(text), 0.0, 10.0, label)
+    else:
+        assert number(Reply(text), 0.0, 10.0, label) == value
+
+
+def test_a_cut_answer_may_lack_its_last_number():
+    for text, label in (("It deserves 9", ""), ("Score: 1", "Score")):
+        with pytest.raises(JudgeError, match=r"may not be its last word; it was cut at server\.max_tokens"):
+            number(Reply(text, cut=True), 0.0, 10.0, label)
+    assert number(Reply("Score: 1, for it", cut=True), 0.0, 10.0, "Score") == 1
 
 
 def test_what_cannot_be_read_fails_and_is_not_zero(serve, reward, caplog):
