@@ -10,7 +10,7 @@ from typing import Literal, cast
 
 from mmrl.answers.choices import LETTERS, parse_choices
 from mmrl.answers.questions import problem_type
-from mmrl.answers.spans.sounds import sound_part
+from mmrl.answers.spans.sounds import check_sound, sound_part
 from mmrl.core.samples import IMAGE, KINDS, VIDEO, Audio, MediaKind, is_named
 from mmrl.core.types import Prompt, Video
 from mmrl.data.files.paths import cell_below, path_below
@@ -87,7 +87,7 @@ class Questions:
             if isinstance(one, Video):
                 check_video(one, min_frames=1, decode=self.decode)
             elif isinstance(one, Audio):
-                sound_part(one)
+                check_sound(one, self.decode)
         return [one for _, one in media], [picture_size(one, self.decode) for kind, one in media if kind is IMAGE]
 
     def prompts(self, row: Row, measured: Callable[[], Measured] | None = None) -> list[Prompt]:

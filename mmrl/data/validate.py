@@ -13,7 +13,7 @@ from mmrl.answers.boxes.box import Box, check_inside
 from mmrl.answers.questions import true_letters, true_number, true_text
 from mmrl.answers.spans.attempts import true_spans
 from mmrl.answers.spans.interval import Interval
-from mmrl.answers.spans.sounds import sound_part
+from mmrl.answers.spans.sounds import check_sound
 from mmrl.core.samples import KINDS, Audio, is_named, kind_of
 from mmrl.core.types import MediaSize, Prompt, Video
 from mmrl.data.files.ahead import Watch, ahead, same
@@ -314,7 +314,7 @@ def _measure(prompt: Prompt, decode: bool) -> Measured:
     for size in sizes:
         check_shape(size)
     clips = [media for media in prompt.media if isinstance(media, Video)]
-    sounds = [end - start for media in prompt.media if isinstance(media, Audio) for start, end in [sound_part(media)]]
+    sounds = [check_sound(media, decode) for media in prompt.media if isinstance(media, Audio)]
     return sizes, [*(check_video(clip, min_frames=1, decode=decode).seconds for clip in clips), *sounds]
 
 

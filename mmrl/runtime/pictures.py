@@ -60,12 +60,14 @@ def transparent_grey(picture: Image.Image) -> int | None:
 
 def on_white(pixels: np.ndarray) -> np.ndarray:
     """Frames or a picture (..., 4) of bytes with transparency, as (..., 3) on white."""
-    opaque = pixels[..., 3:].astype(np.uint32)
+    opaque = pixels[..., 3:].astype(np.uint16)
     return ((pixels[..., :3] * opaque + 255 * (255 - opaque) + 127) // 255).astype(np.uint8)
 
 
 def _in_8_bits(values: np.ndarray, white: int, transparent: int | None) -> np.ndarray:
     most = abs(white)
-    greys = (np.minimum(values, most).astype(np.uint32) * 255 + most // 2) // most
-    greys = greys if white > 0 else 255 - greys
-    return np.where(values == transparent, 255, greys).astype(np.uint8)
+    greys = (np.minimum(np.arange(2**16), most) * 255 + most // 2) // most
+    table = (greys if white > 0 else 255 - greys).astype(np.uint8)
+    if transparent is not None:
+        table[transparent] = 255
+    return table[np.clip(values, 0, 2**16 - 1)]

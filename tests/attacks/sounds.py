@@ -73,6 +73,11 @@ def lying(**lies: int) -> Write:
     return lambda path: write_floats(path, TONE, **lies)
 
 
+def odd(sample: float) -> Write:
+    """A tone that ends with this sample."""
+    return lambda path: write_floats(path, np.append(TONE, sample))
+
+
 ATTACKS = [
     refusal("a clip without sound as a sound", "a.mp4", lambda p: write_clip_with_sound(p, None), "a.mp4", "holds no sound"),
     refusal("an empty sound", "a.wav", lambda path: path.touch(), "a.wav", "is an empty file"),
@@ -85,8 +90,9 @@ ATTACKS = [
         "a sound of four billion samples a second", "a.wav", lying(rate=4_000_000_000, a_second=0), "a.wav", "cannot be opened"
     ),
     in_training("a sound of ten hours", ten_hours, "a.wav", "lasts 36000.0 s", "`start` and `end`"),
-    in_training("a sound with a sample that is no number", lambda p: write_floats(p, np.append(TONE, np.nan)), "a.wav", "finite"),
-    in_training("a sound of samples of 1e30", lambda p: write_floats(p, 1e30 * TONE), "a.wav", "full scale is 1"),
+    in_training("a sound with a sample that is no number", odd(np.nan), "rows.jsonl:1", "a.wav", "finite"),
+    in_training("a sound of samples of 1e30", odd(1e30), "rows.jsonl:1", "a.wav", "full scale is 1"),
+    *(refusal(f"a sound with a sample of {x:g}", "a.wav", odd(x), "rows.jsonl:1", "a.wav") for x in (np.nan, np.inf, 1e30)),
     hearing("a sound whose head was written for a stream of 4 GB", lying(riff=2**32 - 1, data=2**32 - 1)),
     hearing("a sound of 96 kHz", lambda path: write_wav(path, [tone(1.0, rate=96_000)], 96_000)),
     hearing("a sound of eight channels", lambda path: write_wav(path, [TONE] * 8)),

@@ -90,6 +90,7 @@ def test_data_check_names_columns_for_rewards(tmp_path):
         ({"messages": asked({"type": "video", "video_start": 1.0}), "answer": "x"}, "video_start and names no clip"),
         ({"messages": asked({"type": "video", "video": "a.mp4", "nframes": 2.5}), "answer": "x"}, "nframes .* a whole number"),
         ({"messages": asked({"type": "video", "video": "a.mp4", "fps": "2"}), "answer": "x"}, "fps .* must be a number"),
+        ({"messages": asked({"type": "video", "video": "a.mp4", "fps": float("nan")}), "answer": "x"}, "fps .* must be a number"),
         ({"messages": asked({"type": "video", "video": "a.mp4", "video_end": 60}), "answer": "x"}, "asks for 0 s to 60 s"),
         ({"video": {"video": "a.mp4", "stop": 2}, "question": "q", "answer": "x"}, "asks for stop, which is not known"),
         ({"video": ["a.mp4", "a.mp4"], "video_start": 1.0, "question": "q", "answer": "x"}, "a part of one clip"),

@@ -1,7 +1,6 @@
 """How a video file asks for its frames to be shown: turned, mirrored, with pixels that are no squares, transparent."""
 
 from collections.abc import Iterator
-from math import atan2, degrees
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ def shown(frame: AvObject, stream: AvObject) -> NDArray[np.uint8]:
 
         pixels = np.asarray(Image.fromarray(pixels).resize((width, frame.height), Image.Resampling.BICUBIC))
     if not is_straight(turn):
-        raise ValueError(f"asks to be shown turned by {degrees(atan2(b, a)):.0f} degrees: turn its frames when it is written")
+        raise ValueError(f"asks for a turn that is no quarter ({a:.3g}, {b:.3g}, {c:.3g}, {d:.3g}): turn its frames themselves")
     pixels, right, down = (pixels, a, d) if abs(a) > abs(b) else (pixels.swapaxes(0, 1), c, b)
     return np.ascontiguousarray(pixels[:: 1 if down > 0 else -1, :: 1 if right > 0 else -1])
 

@@ -21,6 +21,8 @@ STREAM = 2**32 - 2**16
 """From here on the length in a .wav file's head says that it was not known."""
 LOUDEST = 100.0
 """Full scale is 1: samples beyond this are numbers of another scale, or damage."""
+FLOATS = ("pcm_f", "wavpack")
+"""Codecs whose files may hold any number; others are bounded by their integers."""
 AvObject = Any
 """A file, stream or frame of PyAV."""
 Wave = NDArray[np.float32]
@@ -54,11 +56,29 @@ def read_wave(sound: Audio, ear: Ear) -> Wave:
     held = len(wave) / ear.rate
     if held + SLACK < min(end - start, ear.longest) or not len(wave):
         raise ValueError(f"the sound {sound.source!r} is damaged: {held:.2f} of {end - start:.2f} s come out of the decoder")
-    if not np.isfinite(wave).all():
-        raise ValueError(f"the sound {sound.source!r} holds samples that are no finite numbers: save it again")
-    if (peak := float(np.abs(wave).max())) > LOUDEST:
-        raise ValueError(f"the sound {sound.source!r} has samples of {peak:.3g}, and full scale is 1: save it in 16 bits")
+    check_samples(wave, sound.source)
     return wave
+
+
+def check_sound(sound: Audio, decode: bool = False) -> float:
+    """Seconds of what is heard of a file; errors are those of `sound_part`, and of samples that no model can be given.
+
+    Samples are read where the file may hold any number, and of others with `decode`.
+    """
+    start, end = sound_part(sound)
+    with sound_file(sound.source) as file:
+        if decode or file.streams.audio[0].codec_context.name.startswith(FLOATS):
+            for piece in pieces_of(file, start, end, Ear().rate):
+                check_samples(piece, sound.source)
+    return end - start
+
+
+def check_samples(wave: Wave, source: str) -> None:
+    """Raise ValueError for samples that are no finite numbers, or far from full scale."""
+    if not np.isfinite(wave).all():
+        raise ValueError(f"the sound {source!r} holds samples that are no finite numbers: save it again")
+    if (peak := float(np.abs(wave).max(initial=0.0))) > LOUDEST:
+        raise ValueError(f"the sound {source!r} has samples of {peak:.3g}, and full scale is 1: save it in 16 bits")
 
 
 def sound_part(sound: Audio) -> tuple[float, float]:

@@ -15,6 +15,8 @@ from mmrl.data.files.pictures import picture_size
 
 WISHES = {"video_start": "start", "video_end": "end", "fps": "fps", "nframes": "frames"}
 """What a clip is to be shown of, as Qwen's messages call it -> the field of `Video`."""
+MOST_WISHED = 1e6
+"""Seconds or frames."""
 _DECODED: FileMemory[None] = FileMemory()
 
 
@@ -42,7 +44,7 @@ def video_of(root: Path, cell: object, anywhere: bool) -> Video:
         whole = name == "nframes"
         if name not in WISHES:
             raise ValueError(f"a {VIDEO.noun} asks for {name}, which is not known: {', '.join(WISHES)} are")
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not abs(value) <= MOST_WISHED:
             raise ValueError(f"{name} of a {VIDEO.noun} is {str(value)[:80]!r}: it must be a {'whole ' if whole else ''}number")
     path = path_below(root, source, "image_root", anywhere)
     return Video(path, **cast(dict[str, Any], {WISHES[name]: value for name, value in wishes.items()}))

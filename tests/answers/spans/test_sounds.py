@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmrl.answers.spans.sounds import Ear, read_wave, sound_part
-from mmrl.core.samples import AUDIO, Audio, kind_of
-from tests.support.sounds import tone, write_clip_with_sound, write_wav
+from mmrl import load_data
+from mmrl.answers.spans.sounds import Ear, check_sound, read_wave, sound_part
+from mmrl.app.commands.data import check as check_rows
+from mmrl.core.samples import AUDIO, Audio, Prompt, kind_of
+from mmrl.data.validate import check as check_prompts
+from tests.support.sounds import tone, write_clip_with_sound, write_floats, write_wav
 
 EAR = Ear(16_000, 30.0)
 
@@ -124,3 +127,28 @@ def test_a_part_that_a_file_does_not_have_is_refused(tmp_path: Path, start: floa
     sound = write_wav(tmp_path / "a.wav", [tone(2.0)])
     with pytest.raises(ValueError, match=r"it asks for .* s to .* s, and the file lasts from 0 to 2.00 s"):
         read_wave(replace(sound, start=start, end=end), EAR)
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"), [(np.nan, "no finite"), (np.inf, "no finite"), (-np.inf, "no finite"), (1e30, "full")]
+)
+def test_samples_that_no_model_can_be_given_are_found_before_training(tmp_path: Path, sample: float, said: str):
+    """By a look at a file of floats, by loading a data set and by its check."""
+    sound = write_floats(tmp_path / "odd.wav", np.append(tone(1.0), sample))
+    (tmp_path / "rows.jsonl").write_text('{"audio": "odd.wav", "question": "how often?", "answer": 2}\n')
+    looks = (
+        lambda: check_sound(sound),
+        lambda: load_data("qa_jsonl", path=str(tmp_path / "rows.jsonl")),
+        lambda: check_rows(str(tmp_path / "rows.jsonl"), []),
+        lambda: check_prompts([Prompt("p", "how often?", (sound,))]).raise_if_bad(),
+    )
+    for look in looks:
+        with pytest.raises(ValueError, match=rf"odd\.wav' (holds|has) samples .*{said}"):
+            look()
+
+
+def test_sounds_that_pass_are_measured(tmp_path: Path):
+    whole = write_wav(tmp_path / "a.wav", [tone(2.0)])
+    assert check_sound(whole) == check_sound(whole, decode=True) == pytest.approx(2.0)
+    part = Audio(write_floats(tmp_path / "b.wav", np.append(tone(2.0), np.nan)).source, end=1.0)
+    assert check_sound(part) == 1.0

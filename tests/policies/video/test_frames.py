@@ -252,7 +252,7 @@ def test_mirrored_frames_are_shown_mirrored(name, tmp_path, files):
 def test_other_turns_are_refused(tmp_path, files):
     path = turn(files["even.mp4"], tmp_path / "odd.mp4", (0.7071, 0.7071, -0.7071, 0.7071))
     for look in (lambda: fetch(Video(path), FrameRule()), lambda: check_video(path)):
-        with pytest.raises(ValueError, match=r"odd\.mp4'.* asks to be shown turned by 45 degrees: turn its frames when"):
+        with pytest.raises(ValueError, match=r"odd\.mp4'.* asks for a turn that is no quarter \(0\.707, 0\.707, -0"):
             look()
 
 
