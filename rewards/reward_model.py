@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mmrl import Group, Need, Scored, load_reward_model
 from mmrl.runtime.ranges import Count, CountOrNone, Number, Positive, check_ranges
+from mmrl.serving.files import refuse_own_code
 from mmrl.serving.scorers.sizes import ModelSize, hub_size
 
 
@@ -38,15 +39,18 @@ class RewardModel:
     """Where the model runs: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     batch_size: Count = 16
     """Outputs in one forward of the model."""
+    trust_remote_code: bool = False
+    """True: Python files of the run's model run, with your rights, where its config says that it needs them."""
     needs = Need(setup="run (the folder of a run whose policy has policy.scores)")
     pointwise = True
 
     __post_init__ = check_ranges
 
     def ready(self) -> None:
-        """Raises FileNotFoundError where there is no such run."""
+        """Raises FileNotFoundError where there is no such run, ValueError where its model would run Python files unasked."""
         if not (Path(self.run).expanduser() / "config.toml").is_file():
             raise FileNotFoundError(f"reward_model.run: {self.run!r} holds no run: give the folder that mmrl reward train wrote")
+        refuse_own_code(self.run, self.trust_remote_code, f"reward_model.run: {self.run}")
 
     def models(self) -> Sequence[ModelSize]:
         """The model that learnt to score, by the run's own config."""
@@ -68,4 +72,4 @@ class RewardModel:
 
     @cached_property
     def _scorer(self):
-        return load_reward_model(self.run, self.step or None, self.device)
+        return load_reward_model(self.run, self.step or None, self.device, self.trust_remote_code)

@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import os
 import re
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -98,3 +99,16 @@ def refuse_missing_model(source: str) -> None:
     if is_offline():
         raise FileNotFoundError(f"model {source!r} is neither a folder nor in the hub's cache on this machine{offline_note()}")
     check_hub(source)
+
+
+def refuse_own_code(run: str | Path, trusted: bool, what: str) -> None:
+    """Raise ValueError where the model of a run would run Python files of its own, by the run's config alone.
+
+    Whoever asks the run must have said that they are `trusted`; `what` names the run in the error.
+    """
+    policy = tomllib.loads((Path(run).expanduser() / "config.toml").read_text(encoding="utf-8")).get("policy", {})
+    if policy.get("trust_remote_code") and not trusted:
+        raise ValueError(
+            f"{what}: Python files of {policy.get('model')!r} would run with your rights, as the run's own config says: read "
+            "them, and if you trust them set trust_remote_code = true beside the run's name"
+        )

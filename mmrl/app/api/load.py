@@ -44,31 +44,33 @@ def load_reward(use: str, **settings: object) -> Callable[..., Any]:
     return reward_of(use, settings, ("reward",), table)()
 
 
-def load_reward_model(run: str | Path, step: int | None = None, device: str = "auto") -> Scorer:
+def load_reward_model(run: str | Path, step: int | None = None, device: str = "auto", trust_remote_code: bool = False) -> Scorer:
     """The reward model that a run trained: `mmrl.load_reward_model("runs/rm").of_group(group)` gives {axis: score} per sample.
 
     Args:
         run: the run's folder.
         step: its checkpoint; None: the newest.
         device: auto (the GPU if there is one), cpu, cuda or cuda:1.
+        trust_remote_code: Python files of the run's model may run, with your rights.
 
     Raises:
         FileNotFoundError: there is no such run.
-        ValueError: it trained no reward model, or the checkpoint is damaged.
+        ValueError: it trained no reward model, its model runs Python files, or the checkpoint is damaged.
     """
-    return scorer_of(Path(run).expanduser(), step, device)
+    return scorer_of(Path(run).expanduser(), step, device, trust_remote_code)
 
 
-def load_judge(run: str | Path, step: int | None = None, device: str = "auto") -> Judge:
+def load_judge(run: str | Path, step: int | None = None, device: str = "auto", trust_remote_code: bool = False) -> Judge:
     """The model that a run trained, to be asked: `mmrl.load_judge("runs/judge").answers([prompt])` gives a sample per prompt.
 
     Args:
         run: the run's folder.
         step: its checkpoint; None: the newest.
         device: auto (the GPU if there is one), cpu, cuda or cuda:1.
+        trust_remote_code: Python files of the run's model may run, with your rights.
 
     Raises:
         FileNotFoundError: there is no such run.
-        ValueError: its model draws, or the checkpoint is damaged.
+        ValueError: its model draws, or runs Python files, or the checkpoint is damaged.
     """
-    return judge_of(Path(run).expanduser(), step, device)
+    return judge_of(Path(run).expanduser(), step, device, trust_remote_code)

@@ -33,6 +33,7 @@ from mmrl.app.plugins.resolve import PlugIn
 from mmrl.app.reward_test import probes
 from mmrl.app.reward_test.rows import ProbeRow, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
+from mmrl.app.run.beforehand import what_is_missing
 from mmrl.app.run.build import load_data, with_local_model
 from mmrl.app.run.sample_files import strip_of, write_clip
 from mmrl.app.toml.tables import Table
@@ -227,6 +228,8 @@ def score(
     if not tasks:
         raise ValueError(f"{data} has no outputs to score: give rows a `completion`, an `image` or a `video`")
     tried = one_reward(target, settings, "norm1000")
+    if missing := what_is_missing(tried.function):
+        raise ValueError(f"reward {tried.name!r} {missing}")
     runner = RewardRunner([NamedReward(tried.name, tried.function, max_failed=1.0)])
     groups = [Group(i, task.prompt, task.samples) for i, task in enumerate(tasks)]
     cards = [

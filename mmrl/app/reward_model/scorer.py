@@ -8,17 +8,21 @@ from typing import cast
 import torch
 from torch import nn
 
-from mmrl.app.config import run as configs
-from mmrl.app.config.run import RunConfig
+from mmrl.app.config.run import RunConfig, resolve
 from mmrl.app.run.context import hushed_saving
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.revive import load_state, revive
+from mmrl.app.toml.tables import Table
 from mmrl.core.readings import SCORE
 from mmrl.core.types import Group, Prompt, Reading, Request, Sample
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.runtime.process_state import keep_random_state
+from mmrl.serving.files import refuse_own_code
 from mmrl.serving.scorers.models import HeldModel, hold
+
+NOTHING_ELSE = {"algorithm": {"preset": "sft"}, "data": {"use": "prompts"}}
+"""What a config must name beside a model."""
 
 
 @dataclass(frozen=True)
@@ -83,41 +87,47 @@ class Judge:
         return [group.samples[0] for group in sorted(groups, key=lambda group: group.id)]
 
 
-def axes_of(run: Path) -> tuple[RunConfig, tuple[str, ...]]:
-    """The config of a run that trained a reward model, and the axes that it scores.
+def config_of(run: Path, trusted: bool) -> RunConfig:
+    """The model of a run and how it is sampled; of its config nothing else is read, for the rest may name Python files.
 
-    Raises:
-        FileNotFoundError: there is no such run.
-        ValueError: it trained no reward model.
+    Raises FileNotFoundError where there is no such run, and ValueError where its model draws, or would run Python files of its
+    own although whoever asks has not said that they are `trusted`.
     """
-    config = configs.load(str(RunDir.open(run).config_file)).config
+    table = Table.read(RunDir.open(run).config_file)
+    given: dict[str, object] = dict(table.values.get("policy", {}))
+    if given.get("kind", "text") != "text":
+        raise ValueError(f"{run} trained a model that draws, and one that writes is asked: name a run whose policy.kind is text")
+    refuse_own_code(run, trusted, str(run))
+    sampling = table.values.get("evaluation", {}).get("sampling")
+    evaluation = {} if sampling is None else {"evaluation": {"sampling": sampling}}
+    kept = {"policy": {key: value for key, value in given.items() if key != "engine"}, "seed": table.values.get("seed", 0)}
+    return resolve(Table.of({**kept, **evaluation, **NOTHING_ELSE}, str(run))).config
+
+
+def axes_of(run: Path, trusted: bool = False) -> tuple[RunConfig, tuple[str, ...]]:
+    """The config of a run that trained a reward model, and the axes that it scores; ValueError where it trained none, and as
+    `config_of`."""
+    config = config_of(run, trusted)
     axes = config.policy.scores if isinstance(config.policy, TextPolicyConfig) else ()
     if not axes:
         raise ValueError(f"{run} trained no reward model: its policy.scores names no axis; `mmrl reward train` makes one")
     return config, axes
 
 
-def scorer_of(run: Path, step: int | None = None, device: str = "auto") -> Scorer:
+def scorer_of(run: Path, step: int | None = None, device: str = "auto", trusted: bool = False) -> Scorer:
     """The reward model of a run's checkpoint `step`, or of its newest; loaded once per process.
 
     Raises:
         FileNotFoundError, ValueError: as `axes_of`; CheckpointError where the checkpoint is damaged or not there.
     """
-    config, axes = axes_of(run)
+    config, axes = axes_of(run, trusted)
     held = hold_policy(run, config, step, device)
     return Scorer(cast(PolicyNet, held.model).policy, axes, held)
 
 
-def judge_of(run: Path, step: int | None = None, device: str = "auto") -> Judge:
-    """The judge of a run's checkpoint `step`, or of its newest; loaded once per process.
-
-    Raises:
-        FileNotFoundError: there is no such run.
-        ValueError: its model draws; CheckpointError where the checkpoint is damaged or not there.
-    """
-    config = configs.load(str(RunDir.open(run).config_file)).config
-    if not isinstance(config.policy, TextPolicyConfig):
-        raise ValueError(f"{run} trained a model that draws, and a judge writes: name a run whose policy.kind is text")
+def judge_of(run: Path, step: int | None = None, device: str = "auto", trusted: bool = False) -> Judge:
+    """The judge of a run's checkpoint `step`, or of its newest; loaded once per process. Raises as `scorer_of`."""
+    config = config_of(run, trusted)
     held = hold_policy(run, config, step, device)
     return Judge(cast(PolicyNet, held.model).policy, config.evaluation.sampling, held)
 

@@ -49,7 +49,7 @@ def train_reward_model(given: TrainArguments) -> RunDir:
     if os.environ.get("RANK", "0") != "0":
         return run
     if pairs is not None:
-        found = agreement(scorer_of(run.path), pairs)
+        found = agreement(scorer_of(run.path, trusted=True), pairs)
         write_agreement(found, run)
         print_agreement(found)
     Terminal().print(f'in a config: [[reward]] use = "{run.path}"', markup=False, highlight=False, soft_wrap=True)

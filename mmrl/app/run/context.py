@@ -115,6 +115,11 @@ class OnTerminal(logging.Handler):
         console.print(f"{record.levelname.lower()}: {brief(record.getMessage())}", style="yellow")
 
 
+def is_ours(record: logging.LogRecord) -> bool:
+    """Does mmrl say it? What it says of a model, such as that its Python files run, is never kept back."""
+    return record.name.partition(".")[0] == "mmrl"
+
+
 @contextmanager
 def hushed_saving() -> Iterator[None]:
     """Keep libraries' progress bars and remarks off the terminal, where a model is saved that takes no time."""
@@ -122,15 +127,19 @@ def hushed_saving() -> Iterator[None]:
     from transformers.utils import logging as words
 
     bars = [one for one in (words, drawing) if one.is_progress_bar_enabled()]
-    before = logging.root.manager.disable
     for one in bars:
         one.disable_progress_bar()
     # not by a logger's level, which libraries set when they are imported
-    logging.disable(logging.CRITICAL)
+    loggers = [logging.root, *(one for one in logging.root.manager.loggerDict.values() if isinstance(one, logging.Logger))]
+    handlers = [handler for one in loggers for handler in one.handlers]
+    handlers += [] if logging.lastResort is None else [logging.lastResort]
+    for handler in handlers:
+        handler.addFilter(is_ours)
     try:
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             yield
     finally:
-        logging.disable(before)
+        for handler in handlers:
+            handler.removeFilter(is_ours)
         for one in bars:
             one.enable_progress_bar()

@@ -31,6 +31,7 @@ from mmrl.runtime.net.fetch import (
 )
 from mmrl.runtime.net.secrets import Json, hide_in_json, read_secret
 from mmrl.runtime.ranges import Count, CountOrNone, NonNegative, Positive, Range, check_ranges
+from mmrl.serving.files import refuse_own_code
 from mmrl.serving.media import PictureFormat, data_url
 
 log = logging.getLogger("mmrl")
@@ -92,6 +93,8 @@ class Endpoint:
     run: str = ""
     """The folder of a run of yours, whose model is asked in place of a server, sampled as its held-out prompts are; empty: the
     server. Its memory is in no plan."""
+    trust_remote_code: bool = False
+    """True: Python files of that run's model run, with your rights, where its config says that it needs them."""
 
     # read by pydantic when a config's table becomes an Endpoint: a misspelt key is an error
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
@@ -112,6 +115,7 @@ class Endpoint:
                 raise RewardUnavailableError(
                     f"server.run: {self.run!r} holds no run: name the folder of a judge that you trained"
                 )
+            refuse_own_code(self.run, self.trust_remote_code, f"server.run: {self.run}")
             return
         once = replace(self, retries=0, timeout_s=min(self.timeout_s, ANSWER_S))
         try:
@@ -248,7 +252,7 @@ def ask_run(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | J
     if any(question.probabilities for question in questions):
         raise HopelessError(f"server.run: {endpoint.run} writes answers without probabilities: ask for a number or for json")
     try:
-        judge = load_judge(endpoint.run)
+        judge = load_judge(endpoint.run, trust_remote_code=endpoint.trust_remote_code)
     except (FileNotFoundError, ValueError) as error:
         raise HopelessError(f"server.run: {error}") from None
     asked = [Prompt(str(i), text_of(question), tuple(question.pictures)) for i, question in enumerate(questions)]

@@ -4,14 +4,16 @@ import json
 import math
 import random
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import tomli_w
 from PIL import Image
 from typer.testing import CliRunner
 
-from mmrl import load_reward
+from mmrl import load_judge, load_reward, load_reward_model
 from mmrl.app.cli.reward import reward
 from mmrl.app.commands import train as commands
 from mmrl.app.commands.train import TrainArguments, train
@@ -89,6 +91,43 @@ def test_its_folder_is_a_reward(run: RunDir, tmp_path: Path):
     group = Group(0, Prompt("p", "Write letters."), tuple(Sample(text) for text in scored))
     again = load_reward("reward_model", run=str(run.path), shift=1.0, scale=2.0)(group)
     assert [one.value for one in again] == pytest.approx([(value - 1) / 2 for value in scored.values()])
+
+
+@pytest.mark.parametrize("kind", ["a model's code", "a part's code"])
+def test_a_folder_of_somebody_runs_no_code_of_its_own(kind: str, run: RunDir, tmp_path: Path):
+    """Trust is what the user's own config says; what a run names beside its model is not read."""
+    folder, fuse, rows = tmp_path / "rm", tmp_path / "executed", tmp_path / "rows.jsonl"
+    shutil.copytree(run.path, folder)
+    rows.write_text('{"prompt": "Write letters.", "completion": "abcd"}\n')
+    told = tomllib.loads(run.config_file.read_text())
+    if kind == "a part's code":
+        (tmp_path / "evil.py").write_text(f"open({str(fuse)!r}, 'w')\ndef sampler(prompts, seed): pass\n")
+        told["sampler"] = {"use": f"{tmp_path}/evil.py:sampler"}
+        told["algorithm"]["planner"] = {"use": f"{tmp_path}/evil.py:sampler"}
+        (folder / "config.toml").write_text(tomli_w.dumps(told))
+        said_by("score", folder, rows, "--out", tmp_path / "scores.jsonl")
+        return
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil"}}))
+    (model / "evil.py").write_text(f"open({str(fuse)!r}, 'w')\n")
+    told["policy"] |= {"trust_remote_code": True, "model": str(model)}
+    (folder / "config.toml").write_text(tomli_w.dumps(told))
+    refused = r"Python files of .*model' would run with your rights.*set trust_remote_code = true beside the run's name"
+    for ask in (
+        load_reward("reward_model", run=str(folder)).ready,  # pyright: ignore[reportFunctionMemberAccess]
+        load_reward("vlm_judge", template="?", server={"run": str(folder)}).ready,  # pyright: ignore[reportFunctionMemberAccess]
+        lambda: load_reward_model(folder),
+        lambda: load_judge(folder),
+    ):
+        with pytest.raises(ValueError, match=refused):
+            ask()
+    done = CliRunner().invoke(reward, ["score", str(folder), str(rows), "--out", str(tmp_path / "scores.jsonl")])
+    assert "is not ready: reward_model.run" in str(done.exception) and "with your rights" in str(done.exception)
+    assert not fuse.exists()
+    with pytest.raises(ValueError):
+        load_reward_model(folder, trust_remote_code=True)
+    assert fuse.exists(), "who says so has it run"
 
 
 CONFIG = """
