@@ -16,6 +16,7 @@ from mmrl import Observation, Prompt, Turn
 from mmrl.answers.calls import CallError
 from mmrl.data.drawn.puzzles.make import KINDS, make_puzzle
 from mmrl.data.drawn.puzzles.puzzle import Puzzle, command
+from mmrl.data.tools.foreign import mistake
 
 __all__ = ["Puzzles"]
 
@@ -45,7 +46,8 @@ class _Play:
             answer = self.puzzle.act(command(turn.text, self.puzzle.words))
             facts = {"acted": 1.0}
         except CallError as error:
-            answer, facts = Observation(f"Error: {error}."), {"error": 1.0}
+            answer = mistake(error)
+            facts = answer.facts
         self.given += answer.reward or 0.0
         if answer.done:
             facts["solved"] = float(self.given > 1 - 1e-9)

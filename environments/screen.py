@@ -18,6 +18,7 @@ from mmrl.answers.boxes.box import Space
 from mmrl.answers.calls import CallError, parse_call
 from mmrl.core.samples import MediaSize
 from mmrl.data.drawn.screens import HEIGHT, WIDTH, DrawnScreen, draw_screen, order_of
+from mmrl.data.tools.foreign import mistake
 
 __all__ = ["Screens"]
 
@@ -55,7 +56,7 @@ class _Presses:
                 raise CallError("click on a button, with the point [x, y]")
             x, y = call.numbers("point", 2)
         except CallError as error:
-            return Observation(f"Error: {error}.", facts={"error": 1.0})
+            return mistake(error)
         pressed = self.screen().button_at(*self._pixels(x, y, turn.shown[-1] if turn.shown else None))
         if pressed is None:
             return Observation("There is no button.", facts={"missed": 1.0}, key=str(self.right))

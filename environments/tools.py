@@ -30,6 +30,7 @@ from mmrl.answers.boxes.box import Space
 from mmrl.answers.calls import PYTHON, CallError, Form, parse_call
 from mmrl.core.samples import Video, kind_of
 from mmrl.data.files.pictures import open_picture
+from mmrl.data.tools.foreign import mistake
 from mmrl.data.tools.toolbox import Toolbox
 from mmrl.runtime.ranges import Positive, Range, Share, check_ranges
 from mmrl.runtime.sandbox.lock import missing
@@ -68,6 +69,8 @@ class Tools:
     """The longest that a piece of code, or a server, may take."""
     text: Annotated[int, Range(1, 1 << 20)] = 2048
     """Characters that python prints."""
+    memory: Annotated[int, Range(64, 1 << 20)] = 1024
+    """MiB that the python of an episode may take; `mmrl plan` counts it for all episodes of a step."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -87,10 +90,19 @@ class Tools:
             "norm1000" if self.space == "auto" else self.space,
             self._read,
             self._find,
-            SandboxLimits(seconds=self.seconds, text=self.text),
+            self.limits,
             seed,
         )
         return _World(self, tools)
+
+    @property
+    def limits(self) -> SandboxLimits:
+        return SandboxLimits(seconds=self.seconds, text=self.text, memory=self.memory << 20)
+
+    @property
+    def sandbox(self) -> SandboxLimits | None:
+        """What the sandbox of an episode may take; None: it has none."""
+        return self.limits if PYTHON in self.tools else None
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Load reader and detector; ValueError where a package or a file that they need is missing."""
@@ -122,7 +134,7 @@ class _World:
                 return None
             text, shown = self.session.follow(call)
         except CallError as error:
-            return Observation(f"Error: {error}.", facts={"error": 1.0})
+            return mistake(error)
         said = "\n".join(part for part in (text, "<image>" * len(shown), self.settings.words if shown else "") if part)
         return Observation(said, tuple(shown), facts={"tool": 1.0, call.name.lower(): 1.0})
 

@@ -19,6 +19,7 @@ from mmrl.answers.boxes.box import Space
 from mmrl.answers.calls import Call, CallError, parse_call
 from mmrl.core.samples import kind_of
 from mmrl.data.files.pictures import open_picture
+from mmrl.data.tools.foreign import mistake
 from mmrl.data.tools.zoom import zoom
 
 
@@ -51,7 +52,7 @@ class _Pictures:
             call = parse_call(turn.text, "tags", ("zoom", "bbox_2d"))
             return None if call is None else self._cut(call, turn)
         except CallError as error:
-            return Observation(f"Error: {error}.", facts={"error": 1.0})
+            return mistake(error)
 
     def close(self) -> None:
         self.pictures.clear()

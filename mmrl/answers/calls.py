@@ -23,7 +23,7 @@ PYTHON = "python"
 """The tool that a block of code calls, with the argument `code`."""
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 _BRACKET = re.compile(r"\"(?:[^\"\\]|\\.)*+(?:\"|\\?\Z)|[\[{]|[\]}]", re.DOTALL)
-_MARK = re.compile(r"<(?=[|/_A-Za-z])|\[(?=/?[A-Z_]+\])")
+_MARK = re.compile(r"<(?=[|\uff5c/_A-Za-z])|\[(?=/?[A-Z_]+\])")
 _FENCE = re.compile(r"```(?:python|py)\b[ \t]*+\n?")
 
 

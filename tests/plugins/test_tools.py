@@ -209,6 +209,15 @@ def test_the_installed_reader_reads():
 
 
 def test_what_a_tool_prints_is_no_mark():
-    for text in ("<image>", "<|im_end|>", "</tool_call>", "<end_of_turn>", "[INST]", "[/INST]", "<IMG_CONTEXT>"):
+    for text in (
+        "<image>",
+        "<|im_end|>",
+        "</tool_call>",
+        "<end_of_turn>",
+        "[INST]",
+        "[/INST]",
+        "<IMG_CONTEXT>",
+        "<\uff5cUser\uff5c>",
+    ):
         assert text not in harmless(f"a{text}b")
     assert harmless("3 < 4, x[0] <= y and [1, 2]") == "3 < 4, x[0] <= y and [1, 2]"

@@ -25,6 +25,7 @@ from mmrl.core.protocols import PromptSampler
 from mmrl.core.types import Prompt
 from mmrl.data.sources import Marking, Sources, StreamedSources, join_sources, mark_all
 from mmrl.runtime.ranges import hints_of
+from mmrl.runtime.sandbox.sandbox import MOST, RunsCode
 from mmrl.serving.reward_client import RemoteReward, is_url
 from mmrl.training.worlds.host import Answering
 from mmrl.training.worlds.runner import WorldRunner
@@ -231,7 +232,16 @@ def read_environment(config: EnvironmentConfig, table: Table) -> Callable[[], En
     return safe(make, f"{table.at(path)}: {config.use}")
 
 
-def worlds_of(config: RunConfig, plug_ins: PlugIns, prompts: Sequence[Prompt], space: str | None) -> Worlds | None:
+def episodes_at_once(config: RunConfig, processes: int = 1) -> int:
+    """Episodes that each of these processes plays at a time, while it trains or answers held-out prompts."""
+    asked = config.evaluation
+    held_out = 0 if asked.data is None else asked.batch_size * asked.num_samples
+    return max(config.prompts_per_step // processes * config.algorithm.algorithm.group_size, held_out)
+
+
+def worlds_of(
+    config: RunConfig, plug_ins: PlugIns, prompts: Sequence[Prompt], space: str | None, processes: int = 1
+) -> Worlds | None:
     """The worlds that answer the policy's turns; ValueError where they cannot be made, or not for these prompts.
 
     `space` is how the policy writes boxes, for an environment whose own field `space` is auto.
@@ -246,6 +256,12 @@ def worlds_of(config: RunConfig, plug_ins: PlugIns, prompts: Sequence[Prompt], s
                 "policy.box_space to pixel, resized, norm1000, norm1 or norm1000_yx"
             )
         environment = replace(environment, space=space)
+    count, apart = episodes_at_once(config, processes), config.environment.call.where == "process"
+    if isinstance(environment, RunsCode) and environment.sandbox is not None and count > MOST and not apart:
+        raise ValueError(
+            f"environment {config.environment.use!r} has a sandbox for each of {count} episodes at a time, and a process may run "
+            f"{MOST}: lower prompts_per_step, algorithm.group_size, evaluation.batch_size or evaluation.num_samples"
+        )
     hooks = with_hooks(environment, EnvironmentHooks)
     hooks.check_prompts(prompts)
     if not hooks.repeats and with_hooks(config.algorithm.algorithm.planner, PlannerHooks).branches:

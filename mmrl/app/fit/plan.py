@@ -18,6 +18,7 @@ from mmrl.app.planning.memory import (
     has_card,
     of_sampler,
     reward_memory,
+    sandbox_memory,
 )
 from mmrl.app.run.beforehand import refuse_unknown_space
 from mmrl.app.run.build import check_ranks, first_prompts, load_prompts
@@ -66,7 +67,9 @@ def draw_up(resolved: Resolved, processes: int = 1, on_card: bool | None = None,
     check_geometry(resolved, processes)
     refuse_unknown_space(with_settings(resolved.config))
     on_card = has_card() if on_card is None else on_card
-    return Estimates(processes, prompts_of(resolved), reward_memory(resolved, on_card), card).of(resolved)
+    rewards = reward_memory(resolved, on_card)
+    beside = replace(rewards, host={**rewards.host, **sandbox_memory(resolved, processes)})
+    return Estimates(processes, prompts_of(resolved), beside, card).of(resolved)
 
 
 def check_geometry(resolved: Resolved, processes: int) -> None:

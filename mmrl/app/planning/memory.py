@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from mmrl.app.config.plug_ins import episodes_at_once, read_environment
 from mmrl.app.config.reward_models import models_of
 from mmrl.app.config.run import Resolved, RunConfig, UnweightedReward
 from mmrl.app.modality.on_cards import without_bfloat16
@@ -20,6 +21,7 @@ from mmrl.policies.shared.quantized.host import host_weights
 from mmrl.policies.shared.quantized.layer import SCALES_OF, count_weights, nf4_layers
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.sandbox.sandbox import OWN_BYTES, RunsCode
 from mmrl.runtime.tensors import is_matrix
 from mmrl.serving.scorers.sizes import ModelSize
 from mmrl.training.optim import OptimizerSettings
@@ -233,6 +235,17 @@ def reward_memory(resolved: Resolved, on_card: bool) -> RewardMemory:
         else:
             host[name] = WHOLE * size.weights
     return RewardMemory(stays if on_card else {**stays, **host}, host if on_card else {}, tuple(dict.fromkeys(unknown)))
+
+
+def sandbox_memory(resolved: Resolved, processes: int) -> dict[str, int]:
+    """Bytes of the sandboxes that a process's episodes may have on the host, by a name; none where no code runs."""
+    config = resolved.config
+    make = None if config.environment is None else read_environment(config.environment, resolved.table)
+    environment = None if make is None else make()
+    if not isinstance(environment, RunsCode) or environment.sandbox is None:
+        return {}
+    count = episodes_at_once(config, processes)
+    return {f"sandboxes of {count} episodes, at most": count * (environment.sandbox.memory + OWN_BYTES)}
 
 
 def label_of(reward: UnweightedReward) -> str:

@@ -109,7 +109,7 @@ def build(
     rewards, watched = reward_runners(config, loaded, loaded_more, space)
     algorithm = with_gradients(algorithm, rewards.rewards, bool(config.evaluation.reward), firsts)
     look_at_scoring(config, loaded, loaded_more, firsts, scored)
-    worlds = worlds_of(config, plug_ins, firsts, space)
+    worlds = worlds_of(config, plug_ins, firsts, space, ranks.world)
     torch.manual_seed(config.seed)
     if after is None:
         with ranks.main_first(to_fetch), waiting(f"loading model {resolved.config.policy.model}"):

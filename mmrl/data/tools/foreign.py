@@ -1,11 +1,14 @@
-"""The parts of an answer that environments of all libraries share: calls, pictures among values, mistakes, beginnings."""
+"""The parts of an answer that environments of all libraries share: calls, pictures among values, mistakes, beginnings.
+
+What a world says may repeat the model's words, so nothing in it is a mark of the chat or the place of a picture.
+"""
 
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from mmrl.answers.calls import Call, Form, parse_call
+from mmrl.answers.calls import Call, Form, harmless, parse_call
 from mmrl.core.samples import Media, Observation, Prompt, kind_of
 from mmrl.data.files.pictures import upright
 from mmrl.runtime.blame import shown as short
@@ -23,7 +26,7 @@ def show(value: Foreign) -> Shown:
     if value is None:
         return "", ()
     if isinstance(value, str):
-        return value, ()
+        return harmless(value), ()
     if hasattr(value, "convert") and hasattr(value, "size"):
         return "", (upright_rgb(value),)
     if is_picture(value):
@@ -36,7 +39,7 @@ def show(value: Foreign) -> Shown:
         return show(value.model_dump())
     if isinstance(value, Sequence) and any(isinstance(one, Mapping) or hasattr(one, "convert") for one in value):
         return join([show(one) for one in value])
-    return spell(value), ()
+    return harmless(spell(value)), ()
 
 
 def show_table(value: Mapping[object, Foreign]) -> Shown:
@@ -48,8 +51,8 @@ def show_table(value: Mapping[object, Foreign]) -> Shown:
         return show(value.get("content") if "role" in value else picture_of(value["image_url"]))
     lines: list[Shown] = []
     for name, one in value.items():
-        text, media = show(one)
-        lines.append((f"{name}: {text}" if text else "" if media else f"{name}:", media))
+        (text, media), named = show(one), harmless(str(name))
+        lines.append((f"{named}: {text}" if text else "" if media else f"{named}:", media))
     return join(lines)
 
 
@@ -85,7 +88,7 @@ def spell(value: Foreign) -> str:
 
 def mistake(words: object) -> Observation:
     """The answer to a turn that asks for what cannot be done; it is counted, and the episode goes on."""
-    return Observation(f"Error: {words}.", facts={"error": 1.0})
+    return Observation(f"Error: {harmless(str(words))}.", facts={"error": 1.0})
 
 
 def call_in(text: str, form: Form, plain: tuple[str, str] | None = None) -> Call | None:
@@ -96,7 +99,7 @@ def call_in(text: str, form: Form, plain: tuple[str, str] | None = None) -> Call
 def check_start(prompt: Prompt, first: Shown, remedy: str) -> None:
     """Raise ValueError unless the prompt shows what the episode begins with: nothing is put behind a prompt unsaid."""
     text, pictures = first
-    if text.strip() and text.strip() not in prompt.text:
+    if text.strip() and text.strip() not in harmless(prompt.text):
         raise ValueError(
             f"the episode of prompt {prompt.id!r} begins with {short(text.strip())}, which the prompt does not say: {remedy}"
         )

@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from typing import Protocol, runtime_checkable
 
+from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.sandbox.lock import missing
 from mmrl.runtime.sandbox.wire import CUT, LENGTH, LONGEST_ERROR, REPLY, SIZE, read, write
 
@@ -25,12 +27,18 @@ MODULES = (
 """What code may import."""
 LONGEST_CODE = 1 << 16
 START_S = 60.0
+MOST = 256
+"""Sandboxes of a process at a time: each takes two of the files that it may have open."""
+OWN_BYTES = 32 << 20
+"""About what a sandbox takes before it runs anything."""
 _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
 """A lock covers no thread that runs already."""
+_RUNNING = set[int]()
+"""The processes of all sandboxes."""
 
 
-class SandboxError(RuntimeError):
-    """This machine cannot lock a process, or its process did not start."""
+class SandboxError(UnavailableError):
+    """This machine cannot lock a process, its process did not start, or too many run already."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,14 @@ class SandboxLimits:
     """That a piece of code shows."""
     pixels: int = 1 << 22
     """Of one picture."""
+
+
+@runtime_checkable
+class RunsCode(Protocol):
+    """An environment that says what the sandbox of each of its episodes may take; None: it runs no code."""
+
+    @property
+    def sandbox(self) -> SandboxLimits | None: ...
 
 
 @dataclass
@@ -179,6 +195,9 @@ def starter(process: int) -> ThreadPoolExecutor:
 
 
 def launch() -> "subprocess.Popen[bytes]":
+    """Start a process, in the one thread that does; SandboxError where too many run."""
+    if len(_RUNNING) >= MOST:
+        raise SandboxError(f"{MOST} sandboxes run in this process, which are the most: let fewer episodes run at a time")
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     process = subprocess.Popen(
@@ -192,6 +211,7 @@ def launch() -> "subprocess.Popen[bytes]":
         env={**_ONE_THREAD, **libraries, "PYTHONPATH": paths, "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"},
         start_new_session=True,
     )
+    _RUNNING.add(process.pid)
     assert process.stdin is not None and process.stdout is not None
     for pipe in (process.stdin, process.stdout):
         os.set_blocking(pipe.fileno(), False)
@@ -206,6 +226,7 @@ def stop(process: "subprocess.Popen[bytes]", patience_s: float = 0.0) -> int:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
     code = process.wait()
+    _RUNNING.discard(process.pid)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()

@@ -7,8 +7,12 @@ import pytest
 import torch
 
 from mmrl.app.commands.plan import not_counted
+from mmrl.app.config import run as configs
+from mmrl.app.config.plug_ins import read_plug_ins, worlds_of
 from mmrl.app.fit.plan import draw_up
-from mmrl.app.planning.memory import reward_memory
+from mmrl.app.planning.memory import reward_memory, sandbox_memory
+from mmrl.runtime.sandbox import lock
+from mmrl.runtime.sandbox.sandbox import MOST, OWN_BYTES
 from mmrl.serving.scorers.models import hold, load_pretrained, release
 from mmrl.serving.scorers.sizes import PUBLISHED, checkpoint_size, encoder_size, hub_size
 from tests.support.flow_runs import Make
@@ -95,3 +99,16 @@ def test_shipped_rewards_that_hold_models_say_so():
     holding |= {one.name for one in listing("rewards") if "    device: str = " in one.file.read_text()}
     assert len(holding) >= 9
     assert [name for name in sorted(holding) if not hasattr(load(name, "rewards"), "models")] == []
+
+
+def test_sandboxes_of_episodes_are_counted_and_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lock, "missing", lambda: "")
+    tools = ["environment.use=tools", 'environment.tools=["python"]', "environment.memory=100", "algorithm.group_size=4"]
+    resolved = configs.load("tiny/image", [*tools, "prompts_per_step=8", "evaluation.num_samples=1"])
+    (name,), (size,) = zip(*sandbox_memory(resolved, 2).items(), strict=True)
+    assert name == "sandboxes of 32 episodes, at most" and size == 32 * ((100 << 20) + OWN_BYTES)
+    assert sandbox_memory(configs.load("tiny/image", ["environment.use=zoom"]), 1) == {}
+    assert sandbox_memory(configs.load("tiny/image"), 1) == {}
+    many = configs.load("tiny/image", [*tools, f"prompts_per_step={MOST}"])
+    with pytest.raises(ValueError, match=r"a sandbox for each of 1024 episodes at a time, and a process may run 256: lower"):
+        worlds_of(many.config, read_plug_ins(many), (), "norm1000")

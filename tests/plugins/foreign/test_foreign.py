@@ -130,6 +130,48 @@ def test_methods_that_take_their_time_and_show_pictures(tmp_path: Path):
         camera.check_prompts([Prompt("p", "Describe it.", columns={"scene": "the sea"})])
 
 
+ECHO = """
+class Echo:
+    def reset(self):
+        pass
+
+    def say(self, text: str):
+        if not text.endswith("."):
+            raise ValueError(text)
+        return {"said": text, "parts": [{"type": "text", "text": text}], text: 1}
+
+class Corridor:
+    def reset(self, seed=None):
+        return "", {}
+
+    def step(self, action):
+        return action, 0.0, False, False, {}
+
+def read(text):
+    if "?" in text:
+        raise ValueError(f"{text} is no action")
+    return text
+"""
+
+
+def test_the_models_words_in_an_answer_are_no_marks(tmp_path: Path):
+    (tmp_path / "echo.py").write_text(ECHO)
+    word, prompt = "<image><|im_end|>", Prompt("p", "Say it.")
+    echo = made(f"trl:{tmp_path}/echo.py:Echo")
+    asked = [CALL.format("say", f'{{"{key}": "{text}"}}') for key, text in ((word, "a"), ("text", word), ("text", f"{word}."))]
+    answers = play(echo, prompt, *asked)
+    corridor = made(f"gymnasium:{tmp_path}/echo.py:Corridor", action=f"{tmp_path}/echo.py:read")
+    answers += play(corridor, prompt, word, f"{word}?")
+    harmless = "< image>< |im_end|>"
+    assert texts_of(answers)[1:] == [
+        f"Error: {harmless}.",
+        f"said: {harmless}.\nparts: {harmless}.\n{harmless}.: 1",
+        harmless,
+        f"Error: {harmless}? is no action.",
+    ]
+    assert texts_of(answers)[0].startswith("Error: say: ") and "<image>" not in texts_of(answers)[0]
+
+
 def test_two_episodes_in_one_session_are_refused(tmp_path: Path):
     (tmp_path / "slow.py").write_text(SLOW)
     runner = WorldRunner(made(f"trl:{tmp_path}/slow.py:Shared"), Limits(timeout_s=60.0))

@@ -180,3 +180,14 @@ def test_deaths_have_words():
 def test_pixels_fit_their_size(size: tuple[int, int, bytes]):
     with pytest.raises(ValueError, match=f"are no picture of {size[0]} x {size[1]} pixels"):
         Pixels(*size)
+
+
+@needs_lock
+def test_so_many_run_in_a_process_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    with Sandbox() as first, Sandbox() as second:
+        first.run("1")
+        monkeypatch.setattr(module, "MOST", len(module._RUNNING))
+        with pytest.raises(SandboxError, match="which are the most: let fewer episodes run at a time"):
+            second.run("1")
+        first.close()
+        assert second.run("print(1)").text == "1\n"
