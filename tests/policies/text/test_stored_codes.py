@@ -48,6 +48,10 @@ def nan_scales(found: dict[str, Tensor], name: str) -> None:
     found[f"{name}.nested_absmax"][0] = torch.nan
 
 
+def units(found: dict[str, Tensor], name: str, value: float) -> None:
+    found[f"{name}.nested_absmax"][0] = value
+
+
 def other_values(found: dict[str, Tensor], name: str) -> None:
     found[f"{name}.quant_map"] = found[f"{name}.quant_map"].flip(0).contiguous()
 
@@ -76,6 +80,13 @@ def describe(found: dict[str, Tensor], name: str, **words: object) -> None:
         (partial(describe, dtype="save"), r"q_proj\.weight\S* does not describe a weight in 4 bits"),
         (partial(describe, nested_offset="wide"), r"q_proj\.weight\S* says no nested_offset"),
         (nan_scales, r"q_proj\.weight has scales that are NaN or infinite"),
+        (partial(units, value=-0.1), r"q_proj\.weight has scales from -0\.1 to .*, and those of weights are from 0 to 65504"),
+        (partial(units, value=3e38), r"q_proj\.weight has scales from .* to 3e\+38, and those of weights"),
+        (partial(describe, nested_offset=-2.0), r"q_proj\.weight has scales from -2 to"),
+        (
+            partial(describe, shape=[64, 16]),
+            r"q_proj\.weight is stored as 64 x 16 weights in 4 bits, and the model's is 32 x 32",
+        ),
         (other_values, r"q_proj\.weight has codes that stand for other values"),
         (no_scales, r"q_proj\.weight\.absmax is missing"),
         (

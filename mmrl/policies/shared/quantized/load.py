@@ -3,7 +3,7 @@
 Those of transformers are loaded by transformers, networks of diffusers from their files.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,9 +14,19 @@ from torch import Tensor, nn
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.kept import CodesRecipe, description
 from mmrl.policies.shared.quantized.layer import SCALES_OF, Nf4Linear, put_layers
-from mmrl.policies.shared.quantized.stored import NETWORK, PARTS, files_in, is_part, read_codes, tensors_in, weights_in
+from mmrl.policies.shared.quantized.stored import (
+    NETWORK,
+    PARTS,
+    Read,
+    facts_of_weight,
+    files_in,
+    is_part,
+    read_codes,
+    tensors_in,
+    weights_in,
+)
 from mmrl.policies.shared.quantized.table import Codes, quantize
-from mmrl.runtime.pretrained import refuse_non_finite, refuse_other_keys
+from mmrl.runtime.pretrained import REMEDY, refuse_non_finite, refuse_other_keys
 
 Found = Tensor | list[Tensor]
 """As transformers hands over what it found under a name."""
@@ -148,8 +158,20 @@ def find_stored_layers(model: Any, files: Iterable[Path | str]) -> dict[str, boo
     """
     read, found = tensors_in(files), dict[str, bool]()
     for name, (key, _) in names_in(model, weights_in(read)).items():
+        refuse_other_shape(name, read, model, key)
         found[key.removesuffix(".weight")] = not read_codes(name, read).scales.is_floating_point()
     return found
+
+
+def refuse_other_shape(name: str, read: Mapping[str, Read], model: nn.Module, key: str) -> None:
+    """Raise ValueError for a stored weight of another shape than the model's: its codes may be as many, in another order."""
+    shape, _ = facts_of_weight(name, read)
+    layer = dict(model.named_modules()).get(key.removesuffix(".weight"))
+    if isinstance(layer, nn.Linear) and tuple(shape) != (layer.out_features, layer.in_features):
+        raise ValueError(
+            f"{name} is stored as {shape[0]} x {shape[1]} weights in 4 bits, and the model's is {layer.out_features} x "
+            f"{layer.in_features}: {REMEDY}"
+        )
 
 
 def names_in(model: Any, names: Iterable[str]) -> dict[str, tuple[str, bool]]:
@@ -237,6 +259,8 @@ def load_network(kind: Any, folder: Path, files: Iterable[Path], dtype: torch.dt
         recipe = CodesRecipe([*files], {name for name in names if name in read}, double, description(double), place, NETWORK)
         kept = recipe.folder()
         read = read if kept is None else tensors_in(files_in(kept, NETWORK))
+    for name in weights_in(read):
+        refuse_other_shape(name, read, model, name)
     in_codes = {name.removesuffix(".weight"): f"{name}.nested_absmax" in read for name in weights_in(read)}
     put_stored(model, in_codes or dict.fromkeys(linear_names(model), double))
     own, wide = dict(model.named_parameters()) | dict(model.named_buffers()), set(kind._keep_in_fp32_modules or ())

@@ -22,6 +22,8 @@ NF4, NETWORK = "nf4", "diffusion_pytorch_model"
 """Our method's name in configs, and how diffusers names the files of weights."""
 ROUNDED = 1e-6
 """By how much a table's values may differ from ours: as much as another machine's rounding."""
+LARGEST = 65504.0
+"""The largest scale: what a weight in float16 can be."""
 Read = Callable[[str], Tensor]
 """A tensor by its name."""
 
@@ -123,7 +125,7 @@ def read_codes(name: str, read: Mapping[str, Read]) -> Codes:
     """The codes of the stored weight `name`, exactly as they are.
 
     Raises ValueError that names the tensor for one that lacks parts, whose sizes do not go together, whose values are not those
-    of NF4, or whose scales are NaN or infinite.
+    of NF4, or whose scales are NaN, infinite, negative or larger than any weight.
     """
     (rows, columns), _ = facts_of_weight(name, read)
 
@@ -149,6 +151,11 @@ def read_codes(name: str, read: Mapping[str, Read]) -> Codes:
         raise ValueError(f"{name} has codes that stand for other values than those of NF4: take another folder of the model")
     if not all(bool(one.isfinite().all()) for one in (scales, units, offset)):
         raise ValueError(f"{name} has scales that are NaN or infinite: {REMEDY}")
+    lowest, largest = torch.cat([units if double else scales, offset[None]]).aminmax()
+    if lowest < 0 or largest > LARGEST:
+        raise ValueError(
+            f"{name} has scales from {lowest:g} to {largest:g}, and those of weights are from 0 to {LARGEST:g}: {REMEDY}"
+        )
     return Codes(codes, scales, units, offset)
 
 
