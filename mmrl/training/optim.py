@@ -218,10 +218,21 @@ def whole_state(optimizer: torch.optim.Optimizer, engine: Engine | None = None, 
 
 
 def load_whole_state(optimizer: torch.optim.Optimizer, state: State, engine: Engine | None = None) -> None:
-    """Put back what `whole_state` gave; each process keeps its part of what is sharded."""
+    """Put back what `whole_state` gave; each process keeps its part of what is sharded.
+
+    Raises:
+        ValueError: moments of other shapes than the weights', which an update would stretch over them.
+    """
     if engine is not None:
         return engine.load(state)
     weights: list[Any] = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for index, own in state["state"].items():
+        wrong = [name for name, x in own.items() if isinstance(x, Tensor) and x.ndim and x.shape != weights[index].shape]
+        if wrong:
+            raise ValueError(
+                f"the saved optimizer's {wrong[0]} of weight {index} is of shape {list(own[wrong[0]].shape)}, and the weight of "
+                f"{list(weights[index].shape)}: resume with the settings of the saved run, or take an earlier checkpoint"
+            )
     moments = {index: {name: _shard_like(weights[index], x) for name, x in own.items()} for index, own in state["state"].items()}
     optimizer.load_state_dict({**state, "state": moments})
 

@@ -42,3 +42,15 @@ def test_the_optimizer_comes_back():
     load_whole_state(second, whole_state(first))
     assert torch.equal(second.state[weight]["exp_avg"], first.state[weight]["exp_avg"])
     assert second.state[weight]["step"] == 1
+
+
+@pytest.mark.parametrize("value", [torch.ones(1), torch.ones(3, 3)])
+def test_moments_of_other_shapes_are_refused(value: torch.Tensor):
+    weight = torch.nn.Parameter(torch.ones(3))
+    first, second = (torch.optim.AdamW([weight], lr=0.1) for _ in range(2))
+    weight.grad = torch.ones(3)
+    first.step()
+    state = whole_state(first)
+    state["state"][0]["exp_avg"] = value
+    with pytest.raises(ValueError, match=r"exp_avg of weight 0 is of shape .*, and the weight of \[3\]: resume with"):
+        load_whole_state(second, state)

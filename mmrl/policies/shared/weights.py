@@ -1,6 +1,6 @@
 """The trainable weights of a policy, the copies kept of them (the reference, a moving average), and which may be read."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -248,6 +248,9 @@ class Weights:
                     f"the saved state has other {what} than this policy ({sorted(found ^ own)[:3]} ...): "
                     "resume with the policy settings and the algorithm of the saved run"
                 )
+        for what, found in (("weights", state["weights"]), *state["shadows"].items()):
+            if found or what == "weights":
+                refuse_misfits(self.named, found, what)
         for name, weight in self.named.items():
             put(weight, state["weights"][name])
         for name, found in state["shadows"].items():
@@ -260,6 +263,22 @@ class Weights:
         self._is_bare = None
         self._drop_bare_copy()
         self.num_updates = int(state.get("num_updates", 0))
+
+
+def refuse_misfits(weights: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> None:
+    """Raise ValueError for saved tensors of other names, shapes or types than these weights: a copy would bend them silently."""
+
+    def kind(weight: Tensor) -> str:
+        shape = weight.ds_shape if isinstance(weight, Partitioned) else weight.shape
+        return f"{str(weight.dtype).removeprefix('torch.')} {list(shape)}"
+
+    for name, weight in weights.items():
+        saved = kind(found[name]) if name in found else "absent"
+        if saved != kind(weight):
+            raise ValueError(
+                f"the saved state's {what} do not fit this policy: {name} is {saved} there and {kind(weight)} here: resume with "
+                "the policy settings of the saved run, or take an earlier checkpoint"
+            )
 
 
 def check_reading(reading: Reading, kind: str, offers: Set[str], models: Set[str], views: Set[str]) -> None:

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmrl.algorithms.ema_decay import RampDecay, SteadyDecay, WarmDecay
 from mmrl.policies.shared.weights import Weights
+from tests.support.each import for_each
 
 
 def network() -> nn.Module:
@@ -71,6 +72,26 @@ def test_a_state_without_a_number_of_updates_is_loaded():
     weights.follow()
     weights.load_state_dict(state)
     assert weights.num_updates == 0
+
+
+@for_each("table, change, said", [
+    ("weights", lambda weight: weight[:1], r"weights do not fit this policy: 0\.weight is float32 \[1, 3\] there and"),
+    ("weights", lambda weight: weight.mean(), r"0\.weight is float32 \[\] there and float32 \[2, 3\] here: resume with"),
+    ("weights", torch.Tensor.half, r"0\.weight is float16 \[2, 3\] there and float32 \[2, 3\] here"),
+    ("ema", lambda weight: weight.T, r"state's ema do not fit this policy: 0\.weight is float32 \[3, 2\] there"),
+    ("ema", None, r"ema do not fit this policy: 0\.weight is absent there"),
+])  # fmt: skip
+def test_saved_tensors_of_other_shapes_or_types_are_refused(table: str, change, said: str):
+    """A copy would stretch them over the weights."""
+    weights = Weights(network(), {"ema"}, 0.9)
+    state = weights.state_dict()
+    found = state["weights"] if table == "weights" else state["shadows"][table]
+    value = found.pop("0.weight")
+    found |= {"0.weight": change(value)} if change else {}
+    before = weights.state_dict()["weights"]
+    with pytest.raises(ValueError, match=said):
+        weights.load_state_dict(state)
+    assert all(torch.equal(weights.state_dict()["weights"][name], value) for name, value in before.items())
 
 
 class Adapted(nn.Module):
