@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -90,7 +91,7 @@ def merge_adapter(
 
 
 def merge_in_memory(folder: Path, base: str, trust_remote_code: bool = False, variant: str | None = None) -> None:
-    """Merge like `merge_adapter`, with the whole model in memory, in float32."""
+    """Merge like `merge_adapter`, with the whole model in memory, in float32; weights that are one with others' are cut loose."""
     from transformers import AutoConfig
 
     from mmrl.policies.shared.lora import LoraSettings, load_adapter
@@ -100,9 +101,30 @@ def merge_in_memory(folder: Path, base: str, trust_remote_code: bool = False, va
     stored = config.dtype or torch.float32
     options = {"trust_remote_code": trust_remote_code, **({} if variant is None else {"variant": variant})}
     model = load_weights(base, config, dtype=torch.float32, **options)
-    merged: Any = load_adapter(model, LoraSettings(adapter=str(folder))).merge_and_unload()
+    adapted: Any = load_adapter(model, LoraSettings(adapter=str(folder)))
+    untie(model)
+    merged: Any = adapted.merge_and_unload()
     drop_adapter(folder)
     merged.to(stored).save_pretrained(folder)
+
+
+def untie(model: Any) -> None:
+    """Give adapted layers whose weight is another layer's, too, one of their own: the adapter is added to one of the two."""
+    tied = tied_layers(model)
+    for layer in tied:
+        layer.weight = nn.Parameter(layer.weight.detach().clone())
+    for config in (model.config, model.config.get_text_config(decoder=True)) if tied else ():
+        config.tie_word_embeddings = False
+
+
+def tied_layers(model: nn.Module) -> list[Any]:
+    """The layers below adapters whose weight is another layer's, too, as that of a head which is the input embedding."""
+    from peft.tuners.lora.layer import LoraLayer
+
+    plain = [module for module in model.modules() if not isinstance(module, LoraLayer)]
+    held = Counter(id(module.weight) for module in plain if isinstance(getattr(module, "weight", None), Tensor))
+    layers = [module.get_base_layer() for module in model.modules() if isinstance(module, LoraLayer)]
+    return [layer for layer in layers if held[id(layer.weight)] > 1]
 
 
 def copy_config(source: Path, target: Path) -> None:
@@ -121,7 +143,10 @@ def drop_adapter(folder: Path) -> None:
 
 
 def text_deltas(folder: Path, base: str, stored: StoredWeights) -> Deltas | None:
-    """The share of peft's adapter in `folder`, by the names of the stored weights; None where files do not allow it."""
+    """The share of peft's adapter in `folder`, by the names of the stored weights.
+
+    None where files do not allow it, or where a weight that an adapter changes is another layer's, too.
+    """
     from peft import LoraConfig, get_peft_model
     from peft.utils import load_peft_weights
     from transformers import AutoConfig
@@ -139,7 +164,7 @@ def text_deltas(folder: Path, base: str, stored: StoredWeights) -> Deltas | None
             return None
         adapted = get_peft_model(model, settings)
     found = plain_deltas(adapted, load_peft_weights(str(folder), device="cpu"))
-    if found is None:
+    if found is None or tied_layers(adapted):
         return None
     deltas = {names.get(name.removeprefix("base_model.model.")): delta for name, delta in found.items()}
     return None if None in deltas else {name: delta for name, delta in deltas.items() if name is not None}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mmrl.app.modality import merge as merging
@@ -196,3 +197,26 @@ def test_saving_an_adapter_copies_nothing_of_the_frozen_base(trained: tuple[Path
 def test_names_are_cut_in_order_and_a_large_one_stands_alone() -> None:
     assert cut({"a": 3, "b": 4, "c": 9, "d": 1, "e": 6}, 7) == [["a", "b"], ["c"], ["d", "e"]]
     assert cut({}, 7) == []
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+@pytest.mark.parametrize("stored", ["once", "twice"])
+def test_a_table_that_is_the_head_too_is_cut_loose(target: str, stored: str, tmp_path: Path):
+    """Added to both, an adapter of one of them would make another model."""
+    base = Path(build_model("qwen3_vl", tmp_path / "base"))
+    whole = load(base)
+    whole.config.tie_word_embeddings = whole.config.get_text_config().tie_word_embeddings = True
+    whole.tie_weights()
+    whole.save_pretrained(base)
+    if stored == "twice":
+        weights = load_file(base / "model.safetensors")
+        weights["lm_head.weight"] = weights["model.language_model.embed_tokens.weight"].clone()
+        save_file(weights, base / "model.safetensors", {"format": "pt"})
+    policy = make(str(base), lora=LoraSettings(rank=2, targets=(target,)))
+    stir(policy)
+    policy.save(tmp_path / "merged")
+    merge_adapter(tmp_path / "merged", str(base))
+    words = {"input_ids": torch.arange(5)[None], "attention_mask": torch.ones(1, 5, dtype=torch.long)}
+    with torch.no_grad():
+        found, wanted = (net(**words).logits for net in (load(tmp_path / "merged"), policy.net.model))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
