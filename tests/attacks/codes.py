@@ -151,6 +151,17 @@ CODES: dict[str, tuple[tuple[str, ...], Callable[[Path], object], bool]] = {
         partial(change, M, fill(f"{Q}.absmax", float("nan"))),
         False,
     ),
+    "a scale of 3e38": (("q_proj.weight has scales from", "3e+38"), partial(change, M, fill(f"{Q}.absmax", 3e38)), False),
+    "a negative unit of scales": (
+        ("q_proj.weight has scales from -0.5",),
+        partial(change, M, fill(f"{Q}.nested_absmax", -0.5)),
+        True,
+    ),
+    "a shape of as many weights": (
+        ("q_proj.weight is stored as 16 x 64",),
+        partial(change, M, describe({"shape": [16, 64]})),
+        True,
+    ),
     "an offset without end": (
         ("q_proj.weight has scales that are NaN or infinite",),
         partial(change, M, describe({"nested_offset": float("inf")})),
