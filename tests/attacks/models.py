@@ -138,6 +138,10 @@ def without_first(weights: dict[str, Any]) -> None:
     weights.pop(min(weights))
 
 
+def with_head(weights: dict[str, Any]) -> None:
+    weights["base_model.model.lm_head.weight"] = next(iter(weights.values())).clone()
+
+
 def of_adapter(damage: Callable[[dict[str, Any]], object], folder: Path) -> None:
     """Rewrite the weights of an adapter; its notes stay."""
     from safetensors import safe_open
@@ -296,6 +300,7 @@ ADAPTERS: dict[str, tuple[tuple[str, ...], Damage]] = {
     "NaN": (("policy.lora.adapter", "NaN"), partial(of_adapter, lambda weights: fill(min(weights), float("nan"))(weights))),
     "cut short": (("policy.lora.adapter", "cut short"), cut_adapter),
 }
+HEAD = (("policy.lora.adapter", "weights of the model itself"), partial(of_adapter, with_head))
 CLIPS: dict[str, tuple[tuple[str, ...], Damage]] = {
     "a tensor is missing": (
         ("1 missing", "visual_projection"),
@@ -309,6 +314,7 @@ ATTACKS = [
     *(Attack("models", f"vision-language model: {name}", partial(train, "text", *case)) for name, case in TEXT.items()),
     *(Attack("models", f"pipeline: {name}", partial(train, "flow", *case)) for name, case in FLOW.items()),
     *(Attack("models", f"adapter of text: {name}", partial(adapter, "text", *case)) for name, case in ADAPTERS.items()),
+    Attack("models", "adapter of text: a head of its own", partial(adapter, "text", *HEAD)),
     *(Attack("models", f"adapter of pictures: {name}", partial(adapter, "flow", *case)) for name, case in ADAPTERS.items()),
     *(Attack("models", f"reward model: {name}", partial(clip, *case)) for name, case in CLIPS.items()),
     Attack("models", "a repository with Python of its own", no_code),

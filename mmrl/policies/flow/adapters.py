@@ -1,15 +1,19 @@
 """LoRA adapters of a pipeline's networks: new ones, saved ones, and files that diffusers loads."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmrl.policies.flow.families.base import FlowFamily, Pipeline
 from mmrl.policies.shared.lora import (
     ADAPTER,
     KEY,
+    PEFT_CONFIG,
     LoraSettings,
     check_adapter_folder,
     check_adapter_weights,
@@ -22,6 +26,8 @@ from mmrl.runtime.pretrained import readable, refuse_other_keys
 
 WEIGHTS = "pytorch_lora_weights.safetensors"
 """How diffusers names an adapter's file."""
+KOHYA = ("lora_unet_", "lora_transformer_", "lora_te")
+"""What names of weights begin with as kohya's scripts write them."""
 
 
 def add_adapter(pipeline: Pipeline, family: type[FlowFamily], lora: LoraSettings, name: str) -> None:
@@ -58,35 +64,76 @@ def load_adapter(
 ) -> None:
     """Load the adapter of one network, by the pipeline's own loader where it has one; all but the first have their own folder."""
     network = getattr(pipeline, name)
-    check_adapter_folder(place, key)
+    file = adapter_file(place, "" if name == family.networks[0] else name, key)
+    by_pipeline, about = hasattr(pipeline, "load_lora_weights"), f"{key} {place!r}"
+    try:
+        with readable(about, file):
+            saved, more = weights_in(pipeline, family, file) if by_pipeline else (load_file(file), [])
+        if more:
+            raise ValueError(
+                f"{about} has {len(more)} weights for other parts of the pipeline than {name} ({more[0]}), which do not train "
+                "and would not be saved: leave them out of the file, or merge it into the pipeline (fuse_lora), and name that as "
+                "policy.model"
+            )
+        with readable(about, file):
+            if by_pipeline:
+                further = {} if name == family.networks[0] else {f"load_into_{name}": True}
+                pipeline.load_lora_weights(str(file), adapter_name=adapter, **further)
+            else:
+                network.load_lora_adapter(str(file), prefix=None, adapter_name=adapter, use_safetensors=True)
+        check_adapter(network, saved, place, adapter, key)
+    except ValueError as error:
+        if not any(own.startswith(KOHYA) for own in names_in(file)):
+            raise
+        raise ValueError(
+            f"{about} has kohya's names, of which diffusers reads those of Stable Diffusion and some others: give the "
+            f"adapter as pipeline.save_lora_weights writes it ({error})"
+        ) from error
+
+
+def adapter_file(place: str, folder: str = "", key: str = KEY) -> Path:
+    """The .safetensors file of an adapter of diffusers: `place` itself, or the one in it, or in its folder for a second network.
+
+    Raises FileNotFoundError where there is none, ValueError where there are several, or files of another library.
+    """
     top = Path(place).expanduser()
-    folder = top if name == family.networks[0] else top / name
-    if not folder.is_dir():
+    if not top.is_file():
+        check_adapter_folder(place, key)
+    where = top / folder
+    if folder and not where.is_dir():
         raise FileNotFoundError(
-            f"{key} {place!r} has no folder {name!r}, where the adapter of the model's second network lies: name "
+            f"{key} {place!r} has no folder {folder!r}, where the adapter of the model's second network lies: name "
             "a folder that mmrl saved for this model"
         )
-    with readable(f"{key} {place!r}", str(folder)):
-        if not hasattr(pipeline, "load_lora_weights"):
-            from safetensors.torch import load_file
-
-            network.load_lora_adapter(str(folder), prefix=None, adapter_name=adapter, use_safetensors=True)
-            saved = load_file(folder / WEIGHTS)
-        else:
-            further = {} if name == family.networks[0] else {f"load_into_{name}": True}
-            pipeline.load_lora_weights(str(folder), adapter_name=adapter, **further)
-            saved = weights_in(pipeline, family, folder)
-    check_adapter(network, saved, place, adapter, key)
+    found = [where] if where.is_file() else sorted(where.glob(WEIGHTS)) or sorted(where.glob("*.safetensors"))
+    if found and (found[0].parent / PEFT_CONFIG).is_file():
+        raise ValueError(
+            f"{key} {place!r} is of peft, and generators take diffusers' adapters: leave --form peft out of mmrl export"
+        )
+    if len(found) != 1 or found[0].suffix != ".safetensors":
+        raise ValueError(f"{key} {place!r} holds {len(found)} .safetensors files, and an adapter is one: name that file")
+    return found[0]
 
 
-def weights_in(pipeline: Pipeline, family: type[FlowFamily], folder: Path) -> dict[str, Tensor]:
-    """The weights in a file that diffusers' loaders read, by their names in the network."""
+def names_in(file: Path) -> list[str]:
+    """The names of the weights in a file; none of a broken one."""
+    with suppress(SafetensorError), safe_open(file, "pt") as saved:
+        return list(saved.keys())
+    return []
+
+
+def weights_in(pipeline: Pipeline, family: type[FlowFamily], file: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """The weights in a file that diffusers' loaders read, by their names in the network; the names of those for other parts."""
+    from diffusers.utils.state_dict_utils import convert_unet_state_dict_to_peft
+
     prefix = family.networks[0]
     others = tuple(f"{name}." for name in pipeline.components if name != prefix)
-    read: Any = pipeline.lora_state_dict(str(folder))
+    read: Any = pipeline.lora_state_dict(str(file))
     # Stable Diffusion's loader returns the scales of foreign files along with the weights.
-    weights = read[0] if isinstance(read, tuple) else read
-    return {name.removeprefix(f"{prefix}."): value for name, value in weights.items() if not name.startswith(others)}
+    weights: dict[str, Tensor] = read[0] if isinstance(read, tuple) else read
+    more = sorted(name for name in weights if name.startswith(others))
+    own = {name.removeprefix(f"{prefix}."): value for name, value in weights.items() if name not in more}
+    return own if any("lora_A" in name for name in own) else convert_unet_state_dict_to_peft(own), more
 
 
 def check_adapter(network: nn.Module, saved: Mapping[str, Tensor], folder: str, name: str, key: str) -> None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from warnings import catch_warnings, filterwarnings
 
 import torch
@@ -11,12 +10,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mmrl.core.types import Prompt
-from mmrl.policies.flow.adapters import WEIGHTS, load_adapter
+from mmrl.policies.flow.adapters import adapter_file, load_adapter
 from mmrl.policies.flow.families.base import FlowFamily, Pipeline, networks_of
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.settings import TeacherSettings
 from mmrl.policies.flow.trace import FlowTrace
-from mmrl.policies.shared.lora import ADAPTER, adapter_layers, check_adapter_folder, with_adapter
+from mmrl.policies.shared.lora import ADAPTER, adapter_layers, with_adapter
 from mmrl.runtime.pretrained import readable
 
 TEACHER = "teacher"
@@ -58,11 +57,10 @@ def teacher_bytes(teachers: Sequence[TeacherSettings], networks: Sequence[str]) 
     """
     total = 0
     for number, one in enumerate(teachers):
-        check_adapter_folder(one.adapter, f"policy.teachers.{number}.adapter")
-        top = Path(one.adapter).expanduser()
-        for file in (top / ("" if name == networks[0] else name) / WEIGHTS for name in networks):
-            with readable(f"policy.teachers.{number}.adapter {one.adapter!r}", str(file)), safe_open(file, "pt") as saved:
-                shapes = [saved.get_slice(key).get_shape() for key in saved.keys() if not key.startswith("text_encoder")]  # noqa: SIM118
+        key = f"policy.teachers.{number}.adapter"
+        for file in (adapter_file(one.adapter, "" if name == networks[0] else name, key) for name in networks):
+            with readable(f"{key} {one.adapter!r}", str(file)), safe_open(file, "pt") as saved:
+                shapes = [saved.get_slice(name).get_shape() for name in saved.keys()]  # noqa: SIM118 - it is no mapping
             total += 4 * sum(map(math.prod, shapes))
     return total
 

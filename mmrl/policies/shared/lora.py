@@ -1,7 +1,7 @@
 """Low-rank adapters: their settings, and what text and image models do alike with them. Imports neither torch nor peft."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("mmrl")
 ADAPTER = "default"
 """The name that peft and diffusers give an adapter without one."""
-KEY = "policy.lora.adapter"
+KEY, PEFT_CONFIG = "policy.lora.adapter", "adapter_config.json"
+BASE = "base_model.model."
+"""What peft puts in front of names of weights."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class LoraSettings:
     targets: tuple[str, ...] | Literal["auto"] = "auto"
     """Names of linear layers; auto = all of the language model."""
     adapter: str | None = None
-    """Folder of a saved adapter to start from; rank, alpha and targets are then taken from it."""
+    """A saved adapter to start from, whose rank, alpha and targets count: peft's folder, or of generators diffusers' folder or
+    .safetensors file, kohya's for Stable Diffusion."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -119,22 +122,64 @@ def lora_config(lora: LoraSettings, targets: str | Sequence[str], start: Literal
 def load_adapter(model: object, lora: LoraSettings) -> "PeftModel":
     """peft's wrapper round `model`, with the adapter that lies in the folder `lora.adapter`, ready to train.
 
-    Raises FileNotFoundError without an adapter, ValueError for one that is not whole, not finite or made for another model.
+    Raises FileNotFoundError without an adapter, ValueError for one that is not whole, not finite, made for another model, or that
+    holds weights of the model itself which are not those of this one.
     """
-    from peft import PeftModel, get_peft_model_state_dict
+    from peft import PeftConfig, PeftModel, get_peft_model_state_dict
     from peft.utils import load_peft_weights
 
     from mmrl.runtime.pretrained import readable
 
     folder = str(lora.adapter)
-    check_adapter_folder(folder)
-    with readable(f"policy.lora.adapter {folder!r}", folder):
+    refuse_no_peft(folder)
+    with readable(f"{KEY} {folder!r}", folder):
         saved = load_peft_weights(folder, device="cpu")
+        further = getattr(PeftConfig.from_pretrained(folder), "modules_to_save", None) or ()
+    copies = copies_of_base(cast("PreTrainedModel", model), saved, tuple(further), folder)
+    with readable(f"{KEY} {folder!r}", folder):
         adapter = PeftModel.from_pretrained(cast("PreTrainedModel", model), folder, is_trainable=True)
     refuse_dropout(folder, adapter.peft_config[ADAPTER])
     warn_of_idle_settings(lora, adapter.peft_config[ADAPTER])
-    check_adapter_weights(folder, saved, get_peft_model_state_dict(adapter, save_embedding_layers=False))
+    own = {key: weight for key, weight in saved.items() if key not in copies}
+    check_adapter_weights(folder, own, get_peft_model_state_dict(adapter, save_embedding_layers=False))
     return adapter
+
+
+def copies_of_base(
+    model: "PreTrainedModel", saved: Mapping[str, "Tensor"], further: tuple[str, ...], folder: str
+) -> Collection[str]:
+    """The names in an adapter's file of weights of the model itself, which peft saves beside an adapter of head or embeddings.
+
+    `further` are modules that train whole beside the adapter. Raises ValueError for weights that are not those of this model.
+    """
+    base = dict(model.named_parameters(remove_duplicate=False))
+    names = {key: key.removeprefix(BASE).replace(".base_layer.", ".") for key in saved}
+    copies = {key: base[name] for key, name in names.items() if name in base}
+    copies = {key: weight for key, weight in copies.items() if not names[key].rpartition(".")[0].endswith(further)}
+    other = [
+        key
+        for key, weight in copies.items()
+        if weight.shape != saved[key].shape or not bool((saved[key].to(weight) == weight).all())
+    ]
+    if other:
+        raise ValueError(
+            f"{KEY} {folder!r} holds {len(other)} weights of the model itself that are not those of this one ({other[0]}): they "
+            "trained, or the vocabulary grew: merge it in peft (merge_and_unload, save_pretrained), and name that as policy.model"
+        )
+    return copies.keys()
+
+
+def refuse_no_peft(folder: str) -> None:
+    """Raise ValueError for a file, or a folder that peft did not write; FileNotFoundError for none."""
+    place = Path(folder).expanduser()
+    if not place.is_file():
+        check_adapter_folder(folder)
+    if not (place / PEFT_CONFIG).is_file():
+        what = "is one file" if place.is_file() else f"holds no {PEFT_CONFIG}"
+        raise ValueError(
+            f"{KEY} {folder!r} {what}, and models that write take an adapter as peft saves it: name the folder with "
+            f"{PEFT_CONFIG}, which says rank, alpha and layers, and adapter_model.safetensors"
+        )
 
 
 def check_adapter_weights(folder: str, saved: Mapping[str, "Tensor"], own: Mapping[str, "Tensor"], key: str = KEY) -> None:
