@@ -17,7 +17,8 @@ Refused = Mapping[str, str]
 
 def note_unused(report: Report, values: Mapping[str, Cell], known: Known) -> None:
     """Count the keys of a row or file that are at known places and are not known there."""
-    report.unused.update(name for place, keys in known.items() for name in _names(values, place) if _last(name) not in keys)
+    for place, keys in known.items():
+        report.unused.update(_names(values, place, frozenset(keys)))
 
 
 def refuse_keys(values: Mapping[str, Cell], refused: Refused) -> None:
@@ -28,10 +29,10 @@ def refuse_keys(values: Mapping[str, Cell], refused: Refused) -> None:
                 raise ValueError(f"the row has {name}: {refused[name]}")
 
 
-def _names(values: Mapping[str, Cell], place: str) -> Iterator[str]:
+def _names(values: Mapping[str, Cell], place: str, but: frozenset[str] = frozenset()) -> Iterator[str]:
     """The keys of all objects at a place that hold something, each with its place: objects.width."""
     for found in _objects(values, place.split(".") if place else []):
-        yield from (f"{place}.{key}" if place else str(key) for key, value in found.items() if value is not None)
+        yield from (f"{place}.{key}" if place else str(key) for key in found if key not in but and found[key] is not None)
 
 
 def _objects(found: Cell, path: Sequence[str]) -> Iterator[Mapping[str, Cell]]:
@@ -43,7 +44,3 @@ def _objects(found: Cell, path: Sequence[str]) -> Iterator[Mapping[str, Cell]]:
         yield from _objects(found.get(path[0]), path[1:])
     elif isinstance(found, Mapping):
         yield found
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mmrl.data.readers import Cell, Row, read_json
+from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report
 
 T = TypeVar("T")
@@ -19,6 +20,18 @@ Record = dict[str, Cell]
 QUESTION = "Locate every {label} in the picture."
 INSTANCES = {"images", "annotations", "categories"}
 CAPTIONED = {"images", "annotations", "caption"}
+IMAGE_KEYS = ("id", "file_name", "width", "height")
+BOX_KEYS = ("id", "image_id", "bbox", "iscrowd", "segmentation", "attributes")
+KNOWN = {
+    "": tuple(INSTANCES),
+    "images": IMAGE_KEYS,
+    "categories": ("id", "name"),
+    "annotations": (*BOX_KEYS, "category_id"),
+    "annotations.attributes": ("rotation",),
+}
+"""The keys that are read."""
+SAID = {"": tuple(INSTANCES), "images": (*IMAGE_KEYS, "caption"), "annotations": BOX_KEYS}
+"""The same of MDETR's files."""
 _MOST = 1e12
 """Beyond any picture."""
 _OVERHANG = 1.0
@@ -32,6 +45,7 @@ def coco_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[
     """
     with naming_layout(path, "coco"):
         data = read_json(path)
+        note_unused(report, data, KNOWN)
         images, categories = by_id(data["images"], "picture"), by_id(data["categories"], "category")
         boxes: defaultdict[tuple[Hashable, str], list[list[float]]] = defaultdict(list)
         ids: dict[tuple[Hashable, str], Hashable] = {}
@@ -68,6 +82,7 @@ def caption_rows(path: Path, report: Report) -> Iterator[Row]:
     """A row per image of MDETR's files, whose `caption` is a sentence and whose annotation is the box it means."""
     with naming_layout(path, "refcoco_mdetr"):
         data = read_json(path)
+        note_unused(report, data, SAID)
         rows: list[Record] = []
         found: defaultdict[Hashable, list[Record]] = defaultdict(list)
         for annotation in data["annotations"]:

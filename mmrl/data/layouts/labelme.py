@@ -15,9 +15,12 @@ from mmrl.data.layouts.base import Look
 from mmrl.data.layouts.coco import QUESTION, Record, around, corners, naming_layout, rows_by_label
 from mmrl.data.layouts.files import SPLITS
 from mmrl.data.readers import Cell, Row, read_json
+from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report
 
 KEYS = {"shapes", "imagePath"}
+KNOWN = {"": (*KEYS, "imageWidth", "imageHeight"), "shapes": ("label", "points", "shape_type")}
+"""The keys that are read."""
 SHAPES = ("rectangle", "polygon", "rotation")
 
 
@@ -37,6 +40,7 @@ def labelme_rows(path: Path, report: Report, question: str = QUESTION) -> Iterat
         place = file.relative_to(folder)
         with report.collecting(str(place), counts=True), naming_layout(file, "labelme"):
             data = read_json(Path(path_below(folder, str(place), "data.path")))
+            note_unused(report, data, KNOWN)
             image = {"width": data["imageWidth"], "height": data["imageHeight"]}
             boxes: list[tuple[str, list[float]]] = []
             for number, shape in enumerate(data["shapes"], start=1):

@@ -11,10 +11,13 @@ from typing import NoReturn
 from mmrl.data.layouts.base import Look
 from mmrl.data.layouts.coco import Record, by_id, corners, find_record, naming_layout, numbered, picture_of
 from mmrl.data.readers import Row, read_json
+from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report
 from mmrl.runtime.near import near
 
 REFS, INSTANCES = "refs", "instances.json"
+KNOWN = {"": ("ref_id", "ann_id", "image_id", "split", "sentences"), "sentences": ("sent",)}
+"""The keys of a ref that are read."""
 
 
 def is_refs(name: str) -> bool:
@@ -41,6 +44,7 @@ def refer_rows(path: Path, report: Report) -> Iterator[Row]:
         for ref in read_refs(refs_file):
             place = f"{refs_file.name}, ref {ref.get('ref_id')}"
             with report.collecting(place, counts=True):
+                note_unused(report, ref, KNOWN)
                 image = find_record(images, ref["image_id"], "picture")
                 box = corners(find_record(annotations, ref["ann_id"], "annotation"), image, report, place)
                 for i, sentence in enumerate(ref["sentences"] if box is not None else []):

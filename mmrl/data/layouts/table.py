@@ -163,6 +163,7 @@ OTHERS = (
         Columns("answer", (), None, "bbox", True, "question_id", ("question", "iscrowd", "segmentation", "file_name")),
         beats=("boxes", "questions"),
         always=BOXES,
+        known={"": ("image", "answer", "bbox", "question_id")},
     ),
     DataLayout(
         "refcoco_raw",
@@ -172,6 +173,7 @@ OTHERS = (
         raw_row,
         beats=("boxes",),
         always=BOXES,
+        known={"": (*RAW, *SENTENCES, "ref_id", "split"), "raw_anns": ("bbox",), "raw_image_info": ("width", "height")},
     ),
     DataLayout("video_r1", "Video-R1", lambda look: look.has("problem", "path")),
     DataLayout("clevrer", "CLEVRER", lambda look: look.has("video_filename", "questions")),

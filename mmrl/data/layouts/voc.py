@@ -16,7 +16,8 @@ from mmrl.data.files.paths import path_below
 from mmrl.data.layouts.base import Look
 from mmrl.data.layouts.coco import QUESTION, Record, corners, rows_by_label
 from mmrl.data.layouts.files import SPLITS, VOC_LISTS
-from mmrl.data.readers import Row, read_text
+from mmrl.data.readers import Cell, Row, read_text
+from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 ANNOTATIONS, SUFFIX = "Annotations", ".xml"
 PICTURES = ("JPEGImages", "images")
 SIDES = ("xmin", "ymin", "xmax", "ymax")
+KNOWN = {
+    "": ("filename", "size", "object"),
+    "size": ("width", "height"),
+    "object": ("name", "bndbox"),
+    "object.bndbox": SIDES,
+}
+"""The elements that are read."""
 _SAID = re.compile(r"\s+(?:-?1|0)$")
 LONGEST = 2**24
 """Bytes of an XML file."""
@@ -43,6 +51,7 @@ def voc_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[R
         place = file.relative_to(folder)
         with report.collecting(f"{place}:1", counts=True):
             root = read_xml(Path(path_below(folder, str(place), "data.path")))
+            note_unused(report, _as_object(root, 3), KNOWN)
             name = _text(root, "filename")
             size = [int(_number(root, f"size/{side}")) for side in ("width", "height")]
             boxes = [(label, box) for label, box in _boxes(root, size, report, str(place)) if box is not None]
@@ -75,6 +84,14 @@ def read_xml(file: Path) -> "Element":
         return ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
         raise ValueError(f"{file.name} is not XML: {error}") from None
+
+
+def _as_object(element: "Element", depth: int) -> dict[str, Cell]:
+    """An element as JSON would have it: lists of what it holds, by name, down to a depth."""
+    held: dict[str, Cell] = {}
+    for child in element:
+        held.setdefault(child.tag, []).append(_as_object(child, depth - 1) if depth > 1 and len(child) else child.text or "")
+    return held
 
 
 def _boxes(root: "Element", size: list[int], report: Report, file: str) -> Iterator[tuple[str, list[float] | None]]:
