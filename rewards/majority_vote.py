@@ -56,8 +56,9 @@ class MajorityVote:
         ]
 
     def _read(self, text: str) -> Any:
-        inside = _latex_box(text)
-        answer = answer_block(text) if inside is None else inside
+        said = answer_block(text)
+        inside = _latex_box(said)
+        answer = said if inside is None else inside
         if self.kind == "number":
             number = parse_number(answer)
             return None if number is None else round(number.value, 9)

@@ -4,6 +4,8 @@ import json
 import re
 from typing import Literal
 
+from mmrl.core.samples import Sample
+
 Template = Literal["direct", "think", "json"]
 """direct: `<answer>..</answer>`. think: `<think>..</think><answer>..</answer>`. json: one JSON value, fenced or bare."""
 
@@ -11,11 +13,25 @@ _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _FENCE = re.compile(r"```[a-zA-Z0-9_]*+[ \t]*+\n?+(.*)```\Z", re.DOTALL)
 
 
+def opened_by(prompt: str) -> str:
+    """The tag that a prompt, as its chat template wrote it, leaves open for the completion: `<think>`, or none."""
+    return "<think>" if prompt.rstrip().endswith("<think>") else ""
+
+
+def opened_text(sample: Sample) -> str:
+    """The sample's text behind the tag that its template opened: a thought is one wherever it begins."""
+    text = sample.text or ""
+    return text if text.lstrip().startswith(sample.opened) else sample.opened + text
+
+
 def answer_block(text: str) -> str:
-    """The inside of the last complete `<answer>` block, else the text without its thought; stripped."""
+    """The inside of the last complete `<answer>` block, else the text without its thought; stripped.
+
+    A thought without an end holds no answer, unless the block ends the text.
+    """
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
-    if start < 0:
+    if start < 0 or (text.rfind("<think>", 0, start) > text.rfind("</think>") and text[end + len("</answer>") :].strip()):
         return text.rpartition("</think>")[2].partition("<think>")[0].strip()
     return text[start + len("<answer>") : end].strip()
 

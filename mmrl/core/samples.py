@@ -6,8 +6,9 @@ Imports the standard library only, so a reward may run in an environment of its 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from math import fsum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 Role = Literal["policy", "injected", "replayed", "probe", "note"]
 """policy: sampled now; injected: given from outside, or written with help from outside; replayed: from an earlier step; probe:
@@ -302,6 +303,8 @@ class Sample:
     sound: Media = None
     """An array of float32 (channels, samples) in [-1, 1], with `rate` samples a second."""
     rate: int | None = None
+    opened: str = ""
+    """The tag that its chat template opened in front of it, `<think>`, which its text has to close; empty: none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "segments", complete(self.segments, self.token_ids))
@@ -352,6 +355,21 @@ class Scored:
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @classmethod
+    def of(cls, answer: Any) -> "Scored":
+        """A reward's answer for one sample; of numbers by name each is a part, and the value is "score", or else their sum.
+
+        TypeError for names without numbers.
+        """
+        if isinstance(answer, Scored):
+            return answer
+        if not isinstance(answer, Mapping):
+            return cls(answer)
+        parts = {str(name): number for name, number in cast(Mapping[Any, Any], answer).items()}
+        if not parts:
+            raise TypeError("no numbers")
+        return cls(parts.pop("score") if "score" in parts else fsum(parts.values()), parts)
 
 
 def answer_text(prompt: Prompt) -> str:

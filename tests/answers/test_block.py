@@ -14,6 +14,8 @@ from mmrl.answers.block import answer_block, keeps_format
         ("<think>A</think> B", "B"),
         ("A</think> B", "B"),
         ("<think>A, cut", ""),
+        ("<think>A? <answer>A</answer>, but", ""),
+        ("<think>So <answer>A</answer>\n", "A"),
         ("</answer><answer>", "</answer><answer>"),
         ("", ""),
     ],

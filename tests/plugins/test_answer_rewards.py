@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmrl.answers.boxes.box import Box
+from mmrl.answers.spans.interval import Interval
 from mmrl.app.plugins.resolve import load
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
+from tests.support.each import for_each
 
 
 def values(scored) -> list[Any]:
@@ -24,7 +27,7 @@ def group(answer, *texts, columns=None):
 
 def test_majority_votes(reward):
     vote = reward("majority_vote")
-    texts = ["\\boxed{3}", "so <answer> 3 </answer>", "<think>3</think>5", "3"]
+    texts = ["\\boxed{3}", "so <answer> 3 </answer>", "<think>\\boxed{3}</think>5", "3"]
     scored = vote(group(None, *texts))
     assert values(scored) == [1, 1, 0, 1]
     assert scored[0].parts == {"unparsed": 0, "agreement": 0.75}
@@ -358,3 +361,27 @@ def test_a_huge_picture_is_scored(reward):
     picture = Image.new("RGB", (6000, 4000), "white")
     [scored] = reward("jpeg_size")(Group(0, Prompt("p7"), (Sample(image=picture),)))
     assert scored.parts["kb"] > 0
+
+
+OPENED = {
+    "choice": ({}, "B", "B"),
+    "number": ({}, 4, "4"),
+    "math_answer": ({}, "4", "4"),
+    "rouge": ({}, "a red dog", "a red dog"),
+    "ocr_wer": ({}, "a red dog", "a red dog"),
+    "iou": ({"space": "norm1000"}, Box(0.1, 0.1, 0.5, 0.5, "norm1"), "[100, 100, 500, 500]"),
+    "multi_box": ({"space": "norm1000"}, (Box(0.1, 0.1, 0.5, 0.5, "norm1"),), "[100, 100, 500, 500]"),
+    "temporal_iou": ({}, Interval(1.0, 2.0), "1.0 to 2.0"),
+    "label_levels": ({}, "hand/finger", "hand/finger"),
+}
+"""Reward -> its settings, an answer, and what a model writes that earns it."""
+
+
+@for_each("name", OPENED)
+def test_a_thought_that_the_template_opened_earns_nothing_until_it_ends(name, reward):
+    settings, answer, text = OPENED[name]
+    texts = {"": text, "<think>": f"Let me see.</think>{text}", "<think> ": f"<think>x</think> {text}"}
+    samples = [Sample(text=written, opened=tag.strip()) for tag, written in texts.items()]
+    samples += [Sample(text=text, opened="<think>", truncated=True), Sample(text=f"<answer>{text}</answer> or", opened="<think>")]
+    found = reward(name, **settings)(Group(0, Prompt("p", "q", answer=answer, columns={"duration": 10.0}), tuple(samples)))
+    assert [getattr(one, "value", one) for one in found] == pytest.approx([1, 1, 1, 0, 0])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from mmrl.answers.block import Template, keeps_format
+from mmrl.answers.block import Template, keeps_format, opened_text
 from mmrl.answers.boxes.box import Box, Space, check_inside, convert_point, extent, is_inside
 from mmrl.answers.boxes.parsing import parse_boxes, parse_points, says_nothing
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scored
@@ -85,10 +85,10 @@ def true_boxes(prompt: Prompt) -> tuple[Box, ...]:
 
 
 def completion_text(prompt: Prompt, sample: Sample) -> str:
-    """The sample's text; ValueError naming the prompt if it has none."""
+    """The sample's text, behind the tag that its template opened; ValueError naming the prompt if it has none."""
     if sample.text is None:
         raise ValueError(f"a sample of prompt {prompt.id!r} has no text: this reward is for policies that write")
-    return sample.text
+    return opened_text(sample)
 
 
 def _read(prompt: Prompt, sample: Sample, truth: tuple[Box, ...], space: Space, template: Template | None) -> Attempt:

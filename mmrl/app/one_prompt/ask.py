@@ -5,6 +5,7 @@ from pathlib import Path
 
 from PIL import ImageDraw
 
+from mmrl.answers.block import opened_text
 from mmrl.answers.boxes.box import SPACES, Box
 from mmrl.answers.boxes.parsing import parse_boxes
 from mmrl.app.run.folder import RunDir
@@ -56,7 +57,7 @@ def boxes_in(prompt: Prompt, found: AnswerSample) -> list[Box]:
     sizes, space = found.sample.media_sizes, found.box_space
     if not prompt.media or kind_of(prompt.media[0]) is not IMAGE or not sizes or space not in SPACES:
         return []
-    return [box.to("pixel", sizes[0]) for box in dict.fromkeys(parse_boxes(found.sample.text or "", space))]
+    return [box.to("pixel", sizes[0]) for box in dict.fromkeys(parse_boxes(opened_text(found.sample), space))]
 
 
 def draw_boxes(prompt: Prompt, boxes: Sequence[Box], file: Path) -> None:

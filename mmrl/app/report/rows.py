@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from mmrl.answers.block import answer_block
+from mmrl.answers.block import answer_block, opened_text
 from mmrl.answers.boxes.box import SPACES, Box, iou_matrix, is_inside
 from mmrl.answers.boxes.detection import point_in_box
 from mmrl.answers.boxes.parsing import parse_boxes
 from mmrl.answers.spans.interval import Interval, union_iou
 from mmrl.app.run.folder import Line
 from mmrl.app.run.sample_files import first_size
-from mmrl.core.types import MediaSize
+from mmrl.core.types import MediaSize, Sample
 
 SMALL, LARGE = 32.0**2, 96.0**2
 """Square pixels of the file below which a box is small, and from which on it is large, as in COCO's evaluation."""
@@ -44,6 +44,10 @@ class SampleLine:
         return self.line.get("earlier", "") + self.text
 
     @property
+    def _opened(self) -> str:
+        return opened_text(Sample(self.text, opened=self.line.get("opened", "")))
+
+    @property
     def total(self) -> float:
         return math.nan if self.line["total"] is None else float(self.line["total"])
 
@@ -62,7 +66,7 @@ class SampleLine:
         size = self.size
         if size is None or self.space not in SPACES or not self.truth:
             return []
-        return [box.to("pixel", size) for box in dict.fromkeys(parse_boxes(self.text, self.space))]
+        return [box.to("pixel", size) for box in dict.fromkeys(parse_boxes(self._opened, self.space))]
 
     @cached_property
     def looked(self) -> list[Box]:
@@ -149,7 +153,7 @@ class SampleLine:
             return [[span.start, span.end] for span in self.spans.predicted]
         if self.truth and self.size is not None and self.space in SPACES:
             return [[*box.corners, box.label] for box in self.predicted]
-        return answer_block(self.text)
+        return answer_block(self._opened)
 
 
 class Spans(NamedTuple):

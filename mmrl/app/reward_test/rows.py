@@ -186,7 +186,7 @@ def _path_of(root: Path, image: object) -> str:
 
 def _with_texts(prompt: Prompt, values: Mapping[str, object], sizes: tuple[MediaSize, ...]) -> ProbeRow:
     texts = _list_of(values, "completion", "completions")
-    samples = tuple(Sample(str(text), media_sizes=sizes) for text in texts)
+    samples = tuple(Sample(str(text), media_sizes=sizes, opened=str(values.get("opened") or "")) for text in texts)
     return ProbeRow(prompt, samples, tuple(str(i) for i in range(len(samples))))
 
 

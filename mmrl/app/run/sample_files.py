@@ -6,8 +6,9 @@ scores and status by reward name, parts ("<reward>/<part>" by name), truncated, 
 label] in pixels of the file), box_space (how the completion's boxes are written), spans (true and predicted spans of time, null
 where the answer is none), columns, digest (of the completion's tokens or the picture's pixels: what `mmrl sample` compares),
 media ({kind, file, width, height} per picture, video or sound; a sound also has sound, its .wav file beside the waveform),
-media_sizes ([width, height, seen_width, seen_height]), image, video and sound (what was generated, as in media, or null; a video
-also has clip, its .mp4 file beside the strip).
+media_sizes ([width, height, seen_width, seen_height]), opened (the tag that the chat template opened in front of the completion,
+where it did), image, video and sound (what was generated, as in media, or null; a video also has clip, its .mp4 file beside the
+strip).
 
 A line of an episode also holds ended and turns: {text, span, reward, facts, observation} with an observation's role, text, media
 and key, null where the world said nothing. Its digest is of tokens and observed pictures.
@@ -120,6 +121,7 @@ def sample_lines(
                     "video": None if sample.video is None else store_clip(place, sample),
                     "sound": None if sample.sound is None else store_sound(place, sample),
                 }
+                | ({"opened": sample.opened} if sample.opened else {})
                 | turn_lines(place, sample)
             )
             row += 1

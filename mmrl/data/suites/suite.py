@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from mmrl.answers.block import answer_block
+from mmrl.answers.block import answer_block, opened_text
 from mmrl.answers.boxes.box import Space
 from mmrl.core.samples import Prompt, Sample, Scored
 from mmrl.data.readers import Row
@@ -105,7 +105,7 @@ class Suite:
 
 def answer_text(sample: Sample) -> str:
     """The answer of a sample: its `<answer>` block if it has one, else its text without its thought."""
-    return answer_block(sample.text or "")
+    return answer_block(opened_text(sample))
 
 
 def part_of(kind: str) -> str:

@@ -9,6 +9,7 @@ from jaxtyping import Int, Real
 from PIL import Image
 from torch import Tensor, nn
 
+from mmrl.answers.block import opened_by
 from mmrl.answers.spans.sounds import read_wave
 from mmrl.core.samples import IMAGE, KINDS, VIDEO, ClipTime, MediaKind, kind_of
 from mmrl.core.types import MediaSize, Prompt, Video
@@ -36,6 +37,8 @@ class Encoded:
     media: Media = field(default_factory=dict)
     sizes: tuple[MediaSize, ...] = ()
     clips: tuple[ClipTime, ...] = ()
+    opened: str = ""
+    """The tag that the chat template leaves open at the end: `<think>`."""
     prompt: Prompt | None = None
     """The prompt that was encoded."""
     seed: int = 0
@@ -232,7 +235,7 @@ class Encoder:
         bos = self.processor.tokenizer.bos_token
         special = bos is None or not text.startswith(bos)
         fed = self.feed(text, opened, sizes, clips, special=special, most=self.config.max_prompt_tokens)
-        return replace(fed, prompt_id=prompt.id, clips=times)
+        return replace(fed, prompt_id=prompt.id, clips=times, opened=opened_by(text))
 
     def feed(
         self,

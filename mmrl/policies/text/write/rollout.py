@@ -262,6 +262,8 @@ def groups_of(
             earlier=earlier,
             turns=row.turns,
             ended=row.ended,
+            # what was given stands as it was given
+            opened="" if request.text else prompts[row.prompt].opened,
         )
         is_probe = request.role == "probe"
         sample_ids.append(-1 if is_probe else len(mine))

@@ -53,6 +53,21 @@ def test_qwen_sees_the_grid_times_the_patch(tiny, family, patch):
     assert sample.media_sizes == (encoded.sizes[0],)
 
 
+def test_samples_know_the_thought_that_their_template_opened(tiny):
+    policy, asked = make(tiny("qwen3_vl")), [Request(Prompt("p", "<think> is a tag?"), 1, 0), Request(Prompt("q", "?"), 1, 1)]
+    asked += [Request(Prompt("r", "?"), 1, 2, role="injected", written="B")]
+
+    def opened() -> list[str]:
+        return [sample.opened for _, sample in policy.rollout(asked).samples()]
+
+    plain = policy.processor.chat_template
+    assert opened() == ["", "", ""]
+    policy.processor.chat_template = f"{plain}<think>\n"
+    assert opened() == ["<think>", "<think>", ""], "what was given stands as it was given"
+    policy.processor.chat_template = f"{plain}<think>\n\n</think>\n\n"
+    assert opened() == ["", "", ""]
+
+
 def test_tile_models_report_the_size_of_the_file(tiny):
     encoded = make(tiny("internvl")).encode(Prompt("p", "?", (picture(0, 90, 40),)))
     assert encoded.sizes == (MediaSize(90, 40, 90, 40),)
