@@ -57,7 +57,7 @@ class Consistency:
         """Which samples are judged; None where the reward says nothing."""
         if self.correct is None:
             return [True] * len(group.samples)
-        values = [one.value if isinstance(one, Scored) else one for one in self.correct(group)]
+        values = [Scored.of(one).value for one in self.correct(group)]
         return [None if value is None else value > self.least for value in values]
 
     def _question(self, group: Group, sample: Sample) -> Question:

@@ -71,7 +71,7 @@ class OverFrames:
 
     def _reduce(self, answers: Sequence[float | Scored | None]) -> Scored | None:
         """The score of one clip; None where the reward does not apply to one of its frames."""
-        given = [answer if isinstance(answer, Scored) else Scored(answer) for answer in answers]
+        given = [Scored.of(answer) for answer in answers]
         values = [answer.value for answer in given if answer.value is not None]
         if len(values) < len(given):
             return None

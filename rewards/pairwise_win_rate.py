@@ -98,7 +98,7 @@ def _scores(scorer: Any, group: Group) -> list[float | None]:
     answers = scorer(group)
     if inspect.isawaitable(answers):
         answers = wait_for(answers)
-    values = [answer.value if isinstance(answer, Scored) else answer for answer in answers]
+    values = [Scored.of(answer).value for answer in answers]
     if len(values) != len(group.samples):
         raise ValueError(f"the scorer answered {len(values)} values for the {len(group.samples)} samples of {group.prompt.id!r}")
     return [None if value is None else float(value) for value in values]

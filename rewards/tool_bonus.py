@@ -38,7 +38,7 @@ class ToolBonus:
             raise ValueError(
                 'tool_bonus needs the reward that says what is right: set correct.use, such as correct.use = "choice"'
             )
-        answers = [one.value if isinstance(one, Scored) else one for one in self.correct(group)]
+        answers = [Scored.of(one).value for one in self.correct(group)]
         pairs = zip(answers, group.samples, strict=True)
         return [None if value is None else float(value > self.least and self._looked(sample)) for value, sample in pairs]
 

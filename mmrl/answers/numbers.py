@@ -45,8 +45,10 @@ _NUMBER = re.compile(
     r"(?P<odd>[,.:^](?=[0-9])|\s*+/\s*+(?=[0-9])|\s*+(?:\\pi\b|\u03c0)|[kKMB](?!\w))?+"
     rf"(?P<percent>\s*+(?:\\?%|percent\b))?+(?:\s*+(?P<unit>{_UNIT})(?![A-Za-z])(?P<dimension>\^?\{{?[23]\}}?|[\u00b2\u00b3])?+(?!\s*+/))?+"
 )
-_BELOW_20 = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-_BELOW_20 += ["thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+_BELOW_20 = [
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+]
 _TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 _WORDS = {name: float(i) for i, name in enumerate(_BELOW_20)} | {name: 20.0 + 10 * i for i, name in enumerate(_TENS)}
 _BELOW_100 = rf"(?:(?:{'|'.join(_TENS)})(?:[\s-](?:{'|'.join(_BELOW_20[1:10])})\b)?|(?:{'|'.join(_BELOW_20)})\b)"

@@ -129,11 +129,12 @@ def reply_of(answers: Sequence[float | Scored | None], fingerprint: str) -> Serv
     """The reply that holds a reward's answers, in order; WireError for one that is neither a float, None nor Scored."""
     values, status, parts = [], [], []
     for answer in answers:
-        value, own = (answer.value, answer.parts) if isinstance(answer, Scored) else (answer, {})
         try:
+            found = Scored.of(answer)
+            value, own = found.value, found.parts
             number = math.nan if value is None else float(value)
         except (TypeError, ValueError):
-            raise WireError(f"the reward answered {value!r}: return a float, None or Scored per sample") from None
+            raise WireError(f"the reward answered {answer!r}: return a float, None or Scored per sample") from None
         values.append(number)
         status.append(Status.NA if value is None else Status.FAILED if math.isnan(number) else Status.OK)
         parts.append({name: float(part) for name, part in own.items()})

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import httpx
 import numpy as np
@@ -58,6 +58,10 @@ def odd(group: Group) -> Sequence[float | Scored | None]:
     return [None, math.nan, Scored(0.5, {"half": 0.5})]
 
 
+def named(group: Group) -> Sequence[Mapping[str, float]]:
+    return [{"right": 1.0, "short": 0.25}]
+
+
 def broken(group: Group) -> list[float]:
     raise ZeroDivisionError("by design")
 
@@ -70,7 +74,7 @@ def brightness(group: Group) -> list[float]:
     return [float(np.asarray(sample.image).mean()) for sample in group.samples]
 
 
-FUNCTIONS = {f.__name__: f for f in (length, slow_length, odd, broken, short, brightness)} | {"pointwise": Pointwise()}
+FUNCTIONS = {f.__name__: f for f in (length, slow_length, odd, named, broken, short, brightness)} | {"pointwise": Pointwise()}
 
 
 @contextmanager
@@ -102,6 +106,7 @@ def test_none_nan_and_parts_come_back_as_the_reward_gave_them(base: str):
     assert first is None
     assert isinstance(second, float) and math.isnan(second)
     assert third == Scored(0.5, {"half": 0.5})
+    assert RemoteReward(f"{base}/named").score(group_of("a")) == [Scored(1.25, {"right": 1.0, "short": 0.25})]
 
 
 def test_pixels_arrive(base: str):
@@ -248,6 +253,20 @@ class Mine:
 """
 
 
+OUTER = """
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+@dataclass(frozen=True)
+class Twice:
+    inner: Callable[..., Any]
+
+    def __call__(self, group):
+        return [2 * x for x in self.inner(group)]
+"""
+
+
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -285,6 +304,29 @@ def test_a_killed_and_restarted_server_is_waited_for(spec: Path):
         process.kill()
     with pytest.raises(RewardUnavailableError, match="does not answer"):
         replace(remote, deadline_s=0.3).score(group_of("abc"))
+
+
+def test_rewards_inside_rewards_are_served(spec: Path):
+    (spec.parent / "outer.py").write_text(OUTER)
+    spec.write_text("[[reward]]\nuse = './outer.py'\n[reward.inner]\nuse = './mine.py'\nbonus = 2.0")
+    [served] = serve.read_spec(spec).rewards.values()
+    assert list(cast(Any, served.function)(group_of("abc"))) == [10.0]
+    spec.write_text(spec.read_text().replace("2.0", "3.0"))
+    [other] = serve.read_spec(spec).rewards.values()
+    assert other.fingerprint != served.fingerprint
+    (spec.parent / "mine.py").write_text(MINE + "\n")
+    [changed] = serve.read_spec(spec).rewards.values()
+    assert changed.fingerprint != other.fingerprint, "the source of what is inside counts"
+    for wrong, message in (
+        ("bonsu = 1", r"reward.0.inner: unknown key 'bonsu'"),
+        ("bonus = 'x'", r"reward.0.inner.bonus is 'x'"),
+    ):
+        spec.write_text(f"[[reward]]\nuse = './outer.py'\n[reward.inner]\nuse = './mine.py'\n{wrong}")
+        with pytest.raises(ValueError, match=message):
+            serve.read_spec(spec)
+    spec.write_text("[[reward]]\nuse = './outer.py'\n[reward.inner]\nuse = 'iou'")
+    with pytest.raises(ValueError, match=r"reward\.0\.inner: iou reads boxes"):
+        serve.read_spec(spec)
 
 
 def test_the_server_runs_without_torch(spec: Path):

@@ -23,6 +23,7 @@ from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.planning.memory import advice, room, size_text, versions_in_flight
 from mmrl.app.report.data import column
+from mmrl.app.reward_test.probes import NoTruthError
 from mmrl.app.run.beforehand import overlap_sentence
 from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts
 from mmrl.app.run.context import RUNS, distributed_run
@@ -309,7 +310,14 @@ def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found:
         return
     from mmrl.app.commands.reward import test
 
-    if test(name, overrides, None, num_prompts=TESTED):
+    try:
+        is_fine = test(name, overrides, None, num_prompts=TESTED)
+    except NoTruthError:
+        # a reward that needs answers, or applies to no prompt, is a line of its own
+        said = "not for prompts without answers: mmrl reward score REWARD FILE ranks completions that you have"
+        found.add("reward test", said, "note")
+        return
+    if is_fine:
         said = "every reward answers for pictures, the same each time; mmrl reward score REWARD FOLDER shows what it prefers"
         found.add("reward test", said if output == "image" else f"the truth wins on {TESTED} prompts")
     else:

@@ -43,6 +43,7 @@ from mmrl.policies.codes.settings import CodePolicyConfig
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.text.prompt.templates import tags_of
 from mmrl.runtime.pictures import upright_rgb
+from mmrl.training.rewards.calls import Transform
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 
 MOST_CARDS = 200
@@ -68,6 +69,11 @@ class Tried:
     weight: float = 1.0
     sources: tuple[str, ...] = ()
     """The sources whose prompts it scores; empty: all."""
+    transform: Transform | None = None
+
+    def counted(self, score: float) -> float:
+        """What a score counts in the total."""
+        return self.weight * (score if self.transform is None else self.transform(score))
 
     def own(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """The prompts whose samples it scores."""
@@ -103,7 +109,7 @@ def test(
             else probes.groups_of_drawings(tried.own(shown)[:num_prompts], style.draws)
             for tried in rewards
         ]
-    found = [examine(tried.name, tried.function, *one) for tried, one in zip(rewards, made, strict=True)]
+    found = [examine(tried.name, tried.function, *one, tried.counted) for tried, one in zip(rewards, made, strict=True)]
     compare_ranges(found)
     if served:
         for one, tried, (_, groups) in zip(found, rewards, made, strict=True):
@@ -149,6 +155,7 @@ def inputs_of_test(
             in_space(read_reward(r, ("reward", str(i)), table)(), style.space),
             r.weight,
             r.sources,
+            r.transform,
         )
         for i, r in enumerate(config.reward)
     ]

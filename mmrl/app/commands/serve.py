@@ -25,7 +25,6 @@ from mmrl.serving.guard import listen, serve_until_stopped
 from mmrl.serving.reward_server import RequestScorer, Served, ServerLimits, create_app, fingerprint
 
 TOKEN = "MMRL_REWARD_TOKEN"
-OWN = ("use", "name")
 FRACTIONS = ("max_body_mb",)
 """Limits that need not be whole."""
 NAME = r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,99}"
@@ -129,14 +128,24 @@ def served_reward(entry: Values, where: str) -> Served:
     name = entry.get("name", plugins.default_name(use))
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise ValueError(f"{where}.name is {name!r}: write letters, digits, _ and -, because it is the end of an address")
-    style, plug_in = adapters.split(entry["use"])
+    return Served(name, *made({key: value for key, value in entry.items() if key != "name"}, where))
+
+
+def made(entry: Mapping[str, Any], where: str) -> tuple[Any, str]:
+    """A reward with its settings, and its fingerprint; a setting that is a table with a `use` is a reward itself."""
+    settings, printed = dict[str, object](), dict[str, object]()
+    for key, value in entry.items():
+        if key != "use":
+            is_reward = isinstance(value, Mapping) and isinstance(value.get("use"), str)
+            settings[key], printed[key] = made(value, f"{where}.{key}") if is_reward else (value, value)
+    use = str(entry["use"])
+    style, plug_in = adapters.split(use)
     function = plugins.load(plug_in, "rewards")
-    settings = {key: value for key, value in entry.items() if key not in OWN}
     reward = adapters.adapt(style, function, settings, where) if style else instance(function, settings, where)
     if getattr(reward, "space", None) == "auto":
         raise ValueError(f'{where}: {use} reads boxes, and a server knows no policy: set space = "pixel", "norm1000", ...')
     file, _ = plugins.locate(plug_in, "rewards")
-    return Served(name, reward, fingerprint(file, settings))
+    return reward, fingerprint(file, printed)
 
 
 def instance(cls: Any, settings: Mapping[str, object], where: str) -> Any:

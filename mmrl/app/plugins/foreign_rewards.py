@@ -6,7 +6,7 @@ Imports no torch before pictures are scored.
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,7 @@ class Log:
 
     def with_parts(self, i: int, answer: Any) -> object:
         own = self.parts[i] if i < len(self.parts) else {}
-        return Scored(answer, own) if own and not isinstance(answer, Scored) else answer
+        return replace(found := Scored.of(answer), parts={**found.parts, **own}) if own else answer
 
 
 def scorer_of(function: PlugIn, settings: Mapping[str, object], where: str) -> tuple[PlugIn, dict[str, object]]:

@@ -41,14 +41,18 @@ class Style:
     """Width and height of the pictures that it draws; None: it writes."""
 
 
+class NoTruthError(ValueError):
+    """No prompt has an answer, so there is no truth to test with."""
+
+
 def text_groups(prompts: Sequence[Prompt], style: Style) -> tuple[list[str], list[Group]]:
     """Names of the probes, and one group per prompt that has an answer, with one sample per probe in that order.
 
-    Raises ValueError if no prompt has an answer.
+    Raises NoTruthError if no prompt has an answer.
     """
     answered = [prompt for prompt in map(with_chosen, prompts) if prompt.answer is not None]
     if not answered:
-        raise ValueError(
+        raise NoTruthError(
             "no prompt of the data has an answer, so there is no truth to test the reward with: take data with answers; if the "
             "reward scores pictures, write `Modality: image` into the docstring at the top of its file"
         )

@@ -37,6 +37,8 @@ class Findings:
     """Per group."""
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    counted: Callable[[float], float] = float
+    """What a score counts in the run's total: transformed, times its weight."""
     needs_answer: bool = True
     picklable: bool = True
 
@@ -66,9 +68,15 @@ class Findings:
         return f": not surely more, on {len(self.values)} prompts; try more of them" if ahead else ""
 
 
-def examine(name: str, reward: Callable[..., object], names: Sequence[str], groups: Sequence[Group]) -> Findings:
+def examine(
+    name: str,
+    reward: Callable[..., object],
+    names: Sequence[str],
+    groups: Sequence[Group],
+    counted: Callable[[float], float] = float,
+) -> Findings:
     """Score all probes several times and look for what is wrong with the answers."""
-    found = Findings(name, names, needs_answer=needs_answer(reward))
+    found = Findings(name, names, counted=counted, needs_answer=needs_answer(reward))
     found.picklable = can_pickle(reward)
     try:
         found.values, found.status, _ = probe_scores(name, reward, groups)
@@ -146,7 +154,8 @@ def silent(found: Findings) -> list[str]:
         failed = int((found.status[:, i] == Status.FAILED).sum())
         missing = int((found.status[:, i] == Status.NA).sum())
         if failed:
-            faults.append(f"it fails on {failed} of {len(found.status)} samples of the kind {probe!r}: it raises or answers NaN")
+            why = "it raises, or answers NaN, or None for some samples of a prompt alone, and None is for whole groups"
+            faults.append(f"it fails on {failed} of {len(found.status)} samples of the kind {probe!r}: {why}")
         if missing and probe == probes.TRUTH:
             faults.append(f"it answers None for {missing} of {len(found.status)} prompts: it does not apply to this data")
     return faults
@@ -249,12 +258,19 @@ def spread_sentence(found: Findings, pictures: Sequence[str], noise: Sequence[st
 def compare_ranges(all_found: Sequence[Findings]) -> None:
     """Warn of rewards whose scale hides the others'."""
     for found in all_found:
-        others = [other for other in all_found if other is not found]
-        if others and found.spread > 2 and all(0 < other.spread <= 1.01 for other in others):
-            low, high = extremes(found)
+        low, high = extremes(found)
+        others = [other for other in all_found if other is not found and reach(other)]
+        if others and reach(found) > 2 and all(reach(other) <= 1.01 for other in others):
             found.faults.append(
-                f"its range is {low:.3g} to {high:.3g} while the other rewards stay within 1: scale it, or it drowns them"
+                f"its range is {low:.3g} to {high:.3g}, weighted, while the other rewards stay within 1: lower its weight, or it "
+                "drowns them"
             )
+
+
+def reach(found: Findings) -> float:
+    """From the lowest to the highest that a reward counts in the total."""
+    low, high = extremes(found)
+    return high - low
 
 
 def difference_when_served(name: str, reward: PlugIn, groups: Sequence[Group]) -> str | None:
@@ -280,8 +296,10 @@ def can_pickle(reward: object) -> bool:
 
 
 def extremes(found: Findings) -> tuple[float, float]:
+    """The lowest and the highest that a reward counts in the total."""
     finite = found.values[found.values.isfinite()]
-    return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+    ends = [found.counted(float(end)) for end in (finite.min(), finite.max())] if len(finite) else [0.0]
+    return min(ends), max(ends)
 
 
 def same(a: Tensor, b: Tensor) -> bool:

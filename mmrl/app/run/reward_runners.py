@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmrl.app.config.reward_needs import declared_space, other_samples, with_inside
+from mmrl.app.config.reward_needs import declared_space, name_of, other_samples, with_inside
 from mmrl.app.config.run import RewardConfig, RunConfig, UnweightedReward
 from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import MODALITIES, AnyModality, modality_of
@@ -48,15 +48,22 @@ def named_reward(
     space: str | None,
     modality: AnyModality = MODALITIES["text"],
     output: str | None = None,
+    name: str = "",
 ) -> NamedReward:
     """The reward as the run uses it: with its name, and reading boxes as the policy writes them.
 
-    It sees samples of the kind `output` (None: the modality's); rewards inside it see what it `shows`, or the same.
+    It sees samples of the kind `output` (None: the modality's); rewards inside it see what it `shows`, or the same, and
+    are blamed under their own names.
     """
     output = modality.output if output is None else output
     shown = getattr(function, "shows", output)
-    function = with_inside(function, lambda inner: named_reward(reward, inner, space, modality, shown).function)
-    name, declared = reward.label, declared_space(function)
+    name = name or reward.label
+
+    def inside(inner: object) -> PlugIn:
+        return named_reward(reward, inner, space, modality, shown, f"{name_of(inner)} in {name}").function
+
+    function = with_inside(function, inside)
+    declared = declared_space(function)
     if declared is not None:
         modality.refuse_box_reward(name)
     wanted = modalities(function)

@@ -131,7 +131,7 @@ class Progress:
             prefix = f"eval/{way}/" if way else "eval/"
             own = {name: value for name, value in metrics.items() if name.startswith(prefix)}
             shown = [
-                f"{name.removeprefix(prefix)} {value:.3f}{self._change(name, value)}"
+                f"{name.removeprefix(prefix)} {'no score' if math.isnan(value) else f'{value:.3f}{self._change(name, value)}'}"
                 for name, value in own.items()
                 if "/" not in name.removeprefix(prefix)
             ]

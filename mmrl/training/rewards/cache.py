@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
 from os import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -116,15 +116,17 @@ class AnswerCache:
 
 def is_ok(answer: RawAnswer) -> bool:
     """A finite number: neither None nor a failure is remembered."""
-    value = answer.value if isinstance(answer, Scored) else answer
+    try:
+        value = Scored.of(answer).value
+    except TypeError:
+        return False
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def as_numbers(answer: RawAnswer) -> tuple[float, dict[str, float]]:
     """Value and parts of an answer that `is_ok`."""
-    parts = answer.parts if isinstance(answer, Scored) else {}
-    value: Any = answer.value if isinstance(answer, Scored) else answer
-    return float(value), {name: float(part) for name, part in parts.items()}
+    found = Scored.of(answer)
+    return float(cast(float, found.value)), {name: float(part) for name, part in found.parts.items()}
 
 
 def sample_keys(group: Group) -> list[Digest]:

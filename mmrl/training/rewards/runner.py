@@ -347,7 +347,10 @@ def read_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer
         error = f"the world of a sample of prompt {group.prompt.id!r} broke: {said.text if said else ''}"
     if reward.weight != 0 and Status.NA in status and Status.OK in status:
         status = tuple(Status.FAILED if s == Status.NA else s for s in status)
-        error = f"answered None for some samples of prompt {group.prompt.id!r} only; None must hold for the whole group"
+        error = (
+            f"answered None for some samples of prompt {group.prompt.id!r} only: None is for whole groups, since samples without "
+            "a score cannot be compared with the others; answer 0 for a sample that is wrong"
+        )
     return Answer(list(values), list(status), list(parts), error)
 
 
@@ -357,17 +360,16 @@ def all_failed(group: Group, error: str, cause: BaseException | None = None) -> 
 
 
 def _one(reward: NamedReward, group: Group, answer: RawAnswer) -> tuple[float, Status, Mapping[str, float]]:
-    parts: Mapping[str, float] = {}
-    if isinstance(answer, Scored):
-        answer, parts = answer.value, _parts(reward, group, answer.parts)
-    if answer is None:
-        return math.nan, Status.NA, parts
     try:
-        value = number(answer)
+        found = Scored.of(answer)
+        parts = _parts(reward, group, found.parts) if found.parts else {}
+        if found.value is None:
+            return math.nan, Status.NA, parts
+        value = number(found.value)
     except TypeError:
         raise RewardError(
             f"reward {reward.name!r} answered {shown(answer)} for a sample of prompt {group.prompt.id!r}: "
-            "return a float, None or Scored"
+            "return a float, None, Scored or numbers by name"
         ) from None
     if abs(value) > LARGEST:
         raise RewardError(

@@ -37,6 +37,16 @@ def test_a_sound_config(make: Make, tmp_path: Path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_prompts_that_have_no_answers_by_nature_are_no_fault(make: Make, capsys):
+    words = ['data={use = "prompts", texts = ["tell a tale", "sing"]}', 'evaluation.data={use = "prompts", texts = ["hum"]}']
+    words += ["reward=[{use = 'length'}, {use = 'repetition', weight = 0.1}]", "policy.answer_format=none"]
+    assert check.check("tiny/image", words, card="24GB")
+    text = said(capsys)
+    assert "reward test note not for prompts without answers" in text and "FAIL" not in text
+    assert not check.check("tiny/image", [*words, "reward=[{use = 'choice'}]"], card="24GB")
+    assert "FAIL" in said(capsys), "a reward that needs answers has none"
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [

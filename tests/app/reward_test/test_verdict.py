@@ -26,6 +26,7 @@ from mmrl.app.reward_test.rows import ProbeRow, read_tasks
 from mmrl.app.reward_test.verdict import Findings, compare_ranges, difference_when_served, examine
 from mmrl.core.types import MediaSize
 from mmrl.serving.reward_server import Served, serving
+from tests.support.each import for_each
 
 Function = Callable[[Group], Sequence[Any]]
 
@@ -113,7 +114,7 @@ BOX_FAULTS: dict[str, tuple[Function, str]] = {
     "pays length": (per_text(lambda t, p: best_iou(t, p) + len(t) / 2000), "it rewards length"),
     "pays silence": (per_text(lambda t, p: best_iou(t, p) if parse_boxes(t, "norm1000") else 1.0), "saying nothing"),
     "raises on empty": (per_text(raises_on_empty), r"samples of the kind 'empty', and the rest .*ZeroDivisionError"),
-    "NaN on nonsense": (per_text(nan_on_nonsense), "kind 'malformed': it raises or answers NaN"),
+    "NaN on nonsense": (per_text(nan_on_nonsense), "kind 'malformed': it raises, or answers NaN"),
     "always None": (lambda group: [None] * len(group.samples), "answers None for 12 of 12 prompts"),
     "too short": (lambda group: [1.0], "breaks the contract: .*answered 1 values"),
     "infinite": (per_text(lambda t, p: math.inf), "breaks the contract: .*must be finite"),
@@ -122,8 +123,10 @@ BOX_FAULTS: dict[str, tuple[Function, str]] = {
 }
 
 
-def findings(reward: Any, prompts: Sequence[Prompt], style: probes.Style = probes.Style()) -> Findings:
-    return examine("it", reward, *probes.text_groups(prompts, style))
+def findings(
+    reward: Any, prompts: Sequence[Prompt], style: probes.Style = probes.Style(), counted: Callable[[float], float] = float
+) -> Findings:
+    return examine("it", reward, *probes.text_groups(prompts, style), counted)
 
 
 @pytest.mark.parametrize("fault", BOX_FAULTS)
@@ -207,7 +210,7 @@ DRAWN_FAULTS: dict[str, tuple[Function, str]] = {
     "constant": (lambda g: [0.5 for s in g.samples], "gives every picture the same score"),
     "random": (lambda g: [float(next(ONCE)) for s in g.samples], "differently the second time"),
     "first one": (lambda g: [redness(g.samples[0].image) for s in g.samples], "depend on the order"),
-    "not a number": (lambda g: [math.nan if i == 2 else float(i) for i, _ in enumerate(g.samples)], "raises or answers NaN"),
+    "not a number": (lambda g: [math.nan if i == 2 else float(i) for i, _ in enumerate(g.samples)], "raises, or answers NaN"),
     "one for all": (lambda g: [1.0], "answered 1 values for the 5 samples"),
 }
 
@@ -232,6 +235,15 @@ def test_a_wide_range_beside_narrow_ones_is_a_fault():
     narrow = findings(per_text(best_iou), box_prompts())
     compare_ranges([wide, narrow])
     assert not narrow.faults and "its range is 0 to 10" in wide.faults[0]
+
+
+@for_each("weight, others", [(0.1, 1.0), (0.01, 1.0), (0.0, 1.0), (-0.1, 1.0), (1.0, 0.0)])
+def test_ranges_are_judged_as_they_count(weight, others):
+    """A reward of weight 0 is watched: it drowns nothing, and nothing drowns it."""
+    wide = findings(per_text(lambda t, p: 10 * best_iou(t, p)), box_prompts(), counted=lambda score: weight * score)
+    narrow = findings(per_text(best_iou), box_prompts(), counted=lambda score: others * score)
+    compare_ranges([wide, narrow])
+    assert not narrow.faults and not wide.faults and (weight == 1.0 or not any("drowns" in one for one in wide.warnings))
 
 
 def test_a_lambda_cannot_be_pickled_and_a_part_can():

@@ -287,6 +287,15 @@ def test_progress_writes_plain_lines_now_and_then_and_the_last_step(tmp_path: Pa
     ]
 
 
+def test_what_nothing_scored_is_no_nan() -> None:
+    out = io.StringIO()
+    progress = Progress(5, 4, Console(file=out))
+    for step, value in ((0, math.nan), (5, 0.5), (10, math.nan), (15, 0.75)):
+        progress.after_evaluation(step, {"eval/total": value}, Examples(groups(), SCORES))
+    said = [line.partition("total ")[2] for line in out.getvalue().splitlines()]
+    assert said == ["no score", "0.500", "no score", "0.750 (+0.250)"]
+
+
 def test_progress_has_a_line_for_every_way_to_answer() -> None:
     out = io.StringIO()
     progress = Progress(5, 4, Console(file=out))

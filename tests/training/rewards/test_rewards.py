@@ -10,7 +10,9 @@ import torch
 
 from mmrl.core.types import Group, Observation, Prompt, Sample, Scored, Status, Turn
 from mmrl.runtime.process_state import keep_random_state
+from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardError, RewardRunner
+from tests.support.each import for_each
 
 
 def group(count: int = 4, id: int = 0) -> Group:
@@ -56,6 +58,36 @@ def test_none_for_a_whole_group_is_na_not_zero():
 def test_none_for_part_of_a_group_is_failed():
     tables = run(lambda g: [None, 1.0, 1.0, 1.0])
     assert tables[0].status[:, 0].tolist() == [Status.FAILED, Status.OK, Status.OK, Status.OK]
+    with pytest.raises(RewardError, match="None is for whole groups, since samples without a score cannot be compared"):
+        run(lambda g: [None, 1.0, 1.0, 1.0], max_failed=0.0)
+
+
+def test_numbers_by_name_are_parts_and_their_sum_counts():
+    one, two = {"right": 1.0, "short": 0.25}, {"score": 0.5, "right": np.float32(1.0)}
+    [table] = run(lambda g: [one, two, {"right": math.nan}, one])
+    assert table.values[:, 0].tolist()[:2] == [1.25, 0.5] and table.status[:, 0].tolist() == [0, 0, Status.FAILED, 0]
+    assert table.parts[0] == {"mine/right": 1.0, "mine/short": 0.25} and table.parts[1] == {"mine/right": 1.0}
+    for broken in ({}, {"right": "B"}, {"score": "B"}, {"score": 1.0, "said": "B"}):
+        with pytest.raises(RewardError, match="numbers by name"):
+            run(lambda g, broken=broken: [broken] * 4)
+
+
+@dataclass(frozen=True)
+class Named:
+    """Answers each sample with numbers by name."""
+
+    pointwise = True
+
+    def __call__(self, g: Group) -> list[dict[str, float]]:
+        return [{"right": 1.0, "short": 0.25} for _ in g.samples]
+
+
+@for_each("call", [Calling(cache=8), Calling(where="thread")])
+def test_numbers_by_name_survive_a_cache_and_a_thread(call):
+    runner = RewardRunner([NamedReward("mine", Named(), call=call)])
+    for _ in range(2):
+        [table] = runner.score([group()])
+        assert table.values[:, 0].tolist() == [1.25] * 4 and table.parts[3] == {"mine/right": 1.0, "mine/short": 0.25}
 
 
 def of_source(source: str, id: int) -> Group:
