@@ -1,6 +1,7 @@
 """Programs that can be repeated bit for bit."""
 
 import os
+import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 FIXED = (":4096:8", ":16:8")
 """With these, cuBLAS gives the same sums every time."""
+REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
+"""How PyTorch says that it has no repeatable kernel."""
 
 
 @contextmanager
@@ -41,7 +44,8 @@ def deterministic(wanted: bool = True) -> Iterator[None]:
     for rewards that answer from elsewhere or run out of time.
 
     Raises:
-        ValueError: the GPU is in use already, without a fixed workspace.
+        ValueError: the GPU is in use already, without a fixed workspace; or the block needed an operation without a repeatable
+            kernel on its device (that of GLM-4.1V's position embeddings has none on GPUs where the vision tower trains).
     """
     if not wanted:
         yield
@@ -59,5 +63,12 @@ def deterministic(wanted: bool = True) -> Iterator[None]:
     try:
         with bit_for_bit():
             yield
+    except RuntimeError as error:
+        if (found := REFUSED.search(str(error))) is None:
+            raise
+        raise ValueError(
+            f"deterministic = true, and {found[1]}, which this model needs, has no repeatable kernel on this device: set "
+            "deterministic = false, or train without the part that needs it (policy.freeze, policy.lora)"
+        ) from error
     finally:
         cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = flags

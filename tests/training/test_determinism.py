@@ -125,3 +125,11 @@ def test_a_gpu_in_use_without_a_fixed_workspace_is_refused(monkeypatch: pytest.M
     monkeypatch.setenv(WORKSPACE, ":16:8")
     with deterministic():
         assert os.environ[WORKSPACE] == ":16:8"
+
+
+def test_an_operation_without_a_repeatable_kernel_is_named():
+    with pytest.raises(ValueError, match=r"deterministic = true, and put_, which .* has no repeatable kernel .* deterministic = false"):
+        with deterministic():
+            torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+    with pytest.raises(RuntimeError, match="another"), deterministic():
+        raise RuntimeError("another")
