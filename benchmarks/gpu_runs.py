@@ -2,11 +2,10 @@
 
     python benchmarks/gpu_runs.py --out gpu-runs [--only NAME ...] [--workers 12] [--seconds 240]
 
-Each case is `mmrl train CONFIG` with two steps of a tiny model with random weights. What is compared: whether both ended well, the
-first step's samples (equal or not: a card adds in another order, so a close draw may fall elsewhere), the largest difference of the
-first step's mean reward and gradient norm, and on the card the mean log-ratio between what was sampled and what was read again,
-which is 0 but for rounding. A `resumed` case is ended after its first step and gone on with; its last weights are compared with
-those of the run in one piece, which are equal to the bit where `deterministic` is kept.
+Each case is `mmrl train CONFIG` with two steps of a tiny model with random weights. Compared are the first step's samples (a card
+adds in another order, so a close draw may fall elsewhere), mean reward and gradient norm, and on the card the mean log-ratio
+between what was sampled and what was read again, which is 0 but for rounding. A resumed case is ended after its first step and
+gone on with: its last weights are to equal those of the run in one piece to the bit.
 """
 
 import argparse
@@ -22,11 +21,21 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WRITERS = (
-    "qwen2_5_vl qwen3_vl smolvlm internvl llava_onevision gemma3 qwen3_5 qwen3_5_moe glm4v glm46v mistral3 gemma4 lfm2_vl "
-    "minicpmv4_6 ovis2 kimi_k25"
-).split()
-PAINTERS = "sd3 flux qwen_image z_image chroma lumina2 sd15 sdxl sana flux2_klein krea2".split()
-METHODS = "flow_grpo mix_grpo temp_flow_grpo branch_grpo grpo_guard diffusion_nft awm".split()
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "smolvlm",
+    "internvl",
+    "llava_onevision",
+    "gemma3",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "glm4v",
+    "glm46v",
+)
+LATE_WRITERS = ("mistral3", "gemma4", "lfm2_vl", "minicpmv4_6", "ovis2", "kimi_k25")
+PAINTERS = ("sd3", "flux", "qwen_image", "z_image", "chroma", "lumina2", "sd15", "sdxl", "sana", "flux2_klein", "krea2")
+METHODS = ("flow_grpo", "mix_grpo", "temp_flow_grpo", "branch_grpo", "grpo_guard", "diffusion_nft", "awm")
+OTHERS = ("clips", "mixture", "cold_start", "verifier_loop", "taught_drawing", "token_image")
 AHEAD = ("ahead=1", "cluster.samplers=1", "cluster.samplers_share=true")
 NF4 = ("policy.weights=nf4", "policy.lora.rank=4", "policy.lora.alpha=8")
 
@@ -44,7 +53,7 @@ class Case:
 def cases() -> list[Case]:
     """All runs, those that say most first."""
     space = "policy.box_space=norm1000"
-    image = [Case(f"image {family}", "tiny/image", (f"policy.model=tiny:{family}", space)) for family in WRITERS]
+    image = [Case(f"image {family}", "tiny/image", (f"policy.model=tiny:{family}", space)) for family in WRITERS + LATE_WRITERS]
     modes = {
         "bfloat16": ("policy.dtype=bfloat16", "policy.lora.rank=4", "policy.lora.alpha=8"),
         "LoRA": NF4[1:],
@@ -63,7 +72,10 @@ def cases() -> list[Case]:
         Case("ahead resumed", "tiny/image", ("save_every=1", *AHEAD), resumed=True),
         *(Case(f"image, {name}", "tiny/image", words) for name, words in modes.items()),
         Case("turns with pictures", "tiny/look_twice", turns),
-        *(Case(name, f"tiny/{name}") for name in ("clips", "mixture", "cold_start", "verifier_loop", "taught_drawing", "token_image")),
+        *(
+            Case(name, f"tiny/{name}")
+            for name in ("clips", "mixture", "cold_start", "verifier_loop", "taught_drawing", "token_image")
+        ),
         *image,
         *(Case(f"flow {family}", "tiny/flow", (f"policy.model=tiny:{family}",)) for family in PAINTERS),
         *(Case(f"flow, {method}", "tiny/flow", (f"algorithm={{preset={method!r}}}",)) for method in METHODS),
@@ -80,8 +92,8 @@ def ran(case: Case, folder: Path, where: str, limit: float) -> dict[str, Any]:
     start = time.monotonic()
     words = ["train", case.config, *(() if "steps=2" in case.words or has_stages(case) else ("steps=2",)), *case.words]
     code, said = mmrl([*words, f"output={out}"], env, limit)
+    other = Path(f"{out}_resumed")
     if case.resumed and not code:
-        other = Path(f"{out}_resumed")
         first, _ = mmrl([*words, "steps=1", f"output={other}"], env, limit)
         code, said = (first, "") if first else mmrl(["train", "--resume", str(other), "steps=2"], env, limit)
     found: dict[str, Any] = {"code": code, "seconds": round(time.monotonic() - start, 1)}
@@ -119,7 +131,9 @@ def figures(out: Path) -> dict[str, Any]:
     first = sorted(out.rglob("samples/train-*.jsonl"))[:1]
     samples = [json.loads(line) for file in first for line in file.read_text().splitlines()]
     names = ("reward/total", "policy/grad_norm", "rollout/log_ratio", "policy/kl_old", "time/step_s")
-    return {name: steps[0].get(name) for name in names if steps} | {"samples": [line["completion"] for line in samples if line.get("completion")]}
+    return {name: steps[0].get(name) for name in names if steps} | {
+        "samples": [line["completion"] for line in samples if line.get("completion")]
+    }
 
 
 def same_weights(one: Path, other: Path) -> bool:

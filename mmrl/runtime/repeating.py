@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +16,46 @@ REFUSED = re.compile(r"(\S+) does not have a deterministic implementation")
 """How PyTorch says that it has no repeatable kernel."""
 
 
+@dataclass(frozen=True)
+class Kernels:
+    """Which kernels a process computes with; another one that takes the same computes the same sums."""
+
+    strict: bool
+    """Operations without a repeatable kernel are refused."""
+    threads: int
+    fixed: bool
+    """cuDNN takes repeatable kernels."""
+    tries: bool
+    """cuDNN tries out which kernel is fastest."""
+    short: tuple[bool, bool]
+    """cuDNN and cuBLAS round float32 to TF32, which leaves 10 bits of its 23."""
+
+    @classmethod
+    def now(cls) -> "Kernels":
+        cudnn: Any = torch.backends.cudnn
+        short = bool(cudnn.allow_tf32), bool(torch.backends.cuda.matmul.allow_tf32)
+        strict, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+        return cls(strict, threads, cudnn.deterministic, cudnn.benchmark, short)
+
+    def take(self) -> None:
+        """Let this process compute with them."""
+        cudnn: Any = torch.backends.cudnn
+        torch.use_deterministic_algorithms(self.strict)
+        torch.set_num_threads(self.threads)
+        cudnn.deterministic, cudnn.benchmark = self.fixed, self.tries
+        cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = self.short
+
+    @contextmanager
+    def taken(self) -> Generator[None]:
+        """A block that computes with them."""
+        before = Kernels.now()
+        self.take()
+        try:
+            yield
+        finally:
+            before.take()
+
+
 @contextmanager
 def bit_for_bit() -> Generator[None]:
     """Let PyTorch compute the same bits on a CPU from the same numbers, whatever OMP_NUM_THREADS says.
@@ -23,14 +64,8 @@ def bit_for_bit() -> Generator[None]:
     (`index_put` with accumulation) differ from run to run even with a fixed number of them. Operations that have no repeatable
     kernel are refused.
     """
-    before, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    torch.use_deterministic_algorithms(True)
-    torch.set_num_threads(1)
-    try:
+    with replace(Kernels.now(), strict=True, threads=1).taken():
         yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-        torch.set_num_threads(threads)
 
 
 @contextmanager
@@ -56,12 +91,8 @@ def deterministic(wanted: bool = True) -> Iterator[None]:
                 f"deterministic = true must come before the GPU is used: set {WORKSPACE}={FIXED[0]} in the environment"
             )
         os.environ[WORKSPACE] = FIXED[0]
-    cudnn: Any = torch.backends.cudnn
-    matmul = torch.backends.cuda.matmul
-    flags = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
-    cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = True, False, False, False
     try:
-        with bit_for_bit():
+        with Kernels(strict=True, threads=1, fixed=True, tries=False, short=(False, False)).taken():
             yield
     except RuntimeError as error:
         if (found := REFUSED.search(str(error))) is None:
@@ -70,5 +101,3 @@ def deterministic(wanted: bool = True) -> Iterator[None]:
             f"deterministic = true, and {found[1]}, which this model needs, has no repeatable kernel on this device: set "
             "deterministic = false, or train without the part that needs it (policy.freeze, policy.lora)"
         ) from error
-    finally:
-        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = flags

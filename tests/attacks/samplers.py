@@ -18,6 +18,7 @@ from mmrl.policies.shared.workers.crew import Crew, Restarts
 from mmrl.policies.shared.workers.remote import Remote, SamplingProcess
 from mmrl.policies.shared.workers.settings import Place
 from mmrl.policies.shared.workers.slots import HEAD, NOTHING, Slots, buffer_of
+from mmrl.runtime.repeating import Kernels
 from mmrl.training.stopping import TrainingStoppedError
 from tests.attacks.attack import Attack, BrokenError
 
@@ -29,7 +30,7 @@ CONFIGS = {
     "flow": ("tiny/flow", "policy.forward_rows=8"),
     "text": ("tiny/image", "policy.rollout_rows=8", f"reward.0.use={EVEN}"),
 }
-HERE = Place("", 1, False)
+HERE = Place("", Kernels.now())
 LOADING = Lock()
 """Libraries put a whole process on the meta device while they load a model."""
 Draw = Callable[..., Any]

@@ -128,8 +128,12 @@ def test_a_gpu_in_use_without_a_fixed_workspace_is_refused(monkeypatch: pytest.M
 
 
 def test_an_operation_without_a_repeatable_kernel_is_named():
-    with pytest.raises(ValueError, match=r"deterministic = true, and put_, which .* has no repeatable kernel .* deterministic = false"):
-        with deterministic():
-            torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+    with (
+        pytest.raises(
+            ValueError, match=r"deterministic = true, and put_, which .* has no repeatable kernel .* deterministic = false"
+        ),
+        deterministic(),
+    ):
+        torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
     with pytest.raises(RuntimeError, match="another"), deterministic():
         raise RuntimeError("another")

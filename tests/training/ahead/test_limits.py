@@ -1,5 +1,6 @@
 """How far ahead methods may be sampled, and the sentences that refuse a config before its model is loaded."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from mmrl.app.config.run import load
 from mmrl.app.run.beforehand import idle_settings, look_at_settings
 from mmrl.core.ranks import Ranks
 from mmrl.policies.shared.workers.settings import SamplerSettings
+from mmrl.runtime.repeating import Kernels, deterministic
 from mmrl.training.ahead.lag import max_ahead
 from tests.support.each import for_each
 from tests.support.fakes import FakeAccelerator
@@ -94,6 +96,17 @@ def test_samplers_draw_for_one_trainer_on_cards_of_their_own(monkeypatch: pytest
         SamplerSettings(2).places()
     assert [place.card for place in SamplerSettings(1).places()] == ["6"]
     assert [place.card for place in SamplerSettings(2, shares=True).places()] == ["4", "4"]
+
+
+def test_samplers_compute_with_the_kernels_of_the_trainer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    others = replace(Kernels.now(), short=(True, True))
+    with others.taken():
+        with deterministic():
+            (place,) = SamplerSettings(1).places()
+        assert Kernels.now() == others and place.kernels.short == (False, False) and place.kernels.strict and place.kernels.fixed
+        place.enter()
+        assert Kernels.now() == place.kernels
 
 
 @pytest.mark.parametrize(

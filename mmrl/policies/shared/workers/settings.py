@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from mmrl.runtime.repeating import Kernels
+
 CARDS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -24,18 +26,17 @@ class SamplerSettings:
         Raises:
             ValueError: there are too few cards.
         """
-        threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-        cards = cards_here()
+        kernels, cards = Kernels.now(), cards_here()
         if not cards:
-            return [Place("", threads, strict)] * self.count
+            return [Place("", kernels)] * self.count
         if self.shares:
-            return [Place(cards[0], threads, strict)] * self.count
+            return [Place(cards[0], kernels)] * self.count
         if len(cards) < 1 + self.count:
             raise ValueError(
                 f"cluster.samplers is {self.count}, and this process sees {len(cards)} card(s), one of which trains: give it "
                 f"more ({CARDS}), lower cluster.samplers, or let them share the trainer's with cluster.samplers_share = true"
             )
-        return [Place(card, threads, strict) for card in cards[1 : 1 + self.count]]
+        return [Place(card, kernels) for card in cards[1 : 1 + self.count]]
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,12 @@ class Place:
 
     card: str
     """Its name for CUDA; empty: the CPU."""
-    threads: int
-    is_deterministic: bool
+    kernels: Kernels
 
     def enter(self) -> None:
         """Let this process compute there, with the same sums as the one that trains; before it uses a card."""
         os.environ[CARDS] = self.card
-        torch.set_num_threads(self.threads)
-        torch.use_deterministic_algorithms(self.is_deterministic)
+        self.kernels.take()
 
 
 def cards_here() -> list[str]:
