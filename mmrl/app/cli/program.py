@@ -280,7 +280,7 @@ def cp(
 
 @app.command()
 def doctor() -> None:
-    """Print versions, devices, memory, disk space, and which extras are installed or how to install them."""
+    """Print versions, devices, memory, disk space, which extras are installed or how to install them, and what is broken."""
     from mmrl.app.commands.doctor import diagnosis
 
     typer.echo(diagnosis())
