@@ -8,7 +8,7 @@ from mmrl import __version__
 from mmrl.algorithms.objectives.given import Imitation
 from mmrl.app.config import run as configs
 from mmrl.app.config.data import data_tables
-from mmrl.app.config.run import Resolved, as_table
+from mmrl.app.config.run import Resolved, algorithm_table, as_table
 from mmrl.app.config.stages import stages_of
 from mmrl.app.modality.registry import MODALITIES
 from mmrl.app.plugins.lab import TINY
@@ -76,7 +76,7 @@ def teach_once(kind: str, name: str, seed: int = 0, progress: Note | None = None
     config = configs.load(how.config, words).config
     data = {one.use for _, one in data_tables(config.data, ("data",))}
     code = (*how.code, *(load(use, "datasets") for use in sorted(data)), Imitation, OptimizerSettings, Trainer)
-    key = hash_of(as_table(config), code, ("torch", "transformers"))
+    key = hash_of(as_table(config) | {"algorithm": algorithm_table(config.algorithm)}, code, ("torch", "transformers"))
 
     def make(folder: Path) -> None:
         teach(configs.load(how.config, [*words, f"policy.model={str(how.build(folder, seed))!r}"]), folder, progress)

@@ -54,7 +54,7 @@ def pairs(rows: list[Any] | bytes, words: tuple[str, ...], folder: Path) -> str:
     (folder / "pairs.jsonl").write_bytes(rows if isinstance(rows, bytes) else "\n".join(whole).encode())
     data = 'stage.1={kind="dpo", steps=1, data={use="qa_jsonl", path="pairs.jsonl"}, prompts_per_step=1}'
     # only a tokenizer knows what no answer may hold
-    ended = chain(folder, data, model=TINY if not words or words[0] == "tokens" else NO_MODEL)
+    ended = chain(folder, data, "algorithm={}", model=TINY if not words or words[0] == "tokens" else NO_MODEL)
     return expect_sentence(ended, *words) if words else expect_done(ended, "report:")
 
 
@@ -118,13 +118,16 @@ def best_of_nan(folder: Path) -> str:
     return expect_sentence(ended, "reward 'own' failed on 4 of 4 samples")
 
 
-def without_its(what: str, said: str, folder: Path) -> str:
-    """A chain whose kept pictures vanished does not go on."""
+def without_its(what: str, said: str, folder: Path, edited: bool = False) -> str:
+    """A chain whose kept pictures or rows vanished, or were edited, does not go on."""
     expect_done(drawn(folder, "1.0"), "report:")
     shutil.rmtree(folder / "run/checkpoints/step-2")
     gone = folder / "run" / "stages" / what
-    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
-    return expect_sentence(drawn(folder, "1.0", "--resume", "run"), said, "put the file back")
+    if edited:
+        gone.write_text(gone.read_text().replace('"right": 2', '"right": 1'))
+    else:
+        shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    return expect_sentence(drawn(folder, "1.0", "--resume", "run"), said, "put it back" if edited else "put the file back")
 
 
 LOOP = ("tiny/verifier_loop", "stage.0.until.most=1", "stage.0.until.every=1", "evaluation.num_prompts=2", "save_every=1")
@@ -177,8 +180,13 @@ SETTINGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("until.metric", "iou"),
     ),
     ("a goal that is never looked at", 'stage.0={kind="sft", until={metric="iou", at_least=1.0, most=2}}', ("until.every",)),
+    ("an algorithm that no stage uses", "stage.1.kind=sft", ("algorithm.group_size", "no stage uses")),
     ("a preset without its reward", 'stage.1.algorithm={preset="mm_upt"}', ("stage 2", "majority_vote")),
-    ("a column of 10,000 letters", 'stage.1={kind="sft", steps=1, column="' + "x" * 10_000 + '"}', ("stage 2 of 2", "column")),
+    (
+        "a column of 10,000 letters",
+        'stage=[{kind="rl", steps=1}, {kind="sft", steps=1, column="' + "x" * 10_000 + '"}]',
+        ("stage 2 of 2", "column"),
+    ),
 )
 DEEP: Any = "x"
 for _ in range(400):
@@ -210,6 +218,9 @@ ATTACKS = [
     Attack("stages", "best of n pictures by a reward of nan", best_of_nan),
     Attack("stages", "best of n whose pictures vanished", partial(without_its, "media", "is gone")),
     Attack("stages", "best of n whose rows vanished", partial(without_its, "01-filter.jsonl", "are gone")),
+    Attack(
+        "stages", "best of n whose rows were edited", partial(without_its, "01-filter.jsonl", "as it was written", edited=True)
+    ),
     *(Attack("stages", f"pairs {name}", partial(pairs, rows, words)) for name, rows, words in PAIRS),
     Attack("stages", "resumed with a longer first stage", partial(resumed, ("stage.0.steps=2",), ("stage.0.steps", "chain"))),
     Attack("stages", "resumed with another kind of stage", partial(resumed, ("stage.0.kind=dpo",), ("stage",))),

@@ -5,16 +5,19 @@ A part's kind is its class name, and its slot the folder it lies in, so a new pa
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, get_type_hints
+
+from pydantic import ValidationError
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.kinds import KINDS, kind_for
 from mmrl.app.config.slots import SLOTS, check_declared, check_fit, check_kind, kinds
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.plugins.resolve import guarded
-from mmrl.app.toml.reader import RESERVED, check_keys, check_slip, make, plain, read, refuse_missing, settings
+from mmrl.app.toml.reader import RESERVED, check_keys, check_slip, make, plain, read, read_each, refuse_missing, settings
 from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key
 from mmrl.core.hooks import AdvantageHooks, with_hooks
 from mmrl.core.readings import OLD_LOGPROBS
@@ -36,6 +39,8 @@ class Assembly:
     """`dapo + advantage.scale`: the preset and every part or field of a part that differs from it."""
     uses: Mapping[str, str] = field(default_factory=dict)
     """`algorithm.advantage` -> `my.py:Mine`, for parts of the user's own."""
+    given: Mapping[str, object] = field(default_factory=dict[str, object], compare=False)
+    """What the config itself says under [algorithm]."""
 
 
 def assemble(table: Table) -> Assembly:
@@ -51,17 +56,31 @@ def assemble(table: Table) -> Assembly:
     known = ("preset", *(f.name for f in fields(Algorithm)))
     check_keys(values, known, TOP, table)
     uses: dict[str, str] = {}
-    builder = _Builder(table, uses)
-    changes: Values = {}
-    for key, value in values.items():
+    builder, hints = _Builder(table, uses, str(name)), get_type_hints(Algorithm, include_extras=True)
+
+    def change(key: str, value: Any) -> Any:
         if key in PART_SLOTS:
-            changes[key] = builder.slot(key, value, getattr(base, key))
-        elif key != "preset":
-            hint = get_type_hints(Algorithm, include_extras=True)[key]
-            changes[key] = plain(hint, read(hint, value, (*TOP, key), table), (*TOP, key), table)
-    algorithm = replace(base, **changes)
+            return builder.slot(key, value, getattr(base, key))
+        return plain(hints[key], read(hints[key], value, (*TOP, key), table), (*TOP, key), table)
+
+    said, own = table.origin((*TOP, "preset")), {key: value for key, value in values.items() if key != "preset"}
+    try:
+        algorithm = replace(base, **read_each(own, change))
+    except ValueError as error:
+        if said and any(table.origin((*TOP, key)) != said for key in own):
+            error.args = (f"{error} ({said}: algorithm.preset is {name!r})",)
+        raise
     differing = [path for slot in PART_SLOTS for path in differences(getattr(base, slot), getattr(algorithm, slot), slot)]
-    return Assembly(str(name), algorithm, " + ".join([str(name), *differing]), uses)
+    return Assembly(str(name), algorithm, " + ".join([str(name), *differing]), uses, given_in(table))
+
+
+def given_in(table: Table) -> Values:
+    """What a config says under [algorithm], without what comes with other settings, such as an engine's."""
+    return {
+        key: value
+        for key, value in table.values.get("algorithm", {}).items()
+        if not (table.origin((*TOP, key)) or "").startswith("default with ")
+    }
 
 
 def policy_kind(table: Table) -> object:
@@ -91,6 +110,7 @@ class _Builder:
 
     table: Table
     uses: dict[str, str]
+    preset: str
 
     def slot(self, name: str, value: Any, own: Any) -> Any:
         """The content of a slot of the algorithm once the config has spoken; `own` is the preset's."""
@@ -119,7 +139,8 @@ class _Builder:
         if own is None:
             check_slip(given, "kind", path, self.table)
             raise ValueError(f"{self.table.at(path)} has no kind: {did_you_mean('', kinds(slot))}")
-        return make(type(own), given, path, self.table, own, beside=words, reserved=RESERVED)
+        with named_preset(self.preset, given):
+            return make(type(own), given, path, self.table, own, beside=words, reserved=RESERVED)
 
     def _own(self, slot: str, use: str, given: Mapping[str, object], path: KeyPath, words: Sequence[str]) -> object:
         """A part of the user's own, which must answer the slot's call."""
@@ -134,16 +155,19 @@ class _Builder:
     def _altered_list(self, name: str, value: Mapping[str, object], path: KeyPath, own: Sequence[object]) -> object:
         """The preset's list with some of its entries altered: `algorithm.objective.0.high=0.28`."""
         entries = list(own)
-        for key, item in value.items():
-            places = [str(i) for i in range(len(entries))]
+        places = [str(i) for i in range(len(entries))]
+
+        def entry(key: str, item: object) -> Any:
             if key not in places:
                 raise ValueError(
                     f"{self.table.at((*path, key))} is not there: {dotted_key(path)} of the preset has {len(entries)} entries, "
                     f"counted from 0 ({dotted_key(path)}.0...): {did_you_mean(key, places)}; "
                     f"to replace them all write [[{dotted_key(path)}]]"
                 )
-            entries[int(key)] = self._entry(name, item, (*path, key), entries[int(key)])
-        return tuple(entries)
+            return self._entry(name, item, (*path, key), entries[int(key)])
+
+        changed = read_each(value, entry)
+        return tuple(changed.get(place, own) for place, own in zip(places, entries, strict=True))
 
     def _entry(self, name: str, item: Any, path: KeyPath, own: Any) -> Any:
         if name != "objective":
@@ -155,6 +179,19 @@ class _Builder:
             coef = plain(float, read(float, item.get("coef", coef), at, self.table), at, self.table)
             rest = {key: value for key, value in item.items() if key != "coef"}
         return coef, self.part(name, rest, path, term)
+
+
+@contextmanager
+def named_preset(name: str, given: Mapping[str, object]) -> Iterator[None]:
+    """Say of numbers of a part that do not go together which are the preset's, where the message names the file of the others."""
+    try:
+        yield
+    except ValueError as error:
+        cause = error.__context__
+        if not given or not isinstance(cause, ValidationError) or cause.errors()[0]["type"] != "value_error":
+            raise
+        own = ", ".join(given)
+        raise ValueError(f"{error} (all of this part but {own} is as the preset {name!r} has it)") from None
 
 
 def part_of(

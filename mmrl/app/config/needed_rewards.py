@@ -64,15 +64,15 @@ def check_needed_rewards(assembly: Assembly, rewards: Sequence[Weighed], table: 
             f"{table.at(('reward',))} is missing: say what is to be rewarded by [[reward]] with use = ..., or --reward"
         )
     trained = {name for reward in rewards if reward.weight > 0 for name in names_in(reward.use, reward.args)}
-    for needed in assembly.algorithm.needs_rewards:
-        if needed not in trained:
-            close = next((name for name in sorted(trained) if nearest(name, [needed])), None)
-            guess = f" ({close!r}: did you mean {needed!r}?)" if close else ""
-            raise ValueError(
-                f"{table.at(('algorithm', 'preset'))} is {assembly.preset!r}, a method that trains on the reward {needed!r}, and "
-                f"no [[reward]] with a weight above 0 is it{guess}: add [[reward]] with use = {needed!r}, or set "
-                "algorithm.needs_rewards = [] where a reward of yours takes its place"
-            )
+    if missing := [name for name in assembly.algorithm.needs_rewards if name not in trained]:
+        near = ((name, needed) for needed in missing for name in sorted(trained) if nearest(name, [needed]))
+        guess = next((f" ({name!r}: did you mean {needed!r}?)" for name, needed in near), "")
+        raise ValueError(
+            f"{table.at(('algorithm', 'preset'))} is {assembly.preset!r}, a method that trains on the reward "
+            f"{' and '.join(map(repr, missing))}, and no [[reward]] with a weight above 0 is it{guess}: add [[reward]] with "
+            f"use = {' and one with use = '.join(map(repr, missing))}, or set algorithm.needs_rewards = [] where one of yours "
+            "takes its place"
+        )
 
 
 def names_in(use: str, args: Mapping[str, object]) -> Iterator[str]:

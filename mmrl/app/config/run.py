@@ -4,6 +4,7 @@ Unknown keys, wrong types and impossible values are errors that name where the v
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,11 @@ def load(name: str, overrides: Sequence[str] = ()) -> Resolved:
     file = find_config(name)
     table = Table.read(file)
     is_of_a_run = file.name == "config.toml" and (file.parent / "versions.json").is_file()
-    if is_of_a_run and any(assignment.startswith("algorithm.preset=") for assignment in overrides):
+    if (
+        is_of_a_run
+        and "stage" not in table.values
+        and any(assignment.startswith("algorithm.preset=") for assignment in overrides)
+    ):
         # a run's file, which mmrl wrote, spells every part out, and these would stay under the new preset's name
         table.set(("algorithm",), {}, COMMAND_LINE)
     return resolve(table, overrides, file.stem)
@@ -298,14 +303,17 @@ def by_modality(policy: PolicyConfig, table: Table) -> dict[str, object]:
 
 
 def as_table(config: RunConfig) -> Values:
-    """The config as plain TOML values, every default spelled out; None is left out. `resolve` reads it back."""
+    """The config as plain TOML values, every default spelled out; None is left out. `resolve` reads it back.
+
+    Of a chain [algorithm] is what it says and no more: under a stage's other preset all of it stays.
+    """
     table: Values = {}
     for f in fields(config):
         value = getattr(config, f.name)
         if (config.stage and f.name == "steps") or (f.name == "stage" and not value):
             continue
         if f.name == "algorithm":
-            table[f.name] = algorithm_table(value)
+            table[f.name] = deepcopy(dict(value.given)) if config.stage else algorithm_table(value)
         elif f.name == "policy":
             table[f.name] = {"kind": modality_of(value).name} | as_plain(value)
         elif value is not None:

@@ -7,13 +7,13 @@ from typing import Any
 
 from mmrl.algorithms.kinds import KINDS, kind_for
 from mmrl.algorithms.miners import MINERS, Difficulty, Miner
-from mmrl.app.config.algorithm import policy_kind
+from mmrl.app.config.algorithm import given_in, policy_kind
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.run import Resolved, RunConfig, read_run
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import STAGE
 from mmrl.app.toml.reader import UnknownKeyError, check_slip, make
-from mmrl.app.toml.tables import KeyPath, Table, Values, leaves
+from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, leaves
 from mmrl.runtime.near import did_you_mean, nearest
 from mmrl.training.settings import TRAINS, StageKind, StageSettings, TrainSettings, Until, in_turn
 
@@ -107,6 +107,7 @@ def stages_of(resolved: Resolved) -> list[Stage]:
         begin = found[-1].end
         check_until(found[-1], resolved.table.at(("stage", str(i), "until", "metric")))
     check_rows(found, resolved.table)
+    check_used(resolved.table)
     return found
 
 
@@ -134,6 +135,24 @@ def check_table(table: Table, stages: Sequence[StageSettings], i: int) -> None:
         raise ValueError(f"{where} is {stage.until.every}, and the stage ends after {most} steps without a look: lower every")
     if stage.kind == "loop":
         check_loop(table, stages, i)
+
+
+def check_used(table: Table) -> None:
+    """Raise ValueError for what the run's own [algorithm] says and every stage has otherwise."""
+    users = [one for one in table.values["stage"] if one["kind"] not in (*KINDS, "loop")]
+    said = [path for path, _ in leaves(given_in(table)) if path and path != ("preset",)]
+    unused = [path for path in said if all(is_replaced(path, one.get("algorithm", {})) for one in users)]
+    if unused:
+        keys = ", ".join(f"algorithm.{dotted_key(path)}" for path in unused)
+        where = table.origin(("algorithm", *unused[0]))
+        raise ValueError(f"{where}: {keys}: no stage uses this: write it in the [[stage]] that is to have it, or leave it out")
+
+
+def is_replaced(path: KeyPath, changes: Any) -> bool:
+    """Does a stage's own [algorithm] say something else in this place of the run's?"""
+    if not path or not isinstance(changes, Mapping) or not {"kind", "use"}.isdisjoint(changes):
+        return True
+    return path[0] in changes and is_replaced(path[1:], changes[path[0]])
 
 
 def check_loop(table: Table, stages: Sequence[StageSettings], i: int) -> None:
@@ -280,8 +299,8 @@ def table_of(table: Table, i: int) -> tuple[Table, Values]:
 def algorithm_of(table: Table, i: int, says: Values) -> Values:
     """The `[algorithm]` of a stage: the run's, or that of its kind, with what the stage changes; takes its keys from `says`.
 
-    A stage that names another preset has nothing of the run's. Settings of a kind's planner and first term may stand in the
-    stage itself: `column = "solution"`.
+    What the run wrote stays under another preset, too. Settings of a kind's planner and first term may stand in the stage
+    itself: `column = "solution"`.
     """
     kind = table.values["stage"][i]["kind"]
     changes = says.pop("algorithm", {})
@@ -291,14 +310,24 @@ def algorithm_of(table: Table, i: int, says: Values) -> Values:
         )
     base: Values = {"preset": kind}
     if kind not in KINDS:
-        preset = {"preset": says.pop("preset")} if "preset" in says else {}
-        changes = {**changes, **preset}
-        base = {} if "preset" in changes else deepcopy(table.values.get("algorithm", {}))
+        changes = {**changes, **({"preset": says.pop("preset")} if "preset" in says else {})}
+        base = given_in(table)
+        refuse_idle_preset(base, changes, table.at(("stage", str(i))))
     found = lay_over(base, changes, of_parts=True)
     for name, path in places(kind, policy_kind(table)).items():
         if name in says:
             put(found, path, says.pop(name))
     return found
+
+
+def refuse_idle_preset(base: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> None:
+    """Raise ValueError for a stage's preset of which nothing would be left: the run's own [algorithm] names every part."""
+    named = {key for key, value in base.items() if isinstance(value, list) or is_replaced(("",), value)}
+    if "preset" in changes and named | set(changes) >= {"objective", "advantage", "aggregation", "planner"}:
+        raise ValueError(
+            f"{where} has the preset {changes['preset']!r}, of which nothing is left: the run's own [algorithm] names every part "
+            "and stays. Give that to the stages that are to have it, as [stage.algorithm]"
+        )
 
 
 def places(kind: str, policy: object) -> dict[str, KeyPath]:
@@ -331,4 +360,8 @@ def origins_of(table: Table, i: int, values: Values) -> dict[KeyPath, str]:
     own = table.origin(("stage", str(i))) or ""
     given, by = table.values["stage"][i], f"{own}, stage {i + 1}"
     taken = {*given, *(("algorithm",) if given["kind"] in KINDS else ())}
-    return {path: by if path[0] in taken else table.origins.get(path, by) for path, _ in leaves(values)}
+
+    def is_own(path: KeyPath) -> bool:
+        return path[0] in taken or ("preset" in given and path == ("algorithm", "preset"))
+
+    return {path: by if is_own(path) else table.origins.get(path, by) for path, _ in leaves(values)}

@@ -102,13 +102,29 @@ def refuse_missing(function: Callable[..., object], given: Collection[str], path
         raise ValueError(f"{table.at((*path, needed[0]))} is missing")
 
 
+def read_each(given: Mapping[str, Any], read_one: Callable[[str, Any], T]) -> dict[str, T]:
+    """Every value of a table as it is read; a ValueError tells the faults of all."""
+    found, faults = dict[str, T](), list[ValueError]()
+    for key, value in given.items():
+        try:
+            found[key] = read_one(key, value)
+        except ValueError as error:
+            faults.append(error)
+    if len(faults) > 1:
+        raise ValueError("; ".join(map(str, faults))) from faults[0]
+    if faults:
+        raise faults[0]
+    return found
+
+
 def check_keys(given: Collection[str], known: Sequence[str], path: KeyPath, table: Table) -> None:
-    """Raise ValueError for keys that nothing knows; of several the likeliest slip is named."""
+    """Raise ValueError for keys that nothing knows; of several the likeliest slip comes first."""
     unknown = [key for key in given if key not in known]
     if unknown:
         slips = unknown if len(unknown) > 1 else []
         key = min(slips, key=lambda key: min((edits(key, name) for name in known), default=0), default=unknown[0])
-        message = f"{table.at((*path, key))} is unknown: {did_you_mean(key, known)}"
+        others = ", ".join(other for other in unknown if other != key)
+        message = f"{table.at((*path, key))} is unknown: {did_you_mean(key, known)}" + (f"; so is {others}" if others else "")
         raise ValueError(message) if nearest(key, known) else UnknownKeyError(message, (*path, key))
 
 

@@ -58,7 +58,7 @@ def test_a_chain_killed_on_both_sides_of_a_border_is_the_chain_that_nobody_distu
 
 
 def test_a_later_stage_whose_data_does_not_fit_is_refused_before_the_model_loads(tmp_path: Path):
-    words = ["policy.model=/nowhere", 'stage.1={kind="sft", steps=1, column="thought"}']
+    words = ["policy.model=/nowhere", "algorithm={}", 'stage.1={kind="sft", steps=1, column="thought"}']
     with pytest.raises(ValueError, match=r"stage 2 of 2, sft: prompt 'train-0-0' has nothing in the column 'thought', where a"):
         run_training(resolved(tmp_path / "run", *words))
 
@@ -84,7 +84,7 @@ def test_pairs_of_a_file_are_preferred_from_where_the_stage_before_ended(tmp_pat
     Path("pairs.jsonl").write_text("".join(json.dumps({**row, "id": str(i)}) + "\n" for i in range(4)))
     data = 'data={use="qa_jsonl", path="pairs.jsonl"}'
     dpo = 'stage.1={kind="dpo", steps=3, beta=0.5, optimizer={lr=0.01}, ' + data + "}"
-    more = ['stage.0.column="chosen"', f"stage.0.{data}", dpo]
+    more = ["algorithm={}", 'stage.0.column="chosen"', f"stage.0.{data}", dpo]
     run = run_training(resolved(tmp_path / "run", *more))
     steps = [line for line in lines(run) if "loss" in line]
     assert [line["loss"] for line in steps[2:3]] == [pytest.approx(math.log(2), abs=1e-5)]

@@ -52,6 +52,38 @@ def test_a_stage_is_the_run_with_what_it_says_over_it():
     assert first.resolved.config.seed == chain(SFT).config.seed
 
 
+def test_what_the_run_wrote_stays_under_another_preset():
+    values = {key: value for key, value in configs.load("tiny/taught_drawing").table.values.items() if key != "stage"}
+    own = {"preset": "flow_grpo", "schedule": {"num_steps": 3}, "group_size": 4}
+    drawing = {"kind": "rl", "steps": 1}
+    dance = {"preset": "dance_grpo", "algorithm": {"schedule": {"trained_per_row": 2}}}
+    stages = [{**drawing, **dance}, {**drawing, "preset": "cps"}]
+    resolved = resolve(Table.of({**values, "algorithm": own, "stage": stages}, "a.toml"))
+    for found in (stages_of(resolved), stages_of(resolve(Table.of(as_table(resolved.config), "run")))):
+        each = [one.resolved.config.algorithm for one in found]
+        assert [one.preset for one in each] == ["dance_grpo", "cps"]
+        assert [(one.algorithm.group_size, getattr(one.algorithm.schedule, "num_steps", 0)) for one in each] == [(4, 3), (4, 3)]
+    assert as_table(resolved.config)["algorithm"] == own
+
+    other = {**own, "objective": {"0": {"low": 0.5}}}
+    two = [{**drawing, "algorithm": {"objective": one}} for one in ({"0": {"low": 0.1}}, [{"kind": "Clip"}])]
+    with pytest.raises(ValueError, match=r"^a.toml: algorithm.objective.0.low: no stage uses this: write it in the \[\[stage"):
+        stages_of(resolve(Table.of({**values, "algorithm": other, "stage": two}, "a.toml")))
+    every = as_table(configs.load("tiny/flow").config)["algorithm"]
+    with pytest.raises(ValueError, match=r"a.toml: stage.1 has the preset 'cps', of which nothing is left: the run's own"):
+        stages_of(resolve(Table.of({**values, "algorithm": every, "stage": [drawing, stages[1]]}, "a.toml")))
+
+
+def test_what_comes_with_an_engine_is_each_presets_own():
+    engine = {"policy": {**configs.load("tiny/cold_start").table.values["policy"], "engine": {"url": ["http://localhost:1"]}}}
+    resolved = chain({**RL, "preset": "gspo"}, RL, **engine)
+    for one in stages_of(resolved):
+        own = one.resolved.config.algorithm
+        alone = configs.load("tiny/image", [f"algorithm.preset={own.preset}", "policy.engine.url=['http://localhost:1']"]).config
+        assert own.algorithm.importance == alone.algorithm.algorithm.importance and own.algorithm.old == "reread"
+    assert set(as_table(resolved.config)["algorithm"]) == {"preset", "group_size"}
+
+
 def test_a_loop_repeats_its_stages_and_steps_are_numbered_through():
     resolved = chain({"kind": "sft", "until": UNTIL}, LOOP, {**PAIRS, "gap": 0.5}, DPO, RL)
     assert resolved.config.steps == 7 + 3 + 5 and chain_label(resolved) == "sft, then 3 rounds of pairs, dpo, then rl"
@@ -100,7 +132,7 @@ def test_rows_are_no_sounds():
 
 
 def test_a_chain_that_only_teaches_needs_no_reward():
-    assert stages_of(chain(SFT, reward=[], evaluation={}))[0].resolved.config.reward == ()
+    assert stages_of(chain(SFT, reward=[], evaluation={}, algorithm={}))[0].resolved.config.reward == ()
 
 
 def test_sources_that_no_reward_is_for_may_be_taught():
