@@ -101,12 +101,7 @@ def repaint(source: Media, paint: Callable[[torch.Tensor], torch.Tensor]) -> Med
     import numpy as np
     from PIL import Image
 
-    from mmrl.runtime.pictures import upright_rgb
+    from mmrl.runtime.pictures import open_upright
 
-    if isinstance(source, Image.Image):
-        picture = upright_rgb(source)
-    else:
-        with Image.open(source) as opened:
-            picture = upright_rgb(opened)
-    pixels = paint(torch.tensor(np.asarray(picture).astype(np.float32)))
+    pixels = paint(torch.tensor(np.asarray(open_upright(source)).astype(np.float32)))
     return Image.fromarray(pixels.round().clamp(0, 255).to(torch.uint8).numpy())

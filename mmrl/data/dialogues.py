@@ -10,8 +10,9 @@ from mmrl.data.files.paths import cell_below
 from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.files.videos import check_video, video_of
 from mmrl.data.layouts.base import CLIPS, PICTURES, one_of
-from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, ROLES, SETS, decode_source, text_and_media
+from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, ROLES, SETS, decode_source, refused_of, text_and_media
 from mmrl.data.readers import Cell, Row
+from mmrl.data.unused import refuse_keys
 from mmrl.data.validate import FILE_ROW
 
 COLUMNS = ("messages", "conversations", "conversation")
@@ -39,6 +40,7 @@ class Shelf:
 
     def prompt(self, row: Row) -> Prompt:
         """The row; ValueError for turns that are no dialogue, or media that do not fit them."""
+        refuse_keys(row.values, refused_of(COLUMNS))
         said = [self.turn(item, number) for number, item in enumerate(_turns(row))]
         _check_order([role for role, _, _ in said])
         if self.pictures and not any(IMAGE.marker in text for _, text, _ in said):
@@ -106,8 +108,6 @@ def _role_and_content(item: Cell) -> tuple[str, Cell]:
         raise ValueError(f"a turn is by {name!r}: only {', '.join((*ROLES, *TOOLS))} are understood")
     if role == SETS:
         raise ValueError("a turn is a system message, of which a run has one for all: set policy.system_prompt, and leave it out")
-    if item.get("tool_calls"):
-        raise ValueError("a turn has tool_calls: write the call in its content, as the model is to write it")
     return role, content
 
 

@@ -1,9 +1,11 @@
 """A picture as everybody is shown it, whatever its file: upright, in RGB of 8 bits, on white where it is transparent."""
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 ONLY_16 = ("PNG", "PPM")
@@ -58,10 +60,26 @@ def transparent_grey(picture: Image.Image) -> int | None:
     return grey * FEW_BITS.get(str(tiles[0][-1]), 1)
 
 
-def on_white(pixels: np.ndarray) -> np.ndarray:
-    """Frames or a picture (..., 4) of bytes with transparency, as (..., 3) on white."""
-    opaque = pixels[..., 3:].astype(np.uint16)
-    return ((pixels[..., :3] * opaque + 255 * (255 - opaque) + 127) // 255).astype(np.uint8)
+def open_upright(source: object, name: str = "") -> Image.Image:
+    """A picture, by path or of PIL, as everybody is shown it.
+
+    Raises FileNotFoundError, or ValueError for what is no picture, a truncated one, one whose white is unknown, and other things;
+    `name` is said first, as in "prompt '7': ".
+    """
+    if not isinstance(source, str | Path | Image.Image):
+        raise ValueError(f"{name}a picture is a path or a PIL image, not {type(source).__name__}")
+    what = "a picture" if isinstance(source, Image.Image) else f"the picture {str(source)!r}"
+    try:
+        with nullcontext(source) if isinstance(source, Image.Image) else Image.open(source) as picture:
+            return upright_rgb(picture)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{name}there is no picture {str(source)!r}") from None
+    except UnidentifiedImageError:
+        raise ValueError(f"{name}{str(source)!r} is not a picture that PIL can read") from None
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{name}{what} is damaged ({error})") from None
+    except ValueError as error:
+        raise ValueError(f"{name}{what} {error}") from None
 
 
 def _in_8_bits(values: np.ndarray, white: int, transparent: int | None) -> np.ndarray:

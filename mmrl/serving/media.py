@@ -3,17 +3,15 @@
 import base64
 import io
 import itertools
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from mmrl.answers.sources import Fit, picture_at
 from mmrl.core.samples import Group, Prompt, Sample
-from mmrl.runtime.pictures import upright_rgb
+from mmrl.runtime.pictures import open_upright, upright_rgb
 
 PictureFormat = Literal["png", "jpeg"]
 
@@ -71,20 +69,8 @@ def mask_of(prompt: Prompt, size: tuple[int, int] | None = None, fit: Fit = "res
 
 
 def _at_size(media: object, prompt: Prompt, what: str, size: tuple[int, int] | None, fit: Fit) -> Image.Image:
-    if not isinstance(media, str | Path | Image.Image):
-        raise ValueError(f"prompt {prompt.id!r}: {what} is of type {type(media).__name__}, not a path or a PIL image")
-    name = f"prompt {prompt.id!r}: {what}" if isinstance(media, Image.Image) else f"prompt {prompt.id!r}: {what} {str(media)!r}"
-    try:
-        with nullcontext(media) if isinstance(media, Image.Image) else Image.open(media) as picture:
-            return picture_at(picture, size or upright_size(picture), fit)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{name} does not exist: check the path") from None
-    except ValueError as error:
-        raise ValueError(f"{name} {error}") from None
-
-
-def upright_size(picture: Image.Image) -> tuple[int, int]:
-    return ImageOps.exif_transpose(picture).size
+    picture = open_upright(media, f"prompt {prompt.id!r}: {what}: ")
+    return picture_at(picture, size or picture.size, fit)
 
 
 def clip_of(sample: Sample, prompt_id: str) -> NDArray[np.uint8]:

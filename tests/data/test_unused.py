@@ -128,7 +128,10 @@ def test_data_check_names_columns_for_rewards(tmp_path):
         (swift(image_id=[0, "b"]), r"objects\.image_id says that a box lies in picture b"),
         ({"messages": asked(tool_calls=[{"name": "f"}]), "answer": "x"}, r"messages\.tool_calls: write the call"),
         *(
-            ({"prompt": asked({"type": "video", "video": "a.mp4", key: 9}), "answer": "x"}, rf"content\.{key}: leave it out: one")
+            (
+                {"prompt": asked({"type": "video", "video": "a.mp4", key: 9}), "answer": "x"},
+                rf"content\.{key}: leave it out: one rule",
+            )
             for key in ("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width", "min_frames", "max_frames")
         ),
         ({"messages": asked({"type": "video", "video_start": 1.0}), "answer": "x"}, "video_start and names no clip"),
@@ -185,3 +188,12 @@ def test_dialogues_show_parts_of_clips(tmp_path):
 def test_every_layout_of_rows_says_what_it_reads_of_objects():
     """A layout with objects in its rows has the rule; flat ones have columns alone."""
     assert [name for name, one in LAYOUTS.items() if one.say is not None and not one.known] == ["questions"]
+
+
+def test_dialogues_refuse_the_same_keys(tmp_path):
+    for key, turns in {
+        r"messages\.content\.max_pixels": asked({"type": "image", "image": "a.png", "max_pixels": 9}),
+        r"messages\.tool_calls": asked(tool_calls=[{"name": "f"}]),
+    }.items():
+        with pytest.raises(ValueError, match=f"the row has {key}: "):
+            Shelf.of(Row({"messages": turns}, "rows.jsonl", 1), tmp_path, True).prompt(Row({"messages": turns}, "rows.jsonl", 1))

@@ -98,7 +98,7 @@ def test_clips_and_pictures_without_markers_belong_to_the_first_question(file: P
         ({"id": "1", "question": "?"}, r"the row has id, question"),
         (
             {**TOOLS, "messages": [TOOLS["messages"][0], {**TOOLS["messages"][1], "tool_calls": [{}]}]},
-            "write the call in its content",
+            "write the call in the turn's content",
         ),
         (SHOWS, "turn 2, of assistant, shows a picture"),
     ],

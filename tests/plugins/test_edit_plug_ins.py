@@ -143,8 +143,8 @@ def test_faults_of_masks_and_sources_are_named(reward):
     for mask, words in (
         (Image.new("L", (16, 32)), r"the mask of prompt 'p7' is 16 x 32 pixels, but its picture has 32 x 32: cut them alike"),
         (Image.new("L", (32, 32), 255), r"the mask of prompt 'p7' is white all over"),
-        ("nowhere.png", r"prompt 'p7': column mask 'nowhere.png' does not exist: check the path"),
-        (3, r"prompt 'p7': column mask is of type int, not a path or a PIL image"),
+        ("nowhere.png", r"prompt 'p7': column mask: there is no picture 'nowhere.png'"),
+        (3, r"prompt 'p7': column mask: a picture is a path or a PIL image, not int"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=words):
             keeps(reward, changed(0, 4), mask)

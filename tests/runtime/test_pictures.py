@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmrl.runtime.pictures import note_on, on_white, upright_rgb
+from mmrl.runtime.pictures import note_on, upright_rgb
 
 WHITE, RED = [255, 255, 255], [255, 0, 0]
 
@@ -70,8 +70,6 @@ def test_greys_and_palettes_with_alpha(mode):
 
 def test_half_transparent_is_half_white():
     assert upright_rgb(Image.new("RGBA", (1, 1), (0, 0, 0, 51))).getpixel((0, 0)) == (204, 204, 204)
-    frames = np.array([[[[0, 0, 0, 51], [9, 8, 7, 255], [9, 8, 7, 0]]]], np.uint8)
-    assert on_white(frames).tolist() == [[[[204] * 3, [9, 8, 7], WHITE]]]
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from mmrl.runtime.pictures import on_white
+from mmrl.runtime.pictures import upright_rgb
 
 AvObject = Any
 """A file, stream or frame of PyAV."""
@@ -44,15 +45,13 @@ def is_split(stream: AvObject) -> bool:
 def shown(frame: AvObject, stream: AvObject) -> NDArray[np.uint8]:
     """A frame as players show it, (height, width, 3), on white; ValueError, the end of a sentence on its file, for odd wishes."""
     a, b, c, d = turn = matrix_of(frame)
-    width = round(frame.width * pixel_width(stream))
-    pixels = frame.to_ndarray(format="rgba" if is_transparent(frame) else "rgb24")
-    pixels = on_white(pixels) if pixels.shape[2] == 4 else pixels
-    if width != frame.width:
-        from PIL import Image
-
-        pixels = np.asarray(Image.fromarray(pixels).resize((width, frame.height), Image.Resampling.BICUBIC))
     if not is_straight(turn):
         raise ValueError(f"asks for a turn that is no quarter ({a:.3g}, {b:.3g}, {c:.3g}, {d:.3g}): turn its frames themselves")
+    clear, width = is_transparent(frame), round(frame.width * pixel_width(stream))
+    pixels = frame.to_ndarray(format="rgba" if clear else "rgb24")
+    if clear or width != frame.width:
+        picture = upright_rgb(Image.fromarray(pixels))
+        pixels = np.asarray(picture.resize((width, frame.height), Image.Resampling.BICUBIC))
     pixels, right, down = (pixels, a, d) if abs(a) > abs(b) else (pixels.swapaxes(0, 1), c, b)
     return np.ascontiguousarray(pixels[:: 1 if down > 0 else -1, :: 1 if right > 0 else -1])
 
@@ -68,12 +67,13 @@ def beyond_turns(path: str) -> str | None:
             frame = next(decoded(file, stream), None)
             if frame is None:
                 return None
-            if is_transparent(frame):
-                return "is transparent"
-            if pixel_width(stream) != 1:
-                return "has pixels that are no squares"
             a, b, c, d = turn = matrix_of(frame)
-            return None if a * d - b * c > 0 and is_straight(turn) else "is mirrored, or turned by an odd angle"
+            odd = {
+                "is transparent": is_transparent(frame),
+                "has pixels that are no squares": pixel_width(stream) != 1,
+                "is mirrored, or turned by an odd angle": a * d <= b * c or not is_straight(turn),
+            }
+            return next((what for what, holds in odd.items() if holds), None)
     except FFmpegError:
         return None
 

@@ -19,7 +19,7 @@ SLACK = 1.0
 
 @dataclass(frozen=True)
 class Timeline:
-    """The times of a file's frames: `Timeline((0.0, 0.04), 0.08, 640, 480)`.
+    """The times of a file's frames: `Timeline((0.0, 0.04), 0.08)`.
 
     Second 0 is the first frame, whatever the container counts from.
     """
@@ -28,8 +28,6 @@ class Timeline:
     """When each frame appears, in order; not evenly spaced where the frame rate varies."""
     seconds: float
     """When the last frame ends."""
-    width: int
-    height: int
 
     @property
     def fps(self) -> float:
@@ -110,7 +108,12 @@ def _timeline(file: Any) -> Timeline:
     end = times[-1] + (shown[moments[-1]] * base or (median(gaps) if gaps else 0.0))
     if end <= 0:
         raise ValueError("lasts 0 seconds")
-    return Timeline(times, end, stream.codec_context.width, stream.codec_context.height)
+    return Timeline(times, end)
+
+
+def sequence(number: int, rate: float) -> Timeline:
+    """The times of pictures in a row, taken `rate` times a second."""
+    return Timeline(tuple(i / rate for i in range(number)), number / rate)
 
 
 class MissingError(Exception):

@@ -45,7 +45,7 @@ from mmrl.data.validate import FILE_ROW
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.video.decode import fetch
 from mmrl.policies.video.sampling import Budget, FrameRule
-from mmrl.runtime.pictures import upright_rgb
+from mmrl.runtime.pictures import open_upright, upright_rgb
 from mmrl.training.callbacks import Examples
 
 MAX_SIDE = 512
@@ -279,8 +279,7 @@ def frames_of(media: object) -> tuple[list[Image.Image], str]:
     if isinstance(media, str | Path) and kind in (IMAGE, VIDEO):
         path = Path(media)
         if path.suffix.lower() in PICTURE_SUFFIXES:
-            with Image.open(path) as picture:
-                return [upright_rgb(picture)], "picture"
+            return [open_upright(path)], "picture"
         return video_frames(path), "video"
     if kind.name in DRAWN:
         return DRAWN[kind.name](kind.value_of(media)), kind.stored

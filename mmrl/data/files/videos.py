@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from mmrl.answers.spans.displays import decoded, shown
-from mmrl.answers.spans.timelines import Timeline, read_timeline
+from mmrl.answers.spans.timelines import read_timeline, sequence
 from mmrl.core.samples import VIDEO, Video
 from mmrl.data.files.ahead import FileMemory
 from mmrl.data.files.paths import path_below
@@ -75,10 +75,9 @@ def probe_sequence(video: Video) -> VideoFacts:
     for source, size in sizes.items():
         if size != first:
             raise ValueError(f"picture {source} is {size[0]} x {size[1]}, the first of its sequence {first[0]} x {first[1]}")
-    rate, number = video.fps or 1.0, len(video.source)
-    timeline = Timeline(tuple(i / rate for i in range(number)), number / rate, *first)
+    timeline = sequence(len(video.source), video.fps or 1.0)
     start, end = timeline.part(video.start, video.end)
-    return VideoFacts(end - start, rate, len(timeline.inside(start, end)), False)
+    return VideoFacts(end - start, timeline.fps, len(timeline.inside(start, end)), False)
 
 
 def check_video(source: str | Path | Video, min_frames: int = 2, decode: bool = True) -> VideoFacts:

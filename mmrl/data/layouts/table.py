@@ -21,7 +21,7 @@ from mmrl.data.layouts.labelme import has_shapes, labelme_rows
 from mmrl.data.layouts.refcoco_raw import RAW, SENTENCES, raw_row
 from mmrl.data.layouts.refer import has_refs, refer_rows
 from mmrl.data.layouts.swift import MESSAGES, OBJECTS, PAIR, messages_row
-from mmrl.data.layouts.turns import PART, Conversation
+from mmrl.data.layouts.turns import PART, Conversation, refused_of
 from mmrl.data.layouts.voc import SIDES, has_xml, voc_rows
 from mmrl.data.layouts.yolo import has_labels, yolo_rows
 from mmrl.data.unused import Known
@@ -41,14 +41,6 @@ CHATS = {
     **{f"{name}.content.{source}": ("url",) for name in TURNS for source in ("image_url", "video_url")},
 }
 """What is read of turns as OpenAI, ms-swift and TRL write them."""
-SIZES = ("min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width")
-FRAMES = ("min_frames", "max_frames")
-REFUSED = {
-    "tool_calls": "write the call in the turn's content, as the model is to write it",
-    **{f"content.{key}": "leave it out: one rule holds for all, policy.max_pixels, of clips policy.video" for key in SIZES},
-    **{f"content.{key}": "leave it out: one rule holds for all clips, policy.video" for key in FRAMES},
-}
-"""Keys of a turn that would change what it means -> what to do instead."""
 GQA = ("video_id", "qid", "a0")
 
 
@@ -110,7 +102,7 @@ OTHERS = (
         (*MESSAGES.columns, "completion", "objects", *REST),
         messages_row,
         known={**CHATS, "objects": OBJECTS},
-        refused={f"{name}.{key}": why for name in TURNS for key, why in REFUSED.items()},
+        refused=refused_of(TURNS),
     ),
     DataLayout(
         "llava",

@@ -17,6 +17,15 @@ PICTURE_SOURCES, CLIP_SOURCES = ("image", "image_url", "url", "path"), ("video",
 """Keys of a part that name its file."""
 PART = ("type", "text", *dict.fromkeys((*PICTURE_SOURCES, *CLIP_SOURCES)), *WISHES)
 """All keys of a part that are read."""
+REFUSED = {
+    "tool_calls": "write the call in the turn's content, as the model is to write it",
+    **dict.fromkeys(
+        [f"content.{key}_{what}" for key in ("min", "max", "total") for what in ("pixels", "frames")]
+        + [f"content.resized_{side}" for side in ("height", "width")],
+        "leave it out: one rule holds for all, policy.max_pixels, of clips policy.video",
+    ),
+}
+"""Keys of a turn that would change what it means -> what to do instead."""
 _DATA_URL = "data:image/"
 _FILE_URL = "file://"
 REMEDY = (
@@ -68,6 +77,11 @@ class Conversation:
             raise ValueError(f"a turn must be an object with {self.role} and {self.text}, not {str(item)[:80]}")
         text, pictures, clips = text_and_media(item[self.text]) if self.in_parts else (item[self.text], [], [])
         return LayoutTurn(role_of(item[self.role]), text, tuple(pictures), tuple(clips))
+
+
+def refused_of(columns: Sequence[str]) -> dict[str, str]:
+    """The keys that are refused of the turns in these columns -> what to do instead."""
+    return {f"{column}.{key}": why for column in columns for key, why in REFUSED.items()}
 
 
 def say_turns(row: Row, turns: Sequence[LayoutTurn], used: tuple[str, ...]) -> Iterator[Row]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from mmrl.answers.calls import CallError
-from mmrl.answers.spans.timelines import CLOSE, MissingError, Timeline, by_pyav, read_timeline
+from mmrl.answers.spans.timelines import CLOSE, MissingError, Timeline, by_pyav, read_timeline, sequence
 from mmrl.core.samples import Video
 from mmrl.data.files.pictures import upright
 
@@ -36,11 +36,6 @@ def frames(video: Video, times: Sequence[float | int], most: int = MOST_FRAMES) 
     numbers = sorted({shown[place] for place in places})
     pictures = dict(zip(numbers, decode(video, timeline, numbers), strict=True))
     return [(moments[place], pictures[shown[place]]) for place in places]
-
-
-def sequence(number: int, rate: float) -> Timeline:
-    """The times of pictures in a row, taken `rate` times a second."""
-    return Timeline(tuple(i / rate for i in range(number)), number / rate, 0, 0)
 
 
 def decode(video: Video, timeline: Timeline, numbers: Sequence[int]) -> list[Image.Image]:

@@ -1,43 +1,17 @@
 """Pictures of prompts, as policies read them."""
 
 import hashlib
-from collections.abc import Generator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from mmrl.runtime.pictures import upright_rgb
+from mmrl.runtime.pictures import open_upright, upright_rgb
 
 
 def open_picture(source: object, prompt_id: str) -> Image.Image:
-    """A picture as everybody is shown it, see `upright_rgb`.
-
-    Raises FileNotFoundError, or ValueError for what is no picture, a truncated one, one without a known white, and other things.
-    """
-    if isinstance(source, Image.Image):
-        with _naming(f"prompt {prompt_id!r}: a picture"):
-            return upright_rgb(source)
-    if not isinstance(source, str | Path):
-        raise ValueError(f"prompt {prompt_id!r}: a picture is a path or a PIL image, not {type(source).__name__}")
-    try:
-        with Image.open(source) as picture, _naming(f"prompt {prompt_id!r}: the picture {str(source)!r}"):
-            return upright_rgb(picture)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"prompt {prompt_id!r}: there is no picture {str(source)!r}") from None
-    except UnidentifiedImageError:
-        raise ValueError(f"prompt {prompt_id!r}: {str(source)!r} is not a picture that PIL can read") from None
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"prompt {prompt_id!r}: the picture {str(source)!r} is damaged ({error})") from None
-
-
-@contextmanager
-def _naming(picture: str) -> Generator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{picture} {error}") from None
+    """A picture as everybody is shown it; errors are those of `open_upright`."""
+    return open_upright(source, f"prompt {prompt_id!r}: ")
 
 
 def digest_of_picture(source: object) -> str:

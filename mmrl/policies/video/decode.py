@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from mmrl.answers.spans.displays import beyond_turns
-from mmrl.answers.spans.timelines import MissingError, Timeline, by_pyav, read_timeline
+from mmrl.answers.spans.timelines import MissingError, Timeline, by_pyav, read_timeline, sequence
 from mmrl.core.samples import Video
 from mmrl.policies.video.sampling import Budget, BudgetError, FrameRule, choose
 from mmrl.runtime.disk import sha256_of
+from mmrl.runtime.pictures import open_upright
 
 PIECE = 16
 """Frames that exist at their full size at the same time."""
@@ -93,23 +94,11 @@ DECODERS: dict[str, Decoder] = {"decord": by_decord, "pyav": by_pyav}
 
 def pictures(sources: Sequence[str], indices: Sequence[int], budget: Budget | None) -> np.ndarray:
     """Pictures of a sequence. Raises FileNotFoundError, or ValueError for a file that is no picture or of another size."""
-    from PIL import Image, UnidentifiedImageError
-
-    from mmrl.runtime.pictures import upright_rgb
-
-    def open_upright(source: str) -> np.ndarray:
-        try:
-            with Image.open(source) as picture:
-                return np.asarray(upright_rgb(picture))
-        except FileNotFoundError:
-            raise FileNotFoundError(f"there is no picture {source!r}") from None
-        except (UnidentifiedImageError, OSError, SyntaxError) as error:
-            raise ValueError(f"{source!r} is damaged or no picture ({error})") from None
 
     def pieces() -> Iterator[np.ndarray]:
         shape = None
         for i in indices:
-            frame = open_upright(sources[i])
+            frame = np.asarray(open_upright(sources[i]))
             shape = shape or frame.shape
             if frame.shape != shape:
                 raise ValueError(f"{sources[i]!r} is not as large as the first picture: pictures of a sequence have one size")
@@ -125,8 +114,7 @@ def sequence_timeline(video: Video, rule: FrameRule) -> Timeline:
     for source in video.source:
         if not Path(source).is_file():
             raise FileNotFoundError(f"there is no picture {source!r}")
-    fps = video.fps or rule.fps
-    return Timeline(tuple(i / fps for i in range(len(video.source))), len(video.source) / fps, 0, 0)
+    return sequence(len(video.source), video.fps or rule.fps)
 
 
 def resize(pieces: Iterator[np.ndarray], number: int, budget: Budget | None) -> np.ndarray:
