@@ -8,8 +8,8 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from threading import Thread, current_thread
+from dataclasses import dataclass, fields, replace
+from threading import RLock, Thread, current_thread
 from types import ModuleType
 from typing import Any
 from weakref import WeakSet
@@ -37,6 +37,10 @@ class ProcessState:
             put_back(name, getattr(self, name))
         return " and ".join(f"{WORDS[name]} from {getattr(self, name)} to {getattr(now, name)}" for name in changed)
 
+    def beside(self, first: "ProcessState") -> "ProcessState":
+        """The same, with what all threads share as another one found it that will put its own state back later."""
+        return replace(self, folder=first.folder, dtype=first.dtype, is_deterministic=first.is_deterministic)
+
 
 LEFT_BEHIND: WeakSet[Thread] = WeakSet()
 """Threads that nobody waits for any more: what they put back when they end would be put in the middle of something else."""
@@ -48,6 +52,9 @@ WORDS = {
     "is_deterministic": "torch's deterministic algorithms",
 }
 GONE = "a folder that is gone"
+ASIDE: dict[Thread, dict[str, Any]] = {}
+"""The random state of a thread, while another one has put its own in its place."""
+_SWITCHING = RLock()
 
 
 def process_state() -> ProcessState:
@@ -130,34 +137,68 @@ def seed(number: int) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """Every global random generator of this process, as plain numbers and tensors."""
+    """Every global random generator as this thread left it, as plain numbers and tensors."""
     import numpy as np
     import torch
 
-    version, internal, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    return {
-        "python": [version, list(internal), gauss],
-        "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
+    with _SWITCHING:
+        aside, cuda = ASIDE.get(current_thread()), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        if aside is not None:
+            return aside | {"cuda": cuda}
+        version, internal, gauss = random.getstate()
+        kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+        return {
+            "python": [version, list(internal), gauss],
+            "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
+            "torch": torch.get_rng_state(),
+            "cuda": cuda,
+        }
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put every global random generator where it was; a thread that was left behind changes none."""
+    """Put every global random generator where it was, for this thread; one that was left behind changes none."""
+    import torch
+
+    thread = current_thread()
+    if thread in LEFT_BEHIND:
+        return
+    with _SWITCHING:
+        if thread in ASIDE:
+            ASIDE[thread] = state
+        else:
+            set_generators(state)
+        # those of cards are never put aside: they stay with the thread that computes there
+        for device, known in enumerate(state["cuda"][: torch.cuda.device_count()] if thread in ASIDE or not ASIDE else ()):
+            torch.cuda.set_rng_state(known, device)
+
+
+def set_generators(state: dict[str, Any]) -> None:
+    """Put the generators that all threads share where they were, but for those of cards."""
     import numpy as np
     import torch
 
-    if current_thread() in LEFT_BEHIND:
-        return
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
-    for device, known in enumerate(state["cuda"][: torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(known, device)
+
+
+def put_aside(owner: Thread, state: dict[str, Any] | None) -> None:
+    """Put this thread's random state in the place of another one's, which is kept, and which its owner still reads and sets."""
+    with _SWITCHING:
+        ASIDE[owner] = random_state()
+        if state is not None:
+            set_generators(state)
+
+
+def take_back(owner: Thread) -> dict[str, Any]:
+    """Give the other thread its place back, unless it has; the random state of this one."""
+    with _SWITCHING:
+        own, outside = random_state(), ASIDE.pop(owner, None)
+        if outside is not None:
+            set_generators(outside)
+        return own
 
 
 @contextmanager

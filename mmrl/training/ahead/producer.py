@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import Condition, Thread
+from threading import Condition, Thread, current_thread
 
 import torch
 
@@ -18,7 +18,7 @@ from mmrl.core.protocols import Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS, WEIGHTS_VERSION
 from mmrl.core.types import Prompt, Request, Rollouts
-from mmrl.runtime.process_state import LEFT_BEHIND, random_state, set_random_state
+from mmrl.runtime.process_state import LEFT_BEHIND, put_aside, random_state, take_back
 from mmrl.training.ahead.lag import Lag, refuse_lag
 from mmrl.training.ahead.versions import Publishes, Version, Versions
 from mmrl.training.checkpoints.state import copy_state, remembers
@@ -83,8 +83,8 @@ class Ahead(Collector):
         """The weights that write the step."""
         self._error: BaseException | None = None
         self._closed, self._taken = False, 0.0
-        self._outside: State | None = None
-        """The trainer's random generators, while the thread has put its own in their place."""
+        self._trainer = current_thread()
+        """The thread whose random generators the other one puts its own in the place of."""
 
     @property
     def _is_busy(self) -> bool:
@@ -155,15 +155,14 @@ class Ahead(Collector):
         with self._moved:
             if self._thread.is_alive():
                 LEFT_BEHIND.add(self._thread)
-                if self._outside is not None:
-                    set_random_state(self._outside | {"cuda": []})
+                take_back(self._trainer)
 
     def draws(self, state: Draws) -> State:
         """The same, with the scores that are still to be heard of and the thread's own random generators."""
         with self._moved:
             self._moved.wait_for(lambda: self._oldest in self._before or not self._is_busy)
             before = self._before.get(self._oldest)
-            outside = self._outside or random_state()
+            outside = random_state()
             first = self._oldest - self.ahead
             if before is None:
                 # nothing is in flight, and the scores of one step more are still to be heard of
@@ -233,7 +232,7 @@ class Ahead(Collector):
     def _begin(self, step: int, sampling: Callable[[int], object], state: Draws) -> None:
         """Publish what the first steps are written by, and start the thread."""
         self._versions.begin(self._lag.first(step))
-        self._next, self._last = step, self._lag.reach(step - 1)
+        self._next, self._last, self._trainer = step, self._lag.reach(step - 1), current_thread()
         self._thread = Thread(target=self._run, args=(sampling, state), name="mmrl-ahead", daemon=True)
         self._thread.start()
 
@@ -276,15 +275,12 @@ class Ahead(Collector):
     def _own_random_state(self) -> Iterator[None]:
         """A block of the thread in which rewards draw from its own random generators. Cards keep theirs: the trainer has them."""
         with self._moved:
-            self._outside = random_state()
-            set_random_state((self._random or self._outside) | {"cuda": []})
+            put_aside(self._trainer, self._random)
         try:
             yield
         finally:
             with self._moved:
-                self._random = random_state()
-                set_random_state(self._outside | {"cuda": []})
-                self._outside = None
+                self._random = take_back(self._trainer)
 
 
 def prompts_of(sampler: PromptSampler, names: set[str]) -> Mapping[str, Prompt]:

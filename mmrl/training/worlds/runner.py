@@ -58,8 +58,19 @@ class Session:
     number: int
     prompt: Prompt
     seed: int
+    caller: "Caller"
     turns: list[Turn] = field(default_factory=list[Turn])
     is_open: bool = False
+
+
+@dataclass(eq=False)
+class Caller:
+    """A thread that has worlds open, and what it must find as it was when it has none any more."""
+
+    thread: threading.Thread
+    before: ProcessState
+    stack: ExitStack
+    open: int = 0
 
 
 class WorldRunner:
@@ -85,19 +96,37 @@ class WorldRunner:
         self._sessions: dict[int, Session] = {}
         self._closing = list[Future[Foreign]]()
         self._next, self._seconds, self._retried = 0, list[float](), 0
-        self._before: ProcessState | None = None
-        self._stack, self._lock = ExitStack(), threading.Lock()
+        self._callers: dict[threading.Thread, Caller] = {}
+        self._lock = threading.Lock()
         atexit.register(self.end)
 
     def open(self, prompt: Prompt, seed: int) -> int:
         """The number of a new world, which is opened when it is first asked."""
-        if not self._sessions:
-            # what worlds do to random numbers and settings of the process must not reach the run
-            self._stack.enter_context(keep_random_state())
-            self._before = process_state()
-        self._next += 1
-        self._sessions[self._next] = Session(self._next, prompt, seed)
-        return self._next
+        thread = threading.current_thread()
+        with self._lock:
+            caller = self._callers.get(thread) or self._enter(thread)
+            caller.open += 1
+            self._next += 1
+            self._sessions[self._next] = Session(self._next, prompt, seed, caller)
+            return self._next
+
+    def _enter(self, thread: threading.Thread) -> Caller:
+        """A thread opens its first world: what worlds do to random numbers and settings of the process must not reach it."""
+        first = next(iter(self._callers.values()), None)
+        before, stack = process_state(), ExitStack()
+        stack.enter_context(keep_random_state())
+        caller = self._callers[thread] = Caller(thread, before.beside(first.before) if first else before, stack)
+        return caller
+
+    def _leave(self, caller: Caller) -> None:
+        """A thread has closed its last world."""
+        del self._callers[caller.thread]
+        # another one has other gradients and random numbers
+        if caller.thread is threading.current_thread():
+            changed = caller.before.restore()
+            if changed:
+                log.warning("the environment changed settings of the whole process, which were restored: %s", changed)
+            caller.stack.close()
 
     def step(self, number: int, turn: Turn) -> Future[Observation | None]:
         session = self._sessions[number]
@@ -106,14 +135,13 @@ class WorldRunner:
 
     def close(self, number: int) -> None:
         session = self._sessions.pop(number)
-        if session.is_open:
-            self._closing = [*(one for one in self._closing if not one.done()), self._submit(lambda: self._close(session))]
-        if not self._sessions and self._before is not None:
-            changed = self._before.restore()
-            if changed:
-                log.warning("the environment changed settings of the whole process, which were restored: %s", changed)
-            self._before = None
-            self._stack.close()
+        closing = self._submit(lambda: self._close(session)) if session.is_open else None
+        with self._lock:
+            still = [one for one in self._closing if not one.done()]
+            self._closing = still if closing is None else [*still, closing]
+            session.caller.open -= 1
+            if session.caller.open == 0:
+                self._leave(session.caller)
 
     def drain_metrics(self) -> Mapping[str, float]:
         """time/environment/p50_s and p95_s of one answer, and environment/retried."""
@@ -138,8 +166,9 @@ class WorldRunner:
             future = Future[Foreign]()
             settle(future, job)
             return future
-        if self._threads is None:
-            self._threads = Threads(self.workers, "world")
+        with self._lock:
+            if self._threads is None:
+                self._threads = Threads(self.workers, "world")
         return self._threads.submit(job)
 
     def _answer(self, session: Session) -> Observation | None:

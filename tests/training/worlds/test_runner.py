@@ -15,6 +15,7 @@ import torch
 
 from mmrl.core.episodes import Environment, Limits
 from mmrl.core.types import Observation, Prompt, Turn
+from mmrl.runtime.process_state import put_aside, random_state, take_back
 from mmrl.training.worlds.host import environment_of
 from mmrl.training.worlds.runner import LONGEST_TEXT, WorldCalling, WorldRunner
 
@@ -187,3 +188,45 @@ def test_a_world_without_its_calls_is_refused():
     runner = WorldRunner(Odd(), LIMITS, WorldCalling(where="inline"))
     with pytest.raises(TypeError, match="the environment opened int, which has no"):
         runner.step(runner.open(PROMPT, 1), turn("a")).result(timeout=60)
+
+
+@pytest.mark.parametrize("first", ["sampler", "trainer"])
+def test_two_threads_that_have_worlds_open_each_find_their_own_state_again(first: str):
+    """One samples ahead without gradients, and the other opens worlds again to compare them while it trains."""
+
+    def disturb() -> None:
+        random.random()
+        torch.rand(3)
+        torch.set_default_dtype(torch.float64)
+
+    runner = WorldRunner(Counters({"x": disturb}), LIMITS, WorldCalling(where="inline"))
+    trainer, found, own = threading.current_thread(), list[object](), random_state()
+    own["torch"] = torch.Generator().manual_seed(5).get_state()
+    opened, both, closed = threading.Event(), threading.Event(), threading.Event()
+
+    @torch.no_grad()
+    def sample() -> None:
+        put_aside(trainer, own)
+        number = runner.open(PROMPT, 1)
+        text_of(runner, number, "x")
+        opened.set()
+        assert (both if first == "sampler" else closed).wait(60)
+        runner.close(number)
+        after = take_back(trainer)
+        found.extend((torch.is_grad_enabled(), torch.equal(after["torch"], own["torch"]), after["python"] == own["python"]))
+        closed.set()
+
+    before, other = random_state(), threading.Thread(target=sample)
+    other.start()
+    assert opened.wait(60)
+    number = runner.open(PROMPT, 1)
+    text_of(runner, number, "x")
+    both.set()
+    assert first == "trainer" or closed.wait(60)
+    runner.close(number)
+    closed.set()
+    other.join()
+    dtype, _ = torch.get_default_dtype(), torch.set_default_dtype(torch.float32)
+    assert torch.is_grad_enabled() and found == [False, True, True], "its own gradient mode and random numbers"
+    assert dtype == torch.float32, "what the first one found, for all threads share it"
+    assert torch.equal(torch.get_rng_state(), before["torch"]) and random_state()["python"] == before["python"]
