@@ -6,17 +6,22 @@ import inspect
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, wait
+from contextvars import copy_context
 from itertools import islice
+from math import inf
 from typing import Any
 
 import torch
 
 from mmrl.runtime.blame import describe, is_from_outside
+from mmrl.runtime.clocks import timed
 from mmrl.runtime.net.loops import contain
 
 Foreign = Any
 """An object of whatever class."""
+LEAST_S = 0.05
+"""Between two looks at a clock that stands still."""
 
 
 class Threads:
@@ -74,7 +79,10 @@ def first_of(answer: Foreign, count: int) -> Foreign:
 
 
 def within(timeout_s: float, job: Callable[[], Foreign]) -> Foreign:
-    """The job's answer; TimeoutError when it takes longer, in which case its thread is abandoned."""
+    """The job's answer; TimeoutError when it takes longer, in which case its thread is abandoned.
+
+    Time in which it waits for a server that is away does not count: the client has a deadline of its own for that.
+    """
     future: Future[Foreign] = Future()
     device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
@@ -82,19 +90,21 @@ def within(timeout_s: float, job: Callable[[], Foreign]) -> Foreign:
         with torch.no_grad(), torch.cuda.device(device) if device is not None else contextlib.nullcontext():
             settle(future, job)
 
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        return result_of(future, timeout_s)
-    except TimeoutError:
-        if future.done():
-            raise
-        raise TimeoutError(f"no answer within {timeout_s} s") from None
+    with timed() as clock:
+        threading.Thread(target=copy_context().run, args=(run,), daemon=True).start()
+    while not future.done() and (left_s := timeout_s - clock.seconds()) > 0:
+        wait([future], max(left_s, LEAST_S))
+    if future.done():
+        return result_of(future)
+    raise TimeoutError(f"no answer within {timeout_s} s")
 
 
 async def wait_within(answer: Awaitable[Foreign], timeout_s: float | None) -> Foreign:
-    """The answer; TimeoutError when it takes longer, even if the coroutine refuses to be cancelled."""
-    task = asyncio.ensure_future(contain(answer))
-    await asyncio.wait({task}, timeout=timeout_s)
+    """The answer; TimeoutError when it takes longer, as `within`, even if the coroutine refuses to be cancelled."""
+    with timed() as clock:
+        task = asyncio.ensure_future(contain(answer))
+    while not task.done() and (left_s := inf if timeout_s is None else timeout_s - clock.seconds()) > 0:
+        await asyncio.wait({task}, timeout=None if timeout_s is None else max(left_s, LEAST_S))
     if task.done():
         return task.result()
     task.cancel()

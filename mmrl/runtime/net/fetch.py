@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+from mmrl.runtime.clocks import away
 from mmrl.runtime.net.loops import loop
 from mmrl.runtime.net.secrets import hide
 
@@ -129,22 +130,26 @@ def attempts(
     """The outcomes of a request that is sent again and again, each with the pause that follows unless the caller stops there.
 
     Sent once, and again after each pause, or after what a Retry-After asks for, as long as the pause ends before `until` on the
-    monotonic clock. `timeout_s` bounds a single attempt.
+    monotonic clock. `timeout_s` bounds a single attempt. After one that finds no server, or a busy one, the clocks of the calls
+    around stand still until the next has its answer.
 
     Raises AnswerError and ValueError as `fetch`.
     """
-    wait_s = 0.0
+    wait_s, is_away = 0.0, False
     for number, pause_s in enumerate(pauses):
         if number and wait_s >= until - time.monotonic():
             return
-        if number:
-            time.sleep(wait_s)
-        wait_s = pause_s
         try:
-            found = fetch(request, min(timeout_s, until - time.monotonic()), MOST_BYTES)
+            with away() if is_away else contextlib.nullcontext():
+                if number:
+                    time.sleep(wait_s)
+                wait_s = pause_s
+                found = fetch(request, min(timeout_s, until - time.monotonic()), MOST_BYTES)
         except UnreachableError as error:
+            is_away = isinstance(error, NoConnectionError)
             yield error, wait_s
         else:
+            is_away = found.status in BUSY
             wait_s = retry_delay(found.headers.get("retry-after"), wait_s)
             yield found, wait_s
 

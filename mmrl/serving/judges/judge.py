@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from math import exp, nan
 from pathlib import Path
@@ -237,7 +238,7 @@ def in_threads(
                 future.set_exception(error)
 
     for number in range(count):
-        threading.Thread(target=work, name=f"judge-{number}", daemon=True).start()
+        threading.Thread(target=copy_context().run, args=(work,), name=f"judge-{number}", daemon=True).start()
     try:
         return [future.result() for future in futures]
     finally:

@@ -1,0 +1,77 @@
+"""A time limit of a call leaves out what a client within it waits for a server that is away."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mmrl.core.samples import Scored
+from mmrl.core.types import Group
+from mmrl.runtime.blame import RewardUnavailableError
+from mmrl.runtime.calls import within
+from mmrl.runtime.clocks import away, timed
+from mmrl.runtime.net import fetch
+from mmrl.serving.judges.judge import Endpoint, Question, ask_for_scores
+from mmrl.serving.reward_client import RemoteReward
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
+from tests.serving.test_reward_server import group_of
+from tests.support.ports import free_ports
+
+LIMIT_S, PAUSE_S, DEADLINE_S = 2.0, 2.5, 3.5
+
+
+def test_a_clock_stands_still_while_anything_in_its_call_waits():
+    with timed() as outer, timed() as inner:
+        with away(), away():
+            begun = outer.seconds(), inner.seconds()
+            time.sleep(0.01)
+            assert (outer.seconds(), inner.seconds()) == begun
+        with away():
+            assert inner.seconds() >= begun[1]
+        left = inner.seconds()
+        time.sleep(0.01)
+        assert inner.seconds() > left and outer.seconds() >= inner.seconds()
+    with timed() as other, ThreadPoolExecutor(1) as pool:
+        entered, leave = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            with away():
+                entered.set()
+                leave.wait(60)
+
+        done = pool.submit(copy_context().run, wait)
+        assert entered.wait(60)
+        begun = other.seconds()
+        assert other.seconds() == begun, "another thread waits"
+        leave.set()
+        done.result(60)
+
+
+def test_what_takes_long_by_itself_is_still_ended():
+    never = threading.Event()
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
+        within(0.01, never.wait)
+    never.set()
+
+
+def test_a_server_that_is_gone_is_waited_for_and_then_stops_the_run(monkeypatch: pytest.MonkeyPatch):
+    """Each try follows the one before after more than the time limit of the reward."""
+    monkeypatch.setattr(fetch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: time.sleep(PAUSE_S)))
+    address = f"http://127.0.0.1:{free_ports(1)}"
+    endpoint = Endpoint(f"{address}/v1", "m", deadline_s=DEADLINE_S, retries=9)
+
+    def judge(group: Group) -> list[Scored]:
+        return ask_for_scores(endpoint, [Question("?") for _ in group.samples], lambda reply: Scored(float(reply.text)))
+
+    def refuse(reward: Any) -> None:
+        with pytest.raises(RewardUnavailableError, match="does not answer|takes no connections|cannot be reached"):
+            RewardRunner([NamedReward("mine", reward, timeout_s=LIMIT_S)]).score([group_of("abc")])
+
+    with ThreadPoolExecutor(2) as pool:
+        asked = {"a reward server": RemoteReward(f"{address}/mine", deadline_s=DEADLINE_S), "a judge": judge}
+        jobs = {name: pool.submit(refuse, reward) for name, reward in asked.items()}
+        assert {name: error for name, job in jobs.items() if (error := job.exception(60))} == {}
