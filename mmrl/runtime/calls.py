@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mmrl.runtime.blame import describe, is_from_outside
-from mmrl.runtime.clocks import timed
+from mmrl.runtime.net.clocks import timed
 from mmrl.runtime.net.loops import contain
 
 Foreign = Any

@@ -22,9 +22,10 @@ from typing import Any, cast
 from weakref import WeakSet
 
 from mmrl.runtime.blame import PLUGIN, describe, note_place
+from mmrl.runtime.starting import end_with, started
 
 PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[3:]; from mmrl.runtime.workers import begin; begin(int(sys.argv[1]), int(sys.argv[2]))"
+    "import sys; sys.path[:] = sys.argv[4:]; from mmrl.runtime.workers import begin; begin(*map(int, sys.argv[1:4]))"
 )
 living: WeakSet["subprocess.Popen[bytes]"] = WeakSet()
 """The processes that this one has started."""
@@ -46,6 +47,33 @@ class SilentError(TimeoutError):
         super().__init__(text)
         self.stopped_by = stopped_by
         """The signal that had stopped the process, if one had."""
+
+
+class Alarm:
+    """A block after `timeout_s` seconds of which a process is killed, never once the block is left; None: without an end."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", timeout_s: float | None) -> None:
+        self.process, self.timeout_s = process, timeout_s
+        self.error: SilentError | None = None
+        self._timer, self._is_over, self._settling = threading.Timer(timeout_s or 0, self._ring), False, threading.Lock()
+
+    def __enter__(self) -> None:
+        if self.timeout_s is not None:
+            self._timer.daemon = True
+            self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        with self._settling:
+            self._is_over = True
+        self._timer.cancel()
+
+    def _ring(self) -> None:
+        with self._settling:
+            if not self._is_over:
+                stop = stopped_by(self.process.pid)
+                why = "" if stop is None else f", which {signal.Signals(stop).name} had stopped,"
+                self.error = SilentError(f"no answer within {self.timeout_s:g} s; its process{why} was killed", stop)
+                self.process.kill()
 
 
 class WorkerProcess:
@@ -122,12 +150,10 @@ class WorkerProcess:
         assert tracker is not None
         shared = (theirs.fileno(), tracker)
         path = [folder or os.getcwd() for folder in sys.path]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *map(str, shared), *path],
-            stdin=subprocess.DEVNULL,
-            pass_fds=shared,
-            env={**os.environ, **self._variables},
-        )
+        command = [sys.executable, "-c", PROGRAM, *map(str, (*shared, os.getpid())), *path]
+        variables = {**os.environ, **self._variables}
+        start = partial(subprocess.Popen[bytes], command, stdin=subprocess.DEVNULL, pass_fds=shared, env=variables)
+        self._process = started(start)
         living.add(self._process)
         theirs.close()
         try:
@@ -141,25 +167,25 @@ class WorkerProcess:
             raise WorkerError(f"its process cannot load it: {ready.decode()}")
 
     def _converse(self, packed: Sequence[bytes | memoryview], timeout_s: float | None) -> list[bytes]:
-        process, connection, late = self._process, self._connection, list[SilentError]()
+        process, connection = self._process, self._connection
         assert process is not None and connection is not None
-
-        def end_silence() -> None:
-            late.append(SilentError(f"no answer within {timeout_s} s; its process was killed", stopped_by(process.pid)))
-            process.kill()
-
-        alarm = threading.Timer(threading.TIMEOUT_MAX if timeout_s is None else timeout_s, end_silence)
-        alarm.daemon = True
-        alarm.start()
+        alarm = Alarm(process, timeout_s)
         try:
-            send(connection, packed)
-            return receive(connection)
+            with alarm:
+                send(connection, packed)
+                answer = receive(connection)
         except (EOFError, OSError):
             # the latter where it died amid its answer
             code = self._end()
-            raise late[0] if late else WorkerError(f"its process died with exit code {code}", code) from None
-        finally:
-            alarm.cancel()
+            raise alarm.error or WorkerError(f"its process died with exit code {code}", code) from None
+        except BaseException:
+            # what comes late would be taken for the answer to the next call
+            self._end()
+            raise
+        if alarm.error is not None:
+            # it answered as the time was over; the next call must not meet what is left of it
+            self._end()
+        return answer
 
     def _end(self) -> int:
         """The exit code of the process, which is killed if it lives."""
@@ -208,8 +234,10 @@ def unpack(parts: Sequence[bytes]) -> object:
     return pickle.loads(parts[0], buffers=map(bytearray, parts[1:]))  # noqa: S301 - our own parent's or child's bytes
 
 
-def begin(handle: int, tracker: int) -> None:
+def begin(handle: int, tracker: int, parent: int) -> None:
     """The other process: load the function that it is sent, and serve."""
+    if not end_with(parent):
+        return
     for number in (signal.SIGINT, signal.SIGHUP):
         # the terminal sends them to the whole run, which decides what becomes of its processes
         signal.signal(number, signal.SIG_IGN)

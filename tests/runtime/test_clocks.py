@@ -13,7 +13,7 @@ from mmrl.core.samples import Scored
 from mmrl.core.types import Group
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.calls import within
-from mmrl.runtime.clocks import away, timed
+from mmrl.runtime.net.clocks import away, timed
 from mmrl.runtime.net import fetch
 from mmrl.serving.judges.judge import Endpoint, Question, ask_for_scores
 from mmrl.serving.reward_client import RemoteReward

@@ -1,16 +1,20 @@
 """A function in a process of its own: kept from call to call, started anew after a kill."""
 
 import os
+import select
 import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mmrl.runtime import workers
 from mmrl.runtime.workers import SilentError, WorkerError, WorkerProcess
 
 
@@ -103,3 +107,67 @@ def test_a_main_file_is_read_again_where_it_is_wanted(tmp_path: Path):
 
 def test_a_program_that_would_start_processes_without_end_is_refused(tmp_path: Path):
     assert "its process cannot load it: RuntimeError" in run(tmp_path, UNGUARDED).stderr
+
+
+PARENT = """
+import time, threading
+from mmrl.runtime.workers import WorkerProcess
+if __name__ == "__main__":
+    process = WorkerProcess(time.sleep, reads_main=False)
+    started = threading.Thread(target=process, args=(0,))
+    started.start()
+    started.join()
+    process(0)
+    print(process.pid, flush=True)
+    process(600)
+"""
+
+
+def test_a_process_that_hangs_ends_with_the_one_it_works_for_and_not_with_a_thread_of_it(tmp_path: Path):
+    (tmp_path / "program.py").write_text(PARENT)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "program.py")], stdout=subprocess.PIPE, text=True, env=env)
+    assert parent.stdout is not None
+    handle = os.pidfd_open(int(parent.stdout.readline()))
+    parent.kill()
+    parent.communicate()
+    assert select.select([handle], [], [], 60)[0], "it lives on"
+    os.close(handle)
+
+
+def test_an_answer_that_comes_as_the_time_is_over_counts_and_the_next_call_is_answered(monkeypatch: pytest.MonkeyPatch):
+    process, received = WorkerProcess(abs), workers.receive
+
+    def late(connection: Connection) -> list[bytes]:
+        answer = received(connection)
+        killed = process.pid
+        assert killed is not None
+        os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
+        return answer
+
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "receive", late)
+        assert process(-2, timeout_s=0.5) == 2
+    assert [process(-n) for n in (3, 4)] == [3, 4]
+    process.close()
+
+
+def test_the_answer_to_a_call_that_was_interrupted_is_not_that_to_the_next(monkeypatch: pytest.MonkeyPatch):
+    process = WorkerProcess(abs)
+
+    def interrupt(connection: Connection) -> list[bytes]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(workers, "receive", interrupt)
+        process(-2)
+    assert process(-3) == 3
+    process.close()
+
+
+def test_a_call_without_a_limit_starts_no_thread_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    process = WorkerProcess(abs)
+    assert process(-1) == 1
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail(f"{thread} was started"))
+    assert process(-2) == 2
+    process.close()

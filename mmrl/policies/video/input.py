@@ -12,7 +12,7 @@ import numpy as np
 
 from mmrl.answers.spans.sounds import Ear
 from mmrl.core.samples import ClipTime, Video
-from mmrl.policies.shared.workers.crew import Board, Crew
+from mmrl.policies.shared.workers.crew import Board, Crew, Death
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.sampling import FrameRule, VideoSettings
 from mmrl.runtime.workers import SilentError, WorkerError, WorkerProcess
@@ -146,7 +146,7 @@ class Decoder:
         raise WorkerError(f"the process that decoded {video.source!r} {why}")
 
 
-def try_once_more(worker: int, error: WorkerError, deaths: int) -> None:
+def try_once_more(worker: int, error: Death, deaths: int) -> None:
     """A clip is decoded by a second process, never by a third."""
     if deaths > 1:
         raise error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-from mmrl.runtime.clocks import away
+from mmrl.runtime.net.clocks import away
 from mmrl.runtime.net.loops import loop
 from mmrl.runtime.net.secrets import hide
 

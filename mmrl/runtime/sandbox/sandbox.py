@@ -8,15 +8,14 @@ import sys
 import time
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from typing import Protocol, runtime_checkable
 
 from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.sandbox.lock import missing
 from mmrl.runtime.sandbox.wire import CUT, LENGTH, LONGEST_ERROR, REPLY, SIZE, read, write
+from mmrl.runtime.starting import started
 
 MODULES = (
     *("_strptime", "base64", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions"),
@@ -149,7 +148,7 @@ class Sandbox:
         self.close()
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        process = starter(os.getpid()).submit(launch).result()
+        process = started(launch)
         weakref.finalize(self, stop, process)
         settings = {**asdict(self.bounds), "modules": list(self.modules), "seed": self.seed, "parent": os.getpid()}
         try:
@@ -186,12 +185,6 @@ def exchange(process: "subprocess.Popen[bytes]", parts: Sequence[bytes], bounds:
     said = read(pipe, text, end).decode("utf-8", "replace")[:longest]
     why = " ".join(read(pipe, error, end).decode("utf-8", "replace").split())[:LONGEST_ERROR]
     return Output(said, tuple(Pixels(*size, read(pipe, 3 * size[0] * size[1], end)) for size in sizes), why)
-
-
-@cache
-def starter(process: int) -> ThreadPoolExecutor:
-    """A thread of this process that never ends: the kernel ends a sandbox with the thread that started it."""
-    return ThreadPoolExecutor(1, f"mmrl-sandbox-{process}")
 
 
 def launch() -> "subprocess.Popen[bytes]":

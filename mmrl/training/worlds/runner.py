@@ -28,6 +28,8 @@ from mmrl.training.worlds.host import LostWorldError, RemoteHost, Verb, WorldHos
 log = logging.getLogger("mmrl.worlds")
 THREADS, PROCESSES, COROUTINES = 8, 2, 64
 """Worlds that answer at the same time, where the config says nothing."""
+CLOSE_S = 3.0
+"""Longest wait for worlds to be closed when a run ends: one that hangs is left to end with it."""
 LONGEST_TEXT = 1 << 16
 """Characters of an observation that are kept where the limit is lower, and it is not shown."""
 NEVER_AGAIN = (UnavailableError, ImportError, NotImplementedError)
@@ -154,12 +156,12 @@ class WorldRunner:
         return found | ({"environment/retried": float(retried)} if self.calling.retries else {})
 
     def end(self) -> None:
-        """Close what is open, each world within its time limit, and end the processes."""
+        """Close what is open, as far as it can be soon, and end the processes, in whatever call they are."""
         for number in list(self._sessions):
             self.close(number)
-        wait(self._closing, self.limits.timeout_s)
+        wait(self._closing, min(self.limits.timeout_s, CLOSE_S))
         for process in self.processes:
-            process.close()
+            process.give_up()
 
     def _submit(self, job: Foreign) -> Future[Foreign]:
         if self.calling.where == "inline":

@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ import torch
 from mmrl.core.episodes import Environment, Limits
 from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.runtime.process_state import put_aside, random_state, take_back
+from mmrl.runtime.workers import WorkerError
+from mmrl.training.worlds import runner as worlds
 from mmrl.training.worlds.host import environment_of
 from mmrl.training.worlds.runner import LONGEST_TEXT, WorldCalling, WorldRunner
 
@@ -230,3 +233,21 @@ def test_two_threads_that_have_worlds_open_each_find_their_own_state_again(first
     assert torch.is_grad_enabled() and found == [False, True, True], "its own gradient mode and random numbers"
     assert dtype == torch.float32, "what the first one found, for all threads share it"
     assert torch.equal(torch.get_rng_state(), before["torch"]) and random_state()["python"] == before["python"]
+
+
+def hang(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Observation | None:
+    Path(turns[-1].text).touch()
+    time.sleep(3600)
+    return None
+
+
+@pytest.mark.parametrize("where", ["thread", "process"])
+def test_a_run_does_not_end_later_for_a_world_that_hangs(where: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worlds, "CLOSE_S", 0.1)
+    runner = WorldRunner(environment_of(hang), Limits(timeout_s=3600.0), WorldCalling(where=where, workers=1))
+    number = runner.open(PROMPT, 1)
+    answer = runner.step(number, turn(str(tmp_path / "hangs")))
+    while not (tmp_path / "hangs").exists():
+        time.sleep(0.01)
+    runner.end()
+    assert where == "thread" or isinstance(answer.exception(60), WorkerError), "its process is killed amid the call"

@@ -10,14 +10,17 @@ from typing import Any, Protocol, runtime_checkable
 
 from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.spans import span
-from mmrl.runtime.workers import WorkerError
+from mmrl.runtime.workers import SilentError, WorkerError
 
 log = logging.getLogger("mmrl")
 LATE = 2.0
 """A job is late that takes this many times as long as the slowest that is done."""
+STILL, LEAST_S = 10.0, 60.0
+"""A worker stands still that takes this many times as long as any did before, in whatever rollout, and as many seconds."""
 POLL_S = 0.05
 Job = tuple[object, ...]
-Again = Callable[[int, WorkerError, int], None]
+Death = WorkerError | SilentError
+Again = Callable[[int, Death, int], None]
 """(worker, how it died, how many have died over its job) -> the job is done again; what it raises is the job's error."""
 
 
@@ -26,7 +29,7 @@ class Worker(Protocol):
     """A process that answers one job at a time, and is started again when it is asked after its death."""
 
     def __call__(self, *job: Any, **options: Any) -> object:
-        """The job's answer; WorkerError where the process died."""
+        """The job's answer; WorkerError where the process died, SilentError where it was killed after `timeout_s` seconds."""
         ...
 
     def give_up(self) -> None:
@@ -44,7 +47,7 @@ class Restarts:
 
     left: int
 
-    def __call__(self, worker: int, error: WorkerError, deaths: int) -> None:
+    def __call__(self, worker: int, error: Death, deaths: int) -> None:
         """Raise UnavailableError where none is left."""
         if self.left <= 0:
             raise UnavailableError(f"sampler {worker}: {error}, and cluster.restarts allows no further start")
@@ -123,14 +126,17 @@ class Crew:
 
     Args:
         again: what becomes of a job over which a worker died.
+        is_timed: a worker that stands still is ended, and has died; those of others have limits of their own.
         name: what the threads are called, with a number.
     """
 
-    def __init__(self, workers: Sequence[Worker], again: Again, name: str = "sampler") -> None:
-        self.workers, self.again = workers, again
+    def __init__(self, workers: Sequence[Worker], again: Again, name: str = "sampler", is_timed: bool = False) -> None:
+        self.workers, self.again, self.is_timed = workers, again, is_timed
         self.is_left = False
         """Nothing waits for answers any more."""
         self._boards: list[Board] = []
+        self._slowest_s = 0.0
+        """Of all answers so far, the first of which takes in how long a model loads."""
         self._is_closed = False
         self._changed = threading.Condition()
         for number in range(len(workers)):
@@ -187,15 +193,21 @@ class Crew:
             board, number = taken
             error: BaseException | None = None
             answer: object = None
+            begun, options = time.monotonic(), {"timeout_s": self._limit_s()} if self.is_timed else {}
             try:
                 with span("chunk"):
-                    answer = self.workers[worker](*board.jobs[number])
+                    answer = self.workers[worker](*board.jobs[number], **options)
             except BaseException as raised:  # noqa: BLE001 - who asked raises it
                 error = raised
             with self._changed:
+                self._slowest_s = max(self._slowest_s, time.monotonic() - begun if error is None else 0.0)
                 self._note(board, number, worker, answer, error)
                 self._changed.notify_all()
         self.workers[worker].close()
+
+    def _limit_s(self) -> float | None:
+        """Seconds after which a worker stands still; None before the first answer."""
+        return max(STILL * self._slowest_s, LEAST_S) if self._slowest_s else None
 
     def _take(self, worker: int) -> tuple[Board, int] | None:
         """A job; None: the crew is closed."""
@@ -211,7 +223,7 @@ class Crew:
     def _note(self, board: Board, number: int, worker: int, answer: object, error: BaseException | None) -> None:
         if error is None:
             board.put(number, answer)
-        elif not isinstance(error, WorkerError):
+        elif not isinstance(error, Death):
             board.fail(error)
         elif self.is_left or board.error is not None:
             board.fail(gone())

@@ -85,7 +85,8 @@ class Remote(Generic[Host, Local]):
         if self.crew is None:
             places = self.settings.places()
             self.slots = Slots.for_weights(list(self.host.weights.named.values()))
-            self.crew = Crew([WorkerProcess(self.make(self.slots, place)) for place in places], Restarts(self.settings.restarts))
+            workers = [WorkerProcess(self.make(self.slots, place)) for place in places]
+            self.crew = Crew(workers, Restarts(self.settings.restarts), is_timed=True)
             weakref.finalize(self, close, self.crew, self.slots)
         return self.crew
 

@@ -1,13 +1,17 @@
 """Chunks are answered once each, in their order, whoever is late or dies."""
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from mmrl.policies.shared.workers import crew as crews
 from mmrl.policies.shared.workers.crew import Crew, Restarts
 from mmrl.runtime.blame import UnavailableError
-from mmrl.runtime.workers import WorkerError
+from mmrl.runtime.workers import WorkerError, WorkerProcess
 
 JOBS = [(i,) for i in range(6)]
 DONE = [10 * i for i in range(6)]
@@ -104,3 +108,38 @@ def test_left_work_ends_and_begins_only_when_it_is_said(crew: Callable[..., Crew
         own.ask(JOBS)
     own.begin()
     assert own.ask(JOBS) == DONE
+
+
+def stopped(number: int) -> int:
+    """A process that answers, and stands still at its first 3."""
+    if number == 3 and not Path(os.environ["STOPPED_ONCE"]).exists():
+        Path(os.environ["STOPPED_ONCE"]).touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return 10 * number
+
+
+@pytest.mark.parametrize("jobs", [[(3,)], [(3,), (4,)]], ids=["the one chunk of a step", "one of two"])
+def test_one_that_stands_still_is_started_again_after_a_time_that_earlier_rollouts_say(
+    jobs: list[tuple[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("STOPPED_ONCE", str(tmp_path / "once"))
+    monkeypatch.setattr(crews, "LEAST_S", 0.2)
+    monkeypatch.setattr(crews, "STILL", 1.0)
+    own = Crew([WorkerProcess(stopped)], Restarts(1), is_timed=True)
+    assert own.ask([(1,)]) == [10] and own.ask(jobs) == [10 * number for (number,) in jobs]
+    assert "its process, which SIGSTOP had stopped, was killed; it is started again, 0 more time(s)" in caplog.text
+    own.close()
+
+
+def test_before_the_first_answer_nothing_says_how_long_one_takes(crew: Callable[..., Crew]):
+    limits = list[object]()
+
+    class Timed(Fake):
+        def __call__(self, *job: object, timeout_s: float | None = None) -> object:
+            limits.append(timeout_s)
+            return super().__call__(*job)
+
+    own = Crew([Timed()], Restarts(0), is_timed=True)
+    own.ask(JOBS)
+    own.close()
+    assert limits == [None, *[crews.LEAST_S] * (len(JOBS) - 1)], "and then at least that"
