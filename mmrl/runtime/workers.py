@@ -27,6 +27,12 @@ from mmrl.runtime.starting import end_with, started
 PROGRAM = (
     "import sys; sys.path[:] = sys.argv[4:]; from mmrl.runtime.workers import begin; begin(*map(int, sys.argv[1:4]))"
 )
+GUARD = (
+    "the main file is read again in every process that works for it, and there it starts one itself: put what it does under "
+    '`if __name__ == "__main__":`'
+)
+unguarded = threading.Event()
+"""Such a file asked for a process in this one."""
 living: WeakSet["subprocess.Popen[bytes]"] = WeakSet()
 """The processes that this one has started."""
 
@@ -38,6 +44,10 @@ class WorkerError(RuntimeError):
         super().__init__(text)
         self.code = code
         """The exit code of a process that died."""
+
+
+class LoadError(RuntimeError):
+    """The function cannot be loaded in another process, however often it is tried."""
 
 
 class SilentError(TimeoutError):
@@ -112,6 +122,7 @@ class WorkerProcess:
 
         Raises:
             SilentError: none within `timeout_s`; the process is killed. The time to start a process does not count.
+            LoadError: the process cannot load the function.
             WorkerError: the process died, or raised something that cannot be pickled; else whatever the function raised.
         """
         packed = pack(arguments)
@@ -141,8 +152,12 @@ class WorkerProcess:
     def _start(self) -> None:
         if self._process is not None:
             self._end()
-        # raises where this process is itself reading the main file again
-        facts = spawn.get_preparation_data("worker")
+        try:
+            facts = spawn.get_preparation_data("worker")
+        except RuntimeError:
+            # this process is itself reading the main file again
+            unguarded.set()
+            raise LoadError(GUARD) from None
         unwanted = ("authkey",) if self._reads_main else ("authkey", "init_main")
         facts = {name: fact for name, fact in facts.items() if not name.startswith(unwanted)}
         self._connection, theirs = multiprocessing.Pipe()
@@ -164,7 +179,7 @@ class WorkerProcess:
             raise WorkerError(f"its process ended with exit code {code} while loading it", code) from None
         if ready:
             self._end()
-            raise WorkerError(f"its process cannot load it: {ready.decode()}")
+            raise LoadError(f"its process cannot load it: {ready.decode()}")
 
     def _converse(self, packed: Sequence[bytes | memoryview], timeout_s: float | None) -> list[bytes]:
         process, connection = self._process, self._connection
@@ -260,8 +275,11 @@ def serve(connection: Connection, facts: dict[str, object], payload: bytes, file
             load_file(name, file)
         function = pickle.loads(payload)  # noqa: S301 - our own parent's bytes
         getattr(function, "prepare", bool)()
+        trouble = ""
     except BaseException as error:  # noqa: BLE001 - loading runs the function's own code
-        connection.send_bytes(describe(error).encode(errors="backslashreplace"))
+        trouble = describe(error)
+    if trouble or unguarded.is_set():
+        connection.send_bytes((GUARD if unguarded.is_set() else trouble).encode(errors="backslashreplace"))
         return
     connection.send_bytes(b"")
     while True:

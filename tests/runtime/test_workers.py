@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from mmrl.runtime import workers
-from mmrl.runtime.workers import SilentError, WorkerError, WorkerProcess
+from mmrl.runtime.workers import GUARD, SilentError, WorkerError, WorkerProcess
 
 
 def test_a_process_serves_call_after_call_and_a_killed_one_is_replaced():
@@ -106,7 +106,53 @@ def test_a_main_file_is_read_again_where_it_is_wanted(tmp_path: Path):
 
 
 def test_a_program_that_would_start_processes_without_end_is_refused(tmp_path: Path):
-    assert "its process cannot load it: RuntimeError" in run(tmp_path, UNGUARDED).stderr
+    assert f"its process cannot load it: {GUARD}" in run(tmp_path, UNGUARDED).stderr
+
+
+SWALLOWING = """
+from mmrl.runtime.workers import WorkerProcess
+try:
+    print(WorkerProcess(abs)(-2))
+except Exception as error:
+    print(error)
+"""
+REWARDING = """
+from mmrl.core.types import Group, Prompt, Sample
+from mmrl.training.rewards.calls import Calling
+from mmrl.training.rewards.runner import NamedReward, RewardRunner
+def length(group): return [float(len(sample.text)) for sample in group.samples]
+reward = NamedReward("mine", length, max_failed=1.0, call=Calling("process"))
+RewardRunner([reward]).score([Group(0, Prompt("p"), (Sample(text="a"),))])
+"""
+WORLDS = """
+from mmrl.core.episodes import Limits
+from mmrl.core.types import Observation, Prompt, Turn
+from mmrl.training.worlds.host import environment_of
+from mmrl.training.worlds.runner import WorldCalling, WorldRunner
+def world(prompt, turns, seed): return Observation("hm")
+runner = WorldRunner(environment_of(world), Limits(), WorldCalling("process", 1))
+runner.step(runner.open(Prompt("p"), 1), Turn("a", (0, 1))).result()
+"""
+
+
+@pytest.mark.parametrize("program", [SWALLOWING, REWARDING, WORLDS], ids=["swallowing", "a reward", "a world"])
+def test_a_program_without_the_guard_is_told_of_it(program: str, tmp_path: Path):
+    """Also where the second reading itself takes the refusal for something else."""
+    done = run(tmp_path, program)
+    assert "put what it does under `if __name__ ==" in done.stdout + done.stderr
+    assert "mine" in done.stderr or program != REWARDING, "by name, and no sample that merely failed"
+
+
+GRADING = """
+from mmrl.serving.judges.math_grader import grade_math
+print(grade_math("1/2", "0.5", "p", limit_s=60.0).equal)
+"""
+
+
+def test_answers_are_graded_in_a_program_without_the_guard(tmp_path: Path):
+    """The grader needs nothing of the main file."""
+    pytest.importorskip("math_verify")
+    assert run(tmp_path, GRADING).stdout.split() == ["True"]
 
 
 PARENT = """

@@ -84,5 +84,5 @@ def _in_dollars(text: str) -> str:
 def _worker() -> WorkerProcess:
     """The calling thread's own process."""
     if not hasattr(_own, "worker"):
-        _own.worker = WorkerProcess(_Grader())
+        _own.worker = WorkerProcess(_Grader(), reads_main=False)
     return _own.worker

@@ -20,12 +20,12 @@ from mmrl.runtime.calls import Threads, first_of, is_coroutine, result_of, settl
 from mmrl.runtime.net.loops import contain, loop
 from mmrl.runtime.process_state import process_state, refuse_change
 from mmrl.runtime.ranges import CountOrNone, NonNegative, Number, Range, check_ranges
-from mmrl.runtime.workers import WorkerProcess
+from mmrl.runtime.workers import LoadError, WorkerProcess
 from mmrl.training.rewards.cache import AnswerCache, Known, RawAnswer
 
 ASYNC_LIMIT = 64
 MOST_PAUSE_S = 60.0
-NEVER_AGAIN = (RewardUnavailableError, ImportError, NotImplementedError)
+NEVER_AGAIN = (RewardUnavailableError, ImportError, LoadError, NotImplementedError)
 """Exceptions that a retry cannot fix."""
 
 

@@ -17,6 +17,7 @@ from mmrl.runtime.blame import RewardUnavailableError, describe, is_from_outside
 from mmrl.runtime.calls import NoListError, count_of, number, outcome_of, values_of
 from mmrl.runtime.process_state import ProcessChangedError, ProcessState, change_text, keep_random_state, process_state
 from mmrl.runtime.ranges import Number, Positive, Share, check_ranges
+from mmrl.runtime.workers import LoadError
 from mmrl.training.rewards.cache import RawAnswer
 from mmrl.training.rewards.calls import Calling, Meter, RewardCaller, Transform, is_same, no_call, nothing
 
@@ -41,7 +42,7 @@ class NamedReward:
     weight: Number = 1.0
     """0 = logged, never trained on, and harmless when it fails."""
     timeout_s: Positive | None = None
-    """Per group; longer counts as failed."""
+    """Per group; longer counts as failed. The wait for a server that is away has a deadline of its own."""
     max_failed: Share = 0.5
     """Share of a call's samples that may fail before the run stops."""
     call: Calling = field(default_factory=Calling)
@@ -318,6 +319,8 @@ def read_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer
         if isinstance(outcome, RewardError | RewardUnavailableError):
             raise outcome
         text = f"{describe(outcome)} (prompt {group.prompt.id!r})"
+        if isinstance(outcome, LoadError):
+            raise RewardError(f"reward {reward.name!r} cannot run in a process: {text}") from outcome
         if isinstance(outcome, ImportError):
             raise RewardError(f"reward {reward.name!r} lacks a package: {text}") from outcome
         return all_failed(group, text, outcome)

@@ -22,7 +22,7 @@ from mmrl.runtime.calls import Foreign, Threads, is_coroutine, result_of, settle
 from mmrl.runtime.net.loops import loop
 from mmrl.runtime.process_state import ProcessState, keep_random_state, process_state
 from mmrl.runtime.ranges import PositiveShare, Range, check_ranges
-from mmrl.runtime.workers import WorkerProcess
+from mmrl.runtime.workers import LoadError, WorkerProcess
 from mmrl.training.worlds.host import LostWorldError, RemoteHost, Verb, WorldHost
 
 log = logging.getLogger("mmrl.worlds")
@@ -32,7 +32,7 @@ CLOSE_S = 3.0
 """Longest wait for worlds to be closed when a run ends: one that hangs is left to end with it."""
 LONGEST_TEXT = 1 << 16
 """Characters of an observation that are kept where the limit is lower, and it is not shown."""
-NEVER_AGAIN = (UnavailableError, ImportError, NotImplementedError)
+NEVER_AGAIN = (UnavailableError, ImportError, LoadError, NotImplementedError)
 """Exceptions that a retry cannot fix."""
 
 
