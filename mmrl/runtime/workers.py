@@ -24,9 +24,7 @@ from weakref import WeakSet
 from mmrl.runtime.blame import PLUGIN, describe, note_place
 from mmrl.runtime.starting import end_with, started
 
-PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[4:]; from mmrl.runtime.workers import begin; begin(*map(int, sys.argv[1:4]))"
-)
+PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from mmrl.runtime.workers import begin; begin(*map(int, sys.argv[1:4]))"
 GUARD = (
     "the main file is read again in every process that works for it, and there it starts one itself: put what it does under "
     '`if __name__ == "__main__":`'
@@ -275,11 +273,10 @@ def serve(connection: Connection, facts: dict[str, object], payload: bytes, file
             load_file(name, file)
         function = pickle.loads(payload)  # noqa: S301 - our own parent's bytes
         getattr(function, "prepare", bool)()
-        trouble = ""
+        if unguarded.is_set():
+            raise LoadError(GUARD)
     except BaseException as error:  # noqa: BLE001 - loading runs the function's own code
-        trouble = describe(error)
-    if trouble or unguarded.is_set():
-        connection.send_bytes((GUARD if unguarded.is_set() else trouble).encode(errors="backslashreplace"))
+        connection.send_bytes((GUARD if unguarded.is_set() else describe(error)).encode(errors="backslashreplace"))
         return
     connection.send_bytes(b"")
     while True:

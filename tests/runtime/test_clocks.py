@@ -13,8 +13,8 @@ from mmrl.core.samples import Scored
 from mmrl.core.types import Group
 from mmrl.runtime.blame import RewardUnavailableError
 from mmrl.runtime.calls import within
-from mmrl.runtime.net.clocks import away, timed
 from mmrl.runtime.net import fetch
+from mmrl.runtime.net.clocks import away, timed
 from mmrl.serving.judges.judge import Endpoint, Question, ask_for_scores
 from mmrl.serving.reward_client import RemoteReward
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
@@ -68,7 +68,7 @@ def test_a_server_that_is_gone_is_waited_for_and_then_stops_the_run(monkeypatch:
         return ask_for_scores(endpoint, [Question("?") for _ in group.samples], lambda reply: Scored(float(reply.text)))
 
     def refuse(reward: Any) -> None:
-        with pytest.raises(RewardUnavailableError, match="does not answer|takes no connections|cannot be reached"):
+        with pytest.raises(RewardUnavailableError, match=r"does not answer|takes no connections|cannot be reached"):
             RewardRunner([NamedReward("mine", reward, timeout_s=LIMIT_S)]).score([group_of("abc")])
 
     with ThreadPoolExecutor(2) as pool:

@@ -319,10 +319,9 @@ def read_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer
         if isinstance(outcome, RewardError | RewardUnavailableError):
             raise outcome
         text = f"{describe(outcome)} (prompt {group.prompt.id!r})"
-        if isinstance(outcome, LoadError):
-            raise RewardError(f"reward {reward.name!r} cannot run in a process: {text}") from outcome
-        if isinstance(outcome, ImportError):
-            raise RewardError(f"reward {reward.name!r} lacks a package: {text}") from outcome
+        if isinstance(outcome, ImportError | LoadError):
+            why = "lacks a package" if isinstance(outcome, ImportError) else "cannot run in a process"
+            raise RewardError(f"reward {reward.name!r} {why}: {text}") from outcome
         return all_failed(group, text, outcome)
     count = len(group.samples)
     try:
