@@ -58,7 +58,7 @@ class UnweightedReward:
     name: str = ""
     """Empty: the callable's name if `use` gives one, else the file's."""
     timeout_s: Positive | None = None
-    """Per group; longer counts as failed."""
+    """Per group; longer counts as failed. The wait for a server that is away has a deadline of its own."""
     max_failed: Share = 0.5
     """Share of a step's samples that may fail before the run stops."""
     call: Calling = field(default_factory=Calling)

@@ -42,7 +42,7 @@ class NamedReward:
     weight: Number = 1.0
     """0 = logged, never trained on, and harmless when it fails."""
     timeout_s: Positive | None = None
-    """Per group; longer counts as failed. The wait for a server that is away has a deadline of its own."""
+    """Per group; longer counts as failed."""
     max_failed: Share = 0.5
     """Share of a call's samples that may fail before the run stops."""
     call: Calling = field(default_factory=Calling)
