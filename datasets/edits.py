@@ -5,6 +5,7 @@
     {"image": "cat.jpg", "prompt": "the cat jumps off the chair"}
     {"images": ["dress.png", "woman.jpg"], "instruction": "let her wear the dress"}
 
+A folder may hold each instruction in a file beside its picture: 001.png, 001.txt.
 `mask` is white where the first picture may change (for the reward `keeps_rest`), `target` is how it should look (for
 `toward_target`); both have its size. List several pictures for models that accept them. `width` and `height` in pixels are the
 size of the edited picture, instead of the policy's. Other columns are passed to the rewards in `prompt.columns`. Every row is
@@ -22,7 +23,7 @@ from mmrl.data.layouts.files import split_rows
 from mmrl.data.readers import Row
 from mmrl.data.validate import FILE_ROW, Report, check_new_id, strip_markers
 
-OWN = ("image", "images", "instruction", "prompt", "id", "mask", "target")
+OWN = ("image", "images", "instruction", "prompt", "text", "id", "mask", "target")
 
 
 def load(path: str | Path, split: str | None = None, image_root: str | Path | None = None) -> Sequence[Prompt]:
@@ -51,7 +52,7 @@ def load(path: str | Path, split: str | None = None, image_root: str | Path | No
 
 
 def _prompt(row: Row, root: Path, anywhere: bool) -> Prompt:
-    text = one_of(row, "instruction", "prompt")
+    text = one_of(row, "instruction", "prompt") or row.values.get("text")
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"column instruction is {text!r}: it must say what is to be changed")
 

@@ -14,7 +14,7 @@ from mmrl.data.grounding import BoxFormat, GroundingLayout
 from mmrl.data.layouts.base import Look
 from mmrl.data.layouts.load import StreamedPrompts, hf_prompts, translating
 from mmrl.data.layouts.source import look_for
-from mmrl.data.readers import StoredHfDataset, open_hf
+from mmrl.data.readers import StoredHfDataset, hf_rows, open_hf
 
 
 def load(
@@ -43,7 +43,8 @@ def load(
         ValueError: naming data set and row, for rows that cannot be trained on.
     """
     data = open_hf(name, split, True) if streaming else open_hf(name, split)
-    source = look_for(Look(Path(name)), next(iter(data), None), "grounding_jsonl", columns or {})
+    first = next(hf_rows(data, name), None)
+    source = look_for(Look(Path(name)), first and first.values, "grounding_jsonl", columns or {})
     source.check_boxes(space, box_format)
     source.say_layout()
     names = columns or {} if source.is_own else {}

@@ -2,18 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
+from mmrl.core.samples import KINDS
 from mmrl.data.files.paths import write_jsonl
-from mmrl.data.layouts.base import BOXES, PICTURES
+from mmrl.data.grounding import GroundingLayout
+from mmrl.data.layouts.base import BOX, BOXES, PICTURES
 from mmrl.data.layouts.coco import QUESTION
+from mmrl.data.layouts.fix import in_pixels
 from mmrl.data.layouts.guess import guess
 from mmrl.data.layouts.source import Source, open_source
 from mmrl.data.layouts.table import NAMES
-from mmrl.data.layouts.write import LineWriter, outside_note
-from mmrl.data.readers import Cell
-from mmrl.data.validate import Report
+from mmrl.data.layouts.write import LineWriter, answers_of, outside_note
+from mmrl.data.readers import Cell, Row
+from mmrl.data.validate import Report, strip_markers
 
 
 @dataclass(frozen=True)
@@ -50,16 +52,17 @@ def convert(
     split: str | None = None,
     each: bool = False,
 ) -> Conversion:
-    """Convert a data set and write `out`, whole or not at all. Pictures are not opened.
+    """Convert a data set and write `out`, whole or not at all. Pictures are opened only where boxes are shares of their sizes.
 
-    Picture paths become relative to the folder of `out`, or absolute outside it; pictures that a table holds become files in a
-    folder next to `out`. Data sets that hold neither boxes nor questions are converted from their prompts; see `convert_source`.
+    Boxes become corners in pixels, and markers of media that begin a question are taken off. Picture
+    paths become relative to the folder of `out`, or absolute outside it; pictures that a table holds become files in a folder
+    next to it. Data sets that hold neither boxes nor questions are converted from their prompts; see `convert_source`.
 
     Args:
         source: a file or folder of one of the layouts, for example COCO's instances JSON or RefCOCO's folder.
         kind: its layout, one of `mmrl.data.layouts.table.LAYOUTS` that hold boxes or questions; None: guessed.
         image_root: where the file names in `source` start; its folder by default.
-        question: for coco, yolo, voc and labelme, the text of a row, with {label} in it.
+        question: for layouts whose boxes have labels in place of questions, the text of a row, with {label} in it.
         columns: our name -> the source's, for the columns that the layout reads.
         split: the split to convert, where a folder has several.
         each: make one row per question of a conversation.
@@ -80,10 +83,8 @@ def source_to_convert(
             f"cannot convert {found.layout!r}, which the data set {found.data_set} reads as it is: choose one of "
             f"{', '.join(known)}"
         )
-    opened = replace(open_source(path, found.data_set, found.layout, columns, split, each), guess=found)
-    if opened.layout.read is not None and opened.layout.asks:
-        return replace(opened, layout=replace(opened.layout, read=partial(opened.layout.read, question=question)))
-    return opened
+    opened = open_source(path, found.data_set, found.layout, columns, split, each)
+    return replace(opened, guess=found, layout=opened.layout.asking(question))
 
 
 def convert_source(opened: Source, out: Path, image_root: str | Path | None = None, copy: bool = False) -> Conversion:
@@ -119,7 +120,24 @@ def _lines(source: Source, writer: LineWriter, report: Report) -> Iterator[dict[
             values = {name: value for name, value in values.items() if name not in source.columns.values()}
             values |= {ours: row.values.get(theirs) for ours, theirs in source.columns.items()}
         with report.collecting(row.place):
+            media = [kind.value_of("") for kind in KINDS.values() for name in kind.columns for _ in _as_list(values.get(name))]
+            asked = [strip_markers(one, media) if isinstance(one, str) else one for one in _as_list(values.get("question"))]
+            values = {**values, "question": asked if isinstance(values.get("question"), list) else next(iter(asked), None)}
+            if values.get("space", "pixel") != "pixel":
+                values = _with_pixels(replace(row, values=values), GroundingLayout(writer.root, anywhere=writer.anywhere))
             yield writer.line(values)
+
+
+def _with_pixels(row: Row, layout: GroundingLayout) -> dict[str, Cell]:
+    """The row with boxes in pixels of its picture; errors are those of `prompts`."""
+    prompt, *_ = layout.prompts(row)
+    boxes = [in_pixels(box, prompt.columns["size"]) for box in answers_of(prompt)]
+    rest = {name: value for name, value in row.values.items() if name not in (*BOX, "space")}
+    return {
+        **rest,
+        "size": prompt.columns["size"],
+        **({"boxes": boxes} if isinstance(prompt.answer, tuple) else {"box": boxes[0]}),
+    }
 
 
 def _as_list(value: Cell) -> list[str]:

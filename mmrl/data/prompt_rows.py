@@ -16,6 +16,9 @@ from mmrl.data.layouts.write import answer_columns, answer_of, answers_of, has_s
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import FILE_ROW
 
+TAUGHT = {"picture": "image", "clip": "video"}
+"""Columns of what a generator is taught, and their names in files."""
+
 
 def prompt_source(path: Path, found: Guess, prompts: Sequence[Prompt]) -> Source:
     """The prompts of a file as a source of rows in our words; ValueError for one that a row cannot express."""
@@ -46,8 +49,13 @@ def has_boxes(prompt: Prompt) -> bool:
 
 def columns_of(prompt: Prompt) -> dict[str, Cell]:
     """The prompt as a row: of grounding_jsonl, qa_jsonl, edits or prompts, by its answer and columns; paths are absolute."""
-    kept = {key: value for key, value in prompt.columns.items() if key != FILE_ROW and (is_json(value) or key in EDITED)}
-    line: dict[str, Cell] = {**kept, "id": prompt.id, **media_of(prompt)}
+    kept = {
+        key: value
+        for key, value in prompt.columns.items()
+        if key not in (FILE_ROW, *TAUGHT) and (is_json(value) or key in EDITED)
+    }
+    taught = {name: _path(prompt.columns[key]) for key, name in TAUGHT.items() if key in prompt.columns}
+    line: dict[str, Cell] = {**kept, "id": prompt.id, **media_of(prompt), **taught}
     if has_boxes(prompt):
         boxes = answers_of(prompt)
         line |= {"question": prompt.text, **answer_columns("box", "boxes", prompt, _corners)}
@@ -56,15 +64,21 @@ def columns_of(prompt: Prompt) -> dict[str, Cell]:
     elif "question" in kept:
         line |= {**answer_of(prompt), "kind": line.pop("problem_type", None)}
     else:
-        line |= {"instruction" if prompt.media else "prompt": prompt.text, **answer_of(prompt)}
+        text = "caption" if taught else "instruction" if prompt.media else "prompt"
+        line |= {text: prompt.text, **answer_of(prompt)}
     return line
 
 
 def media_of(prompt: Prompt) -> dict[str, Cell]:
     """The column of its media, with absolute paths; a row holds media of one kind."""
-    files = [kind_of(media).file_of(media) for media in prompt.media]
-    shown = [media if file is None else os.path.abspath(file) for file, media in zip(files, prompt.media, strict=True)]
+    shown = list(map(_path, prompt.media))
     return {kind_of(prompt.media[0]).name: shown[0] if len(shown) == 1 else shown} if shown else {}
+
+
+def _path(media: Cell) -> Cell:
+    """The absolute path of media that are one whole file, else the media."""
+    file = kind_of(media).file_of(media)
+    return media if file is None else os.path.abspath(file)
 
 
 def is_json(value: object) -> bool:

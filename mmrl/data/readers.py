@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,6 +22,10 @@ Cell = Any
 loading = logging.getLogger("mmrl.loading")
 NUMBERS = ("width", "height")
 """Columns of a table of texts that hold whole numbers."""
+OBJECTS, CLASSES = "objects", ("category", "categories", "label", "labels")
+"""The column of boxes with their classes, and the names of the classes in it."""
+MOST_COLUMNS = 10_000
+"""Of a CSV file."""
 TRAIN = "train"
 """The split that is read by default."""
 
@@ -135,8 +140,12 @@ def csv_rows(path: Path, report: Report) -> Iterator[Row]:
             continue
         if not names:
             names = [name.strip() for name in cells]
-            twice = next((name for name in names if names.count(name) > 1), None)
-            if twice is not None:
+            if len(names) > MOST_COLUMNS:
+                raise ValueError(
+                    f"data file {path} has {len(names):,} columns, more than {MOST_COLUMNS:,}: keep those that are used"
+                )
+            twice, count = Counter(names).most_common(1)[0]
+            if count > 1:
                 raise ValueError(f"data file {path} names the column {twice!r} twice in line {number}: rename one of them")
         elif len(cells) == len(names):
             yield Row({name: _cell(name, cell) for name, cell in zip(names, cells, strict=True)}, path.name, number)
@@ -185,28 +194,11 @@ def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfD
     """
     # without the package, `import datasets` finds any folder of that name
     hf, path = import_extra("datasets", "load_dataset"), Path(name)
-    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
-        data = _choose_saved_split(hf.load_from_disk(name), name, split)
-        data = data.to_iterable_dataset() if streaming else data
-    elif path.suffix == ".parquet":
-        if not any(path.parent.glob(path.name)):
-            raise FileNotFoundError(f"data file {name} does not exist{near(name)}")
-        data = hf.load_dataset("parquet", data_files=name, split=split or "train", streaming=streaming)
-    else:
-        check_hub(name)
-        try:
-            found = hf.load_dataset(name, split=split, streaming=streaming)
-        except OSError as error:
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise FileNotFoundError(
-                f"data set {name!r} is neither a folder nor one the hub gave us ({said}){offline_note()}"
-            ) from None
-        except RuntimeError as error:
-            said = (str(error).strip().splitlines() or ["no reason"])[0]
-            raise ValueError(
-                f"data set {name!r} cannot be read ({said}): give its data files alone, without Python beside them"
-            ) from None
-        data = _only_split(found, name)
+    broken = (import_extra("pyarrow", "ArrowInvalid").ArrowInvalid, hf.exceptions.DatasetGenerationError)
+    try:
+        data = _open_hf(hf, path, name, split, streaming)
+    except broken as error:
+        raise ValueError(f"data set {name} is broken: write or download its files again ({error.__cause__ or error})") from None
     for column, feature in (data.features or {}).items():
         if isinstance(feature, hf.Image | hf.Audio):
             data = data.cast_column(column, type(feature)(decode=False))
@@ -215,9 +207,70 @@ def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfD
     return data
 
 
+def _open_hf(hf: Cell, path: Path, name: str, split: str | None, streaming: bool) -> Cell:
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+        data = _choose_saved_split(hf.load_from_disk(name), name, split)
+        return data.to_iterable_dataset() if streaming else data
+    if path.suffix == ".parquet":
+        if not any(path.parent.glob(path.name)):
+            raise FileNotFoundError(f"data file {name} does not exist{near(name)}")
+        try:
+            return hf.load_dataset("parquet", data_files=name, split=split or "train", streaming=streaming)
+        except OSError as error:
+            raise ValueError(f"{name} is broken: write or download it again ({error})") from None
+    check_hub(name)
+    try:
+        return _only_split(hf.load_dataset(name, split=split, streaming=streaming), name)
+    except OSError as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if path.is_dir() and not isinstance(error, FileNotFoundError):
+            raise ValueError(f"data set {name} is broken: write or download its files again ({said})") from None
+        raise FileNotFoundError(
+            f"data set {name!r} is neither a folder nor one the hub gave us ({said}){offline_note()}"
+        ) from None
+    except RuntimeError as error:
+        said = (str(error).strip().splitlines() or ["no reason"])[0]
+        raise ValueError(
+            f"data set {name!r} cannot be read ({said}): give its data files alone, without Python beside them"
+        ) from None
+
+
 def hf_rows(data: Iterable[Cell], name: str) -> Iterator[Row]:
-    """The rows of a data set that `open_hf` opened."""
-    return (Row(values, name, number) for number, values in enumerate(data, start=1))
+    """The rows of a data set that `open_hf` opened; ValueError where its files are broken."""
+    number = 0
+    try:
+        for number, values in enumerate(data, start=1):
+            yield hf_row(data, values, name, number)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{name} is broken after row {number}: write or download it again ({error})") from None
+
+
+def hf_row(data: Cell, values: Cell, name: str, number: int) -> Row:
+    """A row of a data set that `open_hf` opened."""
+    features = getattr(data, "features", None)
+    return Row(name_classes(values, features.to_dict() if features and OBJECTS in features else {}), name, number)
+
+
+def name_classes(values: dict[str, Cell], features: Mapping[str, Cell]) -> dict[str, Cell]:
+    """A row whose `objects` hold classes by their names, where the features of a Hugging Face data set, as JSON, tell them."""
+    names, objects = _names_of(features.get(OBJECTS)), values.get(OBJECTS)
+
+    def named(found: Cell, key: str = "") -> Cell:
+        if isinstance(found, list):
+            return [named(one, key) for one in found]
+        if isinstance(found, dict):
+            return {name: named(one, name) for name, one in found.items()}
+        return names[found] if names and key in CLASSES and isinstance(found, int) and 0 <= found < len(names) else found
+
+    return {**values, OBJECTS: named(objects)} if names and objects else values
+
+
+def _names_of(feature: Cell) -> list[str] | None:
+    """The names of the first ClassLabel within a feature."""
+    if not isinstance(feature, dict):
+        return None
+    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
+    return names if isinstance(names, list) else next(filter(None, map(_names_of, feature.values())), None)
 
 
 def _choose_saved_split(found: T | Mapping[str, T], name: str, split: str | None) -> T:
@@ -277,12 +330,22 @@ def _read_json(path: Path, report: Report) -> Iterator[Row]:
 def _read_parquet(path: Path) -> Iterator[Row]:
     parquet, number = import_extra("pyarrow.parquet", "ParquetFile"), 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=256):
+        file = parquet.ParquetFile(path)
+        features = _features(file.schema_arrow.metadata)
+        for batch in file.iter_batches(batch_size=256):
             for values in batch.to_pylist():
                 number += 1
-                yield Row(values, path.name, number)
-    except OSError as error:
+                yield Row(name_classes(values, features), path.name, number)
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} is broken after row {number}: write or download it again ({error})") from None
+
+
+def _features(metadata: Cell) -> dict[str, Cell]:
+    """What a parquet file of Hugging Face says of its columns."""
+    try:
+        return dict(json.loads(metadata[b"huggingface"])["info"]["features"])
+    except (KeyError, TypeError, ValueError):
+        return {}
 
 
 def import_extra(module_name: str, proof: str) -> ModuleType:

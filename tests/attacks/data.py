@@ -275,7 +275,34 @@ CHECKS: dict[str, tuple[tuple[str, ...], Make]] = {
 LAUGHS = (
     "<!DOCTYPE x [<!ENTITY a 'ha'>" + "".join(f"<!ENTITY a{i} '&a{i - 1};&a{i - 1};'>" for i in range(1, 64)) + "]><x>&a63;</x>"
 )
+DEEP, LABELS = "names: " + "[" * 200_000, {"labels/1.txt": "0 .5 .5 .1 .1", "images/1.jpg": ""}
+KNEES = "0 .5 .5 .2 .2 .5 .5\n" * 1000
+WIDE = ",".join(f"c{i}" for i in range(100_000)).encode() + b"\n" + b"1," * 99_999 + b"1\n"
+TASK = {
+    "data": {"image": "cat.png"},
+    "annotations": [{"result": [{"original_width": 64, "value": {"points": 7, "labels": ["a"]}}]}],
+}
+LABELLED = "<annotation><filename>1.jpg</filename><size><width>9</width><height>9</height></size></annotation>"
 CHECKS |= {
+    "CSV of 100,000 columns": (("rows.csv", "100,000 columns"), raw("rows.csv", WIDE)),
+    "YAML of 200,000 brackets": (("data.yaml", "deeper than 100 levels"), placed(LABELS | {"data.yaml": DEEP})),
+    "keypoints that look like outlines": (
+        ("write kpt_shape: [1, 2]",),
+        placed({"labels/1.txt": KNEES, "classes.txt": "knee"}),
+    ),
+    "a list of VOC that names no file": (
+        ("train.txt:1", "'2'", "remove the line"),
+        placed({"Annotations/1.xml": LABELLED, "ImageSets/Main/train.txt": "2\n"}),
+    ),
+    "parquet cut in the middle": (("rows.parquet", "broken"), raw("rows.parquet", b"PAR1" + b"\1" * 5000)),
+    "Label Studio's points that are a number": (
+        ("rows.json:1", "layout of label_studio"),
+        raw("rows.json", json.dumps([TASK]).encode()),
+    ),
+    "objects that are a number": (
+        ("rows.jsonl:1", "objects"),
+        raw("rows.jsonl", b'{"image": "cat.png", "objects": [{"bbox": 7}]}\n'),
+    ),
     "a tar with a link": (("rows.tar", "a link or special file"), packed(("a.json", b"{}"), link="a.png")),
     "a tar that leads out": (("rows.tar", "leads out of it"), packed(("../../a.json", b"{}"))),
     "a tar that is none": (("rows.tar", "no whole tar file"), raw("rows.tar", b"PK" * 1000)),

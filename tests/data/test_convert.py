@@ -144,3 +144,9 @@ def test_json_without_end_is_named(coco, tmp_path):
     coco.write_text("[" * 100_000)
     with pytest.raises(ValueError, match="is not JSON"):
         convert(coco, "coco", tmp_path / "boxes.jsonl")
+
+
+def test_markers_of_clips_that_are_objects_are_taken_off(jsonl, tmp_path):
+    clip = {"video": "a.mp4", "video_start": 2.0}
+    path = jsonl({"video": clip, "question": "<video>\nWhat falls?", "answer": "a ball"})
+    assert json.loads(convert(path, None, tmp_path / "out.jsonl").out.read_text())["question"] == "What falls?"

@@ -5,8 +5,10 @@ import sys
 from types import ModuleType
 
 import datasets
+import pyarrow as pa
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
@@ -179,3 +181,36 @@ def test_text_in_another_encoding_is_named_with_line_and_remedy(ending, tmp_path
 def test_a_table_in_utf_16_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"a\.csv is text in UTF-16 or UTF-32.*save it as UTF-8 .*iconv -f UTF-16"):
         read(tmp_path / "a.csv", "a,b\n1,2\n", "utf-16")
+
+
+BROKEN = {
+    "cut": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "noise": lambda data: b"PAR1" + b"\0" * 60 + b"PAR1",
+    "middle": lambda data: data[:2000] + b"\xff" * 3000 + data[5000:],
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_parquet_is_a_sentence(how, tmp_path):
+    texts = pa.table({"prompt": [f"a red fox {i}" for i in range(5000)]})
+    file = tmp_path / "rows/train.parquet"
+    file.parent.mkdir()
+    parquet.write_table(texts, file, row_group_size=500)
+    file.write_bytes(BROKEN[how](file.read_bytes()))
+    readers = [("prompts", file, False), ("prompts", file.parent, False)]
+    readers += [("grounding_hf", str(path), streaming) for _, path, _ in readers for streaming in (False, True)]
+    for data_set, path, streaming in readers:
+        with pytest.raises(ValueError, match=r"is broken.*: write or download (it|its files) again") as raised:
+            load(data_set, "datasets")(path, **({"streaming": True} if streaming else {}))
+        assert type(raised.value) is ValueError
+
+
+def test_a_table_of_very_many_columns_is_refused_at_once_and_one_name_twice_is_found(tmp_path):
+    names = [f"c{i}" for i in range(100_000)]
+    (tmp_path / "rows.csv").write_text(",".join(names) + "\n" + ",".join("1" * len(names)) + "\n")
+    with pytest.raises(ValueError, match=r"rows\.csv has 100,000 columns, more than 10,000: keep those that are used"):
+        list(read_rows(tmp_path / "rows.csv", Report("")))
+    (tmp_path / "rows.csv").write_text(",".join([*names[:9999], "c7"]) + "\n")
+    with pytest.raises(ValueError, match=r"rows\.csv names the column 'c7' twice in line 1"):
+        list(read_rows(tmp_path / "rows.csv", Report("")))

@@ -89,6 +89,13 @@ def shards(folder: Path) -> Path:
     return folder / "rows.tar"
 
 
+def paired(folder: Path) -> Path:
+    for i in range(NUM):
+        (folder / f"media/{i}.txt").write_text(f"a fox, {i}")
+        (folder / f"media/{i}.mp4").unlink()
+    return folder / "media"
+
+
 def saved(folder: Path) -> Path:
     rows = [{"image": Image.open(folder / f"media/{i}.png"), "question": ASK, "answer": str(i)} for i in range(NUM)]
     data = datasets.Dataset.from_list(rows)
@@ -114,6 +121,8 @@ SHAPES = [{"label": "cat", "shape_type": "rectangle", "points": [[1, 2], [30, 40
 LABELME = {"imageWidth": 64, "imageHeight": 48, "shapes": SHAPES}
 R1 = {"problem": "how many?", "data_type": "video", "problem_type": "numerical", "solution": "<answer>3</answer>"}
 CHOICES = [{"choice": "a", "answer": "correct"}, {"choice": "b", "answer": "wrong"}]
+CORNERS = [{"bbox": [40, 2, 60, 40], "label": "cat"}]
+SIDES = ("xmin", "ymin", "xmax", "ymax")
 CLEVRER = [{"question_type": "counterfactual", "question": "what if?", "choices": CHOICES}]
 GQA = {"frame_count": 10, "width": 64, "height": 48, "question": "what?", "answer": 0, "qid": 0, "type": "CW"}
 CAPTIONS = {str(i): {"duration": 0.4, "timestamps": [[0, 0.3]], "sentences": ["a ball falls"]} for i in range(NUM)}
@@ -123,6 +132,12 @@ ASKED = {"role": "user", "content": "<image>" + ASK}
 def lmms(i: int) -> dict[str, Any]:
     shown = {"image": f"{i}.png", "bbox": [1.0, 2.0, 29.0, 38.0], "segmentation": [1.0], "file_name": "x"}
     return {**shown, "question_id": str(i), "question": "caption?", "answer": ["left cat", "cat"]}
+
+
+def studio(i: int) -> dict[str, Any]:
+    drawn = {"x": 25, "y": 25, "width": 50, "height": 50, "rotation": 0, "rectanglelabels": ["cat"]}
+    results = [{"id": "a", "original_width": 64, "original_height": 48, "type": "rectanglelabels", "value": drawn}]
+    return {"id": i, "data": {"image": f"/data/{i}.png"}, "annotations": [{"result": results}]}
 
 
 def raw(i: int) -> dict[str, Any]:
@@ -137,6 +152,13 @@ LAYOUTS: dict[str, Make] = {
     "llava": lines("rows.json", lambda i: {"image": f"{i}.png", "conversations": [{"from": "human", "value": ASK}], "answer": 3}),
     "trl": lines("rows.parquet", lambda i: {"prompt": ASK, "images": [f"{i}.png"], "answer": "3"}),
     "problem": lines("rows.jsonl", lambda i: {"image": f"{i}.png", "problem": ASK, "solution": BOX}),
+    "prefix": lines(
+        "rows.jsonl", lambda i: {"image": f"{i}.png", "prefix": "<OD>", "suffix": "cat<loc_9><loc_9><loc_99><loc_99>"}
+    ),
+    "sides": lines("rows.csv", lambda i: {"filename": f"{i}.png", "class": "cat", **dict(zip(SIDES, BOX, strict=True))}),
+    "objects": lines("rows.parquet", lambda i: {"image": f"{i}.png", "objects": {"bbox": [[1, 2, 29, 38]], "category": ["cat"]}}),
+    "objects_corners": lines("rows.jsonl", lambda i: {"image": f"{i}.png", "width": 64, "height": 48, "objects": CORNERS}),
+    "label_studio": lines("rows.json", studio),
     "coco": text("instances.json", json.dumps(COCO)),
     "yolo": tree(("classes.txt", "cat\n"), *((f"labels/{i}.txt", "0 0.5 0.5 0.25 0.5\n") for i in range(NUM))),
     "voc": tree(*((f"{i}.xml", VOC.format(i)) for i in range(NUM))),
@@ -149,6 +171,7 @@ LAYOUTS: dict[str, Make] = {
     "clevrer": lines("rows.json", lambda i: {"video_filename": f"{i}.mp4", "questions": CLEVRER}),
     "edits": lines("rows.jsonl", lambda i: {"image": f"{i}.png", "instruction": "make it blue", "mask": f"{i}.png"}),
     "prompts": text("prompts.txt", "a red fox\na blue dog\n"),
+    "pictures": lines("rows.csv", lambda i: {"image": f"{i}.png", "caption": f"a fox, {i}"}),
     "charades_sta": text("clips.txt", "".join(f"{i} 0.1 0.3##a ball falls.\n" for i in range(NUM))),
     "next_gqa": lines("rows.csv", lambda i: {"video_id": i} | GQA | {f"a{k}": f"option {k}" for k in range(5)}),
     "activitynet_captions": text("captions.json", json.dumps(CAPTIONS)),
@@ -160,7 +183,7 @@ KINDS: dict[str, Make] = {
         "rows.tsv", lambda i: {"image": f"{i}.png", "question": ASK, "A": "left", "B": "right", "answer": "B"}
     ),
     "spans": lines("rows.jsonl", lambda i: {"video": f"{i}.mp4", "question": "a ball falls", "span": [0.1, 0.3]}),
-    "captions": lines("rows.csv", lambda i: {"image": f"{i}.png", "caption": f"a fox, {i}"}),
+    "texts beside pictures": paired,
     "tar": shards,
     "DatasetDict": saved,
 }

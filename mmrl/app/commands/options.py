@@ -220,7 +220,7 @@ class ConvertOptions:
         str | None, Option("--kind", "--as", metavar="NAME", help="The layout: coco, yolo, llava, .. (default: guessed).")
     ] = None
     image_root: ImageRoot = None
-    question: Annotated[str, Option(help="COCO, YOLO, VOC, LabelMe: what to ask, with {label} in it.")] = (
+    question: Annotated[str, Option(help="For boxes with labels and no questions: what to ask, with {label} in it.")] = (
         "Locate every {label} in the picture."
     )
     turns: Turns = "one"

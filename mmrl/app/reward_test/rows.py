@@ -1,6 +1,6 @@
 """Files of finished outputs, for `mmrl reward test` and `mmrl reward score`: pictures with prompts, or completions with answers.
 
-A folder holds pictures or .mp4 clips, each with its prompt in a .txt file of that name, or a metadata.jsonl (file_name, text).
+A folder holds pictures or clips, each with its prompt in a .txt file of that name, or a metadata.jsonl (file_name, text).
 A .jsonl, .json or .parquet file holds one object per prompt: `prompt` (or question, problem, text), `answer` (or boxes, as
 grounding files have them, or `spans`, pairs of seconds), `completion` or `completions`, `image` or `images`, `video` or `videos`,
 and whatever columns the rewards need. Without answer and completions, images and videos are what a generator drew; otherwise the
@@ -8,7 +8,7 @@ images are what the question is about. Files in other people's layouts (messages
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,27 +21,25 @@ from mmrl.app.toml.tables import COMMAND_LINE, Table
 from mmrl.core.types import MediaSize, Prompt, Sample
 from mmrl.data.files.mp4 import read_mp4
 from mmrl.data.files.paths import path_below
-from mmrl.data.files.pictures import PICTURE_SUFFIXES, picture_size, upright
+from mmrl.data.files.pictures import picture_size, upright
 from mmrl.data.grounding import GroundingLayout
 from mmrl.data.layouts.base import ANSWERS
 from mmrl.data.layouts.base import BOXES as GROUNDING
-from mmrl.data.layouts.files import is_stored, look_at
+from mmrl.data.layouts.files import look_at, rows_of
 from mmrl.data.layouts.guess import Guess
 from mmrl.data.layouts.read import read_prompts
 from mmrl.data.layouts.source import foreign, open_foreign
 from mmrl.data.layouts.table import NAMES
 from mmrl.data.questions import Questions
-from mmrl.data.readers import Row, read_rows
+from mmrl.data.readers import Row
 from mmrl.data.validate import FILE_ROW, Report
 from mmrl.data.video_rows import spans_of
 
-TEXT = ("prompt", "question", "problem", "text")
+TEXT = ("prompt", "question", "problem", "caption", "text")
 ANSWER = ("answer", "solution", "target_answer")
 BOXES = ("boxes", "box", "bbox")
 SPANS = ("spans", "span")
 OUTPUTS = ("completion", "completions", "image", "images", "video", "videos")
-CLIP_SUFFIX = ".mp4"
-CAPTIONS = "metadata.jsonl"
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def read_tasks(
         return _foreign_tasks(source, found, most, image_root)
     report = Report(str(source))
     tasks: list[ProbeRow] = []
-    for row in _folder_rows(source) if source.is_dir() else read_rows(source, report):
+    for row in rows_of(source, report):
         report.num_rows += 1
         with report.collecting(row.place):
             tasks.append(_task(row, image_root or (source if source.is_dir() else source.parent)))
@@ -93,8 +91,6 @@ def _holds_outputs(source: Path) -> bool:
 
     Prompts with pictures and no answer are what a generator drew, and TRL would call them questions.
     """
-    if source.is_dir() and not (source / CAPTIONS).is_file() and not is_stored(source):
-        return any(file.suffix.lower() in {*PICTURE_SUFFIXES, CLIP_SUFFIX} for file in source.iterdir())
     look = look_at(source, {})
     asks = any(isinstance(look.example(name), str) for name in TEXT)
     return asks and not look.has("path") and (look.has_one("completion", "completions") or not look.has_one(*ANSWERS, *BOXES))
@@ -125,25 +121,6 @@ def size_of(prompt: Prompt) -> MediaSize | None:
     elif known is None and prompt.media and hasattr(prompt.media[0], "size"):
         known = prompt.media[0].size
     return None if known is None else MediaSize(*known, *known)
-
-
-def _folder_rows(folder: Path) -> Iterator[Row]:
-    listed = folder / CAPTIONS
-    if listed.is_file():
-        for row in read_rows(listed, Report(str(listed))):
-            name = row.values.get("file_name")
-            yield Row({**row.values, _kind_of(str(name)): name}, row.source, row.number)
-        return
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in {*PICTURE_SUFFIXES, CLIP_SUFFIX})
-    for number, file in enumerate(files, start=1):
-        caption = file.with_suffix(".txt")
-        if not caption.is_file():
-            raise ValueError(f"{file} has no prompt: write it into {caption.name} next to it, or list all in {CAPTIONS}")
-        yield Row({"prompt": caption.read_text(encoding="utf-8").strip(), _kind_of(file.name): file.name}, file.name, number)
-
-
-def _kind_of(name: str) -> str:
-    return "video" if Path(name).suffix.lower() == CLIP_SUFFIX else "image"
 
 
 def _task(row: Row, root: Path) -> ProbeRow:

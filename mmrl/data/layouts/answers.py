@@ -4,6 +4,7 @@ import json
 
 from mmrl.answers.block import answer_block, strip_fence
 from mmrl.data.layouts.base import Values
+from mmrl.data.layouts.tokens import token_boxes
 from mmrl.data.readers import Cell
 
 BOX_KEYS = ("bbox_2d", "bbox", "box")
@@ -14,9 +15,12 @@ _LONGEST = 100_000
 def say_answer(answer: Cell, has_picture: bool) -> Values:
     """`box` for an answer that is a box or several, else `answer`: `("[1, 2, 30, 40]", True) -> {"box": [1, 2, 30, 40]}`.
 
-    Four numbers are a box only where there is a picture. Boxes may be JSON in a text, in a code fence or answer tags.
+    Four numbers are a box only where there is a picture. Boxes may be JSON in a text, in a code fence or answer tags, or tokens
+    that models are taught, with their `space`.
     """
     found = _json(answer) if isinstance(answer, str) else answer
+    if has_picture and isinstance(answer, str) and (boxes := token_boxes(answer_block(answer))) is not None:
+        return boxes
     if not has_picture or not _is_boxes(found):
         return {"answer": answer_block(answer) if isinstance(answer, str) else answer}
     several = isinstance(found, list) and not _is_four(found)

@@ -5,7 +5,8 @@ kind, box, space, size, split, and system for a text that comes before all turns
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 from mmrl.core.samples import IMAGE, KINDS, VIDEO
@@ -40,7 +41,7 @@ class Look:
     line: str = ""
     """The first line of a .txt file."""
 
-    @property
+    @cached_property
     def columns(self) -> frozenset[str]:
         """The columns that any of the first rows fills."""
         return frozenset(name for row in self.rows for name, value in row.items() if value is not None)
@@ -79,8 +80,12 @@ class DataLayout:
     """A row in our words; ValueError, without the row's place, for one that does not fit the layout."""
     read: Callable[..., Iterator[Row]] | None = None
     """(path, report) -> all rows in our words, for layouts that need the whole file or folder at once."""
+    gather: Callable[..., Iterator[Row]] | None = None
+    """(rows, report) -> the rows in our words, for layouts of which several rows make one, or whose losses are counted."""
     asks: bool = False
-    """Does `read` take `question`, the text of a row with {label} in it?"""
+    """Do these take `question`, the text of a row with {label} in it?"""
+    told: bool = False
+    """May the user say how its boxes are written, since the layout does not define it?"""
     beats: tuple[str, ...] = ()
     """Layouts that are recognised by fewer columns and give way to this one."""
     files: tuple[str, ...] = MEDIA
@@ -88,12 +93,12 @@ class DataLayout:
     always: str | None = None
     """The data set that reads it, if that is known without looking at rows."""
     known: Known = field(default_factory=dict[str, tuple[str, ...]])
-    """The keys of a row's objects that `say` reads; a layout with `read` calls `note_unused` itself."""
+    """The keys of a row's objects that `say` reads; one with `read` or `gather` calls `note_unused` itself."""
     refused: Refused = field(default_factory=dict[str, str])
 
     def data_set(self, look: Look) -> str:
         """The data set that reads the file: the one for boxes if any of the first rows has some, else the one for questions."""
-        if self.say is None or self.always is not None:
+        if self.always is not None or self.say is None:
             return self.always or self.name
         for number, values in enumerate(look.rows, start=1):
             try:
@@ -107,14 +112,28 @@ class DataLayout:
         """The rows in our words; one that cannot be said goes into the report."""
         if self.read is not None:
             yield from self.read(path, report)
-            report.close_losses()
-            return
-        for row in found:
-            note_unused(report, row.values, self.known)
-            said: list[Row] = []
-            with report.collecting(row.place, counts=True):
-                said = list(self.translate(row))
-            yield from said
+        elif self.gather is not None:
+            yield from self.gather(found, report)
+        else:
+            for row in found:
+                note_unused(report, row.values, self.known)
+                with report.collecting(row.place, counts=True):
+                    said = list(self.translate(row))
+                    report.notes.update([] if said else ["rows left out: nothing is asked"])
+                    yield from said
+        report.close_losses()
+
+    @property
+    def is_by_row(self) -> bool:
+        """Can each of its rows be read without the others?"""
+        return self.read is None and self.gather is None
+
+    def asking(self, question: str) -> "DataLayout":
+        """The layout with another text of its rows, if they take one."""
+        if not self.asks:
+            return self
+        say, read, gather = (call and partial(call, question=question) for call in (self.say, self.read, self.gather))
+        return replace(self, say=say, read=read, gather=gather)
 
     def translate(self, row: Row) -> Iterable[Row]:
         """A row in our words; ValueError for one that does not fit the layout."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mmrl.core.samples import AUDIO, VIDEO
 from mmrl.data.layouts.answers import corners_of, four_numbers, say_answer
 from mmrl.data.layouts.base import ANSWERS, MEDIA, PICTURES, one_of, row_like
+from mmrl.data.layouts.coco import QUESTION, rows_by_label
 from mmrl.data.readers import Cell, Row
 
 
@@ -47,3 +48,18 @@ class Columns:
         if not isinstance(found, str) or not found.strip():
             raise ValueError(f"column {self.question} must be a text that is not empty, not {str(found)[:80]!r}")
         return found.strip()
+
+
+def prefix_row(row: Row, question: str = QUESTION) -> Iterator[Row]:
+    """A row of `prefix` and `suffix`. A task of Florence-2 is no question: what follows it is, or each label of its boxes."""
+    for said in Columns("prefix", ("suffix",))(row):
+        task, is_task, text = str(said.values["question"]).rpartition(">")
+        found = said.values.get("box", ())
+        boxes = [(one["label"], one["bbox"]) for one in (found if isinstance(found, list) else [found]) if isinstance(one, dict)]
+        if not is_task or not task.startswith("<") or text.strip():
+            yield row_like(said, (), {"question": text.strip()})
+        elif not boxes:
+            raise ValueError(f"prefix {task}> is a task of Florence-2 and no question: write a question there")
+        else:
+            name = said.values.get("id", f"{row.source}-{row.number}")
+            yield from (row_like(said, ("box",), one) for one in rows_by_label({"id": name}, boxes, question))

@@ -1,11 +1,13 @@
-"""Files and folders that hold rows, whatever the rows say: JSONL, JSON, CSV, TSV, parquet, tar, folders of Hugging Face and of
-pictures."""
+"""Files and folders that hold rows, whatever the rows say: JSONL, JSON, CSV, TSV, parquet, tar, folders of Hugging Face, and of
+pictures with a list or with texts beside them."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
+from mmrl.core.samples import IMAGE, kind_of
 from mmrl.data.layouts.base import Look, rename_columns
+from mmrl.data.layouts.paired import is_paired, paired_rows
 from mmrl.data.layouts.shards import SUFFIX, shards, tar_rows
 from mmrl.data.readers import TRAIN, Row, existing, hf_rows, import_extra, open_hf, read_json, read_rows
 from mmrl.data.validate import Report
@@ -38,6 +40,11 @@ def tables(folder: Path) -> list[Path]:
 def is_flat(folder: Path) -> bool:
     """Is there one list for all splits of a folder of pictures?"""
     return any((folder / name).is_file() for name in LISTS)
+
+
+def is_whole(folder: Path) -> bool:
+    """Is a folder one list of rows, and not one of several splits?"""
+    return is_flat(folder) or bool(shards(folder)) or is_paired(folder)
 
 
 def has_metadata(folder: Path) -> bool:
@@ -93,9 +100,15 @@ def rows_of(path: Path, report: Report, split: str | None = None) -> Iterator[Ro
     if is_stored(path):
         yield from hf_rows(open_hf(str(path), split), path.name)
         return
-    listed = metadata_file(path, split)
+    listed, inside = metadata_file(path, split), path / (split or "")
+    if listed is None and inside.is_dir() and is_paired(inside):
+        yield from paired_rows(path, report, split or "")
+        return
     if listed is None:
-        raise ValueError(f"{path} is a folder without {' or '.join(LISTS)}, data of Hugging Face or <split>.jsonl: give a file")
+        raise ValueError(
+            f"{path} is a folder without {' or '.join(LISTS)}, data of Hugging Face, <split>.jsonl or texts beside its pictures: "
+            "give a file"
+        )
     below = listed.parent.relative_to(path).as_posix()
     chosen = split is None and len(splits_of(path)) > 1
     for row in read_rows(listed, report):
@@ -103,6 +116,7 @@ def rows_of(path: Path, report: Report, split: str | None = None) -> Iterator[Ro
         values = dict(row.values)
         for theirs, ours in FILE_NAMES.items():
             name = values.pop(theirs, None)
+            ours = kind_of(name).name if isinstance(name, str) and ours == IMAGE.name else ours
             if name is not None and ours not in values:
                 values[ours] = [f"{below}/{one}" for one in name] if isinstance(name, list) else f"{below}/{name}"
         yield Row(values, row.source, row.number)
@@ -112,7 +126,7 @@ def split_rows(path: Path, report: Report, split: str | None) -> Iterator[Row]:
     """The rows of a split: of a folder that holds several, or those of a file whose column `split` says so; None: all rows."""
     if path.is_dir() and split is not None and (path / f"{split}.jsonl").is_file():
         path, split = path / f"{split}.jsonl", None
-    in_folder = path.is_dir() and not is_flat(path) and not shards(path)
+    in_folder = path.is_dir() and not is_whole(path)
     for row in rows_of(path, report, split if in_folder else None):
         if in_folder or split is None or row.values.get("split") == split:
             yield row
@@ -126,7 +140,8 @@ def look_at(path: Path, columns: Mapping[str, str], split: str | None = None) ->
     if path.is_dir():
         names = frozenset(file.name for file in path.iterdir())
         found = _table_rows(path) if is_stored(path) else ()
-        if not found and (has_metadata(path) or shards(path)):
+        inside = path / (split or "")
+        if not found and (has_metadata(path) or shards(path) or (inside.is_dir() and is_paired(inside))):
             found = tuple(islice(rows_of(path, Report(str(path)), split), FIRST))
         return _look(path, found, columns, names)
     if existing(path).suffix.lower() == ".txt":

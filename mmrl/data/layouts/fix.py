@@ -91,9 +91,9 @@ def line_of(prompt: Prompt, row: Row, source: Source, folder: Path) -> dict[str,
     answer = prompt.answer
     line["question"] = prompt.text
     if isinstance(answer, Box):
-        line["box"] = _in_pixels(answer, size)
+        line["box"] = in_pixels(answer, size)
     elif isinstance(answer, tuple):
-        line["boxes"] = [_in_pixels(box, size) for box in answer]
+        line["boxes"] = [in_pixels(box, size) for box in answer]
     return {**line, **{name: value for name, value in columns.items() if name not in line}}
 
 
@@ -123,7 +123,7 @@ def _media(prompt: Prompt, row: Row, column: str, folder: Path) -> dict[str, Cel
     return {"image": [relative_to(one, Path(), folder) if isinstance(one, str) else cell for one, cell in pairs]}
 
 
-def _in_pixels(box: Box, size: tuple[int, int]) -> Cell:
+def in_pixels(box: Box, size: tuple[int, int]) -> Cell:
     """Two corners in pixels, with the box's label if it has one; what rounding pushes over the edge is cut."""
     found = box.to("pixel", MediaSize(*size, *size))
     cut = [round(min(max(x, 0.0), float(most)), 2) for x, most in zip(found.corners, [*size, *size], strict=True)]

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from mmrl.data.layouts.base import ANSWERS, BOX, DataLayout, Look
 from mmrl.data.layouts.files import look_at
 from mmrl.data.layouts.table import LAYOUTS
-from mmrl.data.layouts.voc import SIDES
 
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 
@@ -71,12 +70,7 @@ def choose(look: Look, among: Collection[str] = LAYOUTS) -> DataLayout:
         if look.has("question") and not look.has_one(*BOX, *ANSWERS):
             raise UnknownLayoutError(
                 f"{look.path} has questions, and neither boxes nor answers that are called so ({there}): name that column, as in "
-                "columns.box=NAME or columns.answer=NAME"
-            )
-        if look.has(*SIDES):
-            raise UnknownLayoutError(
-                f"{look.path} holds the sides of boxes in columns of their own ({', '.join(SIDES)}): write one column box with "
-                "[xmin, ymin, xmax, ymax], and a question in every row"
+                "columns.box=NAME or columns.answer=NAME (the sides of a box in four columns are xmin, ymin, xmax, ymax)"
             )
         raise UnknownLayoutError(
             f"{look.path} has none of the layouts that are known ({there}): call its columns by our names, as in "

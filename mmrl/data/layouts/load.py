@@ -7,7 +7,7 @@ from mmrl.core.types import Prompt
 from mmrl.data.layouts.read import RowReader, read_prompts
 from mmrl.data.layouts.source import Source
 from mmrl.data.lazy import LazyPrompts
-from mmrl.data.readers import Row, StoredHfDataset, hf_rows, open_hf
+from mmrl.data.readers import Row, StoredHfDataset, hf_row, hf_rows, open_hf
 from mmrl.data.validate import Report, check_new_id
 
 PromptsOf = Callable[[Row], list[Prompt]]
@@ -49,7 +49,7 @@ def hf_prompts(data: StoredHfDataset, name: str, prompts_of: PromptsOf) -> Seque
 
     def prompt_at(index: int) -> Prompt:
         row, question = places[index]
-        return prompts_of(Row(data[row], name, row + 1))[question]
+        return prompts_of(hf_row(data, data[row], name, row + 1))[question]
 
     return LazyPrompts(len(places), prompt_at)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mmrl.data.layouts.base import ANSWERS, BOXES, QUESTIONS, DataLayout, Look, rename_columns
-from mmrl.data.layouts.files import is_flat, is_stored, look_at, rows_of
+from mmrl.data.layouts.files import is_stored, is_whole, look_at, rows_of
 from mmrl.data.layouts.guess import NO_COLUMNS, Guess, candidates, choose, guess, layout_called
 from mmrl.data.layouts.table import NAMES, OWN, OWN_BOXES
 from mmrl.data.layouts.turns import each_question
@@ -50,12 +50,12 @@ class Source:
     @property
     def is_stored(self) -> bool:
         """True for a data set of Hugging Face on disk, whose rows are read when they are asked for."""
-        return self.layout.read is None and is_stored(self.path)
+        return self.layout.is_by_row and is_stored(self.path)
 
     @property
     def knows_boxes(self) -> bool:
         """True where the layout says itself how its boxes are written."""
-        return self.layout.always == BOXES and not self.is_own
+        return self.layout.always == BOXES and not self.layout.told
 
     def check_boxes(self, space: str, box_format: str) -> None:
         """Raise ValueError if the user says how boxes are written though the layout defines it."""
@@ -140,7 +140,7 @@ def open_source(
     if columns and layout is not OWN_BOXES:
         _check_presence(look_at(file, columns, split), columns)
     guessed = Guess(layout.name, data_set, layout.summary, name is None)
-    in_folder = file.is_dir() and layout.read is None and split is not None and not is_flat(file)
+    in_folder = file.is_dir() and layout.read is None and split is not None and not is_whole(file)
     return Source(file, layout, guessed, columns, split if in_folder else None, None if in_folder else rows_split, each)
 
 
@@ -148,7 +148,7 @@ def look_for(look: Look, first: Mapping[str, Cell] | None, data_set: str, column
     """The source of a data set that was opened elsewhere, of which the first row is known."""
     seen = Look(look.path, () if first is None else (rename_columns(Row(first, look.path.name, 1), columns).values,))
     layout = _choose(seen, data_set)
-    layout = layout if layout.read is None else OWN[data_set]
+    layout = layout if layout.is_by_row else OWN[data_set]
     _check_columns(layout, columns)
     return Source(look.path, layout, Guess(layout.name, data_set, layout.summary, True), columns)
 

@@ -14,16 +14,21 @@ from pathlib import Path
 from mmrl.core.samples import KINDS
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.layouts.answers import BOX_KEYS
-from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, DRAWN, EDITED, MEDIA, PICTURES, QUESTIONS, SPANS, DataLayout, Look
+from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, CLIPS, DRAWN, EDITED, MEDIA, PICTURES, QUESTIONS, SPANS, DataLayout, Look
 from mmrl.data.layouts.coco import CAPTIONED, INSTANCES, caption_rows, coco_rows
-from mmrl.data.layouts.columns import Columns
+from mmrl.data.layouts.columns import Columns, prefix_row
+from mmrl.data.layouts.label_studio import is_label_studio, label_studio_rows
 from mmrl.data.layouts.labelme import has_shapes, labelme_rows
+from mmrl.data.layouts.objects import BOXES as OBJECT_BOXES
+from mmrl.data.layouts.objects import corner_row, has_corners, has_objects, objects_row
 from mmrl.data.layouts.refcoco_raw import RAW, SENTENCES, raw_row
 from mmrl.data.layouts.refer import has_refs, refer_rows
+from mmrl.data.layouts.sides import OURS, has_sides, side_rows
 from mmrl.data.layouts.swift import MESSAGES, OBJECTS, PAIR, messages_row
 from mmrl.data.layouts.turns import PART, Conversation, refused_of
-from mmrl.data.layouts.voc import SIDES, has_xml, voc_rows
+from mmrl.data.layouts.voc import has_xml, voc_rows
 from mmrl.data.layouts.yolo import has_labels, yolo_rows
+from mmrl.data.readers import CLASSES
 from mmrl.data.unused import Known
 
 REST = (*MEDIA, *ANSWERS, "id", "split")
@@ -41,6 +46,7 @@ CHATS = {
     **{f"{name}.content.{source}": ("url",) for name in TURNS for source in ("image_url", "video_url")},
 }
 """What is read of turns as OpenAI, ms-swift and TRL write them."""
+LISTED, OBJECT = ("image", "objects", "question", "id", "split"), (*OBJECT_BOXES, *CLASSES)
 GQA = ("video_id", "qid", "a0")
 
 
@@ -70,7 +76,11 @@ def holds_its_question(look: Look) -> bool:
 
 def is_drawn(look: Look) -> bool:
     """Are its texts prompts for pictures to draw? A picture next to a caption is not one that a question is about."""
-    asks = is_pair_of_texts(look) or look.has_one("question", "problem", "instruction", *BOX, *SIDES, *COMPLETED)
+    asks = (
+        is_pair_of_texts(look)
+        or look.has_one("question", "problem", "instruction", "suffix", *BOX, *COMPLETED)
+        or has_sides(look)
+    )
     captioned = any(map(look.has_text, DRAWN[1:])) and not look.has("prompt")
     return is_text(look, of_spans=False) or (not asks and (captioned or (look.has_text("prompt") and not look.has_one(*MEDIA))))
 
@@ -81,6 +91,7 @@ OWN_BOXES = DataLayout(
     lambda look: look.has_one(*BOX) and look.has_one("question", *PICTURES),
     ("image", "question", "box", "size", "space", "id", "split"),
     lambda row: (row,),
+    told=True,
     always=BOXES,
     known=dict.fromkeys(BOX, BOXED),
 )
@@ -101,6 +112,7 @@ OTHERS = (
         lambda look: any(look.has_turns(name, "role") for name in MESSAGES.columns) or holds_its_question(look),
         (*MESSAGES.columns, "completion", "objects", *REST),
         messages_row,
+        beats=("objects", "objects_corners"),
         known={**CHATS, "objects": OBJECTS},
         refused=refused_of(TURNS),
     ),
@@ -132,6 +144,47 @@ OTHERS = (
         ("problem", *REST),
         Columns("problem", prefers="answer"),
         known=ANSWERED,
+    ),
+    DataLayout(
+        "prefix",
+        "prefix and suffix, by which PaliGemma and Florence-2 are taught",
+        lambda look: look.has("prefix", "suffix"),
+        ("prefix", "suffix", *MEDIA, "id", "split"),
+        prefix_row,
+        asks=True,
+    ),
+    DataLayout(
+        "sides",
+        "four columns with the sides of a box, and a question or a label",
+        has_sides,
+        ("image", "question", "label", *OURS, "width", "height", "id", "split"),
+        gather=side_rows,
+        asks=True,
+        told=True,
+        always=BOXES,
+    ),
+    DataLayout(
+        "objects",
+        "Hugging Face's column of boxes and classes",
+        has_objects,
+        LISTED,
+        objects_row,
+        asks=True,
+        always=BOXES,
+        known={"objects": OBJECT},
+    ),
+    DataLayout(
+        "objects_corners",
+        "the same, boxes as two corners",
+        has_corners,
+        LISTED,
+        corner_row,
+        asks=True,
+        always=BOXES,
+        known={"objects": OBJECT},
+    ),
+    DataLayout(
+        "label_studio", "Label Studio's JSON and JSON-MIN", is_label_studio, gather=label_studio_rows, asks=True, always=BOXES
     ),
     DataLayout("coco", "COCO's instances JSON", lambda look: look.keys >= INSTANCES, read=coco_rows, asks=True, always=BOXES),
     DataLayout("yolo", "YOLO's folder of labels", has_labels, read=yolo_rows, asks=True, always=BOXES),
@@ -171,6 +224,12 @@ OTHERS = (
     DataLayout("clevrer", "CLEVRER", lambda look: look.has("video_filename", "questions")),
     DataLayout("edits", "pictures with instructions", is_edit, beats=("trl",), files=(*MEDIA, *EDITED)),
     DataLayout("prompts", "prompts of pictures, one a line or in a column", is_drawn),
+    DataLayout(
+        "pictures",
+        "pictures or clips with captions",
+        lambda look: is_drawn(look) and look.has_one(*PICTURES, *CLIPS),
+        beats=("prompts",),
+    ),
     DataLayout("charades_sta", "Charades-STA", lambda look: is_text(look, of_spans=True)),
     DataLayout("next_gqa", "NExT-GQA", lambda look: look.has(*GQA)),
     DataLayout("activitynet_captions", "ActivityNet Captions", lambda look: "timestamps" in look.keys),
@@ -180,7 +239,9 @@ LAYOUTS: Mapping[str, DataLayout] = {layout.name: layout for layout in (OWN_BOXE
 OWN = {BOXES: OWN_BOXES, QUESTIONS: OWN_QUESTIONS}
 """Data set -> the layout that its files have if they have none of the others."""
 NAMES = {
-    data_set: tuple(name for name, one in LAYOUTS.items() if (one.say or one.read) and (one.always or data_set) == data_set)
+    data_set: tuple(
+        name for name, one in LAYOUTS.items() if (one.say or one.read or one.gather) and (one.always or data_set) == data_set
+    )
     for data_set in OWN
 }
 """Data set -> the layouts that it can read."""

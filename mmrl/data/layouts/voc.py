@@ -46,8 +46,20 @@ def voc_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[R
     """A row per picture and name, with boxes as corners in pixels; what was left out is counted in `report.notes`."""
     folder = path if path.is_dir() else path.parent
     below = next((name for name in PICTURES if (folder / name).is_dir()), "")
-    split_of = {name: split for split in SPLITS for name in _names_in(folder / VOC_LISTS / f"{split}.txt")}
-    for file in [path] if path.is_file() else xml_files(folder):
+    files, split_of = [path] if path.is_file() else xml_files(folder), dict[str, str]()
+    stems = {file.stem for file in xml_files(folder)}
+    for split in SPLITS:
+        listed = folder / VOC_LISTS / f"{split}.txt"
+        for number, line in enumerate(read_text(listed).splitlines() if listed.is_file() else (), start=1):
+            # whole, and without the 1, 0 or -1 that ends the names of a class
+            names = {line.strip(), _SAID.sub("", line.strip())}
+            split_of |= dict.fromkeys(names, split)
+            with report.collecting(f"{VOC_LISTS}/{split}.txt:{number}", counts=True):
+                if line.strip() and stems.isdisjoint(names):
+                    raise ValueError(
+                        f"it names {line.strip()[:80]!r}, and there is no such file in {ANNOTATIONS}: remove the line"
+                    )
+    for file in files:
         place = file.relative_to(folder)
         with report.collecting(f"{place}:1", counts=True):
             root = read_xml(Path(path_below(folder, str(place), "data.path")))
@@ -115,9 +127,3 @@ def _number(root: "Element", path: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"<{path.replace('/', '><')}> is {text[:40]!r} and must be a number") from None
-
-
-def _names_in(file: Path) -> list[str]:
-    """The names that the lines of a list of pictures may mean: whole, and without the 1, 0 or -1 that ends those of a class."""
-    lines = [line.strip() for line in read_text(file).splitlines() if line.strip()] if file.is_file() else []
-    return [name for line in lines for name in (line, _SAID.sub("", line))]

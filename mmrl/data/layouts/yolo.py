@@ -17,6 +17,7 @@ from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.layouts.base import Look
 from mmrl.data.layouts.coco import QUESTION, Record, rows_by_label
 from mmrl.data.layouts.files import SPLITS, YAML
+from mmrl.data.layouts.paired import is_paired
 from mmrl.data.readers import Cell, Row, read_text
 from mmrl.data.validate import Report
 
@@ -43,11 +44,12 @@ class Classes:
 
 
 def has_labels(look: Look) -> bool:
-    """Is it a folder with `labels`, one with classes.txt next to its labels, or the data.yaml of such a folder?"""
+    """Is it a folder with `labels`, one of labels next to their pictures, or the data.yaml of such a folder?"""
     folder = look.path if look.path.is_dir() else look.path.parent
     if not look.path.is_dir() and look.path.suffix.lower() not in YAML:
         return False
-    return (folder / LABELS).is_dir() or any(folder.glob(f"*/{LABELS}/")) or (folder / CLASSES).is_file()
+    there = (folder / LABELS).is_dir() or any(folder.glob(f"*/{LABELS}/")) or (folder / CLASSES).is_file()
+    return there or is_paired(folder, by_labels=True)
 
 
 def yolo_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[Row]:

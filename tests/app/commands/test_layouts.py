@@ -1,10 +1,12 @@
 """Every layout is read by every command, with the same option for the folder of pictures, and what they write may move."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mmrl.algorithms.miners import Difficulty
+from mmrl.answers.boxes.box import Box
 from mmrl.app.chain import mine as filtering
 from mmrl.app.commands.data import CheckOptions, ConvertOptions, SplitOptions, check, convert_file, split_by_shares
 from mmrl.app.config.data import DataConfig
@@ -12,13 +14,15 @@ from mmrl.app.config.tasks import OF_CLIPS, one_line
 from mmrl.app.plugins.resolve import load
 from mmrl.app.run.build import load_data
 from mmrl.core.samples import kind_of
-from mmrl.core.types import Group, Prompt, Sample
+from mmrl.core.types import Group, MediaSize, Prompt, Sample
 from mmrl.data.files.pictures import content_hash
 from mmrl.data.layouts.guess import guess
 from mmrl.data.layouts.table import LAYOUTS
 from tests.support import layout_files
 
-TASKS = {"grounding_jsonl": "grounding", "qa_jsonl": "qa", "edits": "edit", "prompts": "t2i"} | dict.fromkeys(OF_CLIPS, "video")
+TASKS = {"grounding_jsonl": "grounding", "qa_jsonl": "qa", "edits": "edit", "prompts": "t2i", "pictures": "t2i"} | dict.fromkeys(
+    OF_CLIPS, "video"
+)
 ALL = layout_files.LAYOUTS | layout_files.KINDS
 
 
@@ -32,7 +36,7 @@ class Case:
         self.guess = guess(self.path)
         self.root = None if self.guess.data_set == "prompts" else media
         task = TASKS[self.guess.data_set]
-        resolved = one_line(task, "m", str(self.path), ["iou"], [], image_root=self.root)
+        resolved = one_line(task, "m", str(self.path), ["iou"], [], image_root=None if task == "t2i" else self.root)
         self.data = resolved.config.data
         self.trained = list(load_data(self.data, ("data",), resolved.table))
 
@@ -51,9 +55,16 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
 
 def facts(prompts: list[Prompt]) -> list[tuple[str, str]]:
     """Questions or prompts, and answers, in order of these; templates of data sets differ."""
-    texts = [(str(prompt.columns.get("question", prompt.text)), repr(prompt.answer)) for prompt in prompts]
+    texts = [(str(prompt.columns.get("question", prompt.text)), repr(in_pixels(prompt.answer))) for prompt in prompts]
     # a tuple of one span is that span
     return sorted((text, answer.removeprefix("(").removesuffix(",)")) for text, answer in texts)
+
+
+def in_pixels(answer: Any) -> Any:
+    """Boxes as pixels of the pictures, which are 64 x 48, rounded as they are written."""
+    if isinstance(answer, tuple):
+        return tuple(map(in_pixels, answer))
+    return answer.to("pixel", MediaSize(64, 48, 64, 48)).rounded(2) if isinstance(answer, Box) else answer
 
 
 def shown(prompts: list[Prompt]) -> list[str]:
@@ -106,6 +117,6 @@ def test_filter_reads_it(case: Case, monkeypatch: pytest.MonkeyPatch):
     words = [f"data={{use = '{case.data.use}', path = '{case.path}'}}", "evaluate_every=0", "evaluation={}"]
     words += ["data.split=train"] if case.data.args.get("split") else []
     out = case.folder / "out/rows.jsonl"
-    filtering.filter_data("tiny/image", out, words, Difficulty(2), case.root)
+    filtering.filter_data("tiny/image", out, words, Difficulty(2), None if case.data.use == "prompts" else case.root)
     after = list(load(guess(out).data_set, "datasets")(path=out))
     assert (shown(after), facts(after)) == (shown(case.trained), facts(case.trained))

@@ -280,15 +280,6 @@ def test_questions_without_boxes_and_answers_are_told_what_they_lack(tmp_path, a
         guess(tmp_path / "rows.jsonl")
 
 
-@pytest.mark.parametrize("extra", ["", "caption"])
-def test_sides_of_boxes_in_four_columns_are_never_read_as_prompts(extra, tmp_path, a_png):
-    """TensorFlow's layout, in which a caption would else be a prompt for a picture to draw."""
-    header = f"filename,class,xmin,ymin,xmax,ymax,{extra}".strip(",")
-    (tmp_path / "rows.csv").write_text(f"{header}\na.png,cat,1,2,30,40{',a cat' if extra else ''}\n")
-    with pytest.raises(ValueError, match=r"in columns of their own \(xmin, ymin, xmax, ymax\): write one column box"):
-        guess(tmp_path / "rows.csv")
-
-
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le", "utf-32"])
 def test_text_that_windows_saved_as_utf_16_is_told_how_to_become_utf_8(encoding, tmp_path, a_png):
     row = {"image": "a.png", "question": "?", "box": [1, 2, 30, 40]}

@@ -95,3 +95,14 @@ def test_xml_in_utf_16_hides_no_entities(voc):
     (folder / "Annotations/1.xml").write_bytes(annotation(an_object("&a;", 1, 1, 9, 9), head=FILE).encode("utf-16"))
     with pytest.raises(ValueError, match=r"1\.xml is text in UTF-16 or UTF-32"):
         read(folder)
+
+
+def test_lists_that_name_missing_files_are_named(voc):
+    folder = voc(annotation(an_object("cow", 2, 2, 9, 9)))
+    (folder / "ImageSets/Main/train.txt").write_text("1 -1\n\n000012\n")
+    with pytest.raises(
+        ValueError, match=r"ImageSets/Main/train\.txt:3: it names '000012', and there is no such file in Annotations: remove"
+    ):
+        read(folder)
+    (folder / "ImageSets/Main/train.txt").write_text("1 -1\n\n")
+    assert len(read(folder)) == 1

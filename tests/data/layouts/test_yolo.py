@@ -5,6 +5,7 @@ from PIL import Image
 
 from mmrl.answers.boxes.box import Box
 from mmrl.app.plugins.resolve import load
+from mmrl.core.samples import MediaSize
 from mmrl.data.convert import convert
 from mmrl.data.layouts.guess import guess
 
@@ -63,7 +64,9 @@ def test_a_question_may_be_chosen_when_converting(write, tmp_path):
     folder = write(**{"labels/1.txt": LINES, "labels/2.txt": "", "images/1.jpg": None, "classes.txt": "cat\ndog"})
     done = convert(folder, None, tmp_path / "out.jsonl", question="Where is the {label}?")
     assert done.num_rows == 2 and done.notes == {"pictures left out: no boxes": 1}
-    assert [(text, answer) for text, answer, _ in read(done.out)] == [("Where is the cat?", CAT), ("Where is the dog?", DOG)]
+    pixels = [tuple(box.to("pixel", MediaSize(64, 48, 64, 48)) for box in boxes) for boxes in (CAT, DOG)]
+    assert [answer for _, answer, _ in read(done.out)] == pixels
+    assert [text for text, _, _ in read(done.out)] == ["Where is the cat?", "Where is the dog?"]
 
 
 def test_classes_without_names_are_refused_with_the_remedy(write):

@@ -1,0 +1,102 @@
+"""Label Studio's JSON and JSON-MIN: a picture, and what people drew on it in percents; a row per picture and label.
+
+    {"data": {"image": "/data/upload/1/cat.jpg"}, "annotations": [{"result": [{"original_width": 64, "original_height": 48,
+     "value": {"x": 5, "y": 5, "width": 20, "height": 30, "rotation": 0, "rectanglelabels": ["cat"]}}]}]}
+    {"image": "/data/upload/1/cat.jpg", "label": [{"x": 5, "y": 5, "width": 20, "height": 30, "rectanglelabels": ["cat"], ..}]}
+
+Rectangles, turned about their upper left corner, and polygons are boxes; other shapes are left out and counted. A picture's path
+starts behind `/data/`, or is what `?d=` says.
+"""
+
+from collections.abc import Iterable, Iterator
+from math import cos, radians, sin
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from mmrl.data.files.pictures import PICTURE_SUFFIXES
+from mmrl.data.layouts.base import Look, Values
+from mmrl.data.layouts.coco import QUESTION, Record, around, corners, naming_layout, rows_by_label
+from mmrl.data.readers import Cell, Row
+from mmrl.data.unused import note_unused
+from mmrl.data.validate import Report
+
+DRAWN = ("annotations", "completions")
+"""The column of what people drew, today and formerly."""
+KNOWN = {"": ("id", "data", *DRAWN)}
+"""The keys of a task that are read."""
+SIZE, BOX = ("original_width", "original_height"), ("x", "y", "width", "height")
+
+
+def is_label_studio(look: Look) -> bool:
+    whole = isinstance(look.example("data"), dict) and look.has_one(*DRAWN)
+    return whole or any(_are_results(value) for row in look.rows for value in row.values())
+
+
+def label_studio_rows(rows: Iterable[Row], report: Report, question: str = QUESTION) -> Iterator[Row]:
+    """A row per picture and label, with boxes as corners in pixels; what was left out is counted in `report.notes`."""
+    for row in rows:
+        with report.collecting(row.place, counts=True), naming_layout(Path(row.source), "label_studio"):
+            image = _picture(row.values.get("data") or row.values)
+            shown: Record = {"id": str(row.values.get("id", row.number)), "image": image}
+            boxes: list[tuple[str, list[float]]] = []
+            for number, result in enumerate(_results(row, report), start=1):
+                where, drawn = f"{row.place}, result {number}", {**result, **(result.get("value") or {})}
+                labels = [str(one) for name, value in drawn.items() if name.endswith("labels") for one in value]
+                if not labels or not ("points" in drawn or drawn.keys() >= set(BOX)):
+                    report.leave_out("no rectangle or polygon with a label", where, by_design=True)
+                    continue
+                size = {"width": drawn[SIZE[0]], "height": drawn[SIZE[1]]}
+                box = corners({"bbox": around(_points(drawn))}, size, report, where)
+                boxes += [(label, box) for label in labels if box is not None]
+                shown["size"] = [*size.values()]
+            report.notes.update([] if boxes else ["pictures left out: no boxes"])
+            yield from (Row(values, row.source, row.number) for values in rows_by_label(shown, boxes, question))
+
+
+def _are_results(found: Cell) -> bool:
+    return isinstance(found, list) and any(isinstance(one, dict) and SIZE[0] in one for one in found)
+
+
+def _results(row: Row, report: Report) -> list[Record]:
+    """What one person drew; ValueError where several did."""
+    if "data" not in row.values:
+        return [one for value in row.values.values() if _are_results(value) for one in value]
+    drawn = next((row.values[name] for name in DRAWN if row.values.get(name) is not None), [])
+    kept = [one for one in drawn if not one.get("was_cancelled")]
+    report.notes.update(["annotations left out: cancelled"] * (len(drawn) - len(kept)))
+    note_unused(report, row.values, KNOWN)
+    if len(kept) > 1:
+        raise ValueError(
+            f"the picture was annotated {len(kept)} times: keep one of its {DRAWN[0]}, or say that others were_cancelled"
+        )
+    return [result for one in kept for result in one["result"]]
+
+
+def _points(drawn: Record) -> list[tuple[float, float]]:
+    """The corners of a rectangle or polygon in pixels; ValueError for numbers that are none."""
+    if drawn.get("image_rotation"):
+        raise ValueError(f"the picture was turned by {drawn['image_rotation']} degrees to be annotated: turn its file and boxes")
+    pairs = drawn["points"] if "points" in drawn else [[drawn["x"], drawn["y"]], [drawn["width"], drawn["height"]]]
+    turn = drawn.get("rotation") or 0
+    if not all(isinstance(x, int | float) for pair in [[drawn.get(side) for side in SIZE], [turn, turn], *pairs] for x in pair):
+        raise ValueError(f"{str(drawn)[:120]} must hold numbers, and those of its picture's size ({', '.join(SIZE)})")
+    scaled = [(x * drawn[SIZE[0]] / 100, y * drawn[SIZE[1]] / 100) for x, y in pairs]
+    if "points" in drawn:
+        return scaled
+    (x, y), (width, height) = scaled
+    across, down = cos(radians(turn)), sin(radians(turn))
+    sides = [(a * width, b * height) for a in (0, 1) for b in (0, 1)]
+    return [(x + a * across - b * down, y + a * down + b * across) for a, b in sides]
+
+
+def _picture(values: Values) -> str:
+    """The path of the task's one picture."""
+    found = {name: value for name, value in values.items() if isinstance(value, str) and _is_picture(value)}
+    if len(found) != 1:
+        raise ValueError(f"a task must name one picture, and this one names {len(found)}: {', '.join(found or values)}")
+    [path] = found.values()
+    return parse_qs(urlsplit(path).query).get("d", [path.removeprefix("/data/")])[0]
+
+
+def _is_picture(path: str) -> bool:
+    return Path(path.partition("&")[0]).suffix.lower() in PICTURE_SUFFIXES
