@@ -10,7 +10,7 @@ from PIL import Image
 
 from mmrl.algorithms.advantages.anchored import AnchoredNorm
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.perception import Perception, Surprise
+from mmrl.algorithms.objectives.penalties import Perception, Surprise
 from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.planners.video import DifficultyAware, Probed, WithTruth
 from mmrl.algorithms.presets.video import papo, t_grpo

@@ -9,7 +9,7 @@ from torch import Tensor
 from mmrl.algorithms.advantages.anchored import AnchoredNorm
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.perception import Perception
+from mmrl.algorithms.objectives.penalties import Perception
 from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets.video import tw_grpo

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.ema_decay import SteadyDecay
-from mmrl.algorithms.objectives.penalties import ReferenceKL
-from mmrl.algorithms.objectives.perception import Perception, Surprise
+from mmrl.algorithms.objectives.penalties import Perception, ReferenceKL, Surprise
 from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.video import DifficultyAware, Probed, WithTruth
