@@ -22,6 +22,8 @@ PREVIOUS_LOGPROBS = Reading("logprobs", "previous")
 """Under the weights at the beginning of the step before."""
 EMA_LOGPROBS = Reading("logprobs", "ema")
 """Under the averaged weights."""
+TEACHER_LOGPROBS = Reading("logprobs", "teacher")
+"""Under the teacher of the row's prompt."""
 MASKED_LOGPROBS = Reading("logprobs", "old", "masked")
 """Under the weights that sampled, with pictures hidden by the view `masked`."""
 ENTROPY = Reading("entropy")
@@ -41,6 +43,8 @@ ATTENTION_INFLUENCE = Reading("attention_influence", "old")
 """How much the tokens 10 to 50 places later look at a token, in the global heads of these layers."""
 REWARD = Reading("reward", "scores")
 """The row's total reward, NaN where it has none: the trainer's own, as MEAN_REWARD, asked of no policy."""
+TAUGHT = Reading("taught", "scores")
+"""1 in rows that a teacher has to itself, 0 in the others."""
 MEAN_REWARD = Reading("mean_reward", "scores")
 """Mean total of all samples that the row's group had."""
 SCORE = "score/"

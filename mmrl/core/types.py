@@ -112,6 +112,15 @@ class Request:
         return self.given is not None and self.given.whole
 
 
+class Target(NamedTuple):
+    """Another distribution: whose, behind which view, its share of the mixture, tokens that count one by one (0: all)."""
+
+    model: str
+    view: str = "plain"
+    beta: float = 1.0
+    top: int = 0
+
+
 class Reading(NamedTuple):
     """One quantity the objective needs evaluated: what, under which weights, on which view of the prompt.
 
@@ -127,6 +136,7 @@ class Reading(NamedTuple):
     """What logits are divided by; None: as when the row was sampled."""
     guidance: float | None = None
     """Of image generators: the scale that velocities are guided with; None: the policy's."""
+    target: Target | None = None
 
 
 class ClipRange(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmrl.engine.wire.client import EngineClient, EngineRefusedError
-from mmrl.policies.shared.lora import ADAPTER
+from mmrl.policies.shared.lora import ADAPTER, is_own
 from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.host import TextHost
 
@@ -97,9 +97,9 @@ class AdapterSync(InFolder):
 
     def save(self, host: TextHost, update: Update) -> None:
         named = host.net.model.state_dict(keep_vars=True)
-        weights = {ADAPTER_PREFIX + name: whole(weight) for name, weight in named.items() if "lora_" in name}
+        weights = {ADAPTER_PREFIX + name: whole(weight) for name, weight in named.items() if is_own(name)}
         if host.ranks.is_main:
-            host.adapter.save_pretrained(update.path, state_dict=weights)
+            host.adapter.save_pretrained(update.path, state_dict=weights, selected_adapters=[ADAPTER])
 
     def push(self, client: EngineClient, update: Update) -> None:
         with pause_and_empty(client):
@@ -181,7 +181,8 @@ def whole_weights(host: TextHost, dtype: torch.dtype) -> dict[str, Tensor]:
     Every process must call it.
     """
     model = host.net.model
-    scales = {name: module.scaling[ADAPTER] for name, module in model.named_modules() if hasattr(module, "lora_B")}
+    adapted = [(name, module) for name, module in model.named_modules() if hasattr(module, "lora_B")]
+    scales = {name: module.scaling[ADAPTER] for name, module in adapted if ADAPTER in module.scaling}
     named = model.state_dict(keep_vars=True)
     found: dict[str, Tensor] = {}
     for name, weight in named.items():

@@ -115,6 +115,8 @@ class Estimates:
         memory = add_server(add_rewards(alone, self.rewards), config, self.card)
         most = counted.calls(worst=True) if algorithm.planner.max_rounds > 1 else None
         readings = [f"{reading.quantity} of {reading.model}" for reading in algorithm.frozen_reads if reading.model != "rollout"]
+        targets = {reading.target.model for reading in algorithm.all_reads if reading.target is not None}
+        readings += [f"states of {model}, at every update" for model in sorted(targets)]
         shown = replace(config, policy=replace(config.policy, model=resolved.config.policy.model))
         note, episode = note_of(resolved.config), counted.dry_run.log.episode
         return Plan(

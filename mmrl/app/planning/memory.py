@@ -15,7 +15,7 @@ from mmrl.app.config.reward_models import models_of
 from mmrl.app.config.run import Resolved, RunConfig, UnweightedReward
 from mmrl.app.modality.on_cards import without_bfloat16
 from mmrl.core.hooks import TermHooks, with_hooks
-from mmrl.policies.shared.call_log import DryRun
+from mmrl.policies.shared.call_log import OF_TEACHERS, DryRun
 from mmrl.policies.shared.meta_models import size_of
 from mmrl.policies.shared.quantized.host import host_weights
 from mmrl.policies.shared.quantized.layer import SCALES_OF, count_weights, nf4_layers
@@ -158,7 +158,8 @@ def versions_in_flight(config: RunConfig) -> int:
 
 def of_sampler(dry_run: DryRun, memory: Memory) -> Memory:
     """The same of a process of `cluster.samplers`: weights and sampling, without gradients, optimizer and other copies."""
-    held = {"weights in 4 bits", "scales of weights in 4 bits", *dry_run.beside()}
+    beside = [name for name in dry_run.beside() if OF_TEACHERS not in name]
+    held = {"weights in 4 bits", "scales of weights in 4 bits", *beside}
     held |= {f"weights in {name_of(dtype)}" for dtype in dtypes(list(dry_run.network.parameters()))}
     stays = {name: size for name, size in memory.stays.items() if name in held}
     phases = {name: size for name, size in memory.phases.items() if name in ("rollout", "decode", "encode")}

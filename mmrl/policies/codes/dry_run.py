@@ -33,9 +33,9 @@ class CodeDryRun(TextDryRun):
         self.drawing = config
         super().__init__(text_settings(config), shadows, views)
 
-    def load(self, config: TextPolicyConfig) -> Loaded:
+    def load(self, config: TextPolicyConfig, frozen: bool = False) -> Loaded:
         plans = self.drawing.plan is not None
-        return as_drawing(load_meta(config, partial(family_of, plans=plans)), plans)
+        return as_drawing(load_meta(config, partial(family_of, plans=plans), frozen), plans)
 
     def build(
         self, config: TextPolicyConfig, shadows: Iterable[str], views: Mapping[str, View] | None, parts: TextParts

@@ -32,13 +32,14 @@ from mmrl.policies.flow.read.surrogate import read_pixels
 from mmrl.policies.flow.settings import FlowPolicyConfig
 from mmrl.policies.flow.single_file import SingleFile, is_single
 from mmrl.policies.flow.sizes import Size
-from mmrl.policies.flow.teachers import TEACHER, read_teachers
+from mmrl.policies.flow.teachers import read_teachers
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join
 from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
 from mmrl.policies.flow.write.given import refuse_given
 from mmrl.policies.flow.write.remote import write_all
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import wrap_module
+from mmrl.policies.shared.teachers import TEACHER
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay, Publication, check_reading, publish
 from mmrl.runtime.spans import in_span
 

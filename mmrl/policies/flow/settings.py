@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from mmrl.answers.sources import Fit
-from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.lora import LoraSettings, check_teachers
 from mmrl.policies.shared.quantized.load import refuse_idle
 from mmrl.runtime.ranges import Count, CountOrNone, Factor, Large, Positive, Range, check_ranges
 
@@ -140,23 +140,13 @@ class FlowPolicyConfig:
         check_file(self.model, self.base, self.variant)
         if self.tf32 and self.dtype != "float32":
             raise ValueError(f"policy.tf32 acts on float32 alone, but policy.dtype is {self.dtype!r}: leave policy.tf32 out")
-        check_teachers([one.name for one in self.teachers], self.lora)
+        check_teachers([one.name for one in self.teachers], bool(self.teachers), self.lora)
         refuse_idle(self.weights, self.quantized, FlowQuantizedSettings(), self.lora)
         if self.weights != "float" and self.model.endswith(SINGLE):
             raise ValueError(
                 f'policy.weights is "nf4", and policy.model {self.model!r} is one file, whose weights are renamed as they load: '
                 "give the folder of the pipeline"
             )
-
-
-def check_teachers(names: list[str], lora: LoraSettings | None) -> None:
-    """Raise ValueError for two teachers of one name, and for teachers of a model all of whose weights train."""
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"policy.teachers has {twice[0]!r} twice: give each its own name")
-    if names and lora is None:
-        raise ValueError(
-            "policy.teachers are adapters on the model as it was loaded, and all of its weights train: set policy.lora"
-        )
 
 
 def check_file(model: str, base: str | None, variant: str | None) -> None:

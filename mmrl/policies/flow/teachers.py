@@ -2,31 +2,23 @@
 
 import math
 from collections.abc import Callable, Sequence
-from warnings import catch_warnings, filterwarnings
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from safetensors import safe_open
 from torch import Tensor
 
-from mmrl.core.types import Prompt
 from mmrl.policies.flow.adapters import adapter_file, load_adapter
 from mmrl.policies.flow.families.base import FlowFamily, Pipeline, networks_of
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.settings import TeacherSettings
 from mmrl.policies.flow.trace import FlowTrace
-from mmrl.policies.shared.lora import ADAPTER, adapter_layers, with_adapter
+from mmrl.policies.shared.lora import adapter_layers, with_adapter
+from mmrl.policies.shared.teachers import TEACHER, adapter_of, beside_the_trained
 from mmrl.runtime.pretrained import readable
 
-TEACHER = "teacher"
-"""The column of prompts that names their teacher, and the model of readings under it."""
 Read = Callable[[Bool[Tensor, "n t"], float | None], dict[str, Tensor]]
 """Quantities of the actions in a mask, under the adapter that is active, with a guidance."""
-
-
-def adapter_of(number: int) -> str:
-    """How peft knows the teacher of this place in policy.teachers."""
-    return f"teacher_{number}"
 
 
 def add_teachers(pipeline: Pipeline, family: type[FlowFamily], teachers: Sequence[TeacherSettings]) -> None:
@@ -37,17 +29,9 @@ def add_teachers(pipeline: Pipeline, family: type[FlowFamily], teachers: Sequenc
     if not teachers:
         return
     for name, network in networks_of(pipeline, family).items():
-        trained = {key for key, weight in network.named_parameters() if weight.requires_grad}
-        for number, one in enumerate(teachers):
-            with catch_warnings():
-                filterwarnings("ignore", "Already found a `peft_config`")  # one is there on purpose
+        with beside_the_trained(network):
+            for number, one in enumerate(teachers):
                 load_adapter(pipeline, family, one.adapter, name, adapter_of(number), f"policy.teachers.{number}.adapter")
-        network.set_adapter(ADAPTER)
-        for key, weight in network.named_parameters():
-            weight.requires_grad_(key in trained)
-            if "lora_" in key:
-                weight.data = weight.data.float()
-        network.eval()
 
 
 def teacher_bytes(teachers: Sequence[TeacherSettings], networks: Sequence[str]) -> int:
@@ -63,24 +47,6 @@ def teacher_bytes(teachers: Sequence[TeacherSettings], networks: Sequence[str]) 
                 shapes = [saved.get_slice(name).get_shape() for name in saved.keys()]  # noqa: SIM118 - it is no mapping
             total += 4 * sum(map(math.prod, shapes))
     return total
-
-
-def numbers_of(prompts: Sequence[Prompt], teachers: Sequence[TeacherSettings]) -> Int[Tensor, " n"]:
-    """The place of every prompt's teacher in policy.teachers; -1 of a prompt that names none of them."""
-    places = {one.name: i for i, one in enumerate(teachers)}
-    return torch.tensor([places.get(str(prompt.columns.get(TEACHER)), -1) for prompt in prompts], dtype=torch.long)
-
-
-def refuse_missing_teachers(prompts: Sequence[Prompt], teachers: Sequence[TeacherSettings]) -> None:
-    """Raise ValueError for a prompt that names none of the teachers."""
-    lost = (numbers_of(prompts, teachers) < 0).nonzero()[:, 0].tolist()
-    if lost:
-        named, known = prompts[lost[0]].columns.get(TEACHER), ", ".join(repr(one.name) for one in teachers)
-        what = f"has no column {TEACHER!r}" if named is None else f"names the teacher {named!r}"
-        raise ValueError(
-            f"prompt {prompts[lost[0]].id!r} {what} ({len(lost)} of {len(prompts)} prompts have none of policy.teachers): give "
-            f"each one of {known} in the column {TEACHER!r}"
-        )
 
 
 def read_teachers(

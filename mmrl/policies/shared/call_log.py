@@ -15,6 +15,8 @@ from mmrl.policies.shared.meta_models import LiveBytes
 from mmrl.policies.shared.weights import Decay, Rest, Weights
 
 PHASES = ("rollout", "read", "update")
+OF_TEACHERS = "teachers"
+"""In the names of parts beside the network that a process which only samples does not hold."""
 
 
 @dataclass

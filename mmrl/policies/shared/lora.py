@@ -97,6 +97,11 @@ def scale_adapters(layers: Sequence[AdaptedLayer], factor: float) -> AbstractCon
     return hold(layers, "scaling", lambda layer: {name: factor * value for name, value in layer.scaling.items()})
 
 
+def is_own(name: str) -> bool:
+    """Is a weight of this name of the adapter that trains, and not of a teacher's beside it?"""
+    return "lora_" in name and f".{ADAPTER}" in name
+
+
 def casting_layers(modules: Iterable[object]) -> list[CastingLayer]:
     """The modules of a network that may cast their input."""
     return [module for module in modules if isinstance(module, CastingLayer)]
@@ -125,34 +130,43 @@ def load_adapter(model: object, lora: LoraSettings) -> "PeftModel":
     Raises FileNotFoundError without an adapter, ValueError for one that is not whole, not finite, made for another model, or that
     holds weights of the model itself which are not those of this one.
     """
-    from peft import PeftConfig, PeftModel, get_peft_model_state_dict
-    from peft.utils import load_peft_weights
+    from peft import PeftModel, get_peft_model_state_dict
 
     from mmrl.runtime.pretrained import readable
 
     folder = str(lora.adapter)
-    refuse_no_peft(folder)
-    with readable(f"{KEY} {folder!r}", folder):
-        saved = load_peft_weights(folder, device="cpu")
-        further = getattr(PeftConfig.from_pretrained(folder), "modules_to_save", None) or ()
-    copies = copies_of_base(cast("PreTrainedModel", model), saved, tuple(further), folder)
+    own = saved_weights(cast("PreTrainedModel", model), folder)
     with readable(f"{KEY} {folder!r}", folder):
         adapter = PeftModel.from_pretrained(cast("PreTrainedModel", model), folder, is_trainable=True)
     refuse_dropout(folder, adapter.peft_config[ADAPTER])
     warn_of_idle_settings(lora, adapter.peft_config[ADAPTER])
-    own = {key: weight for key, weight in saved.items() if key not in copies}
     check_adapter_weights(folder, own, get_peft_model_state_dict(adapter, save_embedding_layers=False))
     return adapter
 
 
+def saved_weights(model: "PreTrainedModel", folder: str, key: str = KEY) -> dict[str, "Tensor"]:
+    """The weights of a saved adapter, without copies of the model's own; raises as `refuse_no_peft` and `copies_of_base`."""
+    from peft import PeftConfig
+    from peft.utils import load_peft_weights
+
+    from mmrl.runtime.pretrained import readable
+
+    refuse_no_peft(folder, key)
+    with readable(f"{key} {folder!r}", folder):
+        saved = load_peft_weights(folder, device="cpu")
+        further = getattr(PeftConfig.from_pretrained(folder), "modules_to_save", None) or ()
+    copies = copies_of_base(model, saved, tuple(further), folder, key)
+    return {name: weight for name, weight in saved.items() if name not in copies}
+
+
 def copies_of_base(
-    model: "PreTrainedModel", saved: Mapping[str, "Tensor"], further: tuple[str, ...], folder: str
+    model: "PreTrainedModel", saved: Mapping[str, "Tensor"], further: tuple[str, ...], folder: str, place: str = KEY
 ) -> Collection[str]:
     """The names in an adapter's file of weights of the model itself, which peft saves beside an adapter of head or embeddings.
 
     `further` are modules that train whole beside the adapter. Raises ValueError for weights that are not those of this model.
     """
-    base = dict(model.named_parameters(remove_duplicate=False))
+    base = {name.replace(".base_layer.", "."): weight for name, weight in model.named_parameters(remove_duplicate=False)}
     names = {key: key.removeprefix(BASE).replace(".base_layer.", ".") for key in saved}
     copies = {key: base[name] for key, name in names.items() if name in base}
     copies = {key: weight for key, weight in copies.items() if not names[key].rpartition(".")[0].endswith(further)}
@@ -163,21 +177,22 @@ def copies_of_base(
     ]
     if other:
         raise ValueError(
-            f"{KEY} {folder!r} holds {len(other)} weights of the model itself that are not those of this one ({other[0]}): they "
-            "trained, or the vocabulary grew: merge it in peft (merge_and_unload, save_pretrained), and name that as policy.model"
+            f"{place} {folder!r} holds {len(other)} weights of the model itself that are not those of this one ({other[0]}): "
+            "they trained, or the vocabulary grew: merge it in peft (merge_and_unload, save_pretrained), and name that as "
+            "policy.model"
         )
     return copies.keys()
 
 
-def refuse_no_peft(folder: str) -> None:
+def refuse_no_peft(folder: str, key: str = KEY) -> None:
     """Raise ValueError for a file, or a folder that peft did not write; FileNotFoundError for none."""
     place = Path(folder).expanduser()
     if not place.is_file():
-        check_adapter_folder(folder)
+        check_adapter_folder(folder, key)
     if not (place / PEFT_CONFIG).is_file():
         what = "is one file" if place.is_file() else f"holds no {PEFT_CONFIG}"
         raise ValueError(
-            f"{KEY} {folder!r} {what}, and models that write take an adapter as peft saves it: name the folder with "
+            f"{key} {folder!r} {what}, and models that write take an adapter as peft saves it: name the folder with "
             f"{PEFT_CONFIG}, which says rank, alpha and layers, and adapter_model.safetensors"
         )
 
@@ -208,6 +223,16 @@ def check_adapter_folder(folder: str, key: str = KEY) -> None:
     """Raise FileNotFoundError unless there is a folder to load an adapter from."""
     if not Path(folder).expanduser().is_dir():
         raise FileNotFoundError(f"{key}: there is no folder {folder!r}{near(folder)}: check the path")
+
+
+def check_teachers(names: Sequence[str], adapters: bool, lora: LoraSettings | None) -> None:
+    """Raise ValueError for two teachers of one name, and for `adapters` among those of a model all of whose weights train."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"policy.teachers has {twice[0]!r} twice: give each its own name")
+    if adapters and lora is None:
+        raise ValueError(
+            "policy.teachers are adapters on the model as it was loaded, and all of its weights train: set policy.lora"
+        )
 
 
 def refuse_dropout(folder: str, config: object, key: str = KEY) -> None:

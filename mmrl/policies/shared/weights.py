@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mmrl.core.protocols import State
 from mmrl.core.ranks import OwnState, gathered
 from mmrl.core.types import Reading
-from mmrl.policies.shared.lora import AdaptedLayer, adapter_layers, switch_adapters
+from mmrl.policies.shared.lora import AdaptedLayer, adapter_layers, is_own, switch_adapters
 from mmrl.policies.shared.sharding import reshard
 from mmrl.runtime.tensors import mark_tables
 
@@ -169,6 +169,21 @@ class Weights:
     def _adapters(self) -> list[AdaptedLayer]:
         return adapter_layers(self.module.modules())
 
+    def value(self, model: str, weight: Tensor) -> Tensor:
+        """A weight of the module as it is under the weights of this name, where the live one lies.
+
+        Raises ValueError for one of which every process holds a part.
+        """
+        shadow = None if model == "policy" else self.shadows[model]
+        pairs = [] if shadow is None else zip(shadow.order, shadow.weights, strict=False)
+        found = next((value for own, value in pairs if own is weight), weight)
+        if self.sharded and found is not weight:
+            raise ValueError(
+                f"the next token is compared with the weights {model!r} over the whole vocabulary, and FSDP or ZeRO-3 cuts the "
+                "head that trains: set policy.lora, take a teacher of policy.teachers, or the form sampled"
+            )
+        return weight if found is weight else found.detach().to(weight.device)
+
     def _copy(self) -> Shadow:
         return Shadow.of(list(self.named.values()), self.rest)
 
@@ -194,7 +209,8 @@ class Weights:
         if self.sharded or not all(".lora_A." in name or ".lora_B." in name for name in self.named):
             return []
         copies = dict(zip(map(id, self.named.values()), self.shadows["ref"].weights, strict=True))
-        return [copies.get(id(weight), weight) for name, weight in self.module.named_parameters() if "lora_B" in name]
+        outer = [(name, weight) for name, weight in self.module.named_parameters() if "lora_B" in name and is_own(name)]
+        return [copies.get(id(weight), weight) for _, weight in outer]
 
     def follow(self) -> None:
         """Count an update, and let the average follow it."""
@@ -289,6 +305,7 @@ def check_reading(reading: Reading, kind: str, offers: Set[str], models: Set[str
         ("quantity", reading.quantity, offers),
         ("model", reading.model, models),
         ("view", reading.view, views),
+        *((("model", reading.target.model, models), ("view", reading.target.view, views)) if reading.target else ()),
     ):
         if name not in known:
             raise ValueError(f"{what} {name!r} cannot be read from this {kind} policy, which has {', '.join(sorted(known))}")

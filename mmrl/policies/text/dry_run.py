@@ -4,6 +4,7 @@ Prompts are read by the model's own processor, completions have a length that is
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,13 +13,15 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from mmrl.core.episodes import Limits
 from mmrl.core.protocols import View
-from mmrl.policies.shared.call_log import CallLog, DryRun, StillWeights, no_audit
+from mmrl.policies.shared.call_log import OF_TEACHERS, CallLog, DryRun, StillWeights, no_audit
 from mmrl.policies.shared.meta_models import fake_weights, size_of, tensors_in
 from mmrl.policies.shared.quantized.host import rest_on_host
+from mmrl.policies.shared.quantized.layer import SCALES_OF, nf4_layers
 from mmrl.policies.shared.quantized.load import put_stored
 from mmrl.policies.shared.quantized.stored import method_of
 from mmrl.policies.shared.weights import Weights
@@ -31,6 +34,7 @@ from mmrl.policies.text.net import Cache, TextNet
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.read.distance import STATES, Comparison
 from mmrl.policies.text.read.evaluate import RowEvaluation
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
@@ -45,21 +49,21 @@ LOGITS = "logits that exist at one time"
 """A part of the memory of a forward."""
 
 
-def load_meta(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of) -> Loaded:
+def load_meta(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of, frozen: bool = False) -> Loaded:
     """The model and its processor as `loading.load` gives them, without weights; FileNotFoundError where files are missing."""
-    model, family = meta_model(config, kind)
+    model, family = meta_model(config, kind, frozen)
     processor, packs = load_processor(config, family), prepare_packing(model, config, weights=False)
     return Loaded(model, processor, family, None, loading.stop_tokens(model, processor.tokenizer), packs)
 
 
-def meta_model(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of) -> tuple[Any, Family]:
+def meta_model(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of, frozen: bool = False) -> tuple[Any, Family]:
     """The model as `loading.load` prepares it, without weights, from its config.json; raises as that does."""
     model_config = loading.load_config(config)
     family = kind(model_config)
     options: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
     if config.attn_implementation:
         options["attn_implementation"] = config.attn_implementation
-    half = config.dtype == "bfloat16" and config.lora is not None
+    half = config.dtype == "bfloat16" and (frozen or config.lora is not None)
     options["dtype"] = torch.bfloat16 if half else torch.float32
     with torch.device("meta"):
         model = loading.model_class(model_config).from_config(model_config, **options)
@@ -69,10 +73,13 @@ def meta_model(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_
             put_stored(model, in_4_bits.layers_in_4_bits(model, config, family, method_of(model_config) is not None))
         if config.quantized.embeddings == "host":
             rest_on_host(model, config.model)
-        if config.lora is not None:
+        if config.lora is not None and not frozen:
             loading.add_adapter(model, family, replace(config.lora, adapter=None))
         loading.add_head(model, config.scores, Path())
-    loading.freeze(model, family, config.freeze)
+    if frozen:
+        model.requires_grad_(False)
+    else:
+        loading.freeze(model, family, config.freeze)
     if config.gradient_checkpointing:
         loading.checkpoint_layers(model)
     join_windows(model)
@@ -143,12 +150,19 @@ class DryEvaluator:
     net: TextNet
     log: CallLog
     still: StillWeights
+    teaches: bool = False
+    """Is the network a teacher's? Its work is counted with the policy's, and is the largest of its own alone."""
     largest: dict[str, RowEvaluation] = field(default_factory=dict[str, RowEvaluation])
     """By phase."""
 
     def __call__(self, work: RowEvaluation) -> dict[str, Float[Tensor, "n t"]]:
-        if self.log.note(1, num_passes(self.net, work.media), len(work.prompt_index), work.positions_fed):
-            self.largest[self.log.phase] = work
+        passes, phase = num_passes(self.net, work.media), self.log.phase
+        is_largest = self.log.note(1, passes, len(work.prompt_index), work.positions_fed, not self.teaches)
+        known = self.largest.get(phase)
+        if is_largest or (self.teaches and (known is None or known.positions_fed < work.positions_fed)):
+            self.largest[phase] = work
+        if STATES in work.quantities:
+            return {STATES: torch.zeros(int(work.mask.sum()), self.net.model.get_output_embeddings().weight.shape[1])}
         return {name: torch.full(work.mask.shape, DOUBT.get(name, 0.0)) + self.still.zero() for name in work.quantities}
 
 
@@ -175,7 +189,7 @@ class TextDryRun(DryRun):
             return self.writer
 
         def evaluator(host: TextHost) -> DryEvaluator:
-            return DryEvaluator(host.net, self.log, still)
+            return DryEvaluator(host.net, self.log, still, host.config is not config and bool(config.teachers))
 
         self.policy = self.build(
             config,
@@ -195,8 +209,8 @@ class TextDryRun(DryRun):
             self.policy.encode = replace(self.policy.encode, processor=OneReading(self.policy.processor))
             self.log.episode = worlds.words
 
-    def load(self, config: TextPolicyConfig) -> Loaded:
-        return load_meta(config)
+    def load(self, config: TextPolicyConfig, frozen: bool = False) -> Loaded:
+        return load_meta(config, frozen=frozen)
 
     def build(
         self, config: TextPolicyConfig, shadows: Iterable[str], views: Mapping[str, View] | None, parts: TextParts
@@ -229,6 +243,19 @@ class TextDryRun(DryRun):
             net.train(phase == "update" and self.policy.config.gradient_checkpointing)
             yield phase, partial(forward, work, net)
             net.eval()
+        for one in self.policy.teachers.others.values():
+            assert isinstance(one.evaluator, DryEvaluator)
+            for phase, work in one.evaluator.largest.items():
+                yield phase, partial(forward, work, one.net)
+
+    def beside(self) -> dict[str, int]:
+        """The weights of teachers."""
+        teachers, kept = self.policy.teachers, [one.net.model for one in self.policy.teachers.others.values()]
+        found = {
+            f"models of {OF_TEACHERS}": sum(size_of(stored_in(model)) for model in kept),
+            f"adapters of {OF_TEACHERS}": sum(adapter_bytes(folder) for folder in teachers.adapters.values()),
+        }
+        return {name: size for name, size in found.items() if size}
 
     def decode(self, written: Generation) -> None:
         """Take the last step of the largest completions, and note how large their cache is then."""
@@ -250,8 +277,21 @@ class TextDryRun(DryRun):
             vocabulary = len(self.policy.net.banned)
             rows = max(int(work.mask.sum()) for work in read.values())
             at_once = min(rows, max(1, self.policy.config.logit_chunk // vocabulary))
-            found[LOGITS] = 4 * vocabulary * at_once
+            found[LOGITS] = 4 * vocabulary * at_once * (2 if any(isinstance(work, Comparison) for work in read.values()) else 1)
         return found
+
+
+def stored_in(model: nn.Module) -> Iterator[Tensor]:
+    """The weights of a model, and the scales of those in 4 bits."""
+    yield from model.parameters()
+    for _, layer in nf4_layers(model):
+        yield from (getattr(layer, name) for name in SCALES_OF)
+
+
+def adapter_bytes(folder: str) -> int:
+    """Bytes that a saved adapter takes in float32, by its file's header."""
+    with safe_open(Path(folder).expanduser() / "adapter_model.safetensors", "pt") as saved:
+        return sum(4 * math.prod(saved.get_slice(key).get_shape()) for key in saved.keys())  # noqa: SIM118
 
 
 def num_passes(net: TextNet, shown: Sequence[Media]) -> int:

@@ -1,7 +1,7 @@
 """From a folder or hub name to a model that is ready to train: dropout off, adapters on, frozen parts frozen."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,10 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmrl.policies.shared.lora import LoraSettings, casting_layers, load_adapter, lora_config, switch_casts
+from mmrl.policies.shared.lora import (
+    ADAPTER,
+    LoraSettings,
+    casting_layers,
+    check_adapter_weights,
+    is_own,
+    load_adapter,
+    lora_config,
+    refuse_dropout,
+    saved_weights,
+    switch_casts,
+)
 from mmrl.policies.shared.published import refuse_variant, variants_in
 from mmrl.policies.shared.quantized.host import rest_on_host
 from mmrl.policies.shared.quantized.stored import method_of
+from mmrl.policies.shared.teachers import adapter_of, beside_the_trained
 from mmrl.policies.shared.weights import whole
 from mmrl.policies.text.families import Family, belongs, family_of, is_text_only, model_class
 from mmrl.policies.text.families.text_only import TextOnly, TextProcessor
@@ -22,7 +34,7 @@ from mmrl.policies.text.families.types import refusal_of
 from mmrl.policies.text.in_4_bits import load_quantized, refuse_other_codes, weights_folder
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.read.score import add_head, save_with_head
-from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.settings import TextPolicyConfig, TextTeacher
 from mmrl.runtime.near import near
 from mmrl.runtime.net.offline import check_hub, offline_note
 from mmrl.runtime.pretrained import load_whole, readable, refuse_absurd_sizes
@@ -48,8 +60,8 @@ class Loaded:
     """Are its completions codes of pictures, in a vocabulary of their own, and not the tokenizer's tokens?"""
 
 
-def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of) -> Loaded:
-    """Load model and processor; `kind` says the family of the model's own config.
+def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of, frozen: bool = False) -> Loaded:
+    """Load model and processor; `kind` says the family of the model's own config, `frozen`: it is only read, without adapter.
 
     Raises:
         FileNotFoundError: no such folder or hub model.
@@ -63,7 +75,7 @@ def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of) ->
     check_processor(processor, config.model, family)
     if config.min_pixels is not None or config.max_pixels is not None:
         family.limit_pixels(processor, config.min_pixels, config.max_pixels)
-    half = config.dtype == "bfloat16" and config.lora is not None
+    half = config.dtype == "bfloat16" and (frozen or config.lora is not None)
     if config.attn_implementation:
         remote["attn_implementation"] = config.attn_implementation
     if config.variant is not None:
@@ -79,10 +91,15 @@ def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of) ->
     if config.quantized.embeddings == "host":
         rest_on_host(model, config.model)
     packs = prepare_packing(model, config)
-    adapter = add_adapter(model, family, config.lora) if config.lora else None
+    adapter = add_adapter(model, family, config.lora) if config.lora and not frozen else None
+    if any(one.adapter for one in config.teachers):
+        add_teachers(adapter, config.teachers)
     switch_casts(casting_layers(model.modules()), on=config.dtype == "float32")
     add_head(model, config.scores, weights_folder(config.model))
-    freeze(model, family, config.freeze)
+    if frozen:
+        model.requires_grad_(False)
+    else:
+        freeze(model, family, config.freeze)
     if config.gradient_checkpointing:
         checkpoint_layers(model)
     model.eval()
@@ -230,6 +247,25 @@ def add_adapter(model: Any, family: Family, lora: LoraSettings) -> Any:
     return get_peft_model(model, wanted)
 
 
+def add_teachers(adapter: Any, teachers: Sequence[TextTeacher]) -> None:
+    """Load the adapters of teachers into peft's wrapper of the one that trains.
+
+    Raises FileNotFoundError for one that is not there, ValueError for one that is broken, not whole or of another model.
+    """
+    from peft import get_peft_model_state_dict
+
+    with beside_the_trained(adapter):
+        for number, one in enumerate(teachers):
+            if one.adapter is not None:
+                key, name = f"policy.teachers.{number}.adapter", adapter_of(number)
+                saved = saved_weights(adapter.base_model.model, one.adapter, key)
+                with readable(f"{key} {one.adapter!r}", one.adapter):
+                    adapter.load_adapter(one.adapter, adapter_name=name)
+                refuse_dropout(one.adapter, adapter.peft_config[name], key)
+                own = get_peft_model_state_dict(adapter, adapter_name=name, save_embedding_layers=False)
+                check_adapter_weights(one.adapter, saved, own, key)
+
+
 def language_layers(model: Any, family: Family) -> list[str]:
     """The names of the linear layers of the language model."""
     return [name for name in linear_names(model) if name.removeprefix("model.").startswith(family.language)]
@@ -308,6 +344,6 @@ def writer_of_model(model: Any, adapter: Any | None, held: Mapping[str, Tensor])
     if adapter is None:
         return partial(model.save_pretrained, state_dict={name: whole(weight) for name, weight in held.items()})
     # A frozen part of an adapter belongs to it too; the model's own weights need no copy.
-    own = {name: weight for name, weight in held.items() if "lora_" in name or weight.requires_grad}
+    own = {name: weight for name, weight in held.items() if is_own(name) or weight.requires_grad}
     weights = {f"base_model.model.{name}": whole(weight) for name, weight in own.items()}
-    return partial(adapter.save_pretrained, state_dict=weights, save_embedding_layers=False)
+    return partial(adapter.save_pretrained, state_dict=weights, save_embedding_layers=False, selected_adapters=[ADAPTER])

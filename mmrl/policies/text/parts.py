@@ -1,7 +1,7 @@
 """The parts that a text policy is built of; a dry run, or a policy whose completions an engine writes, is built of others."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import nn
@@ -16,7 +16,6 @@ from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.loading import Loaded, load
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.read.evaluate import Evaluator, LocalEvaluator
-from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.text.write.generate import Generator, LocalGenerator
 
 text_weights = partial(Weights, prefix="model.")
@@ -37,7 +36,8 @@ def own_generator(host: TextHost) -> Generator:
 class TextParts:
     """The replaceable parts of a TextPolicy, and the usual ones."""
 
-    load: Callable[[TextPolicyConfig], Loaded] = load
+    load: Callable[..., Loaded] = load
+    """The model of a TextPolicyConfig; with frozen = True one that is only read."""
     net: Callable[..., TextNet] = TextNet
     """Every forward goes through it; its arguments are those of TextNet."""
     generator: Callable[[TextHost], Generator] = own_generator
@@ -50,3 +50,7 @@ class TextParts:
     diagnostics: Callable[[TextHost], Diagnostics] = TextDiagnostics
     worlds: Worlds | None = None
     """Answer the turns of its episodes; None: a completion is one turn."""
+
+    def of_reader(self) -> "TextParts":
+        """The parts of a policy that is only read."""
+        return replace(self, load=partial(self.load, frozen=True), net=TextNet, generator=own_generator, worlds=None)

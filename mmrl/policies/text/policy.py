@@ -15,10 +15,11 @@ from mmrl.core.hooks import PolicyHooks
 from mmrl.core.protocols import Diagnostics, State, View
 from mmrl.core.ranks import OwnState, Ranks
 from mmrl.core.readings import SCORE, VALUE
-from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Tempering, Trace
+from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Target, Tempering, Trace
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import reshard, wrap_module
+from mmrl.policies.shared.teachers import TEACHER
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay, Publication, publish
 from mmrl.policies.text.check.turns import check_worlds
 from mmrl.policies.text.families import Family
@@ -28,11 +29,14 @@ from mmrl.policies.text.packed.row import pack
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded, Encoder, stand_in_prompt
 from mmrl.policies.text.read.answer_tokens import ANSWERS, answer_mask
+from mmrl.policies.text.read.distance import COMPARED, Comparison
 from mmrl.policies.text.read.evaluate import QUANTITIES, RowEvaluation, evaluation_of
 from mmrl.policies.text.read.looks.rewritten import LOOKS, look
 from mmrl.policies.text.read.looks.rhythm import RHYTHM, RhythmEvaluation, shows_attention
+from mmrl.policies.text.read.shown import Shown, show, show_rows
 from mmrl.policies.text.rounding import TextRounding
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.policies.text.teachers import Teachers, refuse_other_tokens
 from mmrl.policies.text.trace import TextTrace, append, join, trace_of_nothing
 from mmrl.policies.text.vision.cache import cache_of
 from mmrl.policies.text.write.episodes import Player
@@ -71,7 +75,7 @@ class TextPolicy(PolicyHooks):
     Raises what `loading.load` and Weights raise.
     """
 
-    offers, reads_at_temperatures = QUANTITIES | LOOKS | {ANSWERS}, True
+    offers, reads_at_temperatures = QUANTITIES | LOOKS | COMPARED | {ANSWERS}, True
 
     def __init__(
         self,
@@ -82,6 +86,7 @@ class TextPolicy(PolicyHooks):
         parts: TextParts = TextParts(),
     ) -> None:
         self.config, self.ema_decay, self.views, self.parts = config, ema_decay, dict(views or {}), parts
+        refuse_other_tokens(config)
         loaded = parts.load(config)
         self.processor, self.family, self.adapter = loaded.processor, loaded.family, loaded.adapter
         self.tokenizer = loaded.processor.tokenizer
@@ -97,6 +102,7 @@ class TextPolicy(PolicyHooks):
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
         self.offers = quantities_of(config, loaded.model)
+        self.teachers = Teachers(self, lambda one: TextPolicy(one, parts=parts.of_reader()))
 
     @property
     def shadows(self) -> frozenset[str]:
@@ -188,11 +194,11 @@ class TextPolicy(PolicyHooks):
         """
         assert isinstance(trace, TextTrace)
         rest(self.generator)
-        known, out = (self.offers, self.shadows | {"policy"}, frozenset({"plain", *self.views})), dict[Reading, Tensor]()
-        for (model, view, temperature), asked in by_weights(readings, *known).items():
-            names = {reading.quantity for reading in asked}
-            with self.weights.swapped_in(model):
-                rows, evaluate = trace.at(temperature), partial(self._evaluate, view=view)
+        models, views, out = self.shadows | {"policy"} | self.teachers.models, {"plain", *self.views}, dict[Reading, Tensor]()
+        for (model, view, temperature, target), asked in by_weights(readings, self.offers, models, frozenset(views)).items():
+            names, rows = {reading.quantity for reading in asked}, trace.at(temperature)
+            with self.weights.swapped_in("policy" if model == TEACHER else model):
+                evaluate = partial(self.teachers.read if model == TEACHER else self.evaluate, view=view, target=target)
                 values = look(names, rows, mask, evaluate, self.tokenizer, self.decode) if names & LOOKS else {}
                 values |= evaluate(rows, mask, tuple(sorted(names - LOOKS - {ANSWERS})))
             if ANSWERS in names:
@@ -231,6 +237,7 @@ class TextPolicy(PolicyHooks):
         self.ranks = Ranks(accelerator)
         self.net.join(self.ranks, self.stand_in().media if self.ranks.world > 1 else None)
         self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)
+        self.teachers.prepare()
         self._followed = False
 
     def stand_in(self) -> Encoded:
@@ -282,9 +289,15 @@ class TextPolicy(PolicyHooks):
         """The work of reading a compact trace whose prompts are shown as `shown`."""
         return evaluation_of(self.net, trace, shown, mask, quantities, self.config.logit_chunk)
 
-    def _evaluate(
-        self, trace: TextTrace, mask: Bool[Tensor, "n t"], quantities: tuple[str, ...], view: str = "plain"
+    def shown(self, trace: TextTrace, view: str) -> Shown:
+        """Compact rows, and their prompts under a view."""
+        rows = replace(trace.compact(), packed=self.reads_packed(trace), told=trace.told if view != "plain" else ())
+        return show_rows(rows, lambda prompt, told: show(prompt, view, self.views, self.encode, told))
+
+    def evaluate(
+        self, trace: TextTrace, mask: Tensor, quantities: tuple[str, ...], view: str = "plain", target: Target | None = None
     ) -> dict[str, Float[Tensor, "n t"]]:
+        """Quantities of completions behind their prompts under a view, with the weights that are in place."""
         if not quantities or (len(trace) == 0 and self.ranks.world == 1):
             return {name: torch.zeros(mask.shape) for name in quantities}
         count, width = mask.shape
@@ -292,9 +305,9 @@ class TextPolicy(PolicyHooks):
             # Other processes wait for this one's forward and backward.
             trace, view = trace_of_nothing(trace, self.stand_in(), next(iter(self.eos_token_ids), 0)), "plain"
             mask = torch.zeros(1, 1, dtype=torch.bool)
-        trace = replace(trace.compact(), packed=self.reads_packed(trace))
-        shown = [show(prompt, view, self) for prompt in trace.prompts]
-        work = self.evaluation(trace, shown, mask, quantities)
+        work = self.evaluation(*self.shown(trace, view), mask, quantities)
+        if target is not None and COMPARED & set(quantities):
+            work = Comparison(**vars(work), other=self.teachers.other(target, trace.compact(), mask))
         values = self.evaluator(RhythmEvaluation.of(work) if RHYTHM & set(quantities) else work)
         return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}
 
@@ -341,7 +354,7 @@ def part_of(rows: Sequence[CompletionRow], prompts: PromptCache, sampling: Sampl
 
 def begin(prompt: Encoded, view: str, begun: tuple[int, ...], policy: TextPolicy) -> Encoded:
     """The prompt under a view, with the beginning of a completion behind it."""
-    shown = show(prompt, view, policy)
+    shown = show(prompt, view, policy.views, policy.encode)
     return append(shown, begun) if begun else shown
 
 
@@ -381,14 +394,3 @@ def packs_episodes(family: Family, config: TextPolicyConfig, worlds: Worlds | No
             "set policy.prefix = 'auto' or 'repeated'"
         )
     return False
-
-
-def show(prompt: Encoded, view: str, policy: TextPolicy) -> Encoded:
-    """The prompt under a view; drawn once, so a rollout and all readings see the same."""
-    if view == "plain":
-        return prompt
-    if view not in prompt.views:
-        assert prompt.prompt is not None
-        changed = policy.encode(policy.views[view](prompt.prompt, prompt.seed), prompt.seed)
-        prompt.views[view] = replace(changed, view=view)
-    return prompt.views[view]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.lora import LoraSettings, check_teachers
 from mmrl.policies.shared.quantized.load import refuse_idle
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.video.sampling import VideoSettings
@@ -49,6 +49,30 @@ class QuantizedSettings:
     embeddings: Literal["device", "host"] = "device"
     """Where input embeddings rest. host: in the host's memory, and rows are looked up there; for one GPU, and for models whose
     head has weights of its own."""
+
+
+@dataclass(frozen=True)
+class TextTeacher:
+    """Who reads what the policy writes: an adapter of the same model, or another model with the same tokens."""
+
+    name: str
+    """As in the column `teacher` of prompts, where there are several; one alone reads all."""
+    adapter: str | None = None
+    """Folder of a saved adapter of policy.model: the model's own weights are there once."""
+    model: str | None = None
+    """A folder, or a name on the Hugging Face hub."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Of another model."""
+    weights: Literal["float", "nf4"] = "float"
+    """Of another model; nf4: linear layers rest in 4 bits."""
+
+    def __post_init__(self) -> None:
+        if (self.adapter is None) == (self.model is None):
+            raise ValueError(f"policy.teachers {self.name!r} needs either adapter or model: give one of them")
+        if self.adapter is not None and (self.dtype, self.weights) != ("bfloat16", "float"):
+            raise ValueError(
+                f"policy.teachers {self.name!r} is an adapter, and dtype and weights are of another model: leave them out"
+            )
 
 
 @dataclass(frozen=True)
@@ -108,6 +132,8 @@ class TextPolicyConfig:
     """Where reference and averaged weights are kept while not in use. cpu: they leave a GPU's memory to the run, and are copied
     there and back for every reading."""
 
+    teachers: tuple[TextTeacher, ...] = ()
+    """Who reads the completions besides the policy, for terms and advantages that follow the model `teacher`."""
     engine: EngineConfig | None = None
     """Who writes completions; None: the policy's own network."""
     variant: str | None = None
@@ -124,6 +150,7 @@ class TextPolicyConfig:
                 f"policy.variant is {self.variant!r}, and [policy.engine] reads the plain weights of a model: save those of the "
                 "variant to a folder of their own, and name that"
             )
+        check_teachers([one.name for one in self.teachers], any(one.adapter for one in self.teachers), self.lora)
         refuse_quantized(self)
         refuse_scores(self)
         if self.prefix == "packed" and self.attn_implementation not in (None, "sdpa"):

@@ -58,6 +58,8 @@ class TextTrace:
     """Pictures and clips within completions; those of a prompt, which come before, are in its `Encoded.media`."""
     world_seeds: tuple[int | None, ...] = ()
     """Row -> the seed of the world that answered it, None where none did; empty where no row is an episode."""
+    told: tuple[str, ...] = ()
+    """Row -> what a teacher is told of it beside its prompt; empty where no row has any."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -77,7 +79,12 @@ class TextTrace:
             noted_from=self.noted_from[rows],
             insets=insets if any(insets) else (),
             world_seeds=tuple(self.world_seeds[i] for i in places) if self.world_seeds else (),
+            told=tuple(self.told[i] for i in places) if self.told else (),
         )
+
+    def tell(self, texts: Sequence[str]) -> "TextTrace":
+        """The same, with what a teacher is told of every row."""
+        return replace(self, told=tuple(texts) if any(texts) else ())
 
     def at(self, temperature: float | None) -> "TextTrace":
         """The same, to be read at another temperature than it was sampled with; None: at its own."""
@@ -106,6 +113,7 @@ def trace_of_nothing(trace: TextTrace, prompt: Encoded, token: int) -> TextTrace
         noted_from=torch.ones(1, dtype=torch.long),
         insets=(),
         world_seeds=(),
+        told=(),
     )
 
 
@@ -123,6 +131,7 @@ def join(traces: Sequence[TextTrace]) -> TextTrace:
     longest = max(trace.tokens.shape[1] for trace in traces)
     insets = tuple(row for trace in traces for row in trace.insets or [()] * len(trace))
     seeds = tuple(seed for trace in traces for seed in trace.world_seeds or [None] * len(trace))
+    told = tuple(text for trace in traces for text in trace.told or [""] * len(trace))
     return replace(
         traces[0],
         packed=any(trace.packed for trace in traces),
@@ -134,6 +143,7 @@ def join(traces: Sequence[TextTrace]) -> TextTrace:
         noted_from=torch.cat([trace.noted_from for trace in traces]),
         insets=insets if any(insets) else (),
         world_seeds=seeds if any(trace.world_seeds for trace in traces) else (),
+        told=told if any(told) else (),
     )
 
 

@@ -67,3 +67,6 @@ def test_processes_that_keep_features_of_pictures_equal_one(joined: Any, folder:
         sizes = [(folder / name / "adapter" / "adapter_model.safetensors").stat().st_size for name in (kind, "one")]
         assert sizes[0] == sizes[1]
     assert one["rows"]["0 policy"] != one["rows"]["0 ref"]
+    # the reference is the teacher's model, and both processes ask both
+    assert one["rows"]["0 from teacher"] > 1e-4
+    torch.testing.assert_close(one["rows"]["0 from teacher"], one["rows"]["0 from ref"], atol=1e-5, rtol=1e-3)

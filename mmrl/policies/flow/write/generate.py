@@ -19,8 +19,8 @@ from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.host import FlowHost
 from mmrl.policies.flow.net import LateCheck, send_home
 from mmrl.policies.flow.sizes import Size
-from mmrl.policies.flow.teachers import numbers_of
 from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join, trace_of_noised, trace_of_steps
+from mmrl.policies.shared.teachers import numbers_of
 from mmrl.policies.shared.weights import FollowsWeights, Weights
 from mmrl.runtime.spans import in_span
 from mmrl.runtime.tensors import to_device
@@ -100,7 +100,9 @@ class LocalGenerator:
         else:
             trace = trace_of_steps(trajectory, sigma_table, conditions, prompts)
         if teachers := host.config.teachers:
-            trace = replace(trace, teachers=numbers_of([request.prompt for request in requests], teachers)[prompts])
+            trace = replace(
+                trace, teachers=numbers_of([request.prompt for request in requests], [one.name for one in teachers])[prompts]
+            )
         if plan.surrogate is not None:
             trace = replace(trace, through=torch.stack([one for _, one in surrogate_steps(plan, counts, seeds)]))
         images, rows = host.decode(finished, sigma_table.size), torch.arange(len(keys))

@@ -14,7 +14,7 @@ from mmrl.core.episodes import Worlds
 from mmrl.core.protocols import View
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Ended, Segment, Turn, Who, last_turn, segments_of, turn_ids
-from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample
+from mmrl.core.types import Group, Prompt, Reading, Request, Rollouts, Sample, Target
 from mmrl.policies.shared.weights import check_reading
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.packed.row import worth_packing
@@ -207,12 +207,18 @@ def check_sampling(sampling: object, usual: Sampling) -> Sampling:
 
 def by_weights(
     readings: Iterable[Reading], offers: frozenset[str], models: frozenset[str], views: frozenset[str]
-) -> dict[tuple[str, str, float | None], list[Reading]]:
-    """Readings by weights, view and temperature, which share one pass; raises ValueError for one that cannot be evaluated."""
-    found: dict[tuple[str, str, float | None], list[Reading]] = {}
+) -> dict[tuple[str, str, float | None, Target | None], list[Reading]]:
+    """Readings by weights, view, temperature and target, which share one pass; ValueError for one that cannot be evaluated.
+
+    Those without a target ride along with one that has.
+    """
+    found: dict[tuple[str, str, float | None, Target | None], list[Reading]] = {}
     for reading in readings:
         check_reading(reading, "text", offers, models, views)
-        found.setdefault((reading.model, reading.view, reading.temperature), []).append(reading)
+        found.setdefault((reading.model, reading.view, reading.temperature, reading.target), []).append(reading)
+    for *weights, target in list(found):
+        if target is not None and (plain := (*weights, None)) in found:
+            found[*weights, target] += found.pop(plain)
     return found
 
 

@@ -1,0 +1,62 @@
+"""Prompts under a view, as rows are read behind them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from mmrl.core.protocols import View
+from mmrl.core.samples import KINDS
+from mmrl.policies.text.prompt.encode import Encoded, Encoder
+from mmrl.policies.text.trace import TextTrace
+
+TOLD = "told"
+"""The column of a prompt with what a teacher is told of a row."""
+Shown = tuple[TextTrace, list[Encoded]]
+
+
+def show(prompt: Encoded, view: str, views: Mapping[str, View], encode: Encoder, told: str = "", reader: str = "") -> Encoded:
+    """The prompt under a view; drawn once, so a rollout and all readings see the same.
+
+    Args:
+        told: what is put into its column `told`.
+        reader: a name for the model that `encode` is of, where it is another one than the prompt was encoded by.
+    """
+    if view == "plain" and not reader:
+        return prompt
+    key = f"{reader}{view}: {told}" if told else reader + view
+    if key not in prompt.views:
+        assert prompt.prompt is not None
+        known = prompt.prompt
+        if told:
+            # whatever was sampled: no length is too large for it, and it shows nothing
+            known = replace(known, columns={**known.columns, TOLD: unmarked(told)})
+            encode = replace(encode, config=replace(encode.config, max_prompt_tokens=None))
+        changed = encode(known if view == "plain" else views[view](known, prompt.seed), prompt.seed)
+        prompt.views[key] = replace(changed, view=view)
+    return prompt.views[key]
+
+
+def unmarked(text: str) -> str:
+    """A text without the markers at which prompts show media."""
+    for kind in KINDS.values():
+        text = text.replace(kind.marker, kind.marker[1:-1])
+    return text
+
+
+def show_rows(trace: TextTrace, show: Callable[[Encoded, str], Encoded]) -> Shown:
+    """The rows, and their prompts as `show` has them: other ones where a teacher is told of rows.
+
+    Args:
+        show: (prompt, what is told) -> the prompt as it is read.
+    """
+    if not any(trace.told):
+        return trace, [show(prompt, "") for prompt in trace.prompts]
+    pairs = list(zip(trace.prompt_index.tolist(), trace.told, strict=True))
+    used = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
+    rows = replace(
+        trace,
+        prompts=tuple(trace.prompts[i] for i, _ in used),
+        prompt_index=torch.tensor([used[pair] for pair in pairs], dtype=torch.long),
+    )
+    return rows, [show(trace.prompts[i], told) for i, told in used]

@@ -1,0 +1,188 @@
+"""Teachers: they read what the policy wrote, token by token and behind prompts of their own, and write nothing themselves."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from mmrl.core.types import Target
+from mmrl.policies.shared.lora import LoraSettings, adapter_layers, refuse_no_peft, with_adapter
+from mmrl.policies.shared.teachers import TEACHER, adapter_of, numbers_of
+from mmrl.policies.text.families import family_of
+from mmrl.policies.text.loading import load_config, processor_of
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.read.distance import STATES, Head, Other, Part, States
+from mmrl.policies.text.read.shown import show, show_rows
+from mmrl.policies.text.settings import TextPolicyConfig, TextTeacher
+from mmrl.policies.text.trace import TextTrace, trace_of_nothing
+from mmrl.policies.text.write.rollout import vocabulary_of
+from mmrl.runtime.tensors import pad_actions
+
+if TYPE_CHECKING:
+    from mmrl.policies.text.policy import TextPolicy
+
+
+def config_of(policy: TextPolicyConfig, teacher: TextTeacher) -> TextPolicyConfig:
+    """The settings of a policy that is only read."""
+    own = {"model": teacher.model, "dtype": teacher.dtype, "weights": teacher.weights, "variant": None, "lora": LoraSettings()}
+    return replace(policy, **own, teachers=(), engine=None, scores=(), freeze=(), gradient_checkpointing=False)
+
+
+def refuse_other_tokens(policy: TextPolicyConfig) -> None:
+    """Raise ValueError for a teacher of another tokenizer, before any weights load; FileNotFoundError where files are missing."""
+    found: dict[str, str] = {}
+    for number, one in enumerate(policy.teachers):
+        if one.adapter is not None:
+            refuse_no_peft(one.adapter, f"policy.teachers.{number}.adapter")
+            continue
+        for config in (policy, config_of(policy, one)):
+            if config.model not in found:
+                tokenizer = processor_of(config, family_of(load_config(config))).tokenizer
+                found[config.model] = vocabulary_of(tokenizer)
+        if found[str(one.model)] != found[policy.model]:
+            raise ValueError(
+                f"policy.teachers {one.name!r} ({one.model}) has other tokens than policy.model {policy.model!r}, and reads what "
+                "the policy wrote token by token: take a teacher with the same tokenizer, or teach from its texts "
+                "(`mmrl sample`, then a stage of the kind sft)"
+            )
+
+
+class Teachers:
+    """The teachers of a policy, each an adapter beside the one that trains, or a policy of its own that is only read.
+
+    Args:
+        make: a policy of these settings that nothing trains.
+
+    Raises what `loading.load` raises, and ValueError for an adapter that is broken, not whole or of another model.
+    """
+
+    def __init__(self, host: "TextPolicy", make: Callable[[TextPolicyConfig], "TextPolicy"]) -> None:
+        self.host, self.settings = host, host.config.teachers
+        self.adapters = {i: one.adapter for i, one in enumerate(self.settings) if one.adapter is not None}
+        self.others = {i: make(config_of(host.config, one)) for i, one in enumerate(self.settings) if one.adapter is None}
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The model of readings that they have, where there are any."""
+        return frozenset({TEACHER} if self.settings else ())
+
+    def prepare(self) -> None:
+        """Follow the policy to its device; every process has all of them, whole."""
+        for one in self.others.values():
+            one.net.to(self.host.net.device)
+
+    def read(
+        self, trace: TextTrace, mask: Bool[Tensor, "n t"], names: tuple[str, ...], view: str, target: None = None
+    ) -> dict[str, Tensor]:
+        """Quantities under the teacher of every row, without a gradient."""
+        found = {name: torch.zeros(mask.shape) for name in names}
+        for number, rows in self._shares(trace):
+            with self._active(number), torch.no_grad():
+                policy, own = self._reader(number, trace.take(rows), view)
+                values = policy.evaluate(own, mask[rows], names, view if number in self.adapters else "plain")
+            for name, value in values.items():
+                found[name][rows] = value
+        return found
+
+    @torch.no_grad()
+    def other(self, target: Target, trace: TextTrace, mask: Bool[Tensor, "n t"]) -> Other:
+        """The other side for the tokens in the mask of a compact trace."""
+        host, parts = self.host, list[Part]()
+        mask = pad_actions(mask, trace.tokens.shape[1])[:, : trace.tokens.shape[1]]
+        if target.model != TEACHER:
+            with host.weights.swapped_in(target.model):
+                states = states_of(host, trace, mask, target.view)
+            parts.append(Part(torch.arange(len(states), device=states.device), states, head_of(host, target.model)))
+        else:
+            for number, rows in self._shares(trace):
+                mine = torch.zeros_like(mask)
+                mine[rows] = mask[rows]
+                with self._active(number):
+                    policy, own = self._reader(number, trace if len(rows) == len(trace) else trace.take(rows), target.view)
+                    states = states_of(policy, own, mask[rows], target.view if number in self.adapters else "plain")
+                head = head_of(host, TEACHER) if number in self.adapters else own_head(policy)
+                parts.append(Part(mine[mask].nonzero()[:, 0].to(states.device), states, head))
+        return Other(target, parts, host.net.banned)
+
+    def _shares(self, trace: TextTrace) -> Iterator[tuple[int, Int[Tensor, " k"]]]:
+        """The number of every teacher that reads, and its rows; of several processes each reads under all of its adapters."""
+        names = [one.name for one in self.settings]
+        numbers = numbers_of([one.prompt for one in trace.prompts if one.prompt is not None], names, alone=True)
+        numbers = numbers[trace.prompt_index] if len(trace) else torch.zeros(0, dtype=torch.long)
+        if bool((numbers < 0).any()):
+            raise ValueError(f"rows are read under the model {TEACHER!r}, and prompts of theirs name none of policy.teachers")
+        for number in range(len(names)):
+            rows = (numbers == number).nonzero()[:, 0]
+            if len(rows) or (number in self.adapters and self.host.ranks.world > 1):
+                yield number, rows
+
+    def _active(self, number: int) -> AbstractContextManager[None]:
+        """A block in which the policy's network has a teacher's adapter in place of the one that trains."""
+        if number not in self.adapters:
+            return nullcontext()
+        return with_adapter(adapter_layers(self.host.net.modules()), adapter_of(number))
+
+    def _reader(self, number: int, trace: TextTrace, view: str) -> tuple["TextPolicy", TextTrace]:
+        """Who reads for a teacher, and the rows: behind their prompts as another model is shown them under the view."""
+        if number in self.adapters:
+            return self.host, trace
+        policy, host = self.others[number], self.host
+        if any(trace.insets) and image_processor(policy) != image_processor(host):
+            raise ValueError(
+                f"policy.teachers {self.settings[number].name!r} sees pictures within completions otherwise than the policy: "
+                "take a teacher with the same image processor, or leave [environment] out"
+            )
+
+        def encoded(prompt: Encoded, told: str) -> Encoded:
+            return show(prompt, view, host.views, policy.encode, told, f"teacher {number}, ")
+
+        rows, shown = show_rows(trace if view != "plain" else replace(trace, told=()), encoded)
+        return policy, replace(rows, prompts=tuple(shown), told=(), family=policy.family)
+
+
+def image_processor(policy: "TextPolicy") -> object:
+    """How a model's pictures become tensors."""
+    return policy.processor.image_processor.to_dict()
+
+
+def states_of(policy: "TextPolicy", trace: TextTrace, mask: Bool[Tensor, "n t"], view: str) -> Float[Tensor, "m d"]:
+    """The states that the tokens in the mask are predicted from; a process without rows keeps step with the others."""
+    if not len(trace):
+        trace = trace_of_nothing(trace, policy.stand_in(), next(iter(policy.eos_token_ids), 0))
+        mask, view = torch.zeros(1, 1, dtype=torch.bool), "plain"
+    work = policy.evaluation(*policy.shown(trace, view), mask, (STATES,))
+    return policy.evaluator(States(**vars(work)))[STATES]
+
+
+def head_of(policy: "TextPolicy", model: str) -> Head:
+    """The policy's head as it is under the weights of this name, for use while the live ones are in place."""
+    layer, net = policy.net.model.get_output_embeddings(), policy.net
+    if model != "policy" and hasattr(layer, "lora_B"):
+        raise ValueError(
+            f"the next token is compared with that of the model {model!r} over the whole vocabulary, and policy.lora.targets "
+            "adapts the head, which has one adapter at a time: leave the head out, or set the form sampled"
+        )
+    names = () if model == TEACHER else ("weight", "bias")
+    own = [getattr(layer, name, None) for name in names]
+    values = [None if one is None else policy.weights.value(model, one) for one in own]
+    if all(value is one for one, value in zip(own, values, strict=True)):
+        return net.logits
+
+    def logits(states: Tensor, temperature: Tensor) -> Tensor:
+        return policy.family.head(nn.functional.linear(states, *values).float()) / temperature[:, None]
+
+    return logits
+
+
+def own_head(policy: "TextPolicy") -> Head:
+    """The head of a model of its own, in its own precision."""
+
+    def logits(states: Tensor, temperature: Tensor) -> Tensor:
+        with torch.autocast(states.device.type, enabled=False):
+            return policy.net(lambda net: net.logits(states, temperature))
+
+    return logits

@@ -1,0 +1,256 @@
+"""Teachers of models that write: one that is the student says nothing, to the last bit; others say what transformers computes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mmrl.algorithms.views import Privileged
+from mmrl.core.readings import LOGPROBS, REF_LOGPROBS, TEACHER_LOGPROBS
+from mmrl.core.types import Prompt, Reading, Request, Rollouts, Target, Video
+from mmrl.lab.tiny.text import beeps, vlms
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.parts import TextParts
+from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
+from mmrl.policies.text.prompt.encode import Encoded
+from mmrl.policies.text.settings import TextTeacher
+from mmrl.policies.text.trace import TextTrace
+from mmrl.policies.video.sampling import VideoSettings
+from tests.support.sounds import tone, write_wav
+from tests.support.text_policies import make, picture, plain_model, prompts, text_trace
+from tests.support.videos import even, write_video
+from tests.support.worlds import Ending, Inline, looking
+
+Tiny = Callable[[str], str]
+LORA = LoraSettings(rank=4, alpha=8)
+BETAS = (1.0, 0.3, 0.0)
+
+
+def stir(policy: TextPolicy, size: float = 0.1) -> None:
+    """Move the weights that train, always alike."""
+    numbers = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.add_(size * torch.randn(weight.shape, generator=numbers))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Another model of the same tokens."""
+    return str(vlms.build("qwen3_vl", tmp_path_factory.mktemp("other"), seed=1))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What came of a comparison: (n, t) each, and the largest gradient of any weight."""
+
+    kl: Tensor
+    agreement: Tensor
+    logprobs: Tensor
+    gradient: float
+
+
+def compare(policy: TextPolicy, rollouts: Rollouts, target: Target) -> Compared:
+    readings = [Reading("divergence", target=target), Reading("overlap", target=target), LOGPROBS]
+    values = policy.read(rollouts.trace, readings, rollouts.action_mask)
+    found = [values[reading] for reading in readings]
+    grads = torch.autograd.grad(found[0].sum(), policy.parameters(), allow_unused=True)
+    largest = max(float(grad.abs().max()) for grad in grads if grad is not None)
+    return Compared(found[0].detach(), found[1].detach(), found[2].detach(), largest)
+
+
+def asked(shown: list[Prompt], count: int = 2) -> list[Request]:
+    return [Request(prompt, count, i, seed=5 + i) for i, prompt in enumerate(shown)]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A teacher that is its student, and everything else that a run may have."""
+
+    family: str = "qwen3_vl"
+    model: str = "ref"
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    shown: Callable[[Path], list[Prompt]] = lambda _: prompts()
+    shadows: tuple[str, ...] = ("ref",)
+    worlds: bool = False
+
+
+def clips(folder: Path) -> list[Prompt]:
+    source = write_video(folder / "a.mp4", even(12))
+    return [Prompt("clip", "when?", (Video(str(source), frames=4),))]
+
+
+def sounds(folder: Path) -> list[Prompt]:
+    return [Prompt("sound", "when?", (write_wav(folder / "a.wav", [tone(1.0)]),))]
+
+
+SAME = {
+    "packed": Pair(settings={"prefix": "packed"}),
+    "repeated": Pair(settings={"prefix": "repeated"}),
+    "all weights, averaged": Pair(model="ema", shadows=("ema",)),
+    "another model": Pair(model="teacher"),
+    "another model, repeated": Pair(model="teacher", settings={"prefix": "repeated"}),
+    "adapter off": Pair(settings={"lora": LORA}),
+    "4 bit base": Pair(settings={"lora": LORA, "weights": "nf4"}),
+    "checkpointing": Pair(settings={"lora": LORA, "gradient_checkpointing": True}),
+    "small chunks": Pair(settings={"logit_chunk": 4096}),
+    "bfloat16": Pair(settings={"lora": LORA, "dtype": "bfloat16"}),
+    "bfloat16, another model": Pair(model="teacher", settings={"lora": LORA, "dtype": "bfloat16"}),
+    "frozen eyes": Pair(model="teacher", settings={"freeze": ("vision",)}),
+    "softcapped, looks both ways": Pair("gemma3"),
+    "clips": Pair(settings={"video": VideoSettings(workers=0)}, shown=clips),
+    "sounds": Pair("beeps", settings={"lora": LORA}, shown=sounds),
+    "episodes": Pair(settings={"lora": LORA}, worlds=True),
+    "episodes, another model": Pair(model="teacher", worlds=True),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_teacher_that_is_the_student_says_nothing(name: str, tiny: Tiny, tmp_path: Path):
+    pair = SAME[name]
+    folder = str(beeps.build(tmp_path / "beeps")) if pair.family == "beeps" else tiny(pair.family)
+    teachers = (
+        (TextTeacher("same", model=folder, dtype=pair.settings.get("dtype", "float32")),) if pair.model == "teacher" else ()
+    )
+    config = TextPolicyConfig(folder, sampling=Sampling(max_new_tokens=6), teachers=teachers, **pair.settings)
+    parts = TextParts(generator=Ending, worlds=Inline(looking)) if pair.worlds else TextParts()
+    policy = TextPolicy(config, pair.shadows if pair.model != "teacher" else (), parts=parts)
+    rollouts = policy.rollout(asked(pair.shown(tmp_path)))
+    mask = rollouts.action_mask
+    for target in (*(Target(pair.model, beta=beta) for beta in BETAS), Target(pair.model, beta=0.5, top=8)):
+        found = compare(policy, rollouts, target)
+        assert float(found.kl.abs().max()) == 0.0 and found.gradient == 0.0, target
+        torch.testing.assert_close(found.agreement[mask], torch.ones(int(mask.sum())))
+        assert bool((found.kl[~mask] == 0).all()) and bool((found.logprobs[mask] < 0).all())
+
+
+loaded = cache(plain_model)
+
+
+def full_logprobs(folder: str, policy: TextPolicy, trace: TextTrace, row: int, shown: Encoded | None = None) -> Tensor:
+    """Everything that transformers alone says of one row's tokens, (t, v)."""
+    model, _ = loaded(folder)
+    prompt = trace.prompts[int(trace.prompt_index[row])] if shown is None else shown
+    length = int(trace.lengths[row])
+    ids = torch.cat([prompt.token_ids, trace.tokens[row, :length]])[None]
+    types = None if prompt.type_ids is None else torch.cat([prompt.type_ids, torch.zeros(length, dtype=torch.long)])[None]
+    with torch.no_grad():
+        named = {} if types is None else {"mm_token_type_ids": types}
+        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **named, **prompt.media).logits
+    cut = logits[0, len(prompt.token_ids) - 1 : -1].double() / float(trace.temperature[row])
+    return cut.masked_fill(policy.net.banned, -torch.inf).log_softmax(-1)
+
+
+def by_definition(s: Tensor, t: Tensor, beta: float) -> Tensor:
+    p, q = s.exp(), t.exp()
+    m = (1 - beta) * p + beta * q
+
+    def kl(a: Tensor, b: Tensor) -> Tensor:
+        return torch.where(a > 0, a * (a / b).log(), 0.0).sum(-1)
+
+    return {1.0: kl(p, q), 0.0: kl(q, p)}.get(beta, beta * kl(q, m) + (1 - beta) * kl(p, m))
+
+
+def check_against(policy: TextPolicy, rollouts: Rollouts, target: Target, folders: Callable[[int], tuple[str, str]]) -> None:
+    """Every row's comparison is that of (student, teacher) by transformers."""
+    found, trace = compare(policy, rollouts, target), text_trace(rollouts.trace)
+    for row in range(len(trace)):
+        s, t = (full_logprobs(folder, policy, trace, row) for folder in folders(row))
+        n = len(s)
+        torch.testing.assert_close(found.kl[row, :n].double(), by_definition(s, t, target.beta), atol=5e-5, rtol=1e-3)
+        overlap = torch.minimum(s.exp(), t.exp()).sum(-1)
+        torch.testing.assert_close(found.agreement[row, :n].double(), overlap, atol=1e-5, rtol=1e-4)
+    assert float(found.kl[rollouts.action_mask].mean()) > 0.05
+
+
+def test_another_model_is_read_as_transformers_reads_it(tiny: Tiny, other: str):
+    policy = make(tiny("qwen3_vl"), teachers=(TextTeacher("big", model=other, dtype="float32"),), logit_chunk=4096)
+    rollouts = policy.rollout(asked(prompts()), replace(policy.config.sampling, temperature=0.7))
+    for beta in BETAS:
+        check_against(policy, rollouts, Target("teacher", beta=beta), lambda _: (tiny("qwen3_vl"), other))
+    trace, mask = text_trace(rollouts.trace), rollouts.action_mask
+    frozen = policy.read(trace, [TEACHER_LOGPROBS], mask)[TEACHER_LOGPROBS]
+    for row in range(len(trace)):
+        n = int(trace.lengths[row])
+        own = full_logprobs(other, policy, trace, row).gather(-1, trace.tokens[row, :n, None])[:, 0]
+        torch.testing.assert_close(frozen[row, :n].double(), own, atol=1e-4, rtol=1e-4)
+    # the policy's own tokens alone: what is outside the mask is 0, and changes nothing inside
+    holes = mask & (torch.arange(mask.shape[1]) % 2 == 0)
+    some, whole = (compare(policy, replace(rollouts, action_mask=one), Target("teacher")) for one in (holes, mask))
+    assert torch.equal(some.kl[holes], whole.kl[holes]) and not some.kl[~holes].any()
+
+
+def test_rows_choose_their_teacher_by_a_column(tiny: Tiny, other: str):
+    mine = tiny("qwen3_vl")
+    teachers = (TextTeacher("a", model=other, dtype="float32"), TextTeacher("b", model=mine, dtype="float32"))
+    policy = make(mine, teachers=teachers)
+    shown = [replace(prompt, columns={"teacher": "ab"[i % 2]}) for i, prompt in enumerate(prompts())]
+    rollouts = policy.rollout(asked(shown))
+    index = text_trace(rollouts.trace).prompt_index
+    check_against(policy, rollouts, Target("teacher", beta=0.3), lambda row: (mine, [other, mine][int(index[row]) % 2]))
+    lost = policy.rollout(asked(prompts()[:1]))
+    with pytest.raises(ValueError, match=r"name none of policy\.teachers"):
+        compare(policy, lost, Target("teacher"))
+
+
+def test_an_adapter_teaches_beside_the_one_that_trains(tiny: Tiny, tmp_path: Path):
+    taught = make(tiny("qwen3_vl"), lora=replace(LORA, rank=2))
+    stir(taught)
+    taught.save(tmp_path / "taught")
+    teacher = TextTeacher("taught", adapter=str(tmp_path / "taught"))
+    policy, alone = (make(tiny("qwen3_vl"), {"ref"}, lora=LORA, teachers=one) for one in ((teacher,), ()))
+    rollouts = policy.rollout(asked(prompts()))
+    assert list(policy.weights.named) == list(alone.weights.named) and not policy.weights.shadows["ref"].weights
+    values = policy.read(rollouts.trace, [TEACHER_LOGPROBS, REF_LOGPROBS], rollouts.action_mask)
+    own = taught.read(rollouts.trace, [LOGPROBS], rollouts.action_mask)[LOGPROBS].detach()
+    torch.testing.assert_close(values[TEACHER_LOGPROBS], own, atol=1e-5, rtol=1e-4)
+    assert float((values[TEACHER_LOGPROBS] - values[REF_LOGPROBS]).abs().max()) > 0.01
+    found = compare(policy, rollouts, Target("teacher"))
+    assert float(found.kl.max()) > 0.01 and found.gradient > 0
+    policy.save(tmp_path / "saved")
+    alone.save(tmp_path / "alone")
+    names = [sorted(one.name for one in (tmp_path / folder).rglob("*") if one.is_file()) for folder in ("saved", "alone")]
+    assert names[0] == names[1]
+    saved, usual = (load_file(tmp_path / folder / "adapter_model.safetensors") for folder in ("saved", "alone"))
+    assert saved.keys() == usual.keys()
+
+
+def test_moved_weights_are_compared_with_their_reference_and_their_average(tiny: Tiny):
+    for lora in (None, LORA):
+        policy = make(tiny("qwen3_vl"), {"ref", "ema"}, lora=lora, ema_decay=0.5)
+        rollouts = policy.rollout(asked(prompts()[:2]))
+        stir(policy, 0.02)
+        before = [compare(policy, rollouts, Target(model)) for model in ("ref", "ema")]
+        assert torch.equal(before[0].kl, before[1].kl) and float(before[0].kl.max()) > 1e-3
+        policy.advance()
+        after = compare(policy, rollouts, Target("ema"))
+        assert 0 < float(after.kl.sum()) < float(before[1].kl.sum())
+
+
+def test_a_teacher_that_sees_more_reads_the_same_tokens_behind_another_prompt(tiny: Tiny):
+    views = {"v": Privileged(column="told", media="full")}
+    policy = TextPolicy(TextPolicyConfig(tiny("qwen3_vl"), sampling=Sampling(max_new_tokens=6)), views=views)
+    shown = [Prompt("one", "what?", (picture(0),), columns={"full": picture(1, 120, 90)})]
+    rollouts = policy.rollout(asked(shown, 3))
+    trace = text_trace(rollouts.trace).tell(["it is <image> blue", "", "no"])
+    found = compare(policy, replace(rollouts, trace=trace), Target("policy", "v", beta=0.3))
+    folder = policy.config.model
+    for row, text in enumerate(("it is image blue", "", "no")):
+        behind = policy.encode(views["v"](replace(shown[0], columns={**shown[0].columns, "told": text}), 0))
+        s, t = full_logprobs(folder, policy, trace, row), full_logprobs(folder, policy, trace, row, behind)
+        torch.testing.assert_close(found.kl[row, : len(s)].double(), by_definition(s, t, 0.3), atol=5e-5, rtol=1e-3)
+    assert len(behind) > len(trace.prompts[0]) and float(found.kl.mean()) > 0.01
+
+
+def test_a_teacher_of_other_tokens_is_refused_before_weights_load(tiny: Tiny, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mmrl.policies.text.loading.load_weights", lambda *_, **__: pytest.fail("weights were loaded"))
+    with pytest.raises(ValueError, match=r"policy.teachers 'x' \(.*\) has other tokens than policy.model .*sft"):
+        make(tiny("qwen3_vl"), teachers=(TextTeacher("x", model=tiny("internvl")),))
+    with pytest.raises(FileNotFoundError, match=r"policy\.teachers\.0\.adapter: there is no folder"):
+        make(tiny("qwen3_vl"), lora=LORA, teachers=(TextTeacher("x", adapter="/gone"),))
