@@ -15,7 +15,7 @@ from mmrl import Box, Prompt
 from mmrl.answers.boxes.parsing import format_box
 from mmrl.core.samples import MediaSize
 from mmrl.data.drawn.scenes import PlacedDigit, Scene, SceneStyle, draw_scene
-from mmrl.runtime.ranges import Count, Range, Seed
+from mmrl.runtime.ranges import Count, PositiveShare, Range, Seed
 
 __all__ = ["load"]
 Written = Literal["", "right", "hurried"]
@@ -33,6 +33,7 @@ def load(
     num_distractors: Annotated[int, Range(0, 64)] = 1,
     background: Literal["noise", "photo"] = "noise",
     written: Written = "",
+    shown: PositiveShare = 1.0,
 ) -> Sequence[Prompt]:
     """Prompts whose answer is a tuple of one pixel box; column `distractors` holds the boxes of the other digits.
 
@@ -45,12 +46,13 @@ def load(
         background: noise or photo.
         written: right: a column `completion` holds the answer as a model is to write it, in thousandths of the picture. hurried:
             as an annotator in a hurry would: too large, and half of them the box of another digit.
+        shown: below 1 the picture is shown at this share of its sides, and a column `full` holds it whole.
 
     Raises:
         ValueError: no such split, or digits that cannot be asked for.
     """
     style = SceneStyle(asked=tuple(asked), num_distractors=num_distractors, background=background)
-    prompts = _Scenes(split, size, seed, style, written)
+    prompts = _Scenes(split, size, seed, style, written, shown)
     if size:
         prompts[0]
     return prompts
@@ -63,6 +65,7 @@ class _Scenes(Sequence[Prompt]):
     seed: int
     style: SceneStyle
     written: Written = ""
+    shown: float = 1.0
 
     def __len__(self) -> int:
         return self.size
@@ -76,13 +79,16 @@ class _Scenes(Sequence[Prompt]):
 
     def _prompt(self, index: int) -> Prompt:
         scene = draw_scene(self.seed, index, self.split, self.style)
+        share = round(self.shown * self.style.side) / self.style.side
+        picture = scene.image if share == 1 else scene.image.resize((round(share * self.style.side),) * 2)
         return Prompt(
             id=f"{self.split}-{self.seed}-{index}",
             text=scene.question,
-            media=(scene.image,),
-            answer=(_box(scene.asked),),
-            columns={"distractors": tuple(map(_box, scene.distractors)), "digit": scene.asked.digit}
-            | ({"completion": self._written(scene, index)} if self.written else {}),
+            media=(picture,),
+            answer=(_box(scene.asked, share),),
+            columns={"distractors": tuple(_box(one, share) for one in scene.distractors), "digit": scene.asked.digit}
+            | ({"completion": self._written(scene, index)} if self.written else {})
+            | ({} if share == 1 else {"full": scene.image}),
         )
 
     def _written(self, scene: Scene, index: int) -> str:
@@ -97,5 +103,5 @@ class _Scenes(Sequence[Prompt]):
         return f"[{format_box(box.to('norm1000', MediaSize(*[side] * 4)))}]"
 
 
-def _box(placed: PlacedDigit) -> Box:
-    return Box(*placed.corners, "pixel", str(placed.digit))
+def _box(placed: PlacedDigit, share: float = 1.0) -> Box:
+    return Box(*(share * x for x in placed.corners), "pixel", str(placed.digit))

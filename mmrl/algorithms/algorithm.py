@@ -21,11 +21,11 @@ from mmrl.runtime.ranges import Count, Range, check_ranges
 
 Part = TypeVar("Part")
 SCOPES: tuple[Scope, ...] = ("action", "rollout", "group", "batch")
-NO_COPIES = ("old", "rollout", "start", "teacher")
-"""These need no copy of the weights: `old` and `start` are read before the first update, `rollout` was recorded while sampling,
-and teachers are adapters of the policy."""
 OF_SCORES = "scores"
 """The model of readings that the trainer makes of rewards."""
+NO_COPIES = ("policy", "old", "rollout", "start", "teacher", OF_SCORES)
+"""These need no copy of the weights: `old` and `start` are read before the first update, `rollout` was recorded while sampling,
+and teachers are adapters of the policy, or models of their own."""
 
 
 MOST_ROLLOUTS = 2**20
@@ -112,7 +112,7 @@ class Algorithm:
     @property
     def shadows(self) -> frozenset[str]:
         """Weights that must be kept beside the live ones."""
-        return frozenset(reading.model for reading in self.frozen_reads) - set(NO_COPIES)
+        return frozenset((reading.target or reading).model for reading in self.all_reads) - {*NO_COPIES}
 
     @property
     def views(self) -> dict[str, View]:

@@ -1,14 +1,15 @@
 """Other ways to show a prompt: frames shuffled, a sentence added, parts of the pictures hidden. (prompt, seed) -> prompt."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from mmrl.core.samples import Media
 from mmrl.core.types import Prompt, Video
-from mmrl.runtime.ranges import Count, Share, check_ranges
+from mmrl.runtime.ranges import Count, CountOrNone, Share, check_ranges
 
 
 def has_clip(prompt: Prompt) -> bool:
@@ -39,6 +40,80 @@ class Hint:
 
     def __call__(self, prompt: Prompt, seed: int) -> Prompt:
         return replace(prompt, text=f"{prompt.text}\n{self.text}")
+
+
+TOLD = "told"
+"""The column with what is known from the samples alone: a right sample of the same prompt."""
+
+
+@dataclass(frozen=True)
+class Privileged:
+    """The prompt with what a teacher sees besides: a column's text under it, other media, more frames of a clip.
+
+    A prompt whose column is empty is shown as it is.
+    """
+
+    column: str = ""
+    """The column with a text; `told`: another sample of the prompt that was right, as it was written."""
+    text: str = "Here is a correct solution:\n{text}\nNow answer the question yourself."
+    """Goes under the prompt, with {text} in it."""
+    media: str = ""
+    """The column with the media that take the place of the prompt's: a file, a picture, or a list of them."""
+    frames: CountOrNone = 0
+    """Frames of every clip; 0: as the policy sees it."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if "{text}" not in self.text:
+            raise ValueError(f"Privileged.text is {self.text!r}: write {{text}} where the column's text goes")
+
+    @property
+    def tells(self) -> bool:
+        """Is it known from the samples alone?"""
+        return self.column == TOLD
+
+    @property
+    def is_plain(self) -> bool:
+        """Is nothing shown besides?"""
+        return not (self.column or self.media or self.frames)
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError where no prompt has the column, its media are none, or no prompt has a clip to show more of."""
+        for column in filter(None, (self.media, "" if self.tells else self.column)):
+            if prompts and not any(prompt.columns.get(column) for prompt in prompts):
+                known = ", ".join(sorted({name for prompt in prompts for name in prompt.columns})) or "none"
+                raise ValueError(
+                    f"a teacher is shown the column {column!r}, and none of the {len(prompts)} prompts that were looked at has "
+                    f"it (their columns: {known}): add it to the data, or name another one"
+                )
+        for prompt in prompts if self.media else ():
+            refuse_no_media(prompt, self.media)
+        if self.frames and prompts and not any(map(has_clip, prompts)):
+            raise ValueError(
+                f"a teacher is shown {self.frames} frames of every clip, and none of the {len(prompts)} prompts that were looked "
+                "at has a clip: leave frames out"
+            )
+
+    def __call__(self, prompt: Prompt, seed: int) -> Prompt:
+        media, text = prompt.media, prompt.columns.get(self.column) if self.column else None
+        if self.media and (found := prompt.columns.get(self.media)):
+            media = tuple(found) if isinstance(found, list | tuple) else (found,)
+        if self.frames:
+            media = tuple(replace(one, frames=self.frames, fps=None) if isinstance(one, Video) else one for one in media)
+        shown = prompt.text if not text else f"{prompt.text}\n{self.text.replace('{text}', str(text))}"
+        return replace(prompt, text=shown, media=media)
+
+
+def refuse_no_media(prompt: Prompt, column: str) -> None:
+    """Raise ValueError for a column whose value is no media, or names no file."""
+    found = prompt.columns.get(column)
+    for one in found if isinstance(found, list | tuple) else [found] if found else []:
+        is_name = isinstance(one, str | Path)
+        if (is_name and not Path(one).is_file()) or (not is_name and isinstance(one, int | float | dict)):
+            raise ValueError(
+                f"prompt {prompt.id!r} has {str(one)[:80]!r} in the column {column!r}, which a teacher is shown and is no file: "
+                "write its absolute path"
+            )
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ PHASES = ("rollout", "reward", "read", "update")
 """The timed parts of a step, none inside another."""
 SIDE = 32
 """Pictures are compared at this many pixels a side, so that content counts and not grain."""
+TEACHERS = "teacher/"
+TAUGHT_SHARE = f"{TEACHERS}taught"
+"""Metrics of teachers, and the share of the tokens that they have; `teacher/taught/NAME` of one of several."""
 SUMS = ("gap", "compared", "idle", "rows")
 
 

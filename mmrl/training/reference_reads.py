@@ -143,7 +143,7 @@ class ReferenceReads:
 
 
 def of_scores(readings: Iterable[Reading], scores: Scores, rollouts: Rollouts) -> dict[Reading, Tensor]:
-    """Readings made of rewards, (n, t): a row's total, and the mean over its group, also over rows that were dropped."""
+    """Readings made of rewards, (n, t): a row's total, the mean over its group, also over rows that were dropped, and TAUGHT."""
     wanted = tuple(readings)
     if not wanted:
         return {}
@@ -152,6 +152,6 @@ def of_scores(readings: Iterable[Reading], scores: Scores, rollouts: Rollouts) -
     for group in rollouts.groups:
         rows = rollouts.group_ids == group.id
         means[rows] = totals[rows].nanmean() if group.seen is None else group.seen.mean
-    values = {REWARD: totals, MEAN_REWARD: means}
     shape = rollouts.action_mask.shape
-    return {reading: values[reading][:, None].expand(shape).to(scores.values.dtype) for reading in wanted}
+    values = {REWARD: totals[:, None].expand(shape), MEAN_REWARD: means[:, None].expand(shape), **rollouts.recorded}
+    return {reading: values[reading].to(scores.values.dtype) for reading in wanted}

@@ -4,6 +4,7 @@ Weights move in a step's updates only. While prompts are sampled, scored and rea
 request is followed at once: the work is thrown away, and the state saved is the one from before it. Updates are finished first.
 """
 
+import logging
 import math
 import random
 from collections.abc import Iterable, Iterator
@@ -17,10 +18,12 @@ from torch import nn
 from mmrl.core.hooks import PolicyHooks, with_hooks
 from mmrl.core.protocols import Policy
 from mmrl.core.ranks import Ranks
+from mmrl.core.readings import TAUGHT
 from mmrl.core.types import Rollouts, Scores
 from mmrl.runtime.blame import AskedToLeaveError
 from mmrl.training.settings import TrainSettings
 
+log = logging.getLogger("mmrl")
 ON_THE_WAY = frozenset({"__enter__", "__exit__"})
 """Functions that swap something in or out, such as averaged weights: they are never interrupted."""
 
@@ -110,7 +113,14 @@ def refuse_nothing_to_train(step: int, ranks: Ranks, trained: Rollouts, scores: 
     Raises:
         TrainingStoppedError: says which of rewards, masks and lengths left nothing.
     """
-    if ranks.sum([int(trained.action_mask.any())])[0]:
+    taught = trained.recorded.get(TAUGHT)
+    some = taught is None or bool((taught > 0).any()), bool(scores.total().isfinite().any())
+    trains, has_taught, is_scored = ranks.sum([int(trained.action_mask.any()), *map(int, some)])
+    if not trains and is_scored and not has_taught:
+        log.warning(
+            f"step {step} does not train: its rewards leave no row to a teacher, as where all samples of a prompt are wrong"
+        )
+    if trains or (is_scored and not has_taught):
         return
     if not bool(scores.total().isfinite().any()):
         reason = f"no reward ({', '.join(scores.names)}) answered for any sample: all said None or failed"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.routes import routed
 from mmrl.core.hooks import PlannerHooks, PolicyHooks, with_hooks
 from mmrl.core.protocols import Policy, PromptSampler, State
 from mmrl.core.ranks import Ranks
@@ -25,7 +26,16 @@ from mmrl.training.checkpoints.state import RunState, copy_state, load_parts
 from mmrl.training.collect import Collected, Collector, rows_of_now
 from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
-from mmrl.training.measure import UpdateFigures, reward_metrics, rollout_metrics, stopwatch, with_shares
+from mmrl.training.measure import (
+    TAUGHT_SHARE,
+    TEACHERS,
+    UpdateFigures,
+    mean,
+    reward_metrics,
+    rollout_metrics,
+    stopwatch,
+    with_shares,
+)
 from mmrl.training.optim import check_optimizer, put_to_rest, woken
 from mmrl.training.reference_reads import ReferenceReads, of_scores
 from mmrl.training.resources.micro_batch import MicroBatches
@@ -142,7 +152,7 @@ class Trainer:
         with stopwatch(times, "step"):
             with self._interruptible(f"step {self.index + 1}"):
                 collected = self.collect()
-                rollouts, scores = collected.rollouts, collected.scores
+                rollouts, scores = routed(self.algorithm, collected.rollouts, collected.scores), collected.scores
                 with stopwatch(times, "read"):
                     self.audit(rollouts, self.index + 1)
                     frozen = self.reader.read(rollouts, self.reader.gate.looks, collected.under, collected.others)
@@ -158,8 +168,7 @@ class Trainer:
                 updates = [self.update(batch) for batch in self.batches(trained, credit, frozen)]
                 with_hooks(self.policy, PolicyHooks).end_step(rebase=self.algorithm.rebases_after(self.own_steps + 1))
         self.index += 1
-        measured = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
-        self.algorithm.adapt(self.own_steps, measured)
+        measured = pass_on(self.algorithm, self.own_steps, updates)
         fresh, own = rows_of_now(rollouts, scores)
         metrics = {**reward_metrics(own, fresh, collected.tables, self.ranks), **rollout_metrics(fresh, self.ranks)}
         metrics |= {**measured, "rollout/rounds": float(collected.rounds), "rollout/discarded": float(collected.num_discarded)}
@@ -322,6 +331,15 @@ def is_on_host(policy: Policy) -> bool:
     return next(iter(policy.parameters())).device.type == "cpu"
 
 
+def pass_on(algorithm: Algorithm, step: int, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The means of what a step's updates measured, which parts that follow training are given; without any update no loss."""
+    if not updates:
+        return {"loss": math.nan, TAUGHT_SHARE: 0.0}
+    measured = {name: mean([update[name] for update in updates]) for name in updates[0]}
+    algorithm.adapt(step, measured)
+    return measured
+
+
 def collector_for(settings: TrainSettings) -> type[Collector]:
     """The collector that samples as far ahead as the run wants."""
     if not settings.ahead:
@@ -364,9 +382,19 @@ def refuse_nan(step: int, totals: Mapping[str, float], keep: Callable[[], str]) 
 
 
 def share_averages(totals: dict[str, float]) -> dict[str, float]:
-    """Divide measures by the sum of the shares they were weighted with, which is 1 for most aggregations but not for all."""
+    """Divide measures by the sum of the shares they were weighted with, which is 1 for most aggregations but not for all.
+
+    Those of a teacher are means over the tokens that it has.
+    """
     share = totals.pop("policy/share")
-    return {name: value if name == "loss" else value / (share or 1.0) for name, value in totals.items()}
+
+    def whole(name: str) -> float:
+        kind, _, who = name.removeprefix(TEACHERS).partition("/")
+        if not name.startswith(TEACHERS) or kind == "taught":
+            return share or 1.0
+        return totals[f"{TAUGHT_SHARE}/{who}" if who else TAUGHT_SHARE] or math.nan
+
+    return {name: value if name == "loss" else value / whole(name) for name, value in totals.items()}
 
 
 def examples_of(collected: Collected, scores: Scores) -> Examples:

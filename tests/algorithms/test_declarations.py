@@ -95,6 +95,7 @@ UNCREDITED = {
     "TrustHinge",
     "BetweenReferences",
     "LooserWhereGood",
+    "FollowTeacher",
     "RewardGradient",
     "ValueFit",
 }

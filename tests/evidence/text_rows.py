@@ -12,6 +12,7 @@ from mmrl.algorithms.weights.aggregate import SequenceMean
 from tests.evidence import text_tasks as tasks
 from tests.evidence.plain import unclipped, uncompared
 from tests.evidence.task import Row, Task
+from tests.support.presets import DISTILLED
 
 STALE = 16
 """Updates per step where a method is made for weights that have moved away from those that sampled."""
@@ -83,5 +84,6 @@ ROWS = [
 """Presets for text of most ideas."""
 ELSEWHERE = {
     "mm_upt": "without labels better than at the start, three seeds: tests/learning/test_unlabelled.py",
+    **dict.fromkeys(DISTILLED, "they compare distributions of real models: python -m tests.evidence.teachers"),
 }
 """Presets whose evidence is a test of another room."""

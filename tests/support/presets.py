@@ -11,7 +11,11 @@ WITH_TEACHERS = {name for name, one in FLOW.items() if any(reading.model == "tea
 """They need prompts that name an adapter: with real models in tests/policies/flow/test_teachers.py."""
 VIDEO = {name: PRESETS[name] for name, (_, file) in documents().items() if file.stem == "video"}
 """On prompts with clips."""
-TEXT = {name: one for name, one in PRESETS.items() if one.schedule is None and name not in VIDEO}
+DISTILLED = {
+    name: one for name, one in PRESETS.items() if one.schedule is None and any(reading.target for reading in one.all_reads)
+}
+"""They compare whole distributions, which real models alone have: tests/app/test_teachers.py."""
+TEXT = {name: one for name, one in PRESETS.items() if one.schedule is None and name not in VIDEO | DISTILLED}
 
 
 def of_files(*ideas: str) -> list[str]:

@@ -14,7 +14,7 @@ from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import TrainSettings
 from mmrl.training.trainer import Trainer
 from tests.flow.test_learning import small
-from tests.support.presets import FLOW
+from tests.support.presets import DISTILLED, FLOW
 from tests.support.trainers import make_trainer, weights
 from tests.training.run_ranks import COLUMNS, Hinting
 from tests.training.test_golden import blinded, fitted, float64, prepared, seeing
@@ -32,6 +32,7 @@ ELSEWHERE = {
     **dict.fromkeys(("hgpo", "openthinkimg", "vr_thinker", "geometry_zero", "arpo"), "it looks at turns"),
     **dict.fromkeys(("refl", "draft_k", "flow_bp"), "its gradient passes a decoder"),
     "mobile_agent_v3": "what is its own are its turns",
+    **dict.fromkeys(DISTILLED, "it compares distributions of real models"),
 }
 """Presets that this task cannot ask for what makes them: each has a task of its own in tests/evidence."""
 TASK = [replace(clip, columns={**clip.columns, **COLUMNS}) for clip in CLIPS]

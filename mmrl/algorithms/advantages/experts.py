@@ -1,15 +1,17 @@
 """Credit for answers of others: an expert's, while the policy's own are rarely right, and demonstrations."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.statistics import by_group, standardize, to_credit, totals_and_keep
 from mmrl.core.hooks import AdvantageHooks
+from mmrl.core.readings import OLD_LOGPROBS, TAUGHT, TEACHER_LOGPROBS
 from mmrl.core.types import Credit, Rollouts, Scores
-from mmrl.runtime.ranges import Count, NonNegative, Number, Range, check_ranges
+from mmrl.runtime.ranges import Count, NonNegative, Number, Positive, Range, check_ranges
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,70 @@ class Demonstrated(AdvantageHooks):
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         return Credit(torch.ones(rollouts.action_mask.shape), torch.ones(len(rollouts), dtype=torch.bool))
+
+
+@dataclass(frozen=True)
+class Told(AdvantageHooks):
+    """A = 1 in rows that a teacher has to itself; the others leave loss and counts (SDPO, arXiv:2601.20802).
+
+    Take it with a FollowTeacher whose teacher is told something, or has the wrong rows.
+    """
+
+    reads = (TAUGHT,)
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        return Credit(torch.ones(rollouts.action_mask.shape), (rollouts.recorded[TAUGHT] > 0).any(1))
+
+
+@dataclass(frozen=True)
+class ExceptTaught(AdvantageHooks):
+    """The advantage of rewards, and 0 in rows that a teacher has to itself, which stay in all counts (SRPO, arXiv:2604.02288)."""
+
+    inner: GroupNorm = field(default_factory=GroupNorm)
+    """The advantage of rewards: it compares all rows."""
+    reads = (TAUGHT,)
+
+    @property
+    def min_group_size(self) -> int:
+        return self.inner.min_group_size
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        credit = self.inner(scores, rollouts)
+        return replace(credit, values=torch.where(rollouts.recorded[TAUGHT] > 0, 0.0, credit.values))
+
+
+@dataclass(frozen=True)
+class TowardsTeacher(AdvantageHooks):
+    """A = rewards * inner + weight * clamp(log teacher - log old) per token: reverse KL to the teacher as a reward.
+
+    For surrogates of a policy gradient. What a token does to later ones gets no credit.
+    """
+
+    inner: GroupNorm = field(default_factory=GroupNorm)
+    """The advantage of rewards."""
+    rewards: NonNegative = 0.0
+    """Its factor; 0: rewards are not asked."""
+    weight: NonNegative = 1.0
+    """The factor of the gap between the log-probabilities."""
+    bound: Positive | None = None
+    """The gap is clamped to [-c, c]; None: it is not."""
+
+    __post_init__ = check_ranges
+    reads = (TEACHER_LOGPROBS, OLD_LOGPROBS)
+
+    @property
+    def unscored(self) -> bool:
+        return self.rewards == 0
+
+    @property
+    def min_group_size(self) -> int:
+        return 1 if self.unscored else self.inner.min_group_size
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        credit = Demonstrated()(scores, rollouts) if self.unscored else self.inner(scores, rollouts)
+        gap = rollouts.recorded[TEACHER_LOGPROBS] - rollouts.recorded[OLD_LOGPROBS]
+        gap = torch.where(rollouts.action_mask, gap if self.bound is None else gap.clamp(-self.bound, self.bound), 0.0)
+        return replace(credit, values=self.rewards * credit.values + self.weight * gap)
 
 
 @dataclass(frozen=True)

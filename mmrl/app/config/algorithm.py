@@ -255,6 +255,8 @@ def cost_words(algorithm: Algorithm) -> Iterator[str]:
     read = {(reading.model, reading.view, reading.guidance) for reading in algorithm.frozen_reads if reading != OLD_LOGPROBS}
     if read:
         yield f"{len(read)} more {'pass' if len(read) == 1 else 'passes'} without gradient"
+    if targets := {reading.target for reading in algorithm.all_reads if reading.target}:
+        yield f"{len(targets)} more pass without gradient at every update"
     if algorithm.shadows:
         yield f"weights kept beside: {', '.join(sorted(algorithm.shadows))}"
     if algorithm.scope in ("group", "batch"):

@@ -11,6 +11,7 @@ from mmrl.app.config.algorithm import given_in, policy_kind
 from mmrl.app.config.data import data_tables
 from mmrl.app.config.run import Resolved, RunConfig, read_run
 from mmrl.app.modality.registry import modality_of
+from mmrl.app.modality.teachers import follows_teachers
 from mmrl.app.plugins.python_objects import STAGE
 from mmrl.app.toml.reader import UnknownKeyError, check_slip, make
 from mmrl.app.toml.tables import KeyPath, Table, Values, dotted_key, leaves
@@ -77,7 +78,7 @@ def stages_of(resolved: Resolved) -> list[Stage]:
     """
     config, begin, found = resolved.config, 0, list[Stage]()
     if not config.stage:
-        return [Stage(1, 1, "", 0, resolved)]
+        return having_readers([Stage(1, 1, "", 0, resolved)])
     where = resolved.table.at(("stage",))
     if len(config.stage) > MOST_STAGES:
         raise ValueError(f"{where} has {len(config.stage)} stages, and a chain {MOST_STAGES} at most: give them more steps each")
@@ -108,7 +109,19 @@ def stages_of(resolved: Resolved) -> list[Stage]:
         check_until(found[-1], resolved.table.at(("stage", str(i), "until", "metric")))
     check_rows(found, resolved.table)
     check_used(resolved.table)
-    return found
+    return having_readers(found)
+
+
+def having_readers(stages: list[Stage]) -> list[Stage]:
+    """The stages; raises ValueError where the run has teachers, and no stage follows one."""
+    config = stages[0].resolved.config
+    teachers = getattr(config.policy, "teachers", ())
+    if teachers and not any(follows_teachers(stage.resolved.config.algorithm.algorithm) for stage in stages):
+        raise ValueError(
+            f"policy.teachers has {len(teachers)} table(s), and nothing in algorithm {config.algorithm.label} reads them: take a "
+            'preset such as opd or diffusion_opd, a term FollowTeacher or FlowKL with model = "teacher", or remove them'
+        )
+    return stages
 
 
 def check_table(table: Table, stages: Sequence[StageSettings], i: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.pictures import TaughtPairs, TaughtPictures
+from mmrl.app.modality.teachers import follows_teachers, refuse_comparisons
 from mmrl.core.hooks import AdvantageHooks, PlannerHooks, TermHooks, with_hooks
 from mmrl.core.readings import DT, MEAN, PIXELS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY
 from mmrl.core.samples import Video
@@ -21,8 +22,8 @@ from mmrl.policies.flow.families.base import FlowFamily
 from mmrl.policies.flow.read.evaluate import OF_LATENTS
 from mmrl.policies.flow.settings import FlowPolicyConfig, TeacherSettings
 from mmrl.policies.flow.sizes import Size, own_size, size_text
-from mmrl.policies.flow.teachers import TEACHER, refuse_missing_teachers
 from mmrl.policies.flow.write.given import refuse_other_kind
+from mmrl.policies.shared.teachers import refuse_missing_teachers, refuse_no_teachers
 from mmrl.policies.video.steady import frames_to_take
 
 OF_NOISE = {"logprobs", *(reading.quantity for reading in (MEAN, SAMPLED_MEAN, STD, PULL, DT))}
@@ -99,20 +100,11 @@ def check_previews(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None:
 
 
 def check_teachers(algorithm: Algorithm, teachers: Sequence[TeacherSettings], prompts: Sequence[Prompt], label: str) -> None:
-    """Raise ValueError where an objective reads teachers and there are none, or a prompt names none; or where none reads them."""
-    reads = any(reading.model == TEACHER for reading in algorithm.all_reads)
-    if reads and not teachers:
-        raise ValueError(
-            f"algorithm {label} follows teachers, and policy.teachers is empty: add a table [[policy.teachers]] with name and "
-            "adapter for each"
-        )
-    if reads:
-        refuse_missing_teachers(prompts, teachers)
-    elif teachers:
-        raise ValueError(
-            f"policy.teachers holds {len(teachers)} adapters, and nothing in algorithm {label} reads them: take the preset "
-            'diffusion_opd, a term FlowKL with model = "teacher", or remove them'
-        )
+    """Raise ValueError where an objective reads teachers and there are none, or a prompt names none."""
+    refuse_comparisons(algorithm, label, "flow")
+    if follows_teachers(algorithm):
+        refuse_no_teachers(len(teachers), label, "adapter")
+        refuse_missing_teachers(prompts, [one.name for one in teachers])
 
 
 def check_taught(algorithm: Algorithm, policy: FlowPolicyConfig, prompts: Sequence[Prompt], family: FlowFamily | None) -> None:

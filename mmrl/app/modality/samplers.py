@@ -28,7 +28,10 @@ def drawing_generator(settings: SamplerSettings) -> Callable[[FlowHost], drawing
 def writing_generator(settings: SamplerSettings) -> Callable[[TextHost], writing.RemoteGenerator]:
     """The part of a policy whose completions these processes write."""
     return lambda host: writing.RemoteGenerator(
-        host, writing.LocalGenerator(host), settings, partial(SamplingProcess, partial(TextPolicy, host.config), writing.write)
+        host,
+        writing.LocalGenerator(host),
+        settings,
+        partial(SamplingProcess, partial(TextPolicy, replace(host.config, teachers=())), writing.write),
     )
 
 

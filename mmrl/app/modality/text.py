@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality
 from mmrl.app.modality.merge import merge_adapter
+from mmrl.app.modality.teachers import with_teachers
 from mmrl.core.episodes import Limits, Worlds
 from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.protocols import View
@@ -78,6 +79,7 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
                 "policy.kind is 'text', which has none: set algorithm.planner.kind = \"Once\""
             )
         refuse_cut_samples(policy, algorithm.old)
+        algorithm = with_teachers(algorithm, policy, label, prompts)
         return algorithm.with_length(policy.sampling.max_new_tokens)
 
     def look_around(self, policy: TextPolicyConfig, episodes: Limits | None = None) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.base import EvaluationTable, ExportKind, Modality, refuse_turns
 from mmrl.app.modality.merge import merge_adapter
+from mmrl.app.modality.teachers import follows_teachers, refuse_comparisons
 from mmrl.app.modality.text import LOADING
 from mmrl.core.episodes import Limits, Worlds
 from mmrl.core.protocols import View
@@ -75,6 +76,11 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
             raise ValueError(
                 f"algorithm {label} has a schedule of denoising steps ({type(algorithm.schedule).__name__}), but policy.kind is "
                 "'token_image', which draws by tokens: take a preset for text such as grpo"
+            )
+        refuse_comparisons(algorithm, label, self.name)
+        if follows_teachers(algorithm):
+            raise ValueError(
+                f'algorithm {label} follows policy.teachers, which models that draw by tokens have none of: set model = "ema"'
             )
         return algorithm.with_length(policy.plan_tokens + family_of_model(policy).num_codes)
 

@@ -6,6 +6,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol, get_args, runtime_checkable
 
+from mmrl.algorithms.objectives.distill import SEEN
 from mmrl.answers.needs import Need
 from mmrl.answers.sources import Fit
 from mmrl.app.config.reward_needs import needs_of, parts_of, reads_boxes, refuse_missing_package
@@ -14,7 +15,7 @@ from mmrl.app.modality.on_cards import check_cards
 from mmrl.app.modality.registry import modality_of
 from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.ranks import Ranks
-from mmrl.core.readings import SCORE, VALUE
+from mmrl.core.readings import SCORE, TAUGHT, VALUE
 from mmrl.core.types import Prompt
 from mmrl.engine.command import resolve_sync
 from mmrl.policies.flow.settings import FlowPolicyConfig
@@ -187,9 +188,14 @@ def refuse_missing_environment(config: RunConfig) -> None:
 def refuse_views_and_replays(config: RunConfig) -> None:
     """Raise ValueError for a method whose samples are no plain ones of this step: worlds answer such alone."""
     algorithm = config.algorithm
-    if algorithm.algorithm.views:
+    if {*algorithm.algorithm.views} - {SEEN}:
         raise ValueError(
             f"algorithm {algorithm.label} shows prompts under views, and worlds answer plain samples: take another algorithm"
+        )
+    if TAUGHT in algorithm.algorithm.all_reads and SEEN in algorithm.algorithm.views:
+        raise ValueError(
+            f"algorithm {algorithm.label} tells a teacher what another sample wrote, and what the world showed it cannot be "
+            "told: take another view of FollowTeacher, or leave [environment] out"
         )
     if algorithm.algorithm.replays:
         raise ValueError(

@@ -37,6 +37,7 @@ from mmrl.core.types import Prompt
 from mmrl.data.sources import Sources, StreamedSources, first_of_each
 from mmrl.data.validate import Report, check
 from mmrl.policies.shared.workers.settings import SamplerSettings
+from mmrl.policies.text.settings import TextPolicyConfig, TextTeacher
 from mmrl.runtime.cache import cache_folder, note_use
 from mmrl.runtime.process_state import seed
 from mmrl.training.callbacks import Callback
@@ -276,12 +277,25 @@ def samplers_of(config: RunConfig) -> SamplerSettings | None:
 
 def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
     """`tiny:qwen3_vl` becomes the folder of a tiny random model of that family, built once and by one process of a node."""
-    model = config.policy.model
-    if not model.startswith(TINY):
+    policy, kind = config.policy, modality_of(config.policy).name
+    if not any(str(one.model).startswith(TINY) for one in (policy, *other_models(policy))):
         return config
+
+    def local(model: str) -> str:
+        return str(small_models().tiny_model(model, kind)) if model.startswith(TINY) else model
+
     with ranks.main_first():
-        folder = small_models().tiny_model(model, modality_of(config.policy).name)
-    return replace(config, policy=replace(config.policy, model=str(folder)))
+        policy = replace(policy, model=local(policy.model))
+        if others := other_models(policy):
+            taken = {one.name: replace(one, model=local(str(one.model))) for one in others}
+            policy = replace(policy, teachers=tuple(taken.get(one.name, one) for one in policy.teachers))
+    return replace(config, policy=policy)
+
+
+def other_models(policy: PolicyConfig) -> list[TextTeacher]:
+    """The teachers of a policy that are models of their own."""
+    teachers = policy.teachers if isinstance(policy, TextPolicyConfig) else ()
+    return [one for one in teachers if one.model is not None]
 
 
 def in_stage(

@@ -51,6 +51,8 @@ def revive(
     if shadows is None:
         shadows = frozenset(() if state is None else state["policy"]["shadows"])
     local = with_local_model(config, ranks).policy
+    if getattr(local, "teachers", ()):
+        local = replace(local, teachers=())  # it answers, and follows nobody
     torch.manual_seed(config.seed)
     with ranks.main_first(not Path(local.model).expanduser().is_dir()), waiting(f"loading model {config.policy.model}"):
         policy = build_policy(local, shadows)

@@ -25,6 +25,7 @@ KEY_FIGURES = (
     ("matching error", "policy/matching_error"),
     ("preferred", "policy/preferred"),
     ("error", "policy/error"),
+    ("agreement", "teacher/agreement"),
     ("no spread", "reward/no_spread"),
     ("kl", "policy/kl"),
     ("length", "rollout/length"),

@@ -1,0 +1,214 @@
+"""Distillation against TRL's functions and trainer, the authors' SDPO loss, and SRPO's formula worked out by hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mmrl.algorithms.advantages.experts import Demonstrated, ExceptTaught, Told, TowardsTeacher
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.distill import FollowTeacher
+from mmrl.algorithms.objectives.surrogates import Reinforce
+from mmrl.algorithms.views import Privileged
+from mmrl.algorithms.weights.aggregate import TokenMean
+from mmrl.algorithms.weights.teachers import SureTeacher
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, TAUGHT, TEACHER_LOGPROBS
+from mmrl.core.types import Reading, Rollouts, Sample, Target
+from mmrl.policies.text.net import NEVER
+from mmrl.policies.text.read.distance import Other, Part, divergence, overlap
+from mmrl.policies.text.read.evaluate import token_values
+from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed
+
+FLOAT32 = 2e-6
+TELLING = Privileged(column="told")
+
+
+def logits_of(vector: Vector) -> tuple[Tensor, Tensor]:
+    """Of the student, with a gradient, and of its teacher."""
+    return tensor(vector.inputs["student_logits"]).requires_grad_(), tensor(vector.inputs["teacher_logits"])
+
+
+def token_logprobs(logits: Tensor, tokens: Sequence[int]) -> Tensor:
+    return logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[..., None])[..., 0]
+
+
+def whole_vocabulary(vector: Vector) -> None:
+    """TRL's generalized Jensen-Shannon divergence, of all tokens or of the likeliest and the rest."""
+    params, (student, teacher) = vector.params, logits_of(vector)
+    heat = params.get("temperature", 1.0)
+    found = divergence(student / heat, teacher / heat, params["beta"], params.get("top", 0))
+    close(found, vector.outputs["per_token"], vector.tolerance)
+    close(torch.autograd.grad(found.sum(), student)[0], vector.outputs["grad_of_sum"], vector.tolerance)
+
+
+for key in (
+    *(f"gkd_beta_{beta}" for beta in ("0.0_t_1.0", "1.0_t_1.0", "0.5_t_1.0", "0.1_t_0.7")),
+    *(f"sdpo_top_{top}_tail_alpha_{beta}" for top, beta in ((3, 0.5), (3, 1.0), (2, 0.0))),
+):
+    check(key)(whole_vocabulary)
+
+
+@check("sdpo_top_3_renormalised_alpha_1.0")
+def renormalised(vector: Vector) -> None:
+    """Not offered: this is the formula, and ours, which keeps the rest as one token, is another one."""
+    student, teacher = logits_of(vector)
+    ids = student.topk(vector.params["top"], -1).indices
+    found = divergence(student.gather(-1, ids), teacher.gather(-1, ids), 1.0)
+    close(found, vector.outputs["per_token"])
+    assert float((divergence(student, teacher, 1.0, vector.params["top"]) - found).detach().abs().min()) > 0.01
+
+
+def of_term(term: FollowTeacher, vector: Vector) -> None:
+    """A term's values at tokens in a row, and their gradient in the student's logits."""
+    (student, teacher), tokens = logits_of(vector), vector.inputs["tokens"]
+    old = tensor(vector.inputs.get("old_logprobs", [0.0] * len(tokens)))
+    batch = make_batch(torch.ones(1, len(tokens)) > 0, torch.ones(1), {OLD_LOGPROBS: old[None]})
+    compared = {
+        term.compared("divergence"): divergence(student, teacher, term.beta)[None],
+        term.compared("overlap"): overlap(student, teacher)[None],
+    }
+    logprobs = {LOGPROBS: token_logprobs(student, tokens)[None], term.teacher: token_logprobs(teacher, tokens)[None]}
+    values, _ = term({**batch.frozen, **compared, **logprobs}, batch)
+    close(values[0], vector.outputs["per_token"], vector.tolerance)
+    close(torch.autograd.grad(values.sum(), student)[0], vector.outputs["grad_of_sum"], vector.tolerance)
+
+
+@check("sampled_token")
+def sampled_token(vector: Vector) -> None:
+    of_term(FollowTeacher(form="sampled", beta=1.0), vector)
+
+
+@check("full_with_ratio_bound_2")
+def bounded_ratio(vector: Vector) -> None:
+    of_term(FollowTeacher(beta=vector.params["beta"], ratio_bound=vector.params["ratio_bound"]), vector)
+
+
+@check("sdpo_authors_whole_loss")
+def authors_loss(vector: Vector) -> None:
+    params, inputs, (student, teacher) = vector.params, vector.inputs, logits_of(vector)
+    term = FollowTeacher(model="ema", beta=params["beta"], top=params["top"], ratio_bound=params["ratio_bound"], view=TELLING)
+    algorithm = Algorithm(objective=((1.0, term),), advantage=Told(), aggregation=TokenMean())
+    mask = tensor(inputs["action_mask"]) > 0
+    taught = tensor(inputs["taught_rows"])[:, None].expand(mask.shape)
+    rows = rollouts(mask, range(len(mask)))
+    credit = algorithm.advantage(scores(torch.ones(len(mask), 1)), replace(rows, recorded={TAUGHT: taught}))
+    assert credit.keep.tolist() == [one > 0 for one in inputs["taught_rows"]]
+    frozen = {OLD_LOGPROBS: tensor(inputs["old_logprobs"]), TAUGHT: taught}
+    batch = weighed(algorithm, make_batch(mask & credit.keep[:, None], credit.values, frozen, range(len(mask))))
+    flat = divergence(student.flatten(0, 1), teacher.flatten(0, 1), term.beta, term.top)
+    live = {
+        LOGPROBS: token_logprobs(student, inputs["tokens"]),
+        term.compared("divergence"): flat.view(mask.shape),
+        term.compared("overlap"): torch.ones_like(taught),
+    }
+    loss, metrics = algorithm.loss(batch, live)
+    # shares are float32
+    close(loss, vector.outputs["loss"][0], FLOAT32)
+    close(torch.autograd.grad(loss, student)[0], vector.outputs["grad"], FLOAT32)
+    close(metrics["teacher/taught"], 1.0, FLOAT32)
+
+
+def trainer_of_distillation(vector: Vector) -> None:
+    """TRL's DistillationTrainer: heads of two widths, chunk by chunk."""
+    params, inputs = vector.params, vector.inputs
+    states, head = tensor(inputs["student_states"]).requires_grad_(), tensor(inputs["student_head"])
+    theirs = tensor(inputs["teacher_head"])
+    heat = torch.full((len(states),), params["temperature"], dtype=torch.float64)
+    part = Part(torch.arange(len(states)), tensor(inputs["teacher_states"]), lambda x, heat: x @ theirs.T / heat[:, None])
+    other = Other(Target("teacher"), [part], torch.zeros(len(head), dtype=torch.bool))
+    logits = states @ head.T / heat[:, None]
+    found = divergence(logits, other.logits(torch.arange(len(states)), heat), params["beta"])
+    close(found, vector.outputs["per_token"], params["tolerance"])
+    entropy = token_values(logits, torch.zeros(len(states), dtype=torch.long), ("entropy",))[0]
+    close(entropy, vector.outputs["entropy"], params["tolerance"])
+    close(torch.autograd.grad(found.sum(), states)[0], vector.outputs["grad_of_states"], params["tolerance"])
+
+
+for key in ("distillation_trainer_beta_1.0_t_1.0", "distillation_trainer_beta_0.3_t_1.3"):
+    check(key)(trainer_of_distillation)
+
+
+@check("advantage_towards_teacher")
+def towards_teacher(vector: Vector) -> None:
+    recorded = {
+        TEACHER_LOGPROBS: tensor(vector.inputs["teacher_logprobs"]),
+        OLD_LOGPROBS: tensor(vector.inputs["old_logprobs"]),
+    }
+    rows = replace(rollouts(torch.ones(recorded[OLD_LOGPROBS].shape)), recorded=recorded)
+    part = TowardsTeacher(weight=vector.params["weight"], bound=vector.params["bound"])
+    close(part(scores(torch.zeros(len(rows), 1)), rows).values, vector.outputs["advantages"])
+
+
+@check("overlap")
+def agreement(vector: Vector) -> None:
+    close(overlap(*logits_of(vector)), vector.outputs["per_token"], FLOAT32)
+
+
+@check("other_vocabulary_size_and_banned")
+def other_vocabulary(vector: Vector) -> None:
+    """A head with more rows, and a token that the policy may not write."""
+    student, teacher = logits_of(vector)
+    banned = torch.zeros(student.shape[-1], dtype=torch.bool)
+    banned[vector.params["banned"]] = True
+    other = Other(Target("teacher"), [Part(torch.arange(len(student)), teacher, lambda x, heat: x)], banned)
+    theirs = other.logits(torch.arange(len(student)), torch.ones(len(student), dtype=torch.float64))
+    found = divergence(student.masked_fill(banned, NEVER), theirs, vector.params["beta"])
+    close(found, vector.outputs["per_token"])
+
+
+def told_rows(groups: Sequence[int]) -> Rollouts:
+    """Rows of one token, each of which wrote its own number."""
+    rows = rollouts(torch.ones(len(groups), 1), groups)
+    numbers = iter(range(len(groups)))
+    made = [replace(one, samples=tuple(Sample(text=str(next(numbers))) for _ in one.samples)) for one in rows.groups]
+    return replace(rows, groups=tuple(made))
+
+
+@check("sdpo_demonstration")
+def demonstration(vector: Vector) -> None:
+    term = FollowTeacher(model="ema", view=TELLING, success_at=vector.params["success_at"])
+    rewards = tensor(vector.inputs["rewards"])[:, None]
+    taught, texts = term.route(told_rows(vector.inputs["groups"]), scores(rewards))
+    assert [int(text) if text else -1 for text in texts] == vector.outputs["told_by"]
+    assert taught.tolist() == [told >= 0 for told in vector.outputs["told_by"]]
+
+
+@check("srpo_routing")
+def routing(vector: Vector) -> None:
+    term = FollowTeacher(model="ema", rows="wrong", view=TELLING, success_at=vector.params["success_at"])
+    totals, rows = scores(tensor(vector.inputs["rewards"])[:, None]), told_rows(vector.inputs["groups"])
+    taught, _ = term.route(rows, totals)
+    recorded = {TAUGHT: taught[:, None].double()}
+    credit = ExceptTaught(Demonstrated())(totals, replace(rows, recorded=recorded))  # type: ignore[arg-type]
+    assert taught.int().tolist() == vector.outputs["distilled"]
+    assert credit.values[:, 0].int().tolist() == vector.outputs["rewarded"] and bool(credit.keep.all())
+
+
+@check("srpo.loss")
+def srpo_loss(vector: Vector) -> None:
+    """GRPO's losses of a row and those of its teacher are given: routing, weights and the one denominator are ours."""
+    inputs, right = vector.inputs, tensor(vector.inputs["right"])[:, None]
+    lengths, losses = torch.tensor(inputs["lengths"]), tensor(inputs["grpo_losses"])
+    mask = torch.arange(losses.shape[1]) < lengths[:, None]
+    term = FollowTeacher(model="ema", rows="wrong", weighed=True, view=TELLING)
+    weight = SureTeacher(beta=vector.params["beta"])
+    parts = ((1.0, Reinforce()), (1.0, term))
+    algorithm = Algorithm(parts, ExceptTaught(Demonstrated()), TokenMean(), (weight,))  # type: ignore[arg-type]
+    groups = [i // vector.params["group"] for i in range(len(losses))]
+    taught = term.route(told_rows(groups), scores(right))[0]
+    assert taught.tolist() == vector.outputs["distilled"]
+    teacher = tensor(inputs["teacher_logprobs"])
+    entropy = -(teacher.exp() * teacher).sum(-1)
+    close(entropy, vector.outputs["entropy"])
+    frozen = {TAUGHT: taught[:, None].expand(mask.shape).double(), weight.entropy: entropy, OLD_LOGPROBS: losses}
+    rows = replace(rollouts(mask, groups), recorded=frozen)
+    credit = algorithm.advantage(scores(right), rows)
+    batch = make_batch(mask, credit.values.double(), frozen, groups)
+    pooled: dict[Reading, Tensor] = {reading: frozen[reading][mask] for reading in weight.pools}
+    batch = weighed(algorithm, batch, replace(counts_of(batch), pooled=pooled))
+    close(torch.where(taught[:, None] & mask, batch.importance, 0.0), vector.outputs["weights"])
+    live = {LOGPROBS: -losses, term.compared("divergence"): tensor(inputs["sdpo_losses"])}
+    loss, _ = algorithm.loss(batch, {**live, term.compared("overlap"): torch.ones_like(losses)})
+    close(loss, vector.outputs["loss"], FLOAT32)
