@@ -42,6 +42,8 @@ class Hint:
         return replace(prompt, text=f"{prompt.text}\n{self.text}")
 
 
+SEEN = "teacher's"
+"""The name of the view that teachers read."""
 TOLD = "told"
 """The column with what is known from the samples alone: a right sample of the same prompt."""
 

@@ -10,14 +10,11 @@ from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import Penalty, actions_only, log_ratio
-from mmrl.algorithms.views import Privileged
+from mmrl.algorithms.views import SEEN, Privileged
 from mmrl.core.protocols import View
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, TAUGHT
 from mmrl.core.types import Batch, Prompt, Reading, Rollouts, Scores, Target
 from mmrl.runtime.ranges import CountOrNone, NonNegative, Number, Positive, Share, check_ranges
-
-SEEN = "teacher's"
-"""The name of the view that teachers read."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.objectives.distill import SEEN
+from mmrl.algorithms.views import SEEN
 from mmrl.core.hooks import WeightHooks
 from mmrl.core.readings import TAUGHT
 from mmrl.core.types import Batch, Counts, Reading, Scope

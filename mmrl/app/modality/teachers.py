@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.objectives.distill import SEEN, FollowTeacher
+from mmrl.algorithms.objectives.distill import FollowTeacher
 from mmrl.algorithms.routes import refuse_routes
+from mmrl.algorithms.views import SEEN
 from mmrl.algorithms.weights.teachers import SureTeacher
 from mmrl.core.samples import kind_of
 from mmrl.core.types import Prompt

@@ -6,7 +6,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol, get_args, runtime_checkable
 
-from mmrl.algorithms.objectives.distill import SEEN
+from mmrl.algorithms.views import SEEN
 from mmrl.answers.needs import Need
 from mmrl.answers.sources import Fit
 from mmrl.app.config.reward_needs import needs_of, parts_of, reads_boxes, refuse_missing_package
