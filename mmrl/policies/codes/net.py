@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mmrl.policies.codes.janus import Janus
-from mmrl.policies.text.net import Cache, CacheLayer, TextNet, axes
+from mmrl.policies.text.net import Cache, CacheLayer, TextNet, axes, cache_word
 from mmrl.policies.text.prompt.encode import PromptBatch
 
 
@@ -73,14 +73,14 @@ class CodeNet(TextNet):
 
     def prefill(self, prompts: PromptBatch) -> tuple[Float[Tensor, "u d"], Cache]:
         out = self.through(self.words(prompts.token_ids), prompts.attention, prompts.positions, use_cache=True)
-        hidden, cache = self.both(out.last_hidden_state), out.past_key_values
+        hidden, cache = self.both(out.last_hidden_state), getattr(out, cache_word())
         return hidden[:, -1], PairedCache(cache) if self.passes_twice else cache
 
     def extend(
         self, cache: Cache, token_ids: Int[Tensor, "n r"], positions: Int[Tensor, "a n r"], attention: Tensor | None
     ) -> Float[Tensor, "n r d"]:
         known = cache.inner if isinstance(cache, PairedCache) else cache
-        out = self.through(self.codes(token_ids), attention, positions, past_key_values=known, use_cache=True)
+        out = self.through(self.codes(token_ids), attention, positions, use_cache=True, **{cache_word(): known})
         return self.both(out.last_hidden_state)
 
     def words(self, token_ids: Int[Tensor, "n p"]) -> Float[Tensor, "m p h"]:

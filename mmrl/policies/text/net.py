@@ -1,5 +1,6 @@
 """The one module that every forward goes through, so that wrappers for many processes see all of them."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -22,6 +23,14 @@ T = TypeVar("T")
 NEVER = -1e20
 """The logit of a banned token: far below any other, and far enough from the smallest float that an entropy's gradient, which
 multiplies it by weights before it multiplies it by the probability 0, stays finite."""
+
+
+@functools.cache
+def cache_word() -> str:
+    """What transformers calls a cache of keys and values, in calls and in answers: it was renamed within transformers 5."""
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    return "cache" if hasattr(BaseModelOutputWithPast, "cache") else "past_key_values"
 
 
 @runtime_checkable
@@ -179,7 +188,7 @@ class TextNet(nn.Module):
             **self.types(prompts.type_ids),
             **self.vision(prompts.media, range(len(prompts.media))),
         )
-        return out.last_hidden_state[:, -1], out.past_key_values
+        return out.last_hidden_state[:, -1], getattr(out, cache_word())
 
     def extend(
         self, cache: Cache, token_ids: Int[Tensor, "n r"], positions: Real[Tensor, "a n r"], attention: Tensor | None
@@ -189,8 +198,8 @@ class TextNet(nn.Module):
             input_ids=token_ids,
             attention_mask=attention,
             position_ids=axes(positions),
-            past_key_values=cache,
             use_cache=True,
+            **{cache_word(): cache},
         )
         return out.last_hidden_state
 
