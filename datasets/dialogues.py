@@ -18,7 +18,8 @@ from pathlib import Path
 from mmrl import Prompt
 from mmrl.data.dialogues import Shelf
 from mmrl.data.layouts.files import split_rows
-from mmrl.data.validate import Report, check_new_id
+from mmrl.data.readers import prompts_from
+from mmrl.data.validate import Report
 from mmrl.runtime.ranges import Count
 
 
@@ -39,14 +40,7 @@ def load(
     """
     file = Path(path)
     root = Path(image_root) if image_root is not None else file if file.is_dir() else file.parent
-    report, prompts, ids = Report(file.name), list[Prompt](), set[str]()
-    for row in split_rows(file, report, split):
-        if size is not None and len(prompts) == size:
-            break
-        report.num_rows += 1
-        with report.collecting(row.place):
-            prompt = Shelf.of(row, root, image_root is None).prompt(row)
-            check_new_id(prompt, ids)
-            prompts.append(prompt)
-    report.raise_if_bad()
-    return prompts
+    report = Report(file.name)
+    return prompts_from(
+        split_rows(file, report, split), report, lambda row: Shelf.of(row, root, image_root is None).prompt(row), size
+    )

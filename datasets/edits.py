@@ -20,8 +20,8 @@ from mmrl.data.files.paths import cell_below
 from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.layouts.base import one_of
 from mmrl.data.layouts.files import split_rows
-from mmrl.data.readers import Row
-from mmrl.data.validate import FILE_ROW, Report, check_new_id, strip_markers
+from mmrl.data.readers import Row, prompts_from
+from mmrl.data.validate import FILE_ROW, Report, strip_markers
 
 OWN = ("image", "images", "instruction", "prompt", "text", "id", "mask", "target")
 
@@ -40,15 +40,8 @@ def load(path: str | Path, split: str | None = None, image_root: str | Path | No
     """
     file = Path(path)
     root = Path(image_root) if image_root is not None else file if file.is_dir() else file.parent
-    report, prompts, ids = Report(file.name), list[Prompt](), set[str]()
-    for row in split_rows(file, report, split):
-        report.num_rows += 1
-        with report.collecting(row.place):
-            prompt = _prompt(row, root, anywhere=image_root is None)
-            check_new_id(prompt, ids)
-            prompts.append(prompt)
-    report.raise_if_bad()
-    return prompts
+    report = Report(file.name)
+    return prompts_from(split_rows(file, report, split), report, lambda row: _prompt(row, root, image_root is None))
 
 
 def _prompt(row: Row, root: Path, anywhere: bool) -> Prompt:

@@ -3,8 +3,7 @@
     {"image": "cat.jpg", "question": "Where is the cat?", "box": [10, 20, 200, 180]}
     {"image": "street.jpg", "question": "Find all cars", "boxes": [{"bbox": [0, 5, 60, 40], "label": "car"}], "id": "7"}
 
-Other layouts are recognized and reported: COCO's instances, RefCOCO's folder of refs (also `+` and `g`, MDETR's JSON and
-two layouts of the hub in parquet), messages (OpenAI, ms-swift, TRL), LLaVA's conversations, problem and solution (VLM-R1).
+Other layouts are recognized and reported: COCO, YOLO, VOC, LabelMe, Label Studio, RefCOCO, tables and chats of many kinds.
 
 Further columns: `size` ([width, height], compared with the picture), `space` (of this row's boxes), `split`; all others
 reach the rewards in `prompt.columns`. Every row is checked before training starts. Licence: that of your data.

@@ -24,8 +24,8 @@ from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.files.videos import probe_video
 from mmrl.data.layouts.base import DRAWN
 from mmrl.data.layouts.files import split_rows
-from mmrl.data.readers import Cell, Row
-from mmrl.data.validate import FILE_ROW, Report, check_new_id
+from mmrl.data.readers import Cell, Row, prompts_from
+from mmrl.data.validate import FILE_ROW, Report
 from mmrl.runtime.ranges import Count
 
 SHOWN = ("image", "picture", "video", "clip")
@@ -59,23 +59,18 @@ def load(
     """
     file = Path(path)
     root = Path(image_root) if image_root is not None else file if file.is_dir() else file.parent
-    report, prompts, ids = Report(file.name), list[Prompt](), set[str]()
-    for row in split_rows(file, report, split):
-        if size is not None and len(prompts) == size:
-            break
-        report.num_rows += 1
-        with report.collecting(row.place):
-            shown = _shown(row)
-            if shown:
-                start, anywhere = row.values.get(START), image_root is None
-                found = [(name, _found(root, name, cell, anywhere, start)) for name, cell in shown.items()]
-                columns = {name if name in PAIR else _kind(one): one for name, one in found}
-                media = [_found(root, FIRST, first, anywhere)] if (first := row.values.get(FIRST)) is not None else []
-                id = str(row.values.get("id", row.number))
-                prompt = Prompt(id, _text(row, column), tuple(media), columns={**_rest(row), **columns})
-                check_new_id(prompt, ids)
-                prompts.append(prompt)
-    report.raise_if_bad()
+    report, anywhere = Report(file.name), image_root is None
+
+    def make(row: Row) -> Prompt | None:
+        if not (shown := _shown(row)):
+            return None
+        start, first = row.values.get(START), row.values.get(FIRST)
+        found = [(name, _found(root, name, cell, anywhere, start)) for name, cell in shown.items()]
+        columns = {name if name in PAIR else _kind(one): one for name, one in found}
+        media = () if first is None else (_found(root, FIRST, first, anywhere),)
+        return Prompt(str(row.values.get("id", row.number)), _text(row, column), media, columns={**_rest(row), **columns})
+
+    prompts = prompts_from(split_rows(file, report, split), report, make, size)
     if not prompts:
         raise ValueError(f"{path} holds no row with a picture or a pair of which one is preferred: there is nothing to teach")
     return prompts

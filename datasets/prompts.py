@@ -25,8 +25,8 @@ from mmrl import Prompt
 from mmrl.data.drawn.prompt_writers import write
 from mmrl.data.layouts.base import DRAWN, MEDIA
 from mmrl.data.layouts.files import split_rows
-from mmrl.data.readers import Row, read_text
-from mmrl.data.validate import FILE_ROW, Report, check_new_id
+from mmrl.data.readers import Row, prompts_from, read_text
+from mmrl.data.validate import FILE_ROW, Report
 from mmrl.runtime.ranges import Count, Seed
 
 LINE = "a line of a text file"
@@ -63,16 +63,7 @@ def load(
     if size is not None:
         raise ValueError("data.size belongs to data.writer: a file or a list of texts is read whole")
     report = Report(str(path or "texts"))
-    prompts: list[Prompt] = []
-    ids: set[str] = set()
-    for row in _rows(path, texts, split, report):
-        report.num_rows += 1
-        with report.collecting(row.place):
-            prompt = _prompt(row, column)
-            check_new_id(prompt, ids)
-            prompts.append(prompt)
-    report.raise_if_bad()
-    return prompts
+    return prompts_from(_rows(path, texts, split, report), report, lambda row: _prompt(row, column))
 
 
 def _rows(path: str | Path | None, texts: Sequence[str], split: str | None, report: Report) -> Iterator[Row]:

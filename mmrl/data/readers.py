@@ -5,14 +5,15 @@ import io
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeVar, overload, runtime_checkable
 
-from mmrl.data.validate import Report
+from mmrl.core.samples import Prompt
+from mmrl.data.validate import Report, check_new_id
 from mmrl.runtime.near import near
 from mmrl.runtime.net.offline import check_hub, offline_note
 
@@ -80,6 +81,23 @@ def read_rows(path: str | Path, report: Report) -> Iterator[Row]:
             yield from _read_parquet(path)
         case suffix:
             raise ValueError(f"data file {path} ends in {suffix!r}: give a .jsonl, .json, .csv, .tsv or .parquet file")
+
+
+def prompts_from(
+    rows: Iterable[Row], report: Report, make: Callable[[Row], Prompt | None], most: int | None = None
+) -> list[Prompt]:
+    """The prompts that `make` makes of rows, without None; ValueError listing the first bad rows, or where there are none."""
+    prompts, ids = list[Prompt](), set[str]()
+    for row in rows:
+        if len(prompts) == most:
+            break
+        report.num_rows += 1
+        with report.collecting(row.place):
+            if (prompt := make(row)) is not None:
+                check_new_id(prompt, ids)
+                prompts.append(prompt)
+    report.raise_if_bad()
+    return prompts
 
 
 def existing(path: str | Path) -> Path:
@@ -194,10 +212,12 @@ def open_hf(name: str, split: str | None = None, streaming: bool = False) -> HfD
     """
     # without the package, `import datasets` finds any folder of that name
     hf, path = import_extra("datasets", "load_dataset"), Path(name)
-    broken = (import_extra("pyarrow", "ArrowInvalid").ArrowInvalid, hf.exceptions.DatasetGenerationError)
+    broken = (import_extra("pyarrow", "ArrowInvalid").ArrowInvalid, hf.exceptions.DatasetGenerationError, OSError)
     try:
         data = _open_hf(hf, path, name, split, streaming)
     except broken as error:
+        if isinstance(error, FileNotFoundError) or not path.exists():
+            raise
         raise ValueError(f"data set {name} is broken: write or download its files again ({error.__cause__ or error})") from None
     for column, feature in (data.features or {}).items():
         if isinstance(feature, hf.Image | hf.Audio):
@@ -214,17 +234,14 @@ def _open_hf(hf: Cell, path: Path, name: str, split: str | None, streaming: bool
     if path.suffix == ".parquet":
         if not any(path.parent.glob(path.name)):
             raise FileNotFoundError(f"data file {name} does not exist{near(name)}")
-        try:
-            return hf.load_dataset("parquet", data_files=name, split=split or "train", streaming=streaming)
-        except OSError as error:
-            raise ValueError(f"{name} is broken: write or download it again ({error})") from None
+        return hf.load_dataset("parquet", data_files=name, split=split or "train", streaming=streaming)
     check_hub(name)
     try:
         return _only_split(hf.load_dataset(name, split=split, streaming=streaming), name)
     except OSError as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if path.is_dir() and not isinstance(error, FileNotFoundError):
-            raise ValueError(f"data set {name} is broken: write or download its files again ({said})") from None
+            raise
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise FileNotFoundError(
             f"data set {name!r} is neither a folder nor one the hub gave us ({said}){offline_note()}"
         ) from None
@@ -246,9 +263,8 @@ def hf_rows(data: Iterable[Cell], name: str) -> Iterator[Row]:
 
 
 def hf_row(data: Cell, values: Cell, name: str, number: int) -> Row:
-    """A row of a data set that `open_hf` opened."""
-    features = getattr(data, "features", None)
-    return Row(name_classes(values, features.to_dict() if features and OBJECTS in features else {}), name, number)
+    features: Cell = getattr(data, "features", None) or {}
+    return Row(name_classes(values, features.to_dict() if OBJECTS in features else {}), name, number)
 
 
 def name_classes(values: dict[str, Cell], features: Mapping[str, Cell]) -> dict[str, Cell]:

@@ -129,7 +129,9 @@ def corners(annotation: Record, image: Record, report: Report, place: str) -> li
     """
     if annotation.get("iscrowd"):
         return report.leave_out("crowd", place, by_design=True)
-    numbers = annotation.get("bbox") or around(_outline(annotation.get("segmentation")))
+    polygons = [part for part in annotation.get("segmentation") or () if isinstance(part, list)]
+    outline = [part[i : i + 2] for part in polygons for i in range(0, len(part), 2)]
+    numbers = annotation.get("bbox") or (around(outline, "its segmentation") if outline else None)
     if numbers is None:
         return report.leave_out("neither a box nor an outline", place)
     if (
@@ -153,11 +155,13 @@ def corners(annotation: Record, image: Record, report: Report, place: str) -> li
     return [round(a, 4) for a in cut]
 
 
-def around(points: list[tuple[float, float]]) -> list[float] | None:
-    """The box around points, as a corner, width and height; None without any."""
-    if not points:
-        return None
-    xs, ys = zip(*points, strict=True)
+def around(points: Cell, what: str) -> list[float]:
+    """The box around points of `what`, as a corner, width and height; ValueError unless all are pairs of numbers."""
+    listed = points if isinstance(points, list) else []
+    pairs = [point for point in listed if isinstance(point, list | tuple) and len(point) == 2]
+    if not pairs or pairs != points or not all(isinstance(x, int | float) and abs(x) <= _MOST for pair in pairs for x in pair):
+        raise ValueError(f"the points of {what} are {str(points)[:80]}: they must be pairs of numbers")
+    xs, ys = zip(*pairs, strict=True)
     return [min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)]
 
 
@@ -168,15 +172,6 @@ def turned(x: float, y: float, width: float, height: float, degrees: Cell) -> li
     across, up = abs(cos(radians(degrees))), abs(sin(radians(degrees)))
     wide, high = width * across + height * up, width * up + height * across
     return [x + (width - wide) / 2, y + (height - high) / 2, wide, high]
-
-
-def _outline(segmentation: Cell) -> list[tuple[float, float]]:
-    """The points of polygons, each a list x, y, x, y, ..; none for masks."""
-    listed = [part for part in segmentation if isinstance(part, list)] if isinstance(segmentation, list) else []
-    numbers = all(isinstance(x, int | float) and abs(x) <= _MOST for part in listed for x in part)
-    if not numbers or any(len(part) % 2 for part in listed):
-        raise ValueError(f"segmentation is {str(segmentation)[:80]}: it must be lists of numbers x, y, x, y, ..")
-    return [(x, y) for part in listed for x, y in zip(part[::2], part[1::2], strict=True)]
 
 
 def by_id(rows: list[Record], what: str) -> dict[Hashable, Record]:

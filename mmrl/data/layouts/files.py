@@ -101,7 +101,7 @@ def rows_of(path: Path, report: Report, split: str | None = None) -> Iterator[Ro
         yield from hf_rows(open_hf(str(path), split), path.name)
         return
     listed, inside = metadata_file(path, split), path / (split or "")
-    if listed is None and inside.is_dir() and is_paired(inside):
+    if listed is None and is_paired(inside):
         yield from paired_rows(path, report, split or "")
         return
     if listed is None:
@@ -140,8 +140,7 @@ def look_at(path: Path, columns: Mapping[str, str], split: str | None = None) ->
     if path.is_dir():
         names = frozenset(file.name for file in path.iterdir())
         found = _table_rows(path) if is_stored(path) else ()
-        inside = path / (split or "")
-        if not found and (has_metadata(path) or shards(path) or (inside.is_dir() and is_paired(inside))):
+        if not found and (has_metadata(path) or shards(path) or is_paired(path / (split or ""))):
             found = tuple(islice(rows_of(path, Report(str(path)), split), FIRST))
         return _look(path, found, columns, names)
     if existing(path).suffix.lower() == ".txt":

@@ -22,9 +22,7 @@ from mmrl.data.validate import Report
 
 DRAWN = ("annotations", "completions")
 """The column of what people drew, today and formerly."""
-KNOWN = {"": ("id", "data", *DRAWN)}
-"""The keys of a task that are read."""
-SIZE, BOX = ("original_width", "original_height"), ("x", "y", "width", "height")
+SIZE = ("original_width", "original_height")
 
 
 def is_label_studio(look: Look) -> bool:
@@ -42,11 +40,11 @@ def label_studio_rows(rows: Iterable[Row], report: Report, question: str = QUEST
             for number, result in enumerate(_results(row, report), start=1):
                 where, drawn = f"{row.place}, result {number}", {**result, **(result.get("value") or {})}
                 labels = [str(one) for name, value in drawn.items() if name.endswith("labels") for one in value]
-                if not labels or not ("points" in drawn or drawn.keys() >= set(BOX)):
+                if not labels or drawn.keys().isdisjoint(("points", "height")):
                     report.leave_out("no rectangle or polygon with a label", where, by_design=True)
                     continue
-                size = {"width": drawn[SIZE[0]], "height": drawn[SIZE[1]]}
-                box = corners({"bbox": around(_points(drawn))}, size, report, where)
+                size: Record = {"width": drawn[SIZE[0]], "height": drawn[SIZE[1]]}
+                box = corners({"bbox": around(_points(drawn), "a shape")}, size, report, where)
                 boxes += [(label, box) for label in labels if box is not None]
                 shown["size"] = [*size.values()]
             report.notes.update([] if boxes else ["pictures left out: no boxes"])
@@ -64,10 +62,10 @@ def _results(row: Row, report: Report) -> list[Record]:
     drawn = next((row.values[name] for name in DRAWN if row.values.get(name) is not None), [])
     kept = [one for one in drawn if not one.get("was_cancelled")]
     report.notes.update(["annotations left out: cancelled"] * (len(drawn) - len(kept)))
-    note_unused(report, row.values, KNOWN)
+    note_unused(report, row.values, {"": ("id", "data", *DRAWN)})
     if len(kept) > 1:
         raise ValueError(
-            f"the picture was annotated {len(kept)} times: keep one of its {DRAWN[0]}, or say that others were_cancelled"
+            f"the picture was annotated {len(kept)} times: keep one of its annotations, or mark others was_cancelled"
         )
     return [result for one in kept for result in one["result"]]
 
@@ -78,7 +76,7 @@ def _points(drawn: Record) -> list[tuple[float, float]]:
         raise ValueError(f"the picture was turned by {drawn['image_rotation']} degrees to be annotated: turn its file and boxes")
     pairs = drawn["points"] if "points" in drawn else [[drawn["x"], drawn["y"]], [drawn["width"], drawn["height"]]]
     turn = drawn.get("rotation") or 0
-    if not all(isinstance(x, int | float) for pair in [[drawn.get(side) for side in SIZE], [turn, turn], *pairs] for x in pair):
+    if not all(isinstance(x, int | float) for pair in [[drawn.get(side) for side in SIZE], [turn], *pairs] for x in pair):
         raise ValueError(f"{str(drawn)[:120]} must hold numbers, and those of its picture's size ({', '.join(SIZE)})")
     scaled = [(x * drawn[SIZE[0]] / 100, y * drawn[SIZE[1]] / 100) for x, y in pairs]
     if "points" in drawn:
@@ -91,12 +89,8 @@ def _points(drawn: Record) -> list[tuple[float, float]]:
 
 def _picture(values: Values) -> str:
     """The path of the task's one picture."""
-    found = {name: value for name, value in values.items() if isinstance(value, str) and _is_picture(value)}
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
+    found = [text for text in texts.values() if Path(text.partition("&")[0]).suffix.lower() in PICTURE_SUFFIXES]
     if len(found) != 1:
-        raise ValueError(f"a task must name one picture, and this one names {len(found)}: {', '.join(found or values)}")
-    [path] = found.values()
-    return parse_qs(urlsplit(path).query).get("d", [path.removeprefix("/data/")])[0]
-
-
-def _is_picture(path: str) -> bool:
-    return Path(path.partition("&")[0]).suffix.lower() in PICTURE_SUFFIXES
+        raise ValueError(f"a task must name one picture, and this one names {len(found)} ({', '.join(texts)})")
+    return parse_qs(urlsplit(found[0]).query).get("d", [found[0].removeprefix("/data/")])[0]

@@ -14,7 +14,7 @@ from mmrl.data.files.paths import path_below
 from mmrl.data.layouts.base import Look
 from mmrl.data.layouts.coco import QUESTION, Record, around, corners, naming_layout, rows_by_label
 from mmrl.data.layouts.files import SPLITS
-from mmrl.data.readers import Cell, Row, read_json
+from mmrl.data.readers import Row, read_json
 from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report
 
@@ -47,8 +47,10 @@ def labelme_rows(path: Path, report: Report, question: str = QUESTION) -> Iterat
                 where = f"{place}, shape {number}"
                 if (shape.get("shape_type") or "polygon") not in SHAPES:
                     report.leave_out("no rectangle or polygon", where, by_design=True)
-                elif (box := corners(_around(shape), image, report, where)) is not None:
-                    boxes.append((str(shape["label"]), box))
+                    continue
+                label = str(shape["label"])
+                box = corners({"bbox": around(shape["points"], repr(label[:40]))}, image, report, where)
+                boxes += [] if box is None else [(label, box)]
             report.notes.update([] if boxes else ["pictures left out: no boxes"])
             picture = place.parent / str(data["imagePath"]).replace("\\", "/")
             shown: Record = {"id": str(place.with_suffix("")), "image": picture.as_posix(), "size": [*image.values()]}
@@ -59,13 +61,3 @@ def labelme_rows(path: Path, report: Report, question: str = QUESTION) -> Iterat
 def shape_files(folder: Path) -> list[Path]:
     """The JSON files of a folder, or else of the folders of its splits."""
     return sorted(folder.glob("*.json")) or sorted(file for split in SPLITS for file in folder.glob(f"{split}/*.json"))
-
-
-def _around(shape: Record) -> Record:
-    """The box around a shape's points: a corner, width and height."""
-    points: Cell = shape["points"]
-    if not isinstance(points, list) or not points or not all(isinstance(point, list) and len(point) == 2 for point in points):
-        raise ValueError(f"the points of {str(shape['label'])[:40]!r} are {str(points)[:80]}: they must be pairs of numbers")
-    if not all(isinstance(x, int | float) for point in points for x in point):
-        raise ValueError(f"the points of {str(shape['label'])[:40]!r} are {str(points)[:80]}: they must be pairs of numbers")
-    return {"id": shape["label"], "bbox": around(points)}

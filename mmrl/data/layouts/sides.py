@@ -13,9 +13,8 @@ from mmrl.data.validate import Report
 
 OURS = ("xmin", "ymin", "xmax", "ymax")
 SIDES = (OURS, ("x1", "y1", "x2", "y2"), ("x_min", "y_min", "x_max", "y_max"), ("XMin", "YMin", "XMax", "YMax"))
-SHOWN = (*PICTURES, "filename", "file_name", "image_path", "img_path", "path")
+SHOWN, SIZE = (*PICTURES, "filename", "file_name", "image_path", "img_path", "path"), ("width", "height")
 LABELS = ("label", "class", "category", "class_name", "name")
-SIZE, OTHERS = ("width", "height"), ("id", "split")
 
 
 def has_sides(look: Look) -> bool:
@@ -29,21 +28,20 @@ def side_rows(rows: Iterable[Row], report: Report, question: str = QUESTION) -> 
         with report.collecting(row.place, counts=True):
             values = row.values
             names = next((names for names in SIDES if not values.keys().isdisjoint(names)), OURS)
-            if all(values.get(name) is None for name in names):
+            if _first(values, names) is None:
                 report.leave_out("no box", row.place, by_design=True)
                 continue
             box, picture, label = [_number(values, name) for name in names], _first(values, SHOWN), _first(values, LABELS)
-            size = [values[side] for side in SIZE if values.get(side) is not None]
-            shown: Record = {"image": picture, "size": size or None}
+            shown: Record = {"image": picture, "size": [values[side] for side in SIZE if values.get(side) is not None] or None}
             if not isinstance(picture, str) or (label is None and values.get("question") is None):
                 what = "label" if isinstance(picture, str) else "image"
                 raise ValueError(f"no column holds the {what} ({', '.join(values)[:200]}): name it with columns.{what}=NAME")
             if values.get("question") is not None:
                 yield row_like(row, (*names, *SHOWN, *SIZE), {**shown, "box": box})
-                continue
-            shown |= {"id": picture, "split": values.get("split")}
-            pictures.setdefault(picture, (row, shown, []))[2].append((str(label), box))
-            note_unused(report, values, {"": (*names, *SHOWN, *LABELS, *SIZE, *OTHERS)})
+            else:
+                shown |= {"id": picture, "split": values.get("split")}
+                pictures.setdefault(picture, (row, shown, []))[2].append((str(label), box))
+                note_unused(report, values, {"": (*names, *SHOWN, *LABELS, *SIZE, "id", "split")})
     for row, shown, boxes in pictures.values():
         yield from (row_like(Row({}, row.source, row.number), (), said) for said in rows_by_label(shown, boxes, question))
 

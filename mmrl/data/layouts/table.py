@@ -9,6 +9,8 @@ need computing by a function. A layout without any of these is read by the data 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mmrl.core.samples import KINDS
@@ -20,7 +22,7 @@ from mmrl.data.layouts.columns import Columns, prefix_row
 from mmrl.data.layouts.label_studio import is_label_studio, label_studio_rows
 from mmrl.data.layouts.labelme import has_shapes, labelme_rows
 from mmrl.data.layouts.objects import BOXES as OBJECT_BOXES
-from mmrl.data.layouts.objects import corner_row, has_corners, has_objects, objects_row
+from mmrl.data.layouts.objects import has_objects, objects_row
 from mmrl.data.layouts.refcoco_raw import RAW, SENTENCES, raw_row
 from mmrl.data.layouts.refer import has_refs, refer_rows
 from mmrl.data.layouts.sides import OURS, has_sides, side_rows
@@ -46,7 +48,6 @@ CHATS = {
     **{f"{name}.content.{source}": ("url",) for name in TURNS for source in ("image_url", "video_url")},
 }
 """What is read of turns as OpenAI, ms-swift and TRL write them."""
-LISTED, OBJECT = ("image", "objects", "question", "id", "split"), (*OBJECT_BOXES, *CLASSES)
 GQA = ("video_id", "qid", "a0")
 
 
@@ -104,6 +105,16 @@ OWN_QUESTIONS = DataLayout(
     ("question", "answer", *SPANS, *KINDS, "options", "kind", "id", "split"),
     lambda row: (row,),
     always=QUESTIONS,
+)
+LISTED = DataLayout(
+    "objects",
+    "Hugging Face's column of boxes and classes",
+    has_objects,
+    ("image", "objects", "question", "id", "split"),
+    objects_row,
+    asks=True,
+    always=BOXES,
+    known={"objects": (*OBJECT_BOXES, *CLASSES)},
 )
 OTHERS = (
     DataLayout(
@@ -163,29 +174,15 @@ OTHERS = (
         told=True,
         always=BOXES,
     ),
-    DataLayout(
-        "objects",
-        "Hugging Face's column of boxes and classes",
-        has_objects,
+    LISTED,
+    replace(
         LISTED,
-        objects_row,
-        asks=True,
-        always=BOXES,
-        known={"objects": OBJECT},
+        name="objects_corners",
+        summary="the same, boxes as two corners",
+        fits=partial(has_objects, are_corners=True),
+        say=partial(objects_row, are_corners=True),
     ),
-    DataLayout(
-        "objects_corners",
-        "the same, boxes as two corners",
-        has_corners,
-        LISTED,
-        corner_row,
-        asks=True,
-        always=BOXES,
-        known={"objects": OBJECT},
-    ),
-    DataLayout(
-        "label_studio", "Label Studio's JSON and JSON-MIN", is_label_studio, gather=label_studio_rows, asks=True, always=BOXES
-    ),
+    DataLayout("label_studio", "Label Studio's files", is_label_studio, gather=label_studio_rows, asks=True, always=BOXES),
     DataLayout("coco", "COCO's instances JSON", lambda look: look.keys >= INSTANCES, read=coco_rows, asks=True, always=BOXES),
     DataLayout("yolo", "YOLO's folder of labels", has_labels, read=yolo_rows, asks=True, always=BOXES),
     DataLayout("voc", "Pascal VOC's XML files", has_xml, read=voc_rows, asks=True, always=BOXES),

@@ -28,10 +28,9 @@ _LONGEST = 2**18
 """Bytes of a file with the names of classes."""
 _DEEPEST = 100
 """Levels of its lists and objects."""
+Looks = tuple[int, int] | None
 _OPENS, _CLOSES = ("<block sequence start>", "<block mapping start>", "[", "{"), ("<block end>", "]", "}")
 """Tokens of YAML."""
-Points = tuple[int, int]
-"""How many points, and the numbers of each."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def yolo_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[
     """A row per picture and class, with boxes as shares of the picture; ValueError without the names of the classes."""
     folder = path if path.is_dir() else path.parent
     classes = classes_of(path)
-    looks = Counter[Points | None]()
+    looks = Counter[Looks]()
     for file in label_files(folder):
         place = file.relative_to(folder)
         boxes: list[tuple[str, list[float]]] = []
@@ -71,8 +70,9 @@ def yolo_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[
         shown: Record = {"id": str(place.with_suffix("")), "image": _picture_of(folder, place), "space": "norm1"}
         for values in rows_by_label(shown | ({} if split is None else {"split": split}), boxes, question):
             yield Row(values, str(place), 1)
-    if classes.keypoints is None and None not in looks and looks:
-        count, each = next(shape for shape in looks if shape is not None)
+    shape = next(iter(looks)) if len(looks) == 1 else None
+    if classes.keypoints is None and shape is not None:
+        count, each = shape
         raise ValueError(
             f"all {looks.total()} lines with more than a box may be a box and {count} points inside it: write "
             f"kpt_shape: [{count}, {each}] into data.yaml in {folder} if they are keypoints, or kpt_shape: [0, 0] if outlines"
@@ -149,7 +149,7 @@ def _picture_of(folder: Path, labels: Path) -> str:
     return next(there, found.with_suffix(".jpg")).as_posix()
 
 
-def _box(words: list[str], classes: Classes, report: Report, looks: Counter[Points | None]) -> tuple[str, list[float]]:
+def _box(words: list[str], classes: Classes, report: Report, looks: Counter[Looks]) -> tuple[str, list[float]]:
     """The name and the corners of a line; ValueError for a malformed one. A line of more than a box is counted by its looks."""
     try:
         kind, numbers = int(words[0]), [float(word) for word in words[1:]]
@@ -178,7 +178,7 @@ def _box(words: list[str], classes: Classes, report: Report, looks: Counter[Poin
     return classes.names[kind], [round(side, 6) for side in cut]
 
 
-def _points_within(numbers: list[float]) -> Points | None:
+def _points_within(numbers: list[float]) -> Looks:
     """The points that follow a box and lie in it, and the numbers of each; None where a line cannot be read so.
 
     Points at 0 0 are hidden ones.

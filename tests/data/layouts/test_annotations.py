@@ -53,7 +53,7 @@ def test_boxes_that_are_turned_or_only_outlined(annotation, corners, tmp_path):
     [
         ({"bbox": [80, 90, 40, 20], "attributes": {"rotation": "left"}}, "rotation is 'left': it must be a number of degrees"),
         ({"bbox": [80, 90, 40, 20], "attributes": {"rotation": float("nan")}}, "rotation is 'nan': it must be a number"),
-        ({"segmentation": [[1, 2, 3]]}, "must be lists of numbers x, y, x, y"),
+        ({"segmentation": [[1, 2, 3]]}, "points of its segmentation are .*: they must be pairs of numbers"),
         ({"bbox": [100, 100, 40, 20, 90]}, "it must be four numbers"),
         ({"segmentation": {"counts": "abc", "size": [9, 9]}}, "1 of 1 annotations .*neither a box nor an outline .*annotation 0"),
     ],

@@ -186,7 +186,7 @@ def test_what_label_studio_leaves_open_is_refused(tmp_path):
         (twice, "annotated 2 times: keep one of its annotations"),
         (task(RECT | {"image_rotation": 90}), "was turned by 90 degrees to be annotated"),
         (task(RECT | {"x": "left"}), "must hold numbers"),
-        (task(RECT, image="cat"), "must name one picture, and this one names 0: image, note"),
+        (task(RECT, image="cat"), "must name one picture, and this one names 0 \\(image, note\\)"),
         (task(7), "does not have the layout of label_studio"),
         (task(RECT | {"x": 95}), "1 of 1 annotations cannot be used"),
     ):

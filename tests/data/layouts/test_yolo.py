@@ -156,3 +156,10 @@ def test_confidences_behind_boxes_are_ignored_and_counted(write, tmp_path):
     assert [box.corners for box in read(folder)[0][1]] == [(0.375, 0.25, 0.625, 0.75), (0.1, 0.1, 0.9, 0.9)]
     [note] = convert(folder, None, tmp_path / "out.jsonl").notes.items()
     assert note[0].startswith("confidences ignored") and note[1] == 2
+
+
+def test_outlines_of_several_lengths_are_no_keypoints(write):
+    """Each may be a box with points inside it, but keypoints are as many in every line."""
+    lines = "0 0.5 0.5 0.52 0.5 0.52 0.52\n0 0.5 0.5 0.52 0.5 0.52 0.52 0.5 0.52\n"
+    folder = write(**{"labels/1.txt": lines, "images/1.jpg": None, "classes.txt": "cat"})
+    assert [box.corners for box in read(folder)[0][1]] == [(0.5, 0.5, 0.52, 0.52)] * 2
