@@ -28,7 +28,7 @@ class VideoSettings:
     total_pixels: Large | None = None
     """Qwen-VL: most pixels of all frames of a clip together; takes precedence over min_pixels."""
     backend: Literal["auto", "decord", "pyav"] = "auto"
-    """The decoder; auto = decord, or PyAV if decord is missing or cannot read the file."""
+    """The decoder; auto = decord, or PyAV if decord is missing or cannot read or show the file."""
     cache_mb: CountOrNone = 512
     """Size of the cache of decoded and resized frames, found again by the content of their file; 0 = none."""
     workers: Annotated[int, Range(0, 256)] = 2
