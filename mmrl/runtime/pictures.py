@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -42,9 +41,9 @@ def note_on(picture: Image.Image) -> str | None:
 def white_of(picture: Image.Image) -> int | None:
     """The white of greys of more than 8 bits (negative: 0 is white, and this is black), None for other pictures."""
     if picture.mode in GREY_16 or (picture.mode == "I" and picture.format in ONLY_16):
-        tags: Any = getattr(picture, "tag_v2", {})
+        tags: dict[int, tuple[int, ...]] = getattr(picture, "tag_v2", {})
         most = 2 ** tags.get(BITS, (16,))[0] - 1
-        return -most if tags.get(INVERTED) == 0 else most
+        return -most if tags.get(INVERTED) in (0, (0,)) else most
     if picture.mode in ("I", "F"):
         kind = "floats" if picture.mode == "F" else "integers"
         raise ValueError(f"holds {kind} of 32 bits, of which nothing says what is white: save it in 8 or 16 bits")

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmrl.answers.spans.displays import AvObject
 from mmrl.answers.spans.timelines import SLACK
 from mmrl.core.samples import Audio
 
@@ -23,8 +23,6 @@ LOUDEST = 100.0
 """Full scale is 1: samples beyond this are numbers of another scale, or damage."""
 FLOATS = ("pcm_f", "wavpack")
 """Codecs whose files may hold any number; others are bounded by their integers."""
-AvObject = Any
-"""A file, stream or frame of PyAV."""
 Wave = NDArray[np.float32]
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from mmrl.answers.spans.displays import decoded, shown
+from mmrl.answers.spans.displays import AvObject, decoded, shown
 
 CLOSE = 1e-6
 """Seconds that count as none."""
@@ -75,7 +75,7 @@ def read_timeline(path: str | Path) -> Timeline:
         raise ValueError(f"the video {str(path)!r} {error}") from None
 
 
-def _timeline(file: Any) -> Timeline:
+def _timeline(file: AvObject) -> Timeline:
     """The timeline of an open file; ValueError with the rest of a sentence that starts with the file's name."""
     if not file.streams.video:
         raise ValueError("holds no pictures, only " + (", ".join(stream.type for stream in file.streams) or "nothing"))
@@ -120,7 +120,7 @@ class MissingError(Exception):
     """A decoder cannot be imported."""
 
 
-def by_pyav(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[NDArray[Any]]:
+def by_pyav(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     """Seeks to the key frame before a wanted frame when one lies between. Raises MissingError, ValueError with FFmpeg's words."""
     try:
         import av.logging
@@ -151,7 +151,7 @@ def by_pyav(path: str, timeline: Timeline, indices: Sequence[int]) -> Iterator[N
         raise ValueError(f"{error.strerror} ({error})") from None
 
 
-def moments_of(file: Any, stream: Any) -> tuple[list[int], list[int]]:
+def moments_of(file: AvObject, stream: AvObject) -> tuple[list[int], list[int]]:
     """Presentation times of all frames in order, and of key frames, in the stream's own clock."""
     packets = [
         (packet.dts if packet.pts is None else packet.pts, packet.is_keyframe)

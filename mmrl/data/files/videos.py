@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from mmrl.answers.spans.displays import decoded, shown
 from mmrl.answers.spans.timelines import read_timeline, sequence
@@ -13,8 +13,8 @@ from mmrl.data.files.ahead import FileMemory
 from mmrl.data.files.paths import path_below
 from mmrl.data.files.pictures import picture_size
 
-WISHES = {"video_start": "start", "video_end": "end", "fps": "fps", "nframes": "frames"}
-"""What a clip is to be shown of, as Qwen's messages call it -> the field of `Video`."""
+WISHES = ("video_start", "video_end", "fps", "nframes")
+"""What a clip is to be shown of, as Qwen's messages call it."""
 MOST_WISHED = 1e6
 """Seconds or frames."""
 _DECODED: FileMemory[None] = FileMemory()
@@ -37,17 +37,21 @@ def video_of(root: Path, cell: object, anywhere: bool) -> Video:
     Raises ValueError for anything else, and wishes that are no numbers.
     """
     asked = cast(Mapping[str, object], cell) if isinstance(cell, Mapping) else {VIDEO.name: cell}
-    source, wishes = asked.get(VIDEO.name), {name: value for name, value in asked.items() if name != VIDEO.name}
+    source, wishes = asked.get(VIDEO.name), dict[str, float]()
     if not isinstance(source, str) or not source:
         raise ValueError(f"a {VIDEO.noun} must be a path, not {str(source)[:80]!r}")
-    for name, value in wishes.items():
-        whole = name == "nframes"
-        if name not in WISHES:
+    for name, value in asked.items():
+        if name not in (VIDEO.name, *WISHES):
             raise ValueError(f"a {VIDEO.noun} asks for {name}, which is not known: {', '.join(WISHES)} are")
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not abs(value) <= MOST_WISHED:
-            raise ValueError(f"{name} of a {VIDEO.noun} is {str(value)[:80]!r}: it must be a {'whole ' if whole else ''}number")
+        if name != VIDEO.name:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST_WISHED:
+                raise ValueError(f"{name} of a {VIDEO.noun} is {str(value)[:80]!r}: it must be a number")
+            wishes[name] = value
+    start, end, fps, frames = map(wishes.get, WISHES)
+    if frames is not None and frames != int(frames):
+        raise ValueError(f"nframes of a {VIDEO.noun} is {frames:g}: it must be a whole number")
     path = path_below(root, source, "image_root", anywhere)
-    return Video(path, **cast(dict[str, Any], {WISHES[name]: value for name, value in wishes.items()}))
+    return Video(path, start, end, fps, None if frames is None else int(frames))
 
 
 def probe_video(source: str | Path | Video) -> VideoFacts:
