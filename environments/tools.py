@@ -56,7 +56,7 @@ class Tools:
     """How the model writes boxes and points; auto: as the run's policy does."""
     words: str = "Your answer?"
     """The text behind pictures that are shown."""
-    reader: str | Callable[[Any], str] = "rapidocr"
+    reader: str | Callable[[Any], str | None] = "rapidocr"
     """Of ocr: rapidocr (pip install "mmrl[rewards]"), a server's address, or `./mine.py:read`, a function of a PIL picture. A
     server is sent {"image": PNG in base64, "threshold": ..} and answers {"text": ..}."""
     detector: str | Callable[[Any], object] = "ssd_mobilenet"

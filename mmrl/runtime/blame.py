@@ -6,7 +6,7 @@ import traceback
 
 PLUGIN = "mmrl_plugin__"
 """How names of modules begin that were loaded by path."""
-RAISED_IN = "raised in "
+RAISED_IN, OWN = "raised in ", "raised by a plug-in, and not by the terminal"
 LONGEST = 300
 
 
@@ -29,8 +29,16 @@ class EngineUnavailableError(UnavailableError):
 def is_from_outside(error: BaseException) -> bool:
     """Did the terminal or the cluster ask to leave, rather than a plug-in raise something of its own?"""
     if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        if OWN in getattr(error, "__notes__", ()):
+            return False
         return signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return isinstance(error, AskedToLeaveError)
+
+
+def note_own(error: BaseException) -> None:
+    """Write into an exception that a plug-in raised it by itself: elsewhere a KeyboardInterrupt would pass for the terminal's."""
+    if isinstance(error, KeyboardInterrupt):
+        error.add_note(OWN)
 
 
 def place_of(error: BaseException) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mmrl.runtime.blame import describe, is_from_outside
+from mmrl.runtime.blame import describe, is_from_outside, note_own
 from mmrl.runtime.net.clocks import timed
 from mmrl.runtime.net.loops import contain
 
@@ -53,6 +53,7 @@ def settle(future: Future[Foreign], job: Callable[[], Foreign]) -> None:
     except BaseException as error:
         if is_from_outside(error):
             raise
+        note_own(error)
         future.set_exception(error)
 
 

@@ -1,5 +1,7 @@
 """Files and folders whose path is like a mistyped one."""
 
+import errno
+import os
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from itertools import islice
@@ -18,9 +20,24 @@ def near(path: str | Path) -> str:
     wanted, found = Path(path).expanduser(), Path()
     parts = wanted.parts
     for i, part in enumerate(parts):
+        if leads := link(found / part):
+            return leads
         if not (found / part).exists():
             return words(found, part, Path(*parts[i + 1 :]))
         found = found / part
+    return ""
+
+
+def link(path: str | Path) -> str:
+    """` (a link to /data/x, which is not there)` for a link that leads nowhere, or back to itself; empty for anything else."""
+    place = Path(path).expanduser()
+    if not place.is_symlink() or place.exists():
+        return ""
+    try:
+        place.stat()
+    except OSError as error:
+        back = error.errno == errno.ELOOP
+        return f" ({place} is a link to {os.readlink(place)}, {'and leads back to itself' if back else 'which is not there'})"
     return ""
 
 

@@ -6,7 +6,7 @@ Settings are compared without importing torch.
 import os
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from threading import RLock, Thread, current_thread
@@ -29,19 +29,21 @@ class ProcessState:
     has_gradients: bool = True
     is_deterministic: bool = False
 
-    def restore(self) -> str:
-        """Put everything back as it was here; what had changed, in words, empty where nothing had."""
-        now = process_state()
-        changed = [f.name for f in fields(self) if getattr(self, f.name) != getattr(now, f.name)]
+    def restore(self, names: Collection[str] = ()) -> str:
+        """Put everything back as it was here, or these settings; what had changed, in words, empty where nothing had."""
+        now, wanted = process_state(), names or [f.name for f in fields(self)]
+        changed = [name for name in wanted if getattr(self, name) != getattr(now, name)]
         for name in changed:
             put_back(name, getattr(self, name))
         return " and ".join(f"{WORDS[name]} from {getattr(self, name)} to {getattr(now, name)}" for name in changed)
 
     def beside(self, first: "ProcessState") -> "ProcessState":
         """The same, with what all threads share as another one found it that will put its own state back later."""
-        return replace(self, folder=first.folder, dtype=first.dtype, is_deterministic=first.is_deterministic)
+        return replace(self, **{name: getattr(first, name) for name in SHARED})
 
 
+SHARED = ("folder", "dtype", "is_deterministic")
+"""Settings that all threads have in common."""
 LEFT_BEHIND: WeakSet[Thread] = WeakSet()
 """Threads that nobody waits for any more: what they put back when they end would be put in the middle of something else."""
 WORDS = {

@@ -167,11 +167,21 @@ def test_a_reader_and_a_detector_of_ones_own(tmp_path: Path):
     assert seen is not None and json.loads(seen.text)["bbox_2d"] == [0, 0, 200, 200], "in pixels of the picture as it was seen"
 
 
+def test_a_reader_that_read_nothing():
+    assert said(Tools(tools=("ocr",), space="norm1000", reader=lambda _: None), SIGHT, call("ocr")).text == "(no text)"
+    with pytest.raises(ValueError, match="the reader answered list in place of a text: let it answer one, or None for none"):
+        answer(Tools(tools=("ocr",), space="norm1000", reader=lambda _: ["a"]), SIGHT, call("ocr"))  # type: ignore[arg-type, return-value]
+
+
 class Service(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         size = Image.open(io.BytesIO(base64.b64decode(told["image"]))).size
-        found = {"/read": {"text": f"{size}"}, "/find": {"objects": [{"label": "cat", "score": 1, "box": [0, 0, 20, 50]}]}}
+        found = {
+            "/read": {"text": f"{size}"},
+            "/none": {"text": None},
+            "/find": {"objects": [{"label": "cat", "score": 1, "box": [0, 0, 20, 50]}]},
+        }
         content = json.dumps(found.get(self.path, {})).encode()
         self.send_response(200 if self.path in found else 500)
         self.send_header("Content-Length", str(len(content)))
@@ -194,6 +204,7 @@ def test_a_reader_and_a_detector_behind_servers(service: str):
     tools = Tools(tools=("ocr", "detect"), space="norm1000", reader=f"{service}/read", detector=f"{service}/find")
     assert said(tools, SIGHT, call("ocr", image=1)).text == "(64, 64)"
     assert json.loads(said(tools, SIGHT, call("detect")).text) == {"label": "cat", "bbox_2d": [0, 0, 100, 500], "score": 1.0}
+    assert said(Tools(tools=("ocr",), space="norm1000", reader=f"{service}/none"), SIGHT, call("ocr")).text == "(no text)"
     with pytest.raises(RuntimeError, match="answered 500"):
         answer(Tools(tools=("ocr",), space="norm1000", reader=f"{service}/other"), SIGHT, call("ocr"))
 

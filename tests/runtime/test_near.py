@@ -51,3 +51,12 @@ def test_a_folder_that_cannot_be_read_is_no_error(folder: Path, monkeypatch: pyt
 def test_of_a_huge_folder_only_some_entries_are_compared(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "LOOKED_AT", 0)
     assert near("runs/mdl") == ""
+
+
+def test_links_that_lead_nowhere_or_back_are_named(folder: Path):
+    (folder / "loop").symlink_to("loop")
+    (folder / "gone").symlink_to("nothing")
+    (folder / "fine").symlink_to("runs")
+    assert near("loop") == near("loop/model") == " (loop is a link to loop, and leads back to itself)"
+    assert near("gone/model") == " (gone is a link to nothing, which is not there)"
+    assert near("fine/mdl") == " (near: fine/model)" and near("fine/model") == ""

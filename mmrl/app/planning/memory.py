@@ -303,13 +303,16 @@ def without_server(memory: Memory) -> Memory:
 def room(card: str | None) -> int | None:
     """Bytes of a given card, of the smallest one of this machine, or None where there is none.
 
-    A card is a size, such as 24GB, or a name, such as RTX 4090. Raises ValueError for others.
+    A card is a size, such as 24GB, or a name, such as RTX 4090. Raises ValueError for others, and for one of no memory.
     """
     if card is not None:
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", card)
         if found is None or found[2].upper() not in UNITS:
             return int(gigabytes_of(card) * GIB)
-        return int(float(found[1]) * UNITS[found[2].upper()])
+        size = int(float(found[1]) * UNITS[found[2].upper()])
+        if size == 0:
+            raise ValueError(f"--card is {card!r}, which has no memory: write its memory as in --card 24GB")
+        return size
     if not torch.cuda.is_available():
         return None
     return min(torch.cuda.mem_get_info(i)[1] for i in range(torch.cuda.device_count()))

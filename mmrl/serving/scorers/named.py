@@ -20,19 +20,26 @@ Find = Callable[[Image.Image], Objects]
 
 
 @cache
-def reader_of(reader: str | Read, threshold: float, seconds: float) -> Read:
+def reader_of(reader: str | Callable[[Image.Image], str | None], threshold: float, seconds: float) -> Read:
     """Reads the text in a picture: rapidocr, the address of a server, or a function as it is.
 
     Raises ValueError for another name, ModuleNotFoundError without the package.
     """
     if not isinstance(reader, str):
-        return lambda picture: str(reader(picture))
+        return lambda picture: text_of(reader(picture), "the reader")
     if "://" in reader:
-        return lambda picture: str(ask(reader, picture, threshold, seconds).get("text", ""))
+        return lambda picture: text_of(ask(reader, picture, threshold, seconds).get("text"), reader)
     if reader != "rapidocr":
         raise ValueError(f"reader is {reader!r}: write rapidocr, the address of a server, or ./mine.py:read")
     read = rapidocr(1)
     return lambda picture: read(picture, threshold)
+
+
+def text_of(answer: object, who: str) -> str:
+    """The text that a function or a server read, None for none; ValueError for anything else."""
+    if not isinstance(answer, str | None):
+        raise ValueError(f"{who} answered {type(answer).__name__} in place of a text: let it answer one, or None for none")
+    return answer or ""
 
 
 @cache

@@ -20,7 +20,7 @@ from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.runtime.blame import UnavailableError, cut, describe
 from mmrl.runtime.calls import Foreign, Threads, is_coroutine, result_of, settle, wait_within, within
 from mmrl.runtime.net.loops import loop
-from mmrl.runtime.process_state import ProcessState, keep_random_state, process_state
+from mmrl.runtime.process_state import SHARED, ProcessState, keep_random_state, process_state
 from mmrl.runtime.ranges import PositiveShare, Range, check_ranges
 from mmrl.runtime.workers import LoadError, WorkerProcess
 from mmrl.training.worlds.host import LostWorldError, RemoteHost, Verb, WorldHost
@@ -99,6 +99,7 @@ class WorldRunner:
         self._closing = list[Future[Foreign]]()
         self._next, self._seconds, self._retried = 0, list[float](), 0
         self._callers: dict[threading.Thread, Caller] = {}
+        self._said = set[str]()
         self._lock = threading.Lock()
         atexit.register(self.end)
 
@@ -125,10 +126,15 @@ class WorldRunner:
         del self._callers[caller.thread]
         # another one has other gradients and random numbers
         if caller.thread is threading.current_thread():
-            changed = caller.before.restore()
-            if changed:
-                log.warning("the environment changed settings of the whole process, which were restored: %s", changed)
+            self._put_back(caller)
             caller.stack.close()
+
+    def _put_back(self, caller: Caller) -> None:
+        """Restore what worlds changed of the process: all for the thread that opened them, else what threads share."""
+        changed = caller.before.restore(() if caller.thread is threading.current_thread() else SHARED)
+        if changed and changed not in self._said:
+            self._said.add(changed)
+            log.warning("the environment changed settings of the whole process, which were restored: %s", changed)
 
     def step(self, number: int, turn: Turn) -> Future[Observation | None]:
         session = self._sessions[number]
@@ -194,6 +200,8 @@ class WorldRunner:
                 with self._lock:
                     self._retried += 1
             finally:
+                # the next turn is written before the last world is closed
+                self._put_back(session.caller)
                 with self._lock:
                     self._seconds.append(time.perf_counter() - start)
             self._close(session)

@@ -57,6 +57,9 @@ def words(prompt, turns, seed):
 def broken(prompt, turns, seed):
     return turns[-1].text[99999]
 
+def interrupted(prompt, turns, seed):
+    raise KeyboardInterrupt("mine")
+
 def chatty(prompt, turns, seed):
     return Observation("x" * 50, (Image.new("RGB", (40, 10)),))
 """
@@ -85,6 +88,11 @@ def test_a_world_that_runs_could_not_use_is_named(desk: Path, name: str, fault: 
     result = CliRunner().invoke(commands, ["test", f"mine.py:{name}", "--prompts", "2", "--say", "a", "call.where=inline"])
     said = " ".join(result.output.split())
     assert result.exit_code == 2 and "fault (as given, prompt 'drawn-0', and 1 more): " in said and fault in said, said
+
+
+def test_a_worlds_own_interrupt_is_its_fault_and_ends_nothing(desk: Path):
+    result = CliRunner().invoke(commands, ["test", "mine.py:interrupted", "--prompts", "2", "--say", "a"])
+    assert result.exit_code == 2 and "its world broke after turn 1: KeyboardInterrupt: mine" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ def test_a_card_is_known_by_its_name(card: str, gib: float, caplog: pytest.LogCa
         ("A100-60", "not known here.*A100-40"),
         ("", "write its memory as in --card 24GB"),
         ("a toaster", "write its memory as in --card 24GB"),
+        ("0GB", "'0GB', which has no memory: write its memory as in --card 24GB"),
+        ("0.0", "which has no memory"),
         ("1.2.3GB", "write its memory as in --card 24GB"),
     ],
 )

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -123,17 +124,25 @@ def test_a_broken_world_is_opened_again_and_asked_the_same_turns():
         WorldRunner(Counters(repeats=False), LIMITS, WorldCalling(retries=1))
 
 
-def test_worlds_do_not_move_the_random_numbers_of_a_run(caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("where", ["inline", "thread"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_worlds_do_not_move_the_random_numbers_of_a_run(where: Any, fails: bool, caplog: pytest.LogCaptureFixture):
+    """Settings are put back with the answer, for the next turn is written before the world is closed."""
+
     def disturb() -> None:
         random.seed(0)
         torch.manual_seed(0)
         torch.set_default_dtype(torch.float64)
+        if fails:
+            raise OSError("broken")
 
-    runner = WorldRunner(Counters({"x": disturb}), LIMITS, WorldCalling(where="inline"))
+    runner = WorldRunner(Counters({"x": disturb}), LIMITS, WorldCalling(where=where))
     before = torch.get_rng_state(), random.getstate()
     number = runner.open(PROMPT, 1)
-    text_of(runner, number, "x")
     with caplog.at_level(logging.WARNING):
+        with pytest.raises(OSError, match="broken") if fails else nullcontext():
+            text_of(runner, number, "x")
+        assert torch.get_default_dtype() == torch.float32
         runner.close(number)
     assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
     assert torch.get_default_dtype() == torch.float32 and "changed settings of the whole process" in caplog.text

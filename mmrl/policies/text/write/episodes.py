@@ -25,6 +25,7 @@ from mmrl.policies.text.write.generate import Completions, Generator, Part, writ
 from mmrl.policies.text.write.observe import inset_of, largest_area, observe
 from mmrl.policies.text.write.rollout import CompletionRow, PromptCache
 from mmrl.runtime.blame import UnavailableError, describe, is_from_outside, shown
+from mmrl.runtime.calls import number
 
 log = logging.getLogger("mmrl")
 MOST_FACTS, LONGEST_KEY = 64, 256
@@ -254,11 +255,22 @@ def check_observation(observation: object) -> Observation:
     if observation.role not in ("user", "tool") or len(observation.facts) > MOST_FACTS:
         said = f"role {shown(observation.role)} and {len(observation.facts)} facts"
         raise ValueError(f"an observation says {said}: its role is user or tool, and it states {MOST_FACTS} facts at most")
-    numbers: dict[str, object] = {"reward": observation.reward or 0.0, **observation.facts}
-    odd = {name: value for name, value in numbers.items() if not (isinstance(value, int | float) and math.isfinite(value))}
+    said: dict[str, object] = {"reward": 0.0 if observation.reward is None else observation.reward, **observation.facts}
+    odd = {name: value for name, value in said.items() if not is_finite(value)}
     if odd:
         raise ValueError(f"rewards and facts of an observation are finite numbers, and it says {shown(odd)}")
-    return observation
+    facts = {name: float(value) for name, value in observation.facts.items()}
+    return replace(observation, reward=None if observation.reward is None else float(observation.reward), facts=facts)
+
+
+def is_finite(value: object) -> bool:
+    """Is it a finite number, of Python, numpy or torch?"""
+    if isinstance(value, str | bytes):
+        return False
+    try:
+        return math.isfinite(number(value))
+    except (TypeError, OverflowError):
+        return False
 
 
 def with_key(observation: Observation) -> Observation:

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -20,7 +21,9 @@ from mmrl.policies.text.packed.row import PackedRow, pack_row
 from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.policies.text.read import evaluate
 from mmrl.policies.text.trace import Inset
+from mmrl.policies.text.write.episodes import check_observation
 from mmrl.runtime.blame import AskedToLeaveError
+from tests.support.each import for_each
 from tests.support.text_policies import FP32_BOUND, PACKING, ids_of, make, picture, prompts, text_trace
 from tests.support.worlds import Inline, looking, player
 
@@ -255,6 +258,20 @@ def test_what_cannot_be_shown_ends_the_episode(folder: str, answer: Any, ended: 
     assert sample.ended == ended and len(sample.turns) == 2
     said = sample.turns[-1].observation
     assert said is not None and (said.facts == {"broken": 1.0}) == (ended == "error")
+
+
+@for_each("value", [np.float32(0.5), np.float16(0.5), torch.tensor(0.5), np.int64(1), True, 1])
+def test_numbers_of_other_libraries_are_numbers(value: Any):
+    found = check_observation(Observation("", reward=value, facts={"x": value}))
+    assert found.reward == float(value) == found.facts["x"]
+    assert type(found.reward) is type(found.facts["x"]) is float, "they go into files"
+
+
+@for_each("value", [np.float32("nan"), "0.5", np.ones(2), object(), 10**400])
+def test_what_is_no_finite_number_is_refused(value: Any):
+    for said in ({"reward": value}, {"facts": {"x": value}}):
+        with pytest.raises(ValueError, match="rewards and facts of an observation are finite numbers"):
+            check_observation(Observation("", **said))
 
 
 def test_a_run_without_turns_asks_no_world(folder: str):
