@@ -30,7 +30,8 @@ class OptimizerSettings:
     kind: Literal["adamw", "muon", "sgd"] = "adamw"
     """AdamW; Muon for matrices and AdamW for embeddings and all else (arXiv:2502.16982); or gradient descent with momentum."""
     lr: Annotated[float, Range(above=0, high=1000)] = 1e-6
-    """Learning rate after the warm-up; with AdamW about how far an update moves a weight."""
+    """Learning rate after the warm-up; with AdamW about how far an update moves a weight. Left out, it follows what trains: 1e-6
+    for all weights of a model that writes or draws by tokens, 1e-5 for its adapters; 1e-5 and 3e-4 for image generators."""
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
     """AdamW: decay of the running means of gradient and squared gradient."""
     eps: Positive = 1e-8

@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from logging.handlers import MemoryHandler
@@ -13,7 +13,7 @@ from mmrl.app.chain.mine import mine
 from mmrl.app.chain.rows import forget_rows, look_ahead, place_named, rows_before
 from mmrl.app.commands.options import TrainArguments
 from mmrl.app.config import run as configs
-from mmrl.app.config.run import Resolved, RunConfig, as_table
+from mmrl.app.config.run import LR, Resolved, RunConfig, as_table
 from mmrl.app.config.stages import Stage, chain_label, stage_at, stages_of
 from mmrl.app.errors import StoppedExit, printable, waiting
 from mmrl.app.files import replace_text
@@ -47,6 +47,7 @@ from mmrl.runtime.repeating import deterministic
 from mmrl.training.callbacks import Callback
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.resources.profile import Profile, StepRange
+from mmrl.training.settings import TRAINS
 
 log = logging.getLogger("mmrl")
 LONGEST_FAULT = 300
@@ -168,6 +169,10 @@ def introduce(job: Job, resolved: Resolved, run: RunDir) -> None:
     console.print(f"{chain_label(resolved)}, {resolved.config.policy.model} -> {run.path}", highlight=False)
     console.print(f"config: {run.config_file}", highlight=False, markup=False)
     console.print(updates(job.config.algorithm.algorithm), highlight=False)
+    teaching = [one.args.get("optimizer") for one in resolved.config.stage if one.kind in TRAINS]
+    own_rates = bool(teaching) and all(isinstance(one, Mapping) and "lr" in one for one in teaching)
+    if (said := resolved.origin(LR)).startswith("default") and not own_rates:
+        console.print(f"optimizer.lr is {resolved.config.optimizer.lr:g}, the {said}", highlight=False, markup=False)
     show_first_prompt(job, run)
 
 

@@ -36,6 +36,8 @@ from mmrl.training.rewards.calls import Calling, Transform
 from mmrl.training.settings import StageSettings, TrainSettings, in_turn
 from mmrl.training.worlds.runner import WorldCalling
 
+LR: KeyPath = ("optimizer", "lr")
+
 
 @dataclass(frozen=True)
 class SamplerConfig:
@@ -194,6 +196,8 @@ class Resolved:
             return said
         if path[0] == "algorithm":
             return algorithm_origin(path, self.config.algorithm.preset, self.table)
+        if path == LR:
+            return f"default where {'all weights' if self.config.policy.lora is None else 'adapters'} train"
         modality = modality_of(self.config.policy)
         if path[:2] == ("evaluation", "sampling") and path[2] != "temperature":
             return f"as policy.sampling ({self.table.origin(('policy', *path[1:])) or 'default'})"
@@ -256,6 +260,9 @@ def read_run(table: Table, name: str) -> Resolved:
         ready |= by_modality(policy, table)
     data = read_data_tables(table.values.get("data"), ("data",), table)
     config = make(RunConfig, table.values, (), table, ready=ready if data is None else ready | {"data": data})
+    if table.origin(LR) is None:
+        usual = modality_of(config.policy).rates[config.policy.lora is None]
+        config = replace(config, optimizer=replace(config.optimizer, lr=usual))
     rewards = [(("reward", str(i)), one.label, one.sources, one.weight) for i, one in enumerate(config.reward)]
     # a chain's own tables are looked at stage by stage
     check_sources(config.data, rewards, table, scored=not config.stage and not config.algorithm.algorithm.unscored)

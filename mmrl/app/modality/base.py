@@ -109,6 +109,8 @@ class Modality(ABC, Generic[Settings, Model]):
     loading: ClassVar[Loading]
     idle_columns: ClassVar[tuple[str, ...]]
     """Columns of data sets that look as if they set how a prompt is answered."""
+    rates: ClassVar[tuple[float, float]]
+    """The usual learning rates: where adapters train, and where all weights do."""
 
     def output_of(self, policy: Settings) -> str:
         """The kind of samples that rewards of a policy see: text, image, video, sound or "video with sound", which is both."""

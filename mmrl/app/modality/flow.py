@@ -63,6 +63,7 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
     output = "image"
     index_file = "model_index.json"
     loading = LOADING
+    rates = (3e-4, 1e-5)
     idle_columns = ("guidance", "guidance_scale", "num_steps", "num_inference_steps", "negative_prompt", "seed", "resolution")
 
     def output_of(self, policy: FlowPolicyConfig) -> str:

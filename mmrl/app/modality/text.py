@@ -47,6 +47,7 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
     output = "text"
     index_file = "config.json"
     loading = LOADING
+    rates = (1e-5, 1e-6)
     idle_columns = ("system", "system_prompt", "temperature", "top_p", "max_tokens", "max_new_tokens", "stop")
 
     def stand_ins(self, policy: TextPolicyConfig) -> tuple[str, str]:

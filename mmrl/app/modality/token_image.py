@@ -41,6 +41,7 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
     output = "image"
     index_file = "config.json"
     loading = LOADING
+    rates = (1e-5, 1e-6)
     idle_columns = ("guidance", "guidance_scale", "temperature", "negative_prompt", "seed", "resolution")
 
     def evaluation_defaults(self, policy: CodePolicyConfig) -> dict[str, Any]:

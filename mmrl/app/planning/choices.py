@@ -13,7 +13,7 @@ from mmrl.app.config.chosen import is_free, with_values
 from mmrl.app.config.run import Resolved, part_table
 from mmrl.app.modality.flow import sketch_of_model
 from mmrl.app.modality.flow_checks import fitting_clip
-from mmrl.app.modality.registry import PolicyConfig
+from mmrl.app.modality.registry import PolicyConfig, modality_of
 from mmrl.app.planning.device import Device
 from mmrl.app.planning.memory import size_text
 from mmrl.core.hooks import TermHooks, with_hooks
@@ -154,7 +154,7 @@ def usual_choices(resolved: Resolved, facts: ModelFacts) -> list[PlannedSetting]
     if isinstance(policy, TextPolicyConfig):
         found = tiny_choices(facts) if facts.is_tiny else text_choices(resolved, policy, facts)
     elif isinstance(policy, CodePolicyConfig):
-        found = tiny_choices(facts) if facts.is_tiny else real_choices(resolved, facts, rank=64, lr=1e-5)
+        found = tiny_choices(facts) if facts.is_tiny else real_choices(resolved, facts, rank=64)
     else:
         found = tiny_drawing(resolved, policy, facts) if facts.is_tiny else drawing_choices(resolved, facts)
     return [choice for choice in found if is_free(resolved, choice.key)]
@@ -182,7 +182,7 @@ def tiny_drawing(resolved: Resolved, policy: FlowPolicyConfig, facts: ModelFacts
             yield PlannedSetting(f"algorithm.objective.{i}.{name}", float(f"{wider:.1g}"), why)
 
 
-def real_choices(resolved: Resolved, facts: ModelFacts, rank: int, lr: float) -> Iterator[PlannedSetting]:
+def real_choices(resolved: Resolved, facts: ModelFacts, rank: int, lr: float | None = None) -> Iterator[PlannedSetting]:
     """Adapters in bfloat16 whose activations are computed twice: what text and image models share."""
     half, whole = size_text(2 * facts.weights), size_text(TRAINED_WHOLE * facts.weights)
     yield PlannedSetting("policy.dtype", "bfloat16", f"weights take {half}, half of what float32 takes")
@@ -194,13 +194,14 @@ def real_choices(resolved: Resolved, facts: ModelFacts, rank: int, lr: float) ->
         )
     if not is_free(resolved, "policy.lora") and resolved.config.policy.lora is None:
         return
-    yield PlannedSetting("optimizer.lr", lr, "the usual rate of adapters")
+    usual = modality_of(resolved.config.policy).rates[0]
+    yield PlannedSetting("optimizer.lr", usual if lr is None else lr, "the usual rate of adapters")
     yield PlannedSetting("optimizer.warmup_steps", min(10, resolved.config.steps // 10), "the first updates are small")
 
 
 def text_choices(resolved: Resolved, policy: TextPolicyConfig, facts: ModelFacts) -> Iterator[PlannedSetting]:
     unscored = resolved.config.algorithm.algorithm.unscored
-    yield from real_choices(resolved, facts, rank=64, lr=1e-4 if unscored else 1e-5)
+    yield from real_choices(resolved, facts, rank=64, lr=1e-4 if unscored else None)
     if policy.engine is None and not unscored:
         yield PlannedSetting("algorithm.old", "reread", "in bfloat16 the training forward decides what old log-probabilities are")
     if facts.limits_pixels and facts.area > MOST_PIXELS:
@@ -211,7 +212,7 @@ def text_choices(resolved: Resolved, policy: TextPolicyConfig, facts: ModelFacts
 
 
 def drawing_choices(resolved: Resolved, facts: ModelFacts) -> Iterator[PlannedSetting]:
-    yield from real_choices(resolved, facts, rank=32, lr=3e-4)
+    yield from real_choices(resolved, facts, rank=32)
     yield PlannedSetting("policy.equal_forwards", True, "sampling and training run the same kernels, so that ratios begin at 1")
     yield PlannedSetting("ratio_bound", 1e-5, "what bfloat16 and equal forwards keep")
 

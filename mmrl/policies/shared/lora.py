@@ -34,7 +34,8 @@ class LoraSettings:
     dropout: BelowOne = 0.0
     """Must stay 0: with dropout the same weights would give other log-probabilities at every reading."""
     targets: tuple[str, ...] | Literal["auto"] = "auto"
-    """Names of linear layers; auto = all of the language model."""
+    """Names of linear layers, in whatever part of the model; auto = all of the language model, and of an image generator those
+    that its family's papers adapt: attention, in most families with the feed-forward layers."""
     adapter: str | None = None
     """A saved adapter to start from, whose rank, alpha and targets count: peft's folder, or of generators diffusers' folder or
     .safetensors file, kohya's for Stable Diffusion."""

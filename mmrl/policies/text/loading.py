@@ -1,6 +1,7 @@
 """From a folder or hub name to a model that is ready to train: dropout off, adapters on, frozen parts frozen."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -100,6 +101,8 @@ def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of, fr
         model.requires_grad_(False)
     else:
         freeze(model, family, config.freeze)
+    if config.lora is not None and config.lora.adapter is None and config.lora.targets != "auto":
+        say_where(model, family, config.lora)
     if config.gradient_checkpointing:
         checkpoint_layers(model)
     model.eval()
@@ -264,6 +267,22 @@ def add_teachers(adapter: Any, teachers: Sequence[TextTeacher]) -> None:
                 refuse_dropout(one.adapter, adapter.peft_config[name], key)
                 own = get_peft_model_state_dict(adapter, adapter_name=name, save_embedding_layers=False)
                 check_adapter_weights(one.adapter, saved, own, key)
+
+
+def say_where(model: Any, family: Family, lora: LoraSettings) -> None:
+    """Warn where targets of a name also put adapters that train outside the language model."""
+    found = [name for name, weight in model.named_parameters() if ".lora_A." in name and weight.requires_grad]
+    parts = Counter(
+        next((part for part in ("vision", "projector", "language") if belongs(name, family, part)), "other parts")
+        for name in found
+    )
+    inside = parts.pop("language", 0)
+    if parts:
+        others = ", ".join(f"{count} in {part}" for part, count in parts.items())
+        log.warning(
+            f"policy.lora.targets = {list(lora.targets)} put adapters on {inside} layers of the language model and on {others}, "
+            'and all of these train: targets = "auto" adapts the language model alone'
+        )
 
 
 def language_layers(model: Any, family: Family) -> list[str]:

@@ -20,6 +20,8 @@ LEAST_LEAP = 1e-4
 """A mean |log ratio| below this is rounding, whatever is usual: an engine in float32 makes a hundred times less."""
 LEAP = 10.0
 """The same as a multiple of what is usual. Rounding grows slowly; a cache that was not emptied costs all of an update at once."""
+STILL = 1e-9
+"""A mean KL per action below this is no movement."""
 USUAL_STEPS = 20
 """Steps whose median is what is usual."""
 
@@ -199,6 +201,17 @@ def gradient(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
         )
 
 
+def standstill(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
+    """Gradients arrive, and over the window the model is still the reference."""
+    kl = seen.recent("policy/kl")
+    if seen.full and abs(kl) < STILL and seen.recent("policy/grad_norm") > 0:
+        yield (
+            "still",
+            f"after {seen.num_steps} steps the model is where it began (KL to the reference {kl:.2g} per action): updates are "
+            "too small to move what trains. Raise optimizer.lr; adapters take ten times and more of what all weights take",
+        )
+
+
 def divergence(seen: MetricMemory, limits: HealthSettings) -> Iterator[Finding]:
     """KL to the reference is large, or doubles within a window; or a step's updates lead far from the weights that sampled."""
     name = "policy/kl"
@@ -293,6 +306,7 @@ CHECKS: tuple[Callable[[MetricMemory, HealthSettings], Iterator[Finding]], ...] 
     entropy,
     clipping,
     gradient,
+    standstill,
     divergence,
     sampler,
     waiting,

@@ -58,6 +58,24 @@ def sampling(resolved: Resolved) -> Sampling:
     return resolved.config.policy.sampling
 
 
+@for_each(
+    "name, words, rate, train",
+    [
+        ("tiny/image", [], 1e-6, "all weights"),
+        ("tiny/image", ["policy.lora.rank=4"], 1e-5, "adapters"),
+        ("tiny/flow", [], 1e-5, "all weights"),
+        ("tiny/flow", ["policy.lora.rank=4"], 3e-4, "adapters"),
+    ],
+)
+def test_the_usual_learning_rate_follows_what_trains(name: str, words: list[str], rate: float, train: str):
+    table = configs.load(name, words).table
+    del table.values["optimizer"]
+    table.origins = {path: by for path, by in table.origins.items() if path[0] != "optimizer"}
+    found = configs.resolve(table)
+    assert found.config.optimizer.lr == rate and found.origin(("optimizer", "lr")) == f"default where {train} train"
+    assert configs.resolve(Table.of(configs.as_table(found.config), "run")).origin(("optimizer", "lr")) == "run"
+
+
 def test_values_and_their_origins(file: Path):
     resolved = load(file, "reward.1.weight=0.25", "output=here", "algorithm.group_size=4")
     rows = {key: (value, origin) for key, value, origin in resolved.rows()}

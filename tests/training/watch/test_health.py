@@ -52,6 +52,7 @@ FINDINGS = {
     "clipping": ({"policy/clip_frac": 0.6}, "60% of the actions", {"policy/clip_frac": 0.4}),
     "gradient zero": ({"policy/grad_norm": 0.0}, "the gradient was 0", {"policy/grad_norm": 0.01}),
     "kl": ({"policy/kl": 2.0}, "KL to the reference is 1.02 per action", {"policy/kl": 0.1}),
+    "still": ({"policy/kl": 1e-10}, "after 12 steps the model is where it began", {"policy/kl": 1e-8}),
     "log ratio": ({"rollout/log_ratio": 0.3}, "log-probabilities are 0.1", {"rollout/log_ratio": 0.01}),
     "log ratio leaps": ({"rollout/log_ratio": 0.04}, "in this step alone the sampler", {"rollout/log_ratio": 0.004}),
     "trainer idle": ({"time/idle/trainer": 0.8}, "training waited for samples", {"time/idle/trainer": 0.4}),

@@ -125,6 +125,18 @@ def test_features_are_kept_only_where_nothing_trains_that_computes_them(
     assert (policy.net.features is not None) == keeps
 
 
+def test_names_of_layers_that_are_elsewhere_too_are_counted(tiny: Callable[[str], str], caplog: pytest.LogCaptureFixture):
+    lora = LoraSettings(rank=2, targets=("q_proj", "qkv"))
+    policy = TextPolicy(TextPolicyConfig(tiny("qwen3_vl"), lora=lora))
+    layers = [name for name, _ in policy.net.named_parameters() if ".lora_A." in name]
+    inside = sum("language_model" in name for name in layers)
+    assert f"put adapters on {inside} layers of the language model and on {len(layers) - inside} in vision" in caplog.text
+    caplog.clear()
+    TextPolicy(TextPolicyConfig(tiny("qwen3_vl"), lora=lora, freeze=("vision",)))
+    TextPolicy(TextPolicyConfig(tiny("qwen3_vl"), lora=LORA))
+    assert "put adapters" not in caplog.text
+
+
 def test_features_go_when_their_prompts_go(tiny: Callable[[str], str]):
     policy = stirred(tiny("qwen3_vl"))
     rollouts = policy.rollout(mixed())
