@@ -90,6 +90,6 @@ def teach(resolved: Resolved, folder: Path, progress: Note | None) -> None:
     job, stages = None, stages_of(resolved)
     with keep_random_state(), hushed_saving():
         for stage in stages:
-            job = build(stage.resolved, watchers=lambda run: (Losses(stages[-1].end, progress),), stage=stage, after=job)
+            job = build(stage.resolved, watchers=lambda run: (Losses(progress, run.steps),), stage=stage, after=job)
             job.trainer.fit()
             job.policy.save(folder)

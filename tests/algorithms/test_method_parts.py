@@ -24,7 +24,7 @@ from mmrl.algorithms.weights.conflict import ConflictTokens
 from mmrl.app.plugins.resolve import load
 from mmrl.core.protocols import Advantage
 from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_ENTROPY, OLD_LOGPROBS, REWARD
-from mmrl.core.types import Group, Prompt, Reading, Rollouts, Sample
+from mmrl.core.types import Group, Prompt, Reading, Rollouts, Sample, Turn
 from tests.support.fakes import FakeTextPolicy
 from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed
 from tests.support.trainers import make_trainer
@@ -90,6 +90,19 @@ def test_a_lone_sample_of_a_stratum_is_compared_with_the_group_alone():
     rows = rows_of(["<tool_call>", "", ""])
     found = values(Strata(inside=0.8), [1.0, 0.0, 0.0], rows)
     assert found[0] == pytest.approx(0.2 * (1 - 1 / 3) / math.sqrt(1 / 3))
+
+
+def test_calls_count_in_all_turns_of_an_episode():
+    rows = rows_of(["so 1", "so 2", "so 3", "so 4"])
+    turns = [["<tool_call>"], ["<tool_call>", "<tool_call>"], ["<tool_call>"], ["<tool_call>", "<tool_call>"]]
+    (group,) = rows.groups
+    samples = [
+        replace(sample, turns=tuple(Turn(text, (0, 1)) for text in [*own, str(sample.text)]))
+        for sample, own in zip(group.samples, turns, strict=True)
+    ]
+    episodes = replace(rows, groups=(replace(group, samples=tuple(samples)),))
+    found = values(Strata(inside=1.0), [1.0, 0.0, 0.0, 1.0], episodes)
+    assert found.tolist() == pytest.approx([0.5**0.5, -(0.5**0.5), -(0.5**0.5), 0.5**0.5])
 
 
 def test_answers_are_compared_without_case_and_spaces():

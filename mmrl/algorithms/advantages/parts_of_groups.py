@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, lengths, moments, to_credit, totals_and_keep
 from mmrl.core.readings import OLD_ENTROPY
-from mmrl.core.types import Credit, Reading, Rollouts, Scores
+from mmrl.core.types import Credit, Reading, Rollouts, Sample, Scores
 from mmrl.runtime.ranges import NonNegative, Range, Share, check_ranges
 from mmrl.runtime.tensors import masked_mean
 
@@ -66,8 +66,8 @@ class Strata:
     """A = inside z of the stratum + (1 - inside) z of the group, z = (r - mean) / (deviation + eps) (Stratified GRPO).
 
     Stratified GRPO, arXiv:2510.06214, from summaries: samples are compared with those that made the same number of tool calls. A
-    stratum is the number of places where `pattern` matches the completion. The paper's value of `inside` was not found, 0.8 is
-    ours; at 1 a sample that is alone in its stratum always gets 0.
+    stratum is the number of places where `pattern` matches what the policy wrote, in all turns of an episode. The paper's value
+    of `inside` was not found, 0.8 is ours; at 1 a sample that is alone in its stratum always gets 0.
     """
 
     pattern: str = "<tool_call>"
@@ -85,7 +85,7 @@ class Strata:
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
-        counts = [len(re.findall(self.pattern, sample.text or "")) for _, sample in rollouts.samples()]
+        counts = [sum(len(re.findall(self.pattern, text)) for text in texts(sample)) for _, sample in rollouts.samples()]
         rows = torch.stack([totals, torch.tensor(counts).to(totals)], dim=1)
         return to_credit(by_group(rollouts, keep, rows, self._blend)[:, 0], keep, rollouts, scores)
 
@@ -101,6 +101,11 @@ class Strata:
             return torch.zeros_like(rewards)
         mean, deviation = moments(rewards, ddof=1)
         return (rewards - mean) / (deviation + self.eps)
+
+
+def texts(sample: Sample) -> list[str]:
+    """What the policy wrote: each turn of an episode, else the completion."""
+    return [turn.text for turn in sample.turns] or [sample.text or ""]
 
 
 def check_pattern(pattern: str, name: str) -> None:

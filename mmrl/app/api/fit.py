@@ -20,6 +20,7 @@ from mmrl.app.chain.rows import rows_before
 from mmrl.app.commands.train import run_job
 from mmrl.app.config.run import Resolved, RunConfig, resolve
 from mmrl.app.config.stages import stages_of
+from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import offer
 from mmrl.app.run.build import build, on_the_terminal
 from mmrl.app.run.folder import RunDir
@@ -36,7 +37,7 @@ def fit(
     policy: PolicyInput,
     algorithm: AlgorithmInput = "grpo",
     *,
-    rewards: Sequence[RewardInput],
+    rewards: Sequence[RewardInput] = (),
     prompts: PromptsInput,
     held_out: PromptsInput | None = None,
     output: str | Path | None = None,
@@ -51,7 +52,8 @@ def fit(
     Args:
         policy: a model's folder or name, `tiny:<family>`, a `[policy]` table, or its settings as an object.
         algorithm: a preset (`mmrl ls algorithms`), an `[algorithm]` table, or an `mmrl.Algorithm`.
-        rewards: functions from a group to one number per sample, names, or `[[reward]]` tables.
+        rewards: functions from a group to one number per sample, names, or `[[reward]]` tables; stages that only teach need
+            none.
         prompts: what to train on: `mmrl.Prompt`s, texts, the name of a data set, or a `[data]` table.
         held_out: what to evaluate on before, after and every `evaluate_every` steps; None: no evaluation.
         output: the run's folder; None: the next free one of runs/fit.
@@ -83,7 +85,8 @@ def fit(
     folder = RunDir(Path(output).expanduser()) if resume and output is not None else None
 
     def watchers(config: RunConfig) -> Sequence[Callback]:
-        return [*([NotebookProgress(config.steps)] if in_notebook() else on_the_terminal(config)), *callbacks]
+        in_cell = [NotebookProgress(config.steps, denoises=modality_of(config.policy).name == "flow")] if in_notebook() else ()
+        return [*(in_cell or on_the_terminal(config)), *callbacks]
 
     with offer(lent.objects):
         resumed = folder.path if folder and folder.exists() else None
@@ -103,8 +106,8 @@ def finished_policy(resolved: Resolved, run: RunDir) -> Policy:
 
 
 def check_inputs(rewards: Sequence[RewardInput], resume: bool, output: str | Path | None) -> None:
-    if not rewards or isinstance(rewards, str):
-        raise ValueError('rewards is a list of at least one reward: rewards=["iou"], rewards=[function]')
+    if isinstance(rewards, str):
+        raise ValueError('rewards is a list: rewards=["iou"], rewards=[function]')
     if resume and output is None:
         raise ValueError("resume=True needs output: the folder of the run to go on with")
 

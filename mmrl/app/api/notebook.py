@@ -67,9 +67,10 @@ class NotebookProgress:
         show: Callable[[Html], Display] | None = None,
         every_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
+        denoises: bool = False,
     ) -> None:
         """`show` puts the first state into the cell; None: as IPython does."""
-        self.num_steps, self.every_s, self.clock = num_steps, every_s, clock
+        self.num_steps, self.every_s, self.clock, self.denoises = num_steps, every_s, clock, denoises
         self.text, self.step = "", 0
         self.began = self.last = clock()
         self.curves: dict[str, list[tuple[int, float]]] = {"train": [], "eval": []}
@@ -78,7 +79,7 @@ class NotebookProgress:
 
     def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
         """Replace what is shown, at most once in `every_s` seconds."""
-        self.step, self.text = step, figures(metrics, 0)
+        self.step, self.text = step, figures(metrics, 0, self.denoises)
         self.curves["train"].append((step, metrics["reward/total"]))
         if step == self.num_steps or self.clock() - self.last >= self.every_s:
             self.update()

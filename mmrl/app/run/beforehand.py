@@ -6,6 +6,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol, get_args, runtime_checkable
 
+from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.views import SEEN
 from mmrl.answers.needs import Need
 from mmrl.answers.sources import Fit
@@ -70,6 +71,7 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     check_environment(config, ranks)
     check_cards(config.policy, ranks)
     check_axes(config)
+    check_signs(config)
     check_samplers(config, ranks)
     check_ahead(config, ranks)
     warn_of_idle_settings(config)
@@ -102,6 +104,20 @@ def check_axes(config: RunConfig) -> None:
             f"algorithm {config.algorithm.label} trains scores on the axis {missing[0]!r}, and policy.scores has "
             f"{', '.join(axes) or 'none'}: set policy.scores, or the term's axes"
         )
+
+
+def check_signs(config: RunConfig) -> None:
+    """Say that rewards may not be negative where steps are weighed by them, and refuse weights that make them so."""
+    advantage = config.algorithm.algorithm.advantage
+    if not isinstance(advantage, StepRewards) or not advantage.weigh:
+        return
+    said = (
+        f"algorithm {config.algorithm.label} weighs steps by their total reward, which may not be negative: give such rewards a "
+        "transform (reward.transform), or set algorithm.advantage.weigh = false"
+    )
+    if negative := [reward.label for reward in config.reward if reward.weight < 0]:
+        raise ValueError(f"{said}. The weight of reward {negative[0]!r} is below 0")
+    log.warning("%s", said)
 
 
 def check_samplers(config: RunConfig, ranks: Ranks) -> None:

@@ -27,7 +27,7 @@ from mmrl.app.run.folder import SEEN, RunDir
 from mmrl.app.run.reward_runners import load_rewards, reward_runners
 from mmrl.app.run.services import build_trackers
 from mmrl.app.run.step_spans import StepSpans
-from mmrl.app.run.trackers import JsonlTracker, Progress
+from mmrl.app.run.trackers import JsonlTracker, Losses, Progress
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks, with_hooks
@@ -70,7 +70,7 @@ class Job:
 
 def on_the_terminal(config: RunConfig) -> Sequence[Callback]:
     """Who watches a run of the command line, beside its own files and the trackers it names."""
-    return (Progress(config.steps, config.prompts_per_step),)
+    return (Progress(config.steps, config.prompts_per_step, denoises=modality_of(config.policy).name == "flow"),)
 
 
 def build(
@@ -310,7 +310,7 @@ def in_stage(
         prompts = prompts_beyond(held_out, len(evaluator.prompts), stage.until)
         goal = goal_of(stage.until, evaluator, prompts, note, stage.place or stage.name)
     for one in records.callbacks if stage.place else ():
-        if isinstance(one, Progress):
+        if isinstance(one, Progress | Losses):
             one.enter(stage.place, stage.begin, stage.end - stage.begin)
     return replace(records, begin=stage.begin, stage=stage.number if stage.place else 0, goal=goal)
 

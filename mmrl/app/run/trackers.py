@@ -91,8 +91,9 @@ class Progress:
         console: Console | None = None,
         every_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
+        denoises: bool = False,
     ) -> None:
-        self.num_steps, self.prompts_per_step, self.clock = num_steps, prompts_per_step, clock
+        self.num_steps, self.prompts_per_step, self.clock, self.denoises = num_steps, prompts_per_step, clock, denoises
         self.console = console or Terminal(stderr=True)
         self.lines = Lines(self.console, every_s, clock)
         self.first: dict[str, float] = {}
@@ -121,7 +122,7 @@ class Progress:
         step -= self.begin
         now = self.clock()
         self.started = self.started or (step, now - metrics.get("time/step_s", 0.0))
-        text = printable("  ".join(filter(None, (figures(metrics, self.prompts_per_step), time_line(metrics)))))
+        text = printable("  ".join(filter(None, (figures(metrics, self.prompts_per_step, self.denoises), time_line(metrics)))))
         self.bar.update(self.task, completed=step, description=text)
         counted = f"{self.place}: step {step} of {self.num_steps}" if self.place else f"step {step}/{self.num_steps}"
         self.lines.say(f"{counted}  {text}  {self._time_left(step, now)}", step == self.num_steps)
@@ -158,21 +159,31 @@ class Progress:
         return f"{duration((now - self.started[1]) / done * (self.num_steps - step))} left"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Losses(Callback):
-    """Says how far a run is that keeps nothing: its step, its last step and the loss."""
+    """Says how far a stage is of a run that keeps nothing: its step, its last step and the loss."""
 
-    steps: int
     note: Note | None
+    steps: int
+    begin: int = 0
+    """The steps of all stages before."""
+
+    def enter(self, place: str, begin: int, num_steps: int) -> None:
+        """Count the steps of a stage."""
+        self.begin, self.steps = begin, num_steps
 
     def after_step(self, step: int, metrics: Mapping[str, float], examples: Examples | None) -> None:
         if self.note is not None:
-            self.note(step, self.steps, metrics["loss"])
+            self.note(step - self.begin, self.steps, metrics["loss"])
 
 
-def figures(metrics: Mapping[str, float], prompts_per_step: int) -> str:
-    """'reward 0.41  iou 0.31  no spread 0.12  kl 0.0031  length 17  8.1 prompts/s  1.1k actions/s'."""
-    shown = [(label, metrics[name]) for label, name in KEY_FIGURES if math.isfinite(metrics.get(name, math.nan))]
+def figures(metrics: Mapping[str, float], prompts_per_step: int, denoises: bool = False) -> str:
+    """'reward 0.41  iou 0.31  no spread 0.12  kl 0.0031  length 17  8.1 prompts/s  1.1k actions/s'.
+
+    Samples that are denoised have no length, and their actions are denoising steps.
+    """
+    known = [one for one in KEY_FIGURES if not (denoises and one[0] == "length")]
+    shown = [(label, metrics[name]) for label, name in known if math.isfinite(metrics.get(name, math.nan))]
     parts = [(name.removeprefix("reward/"), v) for name, v in metrics.items() if is_reward(name)]
     shown[1:1] = parts if len(parts) > 1 else []
     texts = [f"{label} {value:.3g}" for label, value in shown]
@@ -180,7 +191,7 @@ def figures(metrics: Mapping[str, float], prompts_per_step: int) -> str:
     if seconds > 0:
         texts.append(f"{prompts_per_step / seconds:.1f} prompts/s")
         if "rollout/actions" in metrics:
-            texts.append(f"{metrics['rollout/actions'] / seconds:.0f} actions/s")
+            texts.append(f"{metrics['rollout/actions'] / seconds:.0f} {'denoising steps' if denoises else 'actions'}/s")
     return "  ".join(texts)
 
 

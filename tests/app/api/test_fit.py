@@ -132,10 +132,17 @@ def test_pictures_are_drawn_and_shown(tmp_path: Path):
     assert found.examples.groups[0].samples[0].image.size == (16, 16)
 
 
+def test_stages_that_teach_need_no_rewards(tmp_path: Path):
+    prompts = [replace(prompt, columns={"completion": "yes"}) for prompt in PROMPTS]
+    stage = [{"kind": "sft", "steps": 1, "column": "completion"}]
+    run = mmrl.fit(POLICY, {}, prompts=prompts, rewards=[], stage=stage, prompts_per_step=2, output=tmp_path / "run")
+    assert run.is_finished and run.metrics[-1]["policy/imitation"] > 0
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rewards": []}, "rewards is a list of at least one reward"),
+        ({"rewards": []}, "mmrl.fit: reward is missing"),
         ({"rewards": "iou"}, "rewards is a list"),
         ({"rewards": ["iuo"]}, "'iuo'.*did you mean 'iou'"),
         ({"prompts": []}, "prompts is empty"),

@@ -15,7 +15,7 @@ from mmrl.app.modality.flow_checks import warn_of_guidance
 from mmrl.app.modality.on_cards import check_cards
 from mmrl.app.planning.device import target_device
 from mmrl.app.plugins.resolve import load as rewards_load
-from mmrl.app.run.beforehand import idle_settings, look_at_scoring, other_fit
+from mmrl.app.run.beforehand import idle_settings, look_at_scoring, look_at_settings, other_fit
 from mmrl.app.run.build import build
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scored
@@ -62,6 +62,20 @@ def test_how_boxes_are_written_is_asked_before_anything_is_counted(
         look()
     with pytest.raises(CountedError):
         look("policy.box_space=norm1000")
+
+
+def test_negative_rewards_are_spoken_of_where_steps_are_weighed_by_them(caplog: pytest.LogCaptureFixture):
+    words = ["algorithm.preset=vgpo", "algorithm.schedule.num_steps=4", "algorithm.group_size=4"]
+    look_at_settings(load("tiny/flow", words).config, Ranks())
+    assert (
+        "algorithm vgpo" in caplog.text
+        and "schedule.num_steps weighs steps by their total reward, which may not be negative" in caplog.text
+    )
+    with pytest.raises(ValueError, match=r"may not be negative: .* The weight of reward 'jpeg_size' is below 0"):
+        look_at_settings(load("tiny/flow", [*words, "reward.0.weight=-1.0"]).config, Ranks())
+    caplog.clear()
+    look_at_settings(load("tiny/flow", [*words, "algorithm.advantage.weigh=false", "reward.0.weight=-1.0"]).config, Ranks())
+    assert "negative" not in caplog.text
 
 
 def ones(group):

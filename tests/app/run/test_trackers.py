@@ -20,11 +20,11 @@ from mmrl.app.commands.sample import verdict
 from mmrl.app.config.run import load as load_config
 from mmrl.app.report.data import all_changes, load
 from mmrl.app.report.rows import SampleLine
-from mmrl.app.run.build import build_records
+from mmrl.app.run.build import build_records, on_the_terminal
 from mmrl.app.run.folder import RunDir, also_split, read_lines
 from mmrl.app.run.sample_files import frames_of, store
 from mmrl.app.run.services import AccelerateTrackers
-from mmrl.app.run.trackers import JsonlTracker, Progress, flat
+from mmrl.app.run.trackers import JsonlTracker, Losses, Progress, figures, flat
 from mmrl.core.ranks import Ranks
 from mmrl.core.samples import Segment, segments_of
 from mmrl.core.types import Group, MediaSize, Prompt, Sample, Scores, Status
@@ -316,6 +316,23 @@ def test_progress_names_the_rewards_when_there_are_several() -> None:
     metrics = {"reward/a": 0.1, "reward/b": 0.2, "reward/total": 0.3, "reward/no_spread": 0.0, "policy/kl": 0.00123}
     progress.after_step(3, metrics, None)
     assert out.getvalue().startswith("step 3/5  reward 0.3  a 0.1  b 0.2  no spread 0  kl 0.00123")
+
+
+def test_what_is_denoised_has_no_length() -> None:
+    metrics = {"reward/total": 0.3, "rollout/length": 3.0, "rollout/actions": 48.0, "time/step_s": 2.0}
+    assert figures(metrics, 4) == "reward 0.3  length 3  2.0 prompts/s  24 actions/s"
+    assert figures(metrics, 4, denoises=True) == "reward 0.3  2.0 prompts/s  24 denoising steps/s"
+    drawn, written = (on_the_terminal(load_config(name).config)[0] for name in ("tiny/flow", "tiny/image"))
+    assert isinstance(drawn, Progress) and isinstance(written, Progress) and (drawn.denoises, written.denoises) == (True, False)
+
+
+def test_losses_count_the_steps_of_their_stage() -> None:
+    seen: list[tuple[int, int, float]] = []
+    losses = Losses(lambda *given: seen.append(given), 3)
+    losses.after_step(3, {"loss": 1.0}, None)
+    losses.enter("stage 2 of 2, rl", 3, 2)
+    losses.after_step(4, {"loss": 0.5}, None)
+    assert seen == [(3, 3, 1.0), (1, 2, 0.5)]
 
 
 def test_a_figure_that_a_step_has_not_is_left_out() -> None:
