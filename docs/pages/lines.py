@@ -9,8 +9,14 @@ from mmrl.app.inspect.things import Thing, inner_parts, keys_inside
 
 
 def cell(text: str) -> str:
-    """Text that fits a cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    """Text that fits a cell of a table; code in it stays as it is."""
+    parts = " ".join(text.split()).replace("|", "\\|").split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))
+
+
+def code(text: str) -> str:
+    """Text as code in a cell of a table."""
+    return f"`{' '.join(text.split()).replace('|', chr(92) + '|')}`"
 
 
 def table_of(settings: Sequence[Setting], skip: Sequence[str] = ()) -> Iterator[str]:
@@ -22,7 +28,7 @@ def table_of(settings: Sequence[Setting], skip: Sequence[str] = ()) -> Iterator[
     yield "| key | type | range | default | meaning |"
     yield "|---|---|---|---|---|"
     for one in shown:
-        default = "required" if one.default == "required" else f"`{cell(one.default)}`"
+        default = "required" if one.default == "required" else code(one.default)
         yield f"| `{one.name}` | {cell(one.type)} | {cell(one.range)} | {default} | {cell(one.meaning)} |"
 
 

@@ -131,6 +131,8 @@ def run(name: str, output: Path | None = None, seed: int = 0, overrides: Sequenc
     if demo.twin:
         console.print(f"3. its twin: {demo.without}")
         run_training(configs.load(demo.config, [*words, *demo.twin, f"output={str(twin_of(trained.path))!r}"]))
+    if short:
+        console.print("--short: each part ran for a few steps, which teach nothing; leave it out to see the rewards rise")
     return trained
 
 
@@ -158,19 +160,23 @@ def taught_model(name: str, seed: int, short: bool = False) -> Path:
 
     policy = configs.load(demo_of(name).config).config.policy
     bar = Progress(
-        TextColumn("  step {task.completed:.0f}/{task.total:.0f}  {task.description}"),
+        TextColumn("  part {task.fields[part]}, step {task.completed:.0f}/{task.total:.0f}  {task.description}"),
         TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
     )
     wait, lines = Wait("drawing what it learns from"), Lines(console)
     with bar:
-        task = bar.add_task("", total=1, visible=False)
+        task = bar.add_task("", total=1, part=1, visible=False)
+
+        seen = [1, 0]
 
         def note(step: int, steps: int, loss: float) -> None:
             wait.end()
-            bar.update(task, completed=step, total=steps, description=f"loss {loss:.2f}", visible=True)
-            lines.say(f"  step {step}/{steps}  loss {loss:.2f}", step == steps)
+            # a training that begins again at its first step is the next one
+            seen[:] = seen[0] + (step < seen[1]), step
+            bar.update(task, completed=step, total=steps, description=f"loss {loss:.2f}", part=seen[0], visible=True)
+            lines.say(f"  part {seen[0]}, step {step}/{steps}  loss {loss:.2f}", step == steps)
 
         wait.begin()
         try:

@@ -3,6 +3,7 @@
 import signal
 import threading
 import traceback
+from collections.abc import Iterable
 
 PLUGIN = "mmrl_plugin__"
 """How names of modules begin that were loaded by path."""
@@ -57,6 +58,14 @@ def note_place(error: BaseException) -> None:
     place = place_of(error)
     if place:
         error.add_note(RAISED_IN + place)
+
+
+def in_words(text: str, causes: Iterable[BaseException]) -> ValueError:
+    """An error of these words that still knows which line of a plug-in raised its causes."""
+    refused = ValueError(text)
+    for place in dict.fromkeys(filter(None, map(place_of, causes))):
+        refused.add_note(RAISED_IN + place)
+    return refused
 
 
 def describe(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import typer
+from rich.text import Text
 
 from mmrl.app.cli import app
 from mmrl.app.commands.help import EXAMPLES, PANELS, complete_config, complete_name, complete_reward
@@ -48,6 +49,12 @@ def test_every_command_has_a_place_in_the_day():
 def test_every_command_has_an_example(name: str):
     assert EXAMPLES[name] and all(line.startswith(f"mmrl {name.split()[0]}") for line in EXAMPLES[name])
     assert [line for line in EXAMPLES[name] if line not in commands()[name].epilog] == []
+
+
+@for_each("name", sorted(commands()))
+def test_no_help_is_eaten_as_markup(name: str):
+    helps = [str(parameter.help) for parameter in commands()[name].params if getattr(parameter, "help", None)]
+    assert [text for text in helps if Text.from_markup(text).plain != text] == []
 
 
 def test_examples_are_printed():

@@ -5,6 +5,7 @@ from types import ModuleType
 
 import pytest
 
+from docs.pages.lines import cell, code
 from mmrl.training.metric_names import metric_of
 
 
@@ -25,6 +26,10 @@ def test_a_page_that_is_no_longer_written_is_stale(generate: ModuleType, tmp_pat
     monkeypatch.setattr(generate, "FOLDER", tmp_path)
     monkeypatch.setattr(generate, "COMMITTED", {})
     assert generate.stale() == ["reference/gone.md"]
+
+
+def test_code_in_tables_is_not_escaped():
+    assert cell("a <b> | `<split>`") == "a &lt;b> \\| `<split>`" and code("runs/<name> | x") == "`runs/<name> \\| x`"
 
 
 @pytest.mark.parametrize(

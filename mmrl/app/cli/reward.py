@@ -67,7 +67,7 @@ def reward_train(
     held_out: Annotated[
         str | None, Option(help="The like of --data that nothing trains on: it is asked how often it agrees.")
     ] = None,
-    output: Annotated[Path | None, Option(metavar="DIR", help="The run's folder, which [[reward]] use = then names.")] = None,
+    output: Annotated[Path | None, Option(metavar="DIR", help="The run's folder, which use of a reward then names.")] = None,
     image_root: Annotated[Path | None, Option(metavar="DIR", help="Where paths of pictures start.")] = None,
     card: Annotated[str | None, Option(help="Memory of the card to fit to, such as 24GB (default: this machine's).")] = None,
 ) -> None:
@@ -80,7 +80,7 @@ def reward_train(
 
 @reward.command("serve")
 def reward_serve(
-    spec: Annotated[Path, Argument(metavar="SPEC", help="A TOML file: host, port, limits and one [[reward]] per reward.")],
+    spec: Annotated[Path, Argument(metavar="SPEC", help="A TOML file: host, port, limits and a table for each reward.")],
     host: Annotated[str | None, Option(help="Overrides the spec's host (default 127.0.0.1).")] = None,
     port: Annotated[int | None, Option(help="Overrides the spec's port (default 8500).")] = None,
 ) -> None:

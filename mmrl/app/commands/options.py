@@ -125,7 +125,7 @@ class LaunchArguments:
         list[str],
         Argument(
             metavar="[CONFIG] [KEY=VALUE]...",
-            help="A config with [cluster], then overrides.",
+            help="A config whose table cluster says who runs where, then overrides.",
             autocompletion=complete_config,
         ),
     ] = field(default_factory=list[str])

@@ -24,6 +24,7 @@ from mmrl.core.hooks import EnvironmentHooks, PlannerHooks, with_hooks
 from mmrl.core.protocols import PromptSampler
 from mmrl.core.types import Prompt
 from mmrl.data.sources import Marking, Sources, StreamedSources, join_sources, mark_all
+from mmrl.runtime.blame import in_words
 from mmrl.runtime.ranges import hints_of
 from mmrl.runtime.sandbox.sandbox import MOST, RunsCode
 from mmrl.serving.reward_client import RemoteReward, is_url
@@ -160,7 +161,7 @@ def instance(cls: PlugIn, values: Mapping[str, object], path: KeyPath, table: Ta
     try:
         return cls(**values)
     except ValueError as error:
-        raise ValueError(f"{table.origin(path) or 'config'}: {error}") from error
+        raise in_words(f"{table.origin(path) or 'config'}: {error}", [error]) from error
 
 
 def rewards_inside(value: object, path: KeyPath, table: Table) -> Callable[[], object]:

@@ -304,7 +304,7 @@ def modalities(function: object) -> tuple[str, ...]:
     """The modalities of a reward, from the line `Modality: image, text` of its file's docstring; () where there is none."""
     owner = function if hasattr(function, "__module__") else type(function)
     document = getattr(sys.modules.get(owner.__module__), "__doc__", None) or ""
-    found = re.search(r"^Modality: *(.+)$", document, re.MULTILINE)
+    found = re.search(r"^Modality: *([^.\n]+)", document, re.MULTILINE)
     return tuple(word.strip() for word in found[1].split(",")) if found else ()
 
 

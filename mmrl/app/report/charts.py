@@ -9,13 +9,15 @@ import numpy as np
 from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 380.0, 210.0
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 10.0, 26.0
+LEFT, RIGHT, TOP, BOTTOM = 50.0, 12.0, 10.0, 26.0
 LETTER = 7.0
 """About the width of a letter of a label."""
 MAX_POINTS = 300
 """A longer curve is drawn as means of neighbouring steps."""
 LARGEST, SMALLEST = 1e300, 1e-300
 """Beyond them differences overflow or vanish: such values are no points of a curve, or 0."""
+MOST_BARS = 12
+"""Intervals of so many steps have a bar each; those of more are an area alone, which bars would stripe."""
 LEAST_SPAN = 0.1
 """An axis spans at least this part of its largest value, so that rounding does not look like movement."""
 SMOOTH_FROM = 20
@@ -167,6 +169,7 @@ def band(one: Series, x: Scale, y: Scale) -> Markup:
     if not known:
         return Markup("")
     bars = "".join(f'<line class="ci {one.style}" x1="{at:.1f}" x2="{at:.1f}" y1="{a:.1f}" y2="{b:.1f}"/>' for at, a, b in known)
+    bars = bars if len(known) <= MOST_BARS else ""
     edge = [(at, low) for at, low, _ in known] + [(at, high) for at, _, high in reversed(known)]
     corners = " ".join(f"{at:.1f},{level:.1f}" for at, level in edge)
     area = f'<polygon class="ci {one.style}" points="{corners}"/>' if len(known) > 1 else ""
@@ -259,13 +262,13 @@ def with_span(low: float, high: float) -> tuple[float, float]:
 
 
 def range_with_width(low: float, high: float) -> tuple[float, float]:
-    """A range with some width: enough for ticks that differ; of zeros alone from 0 up, for shares and sizes are never below."""
+    """A range with some width: enough for ticks that differ; of zeros alone from 0 up and of ones from below, as shares are."""
     if high - low > 1e-9 * max(abs(low), abs(high)):
         return low, high
     if low == high == 0:
         return 0.0, 1.0
     margin = max(abs(low), abs(high)) * 0.1 or 1.0
-    return low - margin, high + margin
+    return low - margin, high + (margin if high != 1 else 0.0)
 
 
 def ticks(low: float, high: float, wanted: int) -> list[float]:
@@ -286,7 +289,9 @@ def decimals(values: Sequence[float]) -> int:
 
 
 def tick_text(value: float, digits: int) -> str:
+    if value == 0 and digits > 4:
+        return "0"
     if value != 0 and (abs(value) >= 1e5 or digits > 4):
         mantissa, _, exponent = f"{value:.1e}".partition("e")
-        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+        return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "\N{MINUS SIGN}")
     return f"{value:.{digits}f}".replace("-", "\N{MINUS SIGN}")

@@ -28,9 +28,10 @@ console = Terminal(stderr=True, soft_wrap=True)
 
 def updates(algorithm: Algorithm) -> str:
     """How often a step's rollouts are trained on: clip ranges and the learning rate mean something only together with it."""
+    has_ratios = any(with_hooks(term, TermHooks).at_first_update for _, term in algorithm.objective)
     if algorithm.updates == 1:
-        return "1 update per step: ratios are 1 there, so clipping has nothing to do"
-    return f"{algorithm.updates} updates per step ({passes_of(algorithm)}), the first at ratio 1"
+        return "1 update per step" + (": ratios are 1 there, so clipping has nothing to do" if has_ratios else "")
+    return f"{algorithm.updates} updates per step ({passes_of(algorithm)})" + (", the first at ratio 1" if has_ratios else "")
 
 
 def passes_of(algorithm: Algorithm) -> str:

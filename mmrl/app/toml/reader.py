@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from mmrl.app.toml.tables import KeyPath, Table, Values
+from mmrl.runtime.blame import in_words
 from mmrl.runtime.near import did_you_mean, edits, nearest
 from mmrl.runtime.ranges import fault_of, hints_of
 
@@ -184,7 +185,8 @@ def plain(kind: object, value: object, path: KeyPath, table: Table) -> Any:
     try:
         return adapter(kind).validate_python(value)
     except ValidationError as error:
-        raise ValueError("; ".join(problems(error, value, path, table))) from None
+        causes = [one["ctx"]["error"] for one in error.errors() if one["type"] == "value_error"]
+        raise in_words("; ".join(problems(error, value, path, table)), causes) from None
 
 
 @lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.kinds import KINDS
 from mmrl.algorithms.presets import PRESETS
 from mmrl.app.commands.train import run_training
 from mmrl.app.config import run as configs
@@ -28,7 +29,7 @@ from tests.support.flow_runs import Make, with_preset
 
 def test_modalities_are_read_from_the_file(tmp_path: Path):
     (tmp_path / "judge.py").write_text(
-        '"""A judge.\n\nModality: image, text\nRange: 0 to 1\n"""\n\n\ndef judge(group):\n    """1."""\n'
+        '"""A judge.\n\nModality: image, text. More words.\nRange: 0 to 1\n"""\n\n\ndef judge(group):\n    """1."""\n'
     )
     assert modalities(load(str(tmp_path / "judge.py"), "rewards")) == ("image", "text")
     (tmp_path / "silent.py").write_text('"""Says nothing."""\n\n\ndef silent(group):\n    """1."""\n')
@@ -83,6 +84,7 @@ def test_half_precision_without_equal_forwards_is_warned_about(caplog: pytest.Lo
 def test_the_start_of_a_run_says_how_often_it_updates():
     assert updates(Algorithm(epochs=2, minibatches=3)).startswith("6 updates per step (3 minibatches, 2 passes)")
     assert "clipping has nothing to do" in updates(Algorithm())
+    assert updates(KINDS["sft"]) == updates(KINDS["sft_of_pictures"]) == "1 update per step"
 
 
 EVALUATION = ["evaluation.num_steps=3", "evaluation.guidance=2.0"]

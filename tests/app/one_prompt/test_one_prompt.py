@@ -157,6 +157,7 @@ def test_a_clip_is_written_as_mp4_or_as_a_strip(flow: RunDir, monkeypatch: pytes
         (draw, ("x", [Path("gone.png")]), FileNotFoundError, r"there is no file gone.png: give the path of a picture or clip"),
         (draw, ("x", (), 7), ValueError, r"no checkpoint of step 7: there are 1, 2, and 0 is the model before training"),
         (draw, ("x", (), None, None, Path("a.gif")), ValueError, r"--out a.gif: a picture is written as .png or"),
+        (draw, ("a fox \udc9f",), ValueError, r"character 7 of the prompt is half of one, as broken UTF-8 is: type it again"),
         (draw, ("x", (), None, None, Path("room.png")), FileExistsError, r"--out room.png exists already"),
     ],
 )
@@ -170,6 +171,7 @@ def test_mistakes_of_a_generator_are_one_sentence(flow: RunDir, command: Any, wo
     [
         (["gone.png", "x"], FileNotFoundError, r"there is no file gone.png"),
         (["room.png"], ValueError, r"room.png is a file, and the last word is the question"),
+        (["room.png", "\ud83e?"], ValueError, r"character 1 of the prompt is half of one"),
         (["broken.png", "x"], ValueError, r"'broken.png' is not a picture that PIL can read"),
     ],
 )

@@ -1,6 +1,7 @@
 """Plug-ins that leave the program, change it, or lack a package: a sentence with their file and line when the run is built."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import torch
 
 from mmrl.app.config.plug_ins import read_data, read_rewards, reward_of
 from mmrl.app.config.run import DataConfig, UnweightedReward
+from mmrl.app.errors import sentence
 from mmrl.app.plugins.resolve import guarded, is_installed, load
 from mmrl.app.toml.tables import Table
 from mmrl.runtime.process_state import process_state
@@ -78,6 +80,20 @@ def test_a_reward_that_does_so_when_it_is_made(body: str, message: str, tmp_path
     [make] = read_rewards([UnweightedReward(str(tmp_path / "mine.py"))], ("reward",), table, {})
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("made", ["def __post_init__(self):", "size: int = 3\n    def __post_init__(self):"])
+def test_a_constructors_own_error_names_its_line(made: str, tmp_path: Path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        f"from dataclasses import dataclass\n\n@dataclass(frozen=True)\nclass Mine:\n    {made}\n"
+        "        raise ValueError('size is odd')\n    def __call__(self, group): ...\n"
+    )
+    table = Table.of({"reward": [{"use": str(file)}]}, "a.toml")
+    [make] = read_rewards([UnweightedReward(str(file))], ("reward",), table, {})
+    with pytest.raises(ValueError) as refused:
+        make()
+    assert re.search(r"size is odd \(.*mine\.py, line \d\)$", sentence(refused.value))
 
 
 def test_a_data_set_that_leaves(tmp_path: Path):

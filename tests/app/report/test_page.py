@@ -19,6 +19,7 @@ from mmrl.app.report.charts import (
     histogram,
     line_chart,
     moving_average,
+    tick_text,
     ticks,
 )
 from mmrl.app.report.data import EVAL, by_prompt, changes, extremes, load, regressions, stages_taken
@@ -237,6 +238,14 @@ def test_histogram_draws_shares_of_each_group() -> None:
 )
 def test_ticks_are_round_and_enclose(low: float, high: float, wanted: int, expected: list[float]) -> None:
     assert ticks(low, high, wanted) == pytest.approx(expected)
+
+
+def test_axes_have_room_and_shares_do_not_pass_one():
+    texts = [tick_text(value, decimals([0.0, 2e-5])) for value in (0.0, 2e-5, -7.5e-6)]
+    assert texts == ["0", "2e\N{MINUS SIGN}5", "\N{MINUS SIGN}7.5e\N{MINUS SIGN}6"]
+    assert max(ticks(1.0, 1.0, 5)) == 1.0 and max(ticks(0.5, 0.5, 5)) > 0.5
+    few, many = (line_chart([Series("held out", [*range(n)], [0.0] * n, "eval", True, [(-0.1, 0.1)] * n)], "x") for n in (12, 13))
+    assert (few.count('<line class="ci'), many.count('<line class="ci')) == (12, 0) and "polygon" in many
 
 
 def test_decimals_tell_ticks_apart() -> None:
