@@ -104,7 +104,7 @@ class Strata:
 
 
 def texts(sample: Sample) -> list[str]:
-    """What the policy wrote: each turn of an episode, else the completion."""
+    """The texts that the policy wrote: each turn of an episode, else the completion."""
     return [turn.text for turn in sample.turns] or [sample.text or ""]
 
 

@@ -37,7 +37,7 @@ def fit(
     policy: PolicyInput,
     algorithm: AlgorithmInput = "grpo",
     *,
-    rewards: Sequence[RewardInput] = (),
+    rewards: Sequence[RewardInput],
     prompts: PromptsInput,
     held_out: PromptsInput | None = None,
     output: str | Path | None = None,
@@ -52,8 +52,7 @@ def fit(
     Args:
         policy: a model's folder or name, `tiny:<family>`, a `[policy]` table, or its settings as an object.
         algorithm: a preset (`mmrl ls algorithms`), an `[algorithm]` table, or an `mmrl.Algorithm`.
-        rewards: functions from a group to one number per sample, names, or `[[reward]]` tables; stages that only teach need
-            none.
+        rewards: functions from a group to one number per sample, names, or `[[reward]]` tables; [] where stages only teach.
         prompts: what to train on: `mmrl.Prompt`s, texts, the name of a data set, or a `[data]` table.
         held_out: what to evaluate on before, after and every `evaluate_every` steps; None: no evaluation.
         output: the run's folder; None: the next free one of runs/fit.

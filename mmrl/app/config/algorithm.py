@@ -40,7 +40,7 @@ class Assembly:
     uses: Mapping[str, str] = field(default_factory=dict)
     """`algorithm.advantage` -> `my.py:Mine`, for parts of the user's own."""
     given: Mapping[str, object] = field(default_factory=dict[str, object], compare=False)
-    """What the config itself says under [algorithm]."""
+    """The config's own keys of [algorithm]."""
 
 
 def assemble(table: Table) -> Assembly:
@@ -75,7 +75,7 @@ def assemble(table: Table) -> Assembly:
 
 
 def given_in(table: Table) -> Values:
-    """What a config says under [algorithm], without what comes with other settings, such as an engine's."""
+    """The config's own keys of [algorithm], without those that come with other settings, such as an engine's."""
     return {
         key: value
         for key, value in table.values.get("algorithm", {}).items()

@@ -186,7 +186,7 @@ def with_marks(value: Any, is_media: bool = False) -> Any:
 
 
 def mark_of(value: object) -> object:
-    """What stays the same of a picture, an array, or a file, when it is loaded again."""
+    """A picture, an array or a file as it still is when it is loaded again."""
     if isinstance(value, Path) and value.is_file() and value.suffix.lower() not in PICTURE_SUFFIXES:
         return [value.name, value.stat().st_size]
     if isinstance(value, Image.Image | Path):

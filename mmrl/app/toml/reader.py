@@ -185,7 +185,7 @@ def plain(kind: object, value: object, path: KeyPath, table: Table) -> Any:
     try:
         return adapter(kind).validate_python(value)
     except ValidationError as error:
-        causes = [one["ctx"]["error"] for one in error.errors() if one["type"] == "value_error"]
+        causes = [one.get("ctx", {})["error"] for one in error.errors() if one["type"] == "value_error"]
         raise in_words("; ".join(problems(error, value, path, table)), causes) from None
 
 
