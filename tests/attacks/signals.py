@@ -2,6 +2,7 @@
 
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -10,11 +11,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from mmrl.app.cluster.supervise import descendants
 from tests.attacks.attack import Attack, BrokenError, expect_clean, expect_sentence, limit_memory, run_mmrl
 
 LIMIT_S = 90.0
 SHORT = ("data.size=8", "evaluation.num_prompts=0", "policy.sampling.max_new_tokens=2", "prompts_per_step=1")
 LONG = (*SHORT, "steps=100000", "save_every=0", "output=run")
+ENDINGS = [chr(code) for code in range(33, 127) if chr(code) not in "\"'\\"]
+"""So many texts end a turn that a random model is hardly ever cut."""
+PLAYS = (*LONG, "policy.sampling.max_new_tokens=40", f"policy.sampling.stop={ENDINGS}".replace("'", '"'))
+HANGS = "import time\ndef mine(*asked):\n    open('hangs', 'w').close()\n    time.sleep(3600)\n"
 SLOW_DATA = "import time\ndef mine():\n    open('loading', 'w').close()\n    time.sleep(60)\n"
 
 
@@ -88,6 +94,30 @@ def to_all_processes(number: signal.Signals, folder: Path) -> str:
     if "Traceback" in said:
         raise BrokenError(f"a traceback: {said[-300:]!r}")
     return expect_saved(folder, code, said, f"stopped by {number.name}")
+
+
+def beside_a_world_that_hangs(where: str, folder: Path) -> str:
+    """SIGTERM while a world does not answer, for which the run would wait an hour."""
+    (folder / "mine.py").write_text(HANGS)
+    world = f"environment={{use='./mine.py:mine', call={{where='{where}'}}, limits={{timeout_s=3600}}}}"
+    process = start(folder, "tiny/image", *PLAYS, world)
+    wait_until((folder / "hangs").exists, process, "a question to the world")
+    process.send_signal(signal.SIGTERM)
+    return expect_saved(folder, *end_of(process), "stopped by SIGTERM")
+
+
+def killed(words: tuple[str, ...], folder: Path) -> str:
+    """SIGKILL amid what processes of the run do: none of them stays, or complains."""
+    (folder / "mine.py").write_text(HANGS)
+    process = start(folder, "tiny/image", *LONG, *words)
+    wait_until(lambda: (folder / "hangs").exists() or has_trained(folder), process, "a step")
+    own = [os.pidfd_open(pid) for pid in descendants(process.pid)]
+    process.kill()
+    said = end_of(process)[1]
+    left = [handle for handle in own if not select.select([handle], [], [], LIMIT_S)[0]]
+    if left or not own or "Traceback" in said:
+        raise BrokenError(f"{len(left)} of {len(own)} processes stayed: {said[-300:]!r}")
+    return "nothing stayed"
 
 
 def under_nohup(folder: Path) -> str:
@@ -196,6 +226,7 @@ def narrow_encoding(folder: Path) -> str:
 
 
 HANG_UP = signal.SIGHUP
+HUNG = "reward=[{use='./mine.py:mine', call={where='process'}}]"
 ATTACKS = [
     Attack("signals", "SIGTERM while it trains", partial(stopped, (signal.SIGTERM,))),
     Attack("signals", "SIGHUP while it trains", partial(stopped, (HANG_UP,))),
@@ -203,6 +234,10 @@ ATTACKS = [
     Attack("signals", "SIGHUP and SIGTERM together", partial(stopped, (HANG_UP, signal.SIGTERM))),
     Attack("signals", "Ctrl-C for all processes of a run", partial(to_all_processes, signal.SIGINT)),
     Attack("signals", "SIGHUP for all processes of a run", partial(to_all_processes, HANG_UP)),
+    Attack("signals", "SIGTERM while a world hangs", partial(beside_a_world_that_hangs, "thread")),
+    Attack("signals", "SIGTERM while a world hangs in a process", partial(beside_a_world_that_hangs, "process")),
+    Attack("signals", "SIGKILL while a reward hangs in a process", partial(killed, (HUNG,))),
+    Attack("signals", "SIGKILL while a sampler draws", partial(killed, ("ahead=1", "cluster.samplers=1"))),
     Attack("signals", "SIGHUP under nohup", under_nohup),
     Attack("signals", "the terminal closes", terminal_closes),
     Attack("signals", "SIGTERM while it is built", partial(while_it_is_built, signal.SIGTERM)),

@@ -1,6 +1,7 @@
 """A fake policy that writes with a copy of its weights, as one with an engine does, and latencies for it."""
 
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ import torch
 from mmrl.core.types import Request, Rollouts
 from mmrl.training.ahead.versions import put
 from tests.support import fakes
+
+ENDS_S = 100.0
+"""What never comes is waited for so long; a test that holds does not."""
 
 
 def never(what: str) -> None:
@@ -81,3 +85,11 @@ def random_waits(seed: int, most_s: float = 0.004) -> Callable[[str], None]:
     """Sleeps of random length."""
     draws = random.Random(seed)
     return lambda what: time.sleep(draws.random() * most_s)
+
+
+def await_thread() -> None:
+    """Wait for threads that runs have left behind: until they end, their rewards draw from the generators of the process."""
+    for thread in threading.enumerate():
+        if thread.name == "mmrl-ahead":
+            thread.join(ENDS_S)
+            assert not thread.is_alive()

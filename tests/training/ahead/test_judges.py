@@ -26,12 +26,10 @@ from mmrl.training.stopping import TrainingStoppedError
 from mmrl.training.trainer import Records, Trainer
 from tests.attacks.client import COMPLETION
 from tests.support import fakes
-from tests.support.published import PublishingPolicy
+from tests.support.published import ENDS_S, PublishingPolicy, await_thread
 from tests.support.rude_servers import answers, rude
 from tests.support.trainers import make_trainer
 
-LONG_S = 30.0
-"""What never comes is waited for so long; a test that holds does not."""
 PROMPTS = 4
 """Of a step: a question for each."""
 
@@ -58,12 +56,12 @@ def test_a_judge_answers_while_the_step_before_is_trained():
     def update(what: str) -> None:
         if what == "read" and torch.is_grad_enabled():
             begun[trainer.index].set()
-            met.append(asked[trainer.index + 1].wait(LONG_S))
+            met.append(asked[trainer.index + 1].wait(ENDS_S))
 
     def judge(connection: socket.socket, request: bytes) -> None:
         step = (len(server.requests) - 1) // PROMPTS
         asked[step].set()
-        met.append(step == 0 or begun[step - 1].wait(LONG_S))
+        met.append(step == 0 or begun[step - 1].wait(ENDS_S))
         answers(200, COMPLETION)(connection, request)
 
     asked[steps].set()
@@ -148,7 +146,7 @@ def test_a_stop_does_not_wait_for_a_judge_that_never_answers(ahead: int, monkeyp
         if len(server.requests) <= 2 * PROMPTS:
             answers(200, COMPLETION)(connection, request)
             return
-        until = time.monotonic() + LONG_S
+        until = time.monotonic() + ENDS_S
         # what was answered is trained on first, however far ahead this was asked
         while trainer.index < 2 and time.monotonic() < until:
             time.sleep(0.01)
@@ -169,10 +167,7 @@ def test_a_stop_does_not_wait_for_a_judge_that_never_answers(ahead: int, monkeyp
         torch.rand(1)
         random = torch.get_rng_state()
         ended.set()
-        assert left.wait(LONG_S)
-    for thread in threading.enumerate():
-        if thread.name == "mmrl-ahead":
-            thread.join(LONG_S)
-            assert not thread.is_alive()
+        assert left.wait(ENDS_S)
+    await_thread()
     assert torch.equal(torch.get_rng_state(), random), "a thread that was left behind puts nothing back"
     signal.signal(signal.SIGUSR1, before)

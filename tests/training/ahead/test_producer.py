@@ -29,7 +29,7 @@ from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.stopping import AskedToStopError, TrainingStoppedError
 from mmrl.training.trainer import Trainer
 from tests.support import fakes
-from tests.support.published import PublishingPolicy, random_waits
+from tests.support.published import PublishingPolicy, await_thread, random_waits
 from tests.support.trainers import make_trainer
 
 CORRECTION = RolloutCorrection(mode="token_truncate", high=2.0)
@@ -145,6 +145,7 @@ def test_a_signal_ends_a_run_whose_samples_never_come(monkeypatch: pytest.Monkey
     with listen(first.stop):
         first.fit()
     never.set()
+    await_thread()
     assert first.is_stopped and first.index < 5
     again = make(2, function=moody)
     again.load_state_dict(states[-1])
@@ -152,6 +153,7 @@ def test_a_signal_ends_a_run_whose_samples_never_come(monkeypatch: pytest.Monkey
 
 
 def test_a_stop_within_a_step_loses_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(producer, "CLOSE_S", 0.0)
     whole = run(make(1, function=moody))
     first = make(1, function=moody)
     states = list[Any]()
@@ -167,6 +169,7 @@ def test_a_stop_within_a_step_loses_nothing(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(first.collector, "take", interrupt)
     first.fit()
+    await_thread()
     assert first.is_stopped
     again = make(1, function=moody)
     again.load_state_dict(states[-1])
