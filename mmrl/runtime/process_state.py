@@ -54,7 +54,9 @@ WORDS = {
     "is_deterministic": "torch's deterministic algorithms",
 }
 GONE = "a folder that is gone"
-ASIDE: dict[Thread, dict[str, Any]] = {}
+Generators = dict[str, Any]
+"""Every global random generator, as plain numbers and tensors, so that it can be saved."""
+ASIDE: dict[Thread, Generators] = {}
 """The random state of a thread, while another one has put its own in its place."""
 _SWITCHING = RLock()
 
@@ -138,8 +140,8 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def random_state() -> dict[str, Any]:
-    """Every global random generator as this thread left it, as plain numbers and tensors."""
+def random_state() -> Generators:
+    """Every global random generator as this thread left it."""
     import numpy as np
     import torch
 
@@ -157,7 +159,7 @@ def random_state() -> dict[str, Any]:
         }
 
 
-def set_random_state(state: dict[str, Any]) -> None:
+def set_random_state(state: Generators) -> None:
     """Put every global random generator where it was, for this thread; one that was left behind changes none."""
     import torch
 
@@ -174,7 +176,7 @@ def set_random_state(state: dict[str, Any]) -> None:
             torch.cuda.set_rng_state(known, device)
 
 
-def set_generators(state: dict[str, Any]) -> None:
+def set_generators(state: Generators) -> None:
     """Put the generators that all threads share where they were, but for those of cards."""
     import numpy as np
     import torch
@@ -186,7 +188,7 @@ def set_generators(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
 
 
-def put_aside(owner: Thread, state: dict[str, Any] | None) -> None:
+def put_aside(owner: Thread, state: Generators | None) -> None:
     """Put this thread's random state in the place of another one's, which is kept, and which its owner still reads and sets."""
     with _SWITCHING:
         ASIDE[owner] = random_state()
@@ -194,7 +196,7 @@ def put_aside(owner: Thread, state: dict[str, Any] | None) -> None:
             set_generators(state)
 
 
-def take_back(owner: Thread) -> dict[str, Any]:
+def take_back(owner: Thread) -> Generators:
     """Give the other thread its place back, unless it has; the random state of this one."""
     with _SWITCHING:
         own, outside = random_state(), ASIDE.pop(owner, None)

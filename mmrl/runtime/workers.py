@@ -4,25 +4,27 @@ The process is a program of its own: it inherits no locks, as a fork would.
 """
 
 import atexit
+import ctypes
 import importlib.util
 import multiprocessing
 import os
 import pickle
+import queue
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from multiprocessing import resource_tracker, spawn
 from multiprocessing.connection import Connection
 from typing import Any, cast
 from weakref import WeakSet
 
 from mmrl.runtime.blame import PLUGIN, describe, note_place
-from mmrl.runtime.starting import end_with, started
 
 PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from mmrl.runtime.workers import begin; begin(*map(int, sys.argv[1:4]))"
 GUARD = (
@@ -31,6 +33,8 @@ GUARD = (
 )
 unguarded = threading.Event()
 """Such a file asked for a process in this one."""
+Start = Callable[[], "subprocess.Popen[bytes]"]
+_SET_DEATH_SIGNAL = 1
 living: WeakSet["subprocess.Popen[bytes]"] = WeakSet()
 """The processes that this one has started."""
 
@@ -208,6 +212,40 @@ class WorkerProcess:
         self._connection.close()
         self._process = None
         return code
+
+
+def started(start: Start) -> "subprocess.Popen[bytes]":
+    """The process that `start` makes, which is to call `end_with`: the kernel would end it with the thread that made it, so one
+    makes all that never ends.
+    """
+    future = Future["subprocess.Popen[bytes]"]()
+    _jobs(os.getpid()).put((future, start))
+    return future.result()
+
+
+def end_with(parent: int) -> bool:
+    """Let the kernel kill this process when `parent` ends, even where it hangs in a call; False where it has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+    return os.getppid() == parent
+
+
+@cache
+def _jobs(process: int) -> "queue.SimpleQueue[tuple[Future[subprocess.Popen[bytes]], Start]]":
+    """The queue of the thread that starts processes; a process that forked off has the queue, but not the thread."""
+    jobs = queue.SimpleQueue[tuple[Future["subprocess.Popen[bytes]"], Start]]()
+
+    def work() -> None:
+        while True:
+            future, start = jobs.get()
+            try:
+                future.set_result(start())
+            except BaseException as error:  # noqa: BLE001 - who asked raises it
+                future.set_exception(error)
+
+    # a daemon: the thread of an executor would end, and with it the processes, before what is registered with atexit
+    threading.Thread(target=work, name="mmrl-starter", daemon=True).start()
+    return jobs
 
 
 @atexit.register

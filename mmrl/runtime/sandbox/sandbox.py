@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 from mmrl.runtime.blame import UnavailableError
 from mmrl.runtime.sandbox.lock import missing
 from mmrl.runtime.sandbox.wire import CUT, LENGTH, LONGEST_ERROR, REPLY, SIZE, read, write
-from mmrl.runtime.starting import started
+from mmrl.runtime.workers import started
 
 MODULES = (
     *("_strptime", "base64", "bisect", "collections", "copy", "csv", "dataclasses", "datetime", "decimal", "enum", "fractions"),
