@@ -28,7 +28,10 @@ def curves(data: RunData) -> list[Chart]:
     """Total reward, mean IoU, every reward, the length of held-out completions, how different pictures are, what was taught."""
     held = evaluations(data)
     reward, *others = reward_charts(data, held)
-    return [*(chart for chart in (reward, iou_chart(data, held), *others) if chart is not None), *charts_of(data, words.TAUGHT)]
+    return [
+        *(chart for chart in (reward, iou_chart(data, held), *others) if chart is not None),
+        *charts_of(data, taught_words(data)),
+    ]
 
 
 def reward_charts(data: RunData, held: Held = MappingProxyType({})) -> list[Chart | None]:
@@ -97,6 +100,13 @@ def iou_chart(data: RunData, held: Held) -> Chart | None:
     return Chart(IOU, line_chart(series, "Mean IoU over training steps", stages=data.stages)) if series else None
 
 
+def taught_words(data: RunData) -> words.Words:
+    """Those of what teaches, with a curve for each of several teachers."""
+    title, metric, note = words.AGREEMENT
+    names = dict.fromkeys(name for line in data.train for name in line if name.startswith(f"{metric}/"))
+    return (*words.TAUGHT, *((f"{title} {name.removeprefix(metric + '/')}", name, note) for name in names))
+
+
 def health_words(data: RunData) -> words.Words:
     return words.HEALTH_OF_PICTURES if data.draws else words.HEALTH_OF_TEXTS
 
@@ -123,7 +133,9 @@ def charts_of(data: RunData, metrics: words.Words) -> list[Chart]:
 def others(data: RunData) -> list[Chart]:
     """Every metric that no other chart shows; parts of rewards with their held-out twin."""
     shown = {"step", CHANGED, "reward/total", "reward/length", "reward/diversity", DIVERSITY[0]}
-    shown |= {metric for _, metric, _ in (*health_words(data), *words.TAUGHT)} | set(words.NOT_OF_PICTURES if data.draws else ())
+    shown |= {metric for _, metric, _ in (*health_words(data), *taught_words(data))} | set(
+        words.NOT_OF_PICTURES if data.draws else ()
+    )
     shown |= {f"reward/{name}" for name in reward_names(data)}
     names = dict.fromkeys(name.replace("eval/", "reward/", 1) for line in (*data.train, *data.evals) for name in line)
     charts = [both_splits(data, name, name, name.replace("reward/", "eval/", 1)) for name in names if name not in shown]

@@ -25,10 +25,12 @@ HEALTH_OF_PICTURES: Words = (
     GRADIENT,
     NO_SPREAD,
 )
+AGREEMENT = ("Agreement with", "teacher/agreement", "Share of tokens that speculative decoding would accept: it should rise.")
 TAUGHT: Words = (
     ("Surprise at what is taught", "policy/imitation", "Mean -log p of the taught tokens: it should fall."),
     ("Error of the flow", "policy/matching_error", "Squared error of velocity or noise. It differs from noise to noise."),
     ("Pairs in the right order", "policy/preferred", "Share of pairs. A dpo stage begins at 0: nothing has moved yet."),
+    (f"{AGREEMENT[0]} the teacher", *AGREEMENT[1:]),
     ("Error of ratings", "policy/error", "How far scores are from the ratings of the data."),
 )
 """What stages that teach should improve."""

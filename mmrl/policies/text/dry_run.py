@@ -232,10 +232,10 @@ class TextDryRun(DryRun):
         return (self.writer.largest if "rollout" in known else None), read
 
     def largest_work(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        net = self.policy.net
-        if net.features is not None:
+        net, others = self.policy.net, self.policy.teachers.others.values()
+        for features in filter(None, (net.features, *(one.net.features for one in others))):
             # What was only counted has no features.
-            net.features.clear()
+            features.clear()
         written, read = self.largest()
         if written is not None:
             yield "rollout", partial(self.decode, written)
@@ -243,7 +243,7 @@ class TextDryRun(DryRun):
             net.train(phase == "update" and self.policy.config.gradient_checkpointing)
             yield phase, partial(forward, work, net)
             net.eval()
-        for one in self.policy.teachers.others.values():
+        for one in others:
             assert isinstance(one.evaluator, DryEvaluator)
             for phase, work in one.evaluator.largest.items():
                 yield phase, partial(forward, work, one.net)

@@ -1,0 +1,65 @@
+"""A run that follows a teacher, as its commands have it: in a chain, planned, reported, exported and asked again."""
+
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.commands.plan import draw_up
+from mmrl.app.commands.train import run_job
+from mmrl.app.config import run as configs
+from mmrl.app.config.stages import stages_of
+from mmrl.app.export.export import export
+from mmrl.app.report.page import write_report
+from mmrl.app.run.folder import RunDir, read_lines
+from mmrl.app.run.revive import revive
+from mmrl.lab.tiny.text import vlms
+from mmrl.policies.text.policy import TextPolicy
+
+STAGES = (
+    'stage=[{kind = "sft", steps = 1}, {kind = "rl", steps = 1}, {kind = "rl", steps = 1, data = {use = "./mine.py"}, '
+    'algorithm = {preset = "opd", group_size = 2}}]'
+)
+MINE = """
+from PIL import Image
+from mmrl import Prompt
+
+def load(size: int = 8):
+    shown = [Image.new("RGB", (64, 64), (20 * i, 0, 0)) for i in range(size)]
+    return [Prompt(str(i), "Where?", (picture,), columns={"teacher": "ab"[i % 2]}) for i, picture in enumerate(shown)]
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A chain whose last stage follows two teachers, each for its prompts."""
+    folder = tmp_path_factory.mktemp("taught")
+    other = vlms.build("qwen3_vl", folder / "other", seed=1)
+    teachers = [f"{{name = 'a', model = '{other}', dtype = 'float32'}}", "{name = 'b', model = 'tiny:qwen3_vl', weights = 'nf4'}"]
+    (folder / "mine.py").write_text(MINE)
+    words = [f"policy.teachers=[{', '.join(teachers)}]", STAGES, "evaluate_every=0", "evaluation.num_prompts=0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        made, _ = run_job(configs.load("tiny/cold_start", [*words, f"output={str(folder / 'run')!r}"]))
+    return made
+
+
+def test_each_teacher_has_a_curve(run: RunDir):
+    last = read_lines(run.metrics_file).lines[-1]
+    assert 0 < last["teacher/agreement/a"] < 1 and 0 < last["teacher/agreement/b"] < 1 and last["run/stage"] == 3
+    page = write_report(run.path).read_text()
+    assert all(f"Agreement with {who}" in page for who in ("the teacher", "a", "b"))
+
+
+def test_teachers_are_in_no_checkpoint_and_no_export_and_answer_nothing(run: RunDir, tmp_path: Path):
+    export(run.path, tmp_path / "out")
+    assert not any("teacher" in file.name for file in (tmp_path / "out").rglob("*"))
+    policy = revive(configs.load(str(run.path / "config.toml")).config, None, None, frozenset())
+    assert isinstance(policy, TextPolicy) and not policy.teachers.others and not policy.config.teachers
+
+
+def test_their_weights_and_reads_are_planned(run: RunDir, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(run.path.parent)
+    plan = draw_up(stages_of(configs.load(str(run.path / "config.toml")))[2].resolved)
+    stays = plan.memory.stays
+    assert stays["weights in float32"] < stays["models of teachers"] < 2 * stays["weights in float32"]
+    assert plan.readings == ["states of teacher, at every update"] and plan.usual.counts["read"].passes == 2
