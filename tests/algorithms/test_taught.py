@@ -11,7 +11,7 @@ from mmrl.algorithms.advantages.experts import Demonstrated, Preferred
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.kinds import KINDS
 from mmrl.algorithms.objectives.given import Preference
-from mmrl.algorithms.planners.taught import Pairs, Taught
+from mmrl.algorithms.planners.taught import Pairs, PartlyTaught, Taught
 from mmrl.core.readings import LOGPROBS, REF_LOGPROBS
 from mmrl.core.types import Prompt, Request
 from tests.support.rows import loss_and_gradient, make_batch, rollouts, scores, weighed
@@ -37,6 +37,15 @@ def test_thoughts_are_dropped_by_seed_and_share_and_the_answer_stays():
     assert texts == [request.written for request in asked(Taught(thought_dropout=0.25), *prompts)]
     assert texts != [request.written for request in asked(Taught(thought_dropout=0.25), *prompts, seed=1)]
     assert {request.written for request in asked(Taught(thought_dropout=1.0), *prompts)} == {"<think>\n\n</think>(3,4)"}
+
+
+def test_a_share_of_prompts_is_taught_and_the_others_are_sampled():
+    prompts = [replace(PROMPT, id=str(i)) for i in range(200)]
+    requests = PartlyTaught(share=0.25).first(prompts, 4, 0, 7)
+    taught = [request for request in requests if request.role == "injected"]
+    assert 30 < len(taught) < 70 and {(one.count, one.written is None) for one in taught} == {(1, False)}
+    assert {(one.count, one.written) for one in requests if one.role == "policy"} == {(4, None)}
+    assert requests == PartlyTaught(share=0.25).first(prompts, 4, 0, 7) != PartlyTaught(share=0.25).first(prompts, 4, 0, 8)
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,23 @@ class Taught(Once):
         )
 
 
+@dataclass(frozen=True)
+class PartlyTaught(Taught):
+    """Taught rows for a share of the prompts, drawn anew at every visit, and samples of the policy for the others.
+
+    The mixture of GKD (arXiv:2306.13649): the texts are a teacher's, by `mmrl sample`. Take the term FollowTeacher with it.
+    """
+
+    share: Share = 0.5
+    """The share of prompts whose completion comes from the data."""
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        taught = super().first(prompts, 1, first_id, seed)
+        sampled = one_request_each(prompts, group_size, first_id, seed)
+        is_taught = [random.Random(f"{request.seed}/partly").random() < self.share for request in taught]
+        return [one if has else other for one, other, has in zip(taught, sampled, is_taught, strict=True)]
+
+
 def pair_of(prompt: Prompt, chosen: str, rejected: str) -> tuple[str, str]:
     """The completions of a pair, the preferred one first.
 

@@ -39,8 +39,8 @@ opd = replace(grpo, objective=((1.0, FollowTeacher()),), advantage=Demonstrated(
 On-Policy Distillation of Language Models (GKD), arXiv:2306.13649.
 The teacher is policy.teachers: another model, or another adapter. Exact over the vocabulary, beta = 0.5; reverse KL on the token
 that was written (Thinking Machines' form) is objective.0.form = "sampled" with beta = 1. No reward is asked; add a surrogate and
-advantage.kind = "GroupNorm" for both. One update per step; it has no ratio. Not implemented: the paper's mixture with texts of
-the teacher.
+advantage.kind = "GroupNorm" for both. The paper's mixture with texts of the teacher is planner.kind = "PartlyTaught". One update
+per step; it has no ratio. Nothing is left out.
 """
 
 opsd = replace(opd, objective=((1.0, FollowTeacher(model="ref", view=Privileged(column="solution"))),))
