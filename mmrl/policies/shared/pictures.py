@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from mmrl.runtime.pictures import open_upright, upright_rgb
+from mmrl.runtime.pictures import open_upright
 
 
 def open_picture(source: object, prompt_id: str) -> Image.Image:
@@ -17,9 +17,11 @@ def open_picture(source: object, prompt_id: str) -> Image.Image:
 def digest_of_picture(source: object) -> str:
     """A name of a picture's content: of its file's bytes, which are read again once the file changes, or of its pixels."""
     if isinstance(source, Image.Image):
-        shown = upright_rgb(source)
-        made = hashlib.blake2b(repr(shown.size).encode(), digest_size=16)
-        made.update(shown.tobytes())
+        # not as it is shown: a picture may be too large to be converted
+        palette = source.getpalette(None) if source.mode in ("P", "PA") else None
+        how = (source.mode, source.size, source.info.get("transparency"), palette, dict(source.getexif()))
+        made = hashlib.blake2b(repr(how).encode(), digest_size=16)
+        made.update(source.tobytes())
         return made.hexdigest()
     if isinstance(source, str | Path) and Path(source).is_file():
         status = Path(source).stat()

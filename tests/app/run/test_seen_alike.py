@@ -93,12 +93,19 @@ def test_what_is_transparent_in_a_mask_may_change(tmp_path: Path) -> None:
 def test_hashes_are_of_what_is_seen(tmp_path: Path) -> None:
     own, plain = drawing(), Image.fromarray(on_white())
     empty = Image.new("RGBA", own.size, (255, 0, 0, 0))
-    for of in (content_hash, digest_of_picture, pixels):
+    for of in (content_hash, pixels):
         assert of(own) == of(drawing(200)) == of(plain) != of(empty)
-    red, blue = (Image.new("P", (2, 2)) for _ in range(2))
-    red.putpalette([255, 0, 0])
+
+
+def test_pictures_that_look_different_have_different_digests() -> None:
+    red, blue, clear, turned = (Image.new("P", (2, 2)) for _ in range(4))
+    for one in (red, clear, turned):
+        one.putpalette([255, 0, 0])
     blue.putpalette([0, 0, 255])
-    assert digest_of_picture(red) != digest_of_picture(blue)
+    clear.info["transparency"] = 0
+    turned.getexif()[0x112] = 6
+    assert len(set(map(digest_of_picture, (red, blue, clear, turned)))) == 4
+    assert digest_of_picture(red) == digest_of_picture(red.copy())
 
 
 def test_pictures_without_a_white_are_refused_by_name(tmp_path: Path) -> None:
