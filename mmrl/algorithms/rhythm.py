@@ -42,7 +42,8 @@ class Rhythm:
         an anchor that looks near and follows a jump of the distance within `back` tokens hands `moved` of its gain to the token
         of that jump, once for each such token. Thresholds of near and jump are medians (ours).
         """
-        steps, gain = steps_of(self.distance), amplify - 1
+        # as exact as what it is given: a number times a mask would be of float32
+        steps, gain = steps_of(self.distance), torch.full_like(self.distance, amplify - 1)
         if kind == "local":
             return 1 + gain * largest(steps, share)
         anchors = largest(self.influence, share)
@@ -51,7 +52,7 @@ class Rhythm:
         led = self.leaders(anchors, back)
         dominated, leading = torch.zeros_like(anchors), torch.zeros_like(anchors)
         dominated[list(led)], leading[list(led.values())] = True, True
-        return 1 + gain * ((anchors & ~dominated) + (1 - moved) * dominated + moved * leading)
+        return 1 + gain * (anchors & ~dominated) + gain * (1 - moved) * dominated + gain * moved * leading
 
     def leaders(self, anchors: Bool[Tensor, " t"], back: int) -> dict[int, int]:
         """Anchor -> the token before it whose jump it follows."""

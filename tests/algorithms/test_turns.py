@@ -16,6 +16,7 @@ from mmrl.core.types import Batch, Counts, Rollouts, Sample, Scores
 from tests.support.episodes import Said, episode, per_turn, rollouts_of, scores_of
 from tests.support.rows import rollouts, scores
 
+PER_TURN = GiGPO(deviation=True, over="turns")
 PARTS = [TurnReturns(gamma=0.5), GiGPO(), GiGPO(deviation=True, weight=0.3), HGPO(), HGPO(history=1, base=True)]
 
 
@@ -73,7 +74,8 @@ def slow_gigpo(part: GiGPO, samples: list[Sample], totals: list[float]) -> list[
             [r for row, seen in zip(returns, states, strict=True) for r, s in zip(row, seen, strict=True) if s == states[i][t]],
         )
 
-    return [[compared(totals[i], totals) + part.weight * step(i, t) for t in range(len(row))] for i, row in enumerate(returns)]
+    every = totals if part.over == "samples" else [x for x, row in zip(totals, returns, strict=True) for _ in row]
+    return [[compared(totals[i], every) + part.weight * step(i, t) for t in range(len(row))] for i, row in enumerate(returns)]
 
 
 def by_rows(found: Rollouts, f: Any, totals: list[float]) -> list[list[float]]:
@@ -100,7 +102,7 @@ def test_returns_are_compared_with_those_of_the_same_turn(part: TurnReturns):
         assert mine == pytest.approx(row)
 
 
-@pytest.mark.parametrize("part", [GiGPO(), GiGPO(deviation=True, weight=0.3), GiGPO(gamma=0.0)])
+@pytest.mark.parametrize("part", [GiGPO(), GiGPO(deviation=True, weight=0.3), GiGPO(gamma=0.0), PER_TURN])
 def test_gigpo_compares_turns_that_began_from_the_same_state(part: GiGPO):
     found = drawn(1)
     made, totals = with_totals(found)

@@ -71,11 +71,11 @@ def gui_replay_rule(vector: Vector) -> None:
 @check("critique_grpo_loss")
 def critique_grpo_loss(vector: Vector) -> None:
     inputs, cases = vector.inputs, vector.outputs["cases"]
-    rows, width = sum(map(any, inputs["mask"])), len(inputs["mask"][0])
+    rows, width, clip = sum(map(any, inputs["mask"])), len(inputs["mask"][0]), vector.params["clip"]
     algorithms = {
         # the script divides by the width, and not by the number of rows
         "script": (WithRefinements(gamma=vector.params["gamma"]), FixedLength(width), rows),
-        "clipped_mean": (WithRefinements(gamma=vector.params["gamma"], clipped=True), TokenMean(), 1),
+        "clipped_mean": (WithRefinements(low=clip, high=clip, gamma=vector.params["gamma"], clipped=True), TokenMean(), 1),
     }
     for name, (term, aggregation, scale) in algorithms.items():
         algorithm = Algorithm(objective=((1.0, term),), aggregation=aggregation)

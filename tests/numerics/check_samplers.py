@@ -40,8 +40,8 @@ def dump_ucb(vector: Vector) -> None:
 
 @check("sec_bandit")
 def sec_bandit(vector: Vector) -> None:
-    names = ascii_lowercase[: len(vector.outputs["trace"][0]["p"])]
-    part = Bandit(of_categories(list(names)), rate=vector.params["alpha"], temperature=vector.params["tau"])
+    names = list(vector.outputs["trace"][0]["Q"])
+    part = Bandit(of_categories(names), rate=vector.params["alpha"], temperature=vector.params["tau"])
     for update, moment in zip(vector.inputs["updates"], vector.outputs["trace"], strict=True):
         part.learn(update)
         assert set(part.values) == set(moment["Q"])

@@ -18,26 +18,35 @@ from tests.numerics.formulas.turns import kept_length, turn_index
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.episodes import Said, episode, per_turn, rollouts_of, scores_of
 
-REWARDS = (0, 0, 1, 0, 0, 0, 0, 0, 1)
-"""Of the turns of hgpo_advantages, which has the returns and totals that follow from them alone."""
+GAMMA = 0.95
+"""Of vectors that do not say theirs."""
 
 
-def episodes(inputs: Any) -> Rollouts:
-    """The vector's turns as groups of episodes, all of which begin with the same observation, the prompt."""
-    names, seen, rewards = inputs["trajectory"], inputs["observation"], inputs.get("step_rewards", REWARDS)
+def rewards_of(inputs: Any, gamma: float) -> list[float]:
+    """The rewards of the turns; where the vector does not say them, those that its returns follow from."""
+    names, returns = inputs["trajectory"], inputs["returns"]
+    after = [r if name == own else 0.0 for name, own, r in zip([*names[1:], None], names, [*returns[1:], 0.0], strict=True)]
+    return inputs.get("step_rewards") or [now - gamma * later for now, later in zip(returns, after, strict=True)]
+
+
+def episodes(inputs: Any, gamma: float) -> Rollouts:
+    """The vector's turns as groups of episodes; those of a group begin with the same observation, the prompt."""
+    names, seen, rewards = inputs["trajectory"], inputs["observation"], rewards_of(inputs, gamma)
     groups: dict[str, list[Sample]] = {}
+    begun: dict[str, str] = {}
     for one in dict.fromkeys(names):
         rows = [i for i, name in enumerate(names) if name == one]
-        assert seen[rows[0]] == "s0"
+        own = inputs["group"][rows[0]] if "group" in inputs else ""
+        assert seen[rows[0]] == begun.setdefault(own, seen[rows[0]])
         keys = [*(seen[i] for i in rows[1:]), "end"]
         said = [Said(2, float(rewards[i]), key) for i, key in zip(rows, keys, strict=True)]
-        groups.setdefault(inputs["group"][rows[0]] if "group" in inputs else "", []).append(episode(*said))
+        groups.setdefault(own, []).append(episode(*said))
     return rollouts_of(*groups.values())
 
 
 def check_turns(inputs: Any, gamma: float) -> None:
     """The returns and totals that the parts make of these episodes are the vector's."""
-    found, seen = episodes(inputs), list[Turns]()
+    found, seen = episodes(inputs, gamma), list[Turns]()
     made = scores_of(found)
 
     def look(turns: Turns) -> Tensor:
@@ -51,7 +60,7 @@ def check_turns(inputs: Any, gamma: float) -> None:
 
 def advantages(part: GiGPO | HGPO, inputs: Any) -> list[float]:
     """One value per turn, trajectory after trajectory."""
-    found = episodes(inputs)
+    found = episodes(inputs, part.gamma)
     return [value for row in per_turn(part(scores_of(found), found).values, found) for value in row]
 
 
@@ -68,9 +77,11 @@ def gigpo_advantages(vector: Vector) -> None:
 
 @check("hgpo_advantages")
 def hgpo_advantages(vector: Vector) -> None:
-    check_turns(vector.inputs, 0.95)
+    gamma = vector.params.get("gamma", GAMMA)
+    check_turns(vector.inputs, gamma)
     for case in vector.outputs["cases"]:
         part = HGPO(
+            gamma=gamma,
             history=case["history"],
             power=case["alpha"],
             base=case["base_group"],

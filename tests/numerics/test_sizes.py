@@ -9,7 +9,8 @@ import pytest
 from tests.numerics.check_method_losses import nft_text_loss
 from tests.numerics.check_planners import critique_grpo_loss
 from tests.numerics.check_samplers import sec_bandit, vade_posterior
-from tests.numerics.check_turns_and_pairs import gigpo_advantages
+from tests.numerics.check_stages_and_tools import attention_rhythm
+from tests.numerics.check_turns_and_pairs import gigpo_advantages, hgpo_advantages
 from tests.numerics.conftest import FOLDER
 from tests.numerics.registry import Vector, read
 
@@ -25,8 +26,8 @@ def per_row(of: Vector, change: Any) -> dict[str, Any]:
 
 
 def test_a_bandit_of_five():
-    names, rate, tau = "abcde", 0.3, 0.7
-    updates = [{"a": [0.5, -0.1], "e": [0.9]}, {"d": [0.2], "a": [-0.1]}, {"b": [1.0]}]
+    names, rate, tau = ("maths", "charts", "a", "zoo", "b"), 0.3, 0.7
+    updates = [{"a": [0.5, -0.1], "zoo": [0.9]}, {"charts": [0.2], "a": [-0.1]}, {"b": [1.0]}]
     values, trace = dict.fromkeys(names, 0.0), list[Any]()
     for update in updates:
         for name, advantages in update.items():
@@ -73,3 +74,36 @@ def test_groups_of_gigpo_stay_apart(copies: int):
         more[name] = [f"{x}{i}" for i in range(copies) for x in once.inputs[name]]
     cases = {name: copies * expected for name, expected in once.outputs["cases"].items()}
     gigpo_advantages(replace(once, inputs=more, outputs={"cases": cases}))
+
+
+def test_states_of_gigpo_and_hgpo_have_any_names_and_rewards_any_values():
+    once = vector("gigpo_advantages")
+    renamed = once.inputs | {"observation": [f"state {name}" for name in once.inputs["observation"]]}
+    gigpo_advantages(replace(once, inputs=renamed))
+    twice = vector("hgpo_advantages")
+    values = {name: [3 * x for x in twice.inputs[name]] for name in ("returns", "episode_totals")}
+    cases = [
+        case | {"advantages": [3 * x for x in case["advantages"]]}
+        for case in twice.outputs["cases"]
+        if case["mode"] == "mean_norm"
+    ]
+    assert cases, "a mean alone scales with its rewards"
+    hgpo_advantages(replace(twice, inputs=twice.inputs | values, outputs={"cases": cases}))
+
+
+def test_a_clip_of_critique_grpo_is_the_vector_s():
+    """Beyond every ratio the clip does nothing, so each token's gradient is that of its own ratio."""
+    once = vector("critique_grpo_loss")
+    with pytest.raises(AssertionError, match="clipped_mean"):
+        critique_grpo_loss(replace(once, params={**once.params, "clip": 0.9}))
+
+
+def test_rhythm_is_as_exact_as_its_vector():
+    once = vector("attention_rhythm")
+    old, new = once.params["gamma_amp"], 1.3
+    scaled = {
+        name: [1 + (x - 1) * (new - 1) / (old - 1) for x in values]
+        for name, values in once.outputs.items()
+        if name.startswith("gamma_")
+    }
+    attention_rhythm(replace(once, params={**once.params, "gamma_amp": new}, outputs={**once.outputs, **scaled}))

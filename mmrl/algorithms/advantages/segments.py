@@ -4,6 +4,7 @@ each of them, compared with what followed turns that began alike; of actions, wh
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -103,7 +104,8 @@ class GiGPO(ByTurn):
     """A = A_episode + weight A_step: totals among samples, returns among turns that began from the same state (arXiv:2505.10978).
 
     The first turn begins from the prompt, a later one from the key of the observation before it. A turn alone in its state gets 0
-    from A_step, a sample alone in its group keeps its total. As in its code, turns of one sample count for one another.
+    from A_step, a total alone keeps its value. As in its code, turns of one sample count for one another. That code takes mean
+    and deviation of totals over all turns too (compute_mean_std_cross_steps), so that long samples weigh more: `over = "turns"`.
     """
 
     gamma: Share = 0.95
@@ -112,6 +114,8 @@ class GiGPO(ByTurn):
     """Of A_step."""
     deviation: bool = False
     """Divide both by the unbiased deviation + eps."""
+    over: Literal["samples", "turns"] = "samples"
+    """What mean and deviation of totals are taken over: each sample once, or once per turn as in its code."""
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         return self.credit(scores, rollouts, self.values)
@@ -119,7 +123,7 @@ class GiGPO(ByTurn):
     def values(self, turns: Turns) -> Float[Tensor, " m"]:
         """The advantages of one group's turns."""
         each = {int(one): total for one, total in zip(turns.trajectory, turns.totals, strict=True)}
-        totals = torch.stack(list(each.values()))
+        totals = torch.stack(list(each.values())) if self.over == "samples" else turns.totals
         mean, spread = (totals.mean(), totals.std()) if len(totals) > 1 else (totals.new_zeros(()), totals.new_ones(()))
         episode = (turns.totals - mean) / (spread + self.eps) if self.deviation else turns.totals - mean
         return episode + self.weight * within(turns.observation, turns.returns, self._centre)

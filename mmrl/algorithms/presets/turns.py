@@ -20,8 +20,9 @@ gigpo = replace(
 """Turns compared with turns that began from the same state, on top of episodes compared with episodes.
 
 Group-in-Group Policy Optimization for LLM Agent Training (GiGPO), arXiv:2505.10978.
-Discount 0.95 and weight 1 as in its scripts, means alone as in its code. The KL's coefficient 0.01 and 4 updates per step are
-ours; with one the clip never acts. Not implemented: states that are alike without being equal.
+Discount 0.95 and weight 1 as in its scripts, and means without deviations. A total counts once per sample, as in the paper; in
+its code it counts once per turn: advantage.over = "turns". The KL's coefficient 0.01 and 4 updates per step are ours; with one
+the clip never acts. Not implemented: states that are alike without being equal.
 """
 
 hgpo = replace(gigpo, advantage=HGPO())

@@ -59,8 +59,12 @@ def test_it_moves_and_is_never_cast():
     found.to(torch.bfloat16)
     assert found.weight.dtype == torch.uint8 and found.units.dtype == torch.float32
     assert torch.equal(found.whole(torch.float32), before) and digest(nn.Sequential(found)) == name
-    found.scales[0] += 1
-    assert digest(nn.Sequential(found)) != name
+    for part in (found.scales, found.units, found.offset):
+        was = part.clone()
+        part.view(-1)[0] += 1
+        assert digest(nn.Sequential(found)) != name, "every part of the codes is in the hash"
+        part.copy_(was)
+    assert digest(nn.Sequential(found)) == name
 
 
 def test_without_values_it_knows_its_sizes():

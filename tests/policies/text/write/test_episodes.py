@@ -19,9 +19,11 @@ from mmrl.core.types import Observation, Prompt, Request, Rollouts, Sample, Temp
 from mmrl.policies.text.check.audit import audit_rollouts
 from mmrl.policies.text.packed.row import PackedRow, pack_row
 from mmrl.policies.text.policy import Sampling, TextPolicy
+from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read import evaluate
 from mmrl.policies.text.trace import Inset
-from mmrl.policies.text.write.episodes import check_observation
+from mmrl.policies.text.write.episodes import Episode, check_observation
+from mmrl.policies.text.write.rollout import CompletionRow
 from mmrl.runtime.blame import AskedToLeaveError
 from tests.support.each import for_each
 from tests.support.text_policies import FP32_BOUND, PACKING, ids_of, make, picture, prompts, text_trace
@@ -107,6 +109,30 @@ def test_turns_of_every_other_family_are_too(tiny: Any, family: str, packed: boo
 @pytest.fixture(scope="module")
 def folder(tiny: Any) -> str:
     return tiny("qwen3_vl")
+
+
+def test_every_turn_has_a_seed_of_its_own():
+    """The same noise in each turn would say the same again wherever the same is likely."""
+
+    def seeds(seed: int, index: int) -> list[tuple[int, int]]:
+        row = CompletionRow(Request(Prompt("p", "?"), 4, 0, seed=seed), index, 0, 0)
+        found = list[tuple[int, int]]()
+        for turn in range(3):
+            row.turns = tuple(Turn("", (i, i + 1)) for i in range(turn))
+            found.append(Episode(row, Encoded("p", torch.zeros(1).long(), torch.zeros(1, 1)), 3).seed)
+        return found
+
+    assert seeds(7, 2)[0] == (7, 2), "the first one's is that of a completion without turns"
+    every = [one for seed in (7, 8) for index in (0, 1) for one in seeds(seed, index)]
+    assert len(set(every)) == len(every) and seeds(7, 0) == seeds(7, 0)
+
+
+def test_pictures_of_all_turns_count_towards_their_limit(folder: str):
+    def world(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Observation:
+        return Observation("look", (picture(len(turns)),))
+
+    sample = ends(folder, world, Limits(turns=6, tokens=4000, pictures=2))
+    assert sample.ended == "room" and [len(turn.media_sizes) for turn in sample.turns] == [1, 1, 0]
 
 
 def test_a_row_holds_its_turns_and_what_was_answered_between_them(folder: str):
