@@ -13,11 +13,6 @@ _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _FENCE = re.compile(r"```[a-zA-Z0-9_]*+[ \t]*+\n?+(.*)```\Z", re.DOTALL)
 
 
-def opened_by(prompt: str) -> str:
-    """The tag that a prompt, as its chat template wrote it, leaves open for the completion: `<think>`, or none."""
-    return "<think>" if prompt.rstrip().endswith("<think>") else ""
-
-
 def opened_text(sample: Sample) -> str:
     """The sample's text behind the tag that its template opened: a thought is one wherever it begins."""
     text = sample.text or ""

@@ -6,16 +6,14 @@ possessive, so that no text, however strange, takes more than linear time.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from mmrl.answers.block import answer_block, strip_fence
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MARKED = r"(?:[(\[{<]\s?[A-Za-z]\s?[)\]}>]|[A-Z](?![\w'\u2019])[)\]]?)[.:]?"
-_AND, _OR = (
-    r"\s{0,3}+(?:[,;/&+]\s{0,3}+(?:and\s)?+|and\s)(?:also\s)?+\s{0,3}+",
-    r"\s{0,3}+,?+\s{0,3}+or\s{1,3}+(?:option\s|maybe\s)?+",
-)
+_AND = r"\s{0,3}+(?:[,;/&+]\s{0,3}+(?:and\s)?+|and\s)(?:also\s)?+\s{0,3}+"
+_OR = rf"(?P<other>\s{{0,3}}+,?+\s{{0,3}}+or\s{{1,3}}+(?:option\s|maybe\s)?+{_MARKED})?"
 _LISTED = rf"{_MARKED}(?:{_AND}{_MARKED}){{0,25}}"
 _SEVERAL = rf"{_MARKED}(?:{_AND}{_MARKED}(?!\s+(?:is|are|was|has|does|think|believe|would|guess)\b)){{0,25}}"
 _ANY = r"[(\[{]?[A-Z][)\]}]?[.:]?"
@@ -34,10 +32,7 @@ _ITSELF = (
     r"(?:(?:option|choice|letter|answer|statement)\s{1,3})?"
 )
 _WORD = r"(?:antwort|respuesta|r\u00e9ponse|resposta|jawaban|\u043e\u0442\u0432\u0435\u0442|\ub2f5|\u7b54\u3048)\s{0,3}[:\uff1a]"
-_CHINESE = (
-    r"(?:\u7b54\u6848|\u9078\u64c7|\u9009\u62e9|\u9009\u9879|\u9078\u9805|[\u9009\u9078])"
-    r"[\u662f\u4e3a\u70ba\u5e94\u8be5\u9009\u9078:\uff1a\s]{0,6}"
-)
+_CHINESE = r"(?:答案|選擇|选择|选项|選項|[选選])[是为為应该选選:\uff1a\s]{0,6}"
 _CUE = re.compile(
     rf"(?:(?<!wrong )(?<!incorrect )\b{_NOUN}{_ABOUT}{_IS}{_ITSELF}|\\boxed|\b{_WORD}\s{{0,3}}|{_CHINESE})", re.IGNORECASE
 )
@@ -45,15 +40,13 @@ _CHOSEN = re.compile(
     rf"\b(?:(?:it|this|that)(?:\s(?:is|must\sbe|should\sbe)|'s)|(?:choose|chose|pick|select|go\swith|going\swith))\s{_ITSELF}",
     re.IGNORECASE,
 )
-_STATED = re.compile(rf"(?P<list>{_SEVERAL}|[b-hj-z](?=[.!]?(?:\s|\Z)))(?P<other>{_OR}{_MARKED})?(?![\w'\u2019])")
+_STATED = re.compile(rf"(?P<list>{_SEVERAL}|[b-hj-z](?=[.!]?(?:\s|\Z))){_OR}(?![\w'\u2019])")
 _PRAISED = re.compile(
-    rf"(?<![\w'])(?P<list>{_LISTED})(?P<other>{_OR}{_MARKED})?\s{{1,3}}(?:is|are|must\sbe)\s(?:the\s)?(?:most\s|only\s)?"
+    rf"(?<![\w'])(?P<list>{_LISTED}){_OR}\s{{1,3}}(?:is|are|must\sbe)\s(?:the\s)?(?:most\s|only\s)?"
     r"(?:answers?|correct|right|best|true|accurate|appropriate)\b"
 )
 _LINE = re.compile(
-    rf"(?:(?:the|my)\s)?(?:(?:{_ADJECTIVE}\s){{0,3}}(?:answer|option|choice|letter))?[\s:\uff1a]{{0,3}}"
-    rf"(?P<list>{_SEVERAL})(?P<other>{_OR}{_MARKED})?[.!\s]*+",
-    re.IGNORECASE,
+    rf"(?i:(?:(?:the|my)\s)?(?:(?:{_ADJECTIVE}\s){{0,3}}(?:answer|option|choice|letter))?)[\s:\uff1a]{{0,3}}(?P<list>{_SEVERAL}){_OR}[.!\s]*+"
 )
 _FIRST = re.compile(
     rf"(?:(?i:option|choice|answer)\s)?(?P<list>{_MARKED})(?:(?<=[.:)\]}}])(?=\s)|\s?[-\u2013\u2014]\s|,?\s(?:because|since)\b)"
@@ -100,14 +93,10 @@ def _letters(text: str) -> Sequence[str] | None:
     labelled = [match for piece in pieces if (match := _LABELLED.match(piece))]
     if labelled and len(labelled) == len(pieces):
         return [match[1] for match in labelled]
-    ways: tuple[Callable[[], Iterator[frozenset[str]]], ...] = (
-        lambda: _stated(text, pieces),
-        lambda: _preferred(text),
-        lambda: (_named(match) for match in [_FIRST.match(text)] if match and len(labelled) < 2),
-        lambda: (frozenset(match[1]) for match in labelled if len(labelled) == 1),
-    )
-    for way in ways:
-        if found := set(way()):
+    first = _FIRST.match(text) if len(labelled) < 2 else None
+    begun = [_named(first)] if first else [frozenset(match[1]) for match in labelled if len(labelled) == 1]
+    for found in (set(_stated(text, pieces)), set(_preferred(text)), set(begun)):
+        if found:
             return tuple(found.pop()) if len(found) == 1 else ()
     return None
 
@@ -115,7 +104,7 @@ def _letters(text: str) -> Sequence[str] | None:
 def _stated(text: str, pieces: Sequence[str]) -> Iterator[frozenset[str]]:
     """Behind "the answer is" and the like, in a box, or alone on a line."""
     yield from _behind(text, _CUE)
-    yield from (_named(match) for piece in pieces if (match := _LINE.fullmatch(piece)) and _is_upper(match))
+    yield from (_named(match) for piece in pieces if (match := _LINE.fullmatch(piece)))
 
 
 def _preferred(text: str) -> Iterator[frozenset[str]]:
@@ -139,31 +128,20 @@ def _named(match: re.Match[str]) -> frozenset[str]:
     return frozenset(letter.upper() for letter in re.findall(r"(?<!\w)[A-Za-z](?!\w)", match["list"]))
 
 
-def _is_upper(match: re.Match[str]) -> bool:
-    letters = re.findall(r"(?<!\w)[A-Za-z](?!\w)", match["list"])
-    return all(letter.isupper() for letter in letters)
-
-
 def _is_denied(text: str, at: int) -> bool:
     """Is the part of the sentence in front of this place a denial or a condition?"""
     return _DENIED.search(re.split(r"[.,;!?\n]", text[max(0, at - 120) : at])[-1]) is not None
 
 
 def _by_wording(text: str, options: Sequence[str]) -> list[str]:
-    """The option whose wording the text is, begins with, or states."""
-    behind = [text[cue.end() :].lstrip(" \n{(") for cue in _CUE.finditer(text)] if options else []
-    for said in (text, *(_CLAUSE.split(part, maxsplit=1)[0] for part in behind[-1:]), _first_words(text)):
+    """The option whose wording the text is, states, or begins with; "Yes, .." begins with its first word."""
+    stated = [text[cue.end() :].lstrip(" \n{(") for cue in _CUE.finditer(text)][-1:] if options else []
+    lone = re.match(r"(?:yes|no|true|false)(?=[,:\u2014])", text, re.IGNORECASE)
+    for said in (text, *(_CLAUSE.split(part, maxsplit=1)[0] for part in (*stated, lone[0] if lone else text))):
         plain = _plain(said)
-        named = [letter for letter, option in zip(LETTERS, options, strict=False) if plain and _plain(option) == plain]
-        if named:
+        if named := [letter for letter, option in zip(LETTERS, options, strict=False) if plain and _plain(option) == plain]:
             return named[:1]
     return []
-
-
-def _first_words(text: str) -> str:
-    """The first clause; of "Yes, .." the first word."""
-    lone = re.match(r"(?:yes|no|true|false)(?=[,:\u2014])", text, re.IGNORECASE)
-    return lone[0] if lone else _CLAUSE.split(text, maxsplit=1)[0]
 
 
 def _plain(text: str) -> str:

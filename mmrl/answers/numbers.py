@@ -13,17 +13,7 @@ _ONE = rf"(?:{_DIGITS})(?:[eE][-+]?[0-9]++)?+"
 _EXPONENT = r"\s*+\^\s*+\{?+(?P<%s>[-+\u2212]?[0-9]{1,3})\}?+"
 _SCALES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12, "dozen": 12.0}
 _UNITS = {
-    "length": {
-        "mm": 1e-3,
-        "cm": 1e-2,
-        "dm": 0.1,
-        "m": 1.0,
-        "km": 1e3,
-        "inch": 0.0254,
-        "ft": 0.3048,
-        "yd": 0.9144,
-        "mi": 1609.344,
-    },
+    "length": {"mm": 1e-3, "cm": 1e-2, "m": 1.0, "km": 1e3, "inch": 0.0254, "ft": 0.3048, "yd": 0.9144, "mi": 1609.344},
     "mass": {"mg": 1e-6, "g": 1e-3, "kg": 1.0, "lb": 0.45359237, "oz": 0.028349523125},
     "time": {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0},
     "volume": {"ml": 1e-3, "l": 1.0},
@@ -181,9 +171,7 @@ def _number(match: re.Match[str]) -> Number | None:
 
 def _value(match: re.Match[str]) -> float:
     """The size of a match, its sign aside; ValueError for a mixed number whose fraction is 1 or more."""
-    whole, above, below = (
-        (match["whole"], match["above"], match["below"]) if match["above"] else match.group("mixed", "over", "under")
-    )
+    whole, above, below = match.group(*(("whole", "above", "below") if match["above"] else ("mixed", "over", "under")))
     if above:
         value = float(above) / float(below)
         if whole and not 0 <= value < 1:

@@ -358,10 +358,7 @@ class Scored:
 
     @classmethod
     def of(cls, answer: Any) -> "Scored":
-        """A reward's answer for one sample; of numbers by name each is a part, and the value is "score", or else their sum.
-
-        TypeError for names without numbers.
-        """
+        """A reward's answer; of numbers by name (TypeError for none) each is a part, and the value is "score", or their sum."""
         if isinstance(answer, Scored):
             return answer
         if not isinstance(answer, Mapping):

@@ -9,7 +9,6 @@ from jaxtyping import Int, Real
 from PIL import Image
 from torch import Tensor, nn
 
-from mmrl.answers.block import opened_by
 from mmrl.answers.spans.sounds import read_wave
 from mmrl.core.samples import IMAGE, KINDS, VIDEO, ClipTime, MediaKind, kind_of
 from mmrl.core.types import MediaSize, Prompt, Video
@@ -235,7 +234,7 @@ class Encoder:
         bos = self.processor.tokenizer.bos_token
         special = bos is None or not text.startswith(bos)
         fed = self.feed(text, opened, sizes, clips, special=special, most=self.config.max_prompt_tokens)
-        return replace(fed, prompt_id=prompt.id, clips=times, opened=opened_by(text))
+        return replace(fed, prompt_id=prompt.id, clips=times, opened="<think>" if text.rstrip().endswith("<think>") else "")
 
     def feed(
         self,
