@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl import Group, Need, Sample, Scored
+from mmrl.runtime.by_name import by_name
 from mmrl.runtime.ranges import Number, check_ranges
 from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.judges.verdicts import fill_template, number, template_text
@@ -57,7 +58,7 @@ class Consistency:
         """Which samples are judged; None where the reward says nothing."""
         if self.correct is None:
             return [True] * len(group.samples)
-        values = [Scored.of(one).value for one in self.correct(group)]
+        values = [one.value if isinstance(one, Scored) else by_name(one)[0] for one in self.correct(group)]
         return [None if value is None else value > self.least for value in values]
 
     def _question(self, group: Group, sample: Sample) -> Question:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mmrl import Group, Need, Sample, Scored
+from mmrl.runtime.by_name import by_name
 from mmrl.runtime.net.loops import wait_for
 from mmrl.runtime.ranges import Count, Share, check_ranges
 from mmrl.serving.media import change_of, clip_of, frames_of
@@ -71,7 +72,7 @@ class OverFrames:
 
     def _reduce(self, answers: Sequence[float | Scored | None]) -> Scored | None:
         """The score of one clip; None where the reward does not apply to one of its frames."""
-        given = [Scored.of(answer) for answer in answers]
+        given = [answer if isinstance(answer, Scored) else Scored(*by_name(answer)) for answer in answers]
         values = [answer.value for answer in given if answer.value is not None]
         if len(values) < len(given):
             return None

@@ -21,6 +21,7 @@ from math import exp, isfinite, nan
 from typing import Any
 
 from mmrl import Group, Need, Scored
+from mmrl.runtime.by_name import by_name
 from mmrl.runtime.net.loops import wait_for
 from mmrl.runtime.ranges import CountOrNone, NonNegative, check_ranges
 from mmrl.serving.judges.judge import Endpoint, JudgeError, Question, Reply, ask
@@ -98,7 +99,7 @@ def _scores(scorer: Any, group: Group) -> list[float | None]:
     answers = scorer(group)
     if inspect.isawaitable(answers):
         answers = wait_for(answers)
-    values = [Scored.of(answer).value for answer in answers]
+    values = [answer.value if isinstance(answer, Scored) else by_name(answer)[0] for answer in answers]
     if len(values) != len(group.samples):
         raise ValueError(f"the scorer answered {len(values)} values for the {len(group.samples)} samples of {group.prompt.id!r}")
     return [None if value is None else float(value) for value in values]

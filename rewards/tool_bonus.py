@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmrl import Group, Need, Sample, Scored
+from mmrl.runtime.by_name import by_name
 from mmrl.runtime.ranges import Number, check_ranges
 
 
@@ -38,7 +39,7 @@ class ToolBonus:
             raise ValueError(
                 'tool_bonus needs the reward that says what is right: set correct.use, such as correct.use = "choice"'
             )
-        answers = [Scored.of(one).value for one in self.correct(group)]
+        answers = [one.value if isinstance(one, Scored) else by_name(one)[0] for one in self.correct(group)]
         pairs = zip(answers, group.samples, strict=True)
         return [None if value is None else float(value > self.least and self._looked(sample)) for value, sample in pairs]
 

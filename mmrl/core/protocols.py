@@ -182,9 +182,9 @@ class Rounding(Protocol):
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores one group. May be `async def`. None = does not apply; raise when it fails."""
+    """Scores one group. May be `async def`. None = does not apply to the group; raise when it fails."""
 
-    def __call__(self, group: Group, /) -> Sequence[float | Scored | None]: ...
+    def __call__(self, group: Group, /) -> Sequence[float | Scored | Mapping[str, float] | None]: ...
 
 
 @runtime_checkable

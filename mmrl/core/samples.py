@@ -6,14 +6,12 @@ Imports the standard library only, so a reward may run in an environment of its 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from math import fsum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 Role = Literal["policy", "injected", "replayed", "probe", "note"]
 """policy: sampled now; injected: given from outside, or written with help from outside; replayed: from an earlier step; probe:
 scored, never trained; note: written for the planner, neither scored nor trained."""
-
 
 Who = Literal["policy", "environment", "forced"]
 """policy: sampled, or given and trained all the same; environment: what the world answered, and the chat template's marks around
@@ -23,7 +21,6 @@ Media = Any
 """A picture (a path or a PIL image), frames (an array), a `Video` or an `Audio`; their libraries are not imported here."""
 Value = Any
 """Whatever a data set and its rewards agree on: a text, a number, a `Box`, a list of these."""
-
 
 Ended = Literal["stop", "length", "turns", "room", "done", "error"]
 """Why an episode ended. stop: the last turn asked the world for nothing; length: a token limit cut it; turns: it asked for more,
@@ -355,18 +352,6 @@ class Scored:
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
-
-    @classmethod
-    def of(cls, answer: Any) -> "Scored":
-        """A reward's answer; of numbers by name (TypeError for none) each is a part, and the value is "score", or their sum."""
-        if isinstance(answer, Scored):
-            return answer
-        if not isinstance(answer, Mapping):
-            return cls(answer)
-        parts = {str(name): number for name, number in cast(Mapping[Any, Any], answer).items()}
-        if not parts:
-            raise TypeError("no numbers")
-        return cls(parts.pop("score") if "score" in parts else fsum(parts.values()), parts)
 
 
 def answer_text(prompt: Prompt) -> str:

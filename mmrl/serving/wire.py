@@ -33,6 +33,7 @@ from mmrl.core.samples import (
     Turn,
     kind_of,
 )
+from mmrl.runtime.by_name import by_name
 from mmrl.runtime.pictures import upright_rgb
 
 Json = Any
@@ -130,8 +131,7 @@ def reply_of(answers: Sequence[float | Scored | None], fingerprint: str) -> Serv
     values, status, parts = [], [], []
     for answer in answers:
         try:
-            found = Scored.of(answer)
-            value, own = found.value, found.parts
+            value, own = (answer.value, answer.parts) if isinstance(answer, Scored) else by_name(answer)
             number = math.nan if value is None else float(value)
         except (TypeError, ValueError):
             raise WireError(f"the reward answered {answer!r}: return a float, None or Scored per sample") from None

@@ -78,7 +78,7 @@ def test_groups_of_gigpo_stay_apart(copies: int):
 
 def test_states_of_gigpo_and_hgpo_have_any_names_and_rewards_any_values():
     once = vector("gigpo_advantages")
-    renamed = once.inputs | {"observation": [f"state {name}" for name in once.inputs["observation"]]}
+    renamed = {**once.inputs, "observation": [f"state {name}" for name in once.inputs["observation"]]}
     gigpo_advantages(replace(once, inputs=renamed))
     twice = vector("hgpo_advantages")
     values = {name: [3 * x for x in twice.inputs[name]] for name in ("returns", "episode_totals")}
@@ -88,7 +88,7 @@ def test_states_of_gigpo_and_hgpo_have_any_names_and_rewards_any_values():
         if case["mode"] == "mean_norm"
     ]
     assert cases, "a mean alone scales with its rewards"
-    hgpo_advantages(replace(twice, inputs=twice.inputs | values, outputs={"cases": cases}))
+    hgpo_advantages(replace(twice, inputs={**twice.inputs, **values}, outputs={"cases": cases}))
 
 
 def test_a_clip_of_critique_grpo_is_the_vector_s():

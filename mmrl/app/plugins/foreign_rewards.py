@@ -6,7 +6,7 @@ Imports no torch before pictures are scored.
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.core.samples import Group, Prompt, Scored
 from mmrl.data.files.pictures import upright
+from mmrl.runtime.by_name import by_name
 from mmrl.runtime.near import did_you_mean
 from mmrl.runtime.pictures import upright_rgb
 
@@ -161,7 +162,10 @@ class Log:
 
     def with_parts(self, i: int, answer: Any) -> object:
         own = self.parts[i] if i < len(self.parts) else {}
-        return replace(found := Scored.of(answer), parts={**found.parts, **own}) if own else answer
+        if not own or isinstance(answer, Scored):
+            return answer
+        value, parts = by_name(answer)
+        return Scored(value, {**parts, **own})
 
 
 def scorer_of(function: PlugIn, settings: Mapping[str, object], where: str) -> tuple[PlugIn, dict[str, object]]:

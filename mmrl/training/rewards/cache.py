@@ -15,6 +15,7 @@ import torch
 
 from mmrl.core.protocols import State
 from mmrl.core.samples import Group, Observation, Prompt, Scored, kind_of
+from mmrl.runtime.by_name import by_name
 
 Digest = bytes
 RawAnswer = Any
@@ -117,7 +118,7 @@ class AnswerCache:
 def is_ok(answer: RawAnswer) -> bool:
     """A finite number: neither None nor a failure is remembered."""
     try:
-        value = Scored.of(answer).value
+        value = answer.value if isinstance(answer, Scored) else by_name(answer)[0]
     except TypeError:
         return False
     return isinstance(value, int | float) and math.isfinite(value)
@@ -125,8 +126,8 @@ def is_ok(answer: RawAnswer) -> bool:
 
 def as_numbers(answer: RawAnswer) -> tuple[float, dict[str, float]]:
     """Value and parts of an answer that `is_ok`."""
-    found = Scored.of(answer)
-    return float(cast(float, found.value)), {name: float(part) for name, part in found.parts.items()}
+    value, parts = (answer.value, answer.parts) if isinstance(answer, Scored) else by_name(answer)
+    return float(cast(float, value)), {name: float(part) for name, part in parts.items()}
 
 
 def sample_keys(group: Group) -> list[Digest]:

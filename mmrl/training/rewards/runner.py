@@ -14,6 +14,7 @@ from torch import Tensor
 from mmrl.core.protocols import Reward
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
 from mmrl.runtime.blame import RewardUnavailableError, describe, is_from_outside, shown
+from mmrl.runtime.by_name import by_name
 from mmrl.runtime.calls import NoListError, count_of, number, outcome_of, values_of
 from mmrl.runtime.process_state import ProcessChangedError, ProcessState, change_text, keep_random_state, process_state
 from mmrl.runtime.ranges import Number, Positive, Share, check_ranges
@@ -363,11 +364,11 @@ def all_failed(group: Group, error: str, cause: BaseException | None = None) -> 
 
 def _one(reward: NamedReward, group: Group, answer: RawAnswer) -> tuple[float, Status, Mapping[str, float]]:
     try:
-        found = Scored.of(answer)
-        parts = _parts(reward, group, found.parts) if found.parts else {}
-        if found.value is None:
+        answer, own = (answer.value, answer.parts) if isinstance(answer, Scored) else by_name(answer)
+        parts = _parts(reward, group, own) if own else {}
+        if answer is None:
             return math.nan, Status.NA, parts
-        value = number(found.value)
+        value = number(answer)
     except TypeError:
         raise RewardError(
             f"reward {reward.name!r} answered {shown(answer)} for a sample of prompt {group.prompt.id!r}: "
