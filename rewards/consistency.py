@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mmrl import Group, Need, Sample, Scored
-from mmrl.runtime.by_name import by_name
-from mmrl.runtime.ranges import Number, check_ranges
+from mmrl.runtime.ranges import Number, by_name, check_ranges
 from mmrl.serving.judges.judge import Endpoint, Question, Reply, ask_for_scores
 from mmrl.serving.judges.verdicts import fill_template, number, template_text
 

@@ -20,9 +20,8 @@ from typing import Any, Literal
 import numpy as np
 
 from mmrl import Group, Need, Sample, Scored
-from mmrl.runtime.by_name import by_name
 from mmrl.runtime.net.loops import wait_for
-from mmrl.runtime.ranges import Count, Share, check_ranges
+from mmrl.runtime.ranges import Count, Share, by_name, check_ranges
 from mmrl.serving.media import change_of, clip_of, frames_of
 
 

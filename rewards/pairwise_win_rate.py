@@ -21,9 +21,8 @@ from math import exp, isfinite, nan
 from typing import Any
 
 from mmrl import Group, Need, Scored
-from mmrl.runtime.by_name import by_name
 from mmrl.runtime.net.loops import wait_for
-from mmrl.runtime.ranges import CountOrNone, NonNegative, check_ranges
+from mmrl.runtime.ranges import CountOrNone, NonNegative, by_name, check_ranges
 from mmrl.serving.judges.judge import Endpoint, JudgeError, Question, Reply, ask
 from mmrl.serving.judges.pairs import Pair, schedule, win_rates
 from mmrl.serving.judges.verdicts import fill_template, preference, template_text

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmrl import Group, Need, Sample, Scored
-from mmrl.runtime.by_name import by_name
-from mmrl.runtime.ranges import Number, check_ranges
+from mmrl.runtime.ranges import Number, by_name, check_ranges
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def _error(number: Number, truth: Number) -> float:
 
 
 def _size_of(unit: str) -> tuple[str, float]:
-    """What a unit measures, and its size: `_size_of("cm2")` -> ("length2", 1e-4)."""
+    """The kind of a unit, and its size: `_size_of("cm2")` -> ("length2", 1e-4)."""
     name, power = unit.rstrip("23"), unit[-1] if unit[-1] in "23" else ""
     kind = next(kind for kind, units in _UNITS.items() if name in units)
     return kind + power, _UNITS[kind][name] ** int(power or 1)

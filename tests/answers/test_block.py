@@ -1,6 +1,7 @@
 import pytest
 
-from mmrl.answers.block import answer_block, keeps_format
+from mmrl.answers.block import answer_block, keeps_format, opened_text
+from mmrl.core.samples import Sample
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,11 @@ from mmrl.answers.block import answer_block, keeps_format
 )
 def test_answer_block(text, answer):
     assert answer_block(text) == answer
+
+
+def test_a_text_stands_behind_the_tag_that_its_template_opened():
+    texts = {("B", ""): "B", ("B", "<think>"): "<think>B", ("\n<think>x</think>B", "<think>"): "\n<think>x</think>B"}
+    assert {key: opened_text(Sample(key[0], opened=key[1])) for key in texts} == texts
 
 
 @pytest.mark.parametrize(

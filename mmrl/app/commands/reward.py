@@ -72,7 +72,7 @@ class Tried:
     transform: Transform | None = None
 
     def counted(self, score: float) -> float:
-        """What a score counts in the total."""
+        """The amount that a score adds to the total."""
         return self.weight * (score if self.transform is None else self.transform(score))
 
     def own(self, prompts: Sequence[Prompt]) -> list[Prompt]:

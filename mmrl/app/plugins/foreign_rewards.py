@@ -14,9 +14,9 @@ from typing import Any
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.core.samples import Group, Prompt, Scored
 from mmrl.data.files.pictures import upright
-from mmrl.runtime.by_name import by_name
 from mmrl.runtime.near import did_you_mean
 from mmrl.runtime.pictures import upright_rgb
+from mmrl.runtime.ranges import by_name
 
 STYLES = ("trl", "flow_grpo")
 Answers = list[list[object]]

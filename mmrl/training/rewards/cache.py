@@ -15,7 +15,7 @@ import torch
 
 from mmrl.core.protocols import State
 from mmrl.core.samples import Group, Observation, Prompt, Scored, kind_of
-from mmrl.runtime.by_name import by_name
+from mmrl.runtime.ranges import by_name
 
 Digest = bytes
 RawAnswer = Any

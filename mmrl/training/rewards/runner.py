@@ -14,10 +14,9 @@ from torch import Tensor
 from mmrl.core.protocols import Reward
 from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
 from mmrl.runtime.blame import RewardUnavailableError, describe, is_from_outside, shown
-from mmrl.runtime.by_name import by_name
 from mmrl.runtime.calls import NoListError, count_of, number, outcome_of, values_of
 from mmrl.runtime.process_state import ProcessChangedError, ProcessState, change_text, keep_random_state, process_state
-from mmrl.runtime.ranges import Number, Positive, Share, check_ranges
+from mmrl.runtime.ranges import Number, Positive, Share, by_name, check_ranges
 from mmrl.runtime.workers import LoadError
 from mmrl.training.rewards.cache import RawAnswer
 from mmrl.training.rewards.calls import Calling, Meter, RewardCaller, Transform, is_same, no_call, nothing
@@ -363,9 +362,12 @@ def all_failed(group: Group, error: str, cause: BaseException | None = None) -> 
 
 
 def _one(reward: NamedReward, group: Group, answer: RawAnswer) -> tuple[float, Status, Mapping[str, float]]:
+    parts: Mapping[str, float] = {}
     try:
-        answer, own = (answer.value, answer.parts) if isinstance(answer, Scored) else by_name(answer)
-        parts = _parts(reward, group, own) if own else {}
+        if isinstance(answer, Mapping):
+            answer = Scored(*by_name(answer))
+        if isinstance(answer, Scored):
+            answer, parts = answer.value, _parts(reward, group, answer.parts)
         if answer is None:
             return math.nan, Status.NA, parts
         value = number(answer)
