@@ -202,7 +202,7 @@ def test_imitation_says_how_far_it_is_without_a_terminal(monkeypatch: pytest.Mon
     monkeypatch.setitem(TAUGHT["text"], "grounding", teach)  # type: ignore[arg-type] - a dict
     assert demo.taught_model("grounding", 0) == Path("model")
     said = [line.strip() for line in capsys.readouterr().err.splitlines() if "step" in line]
-    assert said == ["step 1/3  loss 0.50", "step 3/3  loss 0.17"]
+    assert said == ["part 1, step 1/3  loss 0.50", "part 1, step 3/3  loss 0.17"]
 
 
 def test_a_stage_teaches_a_model_once_and_the_same_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
