@@ -37,8 +37,7 @@ _CUE = re.compile(
     rf"(?:(?<!wrong )(?<!incorrect )\b{_NOUN}{_ABOUT}{_IS}{_ITSELF}|\\boxed|\b{_WORD}\s{{0,3}}|{_CHINESE})", re.IGNORECASE
 )
 _CHOSEN = re.compile(
-    rf"\b(?:(?:it|this|that)(?:\s(?:is|must\sbe|should\sbe)|'s)|(?:choose|chose|pick|select|go\swith|going\swith))\s{_ITSELF}",
-    re.IGNORECASE,
+    rf"(?i)\b(?:(?:it|this|that)(?:\s(?:is|must\sbe|should\sbe)|'s)|(?:choose|chose|pick|select|go\swith))\s{_ITSELF}"
 )
 _STATED = re.compile(rf"(?P<list>{_SEVERAL}|[b-hj-z](?=[.!]?(?:\s|\Z))){_OR}(?![\w'\u2019])")
 _PRAISED = re.compile(

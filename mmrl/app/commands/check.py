@@ -313,9 +313,7 @@ def test_rewards(name: str, overrides: Sequence[str], resolved: Resolved, found:
     try:
         is_fine = test(name, overrides, None, num_prompts=TESTED)
     except NoTruthError:
-        # a reward that needs answers, or applies to no prompt, is a line of its own
-        said = "not for prompts without answers: mmrl reward score REWARD FILE ranks completions that you have"
-        found.add("reward test", said, "note")
+        found.add("reward test", "not for prompts without answers: mmrl reward score REWARD FILE ranks what you have", "note")
         return
     if is_fine:
         said = "every reward answers for pictures, the same each time; mmrl reward score REWARD FOLDER shows what it prefers"
