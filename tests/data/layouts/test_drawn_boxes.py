@@ -235,7 +235,7 @@ def test_several_boxes_in_tokens(jsonl, tmp_path):
 def test_tokens_that_are_no_boxes(jsonl):
     for suffix, words in (
         ("cat<loc_1><loc_2><loc_3>", "holds 3 numbers, and a box has four"),
-        ("<|box_start|>(9,9),(1,1)<|box_end|>", "holds 1 boxes, of which 0 can be read"),
+        ("<|box_start|>(9,9),(1,1)<|box_end|>", "has no area"),
     ):
         with pytest.raises(ValueError, match=words):
             read(jsonl({"image": "a.png", "prefix": "where?", "suffix": suffix}), layout="prefix")
