@@ -7,8 +7,8 @@ from pathlib import Path
 from mmrl.core.samples import KINDS
 from mmrl.data.files.paths import write_jsonl
 from mmrl.data.grounding import GroundingLayout
+from mmrl.data.layouts.annotations.coco import QUESTION
 from mmrl.data.layouts.base import BOX, BOXES, PICTURES
-from mmrl.data.layouts.coco import QUESTION
 from mmrl.data.layouts.fix import in_pixels
 from mmrl.data.layouts.guess import guess
 from mmrl.data.layouts.source import Source, open_source

@@ -357,7 +357,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 
 def _features(metadata: Cell) -> dict[str, Cell]:
-    """What a parquet file of Hugging Face says of its columns."""
+    """The features of its columns that a parquet file of Hugging Face notes."""
     try:
         return dict(json.loads(metadata[b"huggingface"])["info"]["features"])
     except (KeyError, TypeError, ValueError):

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mmrl.core.samples import AUDIO, VIDEO
+from mmrl.data.layouts.annotations.coco import QUESTION, rows_by_label
 from mmrl.data.layouts.answers import corners_of, four_numbers, say_answer
 from mmrl.data.layouts.base import ANSWERS, MEDIA, PICTURES, one_of, row_like
-from mmrl.data.layouts.coco import QUESTION, rows_by_label
 from mmrl.data.readers import Cell, Row
 
 

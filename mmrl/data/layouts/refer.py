@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from mmrl.data.layouts.annotations.coco import Record, by_id, corners, find_record, naming_layout, numbered, picture_of
 from mmrl.data.layouts.base import Look
-from mmrl.data.layouts.coco import Record, by_id, corners, find_record, naming_layout, numbered, picture_of
 from mmrl.data.readers import Row, read_json
 from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report

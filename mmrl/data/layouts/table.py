@@ -15,20 +15,20 @@ from pathlib import Path
 
 from mmrl.core.samples import KINDS
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
+from mmrl.data.layouts.annotations.coco import CAPTIONED, INSTANCES, caption_rows, coco_rows
+from mmrl.data.layouts.annotations.label_studio import is_label_studio, label_studio_rows
+from mmrl.data.layouts.annotations.labelme import has_shapes, labelme_rows
+from mmrl.data.layouts.annotations.objects import BOXES as OBJECT_BOXES
+from mmrl.data.layouts.annotations.objects import has_objects, objects_row
+from mmrl.data.layouts.annotations.sides import OURS, has_sides, side_rows
+from mmrl.data.layouts.annotations.voc import has_xml, voc_rows
 from mmrl.data.layouts.answers import BOX_KEYS
 from mmrl.data.layouts.base import ANSWERS, BOX, BOXES, CLIPS, DRAWN, EDITED, MEDIA, PICTURES, QUESTIONS, SPANS, DataLayout, Look
-from mmrl.data.layouts.coco import CAPTIONED, INSTANCES, caption_rows, coco_rows
 from mmrl.data.layouts.columns import Columns, prefix_row
-from mmrl.data.layouts.label_studio import is_label_studio, label_studio_rows
-from mmrl.data.layouts.labelme import has_shapes, labelme_rows
-from mmrl.data.layouts.objects import BOXES as OBJECT_BOXES
-from mmrl.data.layouts.objects import has_objects, objects_row
 from mmrl.data.layouts.refcoco_raw import RAW, SENTENCES, raw_row
 from mmrl.data.layouts.refer import has_refs, refer_rows
-from mmrl.data.layouts.sides import OURS, has_sides, side_rows
 from mmrl.data.layouts.swift import MESSAGES, OBJECTS, PAIR, messages_row
 from mmrl.data.layouts.turns import PART, Conversation, refused_of
-from mmrl.data.layouts.voc import has_xml, voc_rows
 from mmrl.data.layouts.yolo import has_labels, yolo_rows
 from mmrl.data.readers import CLASSES
 from mmrl.data.unused import Known

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from mmrl.data.files.paths import path_below
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
+from mmrl.data.layouts.annotations.coco import QUESTION, Record, rows_by_label
 from mmrl.data.layouts.base import Look
-from mmrl.data.layouts.coco import QUESTION, Record, rows_by_label
 from mmrl.data.layouts.files import SPLITS, YAML
 from mmrl.data.layouts.paired import is_paired
 from mmrl.data.readers import Cell, Row, read_text
@@ -87,7 +87,7 @@ def label_files(folder: Path) -> list[Path]:
 
 
 def classes_of(path: Path) -> Classes:
-    """What data.yaml or classes.txt say of the classes; ValueError without their names."""
+    """The classes by data.yaml or classes.txt; ValueError without their names."""
     folder = path if path.is_dir() else path.parent
     keypoints = None
     for file in [path] if path.is_file() else sorted(file for ending in YAML for file in folder.glob(f"*{ending}")):

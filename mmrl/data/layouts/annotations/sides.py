@@ -5,8 +5,8 @@ image,question,xmin,ymin,xmax,ymax          filename,width,height,class,xmin,ymi
 
 from collections.abc import Iterable, Iterator
 
+from mmrl.data.layouts.annotations.coco import QUESTION, Record, rows_by_label
 from mmrl.data.layouts.base import PICTURES, Look, Values, row_like
-from mmrl.data.layouts.coco import QUESTION, Record, rows_by_label
 from mmrl.data.readers import Cell, Row
 from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mmrl.data.files.paths import path_below
+from mmrl.data.layouts.annotations.coco import QUESTION, Record, around, corners, naming_layout, rows_by_label
 from mmrl.data.layouts.base import Look
-from mmrl.data.layouts.coco import QUESTION, Record, around, corners, naming_layout, rows_by_label
 from mmrl.data.layouts.files import SPLITS
 from mmrl.data.readers import Row, read_json
 from mmrl.data.unused import note_unused

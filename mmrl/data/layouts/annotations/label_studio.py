@@ -14,8 +14,8 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
+from mmrl.data.layouts.annotations.coco import QUESTION, Record, around, corners, naming_layout, rows_by_label
 from mmrl.data.layouts.base import Look, Values
-from mmrl.data.layouts.coco import QUESTION, Record, around, corners, naming_layout, rows_by_label
 from mmrl.data.readers import Cell, Row
 from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report
@@ -56,7 +56,7 @@ def _are_results(found: Cell) -> bool:
 
 
 def _results(row: Row, report: Report) -> list[Record]:
-    """What one person drew; ValueError where several did."""
+    """The shapes that one person drew; ValueError where several did."""
     if "data" not in row.values:
         return [one for value in row.values.values() if _are_results(value) for one in value]
     drawn = next((row.values[name] for name in DRAWN if row.values.get(name) is not None), [])

@@ -9,9 +9,9 @@ well, the user is asked. A row with a question of its own stays one row.
 from collections.abc import Iterator
 from contextlib import suppress
 
+from mmrl.data.layouts.annotations.coco import QUESTION, Record, rows_by_label
 from mmrl.data.layouts.answers import corners_of, four_numbers
 from mmrl.data.layouts.base import PICTURES, Look, Values, one_of, row_like
-from mmrl.data.layouts.coco import QUESTION, Record, rows_by_label
 from mmrl.data.layouts.habits import FEW, BoxHabits
 from mmrl.data.readers import CLASSES, OBJECTS, Cell, Row
 

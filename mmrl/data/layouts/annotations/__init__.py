@@ -1,0 +1,1 @@
+"""Boxes that people drew, as annotation tools, tables and the hub write them."""
