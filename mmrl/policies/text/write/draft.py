@@ -85,7 +85,17 @@ class Draft:
         return wanted & (torch.arange(new, device=chosen.device) <= last[:, None]), live & (last == new)
 
     def cut(self) -> tuple[Int[Tensor, "n t"], Float[Tensor, "n t"], Int[Tensor, " n"], Bool[Tensor, " n"]]:
-        """Tokens, log-probabilities, lengths and which rows stopped, on the CPU, as wide as the longest row."""
+        """Tokens, log-probabilities, lengths and which rows stopped, on the CPU, as wide as the longest row.
+
+        Raises ValueError where the model's logits were NaN.
+        """
         lengths = self.lengths.cpu()
         width = int(lengths.max())
-        return self.tokens[:, :width].cpu(), self.logprobs[:, :width].cpu(), lengths, self.stopped.cpu()
+        logprobs = self.logprobs[:, :width].cpu()
+        broken = int(logprobs.isnan().any(1).sum())
+        if broken:
+            raise ValueError(
+                f"the model's logits are NaN in {broken} of {len(lengths)} completions: look for weights that diverged (lower "
+                "optimizer.lr), or set policy.dtype = 'float32'"
+            )
+        return self.tokens[:, :width].cpu(), logprobs, lengths, self.stopped.cpu()

@@ -149,7 +149,8 @@ def draw(
         total = cumulative[:, -1]
         # Rounding must not lift the target to the total: no token lies beyond it.
         target = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
-        chosen = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+        # beyond the last token only where all is NaN, which `Draft.cut` refuses
+        chosen = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0].clamp(max=logprobs.shape[-1] - 1)
     return chosen, logprobs.gather(-1, chosen[:, None])[:, 0]
 
 

@@ -11,7 +11,7 @@ from mmrl.app.run.build import Job, build
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
 from mmrl.policies.shared.workers.crew import Job as Asked
-from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.text.policy import Sampling, TextPolicy
 from mmrl.policies.text.write.generate import LocalGenerator
 from mmrl.policies.text.write.remote import RemoteGenerator
 from mmrl.runtime.blame import UnavailableError
@@ -78,3 +78,24 @@ def test_another_process_writes_the_same_bits(job: Job, monkeypatch: pytest.Monk
 def same(one: Rollouts, other: Rollouts) -> bool:
     both = [[sample.token_ids for _, sample in rollouts.samples()] for rollouts in (one, other)]
     return both[0] == both[1] and torch.equal(one.recorded[ROLLOUT_LOGPROBS], other.recorded[ROLLOUT_LOGPROBS])
+
+
+@pytest.mark.parametrize(("where", "temperature"), [("here", 0.0), ("here", 1.0), ("in a sampler", 1.0)])
+def test_weights_that_are_nan_are_a_sentence(job: Job, where: str, temperature: float, monkeypatch: pytest.MonkeyPatch):
+    policy = job.policy
+    assert isinstance(policy, TextPolicy)
+    if where == "here":
+        monkeypatch.setattr(policy, "generator", LocalGenerator(policy))
+    kept = [weight.detach().clone() for weight in policy.parameters()]
+    with torch.no_grad():
+        for weight in policy.parameters():
+            weight.fill_(torch.nan)
+    policy.advance()
+    try:
+        with pytest.raises(ValueError, match=r"the model's logits are NaN in \d+ of \d+ completions: look for weights that div"):
+            policy.rollout(mixed(), Sampling(temperature=temperature, max_new_tokens=3))
+    finally:
+        with torch.no_grad():
+            for weight, value in zip(policy.parameters(), kept, strict=True):
+                weight.copy_(value)
+        policy.advance()
