@@ -124,7 +124,7 @@ def tied_layers(model: nn.Module) -> list[Any]:
     plain = [module for module in model.modules() if not isinstance(module, LoraLayer)]
     held = Counter(id(module.weight) for module in plain if isinstance(getattr(module, "weight", None), Tensor))
     layers = [module.get_base_layer() for module in model.modules() if isinstance(module, LoraLayer)]
-    return [layer for layer in layers if held[id(layer.weight)] > 1]
+    return [layer for layer in layers if held[id(getattr(layer, "weight", None))] > 1]
 
 
 def copy_config(source: Path, target: Path) -> None:
