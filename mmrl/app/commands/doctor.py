@@ -55,7 +55,7 @@ def diagnosis() -> str:
 
 
 def with_reason(said: str, names: Sequence[str], broken: Mapping[str, str]) -> str:
-    """What is said of packages, and why they cannot be imported."""
+    """The words about packages, and why they cannot be imported."""
     return "; ".join([said, *(f"{name} CANNOT BE IMPORTED ({broken[name]})" for name in names if name in broken)])
 
 
@@ -131,12 +131,12 @@ def devices() -> Iterator[tuple[str, str]]:
 
 
 def packages() -> list[str]:
-    """What every installation needs."""
+    """The names of what every installation needs."""
     return ["mmrl", *(re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in requirements() if "extra ==" not in line)]
 
 
 def extra_packages() -> dict[str, list[str]]:
-    """Extra -> what it needs."""
+    """Extra -> the packages that it needs."""
     needs: dict[str, list[str]] = {}
     for line in requirements():
         found = EXTRA.match(line)
