@@ -41,6 +41,11 @@ class PointInBox:
 
     __post_init__ = check_ranges
 
+    @property
+    def asks_points(self) -> bool:
+        """Does a point earn as much as a box?"""
+        return self.points and not (self.iou_coef or self.size_coef)
+
     def __call__(self, group: Group) -> list[float | Scored | None]:
         return score_attempts(group, self.space, self.template, self._score)
 

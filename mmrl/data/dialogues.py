@@ -10,6 +10,7 @@ from mmrl.data.files.paths import cell_below
 from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.files.videos import check_video, video_of
 from mmrl.data.layouts.base import CLIPS, PICTURES, one_of
+from mmrl.data.layouts.swift import BBOX, REF
 from mmrl.data.layouts.turns import ANSWERS_BACK, ASKS, ROLES, SETS, decode_source, refused_of, text_and_media
 from mmrl.data.readers import Cell, Row
 from mmrl.data.unused import refuse_keys
@@ -61,6 +62,11 @@ class Shelf:
         text, pictures, clips = text_and_media(content)
         if not isinstance(text, str) or not (text.strip() or role == ANSWERED):
             raise ValueError(f"turn {number + 1}, of {role}, is {str(text)[:80]!r}: it must be a text that is not empty")
+        if REF in text or BBOX in text:
+            raise ValueError(
+                f"turn {number + 1}, of {role}, has {REF} or {BBOX}, and these words would be taught in place of boxes: take the "
+                "data set grounding_jsonl, with written = 'truth' in the stage"
+            )
         own, moving = [one for one in pictures if one is not None], [one for one in clips if one is not None]
         if role == ANSWERS_BACK and (IMAGE.marker in text or VIDEO.marker in text):
             raise ValueError(

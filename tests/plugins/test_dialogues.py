@@ -41,6 +41,10 @@ PARTS = {
         {"role": "assistant", "content": [{"type": "text", "text": "A bar."}]},
     ],
 }
+BOXED = {
+    "messages": [{"role": "user", "content": "Find <ref-object>"}, {"role": "assistant", "content": "<bbox>"}],
+    "objects": {"ref": ["the cat"], "bbox": [[1, 2, 30, 31]]},
+}
 SHOWS = {"messages": [TOOLS["messages"][0], {"role": "assistant", "content": "<image>"}]}
 
 
@@ -101,6 +105,7 @@ def test_clips_and_pictures_without_markers_belong_to_the_first_question(file: P
             "write the call in the turn's content",
         ),
         (SHOWS, "turn 2, of assistant, shows a picture"),
+        (BOXED, "turn 1, of user, has <ref-object> or <bbox>, .*: take the data set grounding_jsonl, with written = 'truth'"),
     ],
 )
 def test_bad_rows_are_refused_with_file_and_line(file: Path, row: dict[str, Any], words: str):

@@ -2,8 +2,8 @@
 
 import random
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from mmrl.algorithms.planners.base import Once, one_request_each
@@ -37,6 +37,7 @@ def text_at(prompt: Prompt, column: str, key: str = "column") -> str:
     raise ValueError(
         f"prompt {prompt.id!r} {what} in the column {named[:80]!r}, where a stage that teaches finds the completion "
         f"(its columns: {known}): write it there, or set {key} to the column that has it"
+        + ("" if prompt.answer is None or key != "column" else "; written = 'truth' teaches the answer")
     )
 
 
@@ -130,14 +131,31 @@ class Taught(Once):
     """The share of rows whose thought is left empty, drawn anew at every visit of a prompt; 0.5 in TON."""
     turns: Literal["all", "last"] = "all"
     """Of a dialogue: all turns of the model train, or its last one alone."""
+    written: Literal["column", "truth", "pixel", "resized", "norm1000", "norm1", "norm1000_yx"] = "column"
+    """column: the completion as it is. truth: the prompt's answer, as the run's rewards read it from this model, behind a thought
+    where one is asked for, that of the completion if it has one. A space: the completion's boxes and points are in it, and are
+    converted to the model's."""
+    say: Callable[[Prompt, str], str] | None = field(default=None, init=False, compare=False, repr=False)
 
     __post_init__ = check_ranges
 
+    def said_by(self, say: Callable[[Prompt, str], str]) -> "Taught":
+        """A copy, with what makes the taught text of a prompt and its completion, which may be empty."""
+        found = replace(self)
+        object.__setattr__(found, "say", say)
+        return found
+
+    def said(self, prompt: Prompt, text: str) -> str:
+        """What is taught; ValueError where only a run's model could tell."""
+        if self.say is not None or self.written == "column":
+            return text if self.say is None else self.say(prompt, text)
+        raise ValueError(f"written is {self.written!r}, and how the model writes is not known: build the run from a config")
+
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt without a completion, and for thoughts to be dropped where there are none."""
-        dialogues = [dialogue_at(prompt, self.column) for prompt in prompts]
+        dialogues = [self.turns_of(prompt) for prompt in prompts]
         texts = [
-            "".join(turn.text for turn in turns) if turns else text_at(prompt, self.column)
+            "".join(turn.text for turn in turns) if turns else self.completion(prompt)
             for prompt, turns in zip(prompts, dialogues, strict=True)
         ]
         if self.turns == "last" and texts and not any(dialogues):
@@ -154,13 +172,30 @@ class Taught(Once):
         requests = one_request_each(prompts, 1, first_id, seed)
         return [replace(request, role="injected", written=self._completion(request)) for request in requests]
 
+    def turns_of(self, prompt: Prompt) -> tuple[Turn, ...]:
+        """The turns that are taught, where these are several."""
+        return () if self.written == "truth" else dialogue_at(prompt, self.column)
+
+    def completion(self, prompt: Prompt) -> str:
+        """The text that a prompt's data have; of truths, empty where they have none. ValueError where nothing can be taught."""
+        if self.written != "truth":
+            return text_at(prompt, self.column)
+        if prompt.answer is None:
+            raise ValueError(
+                f"prompt {prompt.id!r} has no answer, and written is 'truth': take a data set that reads answers, such as "
+                "grounding_jsonl, or leave written out to teach a column"
+            )
+        found = message_text(prompt.columns.get(self.column or COMPLETION))
+        return found if isinstance(found, str) else ""
+
     def _completion(self, request: Request) -> str | Given:
         chance, keeps = random.Random(f"{request.seed}/thought").random(), 1 - self.thought_dropout
-        turns = dialogue_at(request.prompt, self.column)
+        prompt, turns = request.prompt, self.turns_of(request.prompt)
         if not turns:
-            return without_thought(text_at(request.prompt, self.column), keeps, chance)
+            return without_thought(self.said(prompt, self.completion(prompt)), keeps, chance)
         return Dialogue(
-            tuple(replace(turn, text=without_thought(turn.text, keeps, chance)) for turn in turns), self.turns == "last"
+            tuple(replace(turn, text=without_thought(self.said(prompt, turn.text), keeps, chance)) for turn in turns),
+            self.turns == "last",
         )
 
 

@@ -86,7 +86,7 @@ class WithTruth(Once):
 
 
 def answer_text(prompt: Prompt) -> str:
-    """An answer as a model would write it: a text as it is, a number or the ends of a span in seconds with two decimals.
+    """An answer as a model would write it: a text or number as it is, the ends of a span in seconds with two decimals.
 
     Raises ValueError for an answer that is none of these.
     """
@@ -94,7 +94,7 @@ def answer_text(prompt: Prompt) -> str:
     if isinstance(answer, str | int):
         return str(answer)
     if isinstance(answer, float):
-        return f"{answer:.2f}"
+        return f"{answer:.12g}"
     if isinstance(answer, list | tuple) and answer:
         parts = cast(Sequence[Any], answer)
         is_span = len(parts) == 2 and all(isinstance(one, int | float) for one in parts)

@@ -11,7 +11,8 @@ from math import isfinite
 from typing import Literal
 
 from mmrl.answers.block import answer_block, strip_fence
-from mmrl.answers.boxes.box import Box, Corners, Space, as_written
+from mmrl.answers.boxes.box import Box, Corners, Space, as_written, extent
+from mmrl.core.samples import MediaSize
 
 Style = Literal["json", "list", "tags", "corners"]
 """json: Qwen2.5-VL and Qwen3-VL. list: plain numbers. tags: InternVL. corners: Qwen2-VL."""
@@ -37,6 +38,10 @@ _TOKEN = re.compile(
 _ONLY_FOUR = re.compile(_FOUR)
 _ONLY_TWO = re.compile(_TWO)
 _POINT = re.compile(_PAIR)
+_PLACES = re.compile(
+    rf"{_TOKEN.pattern}|(?P<point>{_PAIR})|(?:\A|(?<=<answer>))\s*+(?:(?P<only>{_FOUR})|(?P<two>{_TWO}))\s*+(?:\Z|(?=</answer>))"
+)
+"""The tokens of boxes, points, and answers that are bare numbers."""
 _NOTHING = {"[]", "{}", "none", "null", "nothing", "no object", "no objects", "not found"}
 
 
@@ -116,6 +121,45 @@ def format_box(box: Box, style: Style = "json", digits: int | None = None) -> st
         case "corners":
             ref = "" if box.label is None else f"<|object_ref_start|>{box.label}<|object_ref_end|>"
             return f"{ref}<|box_start|>({x1},{y1}),({x2},{y2})<|box_end|>"
+
+
+def kept_apart(low: float, high: float, most: float, digits: int) -> tuple[float, float]:
+    """Two rounded ends of a side, of which a thin one keeps one unit of the last decimal, and stays within its picture."""
+    low = low if low < high else min(low, round(most - 10.0**-digits, digits))
+    return low, max(high, round(low + 10.0**-digits, digits))
+
+
+def convert_boxes(text: str, space: Space, target: Space, size: MediaSize | None) -> str:
+    """A completion whose boxes and points are written in `space`, with them written in `target`; all other text stays.
+
+    Raises ValueError if a space counts pixels and the size is None.
+    """
+    old, new, digits = extent(space, size), extent(target, size), DIGITS[target]
+
+    def scaled(x: float, axis: int) -> float:
+        return round(x * new[axis] / old[axis], digits)
+
+    def rewritten(token: re.Match[str]) -> str:
+        if token["named"] is not None:
+            first, values = _PLACES.groupindex["value"], [scaled(float(token["value"]), _NAMES[token["name"]] % 2)]
+        else:
+            kind = next((name for name in ("four", "pairs", "bare", "only", "point", "two") if token[name] is not None), None)
+            if kind is None:
+                return token[0]
+            count, first = 2 if kind in ("point", "two") else 4, _PLACES.groupindex[kind] + 1
+            # a point is the first corner of a box whose other one does not matter
+            read = [float(token[first + i % count]) for i in range(4)]
+            x1, y1, x2, y2 = (scaled(x, i % 2) for i, x in enumerate(as_written((read[0], read[1], read[2], read[3]), space)))
+            if count == 4:
+                (x1, x2), (y1, y2) = (kept_apart(*ends, digits) for ends in ((x1, x2, new[0]), (y1, y2, new[1])))
+            values = [*as_written((x1, y1, x2, y2), target)][:count]
+        said, start = token[0], token.start()
+        for i in reversed(range(len(values))):
+            at, end = (place - start for place in token.span(first + i))
+            said = said[:at] + _format_number(values[i], digits) + said[end:]
+        return said
+
+    return text if space == target else _PLACES.sub(rewritten, text)
 
 
 def _corners(token: re.Match[str], frame: _Frame) -> Corners | None:

@@ -13,19 +13,22 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from mmrl.algorithms.planners.base import Once
+from mmrl.algorithms.planners.taught import Taught
 from mmrl.app.chain.rows import look_ahead, mining_text, rows_before
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
-from mmrl.app.config.run import Resolved
+from mmrl.app.config.reward_needs import parts_of
+from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.config.stages import Stage, chain_label, stages_of
 from mmrl.app.errors import Terminal, printable
 from mmrl.app.fit.plan import Plan, draw_up
 from mmrl.app.modality.registry import modality_of
+from mmrl.app.modality.taught import bind_taught
 from mmrl.app.planning.memory import advice, room, size_text, versions_in_flight
 from mmrl.app.report.data import column
 from mmrl.app.reward_test.probes import NoTruthError
 from mmrl.app.run.beforehand import overlap_sentence
-from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts
+from mmrl.app.run.build import Job, build, first_prompts, held_out_prompts, load_prompts, with_local_model
 from mmrl.app.run.context import RUNS, distributed_run
 from mmrl.app.run.folder import RunDir
 from mmrl.app.run.sample_files import frames_of, strip
@@ -41,6 +44,8 @@ FEW = 4
 """Prompts that are sampled."""
 TESTED = 16
 """Prompts on which rewards are tested."""
+ALIKE = 0.99
+"""Share of what the truth earns from which demonstrations agree with a reward."""
 console = Terminal()
 
 
@@ -200,6 +205,8 @@ def look_at_job(job: Job, resolved: Resolved, found: CheckLines) -> None:
     with found.look("ratio"):
         look_at_ratio(job, rollouts, found)
     look_at_rewards(collected, found)
+    with found.look("demonstrations"):
+        look_at_demonstrations(job, resolved.config, found)
     look_at_samples(rollouts, found)
     with found.look("evaluation"):
         look_at_evaluation(job, found)
@@ -265,6 +272,36 @@ def look_at_rewards(collected: Collected, found: CheckLines) -> None:
     if flat:
         said = f"in {flat} of {len(ids.unique())} groups all samples have the same total: nothing is learned from them"
         found.add("spread", said, "note")
+
+
+def look_at_demonstrations(job: Job, config: RunConfig, found: CheckLines) -> None:
+    """What is taught earns with the run's own rewards what the truth earns, as this model is to write it."""
+    planner, rewards = job.trainer.algorithm.planner, job.watched
+    if config.algorithm.preset != "sft" or not isinstance(planner, Taught) or rewards is None or config.environment is not None:
+        return
+    prompts, parts = job.trainer.sampler.draw(TESTED), [one for own in rewards.rewards for one in parts_of(own.function)]
+    policy, best = with_local_model(config).policy, replace(job.trainer.algorithm, planner=replace(planner, written="truth"))
+    try:
+        bound = bind_taught(best, policy, modality_of(policy).box_space(policy), prompts, parts).planner
+    except ValueError:
+        return  # without truths there is nothing to compare with
+    shown = job.policy.rollout(planner.first(prompts, 1, 0, 0)).groups
+    true = [
+        replace(group, samples=(replace(group.samples[0], text=str(request.written)),))
+        for group, request in zip(shown, bound.first(prompts, 1, 0, 0), strict=True)
+    ]
+    values = [torch.stack([table.values[0] for table in rewards.score(groups)]) for groups in (shown, true)]
+    known = values[0].isfinite() & values[1].isfinite()
+    for k, name in enumerate(rewards.names):
+        taught, truth = (float(value[known[:, k], k].mean()) for value in values)
+        if not rewards.weights[k] or not truth > 0:
+            continue
+        said = f"{name} gives them {taught:.3f}, and {truth:.3f} to the truth as this model is to write it"
+        if taught >= ALIKE * truth:
+            found.add("demonstrations", said)
+        else:
+            remedy = ': written = "truth" in the stage teaches that'
+            found.add("demonstrations", said + remedy, "note" if taught > 0 else "FAIL")
 
 
 MISSING = {Status.NA: "None", Status.FAILED: "failed"}

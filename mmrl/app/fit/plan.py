@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.app.modality.registry import modality_of
+from mmrl.app.modality.taught import bind_taught
 from mmrl.app.planning.count_calls import FEWEST, Calls, CountedRun
 from mmrl.app.planning.known import note_of, with_settings
 from mmrl.app.planning.memory import (
@@ -100,6 +101,7 @@ class Estimates:
         kind = modality_of(config.policy)
         kind.check_prompts(config.policy, self.prompts)
         algorithm = kind.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label, self.prompts)
+        algorithm = bind_taught(algorithm, config.policy, kind.box_space(config.policy), self.prompts)
         share = config.prompts_per_step // self.processes
         few = self.prompts[: max(FEWEST, 2 * share)]
         counted = CountedRun(config, algorithm, few, self.processes)

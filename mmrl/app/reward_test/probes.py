@@ -15,8 +15,11 @@ from mmrl.algorithms.planners.taught import message_text
 from mmrl.answers.block import Template
 from mmrl.answers.boxes.box import Box, Space, as_written, extent
 from mmrl.answers.spans.interval import Interval
-from mmrl.app.reward_test.rows import ProbeRow, size_of
+from mmrl.answers.spans.parsing import format_interval
+from mmrl.answers.written import boxes_of, format_answer, format_boxes, in_template
+from mmrl.app.reward_test.rows import ProbeRow
 from mmrl.core.types import Group, MediaSize, Prompt, Sample
+from mmrl.data.files.pictures import size_of
 
 TRUTH, OTHER, RANDOM, EMPTY, MALFORMED = "truth", "shuffled truth", "random", "empty", "malformed"
 SWAPPED, DECIMALS, TAGGED = "x and y swapped", "with decimals", "in tags"
@@ -109,29 +112,18 @@ def text_probes(prompt: Prompt, other: Prompt, style: Style, rng: random.Random)
 
 def answer_text(answer: object, space: Space, size: MediaSize | None, decimals: bool = False) -> str:
     """An answer as models write it: boxes as JSON in their space, spans in seconds, all else as itself."""
-    if boxes_of(answer):
-        digits = 3 if space == "norm1" else 1 if decimals else 0
-        boxes = [box.rounded(digits) for box in _in(answer, space, size)]
-        numbers = [[x if decimals or space == "norm1" else int(x) for x in as_written(box.corners, space)] for box in boxes]
-        entries = [{"bbox_2d": n} | ({"label": b.label} if b.label else {}) for n, b in zip(numbers, boxes, strict=True)]
-        return json.dumps(entries)
+    if boxes := boxes_of(answer):
+        return format_boxes([box.to(space, size) for box in boxes], size, int(decimals))
     if isinstance(answer, Interval):
-        digits = 4 if answer.unit == "norm" else 2 if decimals else 1
-        return f"from {answer.start:.{digits}f} to {answer.end:.{digits}f}"
-    if isinstance(answer, bool | str):
-        return str(answer)
-    if isinstance(answer, int | float):
-        return f"{answer:.2f}" if decimals else f"{answer:g}"
-    if isinstance(answer, list | tuple):
+        return f"from {format_interval(answer, digits=4 if answer.unit == 'norm' else 2 if decimals else 1)}"
+    if isinstance(answer, list | tuple) and answer:
         return ", ".join(answer_text(item, space, size, decimals) for item in cast(Sequence[object], answer))
-    return json.dumps(answer, default=str)
-
-
-def in_template(text: str, template: Template | None) -> str:
-    """The answer as the template wants it."""
-    if template is None or template == "json":
-        return text
-    return f"<think>This is clear.</think><answer>{text}</answer>" if template == "think" else f"<answer>{text}</answer>"
+    if decimals and isinstance(answer, int | float) and not isinstance(answer, bool):
+        return f"{answer:.2f}"
+    try:
+        return format_answer(answer)
+    except ValueError:
+        return answer if isinstance(answer, str) else json.dumps(answer, default=str)
 
 
 def nonsense(prompt: Prompt, size: MediaSize | None, rng: random.Random) -> object:
@@ -159,11 +151,6 @@ def answer_moved_to(answer: object, old: MediaSize | None, new: MediaSize | None
     if not boxes_of(answer) or old is None or new is None:
         return answer
     return tuple(replace(box.to("norm1", old), label=box.label).to("pixel", new) for box in boxes_of(answer))
-
-
-def boxes_of(answer: object) -> tuple[Box, ...]:
-    items = tuple(cast(Sequence[object], answer)) if isinstance(answer, list | tuple) else (answer,)
-    return cast(tuple[Box, ...], items) if items and all(isinstance(item, Box) for item in items) else ()
 
 
 def image_groups(tasks: Sequence[ProbeRow], seed: int) -> tuple[list[str], list[Group]]:

@@ -21,7 +21,7 @@ from mmrl.app.toml.tables import COMMAND_LINE, Table
 from mmrl.core.types import MediaSize, Prompt, Sample
 from mmrl.data.files.mp4 import read_mp4
 from mmrl.data.files.paths import path_below
-from mmrl.data.files.pictures import picture_size, upright
+from mmrl.data.files.pictures import size_of, upright
 from mmrl.data.grounding import GroundingLayout
 from mmrl.data.layouts.base import ANSWERS
 from mmrl.data.layouts.base import BOXES as GROUNDING
@@ -111,16 +111,6 @@ def _foreign_tasks(source: Path, found: Guess, most: int | None, image_root: Pat
         report.raise_if_bad()
     sizes = [(prompt, size_of(prompt)) for prompt in prompts]
     return [_with_texts(prompt, prompt.columns, () if size is None else (size,)) for prompt, size in sizes]
-
-
-def size_of(prompt: Prompt) -> MediaSize | None:
-    """The size of the prompt's first picture, seen as it is."""
-    known = prompt.columns.get("size")
-    if known is None and prompt.media and isinstance(prompt.media[0], str | Path):
-        known = picture_size(str(prompt.media[0]))
-    elif known is None and prompt.media and hasattr(prompt.media[0], "size"):
-        known = prompt.media[0].size
-    return None if known is None else MediaSize(*known, *known)
 
 
 def _task(row: Row, root: Path) -> ProbeRow:

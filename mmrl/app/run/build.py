@@ -16,11 +16,13 @@ import torch
 from mmrl import __version__
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.config.plug_ins import PlugIns, Prompts, read_data, read_plug_ins, with_kind, worlds_of
+from mmrl.app.config.reward_needs import parts_of as parts_of_reward
 from mmrl.app.config.reward_needs import with_gradients
 from mmrl.app.config.run import DataConfig, Resolved, RunConfig, as_table
 from mmrl.app.config.stages import Stage
 from mmrl.app.errors import waiting
 from mmrl.app.modality.registry import PolicyConfig, modality_of
+from mmrl.app.modality.taught import bind_taught
 from mmrl.app.plugins.lab import TINY, small_models
 from mmrl.app.run.beforehand import look_at_scoring, look_at_settings, refuse_unknown_space
 from mmrl.app.run.folder import SEEN, RunDir
@@ -66,6 +68,8 @@ class Job:
     evaluator: Evaluator | None
     first: Prompt | None = None
     """The first prompt of the training data."""
+    watched: RewardRunner | None = None
+    """All rewards of the run, where it trains on none of them, too."""
 
 
 def on_the_terminal(config: RunConfig) -> Sequence[Callback]:
@@ -108,7 +112,12 @@ def build(
     with ranks.main_first(to_fetch):
         space = modality.box_space(config.policy)
     rewards, watched = reward_runners(config, loaded, loaded_more, space)
-    algorithm = with_gradients(algorithm, rewards.rewards, bool(config.evaluation.reward), firsts)
+    algorithm = with_gradients(
+        bind_taught(algorithm, config.policy, space, firsts, [part for one in loaded for part in parts_of_reward(one)]),
+        rewards.rewards,
+        bool(config.evaluation.reward),
+        firsts,
+    )
     look_at_scoring(config, loaded, loaded_more, firsts, scored)
     worlds = worlds_of(config, plug_ins, firsts, space, ranks.world)
     torch.manual_seed(config.seed)
@@ -131,7 +140,7 @@ def build(
     shown = prompts_to_show(config, policy, train_prompts, ranks, run, space)
     records = replace(in_stage(records, stage, run, evaluator, held_out), seen=shown)
     trainer = Trainer(policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=records)
-    return Job(config, policy, trainer, evaluator, firsts[0] if firsts else None)
+    return Job(config, policy, trainer, evaluator, firsts[0] if firsts else None, watched)
 
 
 def shadows_of(config: RunConfig, algorithm: Algorithm) -> frozenset[str]:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from PIL import ExifTags, Image
 
+from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files.ahead import FileMemory
 from mmrl.runtime.pictures import note_on, upright_rgb
 
@@ -53,6 +54,16 @@ def picture_size(source: object, decode: bool = False) -> tuple[int, int]:
     looked at again only if it changes. Several threads may ask at the same time.
     """
     return _look(source, decode)[:2]
+
+
+def size_of(prompt: Prompt) -> MediaSize | None:
+    """The size of the prompt's first picture, seen as it is."""
+    known = prompt.columns.get("size")
+    if known is None and prompt.media and isinstance(prompt.media[0], str | Path):
+        known = picture_size(str(prompt.media[0]))
+    elif known is None and prompt.media and hasattr(prompt.media[0], "size"):
+        known = prompt.media[0].size
+    return None if known is None else MediaSize(*known, *known)
 
 
 def picture_note(source: object, decode: bool = False) -> str | None:

@@ -71,11 +71,7 @@ def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of, fr
     model_config = load_config(config)
     family = kind(model_config)
     remote: dict[str, object] = {"trust_remote_code": config.trust_remote_code}
-    with refusing_code(config.model), readable(f"policy.model {config.model!r}", config.model):
-        processor = processor_of(config, family)
-    check_processor(processor, config.model, family)
-    if config.min_pixels is not None or config.max_pixels is not None:
-        family.limit_pixels(processor, config.min_pixels, config.max_pixels)
+    processor = read_processor(config, family)
     half = config.dtype == "bfloat16" and (frozen or config.lora is not None)
     if config.attn_implementation:
         remote["attn_implementation"] = config.attn_implementation
@@ -107,6 +103,16 @@ def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of, fr
         checkpoint_layers(model)
     model.eval()
     return Loaded(model, processor, family, adapter, stop_tokens(model, processor.tokenizer), packs)
+
+
+def read_processor(config: TextPolicyConfig, family: Family) -> Any:
+    """The processor with the policy's limits, looked at; errors as in `load`."""
+    with refusing_code(config.model), readable(f"policy.model {config.model!r}", config.model):
+        processor = processor_of(config, family)
+    check_processor(processor, config.model, family)
+    if config.min_pixels is not None or config.max_pixels is not None:
+        family.limit_pixels(processor, config.min_pixels, config.max_pixels)
+    return processor
 
 
 def processor_of(config: TextPolicyConfig, family: Family) -> Any:
