@@ -146,7 +146,7 @@ class Taught(Once):
         return found
 
     def said(self, prompt: Prompt, text: str) -> str:
-        """What is taught; ValueError where only a run's model could tell."""
+        """The text that is taught; ValueError where only a run's model could tell it."""
         if self.say is not None or self.written == "column":
             return text if self.say is None else self.say(prompt, text)
         raise ValueError(f"written is {self.written!r}, and how the model writes is not known: build the run from a config")

@@ -275,7 +275,7 @@ def look_at_rewards(collected: Collected, found: CheckLines) -> None:
 
 
 def look_at_demonstrations(job: Job, config: RunConfig, found: CheckLines) -> None:
-    """What is taught earns with the run's own rewards what the truth earns, as this model is to write it."""
+    """Demonstrations earn with the run's own rewards as much as the truth does, written as this model is to write it."""
     planner, rewards = job.trainer.algorithm.planner, job.watched
     if config.algorithm.preset != "sft" or not isinstance(planner, Taught) or rewards is None or config.environment is not None:
         return

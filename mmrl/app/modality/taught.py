@@ -1,4 +1,4 @@
-"""What a stage that teaches has a model write: the truth as the run's rewards read it, or completions with the model's boxes."""
+"""The texts of a stage that teaches: the truth as the run's rewards read it, or completions with the model's boxes."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ def bind_taught(
 
 
 def truth_writer(way: Way, sizes: Sizes) -> Callable[[Prompt, str], str]:
-    """What makes the true answer of a prompt and its completion, whose thought is kept."""
+    """A function that makes the true answer of a prompt and its completion, whose thought is kept."""
 
     def say(prompt: Prompt, text: str) -> str:
         thought = THOUGHTS.search(text)
@@ -66,7 +66,7 @@ def truth_writer(way: Way, sizes: Sizes) -> Callable[[Prompt, str], str]:
 
 
 def converter(written: Space, space: Space | None, sizes: Sizes) -> Callable[[Prompt, str], str]:
-    """What makes a completion whose boxes are in the space `written` one with the model's; ValueError where these are unknown."""
+    """A function that converts completions from the space `written` to the model's; ValueError where that is unknown."""
     if space is None:
         raise ValueError(
             f"written is {written!r}, and how this model writes boxes is unknown: set policy.box_space to {', '.join(SPACES)}"
