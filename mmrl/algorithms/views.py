@@ -1,9 +1,10 @@
 """Other ways to show a prompt: frames shuffled, a sentence added, parts of the pictures hidden. (prompt, seed) -> prompt."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -98,20 +99,26 @@ class Privileged:
 
     def __call__(self, prompt: Prompt, seed: int) -> Prompt:
         media, text = prompt.media, prompt.columns.get(self.column) if self.column else None
-        if self.media and (found := prompt.columns.get(self.media)):
-            media = tuple(found) if isinstance(found, list | tuple) else (found,)
+        media = media_in(prompt, self.media) or media
         if self.frames:
             media = tuple(replace(one, frames=self.frames, fps=None) if isinstance(one, Video) else one for one in media)
         shown = prompt.text if not text else f"{prompt.text}\n{self.text.replace('{text}', str(text))}"
         return replace(prompt, text=shown, media=media)
 
 
+def media_in(prompt: Prompt, column: str) -> tuple[Media, ...]:
+    """The media of a column, one or a list; none where it is empty."""
+    found = prompt.columns.get(column) if column else None
+    if found is None or (isinstance(found, str) and not found):
+        return ()
+    return tuple(cast("Sequence[Media]", found)) if isinstance(found, list | tuple) else (cast(Media, found),)
+
+
 def refuse_no_media(prompt: Prompt, column: str) -> None:
     """Raise ValueError for a column whose value is no media, or names no file."""
-    found = prompt.columns.get(column)
-    for one in found if isinstance(found, list | tuple) else [found] if found else []:
-        is_name = isinstance(one, str | Path)
-        if (is_name and not Path(one).is_file()) or (not is_name and isinstance(one, int | float | dict)):
+    for one in media_in(prompt, column):
+        is_file = Path(one).is_file() if isinstance(one, str | Path) else not isinstance(one, int | float | Mapping)
+        if not is_file:
             raise ValueError(
                 f"prompt {prompt.id!r} has {str(one)[:80]!r} in the column {column!r}, which a teacher is shown and is no file: "
                 "write its absolute path"

@@ -77,7 +77,7 @@ class Told(AdvantageHooks):
 
 
 @dataclass(frozen=True)
-class ExceptTaught(AdvantageHooks):
+class ExceptTaught:
     """The advantage of rewards, and 0 in rows that a teacher has to itself, which stay in all counts (SRPO, arXiv:2604.02288)."""
 
     inner: GroupNorm = field(default_factory=GroupNorm)
@@ -94,7 +94,7 @@ class ExceptTaught(AdvantageHooks):
 
 
 @dataclass(frozen=True)
-class TowardsTeacher(AdvantageHooks):
+class TowardsTeacher:
     """A = rewards * inner + weight * clamp(log teacher - log old) per token: reverse KL to the teacher as a reward.
 
     For surrogates of a policy gradient. What a token does to later ones gets no credit.

@@ -102,14 +102,14 @@ class FollowTeacher(Penalty):
         taught = totals < self.success_at if self.rows == "wrong" else totals.isfinite()
         if not self.view.tells:
             return taught, []
-        rows = list(zip(rollouts.group_ids.tolist(), rollouts.samples(), (totals >= self.success_at).tolist(), strict=True))
+        groups, is_right = [int(i) for i in rollouts.group_ids], [bool(one) for one in totals >= self.success_at]
         right: dict[int, list[tuple[int, str]]] = {}
-        for i, (group, (_, sample), is_right) in enumerate(rows):
-            if is_right and sample.transcript:
+        for i, (group, (_, sample)) in enumerate(zip(groups, rollouts.samples(), strict=True)):
+            if is_right[i] and sample.transcript:
                 right.setdefault(group, []).append((i, sample.transcript))
-        texts = [next((text for j, text in right.get(group, []) if j != i), "") for i, (group, _, _) in enumerate(rows)]
+        texts = [next((text for j, text in right.get(group, []) if j != i), "") for i, group in enumerate(groups)]
         taught = taught & torch.tensor([bool(text) for text in texts], dtype=torch.bool)
-        return taught, [text if has else "" for text, has in zip(texts, taught.tolist(), strict=True)]
+        return taught, [text if bool(taught[i]) else "" for i, text in enumerate(texts)]
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask

@@ -8,14 +8,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.views import SEEN
-from mmrl.core.hooks import WeightHooks
 from mmrl.core.readings import TAUGHT
 from mmrl.core.types import Batch, Counts, Reading, Scope
 from mmrl.runtime.ranges import NonNegative, check_ranges
 
 
 @dataclass(frozen=True)
-class SureTeacher(WeightHooks):
+class SureTeacher:
     """exp(-beta H) over its mean in rows that a teacher has to itself, 1 elsewhere: H the entropy of the teacher's next token.
 
     SRPO, arXiv:2604.02288. The mean is over all such tokens of the minibatch, of all processes. Take FollowTeacher with

@@ -297,7 +297,8 @@ def with_local_model(config: RunConfig, ranks: Ranks = Ranks()) -> RunConfig:
         policy = replace(policy, model=local(policy.model))
         if others := other_models(policy):
             taken = {one.name: replace(one, model=local(str(one.model))) for one in others}
-            policy = replace(policy, teachers=tuple(taken.get(one.name, one) for one in policy.teachers))
+            teachers: Sequence[TextTeacher] = getattr(policy, "teachers", ())
+            policy = replace(policy, teachers=tuple(taken.get(one.name, one) for one in teachers))
     return replace(config, policy=policy)
 
 

@@ -166,14 +166,15 @@ def head_of(policy: "TextPolicy", model: str) -> Head:
             f"the next token is compared with that of the model {model!r} over the whole vocabulary, and policy.lora.targets "
             "adapts the head, which has one adapter at a time: leave the head out, or set the form sampled"
         )
-    names = () if model == TEACHER else ("weight", "bias")
-    own = [getattr(layer, name, None) for name in names]
-    values = [None if one is None else policy.weights.value(model, one) for one in own]
-    if all(value is one for one, value in zip(own, values, strict=True)):
+    if model == TEACHER:
+        return net.logits
+    own: tuple[Tensor, Tensor | None] = layer.weight, getattr(layer, "bias", None)
+    weight, bias = policy.weights.value(model, own[0]), own[1] if own[1] is None else policy.weights.value(model, own[1])
+    if weight is own[0] and bias is own[1]:
         return net.logits
 
     def logits(states: Tensor, temperature: Tensor) -> Tensor:
-        return policy.family.head(nn.functional.linear(states, *values).float()) / temperature[:, None]
+        return policy.family.head(nn.functional.linear(states, weight, bias).float()) / temperature[:, None]
 
     return logits
 

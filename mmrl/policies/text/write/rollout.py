@@ -216,9 +216,8 @@ def by_weights(
     for reading in readings:
         check_reading(reading, "text", offers, models, views)
         found.setdefault((reading.model, reading.view, reading.temperature, reading.target), []).append(reading)
-    for *weights, target in list(found):
-        if target is not None and (plain := (*weights, None)) in found:
-            found[*weights, target] += found.pop(plain)
+    for key in [key for key in found if key[3] is not None]:
+        found[key] += found.pop((*key[:3], None), [])
     return found
 
 
