@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.config.chosen import without_engine
@@ -18,6 +19,8 @@ from mmrl.app.config.run import Resolved, resolve
 from mmrl.app.run.build import Job, build
 from mmrl.app.toml.tables import Table
 from mmrl.engine.generator import VllmGenerator
+from mmrl.engine.sync import AdapterSync, Update
+from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.checkpoints.state import copy_state
@@ -117,6 +120,26 @@ def test_three_steps_with_a_kill_equal_three_without_and_a_resumed_run(config, t
     generator_of(other).close()
     generator.close()
     assert generator.server is None and not generator.folder.exists()
+
+
+def test_a_teacher_reads_what_an_engine_wrote_and_servers_never_see_its_adapter(config, tmp_path):
+    taught = TextPolicy(TextPolicyConfig(config().config.policy.model, lora=LoraSettings(rank=2)))
+    with torch.no_grad():
+        for weight in taught.parameters():
+            weight.add_(0.1)
+    taught.save(tmp_path / "taught")
+    words = ('algorithm={preset = "opd", group_size = 2}', "policy.lora={rank = 4}")
+    teacher = f'policy.teachers=[{{name = "t", adapter = "{tmp_path / "taught"}"}}]'
+    with engines(config().config.policy.model) as (engine,):
+        job = build(config(f'policy.engine.url=["{engine.url}"]', *words, teacher))
+        metrics = [job.trainer.step() for _ in range(2)]
+        assert all(0 < one["teacher/agreement"] < 1 and one["policy/grad_norm"] > 0 for one in metrics)
+        generator_of(job).close()
+    assert isinstance(job.policy, TextPolicy)
+    update = Update("x-1", tmp_path / "x-1")
+    AdapterSync().save(job.policy, update)
+    sent = load_file(update.path / "adapter_model.safetensors")
+    assert len(sent) == len(job.policy.parameters()) and len([*update.path.rglob("*.safetensors")]) == 1
 
 
 def test_steps_ahead_of_training_equal_those_of_a_resumed_run(config, tmp_path):
