@@ -56,12 +56,13 @@ def refuse_blind(policy: TextPolicyConfig, prompts: Sequence[Prompt]) -> None:
     """Raise ValueError for a teacher of another model that does not take the media of the prompts."""
     from mmrl.policies.text.families import family_of
     from mmrl.policies.text.loading import load_config
-    from mmrl.policies.text.teachers import config_of
+    from mmrl.policies.text.teachers import config_of, named
 
     shown = sorted({kind_of(media).name for prompt in prompts for media in prompt.media})
-    for one in policy.teachers if shown else ():
+    for number, one in enumerate(policy.teachers if shown else ()):
         if one.model is not None:
-            family = family_of(load_config(config_of(policy, one)))
+            with named(number):
+                family = family_of(load_config(config_of(policy, one)))
             sees = {*family.sees, *(["video"] if family.frames_are_pictures else [])}
             if missing := [kind for kind in shown if kind not in sees]:
                 raise ValueError(

@@ -1,7 +1,7 @@
 """Teachers: they read what the policy wrote, token by token and behind prompts of their own, and write nothing themselves."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,15 @@ def config_of(policy: TextPolicyConfig, teacher: TextTeacher) -> TextPolicyConfi
     return replace(policy, **own, teachers=(), engine=None, scores=(), freeze=(), gradient_checkpointing=False)
 
 
+@contextmanager
+def named(number: int) -> Iterator[None]:
+    """A block whose errors about policy.model are about the model of a teacher."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        raise type(error)(str(error).replace("policy.model", f"policy.teachers.{number}.model")) from error
+
+
 def refuse_other_tokens(policy: TextPolicyConfig) -> None:
     """Raise ValueError for a teacher of another tokenizer, before any weights load; FileNotFoundError where files are missing."""
     found: dict[str, str] = {}
@@ -39,16 +48,21 @@ def refuse_other_tokens(policy: TextPolicyConfig) -> None:
         if one.adapter is not None:
             refuse_no_peft(one.adapter, f"policy.teachers.{number}.adapter")
             continue
-        for config in (policy, config_of(policy, one)):
-            if config.model not in found:
-                tokenizer = processor_of(config, family_of(load_config(config))).tokenizer
-                found[config.model] = vocabulary_of(tokenizer)
+        if policy.model not in found:
+            found[policy.model] = vocabulary(policy)
+        with named(number):
+            found[str(one.model)] = vocabulary(config_of(policy, one))
         if found[str(one.model)] != found[policy.model]:
             raise ValueError(
                 f"policy.teachers {one.name!r} ({one.model}) has other tokens than policy.model {policy.model!r}, and reads what "
                 "the policy wrote token by token: take a teacher with the same tokenizer, or teach from its texts "
                 "(`mmrl sample`, then a stage of the kind sft)"
             )
+
+
+def vocabulary(config: TextPolicyConfig) -> str:
+    """The fingerprint of the tokens of a model that is not loaded."""
+    return vocabulary_of(processor_of(config, family_of(load_config(config))).tokenizer)
 
 
 class Teachers:
@@ -63,7 +77,11 @@ class Teachers:
     def __init__(self, host: "TextPolicy", make: Callable[[TextPolicyConfig], "TextPolicy"]) -> None:
         self.host, self.settings = host, host.config.teachers
         self.adapters = {i: one.adapter for i, one in enumerate(self.settings) if one.adapter is not None}
-        self.others = {i: make(config_of(host.config, one)) for i, one in enumerate(self.settings) if one.adapter is None}
+        self.others: dict[int, TextPolicy] = {}
+        for number, one in enumerate(self.settings):
+            if one.adapter is None:
+                with named(number):
+                    self.others[number] = make(config_of(host.config, one))
 
     @property
     def models(self) -> frozenset[str]:

@@ -245,6 +245,12 @@ def test_a_teacher_that_sees_more_reads_the_same_tokens_behind_another_prompt(ti
         behind = policy.encode(views["v"](replace(shown[0], columns={**shown[0].columns, "told": text}), 0))
         s, t = full_logprobs(folder, policy, trace, row), full_logprobs(folder, policy, trace, row, behind)
         torch.testing.assert_close(found.kl[row, : len(s)].double(), by_definition(s, t, 0.3), atol=5e-5, rtol=1e-3)
+    told = TextPolicy(policy.config, views={"v": Privileged(column="told")})
+    again = told.rollout(asked(shown, 2))
+    rows = replace(again, trace=text_trace(again.trace).tell(["a", "b"]))
+    compare(told, rows, Target("policy", "v"))
+    (one,) = text_trace(rows.trace).prompts
+    assert len(one.views) == 2 and all(view.media is one.media for view in one.views.values()), "a picture is kept once"
     lengths = {len(one) for one in trace.prompts[0].views.values()}
     assert min(lengths) > len(trace.prompts[0]) and float(found.kl.mean()) > 0.01
 

@@ -32,7 +32,11 @@ def show(prompt: Encoded, view: str, views: Mapping[str, View], encode: Encoder,
             # whatever was sampled: no length is too large for it, and it shows nothing
             known = replace(known, columns={**known.columns, TOLD: unmarked(told)})
             encode = replace(encode, config=replace(encode.config, max_prompt_tokens=None))
-        changed = encode(known if view == "plain" else views[view](known, prompt.seed), prompt.seed)
+        seen = known if view == "plain" else views[view](known, prompt.seed)
+        changed = encode(seen, prompt.seed)
+        if not reader and seen.media is prompt.prompt.media:
+            # the same pictures: they are kept, and looked at, once
+            changed = replace(changed, media=prompt.media)
         prompt.views[key] = replace(changed, view=view)
     return prompt.views[key]
 
