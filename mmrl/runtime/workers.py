@@ -61,7 +61,7 @@ class SilentError(TimeoutError):
         """The signal that had stopped the process, if one had."""
 
 
-class Alarm:
+class SilenceTimer:
     """A block after `timeout_s` seconds of which a process is killed, never once the block is left; None: without an end."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", timeout_s: float | None) -> None:
@@ -186,7 +186,7 @@ class WorkerProcess:
     def _converse(self, packed: Sequence[bytes | memoryview], timeout_s: float | None) -> list[bytes]:
         process, connection = self._process, self._connection
         assert process is not None and connection is not None
-        alarm = Alarm(process, timeout_s)
+        alarm = SilenceTimer(process, timeout_s)
         try:
             with alarm:
                 send(connection, packed)

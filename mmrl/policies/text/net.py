@@ -27,7 +27,7 @@ multiplies it by weights before it multiplies it by the probability 0, stays fin
 
 @functools.cache
 def cache_word() -> str:
-    """What transformers calls a cache of keys and values, in calls and in answers: it was renamed within transformers 5."""
+    """The name of a cache of keys and values in calls of transformers and in its answers, changed within transformers 5."""
     from transformers.modeling_outputs import BaseModelOutputWithPast
 
     return "cache" if hasattr(BaseModelOutputWithPast, "cache") else "past_key_values"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 
-class Clock:
+class CallClock:
     """Stands still while anything in its call, in whatever thread, waits for a server."""
 
     def __init__(self) -> None:
@@ -28,13 +28,13 @@ class Clock:
             self._waiting, self._since = self._waiting + by, now
 
 
-_RUNNING: ContextVar[tuple[Clock, ...]] = ContextVar("clocks", default=())
+_RUNNING: ContextVar[tuple[CallClock, ...]] = ContextVar("clocks", default=())
 
 
 @contextmanager
-def timed() -> Iterator[Clock]:
+def timed() -> Iterator[CallClock]:
     """A block whose calls, also in threads that are given a copy of its context, are timed by a new clock and those outside."""
-    clock = Clock()
+    clock = CallClock()
     token = _RUNNING.set((*_RUNNING.get(), clock))
     try:
         yield clock

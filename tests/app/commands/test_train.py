@@ -119,14 +119,13 @@ def test_a_chain_begins_from_the_adapter_of_another_tool_or_from_its_merged_fold
     monkeypatch.chdir(tmp_path)
     Path("letters.py").write_text("def letters(group):\n    return [len(set(sample.text)) for sample in group.samples]\n")
     bare = tiny_model("tiny:qwen3_vl")
-    model: Any = get_peft_model(
-        AutoModelForImageTextToText.from_pretrained(bare), LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "up_proj"])
-    )
+    loaded, adapters = AutoModelForImageTextToText.from_pretrained(bare), ["q_proj", "up_proj"]
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
+        model: Any = get_peft_model(loaded, LoraConfig(r=4, lora_alpha=8, target_modules=adapters))
         for name, weight in model.named_parameters():
             if "lora_B" in name:
-                weight.normal_(std=0.2)
+                weight.normal_(std=0.5)
     model.save_pretrained("adapter")
     merged = model.merge_and_unload()
     merged.save_pretrained("merged")
