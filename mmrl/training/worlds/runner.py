@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -20,7 +19,7 @@ from mmrl.core.types import Observation, Prompt, Turn
 from mmrl.runtime.blame import UnavailableError, cut, describe
 from mmrl.runtime.calls import Foreign, Threads, is_coroutine, result_of, settle, wait_within, within
 from mmrl.runtime.net.loops import loop
-from mmrl.runtime.process_state import SHARED, ProcessState, keep_random_state, process_state
+from mmrl.runtime.process_state import SHARED, Generators, ProcessState, process_state, random_state, set_random_state
 from mmrl.runtime.ranges import PositiveShare, Range, check_ranges
 from mmrl.runtime.workers import LoadError, WorkerProcess
 from mmrl.training.worlds.host import LostWorldError, RemoteHost, Verb, WorldHost
@@ -71,7 +70,7 @@ class Caller:
 
     thread: threading.Thread
     before: ProcessState
-    stack: ExitStack
+    random: Generators
     open: int = 0
 
 
@@ -116,9 +115,9 @@ class WorldRunner:
     def _enter(self, thread: threading.Thread) -> Caller:
         """A thread opens its first world: what worlds do to random numbers and settings of the process must not reach it."""
         first = next(iter(self._callers.values()), None)
-        before, stack = process_state(), ExitStack()
-        stack.enter_context(keep_random_state())
-        caller = self._callers[thread] = Caller(thread, before.beside(first.before) if first else before, stack)
+        before = process_state()
+        caller = Caller(thread, before.beside(first.before) if first else before, random_state())
+        self._callers[thread] = caller
         return caller
 
     def _leave(self, caller: Caller) -> None:
@@ -127,7 +126,7 @@ class WorldRunner:
         # another one has other gradients and random numbers
         if caller.thread is threading.current_thread():
             self._put_back(caller)
-            caller.stack.close()
+            set_random_state(caller.random)
 
     def _put_back(self, caller: Caller) -> None:
         """Restore what worlds changed of the process: all for the thread that opened them, else what threads share."""

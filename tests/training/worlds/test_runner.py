@@ -1,6 +1,7 @@
 """Worlds are called in threads, processes or the event loop, within a time limit; a broken one is opened again with its turns."""
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -242,6 +243,18 @@ def test_two_threads_that_have_worlds_open_each_find_their_own_state_again(first
     assert torch.is_grad_enabled() and found == [False, True, True], "its own gradient mode and random numbers"
     assert dtype == torch.float32, "what the first one found, for all threads share it"
     assert torch.equal(torch.get_rng_state(), before["torch"]) and random_state()["python"] == before["python"]
+
+
+def test_a_thread_that_closes_the_worlds_of_another_keeps_its_own_random_numbers():
+    runner, numbers = WorldRunner(Counters({}), LIMITS), list[int]()
+    other = threading.Thread(target=lambda: numbers.append(runner.open(PROMPT, 1)))
+    other.start()
+    other.join()
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    runner.close(numbers[0])
+    gc.collect()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def hang(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Observation | None:
