@@ -300,14 +300,14 @@ class TextPolicy(PolicyHooks):
         """Quantities of completions behind their prompts under a view, with the weights that are in place."""
         if not quantities or (len(trace) == 0 and self.ranks.world == 1):
             return {name: torch.zeros(mask.shape) for name in quantities}
-        count, width = mask.shape
+        (count, width), rows, chosen = mask.shape, trace, mask
         if count == 0:
             # Other processes wait for this one's forward and backward.
             trace, view = trace_of_nothing(trace, self.stand_in(), next(iter(self.eos_token_ids), 0)), "plain"
             mask = torch.zeros(1, 1, dtype=torch.bool)
         work = self.evaluation(*self.shown(trace, view), mask, quantities)
         if target is not None and COMPARED & set(quantities):
-            work = Comparison(**vars(work), other=self.teachers.other(target, trace.compact(), mask))
+            work = Comparison(**vars(work), other=self.teachers.other(target, rows.compact(), chosen))
         values = self.evaluator(RhythmEvaluation.of(work) if RHYTHM & set(quantities) else work)
         return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}
 
