@@ -268,6 +268,11 @@ def add_teachers(adapter: Any, teachers: Sequence[TextTeacher]) -> None:
             if one.adapter is not None:
                 key, name = f"policy.teachers.{number}.adapter", adapter_of(number)
                 saved = saved_weights(adapter.base_model.model, one.adapter, key)
+                if whole := [name for name in saved if "lora_" not in name]:
+                    raise ValueError(
+                        f"{key} {one.adapter!r} holds modules that trained whole ({whole[0]}), and a teacher lends its layers of "
+                        "low rank alone: merge it in peft (merge_and_unload, save_pretrained), and name that as model"
+                    )
                 with readable(f"{key} {one.adapter!r}", one.adapter):
                     adapter.load_adapter(one.adapter, adapter_name=name)
                 refuse_dropout(one.adapter, adapter.peft_config[name], key)
