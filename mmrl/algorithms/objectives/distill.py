@@ -127,7 +127,7 @@ class FollowTeacher(Penalty):
         infos = {"taught": torch.ones_like(kl), "kl": kl.detach(), "agreement": agreement.detach()}
         metrics = {f"teacher/{name}": actions_only(x, taught) for name, x in infos.items()}
         for one in self.names:
-            theirs = [group.prompt.columns.get("teacher") == one for group, _ in batch.rollouts.samples()]
+            theirs = [str(group.prompt.columns.get("teacher")) == one for group, _ in batch.rollouts.samples()]
             own = taught & torch.tensor(theirs, dtype=torch.bool, device=taught.device)[:, None]
             metrics |= {f"teacher/{name}/{one}": actions_only(x, own) for name, x in infos.items()}
         return values, metrics

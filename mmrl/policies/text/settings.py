@@ -65,13 +65,16 @@ class TextTeacher:
     """Of another model."""
     weights: Literal["float", "nf4"] = "float"
     """Of another model; nf4: linear layers rest in 4 bits."""
+    trust_remote_code: bool = False
+    """Of another model: as policy.trust_remote_code, which is of the policy's own alone."""
 
     def __post_init__(self) -> None:
         if (self.adapter is None) == (self.model is None):
             raise ValueError(f"policy.teachers {self.name!r} needs either adapter or model: give one of them")
-        if self.adapter is not None and (self.dtype, self.weights) != ("bfloat16", "float"):
+        if self.adapter is not None and (self.dtype, self.weights, self.trust_remote_code) != ("bfloat16", "float", False):
             raise ValueError(
-                f"policy.teachers {self.name!r} is an adapter, and dtype and weights are of another model: leave them out"
+                f"policy.teachers {self.name!r} is an adapter, and dtype, weights and trust_remote_code are of another model: "
+                "leave them out"
             )
 
 

@@ -1,5 +1,6 @@
 """Teachers: they read what the policy wrote, token by token and behind prompts of their own, and write nothing themselves."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -17,7 +18,7 @@ from mmrl.policies.text.loading import load_config, processor_of
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.distance import STATES, Head, Other, Part, States
 from mmrl.policies.text.read.shown import show, show_rows
-from mmrl.policies.text.settings import TextPolicyConfig, TextTeacher
+from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig, TextTeacher
 from mmrl.policies.text.trace import TextTrace, trace_of_nothing
 from mmrl.policies.text.write.rollout import vocabulary_of
 from mmrl.runtime.tensors import pad_actions
@@ -29,16 +30,19 @@ if TYPE_CHECKING:
 def config_of(policy: TextPolicyConfig, teacher: TextTeacher) -> TextPolicyConfig:
     """The settings of a policy that is only read."""
     own = {"model": teacher.model, "dtype": teacher.dtype, "weights": teacher.weights, "variant": None, "lora": LoraSettings()}
+    own |= {"quantized": policy.quantized if teacher.weights == "nf4" else QuantizedSettings()}
+    own |= {"trust_remote_code": teacher.trust_remote_code}
     return replace(policy, **own, teachers=(), engine=None, scores=(), freeze=(), gradient_checkpointing=False)
 
 
 @contextmanager
 def named(number: int) -> Iterator[None]:
-    """A block whose errors about policy.model are about the model of a teacher."""
+    """A block whose errors about policy.model, or about code that comes with it, are about the model of a teacher."""
     try:
         yield
     except (ValueError, FileNotFoundError) as error:
-        raise type(error)(str(error).replace("policy.model", f"policy.teachers.{number}.model")) from error
+        said = re.sub(r"policy\.(model|trust_remote_code)", rf"policy.teachers.{number}.\1", str(error))
+        raise type(error)(said) from error
 
 
 def refuse_other_tokens(policy: TextPolicyConfig) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,7 +20,8 @@ from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.settings import TextTeacher
+from mmrl.policies.text.settings import QuantizedSettings, TextTeacher
+from mmrl.policies.text.teachers import config_of, named
 from mmrl.policies.text.trace import TextTrace
 from mmrl.policies.video.sampling import VideoSettings
 from tests.support.sounds import tone, write_wav
@@ -199,6 +201,33 @@ def test_rows_choose_their_teacher_by_a_column(tiny: Tiny, other: str):
         compare(policy, lost, Target("teacher"))
 
 
+@pytest.mark.parametrize("kind", ["models", "adapters"])
+def test_a_process_without_rows_keeps_step_with_those_that_have_some(kind: str, tiny: Tiny, other: str, tmp_path: Path):
+    if kind == "adapters":
+        make(tiny("qwen3_vl"), lora=LORA).save(tmp_path / "x")
+        teachers = tuple(TextTeacher(name, adapter=str(tmp_path / "x")) for name in "ab")
+    else:
+        teachers = tuple(TextTeacher(name, model=other, dtype="float32") for name in "ab")
+    policy, read = make(tiny("qwen3_vl"), lora=LORA, teachers=teachers), list[str]()
+    shown = [replace(prompt, columns={"teacher": "ab"[i % 2]}) for i, prompt in enumerate(prompts())]
+    rollouts = policy.rollout(asked(shown))
+    policy.ranks.world, evaluator = 2, policy.evaluator
+
+    def count(work: Any) -> dict[str, Tensor]:
+        read.append(type(work).__name__)
+        return evaluator(work)
+
+    policy.evaluator = count
+    readings = [Reading("divergence", target=Target("teacher")), LOGPROBS, TEACHER_LOGPROBS]
+    passes: list[list[str]] = []
+    for rows in (torch.arange(len(rollouts.action_mask)), torch.zeros(0, dtype=torch.long)):
+        values = policy.read(text_trace(rollouts.trace).take(rows), readings, rollouts.action_mask[rows])
+        assert all(value.shape == rollouts.action_mask[rows].shape for value in values.values())
+        passes.append(read.copy())
+        read.clear()
+    assert passes[0] == passes[1] and len(passes[0]) == (5 if kind == "adapters" else 1)
+
+
 def test_an_adapter_teaches_beside_the_one_that_trains(tiny: Tiny, tmp_path: Path):
     taught = make(tiny("qwen3_vl"), lora=replace(LORA, rank=2))
     stir(taught)
@@ -238,10 +267,10 @@ def test_a_teacher_that_sees_more_reads_the_same_tokens_behind_another_prompt(ti
     policy = TextPolicy(TextPolicyConfig(tiny("qwen3_vl"), sampling=Sampling(max_new_tokens=6)), views=views)
     shown = [Prompt("one", "what?", (picture(0),), columns={"full": picture(1, 120, 90)})]
     rollouts = policy.rollout(asked(shown, 3))
-    trace = text_trace(rollouts.trace).tell(["it is <image> blue", "", "no"])
+    trace = text_trace(rollouts.trace).tell(["<<image>> blue <|image_pad|>", "", "no"])
     found = compare(policy, replace(rollouts, trace=trace), Target("policy", "v", beta=0.3))
     folder = policy.config.model
-    for row, text in enumerate(("it is image blue", "", "no")):
+    for row, text in enumerate(("<< image>> blue < |image_pad|>", "", "no")):
         behind = policy.encode(views["v"](replace(shown[0], columns={**shown[0].columns, "told": text}), 0))
         s, t = full_logprobs(folder, policy, trace, row), full_logprobs(folder, policy, trace, row, behind)
         torch.testing.assert_close(found.kl[row, : len(s)].double(), by_definition(s, t, 0.3), atol=5e-5, rtol=1e-3)
@@ -255,9 +284,27 @@ def test_a_teacher_that_sees_more_reads_the_same_tokens_behind_another_prompt(ti
     assert min(lengths) > len(trace.prompts[0]) and float(found.kl.mean()) > 0.01
 
 
-def test_a_teacher_of_other_tokens_is_refused_before_weights_load(tiny: Tiny, monkeypatch: pytest.MonkeyPatch):
+def test_settings_of_the_policy_alone_are_not_its_teachers():
+    policy = TextPolicyConfig(
+        "x", weights="nf4", lora=LORA, quantized=QuantizedSettings(embeddings="host"), trust_remote_code=True
+    )
+    plain, codes = (config_of(policy, TextTeacher("big", model="y", weights=weights)) for weights in ("float", "nf4"))
+    assert plain.quantized == QuantizedSettings() and codes.quantized == policy.quantized
+    assert (
+        not plain.trust_remote_code and config_of(policy, TextTeacher("b", model="y", trust_remote_code=True)).trust_remote_code
+    )
+    with pytest.raises(ValueError, match=r"^set policy\.teachers\.1\.trust_remote_code = true, not policy\.lora"), named(1):
+        raise ValueError("set policy.trust_remote_code = true, not policy.lora")
+
+
+def test_who_cannot_teach_is_refused(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("mmrl.policies.text.loading.load_weights", lambda *_, **__: pytest.fail("weights were loaded"))
     with pytest.raises(ValueError, match=r"policy.teachers 'x' \(.*\) has other tokens than policy.model .*sft"):
         make(tiny("qwen3_vl"), teachers=(TextTeacher("x", model=tiny("internvl")),))
+    monkeypatch.undo()
+    whole = get_peft_model(plain_model(tiny("qwen3_vl"))[0], LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
+    whole.save_pretrained(tmp_path / "whole")
+    with pytest.raises(ValueError, match=r"policy\.teachers\.0\.adapter .* trained whole \(.*lm_head.*merge it in peft"):
+        make(tiny("qwen3_vl"), lora=LORA, teachers=(TextTeacher("x", adapter=str(tmp_path / "whole")),))
     with pytest.raises(FileNotFoundError, match=r"policy\.teachers\.0\.adapter: there is no folder"):
         make(tiny("qwen3_vl"), lora=LORA, teachers=(TextTeacher("x", adapter="/gone"),))

@@ -1,6 +1,6 @@
 """Prompts under a view, as rows are read behind them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -30,7 +30,7 @@ def show(prompt: Encoded, view: str, views: Mapping[str, View], encode: Encoder,
         known = prompt.prompt
         if told:
             # whatever was sampled: no length is too large for it, and it shows nothing
-            known = replace(known, columns={**known.columns, TOLD: unmarked(told)})
+            known = replace(known, columns={**known.columns, TOLD: unmarked(told, encode.processor.tokenizer.all_special_tokens)})
             encode = replace(encode, config=replace(encode.config, max_prompt_tokens=None))
         seen = known if view == "plain" else views[view](known, prompt.seed)
         changed = encode(seen, prompt.seed)
@@ -41,10 +41,10 @@ def show(prompt: Encoded, view: str, views: Mapping[str, View], encode: Encoder,
     return prompt.views[key]
 
 
-def unmarked(text: str) -> str:
-    """A text without the markers at which prompts show media."""
-    for kind in KINDS.values():
-        text = text.replace(kind.marker, kind.marker[1:-1])
+def unmarked(text: str, special: Sequence[str]) -> str:
+    """A text with a blank in whatever marks the place of media in a prompt, or is one of these special tokens."""
+    for mark in (*(kind.marker for kind in KINDS.values()), *special):
+        text = text.replace(mark, f"{mark[0]} {mark[1:]}")
     return text
 
 
