@@ -132,5 +132,6 @@ def test_points_are_converted_too_and_thin_boxes_stay_boxes():
     assert convert_boxes("(64, 240)", "pixel", "norm1000_yx", SIZE) == "(500, 100)"
     assert convert_boxes("64, 240", "pixel", "norm1", SIZE) == "0.1, 0.5"
     assert convert_boxes("[639.9, 0, 640, 480]", "pixel", "norm1000", SIZE) == "[999, 0, 1000, 1000]"
+    assert convert_boxes("no box", "pixel", "norm1000", None) == "no box"
     with pytest.raises(ValueError, match="space 'pixel' needs the picture's size"):
         convert_boxes("[1, 2, 3, 4]", "pixel", "norm1000", None)

@@ -132,12 +132,12 @@ def kept_apart(low: float, high: float, most: float, digits: int) -> tuple[float
 def convert_boxes(text: str, space: Space, target: Space, size: MediaSize | None) -> str:
     """A completion whose boxes and points are written in `space`, with them written in `target`; all other text stays.
 
-    Raises ValueError if a space counts pixels and the size is None.
+    Raises ValueError for a box or point if a space counts pixels and the size is None.
     """
-    old, new, digits = extent(space, size), extent(target, size), DIGITS[target]
+    digits = DIGITS[target]
 
     def scaled(x: float, axis: int) -> float:
-        return round(x * new[axis] / old[axis], digits)
+        return round(x * extent(target, size)[axis] / extent(space, size)[axis], digits)
 
     def rewritten(token: re.Match[str]) -> str:
         if token["named"] is not None:
@@ -151,7 +151,8 @@ def convert_boxes(text: str, space: Space, target: Space, size: MediaSize | None
             read = [float(token[first + i % count]) for i in range(4)]
             x1, y1, x2, y2 = (scaled(x, i % 2) for i, x in enumerate(as_written((read[0], read[1], read[2], read[3]), space)))
             if count == 4:
-                (x1, x2), (y1, y2) = (kept_apart(*ends, digits) for ends in ((x1, x2, new[0]), (y1, y2, new[1])))
+                right, bottom = extent(target, size)
+                (x1, x2), (y1, y2) = kept_apart(x1, x2, right, digits), kept_apart(y1, y2, bottom, digits)
             values = [*as_written((x1, y1, x2, y2), target)][:count]
         said, start = token[0], token.start()
         for i in reversed(range(len(values))):

@@ -19,6 +19,7 @@ from mmrl.answers.boxes.parsing import convert_boxes, parse_boxes
 from mmrl.answers.written import THINKS, THOUGHT, Way, boxes_of
 from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files.pictures import size_of
+from mmrl.policies.shared.chat_templates import refuse_endless
 from mmrl.policies.text.prompt.templates import ANSWER_FORMATS, WHERE, tags_of
 from mmrl.policies.text.settings import TextPolicyConfig
 
@@ -46,39 +47,25 @@ def bind_taught(
     if planner.written == "column":
         refuse_other_space(planner, prompts[:LOOK], known, sizes)
         return algorithm
-    if planner.written == "truth":
-        say = truth_writer(way_of(policy, known, opened(eye()[0]), rewards), sizes)
-    else:
-        say = converter(planner.written, known, sizes)
-    planner = planner.said_by(say)
-    planner.first(prompts[:LOOK], 1, 0, 0)
-    return replace(algorithm, planner=planner)
-
-
-def truth_writer(way: Way, sizes: Sizes) -> Callable[[Prompt, str], str]:
-    """A function that makes the true answer of a prompt and its completion, whose thought is kept."""
-
-    def say(prompt: Prompt, text: str) -> str:
-        thought = THOUGHTS.search(text)
-        return way.of(prompt, sizes(prompt), THOUGHT if thought is None else thought[0][len(THINKS) : -len("</think>")])
-
-    return say
-
-
-def converter(written: Space, space: Space | None, sizes: Sizes) -> Callable[[Prompt, str], str]:
-    """A function that converts completions from the space `written` to the model's; ValueError where that is unknown."""
-    if space is None:
+    if planner.written != "truth" and known is None:
         raise ValueError(
-            f"written is {written!r}, and how this model writes boxes is unknown: set policy.box_space to {', '.join(SPACES)}"
+            f"written is {planner.written!r}, and how this model writes boxes is unknown: set policy.box_space to "
+            f"{', '.join(SPACES)}"
         )
+    way = way_of(policy, known, opened(policy, eye()[0]), rewards) if planner.written == "truth" else None
 
     def say(prompt: Prompt, text: str) -> str:
+        if way is not None:
+            thought = THOUGHTS.search(text)
+            return way.of(prompt, sizes(prompt), THOUGHT if thought is None else thought[0][len(THINKS) : -len("</think>")])
         try:
-            return convert_boxes(text, written, space, sizes(prompt))
+            return convert_boxes(text, cast(Space, planner.written), cast(Space, known), sizes(prompt))
         except ValueError as error:
             raise ValueError(f"prompt {prompt.id!r}: {error}") from None
 
-    return say
+    bound = planner.said_by(say)
+    bound.first(prompts[:LOOK], 1, 0, 0)
+    return replace(algorithm, planner=bound)
 
 
 def way_of(policy: TextPolicyConfig, space: Space | None, tag: str, rewards: Sequence[object]) -> Way:
@@ -110,6 +97,11 @@ def refuse_other_space(planner: Taught, prompts: Sequence[Prompt], space: Space 
     overlaps: dict[Space, list[float]] = {one: [] for one in tries}
     outside: list[tuple[Prompt, Box]] = []
     for prompt in prompts:
+        if prompt.answer is None and "box" in prompt.columns:
+            raise ValueError(
+                f"prompt {prompt.id!r} is answered by boxes, which this data set reads as words, so that nothing tells their "
+                "space from the model's: take data.use = grounding_jsonl, or dialogues to teach them as they are"
+            )
         text = "\n".join(turn.text for turn in planner.turns_of(prompt)) or planner.completion(prompt)
         if not parse_boxes(text, space):
             continue
@@ -146,9 +138,10 @@ def processor_of(policy: TextPolicyConfig) -> tuple[Any, Any]:
     return read_processor(policy, family), family
 
 
-def opened(processor: Any) -> str:
-    """The tag that the chat template leaves open for a completion."""
+def opened(policy: TextPolicyConfig, processor: Any) -> str:
+    """The tag that the chat template leaves open for a completion; ValueError for a template that does not end."""
     chat = [{"role": "user", "content": [{"type": "text", "text": "?"}]}]
+    refuse_endless(processor.chat_template, f"policy.model {policy.model!r}", chat, **processor.tokenizer.special_tokens_map)
     text = processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
     return THINKS if text.rstrip().endswith(THINKS) else ""
 
