@@ -48,7 +48,8 @@ _LINE = re.compile(
     rf"(?i:(?:(?:the|my)\s)?(?:(?:{_ADJECTIVE}\s){{0,3}}(?:answer|option|choice|letter))?)[\s:\uff1a]{{0,3}}(?P<list>{_SEVERAL}){_OR}[.!\s]*+"
 )
 _FIRST = re.compile(
-    rf"(?:(?i:option|choice|answer)\s)?(?P<list>{_MARKED})(?:(?<=[.:)\]}}])(?=\s)|\s?[-\u2013\u2014]\s|,?\s(?:because|since)\b)"
+    rf"(?:(?i:option|choice|answer)\s)?(?P<list>{_MARKED})"
+    rf"(?:{_OR[:-1]}|(?<=[.:)\]}}])(?=\s)|\s?[-\u2013\u2014]\s|,?\s(?:because|since)\b)"
 )
 _ARTICLE = re.compile(r"[AI]\s+(?!(?:because|since|and|or|as|is|with|which|but)\b)[a-z]")
 _DENIED = re.compile(r"\b(?:not|neither|nor|if|whether|unless|never|cannot|suppose)\b|n't", re.IGNORECASE)
@@ -90,7 +91,7 @@ def _letters(text: str) -> Sequence[str] | None:
         return re.findall("[A-Z]", text)
     pieces = [piece.strip() for piece in re.split(r"[\n;]", text) if piece.strip()]
     labelled = [match for piece in pieces if (match := _LABELLED.match(piece))]
-    if labelled and len(labelled) == len(pieces):
+    if len(labelled) == len(pieces) > 1:
         return [match[1] for match in labelled]
     first = _FIRST.match(text) if len(labelled) < 2 else None
     begun = [_named(first)] if first else [frozenset(match[1]) for match in labelled if len(labelled) == 1]

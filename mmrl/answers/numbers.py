@@ -31,8 +31,8 @@ _NUMBER = re.compile(
     rf"|(?<![\w.])(?P<first>{_ONE})(?:{_EXPONENT % 'power'})?+(?:\s*+/\s*+(?P<second>{_ONE}))?+)"
     rf"(?:\s*+(?:[x\u00d7*\u00b7]|\\times|\\cdot)\s*+10{_EXPONENT % 'ten'})?+"
     rf"(?:\s*+(?P<scale>{'|'.join(_SCALES)})s?+\b)?+"
-    # what follows makes it a part of something else: 3,5 and 1.2.3 and 12:30 and 2/3/2024, 2 pi, 300K
-    r"(?P<odd>[,.:^](?=[0-9])|\s*+/\s*+(?=[0-9])|\s*+(?:\\pi\b|\u03c0)|[kKMB](?!\w))?+"
+    # what follows makes it a part of something else: 3,5 and 1.2.3 and 12:30 and 3x4 and 2/3/2024, 2 pi, 3\u00bd, 300K
+    r"(?P<odd>[,.:^_xX](?=[0-9])|[\u00bc-\u00be\u2150-\u215e]|\s*+/\s*+(?=[0-9])|\s*+(?:\\pi\b|\u03c0)|[kKMB](?!\w))?+"
     rf"(?P<percent>\s*+(?:\\?%|percent\b))?+(?:\s*+(?P<unit>{_UNIT})(?![A-Za-z])(?P<dimension>\^?\{{?[23]\}}?|[\u00b2\u00b3])?+(?!\s*+/))?+"
 )
 _BELOW_20 = [

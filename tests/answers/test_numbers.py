@@ -23,7 +23,7 @@ UNCLEAR = [
     "4 10/3", "3,5", "The answer is 3,5", "The answer is 3 or 4", "The answer is 3, 4 or 5", "The answer is 5 apples and 3 pears",
     "The answer is 3-4", "The answer is 3 to 4", "two and a half", "two thirds", "one half", "12:30", "The answer is 12:30",
     "1.000.000", "1,2345", "300K", "2\\pi", "The answer is 2\u03c0", "The answer is \\sqrt{2}", "\u221a2",
-    "2/3/2024", "9^9^9", "10^999",
+    "2/3/2024", "9^9^9", "10^999", "3x4", "a 3x4 grid", "0x10", "1_000", "3\u00bd cups",
     "It is 3 m, that is 300 cm",
 ]  # fmt: skip
 """What is a part of something else, or one of several guesses."""
