@@ -1,5 +1,6 @@
 """Rows of one question whose columns have other names than ours."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from mmrl.data.layouts.annotations.coco import QUESTION, rows_by_label
 from mmrl.data.layouts.answers import corners_of, four_numbers, say_answer
 from mmrl.data.layouts.base import ANSWERS, MEDIA, PICTURES, one_of, row_like
 from mmrl.data.readers import Cell, Row
+
+_TASK = re.compile(r"(?:<(?:image|[A-Z_]+|loc_\d+)>\s*+)++")
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,15 @@ class Columns:
 def prefix_row(row: Row, question: str = QUESTION) -> Iterator[Row]:
     """A row of `prefix` and `suffix`. A task of Florence-2 is no question: what follows it is, or each label of its boxes."""
     for said in Columns("prefix", ("suffix",))(row):
-        task, is_task, text = str(said.values["question"]).rpartition(">")
+        asked = str(said.values["question"])
+        task = _TASK.match(asked)
+        text = asked[task.end() :].strip() if task else asked
         found = said.values.get("box", ())
         boxes = [(one["label"], one["bbox"]) for one in (found if isinstance(found, list) else [found]) if isinstance(one, dict)]
-        if not is_task or not task.startswith("<") or text.strip():
-            yield row_like(said, (), {"question": text.strip()})
+        if text:
+            yield row_like(said, (), {"question": text})
         elif not boxes:
-            raise ValueError(f"prefix {task}> is a task of Florence-2 and no question: write a question there")
+            raise ValueError(f"prefix {asked} is a task of Florence-2 and no question: write a question there")
         else:
             name = said.values.get("id", f"{row.source}-{row.number}")
             yield from (row_like(said, ("box",), one) for one in rows_by_label({"id": name}, boxes, question))

@@ -29,8 +29,12 @@ _FORMS = (
 def token_boxes(text: str) -> Values | None:
     """`box` and `space` of an answer that is nothing but boxes in tokens; None for any other text."""
     for pattern, space, corners_of in _FORMS:
-        pieces, label, found = list(pattern.finditer(text)), "", []
-        if not pieces or sum(len(piece[0]) for piece in pieces) < len(text):
+        pieces, label, found, at = list[re.Match[str]](), "", [], 0
+        # a search for the pieces would take quadratic time
+        while piece := pattern.match(text, at):
+            pieces.append(piece)
+            at = piece.end()
+        if not pieces or at < len(text):
             continue
         for piece in pieces:
             label, numbers = (piece["label"] or "").strip() or label, [float(x) for x in _NUMBERS.findall(piece["at"])]

@@ -12,6 +12,7 @@ from mmrl.app.commands.options import CheckOptions
 from mmrl.app.plugins.resolve import load
 from mmrl.data.convert import convert
 from mmrl.data.layouts.guess import guess
+from mmrl.data.layouts.tokens import token_boxes
 
 EVERY = "Locate every {} in the picture."
 
@@ -233,6 +234,8 @@ def test_several_boxes_in_tokens(jsonl, tmp_path):
 
 
 def test_tokens_that_are_no_boxes(jsonl):
+    # in linear time
+    assert token_boxes("a" * 10**6) is None and token_boxes("<loc_1>" + "a" * 10**6) is None
     for suffix, words in (
         ("cat<loc_1><loc_2><loc_3>", "holds 3 numbers, and a box has four"),
         ("<|box_start|>(9,9),(1,1)<|box_end|>", "has no area"),
@@ -241,6 +244,11 @@ def test_tokens_that_are_no_boxes(jsonl):
             read(jsonl({"image": "a.png", "prefix": "where?", "suffix": suffix}), layout="prefix")
     with pytest.raises(ValueError, match="prefix <CAPTION> is a task of Florence-2 and no question"):
         load("qa_jsonl", "datasets")(jsonl({"image": "a.png", "prefix": "<CAPTION>", "suffix": "a cat"}))
+    asked = ["Is 3 > 2?", "Which is larger: <a> or <b>?", "<a> or <b>?"]
+    found = load("qa_jsonl", "datasets")(jsonl(*({"image": "a.png", "prefix": one, "suffix": "yes"} for one in asked)))
+    assert [prompt.text for prompt in found] == asked
+    with pytest.raises(ValueError, match="prefix <REGION_TO_OCR><loc_1><loc_2> is a task of Florence-2"):
+        load("qa_jsonl", "datasets")(jsonl({"image": "a.png", "prefix": "<REGION_TO_OCR><loc_1><loc_2>", "suffix": "a"}))
     # boxes within a sentence are its words
     path = jsonl({"image": "a.png", "prefix": "Describe it", "suffix": "A cat <|box_start|>(1,2),(3,4)<|box_end|> sits"})
     assert guess(path).data_set == "qa_jsonl"
