@@ -17,8 +17,8 @@ CHOICES = {
     "The correct options are A and C.": "AC", "Option D": "D", "the answer is **B**": "B", "<answer>A,B</answer>": "AB",
     "<answer>A</answer><answer>B</answer>": "B", "<think>A</think> B": "B", "I": "I",
     "": "", "a": "", "none": "", "I think so": "", "A dog": "", "CAB": "", "AND": "", "I do not know": "",
-    "(A) cat (B) dog. Answer: B": "B", "A) is wrong. The answer is B.": "B", "A. No, the answer is B.": "B", "(B) a dog or a cat": "B",
-    "(A) or (B)": "", "A. or B.": "", "Answer: (B) or (C)": "",
+    "(A) cat (B) dog. Answer: B": "B", "A) is wrong. The answer is B.": "B", "A. No, the answer is B.": "B",
+    "(B) a dog or a cat": "B", "(A) or (B)": "", "A. or B.": "", "Answer: (B) or (C)": "",
     "<answer></answer>": "", "I know: it was Ann": "", "The answer is a dog": "", "see option two": "", "<think>B</think>": "",
 }  # fmt: skip
 
