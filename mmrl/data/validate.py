@@ -127,9 +127,9 @@ class Report:
         found = (("keys that are not read", self.unused), ("columns for rewards alone", self.kept))
         return [f"{what}: {_listed(names)}" for what, names in found if names]
 
-    def note_pictures(self, media: Iterable[object]) -> None:
+    def note_pictures(self, media: Iterable[object], decode: bool) -> None:
         """Count the pictures that are not shown as they are stored; those that cannot be read raise as in `picture_note`."""
-        self.notes.update(note for one in media if _is_picture(one) and (note := picture_note(one)) is not None)
+        self.notes.update(note for one in media if _is_picture(one) and (note := picture_note(one, decode)) is not None)
 
     def take_over(self, other: "Report", count: int) -> None:
         """Add the first `count` problems of another report, except those taken over before."""
@@ -184,7 +184,7 @@ class Report:
     def note_if_empty(self) -> None:
         """Add a problem if there were no rows at all."""
         if self.num_rows == 0 and self.ok:
-            self.add(self.source, "holds no rows")
+            self.add(self.source, "; ".join(["holds no rows", *self.noted]))
 
     def raise_if_bad(self) -> None:
         """Raise ValueError that lists the first problems, if there are any; an empty data set is one."""
@@ -221,7 +221,7 @@ def check(
             check_new_id(row.prompt, ids)
             _check_prompt(row.prompt, measured)
             report.note_duplicate(row.prompt, place)
-            report.note_pictures(row.prompt.media)
+            report.note_pictures(row.prompt.media, decode)
     report.note_if_empty()
     return report
 

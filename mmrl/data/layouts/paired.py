@@ -18,9 +18,11 @@ def pairs(folder: Path) -> Iterator[tuple[Path, Path | None]]:
 
 def is_paired(folder: Path, by_labels: bool = False) -> bool:
     """Has any picture or clip a text beside it, or a label file of YOLO?"""
-    first = next((text for _, text in pairs(folder) if text is not None), None) if folder.is_dir() else None
+    texts = [text for _, text in pairs(folder) if text is not None] if folder.is_dir() else []
+    # YOLO's file of a picture without boxes is empty
+    first = next((text for text in texts if text.stat().st_size), None)
     if first is None:
-        return False
+        return bool(texts) and not by_labels
     with first.open("rb") as file:
         words = file.readline(1000).split()
     return by_labels == (len(words) > 4 and all(word.replace(b".", b"").isdigit() for word in words))

@@ -22,6 +22,8 @@ class RowReader(Protocol):
 
     @property
     def notes(self) -> Counter[str]: ...
+    @property
+    def decode(self) -> bool: ...
     def measure(self, row: Row) -> Measured: ...
     def prompts(self, row: Row, measured: Callable[[], Measured] | None = None) -> list[Prompt]: ...
     def split_of(self, row: Row) -> str: ...
@@ -80,7 +82,7 @@ def check_rows(
                 check_new_id(prompt, ids)
                 found.append(prompt)
                 report.kept.update(name for name, value in prompt.columns.items() if name not in OURS and value is not None)
-            report.note_pictures(found[0].media if found else ())
+            report.note_pictures(found[0].media if found else (), reader.decode)
             good = RowPrompts(row, found)
         if good is not None:
             yield good

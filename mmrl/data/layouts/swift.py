@@ -77,8 +77,8 @@ def _with_objects(turns: list[LayoutTurn], objects: Cell) -> tuple[list[LayoutTu
         if text.count(REF) > len(refs):
             raise ValueError(f"the turns hold more {REF} than objects.ref, which is {named}")
         if turn.role == ASKS:
-            while REF in text:
-                text = text.replace(REF, str(refs.pop(0)), 1)
+            first, *others = text.split(REF)
+            text = first + "".join(str(refs.pop(0)) + other for other in others)
         spelled.append(LayoutTurn(turn.role, text, turn.pictures, turn.clips))
     written = sum(str(turn.text).count(BBOX) for turn in turns if turn.role == ANSWERS_BACK)
     if written not in (0, len(boxes)):

@@ -98,7 +98,8 @@ def classes_of(path: Path) -> Classes:
         listed: Cell = found.get("names")
         if isinstance(listed, dict):
             listed = [listed.get(i) for i in range(len(listed))]
-        if isinstance(listed, list) and listed and all(isinstance(name, str | int) for name in listed):
+        # YAML reads a bare yes or no as true or false
+        if isinstance(listed, list) and listed and all(type(name) in (str, int) for name in listed):
             return Classes([str(name) for name in listed], keypoints)
     for file in (folder / CLASSES, folder / LABELS / CLASSES):
         if file.is_file() and (listed := [line.strip() for line in read_text(file).splitlines() if line.strip()]):
@@ -145,7 +146,8 @@ def _picture_of(folder: Path, labels: Path) -> str:
         last = len(parts) - 2 - parts[-2::-1].index(LABELS)
         parts[last] = PICTURES
     found = Path(*parts)
-    there = (found.with_suffix(suffix) for suffix in sorted(PICTURE_SUFFIXES) if (folder / found.with_suffix(suffix)).is_file())
+    endings = (ending for suffix in sorted(PICTURE_SUFFIXES) for ending in (suffix, suffix.upper()))
+    there = (named for ending in endings if (folder / (named := found.with_suffix(ending))).is_file())
     return next(there, found.with_suffix(".jpg")).as_posix()
 
 

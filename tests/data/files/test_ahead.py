@@ -188,6 +188,15 @@ def test_a_clip_of_many_questions_is_decoded_once(tmp_path: Path, monkeypatch: p
     assert check(prompts).ok and len(calls) == 1
 
 
+def test_a_picture_that_is_decoded_when_checked_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, calls = tmp_path / "a.webp", list[str]()
+    Image.new("RGBA", (8, 8)).save(path)
+    os.utime(path, OLD)
+    monkeypatch.setattr(pictures, "_decode", lambda picture, name: calls.append(name))
+    report = check([Prompt("p", "q", (str(path),))])
+    assert calls == [str(path)] and report.noted == ["1 pictures with transparency, which is laid on white"]
+
+
 def test_a_callers_picture_is_decoded_by_one_thread_at_a_time(tmp_path: Path):
     """PIL opens a file lazily, and two threads that decode one image break it."""
     save(tmp_path / "big.png", (400, 300))

@@ -47,9 +47,19 @@ def test_sides_in_columns_are_gathered_by_picture_and_label(tmp_path):
     assert read(path, split="test") == [other]
     said = check(str(path), ())
     assert "keys that are not read: pose" in said and "1 annotations left out: no box (rows.csv:6)" in said
-    path = csv(tmp_path, header, "a.png,200,99,cat,1,2,30,40,train,left")
+    path = csv(tmp_path, header, *rows[:1], "a.png,200,100,cat,5,6,7,8,test,left")
+    assert read(path, split="test") == [(EVERY.format("cat"), boxes("cat", (5, 6, 7, 8)))]
+    path = csv(tmp_path, header, *rows[:1], "a.png,200,99,dog,1,2,30,40,train,left")
     with pytest.raises(ValueError, match=r"says its picture has size \[200, 99\]"):
         read(path)
+
+
+def test_sides_of_two_names(tmp_path):
+    header = "image,label,xmin,ymin,xmax,ymax,x1,y1,x2,y2"
+    path = csv(tmp_path, header, "a.png,cat,,,,,1,2,30,40", "a.png,dog,5,6,7,8,1,2,30,40")
+    assert [box for _, [box] in read(path)] == [Box(1, 2, 30, 40, label="cat"), Box(5, 6, 7, 8, label="dog")]
+    with pytest.raises(ValueError, match=r"holds no rows; 1 annotations left out: no box \(rows.csv:2\)"):
+        read(csv(tmp_path, header, "a.png,cat,,,,,,,,"), layout="sides")
 
 
 def test_sides_with_a_question_and_other_names(tmp_path):
@@ -188,6 +198,8 @@ def test_what_label_studio_leaves_open_is_refused(tmp_path):
         (task(RECT | {"image_rotation": 90}), "was turned by 90 degrees to be annotated"),
         (task(RECT | {"x": "left"}), "must hold numbers"),
         (task(RECT, image="cat"), "must name one picture, and this one names 0 \\(image, note\\)"),
+        (task(RECT, image="https://a.b/cat.png?key=1"), "is a URL, and URLs are not fetched: download it first"),
+        (task(RECT | {"rectanglelabels": None}), "holds no rows; .* no rectangle or polygon with a label"),
         (task(7), "does not have the layout of label_studio"),
         (task(RECT | {"x": 95}), "1 of 1 annotations cannot be used"),
     ):

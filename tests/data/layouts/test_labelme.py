@@ -59,7 +59,7 @@ def test_folders_are_splits(labelme):
     [
         ({"shapes": [shape("a", (1, "b"), (2, 3))]}, "the points of 'a' are .*: they must be pairs of numbers"),
         ({"shapes": [shape("a", (1, 2, 3), (2, 3))]}, "the points of 'a' are .*: they must be pairs of numbers"),
-        ({"shapes": [{"points": []}]}, "does not have the layout of labelme: KeyError 'label'"),
+        ({"shapes": [{"points": []}]}, "does not have the layout of labelme: 'label' is missing"),
         ({"imagePath": "..\\..\\secret.jpg", "shapes": [shape("a", (1, 2), (9, 9))]}, "leads out of the folder"),
     ],
 )

@@ -47,6 +47,16 @@ ROWS = {
         "Find the cat",
         BOX,
     ),
+    "swift, a reference that spells the mark": (
+        {
+            "messages": [{"role": "user", "content": "<image>Find <ref-object>"}, {"role": "assistant", "content": "<bbox>"}],
+            "images": ["cat.png"],
+            "objects": {"ref": ["<ref-object>"], "bbox": [FOUR]},
+        },
+        "messages",
+        "Find <ref-object>",
+        BOX,
+    ),
     "swift names": (
         {
             "messages": [

@@ -56,10 +56,13 @@ def test_what_lacks_a_text_is_named_and_labels_are_no_texts(folder):
             ValueError, match=r"002\.JPG: it has no text: write it into 002\.txt next to it, or list all in metadata"
         ):
             read(folder)
-    (folder / "001.txt").write_text("0 0.5 0.5 0.25 0.5\n")
+    # a picture without boxes comes first
+    (folder / "001.txt").write_text("")
+    (folder / "002.txt").write_text("0 0.5 0.5 0.25 0.5\n")
     with pytest.raises(ValueError, match=r"holds YOLO's labels without the names of their classes: write classes\.txt"):
         check(str(folder), ())
     (folder / "001.txt").write_text("a fox")
+    (folder / "002.txt").unlink()
     (folder / "002.txt").symlink_to("/etc/hostname")
     with pytest.raises(ValueError, match="leads through a link"):
         load("prompts", "datasets")(folder)

@@ -73,6 +73,14 @@ def test_classes_without_names_are_refused_with_the_remedy(write):
     folder = write(**{"labels/1.txt": LINES, "images/1.jpg": None})
     with pytest.raises(ValueError, match=r"yolo holds YOLO's labels without the names of their classes: write classes\.txt"):
         read(folder)
+    (folder / "data.yaml").write_text("names: [yes, no]\n")
+    with pytest.raises(ValueError, match=r'or data\.yaml with names: \["cat", "dog"\]'):
+        read(folder)
+
+
+def test_endings_of_cameras_are_found(write):
+    folder = write(**{"labels/1.txt": LINES, "images/1.JPG": None, "classes.txt": "cat\ndog"})
+    assert read(folder)[0][2] == (str(folder / "images/1.JPG"),)
 
 
 @pytest.mark.parametrize(

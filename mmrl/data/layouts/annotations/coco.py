@@ -119,7 +119,8 @@ def naming_layout(path: Path, name: str) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} does not have the layout of {name}: {type(error).__name__} {error}") from None
+        what = f"{error} is missing" if isinstance(error, KeyError) else f"{type(error).__name__} {error}"
+        raise ValueError(f"{path} does not have the layout of {name}: {what}") from None
 
 
 def corners(annotation: Record, image: Record, report: Report, place: str) -> list[float] | None:

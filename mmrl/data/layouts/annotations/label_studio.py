@@ -8,6 +8,7 @@ Rectangles, turned about their upper left corner, and polygons are boxes; other 
 starts behind `/data/`, or is what `?d=` says.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from math import cos, radians, sin
 from pathlib import Path
@@ -39,7 +40,7 @@ def label_studio_rows(rows: Iterable[Row], report: Report, question: str = QUEST
             boxes: list[tuple[str, list[float]]] = []
             for number, result in enumerate(_results(row, report), start=1):
                 where, drawn = f"{row.place}, result {number}", {**result, **(result.get("value") or {})}
-                labels = [str(one) for name, value in drawn.items() if name.endswith("labels") for one in value]
+                labels = [str(one) for name, value in drawn.items() if name.endswith("labels") for one in value or ()]
                 if not labels or drawn.keys().isdisjoint(("points", "height")):
                     report.leave_out("no rectangle or polygon with a label", where, by_design=True)
                     continue
@@ -90,7 +91,9 @@ def _points(drawn: Record) -> list[tuple[float, float]]:
 def _picture(values: Values) -> str:
     """The path of the task's one picture."""
     texts = {name: value for name, value in values.items() if isinstance(value, str)}
-    found = [text for text in texts.values() if Path(text.partition("&")[0]).suffix.lower() in PICTURE_SUFFIXES]
+    found = [
+        text for text in texts.values() if any(Path(part).suffix.lower() in PICTURE_SUFFIXES for part in re.split("[?&]", text))
+    ]
     if len(found) != 1:
         raise ValueError(f"a task must name one picture, and this one names {len(found)} ({', '.join(texts)})")
     return parse_qs(urlsplit(found[0]).query).get("d", [found[0].removeprefix("/data/")])[0]

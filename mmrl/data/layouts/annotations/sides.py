@@ -24,11 +24,12 @@ def has_sides(look: Look) -> bool:
 def side_rows(rows: Iterable[Row], report: Report, question: str = QUESTION) -> Iterator[Row]:
     """The rows with a question of their own, then those of each picture and label, with all their boxes."""
     pictures: dict[str, tuple[Row, Record, list[tuple[str, list[float]]]]] = {}
+    """By its path, size and split."""
     for row in rows:
         with report.collecting(row.place, counts=True):
             values = row.values
-            names = next((names for names in SIDES if not values.keys().isdisjoint(names)), OURS)
-            if _first(values, names) is None:
+            names = next((names for names in SIDES if _first(values, names) is not None), None)
+            if names is None:
                 report.leave_out("no box", row.place, by_design=True)
                 continue
             box, picture, label = [_number(values, name) for name in names], _first(values, SHOWN), _first(values, LABELS)
@@ -40,7 +41,7 @@ def side_rows(rows: Iterable[Row], report: Report, question: str = QUESTION) -> 
                 yield row_like(row, (*names, *SHOWN, *SIZE), {**shown, "box": box})
             else:
                 shown |= {"id": picture, "split": values.get("split")}
-                pictures.setdefault(picture, (row, shown, []))[2].append((str(label), box))
+                pictures.setdefault(str(shown), (row, shown, []))[2].append((str(label), box))
                 note_unused(report, values, {"": (*names, *SHOWN, *LABELS, *SIZE, "id", "split")})
     for row, shown, boxes in pictures.values():
         yield from (row_like(Row({}, row.source, row.number), (), said) for said in rows_by_label(shown, boxes, question))
