@@ -156,6 +156,8 @@ def csv_rows(path: Path, report: Report) -> Iterator[Row]:
             report.num_rows += 1
             report.add(f"{path.name}:{number}", f"the row cannot be read ({error}): {_QUOTED.format(separator)}")
             continue
+        if not cells:
+            continue
         if not names:
             names = [name.strip() for name in cells]
             if len(names) > MOST_COLUMNS:
@@ -167,7 +169,7 @@ def csv_rows(path: Path, report: Report) -> Iterator[Row]:
                 raise ValueError(f"data file {path} names the column {twice!r} twice in line {number}: rename one of them")
         elif len(cells) == len(names):
             yield Row({name: _cell(name, cell) for name, cell in zip(names, cells, strict=True)}, path.name, number)
-        elif cells:
+        else:
             report.num_rows += 1
             report.add(
                 f"{path.name}:{number}",

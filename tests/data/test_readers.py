@@ -149,6 +149,7 @@ def test_a_table_of_texts(tmp_path):
     assert problems == []
     assert read(tmp_path / "a.tsv", "question\tanswer\na, b\tc\n")[0] == [(2, {"question": "a, b", "answer": "c"})]
     assert read(tmp_path / "b.csv", "question;answer\na, b;c\n")[0] == [(2, {"question": "a, b", "answer": "c"})]
+    assert read(tmp_path / "late.csv", "\nquestion\na\n")[0] == [(3, {"question": "a"})]
     assert read(tmp_path / "empty.csv", "")[0] == []
 
 
