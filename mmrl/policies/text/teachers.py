@@ -14,7 +14,7 @@ from mmrl.core.types import Target
 from mmrl.policies.shared.lora import LoraSettings, adapter_layers, refuse_no_peft, with_adapter
 from mmrl.policies.shared.teachers import TEACHER, adapter_of, numbers_of
 from mmrl.policies.text.families import family_of
-from mmrl.policies.text.loading import load_config, processor_of
+from mmrl.policies.text.loading import load_config, read_processor
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.distance import STATES, Head, Other, Part, States
 from mmrl.policies.text.read.shown import show, show_rows
@@ -42,7 +42,7 @@ def named(number: int) -> Iterator[None]:
         yield
     except (ValueError, FileNotFoundError) as error:
         said = re.sub(r"policy\.(model|trust_remote_code)", rf"policy.teachers.{number}.\1", str(error))
-        raise type(error)(said) from error
+        raise (FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError)(said) from error
 
 
 def refuse_other_tokens(policy: TextPolicyConfig) -> None:
@@ -66,7 +66,7 @@ def refuse_other_tokens(policy: TextPolicyConfig) -> None:
 
 def vocabulary(config: TextPolicyConfig) -> str:
     """The fingerprint of the tokens of a model that is not loaded."""
-    return vocabulary_of(processor_of(config, family_of(load_config(config))).tokenizer)
+    return vocabulary_of(read_processor(config, family_of(load_config(config))).tokenizer)
 
 
 class Teachers:

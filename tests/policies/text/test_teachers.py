@@ -1,5 +1,6 @@
 """Teachers of models that write: one that is the student says nothing, to the last bit; others say what transformers computes."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -301,6 +302,10 @@ def test_who_cannot_teach_is_refused(tiny: Tiny, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("mmrl.policies.text.loading.load_weights", lambda *_, **__: pytest.fail("weights were loaded"))
     with pytest.raises(ValueError, match=r"policy.teachers 'x' \(.*\) has other tokens than policy.model .*sft"):
         make(tiny("qwen3_vl"), teachers=(TextTeacher("x", model=tiny("internvl")),))
+    broken = shutil.copytree(tiny("qwen3_vl"), tmp_path / "broken")
+    (broken / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"policy\.teachers\.0\.model .*broken'.*cannot be loaded: check its files"):
+        make(tiny("qwen3_vl"), teachers=(TextTeacher("x", model=str(broken)),))
     monkeypatch.undo()
     whole = get_peft_model(plain_model(tiny("qwen3_vl"))[0], LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
     whole.save_pretrained(tmp_path / "whole")
