@@ -112,12 +112,7 @@ def build(
     with ranks.main_first(to_fetch):
         space = modality.box_space(config.policy)
     rewards, watched = reward_runners(config, loaded, loaded_more, space)
-    algorithm = with_gradients(
-        bind_taught(algorithm, config.policy, space, firsts, [part for one in loaded for part in parts_of_reward(one)]),
-        rewards.rewards,
-        bool(config.evaluation.reward),
-        firsts,
-    )
+    algorithm = with_rewards(algorithm, config, loaded, rewards, space, firsts)
     look_at_scoring(config, loaded, loaded_more, firsts, scored)
     worlds = worlds_of(config, plug_ins, firsts, space, ranks.world)
     torch.manual_seed(config.seed)
@@ -141,6 +136,20 @@ def build(
     records = replace(in_stage(records, stage, run, evaluator, held_out), seen=shown)
     trainer = Trainer(policy, algorithm, sampler, rewards, config, ranks=ranks, evaluator=evaluator, records=records)
     return Job(config, policy, trainer, evaluator, firsts[0] if firsts else None, watched)
+
+
+def with_rewards(
+    algorithm: Algorithm,
+    config: RunConfig,
+    loaded: Sequence[object],
+    rewards: RewardRunner,
+    space: str | None,
+    prompts: Sequence[Prompt],
+) -> Algorithm:
+    """The algorithm with what it takes of the run's rewards: how they read what is taught, and their gradients."""
+    inside = [part for one in loaded for part in parts_of_reward(one)]
+    taught = bind_taught(algorithm, config.policy, space, prompts, inside)
+    return with_gradients(taught, rewards.rewards, bool(config.evaluation.reward), prompts)
 
 
 def shadows_of(config: RunConfig, algorithm: Algorithm) -> frozenset[str]:
