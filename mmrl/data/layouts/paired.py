@@ -18,14 +18,15 @@ def pairs(folder: Path) -> Iterator[tuple[Path, Path | None]]:
 
 def is_paired(folder: Path, by_labels: bool = False) -> bool:
     """Has any picture or clip a text beside it, or a label file of YOLO?"""
-    texts = [text for _, text in pairs(folder) if text is not None] if folder.is_dir() else []
-    # YOLO's file of a picture without boxes is empty
-    first = next((text for text in texts if text.stat().st_size), None)
-    if first is None:
-        return bool(texts) and not by_labels
-    with first.open("rb") as file:
-        words = file.readline(1000).split()
-    return by_labels == (len(words) > 4 and all(word.replace(b".", b"").isdigit() for word in words))
+    has_text = False
+    for _, text in pairs(folder) if folder.is_dir() else ():
+        has_text = has_text or text is not None
+        # YOLO's file of a picture without boxes is empty
+        if text is not None and text.stat().st_size:
+            with text.open("rb") as file:
+                words = file.readline(1000).split()
+            return by_labels == (len(words) > 4 and not any(word.strip(b"0123456789.e+-") for word in words))
+    return has_text and not by_labels
 
 
 def paired_rows(folder: Path, report: Report, below: str = "") -> Iterator[Row]:

@@ -58,7 +58,7 @@ def test_what_lacks_a_text_is_named_and_labels_are_no_texts(folder):
             read(folder)
     # a picture without boxes comes first
     (folder / "001.txt").write_text("")
-    (folder / "002.txt").write_text("0 0.5 0.5 0.25 0.5\n")
+    (folder / "002.txt").write_text("0 0.5 0.5 0.25 1e-02\n")
     with pytest.raises(ValueError, match=r"holds YOLO's labels without the names of their classes: write classes\.txt"):
         check(str(folder), ())
     (folder / "001.txt").write_text("a fox")
