@@ -54,6 +54,13 @@ def video_of(root: Path, cell: object, anywhere: bool) -> Video:
     return Video(path, start, end, fps, None if frames is None else int(frames))
 
 
+def cell_of(clip: Video, path: str) -> str | dict[str, str | float]:
+    """The cell that `video_of` reads as this clip of the file at `path`."""
+    wishes = zip(WISHES, (clip.start, clip.end, clip.fps, clip.frames), strict=True)
+    asked = {name: value for name, value in wishes if value is not None}
+    return {VIDEO.name: path, **asked} if asked else path
+
+
 def probe_video(source: str | Path | Video) -> VideoFacts:
     """Length and frames of a file, or of the part that a `Video` names; read from the container without decoding.
 

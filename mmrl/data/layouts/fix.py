@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.answers.boxes.box import Box
-from mmrl.core.samples import is_named, kind_of
+from mmrl.core.samples import VIDEO, Video, is_named, kind_of
 from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files.ahead import Watch, same
 from mmrl.data.files.paths import relative_to, write_jsonl
+from mmrl.data.files.videos import cell_of
 from mmrl.data.layouts.base import BOXES, PICTURES
 from mmrl.data.layouts.habits import BoxHabits
 from mmrl.data.layouts.read import RowReader, check_rows
@@ -113,6 +114,9 @@ def _media(prompt: Prompt, row: Row, column: str, folder: Path) -> dict[str, Cel
     """The prompt's media: paths as seen from a folder, and the row's own cell for a picture held as bytes."""
     if not prompt.media:
         return {}
+    clips = [clip for clip in prompt.media if isinstance(clip, Video)]
+    if clips:
+        return {VIDEO.name: [cell_of(clip, relative_to(str(clip.source), Path(), folder)) for clip in clips]}
     kind = kind_of(prompt.media[0])
     paths = [relative_to(file, Path(), folder) for media in prompt.media if (file := kind.file_of(media)) is not None]
     if len(paths) == len(prompt.media):

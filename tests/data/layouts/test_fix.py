@@ -11,6 +11,7 @@ from mmrl.app.commands.data import CheckOptions, check
 from mmrl.app.plugins.resolve import load
 from mmrl.data.layouts.habits import BoxHabits
 from tests.support.grounding import check_file
+from tests.support.videos import even, write_video
 
 
 def lines(path):
@@ -115,6 +116,18 @@ def test_questions_and_other_layouts_are_fixed_too(picture, jsonl, tmp_path):
     assert load("qa_jsonl", "datasets")(tmp_path / "fixed.jsonl")[0].answer == "red"
     with pytest.raises(ValueError, match=r"--boxes xywh is for rows with boxes, and .* is read as llava"):
         check(str(path), [], CheckOptions(boxes="xywh"))
+
+
+def test_parts_of_clips_stay_parts(jsonl, tmp_path):
+    write_video(tmp_path / "a.mp4", even(40))
+    part = {"type": "video", "video": "a.mp4", "video_start": 0.2, "fps": 2}
+    turns = [{"role": "user", "content": [part, {"type": "text", "text": "what?"}]}, {"role": "assistant", "content": "3"}]
+    row = {"question": "what?", "answer": "3", "video": "a.mp4", "video_start": 0.2, "video_end": 1.0}
+    for rows in ([row, row | {"video_end": None}], [{"messages": turns}]):
+        path = jsonl(*rows)
+        check(str(path), (), CheckOptions(fix=tmp_path / "out.jsonl"))
+        clips = [[prompt.media for prompt in load("qa_jsonl", "datasets")(one)] for one in (path, tmp_path / "out.jsonl")]
+        assert clips[0] == clips[1] and clips[0][0][0].start == 0.2
 
 
 def test_coco_and_parquet_are_fixed_too(picture, tmp_path):
