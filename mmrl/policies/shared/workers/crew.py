@@ -136,7 +136,7 @@ class Crew:
         """Nothing waits for answers any more."""
         self._boards: list[Board] = []
         self._slowest_s = 0.0
-        """Of all answers so far, the first of which takes in how long a model loads."""
+        """Of all answers so far, the first of which takes in how long a model loads, and of waits for those that were silent."""
         self._is_closed = False
         self._changed = threading.Condition()
         for number in range(len(workers)):
@@ -200,7 +200,9 @@ class Crew:
             except BaseException as raised:  # noqa: BLE001 - who asked raises it
                 error = raised
             with self._changed:
-                self._slowest_s = max(self._slowest_s, time.monotonic() - begun if error is None else 0.0)
+                if error is None or (isinstance(error, SilentError) and error.stopped_by is None):
+                    # one that was only slow, as where completions grew longer, is given more time when it is asked again
+                    self._slowest_s = max(self._slowest_s, time.monotonic() - begun)
                 self._note(board, number, worker, answer, error)
                 self._changed.notify_all()
         self.workers[worker].close()

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from mmrl.policies.shared.workers import crew as crews
 from mmrl.policies.shared.workers.crew import Crew, Restarts
 from mmrl.runtime.blame import UnavailableError
-from mmrl.runtime.workers import WorkerError, WorkerProcess
+from mmrl.runtime.workers import SilentError, WorkerError, WorkerProcess
 
 JOBS = [(i,) for i in range(6)]
 DONE = [10 * i for i in range(6)]
@@ -143,3 +144,24 @@ def test_before_the_first_answer_nothing_says_how_long_one_takes(crew: Callable[
     own.ask(JOBS)
     own.close()
     assert limits == [None, *[crews.LEAST_S] * (len(JOBS) - 1)], "and then at least that"
+
+
+def test_a_job_that_is_longer_than_all_before_is_given_more_time(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(crews, "LEAST_S", 0.2)
+    asked = list[float | None]()
+
+    class Slow(Fake):
+        def __call__(self, *job: object, timeout_s: float | None = None) -> object:
+            asked.append(timeout_s)
+            if len(asked) == 2:
+                assert timeout_s is not None
+                time.sleep(timeout_s)
+                raise SilentError(f"no answer within {timeout_s:g} s", None)
+            return super().__call__(*job)
+
+    own = Crew([Slow()], Restarts(1), is_timed=True)
+    own.ask(JOBS[:1])
+    own.ask(JOBS[:1])
+    own.close()
+    first, second = asked[1], asked[2]
+    assert first is not None and second is not None and second >= crews.STILL * first
