@@ -165,6 +165,8 @@ def test_json_and_probabilities(serve, reward):
         ("8.5", "", 8.5),
         ("On a scale of 0-10: 3", "", 3), ("Score: 3/10, for the hat", "Score", 3), ("10", "", 10), ("10/10", "", 10),
         ("3/5", "", None), ("3 out of 5", "", None), ("3,5", "", None), ("3/100", "", None),
+        ("7-8", "", None), ("7 to 8", "", None), ("Score: 7\u20138", "", None), ("Part 3 - 8", "", 8),
+        ("Score (0-10): 7", "Score", 7),
     ],
 )  # fmt: skip
 def test_the_scale_is_no_score(text, label, value):

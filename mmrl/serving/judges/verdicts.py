@@ -49,7 +49,7 @@ def number(reply: Reply, low: float, high: float, label: str = "") -> float:
     """The last number behind `label` (without label: the last one at all), which must lie in [low, high].
 
     The scale itself is no number of it: "3/10", "3 out of 10" and "3 (0 to 10)" are 3 where high is 10, and "3/5" is an error.
-    So is an answer that was cut, unless more was written behind the number of its label.
+    So are "7-8", and an answer that was cut, unless more was written behind the number of its label.
     """
     least, most = (rf"{edge:g}(?:\.0+)?(?![.,]?\d)" for edge in (low, high))
     text = re.sub(rf"(?<![\d.,]){least}\s*(?:to|and|-|\u2013)\s*{most}|\s*(?:/|\bout\s+of\b)\s*{most}", " ", final_text(reply))
@@ -60,6 +60,8 @@ def number(reply: Reply, low: float, high: float, label: str = "") -> float:
     value, rest = float(found[-1][1]), text[found[-1].end() :]
     if re.match(r"\s*(?:/|out\s+of\b)\s*\d", rest) or re.search(r"\d\s*(?:/|out\s+of\b)\s*\Z", text[: found[-1].start(1)]):
         raise unreadable(reply, f"{value:g} is not on the scale of {low:g} to {high:g} that was asked for")
+    if re.search(r"\d(?:[-\u2013]|\s+to\s+)\Z", text[: found[-1].start(1)]):
+        raise unreadable(reply, f"{value:g} is one end of a range")
     if reply.cut and not (label and rest.strip()):
         raise unreadable(reply, f"{value:g} may not be its last word")
     if not low <= value <= high:
