@@ -83,7 +83,7 @@ class Privileged:
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError where no prompt has the column, its media are none, or no prompt has a clip to show more of."""
         for column in filter(None, (self.media, "" if self.tells else self.column)):
-            if prompts and not any(prompt.columns.get(column) for prompt in prompts):
+            if prompts and not any(found_in(prompt, column) is not None for prompt in prompts):
                 known = ", ".join(sorted({name for prompt in prompts for name in prompt.columns})) or "none"
                 raise ValueError(
                     f"a teacher is shown the column {column!r}, and none of the {len(prompts)} prompts that were looked at has "
@@ -98,18 +98,23 @@ class Privileged:
             )
 
     def __call__(self, prompt: Prompt, seed: int) -> Prompt:
-        media, text = prompt.media, prompt.columns.get(self.column) if self.column else None
-        media = media_in(prompt, self.media) or media
+        media, text = media_in(prompt, self.media) or prompt.media, found_in(prompt, self.column)
         if self.frames:
             media = tuple(replace(one, frames=self.frames, fps=None) if isinstance(one, Video) else one for one in media)
-        shown = prompt.text if not text else f"{prompt.text}\n{self.text.replace('{text}', str(text))}"
+        shown = prompt.text if text is None else f"{prompt.text}\n{self.text.replace('{text}', str(text))}"
         return replace(prompt, text=shown, media=media)
+
+
+def found_in(prompt: Prompt, column: str) -> object:
+    """What is in a column of a prompt, such as the number 0; None where it is empty."""
+    found = prompt.columns.get(column)
+    return None if isinstance(found, str | list | tuple) and not found else found
 
 
 def media_in(prompt: Prompt, column: str) -> tuple[Media, ...]:
     """The media of a column, one or a list; none where it is empty."""
-    found = prompt.columns.get(column) if column else None
-    if found is None or (isinstance(found, str) and not found):
+    found = found_in(prompt, column)
+    if found is None:
         return ()
     return tuple(cast("Sequence[Media]", found)) if isinstance(found, list | tuple) else (cast(Media, found),)
 

@@ -285,6 +285,14 @@ def test_a_teacher_that_sees_more_reads_the_same_tokens_behind_another_prompt(ti
     assert min(lengths) > len(trace.prompts[0]) and float(found.kl.mean()) > 0.01
 
 
+def test_a_solution_may_be_the_number_0():
+    view, shown = Privileged(column="solution"), [Prompt("a", "1 - 1?", columns={"solution": 0}), Prompt("b", "?")]
+    view.check_prompts(shown)
+    assert "solution:\n0\n" in view(shown[0], 0).text and view(shown[1], 0).text == "?"
+    with pytest.raises(ValueError, match="none of the 1 prompts"):
+        view.check_prompts([Prompt("a", "?", columns={"solution": ""})])
+
+
 def test_settings_of_the_policy_alone_are_not_its_teachers():
     policy = TextPolicyConfig(
         "x", weights="nf4", lora=LORA, quantized=QuantizedSettings(embeddings="host"), trust_remote_code=True
