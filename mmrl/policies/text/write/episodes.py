@@ -255,8 +255,8 @@ def check_observation(observation: object) -> Observation:
     if observation.role not in ("user", "tool") or len(observation.facts) > MOST_FACTS:
         said = f"role {shown(observation.role)} and {len(observation.facts)} facts"
         raise ValueError(f"an observation says {said}: its role is user or tool, and it states {MOST_FACTS} facts at most")
-    said: dict[str, object] = {"reward": 0.0 if observation.reward is None else observation.reward, **observation.facts}
-    odd = {name: value for name, value in said.items() if not is_finite(value)}
+    reward = 0.0 if observation.reward is None else observation.reward
+    odd = {name: value for name, value in (("reward", reward), *observation.facts.items()) if not is_finite(value)}
     if odd:
         raise ValueError(f"rewards and facts of an observation are finite numbers, and it says {shown(odd)}")
     facts = {name: float(value) for name, value in observation.facts.items()}
