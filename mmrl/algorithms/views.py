@@ -47,6 +47,8 @@ SEEN = "teacher's"
 """The name of the view that teachers read."""
 TOLD = "told"
 """The column with what is known from the samples alone: a right sample of the same prompt."""
+WORDS = "Here is a correct solution:\n{text}\nNow answer the question yourself."
+"""What a teacher is shown under the prompt, with a column's text in it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Privileged:
 
     column: str = ""
     """The column with a text; `told`: another sample of the prompt that was right, as it was written."""
-    text: str = "Here is a correct solution:\n{text}\nNow answer the question yourself."
+    text: str = WORDS
     """Goes under the prompt, with {text} in it."""
     media: str = ""
     """The column with the media that take the place of the prompt's: a file, a picture, or a list of them."""
@@ -69,6 +71,8 @@ class Privileged:
         check_ranges(self)
         if "{text}" not in self.text:
             raise ValueError(f"Privileged.text is {self.text!r}: write {{text}} where the column's text goes")
+        if self.text != WORDS and not self.column:
+            raise ValueError("Privileged.text goes around a column's text, and column is empty: name one, or leave text out")
 
     @property
     def tells(self) -> bool:

@@ -109,8 +109,12 @@ class TowardsTeacher:
     bound: Positive | None = None
     """The gap is clamped to [-c, c]; None: it is not."""
 
-    __post_init__ = check_ranges
     reads = (TEACHER_LOGPROBS, OLD_LOGPROBS)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.unscored and self.inner != GroupNorm():
+            raise ValueError("TowardsTeacher.inner is of rewards, whose factor rewards is 0: set that, or leave inner out")
 
     @property
     def unscored(self) -> bool:

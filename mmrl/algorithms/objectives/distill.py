@@ -57,6 +57,11 @@ class FollowTeacher(Penalty):
             )
         if self.form == "exact" and self.gap_bound is not None:
             raise ValueError("FollowTeacher.gap_bound is of the form 'sampled', and form is 'exact': leave it out")
+        if self.success_at != 0.5 and not self.routes:
+            raise ValueError(
+                "FollowTeacher.success_at says which samples are right, and nothing asks: set rows = 'wrong' or view.column = "
+                "'told', or leave it out"
+            )
         if self.model == "policy" and (self.view.is_plain or self.form == "sampled"):
             raise ValueError(
                 "FollowTeacher.model is 'policy', and a policy is its own teacher in vain unless that sees more and all tokens "
