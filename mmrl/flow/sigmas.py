@@ -24,6 +24,23 @@ def shift_by(factor: float, u: Tensor) -> Tensor:
     return factor * u / (1 + (factor - 1) * u)
 
 
+def stretched(sigmas: Float[Tensor, " t1"], terminal: float | None) -> Float[Tensor, " t1"]:
+    """1 - (1 - sigma) (1 - terminal) / (1 - last): the last sigma before 0 becomes the terminal one; none: as they are.
+
+    Raises:
+        ValueError: there is one step, whose sigma is the first one too.
+    """
+    if terminal is None:
+        return sigmas
+    if len(sigmas) < 3:
+        raise ValueError(
+            f"schedule.spacing.terminal = {terminal} fixes the last sigma before 0, and with one denoising step that is the "
+            "first one too: take 2 steps or more"
+        )
+    remaining = 1 - sigmas[:-1]
+    return torch.cat([1 - remaining * (1 - terminal) / remaining[-1], sigmas[-1:]])
+
+
 @dataclass(frozen=True)
 class StaticShift:
     """sigma = s u / (1 + (s - 1) u) on u from 1 to sh(1 / 1000): diffusers' flow-matching scheduler (SD3: s = 3).
@@ -35,6 +52,8 @@ class StaticShift:
     """s: the larger, the more steps lie near the noise; 1 = even."""
     train_steps: Count = 1000
     """Entries of the scheduler's table of times, whose last one the grid ends at."""
+    terminal: BelowOne | None = None
+    """Stretch the sigmas so that the last one before 0 is this."""
     kind: Literal["StaticShift"] = "StaticShift"
     """Names the spacing in a config."""
 
@@ -48,7 +67,7 @@ class StaticShift:
     def sigmas(
         self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
     ) -> Float[Tensor, " t1"]:
-        return shift_by(self.shift, grid).float()
+        return stretched(shift_by(self.shift, grid), self.terminal).float()
 
 
 @dataclass(frozen=True)
@@ -84,15 +103,7 @@ class DynamicShift:
                 "pass image_tokens, or set schedule.spacing to StaticShift"
             )
         sigmas = shift_by(math.exp(self.mu(image_tokens)), grid)
-        if self.terminal is not None:
-            if len(grid) < 3:
-                raise ValueError(
-                    f"DynamicShift.terminal = {self.terminal} fixes the last sigma before 0, and with one denoising step that is "
-                    "the first one too: take 2 steps or more"
-                )
-            remaining = 1 - sigmas[:-1]
-            sigmas = torch.cat([1 - remaining * (1 - self.terminal) / remaining[-1], sigmas[-1:]])
-        return sigmas.float()
+        return stretched(sigmas, self.terminal).float()
 
     def mu(self, image_tokens: int) -> float:
         slope = (self.max_shift - self.base_shift) / (self.max_tokens - self.base_tokens)
@@ -107,6 +118,8 @@ class LinearShift:
     """s: the larger, the more steps lie near the noise; 1 = even."""
     listed: Literal["float32", "float64"] | None = None
     """Round as diffusers' pipelines, which list u from 1 to 1 / n in this dtype and put 0 behind; none: one list from 1 to 0."""
+    terminal: BelowOne | None = None
+    """Stretch the sigmas so that the last one before 0 is this."""
     kind: Literal["LinearShift"] = "LinearShift"
     """Names the spacing in a config."""
 
@@ -121,7 +134,7 @@ class LinearShift:
     def sigmas(
         self, grid: Float[Tensor, " t1"], image_tokens: int | None = None, num_steps: int | None = None
     ) -> Float[Tensor, " t1"]:
-        return shift_by(self.shift, grid.float())
+        return stretched(shift_by(self.shift, grid.float()), self.terminal)
 
 
 @dataclass(frozen=True)
@@ -240,33 +253,60 @@ def truncated_timesteps(sigmas: Float[Tensor, " t1"]) -> Int[Tensor, " t"]:
     return timesteps(sigmas.float()).to(torch.long)
 
 
+SPACES = ("num_train_timesteps", "use_flow_sigmas", "use_dynamic_shifting", "time_shift_type")
+BY_SHIFT = ("shift", "base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len", "shift_terminal")
+DRAWS = (
+    *("solver_order", "solver_type", "solver_p", "algorithm_type", "predict_x0", "lower_order_final", "euler_at_final"),
+    *("disable_corrector", "prediction_type", "variance_type", "final_sigmas_type"),
+)
+"""How a multistep scheduler takes its steps, which mmrl takes by the schedule's own dynamics."""
+OF_NOISE = (
+    *("beta_start", "beta_end", "beta_schedule", "trained_betas", "lambda_min_clipped", "timestep_spacing", "steps_offset"),
+    *("dynamic_thresholding_ratio", "sample_max_value", "sigma_min", "sigma_max"),
+)
+"""What flow-matching sigmas are not made from."""
+KNOWN = {*SPACES, *BY_SHIFT, *DRAWS, *OF_NOISE, "flow_shift"}
+CLASSES = ("FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler", "DPMSolverMultistepScheduler")
+
+
+def not_reproduced(scheduler_config: Mapping[str, Any]) -> list[str]:
+    """What of a scheduler's config changes how it draws and is not done here, as `name = value`."""
+    known, has_flow_sigmas = KNOWN, scheduler_config.get("use_flow_sigmas")
+    if has_flow_sigmas:
+        known = known - {"use_dynamic_shifting", "shift_terminal"}
+    found = [name for name, value in scheduler_config.items() if value and name not in known and not name.startswith("_")]
+    is_dynamic = scheduler_config.get("use_dynamic_shifting")
+    if is_dynamic and not has_flow_sigmas and scheduler_config.get("time_shift_type", "exponential") != "exponential":
+        found.append("time_shift_type")
+    if scheduler_config.get("_class_name", CLASSES[0]) not in CLASSES:
+        found.append("_class_name")
+    return [f"{name} = {scheduler_config[name]}" for name in found]
+
+
 def spacing_of(scheduler_config: Mapping[str, Any]) -> Spacing:
     """The spacing of a diffusers flow-matching scheduler, from its config.
 
     Raises:
-        ValueError: a scheduler whose spacing is unknown, or numbers that are none.
+        ValueError: a scheduler whose spacing is unknown, a key that is not known to be without effect, or numbers that are none.
     """
-    unknown = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
-    used = [name for name in unknown if scheduler_config.get(name)]
-    if scheduler_config.get("time_shift_type", "exponential") != "exponential":
-        used.append(f"time_shift_type = {scheduler_config['time_shift_type']}")
+    used = not_reproduced(scheduler_config)
     shift = "flow_shift" if scheduler_config.get("use_flow_sigmas") else "shift"
     if used or shift not in scheduler_config:
-        what = ", ".join(used) or "no shift"
         raise ValueError(
-            f"the model's scheduler has {what}, and its sigmas cannot be reproduced here: "
+            f"the model's scheduler has {', '.join(used) or 'no shift'}, and its sigmas cannot be reproduced here: "
             "set schedule.spacing to StaticShift, DynamicShift or LinearShift"
         )
     train_steps = int(number_of(scheduler_config, "num_train_timesteps", 1000.0))
     if scheduler_config.get("use_flow_sigmas"):
         is_unipc = "UniPC" in str(scheduler_config.get("_class_name"))
         return FlowSigmas(number_of(scheduler_config, shift), 1.0 if is_unipc else 1 - 1 / train_steps, train_steps)
+    terminal = number_of(scheduler_config, "shift_terminal") if scheduler_config.get("shift_terminal") else None
     if scheduler_config.get("use_dynamic_shifting"):
         return DynamicShift(
             base_shift=number_of(scheduler_config, "base_shift", 0.5),
             max_shift=number_of(scheduler_config, "max_shift", 1.15),
             base_tokens=int(number_of(scheduler_config, "base_image_seq_len", 256.0)),
             max_tokens=int(number_of(scheduler_config, "max_image_seq_len", 4096.0)),
-            terminal=number_of(scheduler_config, "shift_terminal") if scheduler_config.get("shift_terminal") else None,
+            terminal=terminal,
         )
-    return StaticShift(number_of(scheduler_config, shift), train_steps)
+    return StaticShift(number_of(scheduler_config, shift), train_steps, terminal)

@@ -1,3 +1,4 @@
+import inspect
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +12,8 @@ from mmrl.flow.dynamics import FlowSDE
 from mmrl.flow.plan import RolloutPlan, StepPlan
 from mmrl.flow.schedules import Window
 from mmrl.flow.sigmas import (
+    CLASSES,
+    KNOWN,
     DynamicShift,
     EmpiricalShift,
     FlowSigmas,
@@ -30,21 +33,17 @@ def of(spacing, steps, tokens=None):
     return spacing.sigmas(spacing.grid(steps), tokens)
 
 
-@pytest.mark.parametrize("steps", [4, 10, 28])
-def test_static_shift_is_diffusers(steps):
-    from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
-
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
+@pytest.mark.parametrize(("steps", "terminal"), [(4, None), (10, None), (28, None), (10, 0.1)])
+def test_static_shift_is_diffusers(steps, terminal):
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0, shift_terminal=terminal)
     scheduler.set_timesteps(steps)
     spacing = spacing_of(dict(scheduler.config))
-    assert spacing == StaticShift(3.0)
+    assert spacing == StaticShift(3.0, terminal=terminal)
     torch.testing.assert_close(of(spacing, steps), scheduler.sigmas, atol=1e-7, rtol=0)
 
 
 @pytest.mark.parametrize("terminal", [None, 0.02])
 def test_dynamic_shift_is_diffusers(terminal):
-    from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
-
     scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, shift_terminal=terminal)
     spacing = spacing_of(dict(scheduler.config))
     assert isinstance(spacing, DynamicShift)
@@ -65,8 +64,24 @@ def test_one_step_cannot_end_at_two_sigmas():
 
 
 def test_a_scheduler_with_other_sigmas_is_refused():
-    with pytest.raises(ValueError, match="use_karras_sigmas"):
-        spacing_of({"shift": 3.0, "use_karras_sigmas": True})
+    others = ["use_karras_sigmas", "invert_sigmas", "stochastic_sampling", "a_key_of_tomorrow"]
+    for name in others:
+        with pytest.raises(ValueError, match=f"scheduler has {name} = True, .* set schedule.spacing"):
+            spacing_of({"shift": 3.0, name: True})
+    flow = {"use_flow_sigmas": True, "flow_shift": 3.0, "use_dynamic_shifting": True, "shift_terminal": 0.1}
+    with pytest.raises(ValueError, match=r"use_dynamic_shifting = True, shift_terminal = 0\.1"):
+        spacing_of(flow)
+    with pytest.raises(ValueError, match="_class_name = FlowMatchHeunDiscreteScheduler"):
+        spacing_of({"shift": 3.0, "_class_name": "FlowMatchHeunDiscreteScheduler"})
+
+
+def test_every_key_of_the_schedulers_that_are_read_is_known():
+    """A key that diffusers adds fails here: it must be honoured, or found to be without effect, or refused."""
+    refused = {"invert_sigmas", "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas"}
+    refused |= {"stochastic_sampling", "thresholding", "rescale_betas_zero_snr"}
+    for name in CLASSES:
+        keys = set(inspect.signature(getattr(import_module("diffusers"), name).__init__).parameters) - {"self", "args", "kwargs"}
+        assert keys <= KNOWN | refused, f"{name}: {sorted(keys - KNOWN - refused)}"
 
 
 @pytest.mark.parametrize("spacing", [StaticShift(3.0), StaticShift(1.0), LinearShift(3.0), DynamicShift()], ids=str)

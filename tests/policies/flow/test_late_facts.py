@@ -144,7 +144,7 @@ def test_the_mark_of_a_picture_in_a_prompt_is_refused(tiny):
 def test_sigmas_of_a_beta_distribution_are_refused(tiny, tmp_path):
     folder = changed(tiny, tmp_path, f"chroma/{SCHEDULER}", {"use_beta_sigmas": True})
     policy = FlowPolicy(FlowPolicyConfig(folder, 16, 16, max_prompt_tokens=24))
-    with pytest.raises(ValueError, match="use_beta_sigmas, and its sigmas cannot be reproduced here"):
+    with pytest.raises(ValueError, match="use_beta_sigmas = True, and its sigmas cannot be reproduced here"):
         policy.sigmas(evaluation_plan(4))
     assert policy.sigmas(evaluation_plan(4, LinearShift(1.0))).tolist() == [1.0, 0.75, 0.5, 0.25, 0.0]
 
@@ -211,6 +211,13 @@ def test_models_that_cannot_be_drawn_are_refused_before_weights_load(tiny, tmp_p
         ("z_image", {"height": 18}, "multiples of 4 pixels"),
         ("flux2", {"width": 30}, "multiples of 4 pixels"),
         ("sd15", {"width": 31}, "multiples of 2 pixels"),
+        ("z_image", {"height": 132}, "at most 128 pixels a side"),
+        (
+            "z_image",
+            {"max_prompt_tokens": 1000},
+            "is 1000, but this model has positions for 992 tokens of text",
+        ),
+        ("lumina2", {"max_prompt_tokens": 300}, "has positions for 299 tokens of text"),
     ],
 )
 def test_sizes_off_the_grid_are_refused(tiny, name, settings, message):

@@ -70,7 +70,7 @@ def z_image() -> HubObject:
         n_kv_heads=2,
         cap_feat_dim=HIDDEN,
         axes_dims=[8, 4, 4],
-        axes_lens=[256, 32, 32],
+        axes_lens=[1024, 32, 32],
     )
     return diffusers_object(
         "ZImagePipeline",

@@ -181,7 +181,7 @@ class FlowFamily(FamilyFacts):
         """How the pipeline spaces its steps: diffusers gives these families an even grid and shifts it."""
         scheduler = self.pipeline.scheduler
         found = spacing_of({**scheduler.config, "_class_name": type(scheduler).__name__})
-        return LinearShift(found.shift, listed="float64") if isinstance(found, StaticShift) else found
+        return LinearShift(found.shift, "float64", found.terminal) if isinstance(found, StaticShift) else found
 
     @property
     def is_distilled(self) -> bool:

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmrl.flow.sigmas import LinearShift, Spacing
 from mmrl.policies.flow.families.base import Condition, FlowFamily, PipelineCall, side_by_side, token_count
+from mmrl.policies.flow.sizes import Grid
 from mmrl.runtime.tensors import to_device
 
 LAYERS = ("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0")
@@ -17,7 +18,32 @@ FEED_FORWARD = ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
 
 
 @dataclass(frozen=True)
-class ZImage(FlowFamily):
+class PositionTables(FlowFamily):
+    """What Z-Image and Lumina 2 share: positions are looked up in tables, of texts, then of a picture's rows and columns."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = self.config.axes_lens[0] - 1
+        if self.text_positions(self.prompt_tokens) > most:
+            fits = max(tokens for tokens in range(most + 1) if not tokens or self.text_positions(tokens) <= most)
+            raise ValueError(
+                f"policy.max_prompt_tokens is {self.prompt_tokens}, but this model has positions for {fits} tokens of text "
+                f"(axes_lens of its transformer's config.json): set it to {fits} or less"
+            )
+
+    @property
+    def grid(self) -> Grid:
+        """The largest picture that its positions reach."""
+        step = self.scale * self.patch
+        return Grid(step, min(self.config.axes_lens[1:]) * step)
+
+    def text_positions(self, tokens: int) -> int:
+        """The picture's position in the table of texts, behind so many tokens."""
+        return tokens
+
+
+@dataclass(frozen=True)
+class ZImage(PositionTables):
     """arXiv:2511.22699. Guidance 5 is the pipeline's 4, which adds 4 times the difference; Turbo, known by its name, has 1.
 
     Qwen3 reads; lists stand for batches. Not supported: the pipeline's cfg_normalization and cfg_truncation, off there too.
@@ -38,6 +64,10 @@ class ZImage(FlowFamily):
         """The pipeline adds guidance_scale times the difference to the conditional velocity."""
         arguments = {"guidance_scale": guidance - 1, "max_sequence_length": self.prompt_tokens}
         return None if guidance < 1 else PipelineCall(arguments)
+
+    def text_positions(self, tokens: int) -> int:
+        """Texts are filled up to multiples of 32, and begin at 1."""
+        return -(-tokens // 32) * 32 + 1
 
     def spacing(self) -> Spacing:
         """The pipeline lists its even steps in float32."""
@@ -76,7 +106,7 @@ class ZImage(FlowFamily):
 
 
 @dataclass(frozen=True)
-class Lumina2(FlowFamily):
+class Lumina2(PositionTables):
     """arXiv:2503.21758: Gemma-2 reads a sentence of instruction before the prompt. Guidance 4, which keeps the norm.
 
     Not supported: the pipeline's cfg_trunc_ratio, which is off there too.
