@@ -38,7 +38,8 @@ def sketch_of(kind: type[FlowFamily], index: Index, config: FlowPolicyConfig) ->
         # A part without its config, or of a class that is not there: loading says which.
         return None
     try:
-        parts = {name: SimpleNamespace(config=own) for name, own in configs.items()}
+        # a scheduler's class says how it spaces its steps
+        parts = {name: type(str(index[name][1]), (SimpleNamespace,), {})(config=own) for name, own in configs.items()}
         facts = SimpleNamespace(_name_or_path=config.model, **facts_of(index))
         pipeline = SimpleNamespace(**parts, config=facts, vae_scale_factor=scale_of(configs["vae"]))
         return make_family(kind, pipeline, config)
