@@ -1,19 +1,26 @@
 """A buffer of rows that earlier steps sampled: bounded, kept in checkpoints, the same on all ranks."""
 
+import logging
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from mmrl.core.protocols import State
 from mmrl.core.readings import ROLLOUT_LOGPROBS
-from mmrl.core.samples import Seen, Segment
+from mmrl.core.samples import MediaSize, Observation, Seen, Segment, Turn
 from mmrl.core.types import Credit, Given, Group, Prompt, Request, Rollouts, Scores, StoredRow
+from mmrl.runtime.pictures import open_upright
 from mmrl.runtime.tensors import masked_mean
 
+log = logging.getLogger("mmrl")
 UNKNOWN = Seen(0, 0.0, 0.0)
 
 
@@ -33,10 +40,12 @@ class Kept(NamedTuple):
 
 @dataclass
 class RowBuffer:
-    """Rows by age, the newest last; beyond `capacity` rows, or `per_prompt` of a prompt, the oldest leave."""
+    """Rows by age, the newest last; beyond `capacity` rows, `per_prompt` of a prompt, or `picture_mib` the oldest leave."""
 
     capacity: int
     per_prompt: int | None = None
+    picture_mib: int = 1024
+    """Most MiB of pictures that worlds showed in these rows."""
     rows: list[Kept] = field(default_factory=list[Kept])
     step: int = 0
     """The last step whose rows were added."""
@@ -58,7 +67,8 @@ class RowBuffer:
     def add(self, rows: Sequence[Kept], step: int, max_age: int | None = None) -> None:
         """Add the rows of a step, and drop rows older than `max_age` steps or in excess of the limits."""
         self.step = step
-        held = [kept for kept in (*self.rows, *rows) if max_age is None or kept.step > step - max_age]
+        fresh = filter(None, map(with_pictures, rows))
+        held = [kept for kept in (*self.rows, *fresh) if max_age is None or kept.step > step - max_age]
         if self.per_prompt is not None:
             room: dict[str, int] = {}
             newest: list[Kept] = []
@@ -66,7 +76,14 @@ class RowBuffer:
                 room[kept.prompt] = room.get(kept.prompt, self.per_prompt) - 1
                 newest += [kept] * (room[kept.prompt] >= 0)
             held = newest[::-1]
-        self.rows = held[-self.capacity :]
+        sizes = list(accumulate(size_of(kept) for kept in reversed(held[-self.capacity :])))
+        fitting = bisect_right(sizes, self.picture_mib << 20)
+        if sizes and not fitting:
+            raise ValueError(
+                f"prompt {held[-1].prompt!r}: the pictures of one episode take {sizes[0] / 2**20:.1f} MiB, and "
+                f"algorithm.planner.picture_mib is {self.picture_mib}: raise it, or have the world show smaller pictures"
+            )
+        self.rows = held[len(held) - fitting :]
 
     def of(self, prompt_id: str) -> list[Kept]:
         """The rows that answer a prompt, the newest last."""
@@ -108,6 +125,8 @@ class RowBuffer:
             "steps": [kept.step for kept in self.rows],
             "truncated": [row.truncated for row in rows],
             "segments": [[(one.who, one.start, one.stop) for one in row.segments] for row in rows],
+            "turns": [pack_turns(row.turns) for row in rows],
+            "ended": [row.ended for row in rows],
             "numbers": torch.tensor([numbers_of(kept) for kept in self.rows], dtype=torch.float64),
         }
 
@@ -128,15 +147,17 @@ def rows_of(state: State) -> Iterator[Kept]:
     """The rows of a state."""
     lengths: list[int] = state["lengths"]
     tokens, logprobs = (state[name].split(lengths) for name in ("tokens", "logprobs"))
-    beside = zip(state["prompts"], state["groups"], state["steps"], state["truncated"], state["segments"], strict=True)
-    for (prompt, group, step, truncated, parts), mine, noted, numbers in zip(
+    one_turn: State = {"turns": [()] * len(lengths), "ended": [None] * len(lengths)}
+    names = ("prompts", "groups", "steps", "truncated", "segments", "turns", "ended")
+    beside = zip(*((one_turn | state)[name] for name in names), strict=True)
+    for (prompt, group, step, truncated, parts, turns, ended), mine, noted, numbers in zip(
         beside, tokens, logprobs, state["numbers"].tolist(), strict=True
     ):
         reward, advantage, count, mean, deviation = numbers
         seen = Seen(int(count), mean, deviation) if count else None
         segments = tuple(Segment(*part) for part in parts)
         row = StoredRow(tuple(mine.tolist()), tuple(noted.tolist()), truncated=truncated, seen=seen, segments=segments)
-        yield Kept(prompt, group, row, step, reward, advantage)
+        yield Kept(prompt, group, replace(row, turns=unpack_turns(turns), ended=ended), step, reward, advantage)
 
 
 def rows_to_keep(step: int, rollouts: Rollouts, scores: Scores, credit: Credit) -> list[Kept]:
@@ -156,6 +177,7 @@ def rows_to_keep(step: int, rollouts: Rollouts, scores: Scores, credit: Credit) 
         if bool(logprobs.isfinite().all()):
             own, cut = tuple(map(float, logprobs)), sample.truncated
             row = StoredRow(tokens, own, truncated=cut, seen=seen[group.id], segments=sample.segments)
+            row = replace(row, turns=sample.turns, ended=sample.ended)
             found.append(Kept(group.prompt.id, group.id, row, step, total, advantages[i]))
     return found
 
@@ -166,3 +188,60 @@ def group_summary(group: Group, totals: Tensor) -> Seen | None:
     if group.seen is not None or not len(known):
         return group.seen
     return Seen(len(known), float(known.mean()), float(known.std()) if len(known) > 1 else 0.0)
+
+
+def with_pictures(kept: Kept) -> Kept | None:
+    """The row with what its world answered last, which was logged alone, in memory that nobody writes over as the pictures before
+    it are; None, which is said, where that is no picture."""
+    *before, last = kept.row.turns or (None,)
+    if last is None or last.observation is None or not last.observation.media:
+        return kept
+    try:
+        media = tuple(open_upright(one) for one in last.observation.media)
+    except (ValueError, OSError) as error:
+        log.warning("prompt %r: an episode cannot be kept to be trained again: at its end %s", kept.prompt, error)
+        return None
+    turns = (*before, replace(last, observation=replace(last.observation, media=media)))
+    return kept._replace(row=replace(kept.row, turns=turns))
+
+
+def size_of(kept: Kept) -> int:
+    """The bytes of the pictures that its world showed."""
+    seen = [turn.observation for turn in kept.row.turns]
+    return sum(3 * one.width * one.height for heard in seen if heard is not None for one in heard.media)
+
+
+def pack_turns(turns: Sequence[Turn]) -> list[State]:
+    """Turns as tensors, numbers and texts."""
+    return [
+        {
+            **vars(turn),
+            "media_sizes": list(map(tuple, turn.media_sizes)),
+            "shown": list(map(tuple, turn.shown)),
+            "observation": None if turn.observation is None else pack(turn.observation),
+        }
+        for turn in turns
+    ]
+
+
+def pack(heard: Observation) -> State:
+    return {**vars(heard), "done": bool(heard.done), "media": [torch.as_tensor(np.array(one)) for one in heard.media]}
+
+
+def unpack_turns(packed: Sequence[State]) -> tuple[Turn, ...]:
+    """The turns that were packed."""
+    return tuple(
+        Turn(
+            one["text"],
+            tuple(one["span"]),
+            None if one["observation"] is None else unpack(one["observation"]),
+            tuple(MediaSize(*size) for size in one["media_sizes"]),
+            tuple(MediaSize(*size) for size in one["shown"]),
+        )
+        for one in packed
+    )
+
+
+def unpack(packed: State) -> Observation:
+    opened: State = {**packed, "media": tuple(Image.fromarray(one.numpy()) for one in packed["media"])}
+    return Observation(**opened)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mmrl.core.samples import Seen, Segment, Turn, Who, complete, segments_of
+from mmrl.core.samples import Ended, Seen, Segment, Turn, Who, complete, segments_of
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Given:
     """False: what follows is sampled."""
     truncated: bool = False
     """True: it was cut before it ended."""
+    ended: Ended | None = None
+    """Of an episode of an earlier step: why it ended."""
     seen: Seen | None = None
     """Of a row of an earlier step: what its group was like."""
 

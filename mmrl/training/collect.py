@@ -325,6 +325,11 @@ def begin_replay(planner: Planner, sampler: PromptSampler, policy: Policy) -> No
     with_hooks(planner, PlannerHooks).begin(cast(Sequence[Prompt], prompts), vocabulary)
 
 
+def with_shown(light: Rollouts, rollouts: Rollouts, planner: Planner) -> Rollouts:
+    """For a planner that replays rows the same with what worlds showed, which comes back with them; it is sent to no process."""
+    return replace(light, groups=rollouts.groups) if defines(planner, PlannerHooks.begin) else light
+
+
 def note_dropped(gone: dict[int, list[float]], rollouts: Rollouts, scores: Scores, revision: Revision) -> None:
     """Remember the totals of rows that a planner drops from groups it keeps, except rows that continued a given prefix."""
     if not revision.drop_samples:

@@ -23,7 +23,7 @@ from mmrl.training.callbacks import Callback, Callbacks, Examples
 from mmrl.training.checkpoints.files import looks_whole
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.checkpoints.state import RunState, copy_state, load_parts
-from mmrl.training.collect import Collected, Collector, rows_of_now
+from mmrl.training.collect import Collected, Collector, rows_of_now, with_shown
 from mmrl.training.deepspeed import drive
 from mmrl.training.evaluate import Evaluator
 from mmrl.training.measure import (
@@ -222,7 +222,8 @@ class Trainer:
         everyone, mine = self.ranks.all_rows(replace(rollouts, recorded={**rollouts.recorded, **read}))
         everywhere = self.ranks.all_scores(scores)
         credit = self.algorithm.advantage(everywhere, everyone)
-        with_hooks(self.collector.planner, PlannerHooks).watch(self.own_steps + 1, everyone, everywhere, credit)
+        watched = with_shown(everyone, rollouts, self.collector.planner) if self.ranks.world == 1 else everyone
+        with_hooks(self.collector.planner, PlannerHooks).watch(self.own_steps + 1, watched, everywhere, credit)
         own = mine, slice(rollouts.action_mask.shape[1])
         return Credit(
             credit.values[own].to(scores.values.dtype), credit.keep[mine], None if credit.actions is None else credit.actions[own]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.references import BetweenReferences
@@ -21,7 +22,7 @@ from mmrl.core.protocols import PromptSampler
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import OLD_ENTROPY, OLD_LOGPROBS, ROLLOUT_LOGPROBS, START_LOGPROBS
 from mmrl.core.samples import Seen, segments_of
-from mmrl.core.types import Credit, Group, Prompt, Revision, Rollouts, Sample, StoredRow
+from mmrl.core.types import Credit, Group, Observation, Prompt, Revision, Rollouts, Sample, StoredRow, Turn
 from mmrl.training.checkpoints.save import Checkpoints
 from mmrl.training.trainer import Trainer
 from tests.support.fakes import FakeTextPolicy, prompts, right_letter
@@ -298,3 +299,38 @@ def test_servers_do_not_know_temperatures_of_tokens():
     with pytest.raises(ValueError, match=r"ByDoubt draws every token.*\[policy\.engine\].*planner\.kind = 'Once'"):
         PRESETS["hapo"].check(Elsewhere())
     replace(PRESETS["hapo"], planner=Once()).check(Elsewhere())
+
+
+def seen(prompt: str, *media: Any, said: Any = None) -> Kept:
+    """A row of an episode whose world showed these pictures, and answered with others at its end."""
+    answers = [Observation("here", media), None if said is None else Observation("bye", (said,), done=True)]
+    return kept(prompt, 1)._replace(row=replace(kept(prompt, 1).row, turns=tuple(Turn("a", (0, 1), one) for one in answers)))
+
+
+def test_pictures_have_a_limit_of_their_own():
+    square = Image.new("RGB", (590, 590))
+    buffer = RowBuffer(8, picture_mib=2)
+    buffer.add([seen(name, square) for name in "abc"], 1)
+    assert [one.prompt for one in buffer.rows] == ["b", "c"], "just below 1 MiB each"
+    buffer.add([kept("d", 1)], 2)
+    assert [one.prompt for one in buffer.rows] == ["b", "c", "d"]
+    with pytest.raises(ValueError, match=r"prompt 'e': the pictures of one episode take 3\.0 MiB, and .*picture_mib is 2: raise"):
+        buffer.add([seen("e", square, square, square)], 3)
+
+
+def test_what_a_world_showed_at_the_end_is_kept_as_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    file, buffer = tmp_path / "screen.png", RowBuffer(8)
+    Image.new("RGB", (4, 4), "red").save(file)
+    buffer.add([seen("a", said=str(file)), seen("b", said=str(tmp_path / "gone.png"))], 1)
+    Image.new("RGB", (4, 4), "blue").save(file)
+    [row] = buffer.rows
+    last = row.row.turns[-1].observation
+    assert last is not None and last.media[0].getpixel((0, 0)) == (255, 0, 0)
+    assert "prompt 'b': an episode cannot be kept to be trained again: at its end there is no picture" in caplog.text
+
+
+def test_a_buffer_of_before_episodes_is_read():
+    buffer, again = RowBuffer(8), RowBuffer(8)
+    buffer.add([kept("a", 1)], 1)
+    again.load_state_dict({name: value for name, value in buffer.state_dict().items() if name not in ("turns", "ended")})
+    assert again.rows == buffer.rows

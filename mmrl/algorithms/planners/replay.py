@@ -20,6 +20,8 @@ class Replay(PlannerHooks):
 
     capacity: Count = 4096
     """Most rows in the buffer; the oldest leave."""
+    picture_mib: Count = 1024
+    """Most MiB of the pictures that worlds showed in these rows, of a byte per pixel and colour; the oldest rows leave."""
     keep_old: bool = True
     """True: ratios of replayed rows are to the weights that sampled them. False: to the weights before the update, as if the row
     were new."""
@@ -29,7 +31,7 @@ class Replay(PlannerHooks):
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        object.__setattr__(self, "buffer", RowBuffer(self.capacity))
+        object.__setattr__(self, "buffer", RowBuffer(self.capacity, picture_mib=self.picture_mib))
 
     max_rounds = 2
 

@@ -32,7 +32,7 @@ class ReplaySuccess(Replay):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "buffer", RowBuffer(self.capacity, self.per_prompt))
+        object.__setattr__(self, "buffer", RowBuffer(self.capacity, self.per_prompt, self.picture_mib))
 
     def revise(self, groups: Sequence[Group], scores: Scores, group_ids: Tensor, wanted: int, round_index: int) -> Revision:
         """Raises ValueError where a kept row's prompt is no longer in the data."""

@@ -17,7 +17,8 @@ arpo_gui = replace(CLIPPED, planner=ReplaySuccess(keep_old=False), objective=((1
 
 ARPO: End-to-End Policy Optimization for GUI Agents with Experience Replay, arXiv:2505.16282. Old log-probabilities of replayed
 rows are read again, as in its code; `algorithm.planner.keep_old = true` keeps those of when they were sampled. No KL. 4 updates
-per step are ours; with one the clip never acts. Not implemented: several turns with screenshots, its filter of tasks.
+per step are ours; with one the clip never acts. With `[environment]` an old success comes back with its screenshots. Not
+implemented: its filter of tasks.
 """
 
 remix = replace(

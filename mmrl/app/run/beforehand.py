@@ -172,7 +172,7 @@ def check_environment(config: RunConfig, ranks: Ranks) -> None:
     if not isinstance(policy, TextPolicyConfig):
         raise ValueError(f"policy.kind is {modality_of(policy).name!r}, whose samples have no turns: remove [environment]")
     room, longest = environment.limits.tokens, policy.sampling.max_new_tokens
-    refuse_views_and_replays(config)
+    refuse_views_and_replays(config, ranks)
     if ranks.is_sharded:
         raise ValueError(
             "the weights are sharded, and all processes would have to write equally many turns: run [environment] on one GPU, or "
@@ -201,7 +201,7 @@ def refuse_missing_environment(config: RunConfig) -> None:
         )
 
 
-def refuse_views_and_replays(config: RunConfig) -> None:
+def refuse_views_and_replays(config: RunConfig, ranks: Ranks) -> None:
     """Raise ValueError for a method whose samples are no plain ones of this step: worlds answer such alone."""
     algorithm = config.algorithm
     if {*algorithm.algorithm.views} - {SEEN}:
@@ -213,10 +213,10 @@ def refuse_views_and_replays(config: RunConfig) -> None:
             f"algorithm {algorithm.label} tells a teacher what another sample wrote, and what the world showed it cannot be "
             "told: take another view of FollowTeacher, or leave [environment] out"
         )
-    if algorithm.algorithm.replays:
+    if algorithm.algorithm.replays and ranks.world > 1:
         raise ValueError(
-            f"algorithm {algorithm.label} trains rows of earlier steps again, of which what the world showed is not kept: take "
-            "another algorithm.planner, or leave [environment] out"
+            f"algorithm {algorithm.label} trains rows of earlier steps again, of which one process keeps what the world showed, "
+            f"and the run has {ranks.world}: start one, take another algorithm.planner, or leave [environment] out"
         )
     planner = algorithm.algorithm.planner
     if not with_hooks(planner, PlannerHooks).samples_plainly:

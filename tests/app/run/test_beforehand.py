@@ -15,7 +15,7 @@ from mmrl.app.modality.flow_checks import warn_of_guidance
 from mmrl.app.modality.on_cards import check_cards
 from mmrl.app.planning.device import target_device
 from mmrl.app.plugins.resolve import load as rewards_load
-from mmrl.app.run.beforehand import idle_settings, look_at_scoring, look_at_settings, other_fit
+from mmrl.app.run.beforehand import check_environment, idle_settings, look_at_scoring, look_at_settings, other_fit
 from mmrl.app.run.build import build
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Group, Prompt, Sample, Scored
@@ -260,6 +260,16 @@ def test_embeddings_on_the_host_are_for_one_process():
     ranks.world = 2
     with pytest.raises(ValueError, match=r"embeddings is 'host', which is for one GPU, and there are 2 processes: start one"):
         check_cards(policy, ranks)
+
+
+@pytest.mark.parametrize("preset", ["arpo_gui", "remix", "ssr"])
+def test_episodes_of_earlier_steps_are_for_one_process(preset: str):
+    config = load("tiny/image", [f"algorithm.preset={preset}", "environment.use=zoom"]).config
+    check_environment(config, Ranks())
+    ranks = Ranks()
+    ranks.world = 2
+    with pytest.raises(ValueError, match=rf"{preset} trains rows of earlier steps again, .* and the run has 2: start one, take"):
+        check_environment(config, ranks)
 
 
 @pytest.mark.parametrize("name", ["tiny/image", "tiny/flow"])

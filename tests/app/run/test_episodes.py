@@ -60,6 +60,9 @@ def answer(prompt, turns, seed):
     return Observation("And?") if len(turns) == 1 else None
 '''
 REWARD = "def letters(group):\n    return [len(set(sample.text + sample.earlier)) / 100 for sample in group.samples]\n"
+FLAT = (
+    "def flat(group):\n    return [sum(map(ord, group.prompt.id)) % 2 * len(sample.earlier) / 100 for sample in group.samples]\n"
+)
 STOPS = [chr(code) for code in range(33, 127) if chr(code) not in "\"'\\"]
 """So many texts end a turn that a random model is rarely cut."""
 COMMON = [
@@ -75,6 +78,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("desk")
     (folder / "world.py").write_text(ENVIRONMENT)
     (folder / "reward.py").write_text(REWARD)
+    (folder / "flat.py").write_text(FLAT)
     return folder
 
 
@@ -171,6 +175,28 @@ def test_episodes_branch_in_a_run_and_are_drawn_again(here: Path):
     assert len(found) == 8 and shared > 0
     again = resample(run.path, 2, found[0]["prompt"], whole=True)
     assert len(again.verdicts) == 4 and all(verdict.is_same for verdict in again.verdicts)
+
+
+@pytest.mark.parametrize("preset", ["arpo_gui", "remix", "ssr"])
+def test_episodes_of_earlier_steps_train_again(here: Path, preset: str):
+    """They tell the same turns, pictures and reward as in the step that played them."""
+    planner = {"arpo_gui": ["algorithm.planner.mean_below=9", "algorithm.planner.std_below=9"]}.get(preset, [])
+    flat = ['reward=[{use = "./flat.py"}]'] if preset == "ssr" else []
+    changes = [f"algorithm.preset={preset}", "algorithm.minibatches=1", "algorithm.epochs=2", *planner, *flat]
+    name = f"again_{preset}"
+    jobs.run_training(
+        configs.load("tiny/image", [*COMMON, *changes, "evaluate_every=0", "prompts_per_step=4", "data.size=4", f"output={name}"])
+    )
+    run, known, old = RunDir(here / name), dict[str, Line](), list[Line]()
+    for step in (1, 2, 3):
+        found = lines(run, step)
+        old += [line for line in found if line["role"] == "replayed"]
+        for line in found:
+            first = known.setdefault(line["digest"], line)
+            assert line["total"] == first["total"] and line["ended"] == first["ended"]
+        assert all(line["digest"] in known for line in old)
+    assert any(len(line["turns"]) > 1 and line["turns"][0]["observation"]["media"] for line in old)
+    assert write_report(run.path).exists()
 
 
 def test_a_report_shows_the_dialogue(run: RunDir):

@@ -14,7 +14,7 @@ from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.trace import Inset, TextTrace
 from mmrl.policies.text.write.episodes import check_observation, with_key
-from mmrl.policies.text.write.observe import inset_of, observe
+from mmrl.policies.text.write.observe import inset_of, observe, pictures_of
 from mmrl.runtime.blame import UnavailableError, describe, is_from_outside
 
 
@@ -86,8 +86,9 @@ def content_of(observation: Observation | None, sample: Sample, turn: int) -> ob
     """All that an observation says, to be compared; what had no room in the episode is left out."""
     if observation is None:
         return None
-    dropped = sample.ended == "room" and turn == len(sample.turns) - 1
-    pictures = () if dropped else tuple(map(digest_of_picture, observation.media))
+    was_shown, dropped = turn < len(sample.turns) - 1, sample.ended == "room"
+    media = pictures_of(observation) if was_shown else () if dropped else observation.media
+    pictures = tuple(map(digest_of_picture, media))
     facts = dict(observation.facts)
     return observation.text, observation.role, observation.reward, observation.done, observation.key, facts, pictures
 

@@ -231,14 +231,19 @@ class Player:
         seen = sum(len(turn.media_sizes) for turn in row.turns) + len(observation.media)
         fits = seen <= limits.pictures and len(observation.text) <= limits.text
         if fits and largest_area(observation) <= limits.pixels:
-            last = row.tokens[-1]
-            stop = self.host.tokenizer.convert_ids_to_tokens(last) if last in self.host.eos_token_ids else None
-            observed = observe(self.host.encode, observation, stop)
+            observed = observe(self.host.encode, observation, stop_of(row, self.host))
             if len(row.tokens) + len(observed) + 1 <= limits.tokens:
-                episode.hear(observation, observed.sizes)
+                # as they were shown: a world may write over its file, or draw on its picture
+                episode.hear(replace(observation, media=observed.pictures), observed.sizes)
                 episode.show(observed)
                 return
         episode.hear(replace(observation, media=()), ended="room")
+
+
+def stop_of(row: CompletionRow, host: TextHost) -> str | None:
+    """The token that ended the latest turn; None where it was ended otherwise."""
+    last = row.tokens[-1]
+    return host.tokenizer.convert_ids_to_tokens(last) if last in host.eos_token_ids else None
 
 
 def chunks_of(episodes: Sequence[Episode], size: int) -> list[Sequence[Episode]]:

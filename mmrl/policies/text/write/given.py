@@ -9,7 +9,7 @@ from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.prompt.encode import Encoded, name_in_file
 from mmrl.policies.text.prompt.templates import QUESTION, Message, messages
 from mmrl.policies.text.read.answer_tokens import reaching
-from mmrl.policies.text.write.episodes import Episode
+from mmrl.policies.text.write.episodes import Episode, stop_of
 from mmrl.policies.text.write.observe import NAME, between, observe
 from mmrl.policies.text.write.rollout import CompletionRow, tokens_of
 
@@ -22,7 +22,7 @@ def write_given(row: CompletionRow, given: Given, prompt: Encoded, host: TextHos
     if given.world is not None:
         return
     if given.turns:
-        recite(row, given, prompt, host)
+        (recall if given.is_row else recite)(row, given, prompt, host)
         return
     for piece in given.pieces:
         if given.whole:
@@ -53,6 +53,35 @@ def recite(row: CompletionRow, given: Given, prompt: Encoded, host: TextHost) ->
                 episode.show(observed)
     except (ValueError, OSError) as error:
         raise ValueError(f"{name_in_file(row.request.prompt)}: {error}") from error
+
+
+def recall(row: CompletionRow, given: Given, prompt: Encoded, host: TextHost) -> None:
+    """Write down an episode of an earlier step: its tokens as they stand, and its pictures as the model is shown them.
+
+    Raises:
+        ValueError: what a world showed is made into other tokens now.
+    """
+    episode = Episode(row, prompt, len(given.turns))
+    own, heard = ([one for one in given.pieces if (one.who == "policy") == is_own] for is_own in (True, False))
+    for number, (turn, said, shown) in enumerate(zip(given.turns, own, [*heard, None], strict=True), start=1):
+        start = len(row.tokens)
+        row.put(said.tokens, said.logprobs)
+        episode.end_turn(start, host)
+        if turn.observation is None:
+            continue
+        if shown is None:
+            episode.hear(turn.observation, turn.media_sizes)
+            continue
+        observed = observe(host.encode, turn.observation, stop_of(row, host))
+        if tuple(observed.token_ids.tolist()) != shown.tokens:
+            raise ValueError(
+                f"prompt {row.request.prompt.id!r}: what its world showed after turn {number} of an episode of an earlier step "
+                f"was {len(shown.tokens)} tokens then and is {len(observed)} others now: resume with the saved run's tokenizer, "
+                "chat template and policy.max_pixels, or start a new run from the checkpoint's weights"
+            )
+        episode.hear(turn.observation, observed.sizes)
+        episode.show(observed)
+    row.ended, row.stopped = given.ended, not given.truncated
 
 
 def stop_between(host: TextHost) -> int:
