@@ -251,6 +251,19 @@ def test_an_adapter_teaches_beside_the_one_that_trains(tiny: Tiny, tmp_path: Pat
     assert saved.keys() == usual.keys()
 
 
+def test_an_adapter_that_sees_otherwise_looks_for_itself(tiny: Tiny, tmp_path: Path):
+    """What the policy saw of a picture is kept where its own eyes stay as they are, and is not what such a teacher sees."""
+    taught = make(tiny("qwen3_vl"), lora=replace(LORA, targets=("qkv", "linear_fc1")))
+    stir(taught)
+    taught.save(tmp_path / "taught")
+    policy = make(tiny("qwen3_vl"), lora=LORA, teachers=(TextTeacher("taught", adapter=str(tmp_path / "taught")),))
+    rollouts = policy.rollout(asked(prompts()))
+    found = policy.read(rollouts.trace, [TEACHER_LOGPROBS, LOGPROBS], rollouts.action_mask)
+    own = taught.read(rollouts.trace, [LOGPROBS], rollouts.action_mask)[LOGPROBS].detach()
+    torch.testing.assert_close(found[TEACHER_LOGPROBS], own, atol=1e-4, rtol=1e-4)
+    assert float((own - found[LOGPROBS].detach()).abs().max()) > 0.01
+
+
 def test_moved_weights_are_compared_with_their_reference_and_their_average(tiny: Tiny):
     for lora in (None, LORA):
         policy = make(tiny("qwen3_vl"), {"ref", "ema"}, lora=lora, ema_decay=0.5)

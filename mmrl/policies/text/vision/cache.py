@@ -165,6 +165,7 @@ def key_of(tensors: Media, kind: str) -> Key:
 
 
 def cache_of(core: nn.Module, family: Family, mib: int) -> VisionCache | None:
-    """A cache of `mib` MiB; None for 0 MiB, or where anything but the language model trains."""
-    trains = any(weight.requires_grad for name, weight in core.named_parameters() if not name.startswith(family.language))
-    return None if trains or mib == 0 else VisionCache(family, mib * MIB)
+    """A cache of `mib` MiB; None for 0 MiB, or where anything but the language model trains, or an adapter's features differ."""
+    outside = [(name, weight) for name, weight in core.named_parameters() if not name.startswith(family.language)]
+    changes = any(weight.requires_grad or "lora_" in name for name, weight in outside)
+    return None if changes or mib == 0 else VisionCache(family, mib * MIB)
