@@ -16,7 +16,7 @@ from mmrl.core.types import Prompt, Video
 from mmrl.data.files.paths import cell_below, path_below
 from mmrl.data.files.pictures import open_picture, picture_size
 from mmrl.data.files.videos import WISHES, check_video, probe_video, video_of
-from mmrl.data.layouts.base import ANSWERS, SPANS, one_of
+from mmrl.data.layouts.base import ANSWERS, BOX, SPANS, one_of
 from mmrl.data.layouts.read import Measured
 from mmrl.data.readers import Cell, Row
 from mmrl.data.validate import FILE_ROW, check_answer, check_markers, check_shape, check_tokens, strip_markers
@@ -105,6 +105,8 @@ class Questions:
         question, options = strip_markers(question, media), _options(row)
         span = one_of(row, *SPANS)
         clock, answer = ({}, _answer(row)) if span is None else _span(spans_of(span), media)
+        if answer is None and any(row.values.get(name) is not None for name in BOX):
+            raise ValueError("the row's answer is boxes: take the data set grounding_jsonl, or write an answer beside them")
         kind, said = self._kind(row, question, answer, options) if span is None else ("span", "span")
         if kind == "choice" and answer is not None:
             answer = self._letters(answer, options)
@@ -263,6 +265,11 @@ def _options(row: Row) -> tuple[str, ...]:
     lettered = [row.values[letter] for letter in takewhile(lambda letter: row.values.get(letter) is not None, LETTERS)]
     found = lettered if found is None and len(lettered) > 1 else found
     if isinstance(found, dict) and isinstance(found.get("text"), list):
+        labels = [str(label) for label in found["label"]] if isinstance(found.get("label"), list) else []
+        if labels != sorted(labels, key=lambda label: (len(label), label)):
+            raise ValueError(
+                f"the labels of options are {', '.join(labels)[:80]}: write the options in the order of their labels"
+            )
         found = found["text"]
     elif isinstance(found, dict):
         keys = sorted(found)

@@ -66,6 +66,8 @@ def test_right_options(answer, settings, letters, jsonl):
         ({"answer": "x", "options": ["x", "X"]}, "is the wording of options A and B"),
         ({"answer": "A", "options": ["x"]}, r"options must be a list of 2 to 26 texts"),
         ({"answer": "A", "options": {"A": "x", "C": "y"}}, "options are called A, C: call them A, B, .. without a gap"),
+        ({"answer": "A", "options": {"text": ["x", "y"], "label": ["B", "A"]}}, "labels of options are B, A: write the options"),
+        ({"box": [1, 2, 30, 40]}, "the row's answer is boxes: take the data set grounding_jsonl"),
         ({"answer": True}, "the answer is True: write it as the text"),
         ({"answer": {"a": 1}}, r"the answer is .*: it must be a text or a number"),
         ({"answer": "B", "kind": "riddle"}, "column problem_type is 'riddle', which no reward is for"),
