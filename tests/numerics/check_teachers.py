@@ -16,7 +16,7 @@ from mmrl.algorithms.weights.teachers import SureTeacher
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, TAUGHT, TEACHER_LOGPROBS
 from mmrl.core.types import Reading, Rollouts, Sample, Target
 from mmrl.policies.text.net import NEVER
-from mmrl.policies.text.read.distance import Other, Part, divergence, overlap
+from mmrl.policies.text.read.distance import Other, TeachersPart, divergence, overlap
 from mmrl.policies.text.read.evaluate import token_values
 from tests.numerics.registry import Vector, check, close, tensor
 from tests.support.rows import counts_of, make_batch, rollouts, scores, weighed
@@ -116,7 +116,7 @@ def trainer_of_distillation(vector: Vector) -> None:
     states, head = tensor(inputs["student_states"]).requires_grad_(), tensor(inputs["student_head"])
     theirs = tensor(inputs["teacher_head"])
     heat = torch.full((len(states),), params["temperature"], dtype=torch.float64)
-    part = Part(torch.arange(len(states)), tensor(inputs["teacher_states"]), lambda x, heat: x @ theirs.T / heat[:, None])
+    part = TeachersPart(torch.arange(len(states)), tensor(inputs["teacher_states"]), lambda x, heat: x @ theirs.T / heat[:, None])
     other = Other(Target("teacher"), [part], torch.zeros(len(head), dtype=torch.bool))
     logits = states @ head.T / heat[:, None]
     found = divergence(logits, other.logits(torch.arange(len(states)), heat), params["beta"])
@@ -152,7 +152,7 @@ def other_vocabulary(vector: Vector) -> None:
     student, teacher = logits_of(vector)
     banned = torch.zeros(student.shape[-1], dtype=torch.bool)
     banned[vector.params["banned"]] = True
-    other = Other(Target("teacher"), [Part(torch.arange(len(student)), teacher, lambda x, heat: x)], banned)
+    other = Other(Target("teacher"), [TeachersPart(torch.arange(len(student)), teacher, lambda x, heat: x)], banned)
     theirs = other.logits(torch.arange(len(student)), torch.ones(len(student), dtype=torch.float64))
     found = divergence(student.masked_fill(banned, NEVER), theirs, vector.params["beta"])
     close(found, vector.outputs["per_token"])

@@ -34,7 +34,7 @@ from mmrl.policies.text.net import Cache, TextNet
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.read.distance import STATES, Comparison
+from mmrl.policies.text.read.distance import STATES, ComparedRows
 from mmrl.policies.text.read.evaluate import RowEvaluation
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
@@ -277,7 +277,7 @@ class TextDryRun(DryRun):
             vocabulary = len(self.policy.net.banned)
             rows = max(int(work.mask.sum()) for work in read.values())
             at_once = min(rows, max(1, self.policy.config.logit_chunk // vocabulary))
-            found[LOGITS] = 4 * vocabulary * at_once * (2 if any(isinstance(work, Comparison) for work in read.values()) else 1)
+            found[LOGITS] = 4 * vocabulary * at_once * (2 if any(isinstance(work, ComparedRows) for work in read.values()) else 1)
         return found
 
 

@@ -29,7 +29,7 @@ from mmrl.policies.text.packed.row import pack
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded, Encoder, stand_in_prompt
 from mmrl.policies.text.read.answer_tokens import ANSWERS, answer_mask
-from mmrl.policies.text.read.distance import COMPARED, Comparison
+from mmrl.policies.text.read.distance import COMPARED, ComparedRows
 from mmrl.policies.text.read.evaluate import QUANTITIES, RowEvaluation, evaluation_of
 from mmrl.policies.text.read.looks.rewritten import LOOKS, look
 from mmrl.policies.text.read.looks.rhythm import RHYTHM, RhythmEvaluation, shows_attention
@@ -307,7 +307,7 @@ class TextPolicy(PolicyHooks):
             mask = torch.zeros(1, 1, dtype=torch.bool)
         work = self.evaluation(*self.shown(trace, view), mask, quantities)
         if target is not None and COMPARED & set(quantities):
-            work = Comparison(**vars(work), other=self.teachers.other(target, rows.compact(), chosen))
+            work = ComparedRows(**vars(work), other=self.teachers.other(target, rows.compact(), chosen))
         values = self.evaluator(RhythmEvaluation.of(work) if RHYTHM & set(quantities) else work)
         return {name: pad_actions(value.cpu(), max(1, width))[:count, :width] for name, value in values.items()}
 

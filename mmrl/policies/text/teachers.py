@@ -16,7 +16,7 @@ from mmrl.policies.shared.teachers import TEACHER, adapter_of, numbers_of
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.loading import load_config, read_processor
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.read.distance import STATES, Head, Other, Part, States
+from mmrl.policies.text.read.distance import STATES, Head, Other, States, TeachersPart
 from mmrl.policies.text.read.shown import show, show_rows
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig, TextTeacher
 from mmrl.policies.text.trace import TextTrace, trace_of_nothing
@@ -113,12 +113,12 @@ class Teachers:
     @torch.no_grad()
     def other(self, target: Target, trace: TextTrace, mask: Bool[Tensor, "n t"]) -> Other:
         """The other side for the tokens in the mask of a compact trace."""
-        host, parts = self.host, list[Part]()
+        host, parts = self.host, list[TeachersPart]()
         mask = pad_actions(mask, trace.tokens.shape[1])[:, : trace.tokens.shape[1]]
         if target.model != TEACHER:
             with host.weights.swapped_in(target.model):
                 states = states_of(host, trace, mask, target.view)
-            parts.append(Part(torch.arange(len(states), device=states.device), states, head_of(host, target.model)))
+            parts.append(TeachersPart(torch.arange(len(states), device=states.device), states, head_of(host, target.model)))
         else:
             for number, rows in self._shares(trace):
                 mine = torch.zeros_like(mask)
@@ -127,7 +127,7 @@ class Teachers:
                     policy, own = self._reader(number, trace if len(rows) == len(trace) else trace.take(rows), target.view)
                     states = states_of(policy, own, mask[rows], target.view if number in self.adapters else "plain")
                 head = head_of(host, TEACHER) if number in self.adapters else own_head(policy)
-                parts.append(Part(mine[mask].nonzero()[:, 0].to(states.device), states, head))
+                parts.append(TeachersPart(mine[mask].nonzero()[:, 0].to(states.device), states, head))
         return Other(target, parts, host.net.banned)
 
     def _shares(self, trace: TextTrace) -> Iterator[tuple[int, Int[Tensor, " k"]]]:

@@ -77,7 +77,7 @@ def overlap(logits: Float[Tensor, "m v"], other: Float[Tensor, "m v"]) -> Float[
 
 
 @dataclass(frozen=True)
-class Part:
+class TeachersPart:
     """The tokens that one teacher is asked about."""
 
     places: Int[Tensor, " k"]
@@ -92,7 +92,7 @@ class Other:
     """The other side of a comparison: teachers' states, of which logits are made piece by piece."""
 
     target: Target
-    parts: Sequence[Part]
+    parts: Sequence[TeachersPart]
     banned: Bool[Tensor, " v"]
 
     @torch.no_grad()
@@ -122,7 +122,7 @@ class States(RowEvaluation):
 
 
 @dataclass(frozen=True)
-class Comparison(RowEvaluation):
+class ComparedRows(RowEvaluation):
     """Completions whose tokens are compared with another's besides: `divergence` and `overlap` are among the quantities."""
 
     other: Other | None = None
