@@ -110,9 +110,10 @@ class Privileged:
 
 
 def found_in(prompt: Prompt, column: str) -> object:
-    """What is in a column of a prompt, such as the number 0; None where it is empty."""
-    found = prompt.columns.get(column)
-    return None if isinstance(found, str | list | tuple) and not found else found
+    """The value in a column of a prompt, such as the number 0; None where the column is empty."""
+    found: object = prompt.columns.get(column)
+    is_empty = isinstance(found, str | list | tuple) and not found
+    return None if is_empty else found
 
 
 def media_in(prompt: Prompt, column: str) -> tuple[Media, ...]:
