@@ -112,7 +112,7 @@ class Privileged:
 def found_in(prompt: Prompt, column: str) -> object:
     """The value in a column of a prompt, such as the number 0; None where the column is empty."""
     found: object = prompt.columns.get(column)
-    is_empty = isinstance(found, str | list | tuple) and not found
+    is_empty = type(found) in (str, list, tuple) and not found
     return None if is_empty else found
 
 

@@ -185,8 +185,8 @@ def head_of(policy: "TextPolicy", model: str) -> Head:
     layer, net = policy.net.model.get_output_embeddings(), policy.net
     if model != "policy" and hasattr(layer, "lora_B"):
         raise ValueError(
-            f"the next token is compared with that of the model {model!r} over the whole vocabulary, and policy.lora.targets "
-            "adapts the head, which has one adapter at a time: leave the head out, or set the form sampled"
+            f"the next token is compared with that of the model {model!r} over the whole vocabulary, and an adapter, the "
+            "policy's or a teacher's, is on the head, which has one at a time: take one without it, or set the form sampled"
         )
     if model == TEACHER:
         return net.logits

@@ -329,7 +329,7 @@ def test_who_cannot_teach_is_refused(tiny: Tiny, tmp_path: Path, monkeypatch: py
         make(tiny("qwen3_vl"), teachers=(TextTeacher("x", model=str(broken)),))
     monkeypatch.undo()
     whole = get_peft_model(plain_model(tiny("qwen3_vl"))[0], LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
-    whole.save_pretrained(tmp_path / "whole")
+    whole.save_pretrained(str(tmp_path / "whole"))
     with pytest.raises(ValueError, match=r"policy\.teachers\.0\.adapter .* trained whole \(.*lm_head.*merge it in peft"):
         make(tiny("qwen3_vl"), lora=LORA, teachers=(TextTeacher("x", adapter=str(tmp_path / "whole")),))
     with pytest.raises(FileNotFoundError, match=r"policy\.teachers\.0\.adapter: there is no folder"):
