@@ -270,7 +270,7 @@ CLASSES = ("FlowMatchEulerDiscreteScheduler", "UniPCMultistepScheduler", "DPMSol
 
 
 def not_reproduced(scheduler_config: Mapping[str, Any]) -> list[str]:
-    """What of a scheduler's config changes how it draws and is not done here, as `name = value`."""
+    """The values of a scheduler's config that change how it draws and are not honoured here, as `name = value`."""
     known, has_flow_sigmas = KNOWN, scheduler_config.get("use_flow_sigmas")
     if has_flow_sigmas:
         known = known - {"use_dynamic_shifting", "shift_terminal"}

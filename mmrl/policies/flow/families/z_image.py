@@ -19,7 +19,7 @@ FEED_FORWARD = ("feed_forward.w1", "feed_forward.w2", "feed_forward.w3")
 
 @dataclass(frozen=True)
 class PositionTables(FlowFamily):
-    """What Z-Image and Lumina 2 share: positions are looked up in tables, of texts, then of a picture's rows and columns."""
+    """Common to Z-Image and Lumina 2: positions are looked up in tables, of texts, then of a picture's rows and columns."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
