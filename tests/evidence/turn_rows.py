@@ -48,6 +48,7 @@ ROWS = [
     Row("arpo", LETTERS_ARPO, replace(LETTERS_ARPO, planner=Once()), "whole episodes alone", tasks.CROP),
     Row("mobile_agent_v3", PRESETS["mobile_agent_v3"], replace(PRESETS["mobile_agent_v3"], aggregation=SequenceMean()),
         "every trajectory counts the same, however long", tasks.SCREENS),
+    Row("arpo_gui", PRESETS["arpo_gui"], replace(PRESETS["arpo_gui"], planner=Once()), "nothing comes back", tasks.SCREEN),
     Row("geometry_zero", PRESETS["geometry_zero"], replace(PRESETS["geometry_zero"], shaping=(Always(),)),
         "a bonus wherever the tool is used", tasks.HELPS),
 ]  # fmt: skip

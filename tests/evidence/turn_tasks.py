@@ -72,19 +72,26 @@ class Game:
 
     def ask(self) -> None:
         turn = Turn(self.said, (len(self.tokens) - self.width, len(self.tokens)))
-        seed = random.Random("{}/{}".format(*self.branch.world or ())).getrandbits(60)
-        heard = self.world(self.request.prompt, (*self.turns, turn), seed)
+        heard = self.answer(turn)
         self.turns, self.said = (*self.turns, replace(turn, observation=heard)), ""
         if heard is None or heard.done or len(self.turns) >= (self.request.turns or self.most):
             self.ended = "stop" if heard is None else "done" if heard.done else "turns"
         else:
             self.heard = heard.text
 
+    def answer(self, turn: Turn) -> Observation | None:
+        """What the world says, or said in an earlier step."""
+        if self.branch.is_row:
+            return self.branch.turns[len(self.turns)].observation
+        seed = random.Random("{}/{}".format(*self.branch.world or ())).getrandbits(60)
+        return self.world(self.request.prompt, (*self.turns, turn), seed)
+
     @property
     def sample(self) -> Sample:
         own = [("policy", self.width)] + [("environment", 1), ("policy", self.width)] * (len(self.turns) - 1)
         segments = segments_of(own)  # type: ignore[arg-type]
-        return Sample(self.turns[-1].text, tuple(self.tokens), segments=segments, turns=self.turns, ended=self.ended)
+        told = {"segments": segments, "turns": self.turns, "ended": self.ended, "role": self.request.role}
+        return Sample(self.turns[-1].text, tuple(self.tokens), **told)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -101,8 +108,9 @@ class Playing(Counted):
     def rollout(self, requests: Sequence[Request], sampling: Any = None) -> Rollouts:
         rows = [(request, i) for request in requests for i in range(request.count)]
         games = [Game(self.world, request, i, self.most, self.width) for request, i in rows]
-        self.shared += sum(len(game.branch.turns) for game in games)
-        self.sampled += len(rows) - self.shared // self.most
+        fresh = [game for game in games if not game.branch.is_row]
+        self.shared += sum(len(game.branch.turns) for game in fresh)
+        self.sampled += len(fresh) - self.shared // self.most
         self.shared %= self.most
         tokens, draws = torch.full((len(rows), self.length), STOP), uniform(rows, self.length)
         trace = Steps({"tokens": tokens, **self._vectors([request for request, _ in rows])})
@@ -112,6 +120,9 @@ class Playing(Counted):
             drawn = (probs.cumsum(-1) < draws[:, t, None]).sum(-1).clamp(max=STOP)
             tokens[:, t] = torch.tensor([game.take(int(letter)) for game, letter in zip(games, drawn, strict=True)])
         logprobs = self._logprobs("policy", trace, "shown").gather(-1, tokens[..., None])[..., 0]
+        for row, game in zip(logprobs, games, strict=True):
+            if game.branch.is_row and game.branch.logprobs:
+                row[: len(game.branch.logprobs)] = torch.tensor(game.branch.logprobs)
         mask = torch.zeros(tokens.shape, dtype=torch.bool)
         samples: dict[int, list[Sample]] = {}
         prompts, places = dict[int, Prompt](), list[int]()
@@ -361,6 +372,26 @@ def steps(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Observation | N
     return Observation(shown, key=shown, reward=float(len(turns) == count), done=len(turns) == count)
 
 
+def path(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Observation | None:
+    """Four screens with one right way through them, which the prompt alone tells; a wrong step ends it."""
+    right = "abc"[("abc".index(prompt.answer) + len(turns) - 1) % 3]
+    if turns[-1].text != right:
+        return Observation(reward=0.0, done=True)
+    return Observation(right, key=right, reward=float(len(turns) == 4), done=len(turns) == 4)
+
+
+SCREEN = PlayTask(
+    "screen",
+    "one way in three hundred through four screens is right, so that nearly all groups are wrong altogether",
+    "share of tasks that succeed",
+    prompts_of(largest),
+    (("environment", stated),),
+    mean_stated,
+    world=path,
+    most=4,
+    start=(1, 1, 1, 1, 0.3),
+    samples=12_000,
+)
 SCREENS = PlayTask(
     "screens",
     "tasks of two to five steps, of which the outcome alone is known",
