@@ -79,8 +79,9 @@ class _Scenes(Sequence[Prompt]):
 
     def _prompt(self, index: int) -> Prompt:
         scene = draw_scene(self.seed, index, self.split, self.style)
-        share = round(self.shown * self.style.side) / self.style.side
-        picture = scene.image if share == 1 else scene.image.resize((round(share * self.style.side),) * 2)
+        side = round(self.shown * self.style.side)
+        share = side / self.style.side
+        picture = scene.image if share == 1 else scene.image.resize((side, side))
         return Prompt(
             id=f"{self.split}-{self.seed}-{index}",
             text=scene.question,
@@ -104,4 +105,5 @@ class _Scenes(Sequence[Prompt]):
 
 
 def _box(placed: PlacedDigit, share: float = 1.0) -> Box:
-    return Box(*(share * x for x in placed.corners), "pixel", str(placed.digit))
+    x1, y1, x2, y2 = (share * x for x in placed.corners)
+    return Box(x1, y1, x2, y2, "pixel", str(placed.digit))

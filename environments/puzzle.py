@@ -47,7 +47,7 @@ class _Play:
             facts = {"acted": 1.0}
         except CallError as error:
             answer = mistake(error)
-            facts = answer.facts
+            facts = dict(answer.facts)
         self.given += answer.reward or 0.0
         if answer.done:
             facts["solved"] = float(self.given > 1 - 1e-9)

@@ -16,8 +16,8 @@ from tests.house.test_figures import SHELVES
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "lines of mmrl/": 91_730,
-    "lines of all shipped Python": 100_095,
-    "lines of tests/": 90_411,
+    "lines of all shipped Python": 100_097,
+    "lines of tests/": 90_445,
     "files of mmrl/ under 60 lines, outside shelves": 73,
     "names that several classes of mmrl/ bear": 11,
     "words of README.md and docs/": 73_942,

@@ -1,6 +1,7 @@
 """Boxes as tables, Hugging Face, Label Studio and models' own tokens write them."""
 
 import json
+from typing import Any
 
 import datasets as hf
 import pytest
@@ -27,8 +28,8 @@ def read(path, **settings):
     return [(prompt.text, prompt.answer) for prompt in load("grounding_jsonl", "datasets")(path, **settings)]
 
 
-def boxes(label, *corners, space="pixel"):
-    return tuple(Box(*four, space, label) for four in corners)
+def boxes(label, *corners, space: Any = "pixel"):
+    return tuple(Box(x1, y1, x2, y2, space, label) for x1, y1, x2, y2 in corners)
 
 
 def csv(folder, *lines):

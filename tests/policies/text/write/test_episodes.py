@@ -295,7 +295,8 @@ def test_numbers_of_other_libraries_are_numbers(value: Any):
 
 @for_each("value", [np.float32("nan"), "0.5", np.ones(2), object(), 10**400])
 def test_what_is_no_finite_number_is_refused(value: Any):
-    for said in ({"reward": value}, {"facts": {"x": value}}, {"reward": value, "facts": {"reward": 1.0}}):
+    refused: list[Any] = [{"reward": value}, {"facts": {"x": value}}, {"reward": value, "facts": {"reward": 1.0}}]
+    for said in refused:
         with pytest.raises(ValueError, match="rewards and facts of an observation are finite numbers"):
             check_observation(Observation("", **said))
 
