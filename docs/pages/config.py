@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from docs.pages.lines import table_of
 from mmrl.algorithms.miners import BestAndWorst, Difficulty
+from mmrl.algorithms.views import Privileged
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.data import SourceConfig
 from mmrl.app.config.run import (
@@ -24,7 +25,7 @@ from mmrl.policies.codes.settings import CodePolicyConfig, PlanSettings
 from mmrl.policies.flow.settings import FlowPolicyConfig, FlowQuantizedSettings
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.engine_settings import EngineConfig
-from mmrl.policies.text.settings import QuantizedSettings, Sampling, TextPolicyConfig
+from mmrl.policies.text.settings import QuantizedSettings, Sampling, TextPolicyConfig, TextTeacher
 from mmrl.policies.video.sampling import VideoSettings
 from mmrl.serving.judges.judge import Endpoint
 from mmrl.training.optim import OptimizerSettings
@@ -45,6 +46,8 @@ TABLES: dict[str, tuple[str, type]] = {
     "[policy.engine]": ("Without it the policy samples with its own network ([vLLM](../how_to/engine.md)).", EngineConfig),
     "[policy.quantized]": ("Acts with `policy.weights = \"nf4\"`.", QuantizedSettings),
     "[policy.quantized], kind = flow": ("The same for a generator.", FlowQuantizedSettings),
+    "[[policy.teachers]]": ("Models that read what the policy writes ([how](../how_to/teachers.md)).", TextTeacher),
+    "[algorithm.objective.0.view]": ("What the teacher of a FollowTeacher sees besides.", Privileged),
     "[policy.lora]": ("Without it all weights that are not frozen train.", LoraSettings),
     "[[stage]]": ("A stage of a chain, one table each ([how](../how_to/stages.md)).", StageSettings),
     "[stage.until]": ("Ends a stage that trains before its last step.", Until),

@@ -97,11 +97,6 @@ def refuse_other_space(planner: Taught, prompts: Sequence[Prompt], space: Space 
     overlaps: dict[Space, list[float]] = {one: [] for one in tries}
     outside: list[tuple[Prompt, Box]] = []
     for prompt in prompts:
-        if prompt.answer is None and "box" in prompt.columns:
-            raise ValueError(
-                f"prompt {prompt.id!r} is answered by boxes, which this data set reads as words, so that nothing tells their "
-                "space from the model's: take data.use = grounding_jsonl, or dialogues to teach them as they are"
-            )
         text = "\n".join(turn.text for turn in planner.turns_of(prompt)) or planner.completion(prompt)
         if not parse_boxes(text, space):
             continue

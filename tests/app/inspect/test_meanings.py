@@ -9,6 +9,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.views import Privileged
 from mmrl.app.config.algorithm import Assembly
 from mmrl.app.config.run import RunConfig
 from mmrl.app.inspect.settings import COMMON, Setting, settings_of
@@ -42,7 +43,12 @@ def classes_in(hint: object) -> Iterator[type]:
         yield from classes_in(one)
 
 
-CONFIG = [*tables_below(RunConfig, seen := set()), *tables_below(TextPolicyConfig, seen), *tables_below(FlowPolicyConfig, seen)]
+CONFIG = [
+    *tables_below(RunConfig, seen := set()),
+    *tables_below(TextPolicyConfig, seen),
+    *tables_below(FlowPolicyConfig, seen),
+    Privileged,
+]
 
 
 def silent(settings: Sequence[Setting]) -> list[str]:

@@ -116,8 +116,8 @@ def test_completions_in_another_space_are_converted_where_that_is_said_and_refus
     far = [replace(one, columns={"completion": one.columns["completion"].replace("500", "1500")}) for one in chats]
     with pytest.raises(ValueError, match="completions of 1 of 2 prompts hold boxes outside of this model's space, such as box"):
         taught(policy, far)
-    with pytest.raises(ValueError, match=r"prompt 'lf-1' is answered by boxes, .*: take data.use = grounding_jsonl, or"):
-        taught(policy, list(load("qa_jsonl", "datasets")(path="lf.jsonl")))
+    with pytest.raises(ValueError, match=r"lf.jsonl:1: the row's answer is boxes: take the data set grounding_jsonl, or"):
+        load("qa_jsonl", "datasets")(path="lf.jsonl")
     with pytest.raises(ValueError, match="prompt 'lf-1': space 'pixel' needs the picture's size"):
         taught(policy, [replace(prompts[0], media=(), columns={"completion": "[1, 2, 3, 4]"})], written="pixel")
     with pytest.raises(ValueError, match=r"written is 'pixel', and how this model writes boxes is unknown: set policy.box_space"):
