@@ -179,5 +179,5 @@ def test_the_text_policy_keeps_the_promises_of_a_policy(tiny):
 
     policy = make(tiny("qwen3_vl"), {"ref"})
     assert isinstance(policy, Policy)
-    looks = {"reference_probability", "base_probability", "attention_distance", "attention_influence"}
+    looks = {"reference_probability", "base_probability", "attention_distance", "attention_influence", "divergence", "overlap"}
     assert policy.shadows == {"ref"} and policy.offers == {"logprobs", "entropy", "group_divergence", "answer_mask"} | looks
