@@ -13,9 +13,8 @@ from typing import Any
 
 from mmrl.app.plugins.resolve import PlugIn
 from mmrl.core.samples import Group, Prompt, Scored
-from mmrl.data.files.pictures import upright
 from mmrl.runtime.near import did_you_mean
-from mmrl.runtime.pictures import upright_rgb
+from mmrl.runtime.pictures import open_upright, upright_rgb
 from mmrl.runtime.ranges import by_name
 
 STYLES = ("trl", "flow_grpo")
@@ -279,4 +278,4 @@ def first_of(answers: Any) -> Any:
 
 def picture_at(media: object) -> object:
     """A picture, by path or of PIL, as everybody is shown it; other media as they are."""
-    return upright(media) if isinstance(media, str | Path) or hasattr(media, "getbands") else media
+    return open_upright(media) if isinstance(media, str | Path) or hasattr(media, "getbands") else media
