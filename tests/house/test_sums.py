@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "lines of mmrl/": 91_724,
     "lines of all shipped Python": 100_091,
-    "lines of tests/": 90_457,
+    "lines of tests/": 90_460,
     "files of mmrl/ under 60 lines, outside shelves": 73,
     "names that several classes of mmrl/ bear": 11,
     "words of README.md and docs/": 74_220,
