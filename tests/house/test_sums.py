@@ -20,7 +20,7 @@ LIMITS = {
     "lines of tests/": 90_460,
     "files of mmrl/ under 60 lines, outside shelves": 73,
     "names that several classes of mmrl/ bear": 11,
-    "words of README.md and docs/": 74_220,
+    "words of README.md and docs/": 74_273,
 }
 """Each falls when something goes; a piece of work raises it by its own budget at most, and says so."""
 SHIPPED = ("mmrl", "rewards", "datasets", "environments")
