@@ -144,7 +144,9 @@ def same_weights(one: Path, other: Path) -> bool:
     held = []
     for run in (one, other):
         last = max((run / "checkpoints").glob("step-*"), key=lambda step: int(step.name.partition("-")[2]))
-        held.append([x for x in tree_leaves(torch.load(last / "policy.pt", map_location="cpu")) if isinstance(x, torch.Tensor)])
+        held.append(
+            [x for x in tree_leaves(torch.load(last / "policy.pt", "cpu", weights_only=True)) if isinstance(x, torch.Tensor)]
+        )
     if not held[0]:
         raise ValueError(f"{one} holds no weights: there is nothing to compare")
     return len(held[0]) == len(held[1]) and all(torch.equal(x, y) for x, y in zip(*held, strict=True))

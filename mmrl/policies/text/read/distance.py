@@ -68,7 +68,7 @@ def divergence(logits: Float[Tensor, "m v"], other: Float[Tensor, "m v"], beta: 
     if 0 < top < logits.shape[-1] - 1:
         ids = logits.detach().topk(top, -1).indices
         logits, other = coarse(logits, ids), coarse(other, ids)
-    return Divergence.apply(logits, other, beta)  # type: ignore[no-untyped-call]
+    return Divergence.apply(logits, other, beta)  # type: ignore[no-untyped-call] - torch gives `apply` no types
 
 
 def overlap(logits: Float[Tensor, "m v"], other: Float[Tensor, "m v"]) -> Float[Tensor, " m"]:
