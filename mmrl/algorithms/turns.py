@@ -1,6 +1,6 @@
 """The turns of a step's episodes: which action belongs to which, what each earned, and which state it began from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,13 +36,18 @@ def turn_numbers(rollouts: Rollouts) -> Int[Tensor, "n t"]:
     return torch.where(rollouts.action_mask, found, -1)
 
 
-def returns_of(rewards: Float[Tensor, " m"], trajectory: Int[Tensor, " m"], gamma: float) -> Float[Tensor, " m"]:
-    """R_t = sum_k gamma^(k - t) r_k over the later turns of the same trajectory; rows are in order of time."""
+def returns_of(
+    rewards: Float[Tensor, " m"], trajectory: Int[Tensor, " m"], gamma: float, cuts: Sequence[bool] = ()
+) -> Float[Tensor, " m"]:
+    """R_t = sum_k gamma^(k - t) r_k over the later turns of the same trajectory; rows are in order of time.
+
+    A turn that cuts keeps its own reward alone, and turns before it get nothing from it or behind it.
+    """
     found, ahead = torch.zeros_like(rewards), dict[int, float]()
     for i in reversed(range(len(rewards))):
-        one = int(trajectory[i])
-        ahead[one] = float(rewards[i]) + gamma * ahead.get(one, 0.0)
-        found[i] = ahead[one]
+        one, cut = int(trajectory[i]), bool(cuts) and cuts[i]
+        found[i] = float(rewards[i]) + (0.0 if cut else gamma * ahead.get(one, 0.0))
+        ahead[one] = 0.0 if cut else float(found[i])
     return found
 
 
@@ -64,7 +69,11 @@ def observations_of(sample: Sample) -> list[Observation | None]:
 def uses(rollouts: Rollouts, fact: str = "tool") -> Bool[Tensor, " n"]:
     """True for rows of which some observation states the fact: `tool`, where a tool was used."""
     answers = [observations_of(sample) for _, sample in rollouts.samples()]
-    return torch.tensor([any(one and one.facts.get(fact, 0.0) > 0 for one in row) for row in answers], dtype=torch.bool)
+    return torch.tensor([any(states_fact(one, fact) for one in row) for row in answers], dtype=torch.bool)
+
+
+def states_fact(heard: Observation | None, fact: str) -> bool:
+    return heard is not None and heard.facts.get(fact, 0.0) > 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,8 @@ class TurnTable:
     gamma: float = 1.0
     reward: str = "environment"
     """The reward that adds up what observations state."""
+    cut: str = ""
+    """The fact of an observation that says that returns end at its turn; empty: none does."""
 
     def deal(self, f: Callable[[Turns], Tensor]) -> Float[Tensor, "n t"]:
         """f of every group's turns, given to their actions; 0 where there is none and in rows that are not kept."""
@@ -98,13 +109,13 @@ class TurnTable:
         seen = [names.setdefault(name, len(names)) for i, sample, count in rows for name in states(sample, i, count)]
         rewards = [reward for i, sample, count in rows for reward in self._rewards(i, sample, count, float(totals[i]))]
         trajectory, number = torch.tensor(places, dtype=torch.long).view(-1, 2).unbind(1)
-        returns = returns_of(totals.new_tensor(rewards), trajectory, self.gamma)
+        cuts = [states_fact(one, self.cut) for _, sample, count in rows for one in padded(observations_of(sample), count)]
+        returns = returns_of(totals.new_tensor(rewards), trajectory, self.gamma, cuts)
         return Turns(totals[trajectory], returns, trajectory, torch.tensor(seen, dtype=torch.long), number)
 
     def _rewards(self, row: int, sample: Sample, count: int, total: float) -> list[float]:
         """Rewards of a sample's turns, which add up to its total: what no observation states is the last turn's."""
-        stated = [self._weight(row) * ((one and one.reward) or 0.0) for one in observations_of(sample)[:count]]
-        stated += [0.0] * (count - len(stated))
+        stated = [self._weight(row) * ((one and one.reward) or 0.0) for one in padded(observations_of(sample), count)]
         stated[-1] += total - sum(stated)
         return stated
 
@@ -114,6 +125,11 @@ class TurnTable:
             return 0.0
         column = self.scores.names.index(self.reward)
         return float(self.scores.weights[column]) * (int(self.scores.status[row, column]) == Status.OK)
+
+
+def padded(heard: Sequence[Observation | None], count: int) -> list[Observation | None]:
+    """The answers to so many turns; None where there is none."""
+    return [*heard[:count], *[None] * (count - len(heard))]
 
 
 def states(sample: Sample, row: int, count: int) -> list[object]:

@@ -93,8 +93,8 @@ class PlannerHooks(PartHooks):
     heats_tokens: bool = False
     """Are tokens drawn at individual temperatures (`Tempering.rule`), which servers do not support?"""
     samples_plainly: bool = True
-    """Are all its samples of the plain prompt, from their first token on or a `Branch`, at the run's temperature? Worlds answer
-    only such."""
+    """Are all its samples of the prompt that training reads, from their first token on or a `Branch`, at the run's temperature?
+    Worlds answer only such."""
     scouts: bool = False
     """Does it look at samples of few denoising steps first, which image generators alone draw (`Tempering.num_steps`)?"""
     branches: bool = False

@@ -11,7 +11,7 @@ import torch
 from mmrl.algorithms.advantages.experts import ExpertWhereFew
 from mmrl.algorithms.planners.asked import Remembering
 from mmrl.algorithms.planners.helped import Refinements, SerialExits, WithExpert
-from mmrl.algorithms.planners.hints import BesideHint, HintLadder, Scaffold, hints_of
+from mmrl.algorithms.planners.hints import AskedHalves, BesideHint, HintLadder, Scaffold, hints_of
 from mmrl.algorithms.planners.replay_success import ReplaySuccess
 from mmrl.algorithms.planners.self_hints import KeptHints, SelfHints, next_level, read_hints, tells_answer
 from mmrl.algorithms.presets import PRESETS
@@ -223,6 +223,14 @@ def test_half_of_a_group_reads_the_rules_and_experts_come_on_top():
     assert own.count == 5 and (expert.count, expert.role, expert.written) == (1, "injected", "abcdefgh")
 
 
+def test_the_first_half_is_asked_for_the_tool_and_trains_so():
+    first, other = AskedHalves("Use it.", "Do without.").first([PROMPT], 5, 7, 0)
+    assert (first.count, other.count) == (2, 3) and first.group_id == other.group_id == 7 and first.seed != other.seed
+    assert first.shown.trained and other.shown.trained
+    texts = [one.shown.prompt.text for one in (first, other) if one.shown.prompt]
+    assert [text.removeprefix(PROMPT.text).strip() for text in texts] == ["Use it.", "Do without."]
+
+
 @pytest.mark.parametrize(
     "planner", [HintLadder(column="h"), Scaffold(column="h"), BesideHint(column="h"), WithExpert(column="h")]
 )
@@ -251,6 +259,7 @@ def test_what_cannot_be_written_is_refused():
         (lambda: KeptHints(low=0.5), "set low below high"),
         (lambda: SerialExits().first([PROMPT], 1, 0, 0), "group_size to 2 or more"),
         (lambda: BesideHint().first([PROMPT], 1, 0, 0), "group_size to 2 or more"),
+        (lambda: AskedHalves().first([PROMPT], 1, 0, 0), "AskedHalves compares two halves of a group: set algorithm.group_size"),
     ],
 )
 def test_settings_that_do_nothing(make: Callable[[], Any], said: str):

@@ -17,7 +17,8 @@ from tests.support.episodes import Said, episode, per_turn, rollouts_of, scores_
 from tests.support.rows import rollouts, scores
 
 PER_TURN = GiGPO(deviation=True, over="turns")
-PARTS = [TurnReturns(gamma=0.5), GiGPO(), GiGPO(deviation=True, weight=0.3), HGPO(), HGPO(history=1, base=True)]
+UI_S1 = GiGPO(gamma=0.5, over="turns", alike="number", cut="wrong")
+PARTS = [TurnReturns(gamma=0.5), GiGPO(), GiGPO(deviation=True, weight=0.3), UI_S1, HGPO(), HGPO(history=1, base=True)]
 
 
 def drawn(seed: int = 0, groups: int = 3, most: int = 4) -> Rollouts:
@@ -25,7 +26,10 @@ def drawn(seed: int = 0, groups: int = 3, most: int = 4) -> Rollouts:
     draw = random.Random(seed)
 
     def one() -> Sample:
-        turns = [Said(draw.randint(1, 3), draw.choice([None, 0.0, 0.5, 1.0]), draw.choice("xyz")) for _ in range(most)]
+        rewards = [None, 0.0, 0.5, 1.0]
+        turns = [
+            Said(draw.randint(1, 3), draw.choice(rewards), draw.choice("xyz"), wrong=draw.random() < 0.2) for _ in range(most)
+        ]
         return episode(*turns[: draw.randint(1, most)])
 
     return rollouts_of(*([one() for _ in range(5)] for _ in range(groups)))
@@ -46,6 +50,14 @@ def slow_returns(rewards: list[float], gamma: float) -> list[float]:
     return [sum(gamma ** (k - t) * r for k, r in enumerate(rewards) if k >= t) for t in range(len(rewards))]
 
 
+def cut_returns(sample: Sample, rewards: list[float], gamma: float, fact: str) -> list[float]:
+    """Each adds up what comes up to the first wrong turn, which counts for itself alone."""
+    wrong = [bool(turn.observation and turn.observation.facts.get(fact)) for turn in sample.turns]
+    ends = [next((k for k in range(t + 1, len(rewards)) if wrong[k]), len(rewards)) for t in range(len(rewards))]
+    ends = [t + 1 if wrong[t] else end for t, end in enumerate(ends)]
+    return [sum(gamma ** (k - t) * rewards[k] for k in range(t, end)) for t, end in enumerate(ends)]
+
+
 def slow_states(sample: Sample) -> list[str]:
     return ["prompt", *(turn.observation.key for turn in sample.turns[:-1] if turn.observation)]
 
@@ -62,8 +74,9 @@ def slow_turn_returns(part: TurnReturns, samples: list[Sample], totals: list[flo
 
 
 def slow_gigpo(part: GiGPO, samples: list[Sample], totals: list[float]) -> list[list[float]]:
-    returns = [slow_returns(slow_rewards(*pair), part.gamma) for pair in zip(samples, totals, strict=True)]
-    states = [slow_states(sample) for sample in samples]
+    pairs = list(zip(samples, totals, strict=True))
+    returns = [cut_returns(pair[0], slow_rewards(*pair), part.gamma, part.cut) for pair in pairs]
+    states = [slow_states(one) if part.alike == "state" else list(map(str, range(len(one.turns)))) for one in samples]
 
     def compared(value: float, alike: list[float]) -> float:
         return (value - mean(alike)) / (stdev(alike) + part.eps if part.deviation else 1.0) if len(alike) > 1 else 0.0
@@ -102,7 +115,7 @@ def test_returns_are_compared_with_those_of_the_same_turn(part: TurnReturns):
         assert mine == pytest.approx(row)
 
 
-@pytest.mark.parametrize("part", [GiGPO(), GiGPO(deviation=True, weight=0.3), GiGPO(gamma=0.0), PER_TURN])
+@pytest.mark.parametrize("part", [GiGPO(), GiGPO(deviation=True, weight=0.3), GiGPO(gamma=0.0), PER_TURN, UI_S1])
 def test_gigpo_compares_turns_that_began_from_the_same_state(part: GiGPO):
     found = drawn(1)
     made, totals = with_totals(found)
@@ -256,6 +269,17 @@ def test_tools_are_rewarded_where_they_help(used: tuple[bool, ...], rewards: lis
     assert shaped.names[-1] == "tools_help" and shaped.values[:, -1].tolist() == bonus
     expected = made.total() + 0.3 * torch.tensor(bonus, dtype=torch.float64)
     torch.testing.assert_close(shaped.total(), expected, equal_nan=True)
+
+
+def test_halves_that_were_asked_are_compared_and_those_that_used_the_tool_are_paid():
+    """The first half was asked, and one of it did not; the first of the other half did."""
+    made, found = used_by(True, False, True, False, False, rewards=[1.0, 1.0, 0.0, 0.0, 0.0])
+    assert WhereToolsHelp(asked=True)(made, found, {}).values[:, -1].tolist() == [1.0, 0.0, 1.0, 0.0, 0.0]
+    made, found = used_by(True, False, True, False, rewards=[0.0, 0.0, 1.0, float("nan")])
+    assert WhereToolsHelp(asked=True)(made, found, {}).values[:, -1].tolist() == [-1.0, 0.0, -1.0, 0.0]
+    rows = torch.tensor([0, 2, 3])
+    few = WhereToolsHelp(asked=True)(made.take(rows), found.take(rows), {})
+    assert few.values[:, -1].tolist() == [-1.0, -1.0, 0.0], "which half a sample is of stands though others are gone"
 
 
 @pytest.mark.parametrize(("used", "bonus"), [((True, False, False, False), 0.5), ((True,) * 4, 0.0), ((False,) * 4, 0.0)])

@@ -9,6 +9,7 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.segments import GiGPO
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.branches import BranchWhereUnsure
+from mmrl.algorithms.planners.hints import AskedHalves
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.shaping.turns import with_bonus
 from mmrl.algorithms.turns import uses
@@ -36,6 +37,10 @@ def against_one_turn(name: str, task: tasks.PlayTask) -> Row:
 
 LETTERS_ARPO = replace(PRESETS["arpo"], planner=BranchWhereUnsure(vocabulary=len(LETTERS)))
 """For a model of five tokens."""
+UI_S1 = PRESETS["ui_s1"].advantage
+assert isinstance(UI_S1, GiGPO)
+ASKED = replace(PRESETS["geometry_zero"], planner=AskedHalves(with_text="The first letter is d", without_text="Answer."))
+"""In words that the policy of letters follows."""
 ROWS = [
     Row("gigpo", PRESETS["gigpo"], replace(PRESETS["gigpo"], advantage=GroupNorm(scale="none")),
         "episodes compared with episodes alone", tasks.ROOMS),
@@ -46,10 +51,14 @@ ROWS = [
     against_one_turn("hart", tasks.CROP),
     Row("vr_thinker", PRESETS["vr_thinker"], replace(PRESETS["vr_thinker"], shaping=()), "no bonus for looking", tasks.SELDOM),
     Row("arpo", LETTERS_ARPO, replace(LETTERS_ARPO, planner=Once()), "whole episodes alone", tasks.CROP),
+    Row("ui_s1", PRESETS["ui_s1"], replace(PRESETS["ui_s1"], advantage=replace(UI_S1, cut="")),
+        "returns that go on behind a wrong action", tasks.REPAIRED),
     Row("mobile_agent_v3", PRESETS["mobile_agent_v3"], replace(PRESETS["mobile_agent_v3"], aggregation=SequenceMean()),
         "every trajectory counts the same, however long", tasks.SCREENS),
+    Row("mobile_agent_v3", PRESETS["mobile_agent_v3"], replace(PRESETS["mobile_agent_v3"], planner=Once()), "nothing comes back",
+        tasks.SCREEN),
     Row("arpo_gui", PRESETS["arpo_gui"], replace(PRESETS["arpo_gui"], planner=Once()), "nothing comes back", tasks.SCREEN),
-    Row("geometry_zero", PRESETS["geometry_zero"], replace(PRESETS["geometry_zero"], shaping=(Always(),)),
-        "a bonus wherever the tool is used", tasks.HELPS),
+    Row("geometry_zero", ASKED, replace(PRESETS["geometry_zero"], planner=Once(), shaping=(Always(),)),
+        "a bonus wherever the tool is used, and nobody is asked", tasks.HELPS),
 ]  # fmt: skip
 """Presets of turns."""

@@ -310,6 +310,20 @@ ROOMS = PlayTask(
 )
 
 
+def repaired(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Observation | None:
+    """The same rooms, where a wrong door is said to be wrong; whoever took it is led on all the same."""
+    heard = rooms(prompt, turns, seed)
+    return heard and replace(heard, facts={"wrong": float(not heard.reward)})
+
+
+REPAIRED = replace(
+    ROOMS,
+    name="repaired",
+    claim="rooms in which a wrong door is said to be wrong, and the way goes on as if it had been right",
+    world=repaired,
+)
+
+
 def paths(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Observation | None:
     """A path is drawn that is worth 0 or 2; all lead to one room, where the prompt's own letter is worth 1."""
     path = random.Random(seed).choice("ab")

@@ -23,6 +23,8 @@ class Said:
     text: str = "a"
     used: bool = False
     """Was a tool used?"""
+    wrong: bool = False
+    """Does the world say that it was wrong?"""
 
 
 def episode(*said: Said, answered: bool = True) -> Sample:
@@ -33,7 +35,8 @@ def episode(*said: Said, answered: bool = True) -> Sample:
         start = sum(length for _, length in pieces)
         pieces.append(("policy", one.length))
         last = k + 1 == len(said)
-        heard = Observation(reward=one.reward, key=one.key, facts={"tool": 1.0} if one.used else {}, done=last)
+        facts = {name: 1.0 for name, so in (("tool", one.used), ("wrong", one.wrong)) if so}
+        heard = Observation(reward=one.reward, key=one.key, facts=facts, done=last)
         turns.append(Turn(one.text, (start, start + one.length), heard if answered or not last else None))
         pieces += [] if last else [("environment", OBSERVED)]
     segments: tuple[Segment, ...] = segments_of(pieces)  # type: ignore[arg-type]

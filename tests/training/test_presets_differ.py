@@ -29,7 +29,7 @@ SAME = {frozenset({"gspo", "gspo_token"}): "the same gradient as long as the act
 ELSEWHERE = {
     "gui_g1": "it weighs true boxes",
     "rlpr": "it reads how likely a written answer is",
-    **dict.fromkeys(("hgpo", "openthinkimg", "vr_thinker", "geometry_zero", "arpo"), "it looks at turns"),
+    **dict.fromkeys(("hgpo", "ui_s1", "openthinkimg", "vr_thinker", "geometry_zero", "arpo"), "it looks at turns"),
     **dict.fromkeys(("refl", "draft_k", "flow_bp"), "its gradient passes a decoder"),
     "mobile_agent_v3": "what is its own are its turns",
     **dict.fromkeys(DISTILLED, "it compares distributions of real models"),

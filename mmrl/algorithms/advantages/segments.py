@@ -70,6 +70,8 @@ class ByTurn:
     reward: str = "environment"
     """The reward that adds up what observations state. With the rest of the total it comes at the last turn where it has
     another name."""
+    cut: str = ""
+    """The fact of an observation that says that its turn was wrong: no return reaches across it. Empty: returns go on."""
 
     __post_init__ = check_ranges
     min_group_size = 2
@@ -77,7 +79,7 @@ class ByTurn:
     def credit(self, scores: Scores, rollouts: Rollouts, f: Callable[[Turns], Tensor]) -> Credit:
         """f of every group's turns, as credit of their actions."""
         keep = totals_and_keep(scores)[1]
-        table = TurnTable(scores, rollouts, keep, self.gamma, self.reward)
+        table = TurnTable(scores, rollouts, keep, self.gamma, self.reward, self.cut)
         return Credit(table.deal(f).to(scores.values.dtype), keep)
 
 
@@ -106,6 +108,8 @@ class GiGPO(ByTurn):
     The first turn begins from the prompt, a later one from the key of the observation before it. A turn alone in its state gets 0
     from A_step, a total alone keeps its value. As in its code, turns of one sample count for one another. That code takes mean
     and deviation of totals over all turns too (compute_mean_std_cross_steps), so that long samples weigh more: `over = "turns"`.
+    Turns of the same number compared, over turns, with returns that a wrong one cuts, are the advantages of UI-S1
+    (arXiv:2509.11543).
     """
 
     gamma: Share = 0.95
@@ -116,6 +120,8 @@ class GiGPO(ByTurn):
     """Divide both by the unbiased deviation + eps."""
     over: Literal["samples", "turns"] = "samples"
     """What mean and deviation of totals are taken over: each sample once, or once per turn as in its code."""
+    alike: Literal["state", "number"] = "state"
+    """Which turns A_step compares: those that began from the same state, or those of the same number."""
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         return self.credit(scores, rollouts, self.values)
@@ -126,7 +132,8 @@ class GiGPO(ByTurn):
         totals = torch.stack(list(each.values())) if self.over == "samples" else turns.totals
         mean, spread = (totals.mean(), totals.std()) if len(totals) > 1 else (totals.new_zeros(()), totals.new_ones(()))
         episode = (turns.totals - mean) / (spread + self.eps) if self.deviation else turns.totals - mean
-        return episode + self.weight * within(turns.observation, turns.returns, self._centre)
+        alike = turns.observation if self.alike == "state" else turns.number
+        return episode + self.weight * within(alike, turns.returns, self._centre)
 
     def _centre(self, x: Tensor) -> Tensor:
         if len(x) == 1:

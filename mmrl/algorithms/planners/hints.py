@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, cast
 
 from mmrl.algorithms.planners.asked import Remembering, right_ones
-from mmrl.algorithms.planners.base import one_request_each, seed_of
+from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
 from mmrl.algorithms.views import Hint
 from mmrl.core.protocols import State
 from mmrl.core.types import Group, Prompt, Request, Revision, Shown
@@ -260,3 +260,28 @@ class BesideHint(Remembering):
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         return Revision()
+
+
+@dataclass(frozen=True)
+class AskedHalves(Once):
+    """The first half of every group is asked to use a tool, the other half not to; both train as they were asked (GeometryZero).
+
+    arXiv:2506.07160, from summaries; the words are ours. Of an odd group one sample more is asked to do without. Take the shaping
+    WhereToolsHelp(asked = true) with it.
+    """
+
+    with_text: str = "Use the tool before you answer."
+    """Goes under the prompt of the first half."""
+    without_text: str = "Answer without the tool."
+    """Goes under the prompt of the other half."""
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        """Raises ValueError for a group of one."""
+        if group_size < 2:
+            raise ValueError("AskedHalves compares two halves of a group: set algorithm.group_size to 2 or more")
+        halves = ((self.with_text, group_size // 2), (self.without_text, group_size - group_size // 2))
+        return [
+            replace(one, count=count, seed=seed_of(one.seed, draw), shown=Shown(Hint(text)(one.prompt, 0), trained=True))
+            for one in one_request_each(prompts, group_size, first_id, seed)
+            for draw, (text, count) in enumerate(halves)
+        ]

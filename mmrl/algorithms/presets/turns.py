@@ -6,6 +6,8 @@ from mmrl.algorithms.advantages.segments import HGPO, GiGPO
 from mmrl.algorithms.objectives.penalties import ReferenceKL
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.branches import BranchWhereUnsure
+from mmrl.algorithms.planners.hints import AskedHalves
+from mmrl.algorithms.planners.replay_success import ReplaySuccess
 from mmrl.algorithms.presets.baselines import CLIPPED, grpo
 from mmrl.algorithms.shaping.turns import SeldomTools, WhereToolsHelp
 from mmrl.algorithms.weights.aggregate import TokenMean
@@ -90,19 +92,28 @@ never acts. Turns that several episodes share train in each of them, which is it
 implemented: the hard attribution, by which they train on the mean.
 """
 
-mobile_agent_v3 = replace(CLIPPED, aggregation=TokenMean(), needs_turns=True)
-"""One advantage for all turns of a trajectory, from its outcome; every token of the step counts the same.
+mobile_agent_v3 = replace(CLIPPED, planner=ReplaySuccess(), aggregation=TokenMean(), needs_turns=True)
+"""One advantage for all turns of a trajectory, from its outcome; where all of a group failed, a stored success stands in for one.
 
 Mobile-Agent-v3: Fundamental Agents for GUI Automation (Trajectory-aware Relative Policy Optimization), arXiv:2508.15144.
-From summaries. No KL. 4 updates per step are ours; with one the clip never acts. Not implemented: the buffer of successes that
-stands in for groups that failed.
+From summaries. No KL; every token of the step counts the same; the ratio of a success that comes back is to the weights that
+sampled it. Which sample it replaces, the size of the buffer and 4 updates per step are ours; with one update the clip never acts.
+Nothing else is left out.
 """
 
-geometry_zero = replace(grpo, shaping=(WhereToolsHelp(),), needs_turns=True)
-"""A tool is rewarded where those of the group that used it did better, and punished where they did worse.
+ui_s1 = replace(gigpo, advantage=GiGPO(gamma=0.5, over="turns", alike="number", cut="wrong"))
+"""Returns of steps end at a wrong action, and are compared with those of steps of the same number.
+
+UI-S1: Advancing GUI Automation via Semi-online Reinforcement Learning, arXiv:2509.11543.
+Discount 0.5 and both weights 1 as in its code; the world states the fact `wrong`. Its code can divide by deviations, which is
+algorithm.advantage.deviation. As in gigpo the KL's coefficient 0.01 and 4 updates per step are ours; with one the clip never
+acts. Not implemented: putting an expert's action in place of a wrong one, which a world may do.
+"""
+
+geometry_zero = replace(grpo, planner=AskedHalves(), shaping=(WhereToolsHelp(asked=True),), needs_turns=True)
+"""Half of a group is asked to use a tool; its use is rewarded where that half did better, and punished where it did worse.
 
 GeometryZero: Improving Geometry Solving for LLM with Group Contrastive Policy Optimization, arXiv:2506.07160.
-From summaries: the weight 0.5 and the least difference 0.1 are ours, and the two sides of a group are those that the policy
-chose. One update per step. Not implemented: halves of a group that are asked for with and without the tool, its reward for long
-answers.
+From summaries: the weight 0.5, the least difference 0.1 and the words of both requests are ours. One update per step. Not
+implemented: its reward for long answers, which was not found.
 """

@@ -17,8 +17,8 @@ from mmrl.runtime.tensors import within
 class WhereToolsHelp:
     """Adds a reward `tools_help` to samples that used a tool: the sign of mean(r that did) - mean(r that did not) beyond `least`.
 
-    The contrast of GeometryZero's GCPO, arXiv:2506.07160, from summaries. There the two halves of a group are asked for; here
-    they are those that the policy chose, and a group without one of them gets 0.
+    The contrast of GeometryZero's GCPO, arXiv:2506.07160, from summaries. The two sides of a group are those that the policy
+    chose, or with `asked`, as there, those that the planner AskedHalves asked for; a group without one of them gets 0.
     """
 
     weight: NonNegative = 0.5
@@ -27,6 +27,8 @@ class WhereToolsHelp:
     """Differences up to this, in units of the total reward, say nothing; ours."""
     fact: str = "tool"
     """The fact of an observation that says that a tool was used."""
+    asked: bool = False
+    """Compare the halves that were asked with and without the tool, in place of those that used it and did not."""
 
     __post_init__ = check_ranges
     reads = ()
@@ -35,14 +37,15 @@ class WhereToolsHelp:
         """Raises ValueError when a reward has its name already."""
         totals = scores.total().double()
         used = uses(rollouts, self.fact).to(totals)
-        found = among_scored(totals, rollouts, torch.stack([totals, used], dim=1), self._contrast)[:, 0]
+        side = first_halves(rollouts).to(totals) if self.asked else used
+        found = among_scored(totals, rollouts, torch.stack([totals, used, side], dim=1), self._contrast)[:, 0]
         return with_bonus(scores, "tools_help", found, self.weight)
 
     def _contrast(self, rows: Tensor) -> Tensor:
-        totals, used = rows[:, 0], rows[:, 1] > 0
-        if used.all() or not used.any():
+        totals, used, side = rows[:, 0], rows[:, 1] > 0, rows[:, 2] > 0
+        if side.all() or not side.any():
             return torch.zeros_like(rows)
-        lead = totals[used].mean() - totals[~used].mean()
+        lead = totals[side].mean() - totals[~side].mean()
         return torch.where(used, lead.sign() * (lead.abs() > self.least), 0.0)[:, None].expand_as(rows)
 
 
@@ -69,6 +72,13 @@ class SeldomTools:
         used = uses(rollouts, self.fact).to(totals)
         found = among_scored(totals, rollouts, used, lambda group: group * (self.wanted - group.mean()).clamp(min=0))
         return with_bonus(scores, "seldom_tools", found, self.weight)
+
+
+def first_halves(rollouts: Rollouts) -> Tensor:
+    """True for the first half of every group's samples, which AskedHalves asks to use a tool."""
+    sizes = {group.id: len(group.samples) for group in rollouts.groups}
+    half = torch.tensor([sizes[group_id] // 2 for group_id in rollouts.group_ids.tolist()])
+    return rollouts.sample_ids < half.to(rollouts.sample_ids.device)
 
 
 def among_scored(totals: Tensor, rollouts: Rollouts, x: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:

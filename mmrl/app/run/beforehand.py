@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any, Protocol, get_args, runtime_checkable
 
 from mmrl.algorithms.advantages.flow import StepRewards
+from mmrl.algorithms.planners.hints import AskedHalves
+from mmrl.algorithms.shaping.turns import WhereToolsHelp
 from mmrl.algorithms.views import SEEN
 from mmrl.answers.needs import Need
 from mmrl.answers.sources import Fit
@@ -219,6 +221,12 @@ def refuse_views_and_replays(config: RunConfig, ranks: Ranks) -> None:
             f"and the run has {ranks.world}: start one, take another algorithm.planner, or leave [environment] out"
         )
     planner = algorithm.algorithm.planner
+    asked = [part for part in algorithm.algorithm.shaping if isinstance(part, WhereToolsHelp) and part.asked]
+    if asked and not isinstance(planner, AskedHalves):
+        raise ValueError(
+            f"algorithm {algorithm.label} compares halves that were asked with and without a tool (WhereToolsHelp), and "
+            f"algorithm.planner {type(planner).__name__} asks none: take the planner AskedHalves, or set asked = false"
+        )
     if not with_hooks(planner, PlannerHooks).samples_plainly:
         raise ValueError(
             f"algorithm.planner {type(planner).__name__} shows prompts with hints, begins samples or changes their temperature, "

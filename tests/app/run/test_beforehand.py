@@ -262,7 +262,7 @@ def test_embeddings_on_the_host_are_for_one_process():
         check_cards(policy, ranks)
 
 
-@pytest.mark.parametrize("preset", ["arpo_gui", "remix", "ssr"])
+@pytest.mark.parametrize("preset", ["arpo_gui", "mobile_agent_v3", "remix", "ssr"])
 def test_episodes_of_earlier_steps_are_for_one_process(preset: str):
     config = load("tiny/image", [f"algorithm.preset={preset}", "environment.use=zoom"]).config
     check_environment(config, Ranks())

@@ -177,10 +177,21 @@ def test_episodes_branch_in_a_run_and_are_drawn_again(here: Path):
     assert len(again.verdicts) == 4 and all(verdict.is_same for verdict in again.verdicts)
 
 
-@pytest.mark.parametrize("preset", ["arpo_gui", "remix", "ssr"])
+def test_halves_of_a_group_are_asked_otherwise_and_drawn_again(here: Path):
+    """Each episode is read behind the request that it answers, or the gate would stop the run."""
+    words = ["algorithm.preset=geometry_zero", "algorithm.group_size=4", 'algorithm.planner.with_text="Look again."']
+    jobs.run_training(configs.load("tiny/image", [*COMMON, *words, "steps=2", "evaluate_every=0", "output=halves"]))
+    run = RunDir(here / "halves")
+    found = lines(run, 2)
+    assert len(found) == 8 and any(len(line["turns"]) > 1 for line in found)
+    again = resample(run.path, 2, found[0]["prompt"], whole=True)
+    assert len(again.verdicts) == 4 and all(verdict.is_same for verdict in again.verdicts)
+
+
+@pytest.mark.parametrize("preset", ["mobile_agent_v3", "remix", "ssr"])
 def test_episodes_of_earlier_steps_train_again(here: Path, preset: str):
     """They tell the same turns, pictures and reward as in the step that played them."""
-    planner = {"arpo_gui": ["algorithm.planner.mean_below=9", "algorithm.planner.std_below=9"]}.get(preset, [])
+    planner = {"mobile_agent_v3": ["algorithm.planner.mean_below=9", "algorithm.planner.std_below=9"]}.get(preset, [])
     flat = ['reward=[{use = "./flat.py"}]'] if preset == "ssr" else []
     changes = [f"algorithm.preset={preset}", "algorithm.minibatches=1", "algorithm.epochs=2", *planner, *flat]
     name = f"again_{preset}"

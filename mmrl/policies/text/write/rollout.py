@@ -157,8 +157,8 @@ def check_requests(requests: Sequence[Request], models: frozenset[str], views: f
 
 
 def check_episodes(requests: Sequence[Request], worlds: Worlds | None) -> None:
-    """Refuse branches without a world that repeats, and, where there are worlds, completions that are no plain samples of their
-    prompt or branches."""
+    """Refuse branches without a world that repeats, and, where there are worlds, completions that are no plain samples of the
+    prompt that training reads, or branches."""
     for request in requests:
         branches = request.given is not None and request.given.world is not None
         if branches and (worlds is None or not worlds.repeats):
@@ -168,6 +168,7 @@ def check_episodes(requests: Sequence[Request], worlds: Worlds | None) -> None:
             )
         names = ("view", "shown", "tempering", "written")[: 3 if branches else 4]
         odd = [name for name in names if getattr(request, name) != default_of(name)]
+        odd = [name for name in odd if name != "shown" or not request.shown.trained]
         if odd and worlds is not None and not request.is_written:
             raise ValueError(
                 f"the request for prompt {request.prompt.id!r} sets {odd[0]!r}, which samples of several turns cannot "
