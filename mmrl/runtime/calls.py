@@ -15,13 +15,11 @@ from typing import Any
 import torch
 
 from mmrl.runtime.blame import describe, is_from_outside, note_own
-from mmrl.runtime.net.clocks import timed
+from mmrl.runtime.net.clocks import LEAST_S, timed
 from mmrl.runtime.net.loops import contain
 
 Foreign = Any
 """An object of whatever class."""
-LEAST_S = 0.05
-"""Between two looks at a clock that stands still."""
 
 
 class Threads:

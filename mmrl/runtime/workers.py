@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
 from multiprocessing import resource_tracker, spawn
@@ -25,6 +25,7 @@ from typing import Any, cast
 from weakref import WeakSet
 
 from mmrl.runtime.blame import PLUGIN, describe, note_place
+from mmrl.runtime.net.clocks import LEAST_S, CallClock, away, timed
 
 PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from mmrl.runtime.workers import begin; begin(*map(int, sys.argv[1:4]))"
 GUARD = (
@@ -62,29 +63,30 @@ class SilentError(TimeoutError):
 
 
 class SilenceTimer:
-    """A block after `timeout_s` seconds of which a process is killed, never once the block is left; None: without an end."""
+    """A block after `timeout_s` seconds of a clock a process is killed, never once the block is left; None: without an end."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", timeout_s: float | None) -> None:
-        self.process, self.timeout_s = process, timeout_s
+    def __init__(self, process: "subprocess.Popen[bytes]", timeout_s: float | None, clock: CallClock) -> None:
+        self.process, self.timeout_s, self.clock = process, timeout_s, clock
         self.error: SilentError | None = None
-        self._timer, self._is_over, self._settling = threading.Timer(timeout_s or 0, self._ring), False, threading.Lock()
+        self._is_over, self._settling = threading.Event(), threading.Lock()
 
     def __enter__(self) -> None:
         if self.timeout_s is not None:
-            self._timer.daemon = True
-            self._timer.start()
+            threading.Thread(target=self._watch, args=(self.timeout_s,), daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
         with self._settling:
-            self._is_over = True
-        self._timer.cancel()
+            self._is_over.set()
 
-    def _ring(self) -> None:
+    def _watch(self, timeout_s: float) -> None:
+        while (left_s := timeout_s - self.clock.seconds()) > 0:
+            if self._is_over.wait(max(left_s, LEAST_S)):
+                return
         with self._settling:
-            if not self._is_over:
+            if not self._is_over.is_set():
                 stop = stopped_by(self.process.pid)
                 why = "" if stop is None else f", which {signal.Signals(stop).name} had stopped,"
-                self.error = SilentError(f"no answer within {self.timeout_s:g} s; its process{why} was killed", stop)
+                self.error = SilentError(f"no answer within {timeout_s:g} s; its process{why} was killed", stop)
                 self.process.kill()
 
 
@@ -123,7 +125,8 @@ class WorkerProcess:
         """The function's answer.
 
         Raises:
-            SilentError: none within `timeout_s`; the process is killed. The time to start a process does not count.
+            SilentError: none within `timeout_s`; the process is killed. The time to start a process does not count, nor that in
+                which the function waits for a server that is away.
             LoadError: the process cannot load the function.
             WorkerError: the process died, or raised something that cannot be pickled; else whatever the function raised.
         """
@@ -186,19 +189,20 @@ class WorkerProcess:
     def _converse(self, packed: Sequence[bytes | memoryview], timeout_s: float | None) -> list[bytes]:
         process, connection = self._process, self._connection
         assert process is not None and connection is not None
-        alarm = SilenceTimer(process, timeout_s)
-        try:
-            with alarm:
-                send(connection, packed)
-                answer = receive(connection)
-        except (EOFError, OSError):
-            # the latter where it died amid its answer
-            code = self._end()
-            raise alarm.error or WorkerError(f"its process died with exit code {code}", code) from None
-        except BaseException:
-            # what comes late would be taken for the answer to the next call
-            self._end()
-            raise
+        with timed() as clock:
+            alarm = SilenceTimer(process, timeout_s, clock)
+            try:
+                with alarm:
+                    send(connection, packed)
+                    answer = receive(connection)
+            except (EOFError, OSError):
+                # the latter where it died amid its answer
+                code = self._end()
+                raise alarm.error or WorkerError(f"its process died with exit code {code}", code) from None
+            except BaseException:
+                # what comes late would be taken for the answer to the next call
+                self._end()
+                raise
         if alarm.error is not None:
             # it answered as the time was over; the next call must not meet what is left of it
             self._end()
@@ -277,7 +281,11 @@ def send(connection: Connection, packed: Sequence[bytes | memoryview]) -> None:
 
 
 def receive(connection: Connection) -> list[bytes]:
-    return [connection.recv_bytes() for _ in range(connection.recv())]
+    """What was sent; the clocks of this call stand still while the other side says that it waits for a server."""
+    with ExitStack() as waits:
+        while isinstance(said := connection.recv(), bool):
+            waits.enter_context(away()) if said else waits.close()
+    return [connection.recv_bytes() for _ in range(said)]
 
 
 def unpack(parts: Sequence[bytes]) -> object:
@@ -320,7 +328,8 @@ def serve(connection: Connection, facts: dict[str, object], payload: bytes, file
     while True:
         arguments = cast("tuple[object, ...]", unpack(receive(connection)))
         try:
-            packed = pack((True, function(*arguments)))
+            with timed(connection.send):
+                packed = pack((True, function(*arguments)))
         except BaseException as error:  # noqa: BLE001 - a user's function may raise anything; it is raised again in the parent
             packed = pack((False, portable(error)))
         send(connection, packed)

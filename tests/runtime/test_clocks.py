@@ -1,9 +1,13 @@
 """A time limit of a call leaves out what a client within it waits for a server that is away."""
 
+import contextlib
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +21,7 @@ from mmrl.runtime.net import fetch
 from mmrl.runtime.net.clocks import away, timed
 from mmrl.serving.judges.judge import Endpoint, Question, ask_for_scores
 from mmrl.serving.reward_client import RemoteReward
+from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from tests.serving.test_reward_server import group_of
 from tests.support.ports import free_ports
@@ -56,6 +61,69 @@ def test_what_takes_long_by_itself_is_still_ended():
     with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
         within(0.01, never.wait)
     never.set()
+
+
+def test_who_counts_the_time_elsewhere_is_told_once_and_never_afterwards():
+    told = list[bool]()
+    with timed(told.append) as clock, away(), away():
+        assert told == [True] and clock.seconds() >= 0.0
+    assert told == [True, False]
+    with timed(told.append):
+        left = copy_context()
+    left.run(away().__enter__)
+    assert told == [True, False]
+
+
+@dataclass(frozen=True)
+class JudgeElsewhere:
+    """Asks a judge from a process of its own, with pauses that are longer than the time limit of the reward."""
+
+    endpoint: Endpoint
+
+    def prepare(self) -> None:
+        with contextlib.suppress(fetch.UnreachableError):
+            # what loads with the first request takes its time
+            fetch.fetch(fetch.HttpRequest("GET", self.endpoint.url), 60.0)
+        vars(fetch)["time"] = SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: time.sleep(PAUSE_S))
+
+    def __call__(self, group: Group) -> list[Scored]:
+        return ask_for_scores(self.endpoint, [Question("?") for _ in group.samples], lambda reply: Scored(float(reply.text)))
+
+
+class Judge(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        content = json.dumps({"choices": [{"message": {"content": "7"}, "finish_reason": "stop"}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+def test_a_reward_in_a_process_waits_for_its_server_as_any_other():
+    """For one that is gone until its deadline, and for one that comes back after more than the reward's time limit."""
+    first = free_ports(2)
+    addresses = [f"http://127.0.0.1:{first + i}/v1" for i in range(2)]
+
+    def score(address: str, deadline_s: float) -> Any:
+        reward = JudgeElsewhere(Endpoint(address, "m", deadline_s=deadline_s, retries=9))
+        runner = RewardRunner([NamedReward("mine", reward, timeout_s=LIMIT_S, call=Calling("process"))])
+        try:
+            return runner.score([group_of("a", "b")])
+        finally:
+            runner.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        gone, late = pool.submit(score, addresses[0], DEADLINE_S), pool.submit(score, addresses[1], 120.0)
+        time.sleep(LIMIT_S)
+        with ThreadingHTTPServer(("127.0.0.1", first + 1), Judge) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            assert late.result(120)[0].values.flatten().tolist() == [7.0, 7.0]
+            server.shutdown()
+        assert isinstance(error := gone.exception(120), RewardUnavailableError) and "cannot be reached" in str(error), error
 
 
 def test_a_server_that_is_gone_is_waited_for_and_then_stops_the_run(monkeypatch: pytest.MonkeyPatch):

@@ -35,9 +35,8 @@ class Calling:
 
     where: Literal["auto", "inline", "thread", "process"] = "auto"
     """inline: in the run's own thread, one group after the other. thread: in other threads. process: in separate processes, for
-    rewards that need the processor or signals, or may hang; the reward must be picklable, and its timeout_s also counts what it
-    waits for servers. auto: a thread if one helps (a timeout, several workers, sampling in parts), else inline. `async def`
-    always runs in a separate event loop."""
+    rewards that need the processor or signals, or may hang; the reward must be picklable. auto: a thread if one helps (a timeout,
+    several workers, sampling in parts), else inline. `async def` always runs in a separate event loop."""
     workers: Annotated[int, Range(0, 256)] = 0
     """Groups scored at the same time; 0: one, or 64 of an `async def`."""
     retries: Annotated[int, Range(0, 1000)] = 0
