@@ -127,13 +127,23 @@ def module_of(error: BaseException) -> str:
 
 
 class Commands(TyperGroup):
-    """The command `mmrl`, in which the end of a file that comes too early is no end of the keyboard's input."""
+    """The command `mmrl`, in which a file's early end is no end of the keyboard's input, and a plug-in's interrupt no Ctrl-C."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except EOFError as error:
             raise ValueError(f"a file ended too early, so it is cut off or empty: {error or 'no name is known'}") from error
+        except RuntimeError as error:
+            if not (looped := re.match(r"Symlink loop from '(.*)'$", str(error))):
+                raise
+            raise ValueError(
+                f"{looped[1]} is a link, or lies behind one, that leads back to itself: name another place"
+            ) from error
+        except KeyboardInterrupt as error:
+            if is_from_outside(error):
+                raise
+            raise ValueError(words(error)) from error
 
 
 STRANGE = "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"

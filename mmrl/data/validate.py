@@ -20,6 +20,7 @@ from mmrl.data.files.ahead import Watch, ahead, same
 from mmrl.data.files.paths import refuse_url
 from mmrl.data.files.pictures import PICTURE_SUFFIXES, picture_note, picture_size
 from mmrl.data.files.videos import check_video
+from mmrl.runtime.near import link
 
 SPAN_SLACK = 1.0
 """Seconds by which a true span may end after its clip: annotations and containers count differently."""
@@ -359,5 +360,5 @@ def _media_size(media: object, decode: bool) -> tuple[int, int] | None:
     if _is_picture(media):
         return picture_size(media, decode)
     if not Path(media).exists():
-        raise FileNotFoundError(f"{media} does not exist")
+        raise FileNotFoundError(f"{media} does not exist{link(media)}")
     return None

@@ -4,6 +4,8 @@ import signal
 import threading
 import traceback
 from collections.abc import Iterable
+from types import FrameType
+from typing import NoReturn
 
 PLUGIN = "mmrl_plugin__"
 """How names of modules begin that were loaded by path."""
@@ -27,8 +29,27 @@ class EngineUnavailableError(UnavailableError):
     """No server that writes completions answers: nothing of the step was kept."""
 
 
+class CtrlCInterrupt(KeyboardInterrupt):
+    """The interrupt of a signal that came; code that raises a KeyboardInterrupt raises another one."""
+
+
+def know_ctrl_c() -> None:
+    """From here on tell Ctrl-C and a plug-in's KeyboardInterrupt apart; nothing changes where SIGINT is ignored or handled."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise CtrlCInterrupt
+
+
 def is_from_outside(error: BaseException) -> bool:
     """Did the terminal or the cluster ask to leave, rather than a plug-in raise something of its own?"""
+    if isinstance(error, CtrlCInterrupt) or (
+        isinstance(error, KeyboardInterrupt) and isinstance(error.__context__, CtrlCInterrupt)
+    ):
+        return True
     if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
         if OWN in getattr(error, "__notes__", ()):
             return False

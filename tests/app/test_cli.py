@@ -1,6 +1,7 @@
 """The command as a person types it: what it prints, where, and its exit codes; three times as a program of its own."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ import pytest
 
 from mmrl.app.cli.program import refuse_one_dash
 from tests.support.command import run_here
+from tests.support.each import for_each
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,6 +58,36 @@ def test_an_error_of_a_plug_in_is_a_sentence_with_its_file_and_line(tmp_path: Pa
     done = mmrl("train", "tiny/image", "reward.0.use=broken", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"TypeError: unsupported operand type(s) for +: 'int' and 'str' ({tmp_path}/rewards/broken.py, line 4)" in done.stderr
+
+
+@for_each(
+    "words",
+    [
+        ("train", "--resume", "loop"),
+        ("train", "tiny/image", "output=loop"),
+        ("train", "tiny/image", "output=loop/x"),
+        ("train", "tiny/image", "reward=[{use='./loop.py'}]"),
+        ("plan", "loop"),
+        ("train", "loop"),
+        ("plan", "tiny/image", "policy.model=./loop"),
+        ("data", "check", "loop"),
+        ("data", "check", "rows.jsonl"),
+        ("ask", "loop", "hi"),
+        ("draw", "loop", "hi"),
+        ("report", "loop"),
+        ("environment", "test", "./loop.py"),
+        ("reward", "serve", "loop"),
+    ],
+    " ".join,
+)
+def test_a_link_that_leads_back_to_itself_is_named_whoever_follows_it(words: tuple[str, ...], tmp_path: Path):
+    for name in ("loop", "loop.py", "loop.png"):
+        if not (tmp_path / name).is_symlink():
+            (tmp_path / name).symlink_to(name)
+    (tmp_path / "rows.jsonl").write_text('{"question": "Who?", "answer": "I", "image": "loop.png"}\n')
+    done = mmrl(*words, cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert re.search(r"loop.*leads back to itself", done.stderr + done.stdout), done.stderr + done.stdout
 
 
 def test_a_missing_extra_says_how_to_get_it(tmp_path: Path):

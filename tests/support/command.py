@@ -2,6 +2,7 @@
 
 import io
 import logging
+import signal
 import sys
 import traceback
 import warnings
@@ -18,7 +19,7 @@ from mmrl.app.errors import TRACEBACK
 
 def run_here(*words: str, cwd: Path, **environment: str) -> CompletedProcess[str]:
     """What `mmrl WORDS` prints, where, and its exit code; the process is afterwards as it was."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err, before = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), kept_handlers("mmrl.loading"):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", ["mmrl", *words])
@@ -26,6 +27,8 @@ def run_here(*words: str, cwd: Path, **environment: str) -> CompletedProcess[str
             patch.setenv(name, value)
         with redirect_stdout(out), redirect_stderr(err):
             code = exit_code()
+    if signal.getsignal(signal.SIGINT) is not before:
+        signal.signal(signal.SIGINT, before)
     return CompletedProcess(["mmrl", *words], code, out.getvalue(), err.getvalue())
 
 

@@ -42,6 +42,7 @@ from mmrl.app.errors import (
     start,
 )
 from mmrl.app.plugins.lab import add_verbs
+from mmrl.runtime.blame import know_ctrl_c
 
 app = typer.Typer(cls=InOrder, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 app.add_typer(data, name="data", help="Check, convert, split and filter data sets.")
@@ -63,6 +64,7 @@ KIND_HELP = "rewards, datasets, environments, algorithms, configs (by default), 
 def main() -> None:
     """Run the command; an error that is not a bug of mmrl becomes one sentence on stderr and exit code 2."""
     protect_streams()
+    know_ctrl_c()
     if "--traceback" in sys.argv:
         sys.argv.remove("--traceback")
         os.environ[TRACEBACK] = "1"

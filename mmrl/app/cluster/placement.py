@@ -15,6 +15,7 @@ from mmrl.app.config.run import Resolved, RunConfig
 from mmrl.engine.command import ServeCommand, judge_command, serve_command
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.runtime.near import link
 
 Kind = Literal["engine", "sampler", "reward server", "judge", "trainers"]
 HERE = "127.0.0.1"
@@ -77,7 +78,9 @@ class RewardSpec:
         path = Path(file).expanduser()
         path = path if path.is_file() else shipped / file
         if not path.is_file():
-            raise FileNotFoundError(f"cluster.rewards names {file}, which does not exist: write one as for `mmrl reward serve`")
+            raise FileNotFoundError(
+                f"cluster.rewards names {file}, which does not exist{link(file)}: write one as for `mmrl reward serve`"
+            )
         try:
             port = tomllib.loads(path.read_text(encoding="utf-8")).get("port", 8500)
         except (ValueError, RecursionError) as error:

@@ -18,7 +18,7 @@ from typing import Any, cast
 from mmrl.app.plugins import foreign_rewards as adapters
 from mmrl.app.plugins import resolve as plugins
 from mmrl.app.toml.tables import Values
-from mmrl.runtime.near import did_you_mean
+from mmrl.runtime.near import did_you_mean, link
 from mmrl.runtime.net.fetch import is_local
 from mmrl.runtime.net.secrets import read_secret
 from mmrl.serving.guard import listen, serve_until_stopped
@@ -72,7 +72,7 @@ def read_spec(file: Path) -> ServeSpec:
     Raises FileNotFoundError, or ValueError naming the key that is unknown, missing or of the wrong type.
     """
     if not file.is_file():
-        raise FileNotFoundError(f"reward spec {file} does not exist")
+        raise FileNotFoundError(f"reward spec {file} does not exist{link(file)}")
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (RecursionError, ValueError) as error:

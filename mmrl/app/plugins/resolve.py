@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from mmrl.app.plugins.python_objects import PREFIX, STAGE, find_object
 from mmrl.runtime.blame import PLUGIN, describe, is_from_outside
-from mmrl.runtime.near import did_you_mean
+from mmrl.runtime.near import did_you_mean, link
 from mmrl.runtime.process_state import ProcessChangedError, process_state, refuse_change
 
 REWARD_PACKAGES = ("math_verify", "onnxruntime", "pycocotools", "rapidfuzz", "rapidocr", "rapidocr_onnxruntime", "rouge_score")
@@ -188,7 +188,7 @@ def locate(spec: str, kind: str, base: Path | None = None) -> tuple[Path, str]:
     if place.endswith(".py"):
         file = (base or Path.cwd()) / Path(place).expanduser()
         if not file.is_file():
-            raise FileNotFoundError(f"no file {file} for the {SINGULAR[kind]} {spec!r}: check the path")
+            raise FileNotFoundError(f"no file {file} for the {SINGULAR[kind]} {spec!r}{link(file)}: check the path")
         return file.resolve(), wanted
     for folder in folders(kind):
         file = folder / f"{place}.py"

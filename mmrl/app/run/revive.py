@@ -22,6 +22,7 @@ from mmrl.core.protocols import Policy, State
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt, Request, Sample
 from mmrl.runtime.accelerator import Accelerator
+from mmrl.runtime.near import link
 from mmrl.runtime.process_state import seed as begin_random_state
 from mmrl.runtime.repeating import deterministic
 from mmrl.training.checkpoints.save import Checkpoints
@@ -245,7 +246,7 @@ def refuse_missing(files: Sequence[Path]) -> None:
     """Raise FileNotFoundError for the first file that is not there."""
     for file in files:
         if not file.is_file():
-            raise FileNotFoundError(f"there is no file {file}: give the path of a picture or clip")
+            raise FileNotFoundError(f"there is no file {file}{link(file)}: give the path of a picture or clip")
 
 
 def refuse_other_out(out: Path | None, suffixes: Sequence[str], what: str) -> None:

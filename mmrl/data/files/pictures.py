@@ -12,6 +12,7 @@ from PIL import ExifTags, Image
 
 from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files.ahead import FileMemory
+from mmrl.runtime.near import link
 from mmrl.runtime.pictures import note_on, upright_rgb
 
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
@@ -39,7 +40,7 @@ def open_picture(source: object) -> Image.Image:
         source = _inside_cell(source)
     if isinstance(source, str | Path):
         if not Path(source).is_file():
-            raise FileNotFoundError(f"picture {source} does not exist")
+            raise FileNotFoundError(f"picture {source} does not exist{link(source)}")
         return _open(Path(source), str(source))
     if isinstance(source, bytes):
         return _open(io.BytesIO(source), f"({len(source)} bytes)")

@@ -17,6 +17,7 @@ from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.layouts.base import MEDIA
 from mmrl.data.readers import Cell
 from mmrl.runtime.disk import sha256_of, whole_file
+from mmrl.runtime.near import link
 
 SUFFIXES = {"PNG": ".png", "JPEG": ".jpg", "WEBP": ".webp", "BMP": ".bmp", "GIF": ".gif", "TIFF": ".tif"}
 
@@ -117,7 +118,7 @@ class LineWriter:
 def file_hash(path: str) -> str:
     """A hash of a file's bytes; FileNotFoundError naming it."""
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"file {path} does not exist")
+        raise FileNotFoundError(f"file {path} does not exist{link(path)}")
     return sha256_of(path)
 
 

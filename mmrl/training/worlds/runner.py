@@ -16,7 +16,7 @@ import numpy as np
 from mmrl.core.episodes import Environment, Limits
 from mmrl.core.hooks import EnvironmentHooks, with_hooks
 from mmrl.core.types import Observation, Prompt, Turn
-from mmrl.runtime.blame import UnavailableError, cut, describe
+from mmrl.runtime.blame import UnavailableError, cut, describe, is_from_outside
 from mmrl.runtime.calls import Foreign, Threads, is_coroutine, result_of, settle, wait_within, within
 from mmrl.runtime.net.loops import loop
 from mmrl.runtime.process_state import SHARED, Generators, ProcessState, process_state, random_state, set_random_state
@@ -232,7 +232,9 @@ class WorldRunner:
             self._call(session, "close")
         except LostWorldError:
             """It is closed."""
-        except Exception as error:  # noqa: BLE001 - a world's own code may raise anything
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
             log.warning("prompt %r: its world could not be closed: %s", session.prompt.id, describe(error))
 
     def _call(self, session: Session, verb: Verb, *arguments: Prompt | Turn | int) -> Foreign:

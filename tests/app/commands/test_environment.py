@@ -1,5 +1,10 @@
 """`mmrl environment test` names what a world does wrong, and lets good worlds pass; a person plays by hand."""
 
+import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,8 @@ from mmrl.app.cli.environment import environment as commands
 from mmrl.app.commands import environment as tools
 from mmrl.app.inspect.ls import listing
 from mmrl.app.inspect.show import description
+from tests.support.command import run_here
+from tests.support.each import for_each
 
 WORLDS = """
 import random
@@ -93,6 +100,66 @@ def test_a_world_that_runs_could_not_use_is_named(desk: Path, name: str, fault: 
 def test_a_worlds_own_interrupt_is_its_fault_and_ends_nothing(desk: Path):
     result = CliRunner().invoke(commands, ["test", "mine.py:interrupted", "--prompts", "2", "--say", "a"])
     assert result.exit_code == 2 and "its world broke after turn 1: KeyboardInterrupt: mine" in " ".join(result.output.split())
+
+
+WAYS = """
+import sys, time
+class World:
+    def open(self, prompt, seed): return self
+    def step(self, turn): return None
+    def close(self): ...
+class Opens(World):
+    def open(self, prompt, seed): raise KeyboardInterrupt
+class Made(World):
+    def __init__(self): raise KeyboardInterrupt
+class Closes(World):
+    def close(self): raise KeyboardInterrupt
+class Leaves(World):
+    def step(self, turn): sys.exit(3)
+class Waits(World):
+    def step(self, turn):
+        print("here", flush=True)
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("tidied up")
+"""
+
+
+WORDS = ("--prompts", "1", "--say", "a", "call.where=inline")
+
+
+@for_each(
+    "name, code, said",
+    [
+        ("Opens", 2, r"its world broke after turn 1: KeyboardInterrupt:  \(.*line 8\)"),
+        ("Made", 2, r"environment: ways.py:Made raised KeyboardInterrupt:  \(.*line 10\)"),
+        ("Leaves", 2, r"its world broke after turn 1: SystemExit: 3 \(.*line 14\)"),
+    ],
+)
+def test_under_the_command_a_worlds_interrupt_is_no_ctrl_c(desk: Path, name: str, code: int, said: str):
+    (desk / "ways.py").write_text(WAYS)
+    done = run_here("environment", "test", f"ways.py:{name}", *WORDS, cwd=desk)
+    assert done.returncode == code and re.search(said, done.stdout + done.stderr), done
+
+
+def test_one_that_cannot_be_closed_is_logged(desk: Path, caplog: pytest.LogCaptureFixture):
+    (desk / "ways.py").write_text(WAYS)
+    assert run_here("environment", "test", "ways.py:Closes", *WORDS, cwd=desk).returncode == 0
+    assert re.search(r"its world could not be closed: KeyboardInterrupt:  \(.*line 12\)", caplog.text)
+
+
+def test_a_users_ctrl_c_leaves_even_where_the_world_raises_another_interrupt(desk: Path):
+    (desk / "ways.py").write_text(WAYS)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    command, lines = [sys.executable, "-m", "mmrl", "environment", "test", "ways.py:Waits", *WORDS], list[str]()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=desk, env=env) as program:
+        assert program.stdout is not None
+        for line in program.stdout:
+            lines.append(line)
+            if line == "here\n":
+                program.send_signal(signal.SIGINT)
+    assert program.returncode == 130 and "here\n" in lines, (program.returncode, lines)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from mmrl.app.config.run import DataConfig, UnweightedReward
 from mmrl.app.errors import sentence
 from mmrl.app.plugins.resolve import guarded, is_installed, load
 from mmrl.app.toml.tables import Table
+from mmrl.runtime.blame import know_ctrl_c
 from mmrl.runtime.process_state import process_state
 
 
@@ -102,15 +103,19 @@ def test_a_data_set_that_leaves(tmp_path: Path):
         read_data(DataConfig(str(tmp_path / "mine.py")), ("data",), Table())()
 
 
-def test_an_interrupt_of_the_terminal_passes():
+def test_an_interrupt_of_the_terminal_passes_and_under_the_command_no_other():
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with pytest.raises(KeyboardInterrupt), guarded("mine"):
             raise KeyboardInterrupt
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with pytest.raises(ValueError, match="mine raised KeyboardInterrupt"), guarded("mine"):
-            raise KeyboardInterrupt
+        know_ctrl_c()
+        with pytest.raises(KeyboardInterrupt), guarded("mine"):
+            signal.raise_signal(signal.SIGINT)
+        for other in (signal.getsignal(signal.SIGINT), signal.SIG_IGN):
+            signal.signal(signal.SIGINT, other)
+            with pytest.raises(ValueError, match="mine raised KeyboardInterrupt"), guarded("mine"):
+                raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGINT, before)
 
