@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mmrl import Prompt
 from mmrl.data.readers import Row
+from mmrl.data.unused import note_unused
 from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow, object_of, read_videos, span_of
 from mmrl.runtime.ranges import LargeOrNone
@@ -48,6 +49,7 @@ def _rows(path: Path, report: Report, labelled: bool = True) -> Iterator[Row]:
     for video, entry in object_of(path).items():
         place = f"{path.name}:{video}"
         times, sentences = (entry.get(key) if isinstance(entry, dict) else None for key in ("timestamps", "sentences"))
+        note_unused(report, {"video": entry}, {"video": ("duration", "timestamps", "sentences")})
         if not labelled and isinstance(sentences, list):
             yield from (Row({"video": video, "sentence": one}, place, number) for number, one in enumerate(sentences, start=1))
             continue

@@ -15,9 +15,12 @@ from mmrl import Prompt
 from mmrl.answers.choices import LETTERS
 from mmrl.data.inversion import with_inversion
 from mmrl.data.readers import Row, read_json
+from mmrl.data.unused import note_unused
+from mmrl.data.validate import Report
 from mmrl.data.video_rows import VideoRow, read_videos, text_of
 from mmrl.runtime.ranges import LargeOrNone, Share
 
+_KNOWN = {"question": ("question_type", "question", "choices", "answer"), "question.choices": ("choice", "answer")}
 _KINDS = ("descriptive", "explanatory", "predictive", "counterfactual")
 
 
@@ -46,10 +49,10 @@ def load(
         ValueError: a share outside 0 to 1; or listing the first bad rows with file, video and number of the question.
     """
     parse = with_inversion(_Questions(tuple(kinds)), invert)
-    return read_videos(path, videos, lambda file, _: _rows(file), parse, template, max_bad)
+    return read_videos(path, videos, _rows, parse, template, max_bad, known=_KNOWN)
 
 
-def _rows(path: Path) -> Iterator[Row]:
+def _rows(path: Path, report: Report) -> Iterator[Row]:
     """Rows from `[{"video_filename": "video_0.mp4", "questions": [{..}, ..]}, ..]`, one row per question."""
     videos = read_json(path)
     if not isinstance(videos, list):
@@ -57,6 +60,7 @@ def _rows(path: Path) -> Iterator[Row]:
     for i, entry in enumerate(videos, start=1):
         name = entry.get("video_filename") if isinstance(entry, dict) else None
         questions = entry.get("questions") if isinstance(entry, dict) else None
+        note_unused(report, {"video": entry}, {"video": ("video_filename", "questions")})
         for number, question in enumerate(questions if isinstance(questions, list) else [None], start=1):
             yield Row({"video": name, "question": question}, f"{path.name}:{name or i}", number)
 

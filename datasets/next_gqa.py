@@ -18,6 +18,8 @@ from mmrl.data.readers import Cell, Row, csv_rows
 from mmrl.data.video_rows import VideoRow, object_of, read_videos, span_of, text_of
 from mmrl.runtime.ranges import LargeOrNone, Share
 
+_READ = ("video_id", "qid", "question", "answer", "type", "a0", "a1", "a2", "a3", "a4")
+
 
 def load(
     path: str | Path,
@@ -52,7 +54,7 @@ def load(
         raise ValueError(
             f"invert is {invert}, but ask = 'when' asks for spans, which have no options: set invert = 0 or ask = 'which'"
         )
-    return read_videos(path, videos, csv_rows, parse, template, max_bad)
+    return read_videos(path, videos, csv_rows, parse, template, max_bad, known={"": _READ})
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mmrl.core.samples import KINDS, Audio, is_named, kind_of
 from mmrl.core.types import MediaSize, Prompt, Video
 from mmrl.data.files.ahead import Watch, ahead, same
 from mmrl.data.files.paths import refuse_url
-from mmrl.data.files.pictures import PICTURE_SUFFIXES, picture_note, picture_size
+from mmrl.data.files.pictures import PICTURE_SUFFIXES, picture_notes, picture_size
 from mmrl.data.files.videos import check_video
 from mmrl.runtime.near import link
 
@@ -129,8 +129,8 @@ class Report:
         return [f"{what}: {_listed(names)}" for what, names in found if names]
 
     def note_pictures(self, media: Iterable[object], decode: bool) -> None:
-        """Count the pictures that are not shown as they are stored; those that cannot be read raise as in `picture_note`."""
-        self.notes.update(note for one in media if _is_picture(one) and (note := picture_note(one, decode)) is not None)
+        """Count the pictures that are not shown as they are stored; those that cannot be read raise as in `picture_notes`."""
+        self.notes.update(note for one in media if _is_picture(one) for note in picture_notes(one, decode))
 
     def take_over(self, other: "Report", count: int) -> None:
         """Add the first `count` problems of another report, except those taken over before."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 
 from mmrl.answers.choices import LETTERS
 from mmrl.answers.questions import problem_type
@@ -16,6 +17,7 @@ from mmrl.data.files.paths import path_below
 from mmrl.data.files.pictures import picture_size
 from mmrl.data.files.videos import VideoFacts, probe_video
 from mmrl.data.readers import Cell, Row, read_json
+from mmrl.data.unused import Known, note_unused
 from mmrl.data.validate import FILE_ROW, SPAN_SLACK, Report, check_answer, check_new_id
 from mmrl.runtime.near import near
 
@@ -82,6 +84,12 @@ class VideoFolder:
         return found
 
 
+class VideoPrompts(list[Prompt]):
+    """Prompts, and the keys inside their rows that nothing reads -> how often."""
+
+    unused: Mapping[str, int]
+
+
 def read_videos(
     path: str | Path,
     videos: str | Path | None,
@@ -90,7 +98,8 @@ def read_videos(
     template: str | None = None,
     max_bad: int = 0,
     anywhere: bool = False,
-) -> list[Prompt]:
+    known: Known = MappingProxyType({}),
+) -> VideoPrompts:
     """Read all good prompts of a file, in its order.
 
     Args:
@@ -100,6 +109,7 @@ def read_videos(
         template: the prompt's text, with {question} in it; one for the type of the question by default.
         max_bad: up to n bad rows are left out with a warning that names the first; one more is a ValueError that lists them.
         anywhere: True lets rows name videos outside the folder, by absolute paths.
+        known: the keys that `parse` reads, by their place in a row.
     """
     if template is not None and "{question}" not in template:
         raise ValueError(f"template {template!r} must contain {{question}}")
@@ -107,9 +117,10 @@ def read_videos(
     folder = file.parent if videos is None else Path(videos)
     if not folder.is_dir():
         raise FileNotFoundError(f"the folder of videos {folder} does not exist{near(folder)}: set `videos`")
-    found, prompts, ids = VideoFolder(folder, anywhere), list[Prompt](), set[str]()
+    found, prompts, ids = VideoFolder(folder, anywhere), VideoPrompts(), set[str]()
     for row in rows(file, report):
         report.num_rows += 1
+        note_unused(report, row.values, known)
         with report.collecting(row.place):
             for asked in parse(row):
                 prompt = _prompt(asked, row.place, found, template)
@@ -120,6 +131,7 @@ def read_videos(
         report.raise_if_bad()
     if not report.ok:
         warnings.warn(f"left out {report.num_problems} bad rows of at most {max_bad}\n{report}", stacklevel=3)
+    prompts.unused = report.unused
     return prompts
 
 

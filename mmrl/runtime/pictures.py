@@ -31,11 +31,22 @@ def upright_rgb(picture: Image.Image) -> Image.Image:
     return shown
 
 
-def note_on(picture: Image.Image) -> str | None:
-    """A note on what of the picture is not shown as it is stored; ValueError as `upright_rgb`."""
-    if white_of(picture) is not None:
-        return "pictures of 16 bits, shown in 8"
-    return "pictures with transparency, which is laid on white" if picture.has_transparency_data else None
+def notes_on(picture: Image.Image) -> tuple[str, ...]:
+    """Notes on what of the picture is not shown as it is stored; ValueError as `upright_rgb`."""
+    notes = {
+        "pictures of several frames, of which the first is shown": has_frames(picture),
+        "pictures of 16 bits, shown in 8": white_of(picture) is not None,
+        "pictures with transparency, which is laid on white": picture.has_transparency_data,
+    }
+    return tuple(note for note, is_so in notes.items() if is_so)
+
+
+def has_frames(picture: Image.Image) -> bool:
+    """Does it move, or have pages? Not what phones store beside a photograph."""
+    try:
+        return picture.format != "MPO" and bool(getattr(picture, "is_animated", False))
+    except Exception:  # noqa: BLE001 - decoders raise whatever a broken second frame provokes
+        return True
 
 
 def white_of(picture: Image.Image) -> int | None:

@@ -281,7 +281,7 @@ def send(connection: Connection, packed: Sequence[bytes | memoryview]) -> None:
 
 
 def receive(connection: Connection) -> list[bytes]:
-    """What was sent; the clocks of this call stand still while the other side says that it waits for a server."""
+    """Read what was sent; the clocks of this call stand still while the other side says that it waits for a server."""
     with ExitStack() as waits:
         while isinstance(said := connection.recv(), bool):
             waits.enter_context(away()) if said else waits.close()

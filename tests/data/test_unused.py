@@ -107,6 +107,30 @@ def test_files_of_annotations_name_what_they_say_in_vain(name, text, named, tmp_
     assert f"keys that are not read: {named}" in check(str(tmp_path / name), [])
 
 
+ENTRY = {"duration": 8.0, "timestamps": [[0, 1]], "sentences": ["a"], "url": "x"}
+QUESTION = {"question_id": 0, "question_type": "explanatory", "question": "Why?"}
+CLEVRER = {
+    "scene_index": 1,
+    "video_filename": "a.mp4",
+    "questions": [{**QUESTION, "choices": [{"choice": "b", "answer": "correct", "program": []}]}],
+}
+NEXT = "video_id,frame_count,question,answer,qid,type,a0,a1,a2,a3,a4\na,80,who,b,3,CW,a,b,c,d,e\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("captions.json", json.dumps({"a": ENTRY}), "video.url (1)"),
+        ("clevrer.json", json.dumps([CLEVRER]), "video.scene_index (1), question.question_id (1), question.choices.program (1)"),
+        ("next.csv", NEXT, "frame_count (1)"),
+    ],
+)
+def test_published_questions_about_clips_name_what_they_say_in_vain(name, text, named, tmp_path):
+    written(tmp_path)
+    (tmp_path / name).write_text(text)
+    assert f"keys that are not read: {named}" in check(str(tmp_path / name), [])
+
+
 def test_refs_name_what_they_say_in_vain(tmp_path):
     written(tmp_path)
     ref = {"ref_id": 1, "ann_id": 1, "image_id": 1, "split": "train", "sentences": [{"sent": "cat", "tokens": ["cat"]}]}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmrl.runtime.pictures import note_on, upright_rgb
+from mmrl.runtime.pictures import notes_on, upright_rgb
 
 WHITE, RED = [255, 255, 255], [255, 0, 0]
 
@@ -56,7 +56,20 @@ def png(depth: int, colours: int, row: bytes, transparent: bytes) -> Image.Image
 def test_what_is_transparent_is_white_in_every_mode_and_format(picture):
     pixels = np.asarray(upright_rgb(picture))
     assert pixels[0, 0].tolist() == WHITE and np.abs(pixels[4, 4] - np.array(RED)).max() <= 4
-    assert note_on(picture) == "pictures with transparency, which is laid on white"
+    assert notes_on(picture) == ("pictures with transparency, which is laid on white",)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF", "MPO"])
+def test_the_first_of_several_frames_is_shown_and_the_others_are_noted(kind, tmp_path):
+    """But for what phones store beside a photograph."""
+    colours = [Image.new("RGB", (8, 8), colour) for colour in (tuple(RED), (0, 0, 255))]
+    for frames in (1, 2):
+        file = tmp_path / f"{frames}.{kind}"
+        colours[0].save(file, kind, save_all=True, append_images=colours[1:frames])
+        with Image.open(file) as picture:
+            noted = ("pictures of several frames, of which the first is shown",) if frames == 2 and kind != "MPO" else ()
+            assert notes_on(picture) == noted
+            assert np.abs(np.asarray(upright_rgb(picture))[4, 4] - np.array(RED)).max() <= 4
 
 
 @pytest.mark.parametrize("mode", ["LA", "La", "PA"])
@@ -93,7 +106,7 @@ def test_a_ramp_of_16_bits_stays_a_ramp(kind):
     ramp = np.linspace(0, 65535, 256).round().astype(np.uint16)[None].repeat(4, 0)
     found = again(Image.fromarray(ramp), kind)
     assert np.asarray(upright_rgb(found))[2, :, 1].tolist() == list(range(256))
-    assert note_on(found) == "pictures of 16 bits, shown in 8"
+    assert notes_on(found) == ("pictures of 16 bits, shown in 8",)
 
 
 def tiff(bits: int, black: int, row: bytes) -> Image.Image:
@@ -113,7 +126,7 @@ def test_a_tiff_says_itself_what_is_white():
 @pytest.mark.parametrize(("kind", "word"), [(np.float32, "floats"), (np.int32, "integers")])
 def test_numbers_without_a_white_are_refused(kind, word):
     for picture in (Image.fromarray(np.ones((2, 2), kind)), again(Image.fromarray(np.ones((2, 2), kind)), "TIFF")):
-        for look in (upright_rgb, note_on):
+        for look in (upright_rgb, notes_on):
             with pytest.raises(ValueError, match=f"holds {word} of 32 bits, of which nothing says what is white: save it in 8"):
                 look(picture)
 

@@ -187,12 +187,14 @@ def show_progress(rows: Iterable[T]) -> Iterable[T]:
 
 def _check_with(source: str, settings: Sequence[str], image_root: Path | None, said: str = "") -> str:
     """Read a file by a data set of ours or yours: `use=charades_sta videos=clips`."""
-    report = check_prompts(_read_with(source, settings, image_root), watch=show_progress)
+    prompts = _read_with(source, settings, image_root)
+    report = check_prompts(prompts, watch=show_progress)
+    report.unused.update(getattr(prompts, "unused", {}))
     name = next(setting for setting in settings if setting.startswith("use=")).removeprefix("use=")
     report.source = f"{source} ({said or f'read by {name}'})"
     report.refuse_duplicates()
     report.raise_if_bad()
-    return "\n  ".join([str(report), *report.noted])
+    return "\n  ".join([str(report), *report.noted, *report.ignored])
 
 
 def _read_with(source: str, settings: Sequence[str], image_root: Path | None) -> Iterable[Prompt]:

@@ -13,14 +13,14 @@ from PIL import ExifTags, Image
 from mmrl.core.types import MediaSize, Prompt
 from mmrl.data.files.ahead import FileMemory
 from mmrl.runtime.near import link
-from mmrl.runtime.pictures import note_on, upright_rgb
+from mmrl.runtime.pictures import notes_on, upright_rgb
 
 PICTURE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _LAST_BYTES = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9"}
 """How a complete file of this format ends."""
 TURNED = range(5, 9)
 """EXIF orientations that swap width and height."""
-Look = tuple[int, int, str | None]
+Look = tuple[int, int, tuple[str, ...]]
 """Width, height, and what of it is not shown as it is stored."""
 _SIZES: FileMemory[Look] = FileMemory()
 _DECODED: FileMemory[Look] = FileMemory()
@@ -67,8 +67,8 @@ def size_of(prompt: Prompt) -> MediaSize | None:
     return None if known is None else MediaSize(*known, *known)
 
 
-def picture_note(source: object, decode: bool = False) -> str | None:
-    """A note on what is not shown as it is stored, such as transparency; arguments and errors are those of `picture_size`."""
+def picture_notes(source: object, decode: bool = False) -> tuple[str, ...]:
+    """Notes on what is not shown as it is stored, such as transparency; arguments and errors are those of `picture_size`."""
     return _look(source, decode)[2]
 
 
@@ -96,14 +96,14 @@ def _named(of: Callable[[Image.Image], T], picture: Image.Image, source: object)
 def _measure(source: object, decode: bool) -> Look:
     with _picture(source) as picture:
         width, height = picture.size
-        note = _named(note_on, picture, source)
+        notes = _named(notes_on, picture, source)
         turned = _orientation(picture, _name(source)) in TURNED
         if decode or not (isinstance(source, Image.Image) or _ends_well(source, picture.format)):
             if picture is not source:
                 # JPEG: every bit is read, and an eighth of the pixels made; other formats know no shorter way
                 picture.draft("L", (max(1, width // 8), max(1, height // 8)))
             _decode(picture, _name(source))
-        return (height, width, note) if turned else (width, height, note)
+        return (height, width, notes) if turned else (width, height, notes)
 
 
 def orientation_of(source: object) -> int:

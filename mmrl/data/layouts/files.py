@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmrl.core.samples import IMAGE, kind_of
 from mmrl.data.layouts.base import Look, rename_columns
-from mmrl.data.layouts.paired import is_paired, paired_rows
+from mmrl.data.layouts.paired import is_paired, paired_rows, refuse_sounds
 from mmrl.data.layouts.shards import SUFFIX, shards, tar_rows
 from mmrl.data.readers import TRAIN, Row, existing, hf_rows, import_extra, open_hf, read_json, read_rows
 from mmrl.data.validate import Report
@@ -105,6 +105,7 @@ def rows_of(path: Path, report: Report, split: str | None = None) -> Iterator[Ro
         yield from paired_rows(path, report, split or "")
         return
     if listed is None:
+        refuse_sounds(inside if inside.is_dir() else path)
         raise ValueError(
             f"{path} is a folder without {' or '.join(LISTS)}, data of Hugging Face, <split>.jsonl or texts beside its pictures: "
             "give a file"

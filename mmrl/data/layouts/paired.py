@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from mmrl.core.samples import VIDEO, kind_of
+from mmrl.core.samples import AUDIO, VIDEO, kind_of
 from mmrl.data.files.paths import path_below
 from mmrl.data.files.pictures import PICTURE_SUFFIXES
 from mmrl.data.readers import Row, read_text
@@ -29,8 +29,19 @@ def is_paired(folder: Path, by_labels: bool = False) -> bool:
     return has_text and not by_labels
 
 
+def refuse_sounds(folder: Path) -> None:
+    """Raise ValueError for a folder of sounds with texts beside them."""
+    found = sorted(file for file in folder.iterdir() if file.suffix.lower() in AUDIO.suffixes)
+    if told := [file.name for file in found if file.with_suffix(".txt").is_file()]:
+        raise ValueError(
+            f"{folder} holds sounds with texts beside them ({told[0]}), which nothing reads: list them in metadata.jsonl, as in "
+            f'{{"file_name": "{told[0]}", "question": "What is heard?", "answer": "a beep"}}'
+        )
+
+
 def paired_rows(folder: Path, report: Report, below: str = "") -> Iterator[Row]:
     """A row per picture or clip, its path as seen from above `below`; one without a text goes into the report."""
+    refuse_sounds(folder / below)
     for number, (file, text) in enumerate(pairs(folder / below), start=1):
         shown = Path(below, file.name)
         with report.collecting(str(shown), counts=True):

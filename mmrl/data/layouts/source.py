@@ -8,6 +8,7 @@ from pathlib import Path
 from mmrl.data.layouts.base import ANSWERS, BOXES, QUESTIONS, DataLayout, Look, rename_columns
 from mmrl.data.layouts.files import is_stored, is_whole, look_at, rows_of
 from mmrl.data.layouts.guess import NO_COLUMNS, Guess, candidates, choose, guess, layout_called
+from mmrl.data.layouts.paired import refuse_sounds
 from mmrl.data.layouts.table import NAMES, OWN, OWN_BOXES
 from mmrl.data.layouts.turns import each_question
 from mmrl.data.readers import Cell, Row
@@ -128,6 +129,7 @@ def open_source(
         if not fitting:
             _refuse_other_data(look, data_set)
         if not fitting and file.is_dir() and not look.rows:
+            refuse_sounds(file)
             raise ValueError(
                 f"{file} is a folder: give split=NAME, to read NAME.jsonl, or a file (or data of Hugging Face, pictures with "
                 "metadata.jsonl, RefCOCO's instances.json and refs)"

@@ -3,13 +3,14 @@
     images/train/1.jpg   labels/train/1.txt     "0 0.5 0.5 0.25 0.5": class, centre, width and height, shares of the picture
     train/images/1.jpg   train/labels/1.txt     data.yaml: "names: [cat, dog]"
 
-Outlines ("0 x1 y1 x2 y2 ..") give the box around them. With `kpt_shape: [3, 2]` in data.yaml keypoints follow each box, and are
-not read. A folder called train, val, valid or test is the row's split.
+Outlines ("0 x1 y1 x2 y2 ..") give the box around them. With `kpt_shape: [3, 2]` in data.yaml keypoints follow each box; these,
+and a tracker's number of the object at the end, are not read. A folder called train, val, valid or test is the row's split.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmrl.data.files.paths import path_below
@@ -40,6 +41,8 @@ class Classes:
     names: list[str]
     keypoints: int | None = None
     """None: nothing says whether numbers behind the fourth are keypoints or an outline; 0: an outline."""
+    tracked: bool = False
+    """Do lines end with a tracker's number of the object?"""
 
 
 def has_labels(look: Look) -> bool:
@@ -54,9 +57,11 @@ def has_labels(look: Look) -> bool:
 def yolo_rows(path: Path, report: Report, question: str = QUESTION) -> Iterator[Row]:
     """A row per picture and class, with boxes as shares of the picture; ValueError without the names of the classes."""
     folder = path if path.is_dir() else path.parent
+    files = label_files(folder)
     classes = classes_of(path)
+    classes = replace(classes, tracked=not classes.keypoints and any(is_tracked(folder, file) for file in files))
     looks = Counter[Looks]()
-    for file in label_files(folder):
+    for file in files:
         place = file.relative_to(folder)
         boxes: list[tuple[str, list[float]]] = []
         with report.collecting(f"{place}:1", counts=True):
@@ -84,6 +89,15 @@ def label_files(folder: Path) -> list[Path]:
     found = sorted(file for file in folder.rglob("*.txt") if file.name != CLASSES)
     within = [file for file in found if LABELS in file.relative_to(folder).parts[:-1]]
     return within or [file for file in found if (folder / _picture_of(folder, file.relative_to(folder))).is_file()]
+
+
+def is_tracked(folder: Path, file: Path) -> bool:
+    """Is behind the box (and perhaps its confidence) of any line a whole number that is no share of a picture?"""
+    with suppress(OSError, ValueError):
+        inside = Path(path_below(folder, str(file.relative_to(folder)), "data.path"))
+        lines = map(str.split, read_text(inside).splitlines())
+        return any(len(words) in (6, 7) and words[-1].isdecimal() and int(words[-1]) > 1 for words in lines)
+    return False
 
 
 def classes_of(path: Path) -> Classes:
@@ -157,6 +171,9 @@ def _box(words: list[str], classes: Classes, report: Report, looks: Counter[Look
         kind, numbers = int(words[0]), [float(word) for word in words[1:]]
     except ValueError:
         kind, numbers = -1, []
+    if classes.tracked and len(numbers) in (5, 6) and words[-1].isdecimal():
+        numbers.pop()
+        report.notes["numbers of tracked objects ignored: lines end with one"] += 1
     looks.update([_points_within(numbers)] if len(numbers) > 5 else [])
     if classes.keypoints and len(numbers) - classes.keypoints in (4, 5):
         del numbers[4 : 4 + classes.keypoints]

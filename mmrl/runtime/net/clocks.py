@@ -38,7 +38,7 @@ class CallClock:
                 self.tell(bool(self._waiting))
 
     def hush(self) -> None:
-        """What its threads do from here on is told to nobody."""
+        """Tell nobody what its threads do from here on."""
         with self._lock:
             self.tell = bool
 

@@ -7,6 +7,7 @@ from mmrl.app.commands.data import check
 from mmrl.app.plugins.resolve import load
 from mmrl.app.reward_test.rows import read_tasks
 from mmrl.data.layouts.guess import guess
+from tests.support.sounds import tone, write_wav
 from tests.support.videos import even, write_video
 
 
@@ -72,3 +73,20 @@ def test_broken_pictures_beside_texts_are_found(folder):
     (folder / "001.png").write_bytes(b"no picture")
     with pytest.raises(ValueError, match=r"001\.png"):
         check(str(folder), ())
+
+
+def test_sounds_with_texts_are_refused_by_name(folder, tmp_path):
+    """Also beside pictures; listed in metadata.jsonl they are read."""
+    write_wav(folder / "003.wav", [tone(0.1)])
+    assert "2 rows, 0 problems" in check(str(folder), ()), "a sound without a text is nothing"
+    (folder / "003.txt").write_text("a beep")
+    told = r"holds sounds with texts beside them \(003\.wav\), which nothing reads: list them in metadata\.jsonl"
+    with pytest.raises(ValueError, match=told):
+        check(str(folder), ())
+    for file in folder.glob("00[12]*"):
+        file.unlink()
+    for read in (lambda path: check(str(path), ()), load("pictures", "datasets"), load("qa_jsonl", "datasets"), read_tasks):
+        with pytest.raises(ValueError, match=told):
+            read(folder)
+    (folder / "metadata.jsonl").write_text('{"file_name": "003.wav", "question": "What is heard?", "answer": "a beep"}\n')
+    assert "1 rows, 0 problems" in check(str(folder), ())

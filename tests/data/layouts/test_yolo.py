@@ -166,6 +166,19 @@ def test_confidences_behind_boxes_are_ignored_and_counted(write, tmp_path):
     assert note[0].startswith("confidences ignored") and note[1] == 2
 
 
+def test_numbers_of_tracked_objects_are_ignored_and_counted(write, tmp_path):
+    """Behind a box, or behind its confidence; the first object's number alone might be a share, or an outline's last point."""
+    lines = "0 0.5 0.5 0.25 0.5 1\n0 0.5 0.5 0.25 0.5 0.875 1\n0 0.5 0.5 0.25 0.5\n"
+    names = {"images/1.jpg": None, "images/2.jpg": None, "classes.txt": "cat"}
+    folder = write(**{"labels/1.txt": lines, "labels/2.txt": "0 0.5 0.5 0.25 0.5 0.9 12\n", **names})
+    assert {box.corners for _, boxes, _ in read(folder) for box in boxes} == {(0.375, 0.25, 0.625, 0.75)}
+    notes = convert(folder, None, tmp_path / "out.jsonl").notes
+    assert notes["numbers of tracked objects ignored: lines end with one"] == 3
+    assert [count for note, count in notes.items() if note.startswith("confidences")] == [2]
+    write(**{"labels/2.txt": "", "labels/1.txt": "0 0.1 0.1 0.9 0.1 0.5 1\n"})
+    assert read(folder)[0][1][0].corners == (0.1, 0.1, 0.9, 1.0), "an outline that ends at the edge"
+
+
 def test_outlines_of_several_lengths_are_no_keypoints(write):
     """Each may be a box with points inside it, but keypoints are as many in every line."""
     lines = "0 0.5 0.5 0.52 0.5 0.52 0.52\n0 0.5 0.5 0.52 0.5 0.52 0.52 0.5 0.52\n"
