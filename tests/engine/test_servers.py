@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from mmrl.app.plugins.resolve import load
 from mmrl.core.episodes import Limits
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import Video
@@ -346,3 +347,16 @@ def kill_in_a_request(engine: FakeEngine) -> None:
     while not engine.told()["waiting"]:
         time.sleep(0.05)
     engine.kill()
+
+
+def test_a_thought_that_the_template_opened_and_a_server_did_not_close_answers_nothing(make):
+    """Even where the prompt's answer is what it says."""
+    policy = make()
+    policy.processor.chat_template = f"{policy.processor.chat_template}<think>\n"
+    (group,) = policy.rollout([Request(Prompt("p", "Which word?", columns={"problem_type": "OCR"}), 4, 0)]).groups
+    assert [sample.opened for sample in group.samples] == ["<think>"] * 4
+    score = load("by_type", "rewards")()
+    for sample in group.samples:
+        true = replace(group, prompt=replace(group.prompt, answer=f"so {sample.text}"))
+        said = [replace(sample, text=text) for text in (true.prompt.answer, f"Hm.</think>{true.prompt.answer}")]
+        assert [scored.value for scored in score(replace(true, samples=tuple(said)))] == [0.0, 1.0]
