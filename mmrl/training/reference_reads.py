@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from mmrl.algorithms.advantages.per_modality import SOUND_ADVANTAGE, PerModality
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.hooks import PolicyHooks, with_hooks
 from mmrl.core.protocols import Hypothesis, Policy
@@ -142,9 +143,10 @@ class ReferenceReads:
         return {reading: x.unflatten(0, shape) for reading, x in flat.items()}
 
 
-def of_scores(readings: Iterable[Reading], scores: Scores, rollouts: Rollouts) -> dict[Reading, Tensor]:
-    """Readings made of rewards, (n, t): a row's total, the mean over its group, also over rows that were dropped, and TAUGHT."""
-    wanted = tuple(readings)
+def of_scores(algorithm: Algorithm, scores: Scores, rollouts: Rollouts, ranks: Ranks) -> dict[Reading, Tensor]:
+    """Readings made of rewards, (n, t): a row's total, the mean over its group, also over rows that were dropped, TAUGHT, and the
+    advantage of a sound, among the rows of all ranks."""
+    wanted = algorithm.score_reads
     if not wanted:
         return {}
     totals = scores.total().double()
@@ -154,4 +156,7 @@ def of_scores(readings: Iterable[Reading], scores: Scores, rollouts: Rollouts) -
         means[rows] = totals[rows].nanmean() if group.seen is None else group.seen.mean
     shape = rollouts.action_mask.shape
     values = {REWARD: totals[:, None].expand(shape), MEAN_REWARD: means[:, None].expand(shape), **rollouts.recorded}
+    if SOUND_ADVANTAGE in wanted and isinstance(algorithm.advantage, PerModality):
+        everyone, mine = ranks.all_rows(rollouts)
+        values[SOUND_ADVANTAGE] = algorithm.advantage.of_the_sound(ranks.all_scores(scores), everyone)[mine, : shape[1]]
     return {reading: values[reading].to(scores.values.dtype) for reading in wanted}

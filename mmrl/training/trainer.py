@@ -158,7 +158,7 @@ class Trainer:
                     frozen = self.reader.read(rollouts, self.reader.gate.looks, collected.under, collected.others)
             scores = self.algorithm.shape_rewards(scores, rollouts, frozen)
             tell_sampler(self.collector, self.ranks, *rows_of_now(rollouts, scores))
-            frozen |= of_scores(self.algorithm.score_reads, scores, rollouts)
+            frozen |= of_scores(self.algorithm, scores, rollouts, self.ranks)
             credit = self.credit(scores, rollouts, frozen)
             trained = replace(rollouts, action_mask=self.algorithm.trainable(rollouts) & credit.mask)
             refuse_nothing_to_train(self.index + 1, self.ranks, trained, scores)

@@ -10,7 +10,7 @@ from tests.evidence.rows import ELSEWHERE, ROWS
 from tests.evidence.task import Outcome, Row, verdict
 from tests.learning.test_presets_learn import FEWER_PROMPTS
 from tests.learning.test_presets_learn import PRESETS as LEARNING
-from tests.support.presets import BY_PIXELS, DISTILLED, FLOW, VIDEO
+from tests.support.presets import BY_PIXELS, DISTILLED, FLOW, VIDEO, WITH_SOUND
 
 LINES = {(line["method"], line["task"]): line for line in json.loads(FILE.read_text(encoding="utf-8"))}
 SHORT = [row for row in ROWS if row.short]
@@ -28,7 +28,7 @@ def test_every_preset_has_a_row_or_a_reason():
 def test_every_preset_learns_within_make_test():
     """By a short row here, or by its name in a file of short runs."""
     short = {row.method for row in SHORT}
-    learn = {*LEARNING, *FEWER_PROMPTS, *VIDEO, *FLOW, *BY_PIXELS, *DISTILLED}
+    learn = {*LEARNING, *FEWER_PROMPTS, *VIDEO, *FLOW, *BY_PIXELS, *DISTILLED, *WITH_SOUND}
     assert short | learn >= set(PRESETS)
 
 

@@ -17,7 +17,7 @@ from mmrl.training.batches import leave_out
 from mmrl.training.trainer import Trainer
 from tests.support.each import for_each
 from tests.support.fakes import FakeTextPolicy
-from tests.support.presets import BY_PIXELS, TEXT
+from tests.support.presets import BY_PIXELS, TEXT, WITH_SOUND
 from tests.support.rows import make_batch
 from tests.support.trainers import make_trainer
 
@@ -101,7 +101,7 @@ def random_reading(reading: Reading, generator: torch.Generator) -> Tensor:
     return -x if reading.quantity == "logprobs" else x
 
 
-@for_each("name", sorted({*PRESETS} - {*BY_PIXELS}))
+@for_each("name", sorted({*PRESETS} - {*BY_PIXELS, *WITH_SOUND}))
 def test_terms_say_truly_whether_they_are_silent(name):
     """Value and gradient where no row has an advantage, and policy and old are apart."""
     for _, term in PRESETS[name].objective:

@@ -31,6 +31,7 @@ ELSEWHERE = {
     "rlpr": "it reads how likely a written answer is",
     **dict.fromkeys(("hgpo", "ui_s1", "openthinkimg", "vr_thinker", "geometry_zero", "arpo"), "it looks at turns"),
     **dict.fromkeys(("refl", "draft_k", "flow_bp"), "its gradient passes a decoder"),
+    "omninft": "it needs a sound beside the clip",
     "mobile_agent_v3": "what is its own are its turns",
     **dict.fromkeys(DISTILLED, "it compares distributions of real models"),
 }

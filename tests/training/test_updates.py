@@ -44,6 +44,7 @@ EXEMPT = {
     "grpo_care": "what is its own is the bonus",
     "urpa": "what is its own is the reward",
     "diffusion_nft": "no ratio",
+    "omninft": "no ratio",
     "crd": "no ratio",
     "dgpo": "no ratio",
     **dict.fromkeys(("flow_sft", "sol_rl", "refl", "draft_k", "flow_bp", "diffusion_opd"), "no ratio"),

@@ -36,8 +36,9 @@ class Decoupled:
     ddof: Annotated[int, Range(0, 1)] = 1
     eps: NonNegative = 1e-4
     eps_mode: EpsMode = "add"
-    scale: Literal["group", "max_group"] = "group"
-    """Divide a reward by its deviation in the group, or in the step's most spread group (LongCat-Video, arXiv:2510.22200)."""
+    scale: Literal["group", "max_group", "batch"] = "group"
+    """Divide a reward by its deviation in the group, in the step's most spread group (LongCat-Video, arXiv:2510.22200), or over
+    the whole step."""
     zero_below: NonNegative = 1e-6
     """A group whose deviation of a reward is smaller, in units of its largest value where that is above 1, gets 0 for that
     reward: otherwise two values one rounding error apart would count as much as two that really differ. 0 is parity with code
@@ -63,19 +64,20 @@ class Decoupled:
                 continue
             answered = keep & (scores.status[:, k] == Status.OK)
             column = scores.values[:, k].double()
-            largest = largest_deviation(rollouts, answered, column, self.ddof) if self.scale == "max_group" else None
-            own = by_group(rollouts, answered, column, partial(self._normalize, largest=largest))
+            by = largest_deviation(rollouts, answered, column, self.ddof) if self.scale == "max_group" else None
+            by = moments(column[answered], self.ddof)[1] if self.scale == "batch" else by
+            own = by_group(rollouts, answered, column, partial(self._normalize, by=by))
             values = values + scores.weights[k].double() * own
         if self.whiten != "none":
             weights = lengths(rollouts, totals)[keep] if self.whiten == "action" else None
             values[keep] = standardize(values[keep], self.ddof, self.whiten_eps, self.whiten_mode, weights)
         return to_credit(values, keep, rollouts, scores)
 
-    def _normalize(self, rewards: torch.Tensor, largest: torch.Tensor | None) -> torch.Tensor:
+    def _normalize(self, rewards: torch.Tensor, by: torch.Tensor | None) -> torch.Tensor:
         if len(rewards) == 1 and self.singleton == "reward":
             return rewards
         upper = rewards.sort().values[int(self.trimmed * len(rewards)) :] if self.trimmed else rewards
         mean, deviation = moments(upper, self.ddof)
         if bool((upper == upper[0]).all()) or is_rounding(upper, deviation, self.zero_below):
             return torch.zeros_like(rewards)
-        return (rewards - mean) / divisor(deviation if largest is None else largest, self.eps, self.eps_mode)
+        return (rewards - mean) / divisor(deviation if by is None else by, self.eps, self.eps_mode)

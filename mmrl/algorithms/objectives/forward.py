@@ -8,11 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.algorithms.advantages.per_modality import SOUND_ADVANTAGE
 from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, Surrogate, actions_only, mean_square
 from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
 from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
 
+SOUND_FROM = Reading("sound_from", "old")
+"""The element of a latent at which the sound begins that is drawn beside a clip; 0 where there is none."""
 Error = Literal["velocity", "noise"]
 AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
 
@@ -38,23 +41,36 @@ class NegativeAware(Surrogate):
     paper."""
     old: Literal["old", "ema"] = "ema"
     """The weights that sampled: an average of the policy that also samples, or (old) the policy itself."""
+    parts: bool = False
+    """True: of samples that are a clip and its sound the sum of both parts' values, each by its own advantage, with a gradient
+    through w, as in the code of OmniNFT, arXiv:2605.12480; take the advantage PerModality."""
 
     __post_init__ = check_ranges
 
     @property
     def reads(self) -> tuple[Reading, ...]:
-        return (VELOCITY, VELOCITY._replace(model=self.old), TARGET_VELOCITY, SIGMA)
+        own = (VELOCITY, VELOCITY._replace(model=self.old), TARGET_VELOCITY, SIGMA)
+        return (*own, SOUND_FROM, SOUND_ADVANTAGE) if self.parts else own
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> tuple[Float[Tensor, "n t"], dict[str, Tensor]]:
-        live, old, target, t = (readings[reading] for reading in self.reads)
+        live, old, target, t, *beside = (readings[reading] for reading in self.reads)
         mask, r = batch.rollouts.action_mask, self.goodness(batch.advantages)
-        better = self._error(self.beta * live + (1 - self.beta) * old, target, t)
-        worse = self._error((1 + self.beta) * old - self.beta * live, target, t)
-        values = actions_only(self.clip / self.beta * (r * better + (1 - r) * worse), mask)
-        return values, {
+        sides = [(live, old, target, r)]
+        if beside:
+            cut = [clip_and_sound(x, beside[0]) for x in (live, old, target)]
+            sides = list(zip(*cut, (r, self.goodness(beside[1])), strict=True))
+        values = torch.stack([self.pulls(*side, t).flatten(2).mean(2) for side in sides]).sum(0)
+        return actions_only(values, mask), {
             "policy/goodness": actions_only(r, mask),
             "policy/moved": actions_only(mean_square(live - old), mask).detach(),
         }
+
+    def pulls(self, live: Tensor, old: Tensor, target: Tensor, r: Tensor, t: Tensor) -> Float[Tensor, "n t ..."]:
+        """clip / beta (r e(v+) + (1 - r) e(v-)) of every element, whose mean over e is L; r is of an action, or of an element."""
+        better = self._error(self.beta * live + (1 - self.beta) * old, target, t)
+        worse = self._error((1 + self.beta) * old - self.beta * live, target, t)
+        r = r.reshape(*r.shape, *[1] * (live.ndim - r.ndim))
+        return self.clip / self.beta * (r * better + (1 - r) * worse)
 
     def goodness(self, advantages: Float[Tensor, "n t"]) -> Float[Tensor, "n t"]:
         """r: 1/2 for A = 0."""
@@ -69,12 +85,23 @@ class NegativeAware(Surrogate):
             a = a.sign()
         return (a / (2 * self.clip) + 0.5).clamp(0, 1)
 
-    def _error(self, v: Tensor, target: Tensor, t: Tensor) -> Float[Tensor, "n t"]:
+    def _error(self, v: Tensor, target: Tensor, t: Tensor) -> Float[Tensor, "n t ..."]:
         if not self.normalized:
-            return mean_square(v - target)
+            return (v - target) ** 2
         gap = (v - target) * t.reshape(*t.shape, *[1] * (v.ndim - 2))
-        weight = gap.detach().double().abs().flatten(2).mean(2).clamp(min=1e-5)
-        return mean_square(gap) / weight.to(gap)
+        weight = (gap if self.parts else gap.detach()).double().abs().flatten(2).mean(2).clamp(min=1e-5)
+        return gap**2 / weight.to(gap).reshape(*t.shape, *[1] * (v.ndim - 2))
+
+
+def clip_and_sound(x: Float[Tensor, "n t d"], sound_from: Float[Tensor, "n t"]) -> tuple[Tensor, Tensor]:
+    """Both parts of latents in one vector, without the scale by which means over all are means of both; ValueError for others."""
+    start, whole = int(sound_from.max()) if sound_from.numel() else 0, x.shape[-1]
+    if x.ndim != 3 or not 0 < start < whole:
+        raise ValueError(
+            "NegativeAware(parts = true) trains a clip and its sound apart, and this generator draws no sound beside its clips: "
+            "take LTX-2, or the preset diffusion_nft"
+        )
+    return x[..., :start] * (2 * start / whole) ** 0.5, x[..., start:] * (2 * (whole - start) / whole) ** 0.5
 
 
 @dataclass(frozen=True)

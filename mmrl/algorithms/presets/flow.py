@@ -10,6 +10,7 @@ from dataclasses import replace
 from mmrl.algorithms.advantages.decoupled import Decoupled
 from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.advantages.per_modality import PerModality
 from mmrl.algorithms.advantages.remembered import PromptHistory
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.algorithm import Algorithm
@@ -312,6 +313,18 @@ The sampling weights are the policy's ema, whose decay rises from 0 to 0.5 in 50
 code, on predicted data and normalized by its error, which the author found necessary; the paper's is
 objective.0.normalized = false.
 One update per step; it has no ratio. No guidance. beta 0.1 for text rendering. Nothing is left out.
+"""
+
+omninft = replace(
+    diffusion_nft,
+    objective=((1.0, NegativeAware(beta=1.0, parts=True)), (1e-4, FlowKL(form="velocity_mse"))),
+    advantage=PerModality(),
+)
+"""A clip and its sound are trained apart, each by the rewards that look at it.
+
+OmniNFT, arXiv:2605.12480. Name the rewards of each: `algorithm.advantage.of_clip` and `of_sound`; all others count for both.
+Every reward is normalized by itself, by its deviation over the step. One update per step; it has no ratio. Sampling weights,
+times and the KL are diffusion_nft's. Not implemented: gradients that are gated layer by layer, weights of regions.
 """
 
 awm = replace(

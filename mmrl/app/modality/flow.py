@@ -14,6 +14,7 @@ from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality, VariantConfig, refuse_turns
 from mmrl.app.modality.flow_checks import (
     check_objective,
+    check_parts,
     check_taught,
     check_teachers,
     refuse_comparison_of_sizes,
@@ -149,6 +150,7 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
         check_teachers(algorithm, policy.teachers, prompts, label)
         sketch = sketch_of_model(policy)[1] if policy.frames > 1 else None
         check_taught(algorithm, policy, prompts, sketch)
+        check_parts(algorithm, policy, sketch, label)
         refuse_comparison_of_sizes(algorithm, {own_size(prompt) or (policy.width, policy.height) for prompt in prompts})
         return algorithm
 

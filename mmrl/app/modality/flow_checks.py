@@ -8,6 +8,7 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.algorithms.advantages.per_modality import SOUND_ADVANTAGE, PerModality
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.pictures import TaughtPairs, TaughtPictures
 from mmrl.app.modality.teachers import follows_teachers, refuse_comparisons
@@ -96,6 +97,21 @@ def check_previews(algorithm: Algorithm, plan: RolloutPlan, label: str) -> None:
         raise ValueError(
             f"algorithm {label} decodes what every step predicts, and the advantage {name} does not look at it: set "
             "algorithm.schedule.previews = false, or take the advantage StepRewards"
+        )
+
+
+def check_parts(algorithm: Algorithm, policy: FlowPolicyConfig, family: FlowFamily | None, label: str) -> None:
+    """Raise ValueError where clip and sound train apart without two advantages, or the model draws no sound beside clips."""
+    apart, named = SOUND_ADVANTAGE in algorithm.score_reads, isinstance(algorithm.advantage, PerModality)
+    if apart != named:
+        raise ValueError(
+            f"algorithm {label}: the advantage PerModality and a term NegativeAware with parts = true go together, and one of "
+            "them is missing: take both, as the preset omninft does"
+        )
+    if apart and (policy.frames == 1 or (family is not None and not family.sound_beside)):
+        raise ValueError(
+            f"algorithm {label} trains a clip and its sound apart, and policy.model {policy.model!r} draws no sound beside "
+            "clips: take LTX-2, or the preset diffusion_nft"
         )
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol, get_args, runtime_checkable
 
 from mmrl.algorithms.advantages.flow import StepRewards
+from mmrl.algorithms.advantages.per_modality import PerModality
 from mmrl.algorithms.planners.hints import AskedHalves
 from mmrl.algorithms.shaping.turns import WhereToolsHelp
 from mmrl.algorithms.views import SEEN
@@ -74,6 +75,8 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     check_cards(config.policy, ranks)
     check_axes(config)
     check_signs(config)
+    if isinstance(advantage := config.algorithm.algorithm.advantage, PerModality):
+        advantage.check_names([reward.label for reward in config.reward])
     check_samplers(config, ranks)
     check_ahead(config, ranks)
     warn_of_idle_settings(config)

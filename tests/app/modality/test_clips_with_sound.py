@@ -82,6 +82,16 @@ def test_every_part_takes_room(rests: bool, tmp_path: Path):
     assert found.keys() == {"vae", "audio_vae", "connectors", "vocoder"} | reader and min(found.values()) > 0
 
 
+def test_clip_and_sound_train_apart_in_a_run(tmp_path: Path):
+    rewards = 'reward=[{use="band_energy", low=1, high=100}, {use="smooth_motion"}]'
+    names = ['algorithm.advantage.of_sound=["band_energy"]', 'algorithm.advantage.of_clip=["smooth_motion"]']
+    own = ["algorithm={preset='omninft'}", *names, "algorithm.schedule.num_steps=4", "algorithm.schedule.times.count=2"]
+    words = [f"policy.model={build_tiny('ltx2', tmp_path / 'model')}", *own, "algorithm.group_size=2", rewards, "steps=1"]
+    job = build(of_tiny(*words, "prompts_per_step=2", "output=apart"))
+    [metrics] = train_steps(job)
+    assert math.isfinite(metrics["reward/total"]) and metrics["policy/grad_norm"] > 0
+
+
 @pytest.mark.evidence
 @pytest.mark.parametrize("name", ["flow_grpo", "mix_grpo", "branch_grpo", "diffusion_nft", "dance_grpo"])
 def test_every_method_takes_two_steps(make: Make, name: str):

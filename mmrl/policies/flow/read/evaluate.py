@@ -14,7 +14,7 @@ from mmrl.runtime.tensors import to_device
 
 FROM_VELOCITY = frozenset({"velocity", "logprobs", "mean", "pixels"})
 """Need the network."""
-QUANTITIES = FROM_VELOCITY | {"sampled_mean", "std", "pull", "dt", "sigma", "origin", "target_velocity"}
+QUANTITIES = FROM_VELOCITY | {"sampled_mean", "std", "pull", "dt", "sigma", "origin", "sound_from", "target_velocity"}
 OF_LATENTS = frozenset({"velocity", "mean", "sampled_mean", "target_velocity", "pixels"})
 """Have the shape of latents, or of pictures."""
 OF_DENSITIES = frozenset({"logprobs", "mean", "sampled_mean", "std", "pull", "dt"})
@@ -41,11 +41,14 @@ def check_quantity(trace: FlowTrace, quantity: str) -> None:
 
 
 def of_the_schedule(trace: FlowTrace, quantity: str) -> Float[Tensor, "n t"]:
-    """std, pull, dt, sigma or origin of every action; 0 where a row has none."""
+    """std, pull, dt, sigma, origin or sound_from of every action; 0 where a row has none."""
     if quantity in ("sigma", "origin"):
         return trace.sigma if quantity == "sigma" else trace.before.float()
     out = torch.zeros(trace.steps.shape)
     for i, sigma_table in enumerate(trace.sigma_tables):
+        if quantity == "sound_from":
+            out[trace.course_index == i] = float((*sigma_table.part_sizes, 0)[0])
+            continue
         values = sigma_table.sigmas[:-1] - sigma_table.sigmas[1:]
         if quantity != "dt":
             values = sigma_table.deviations if quantity == "std" else sigma_table.pulls
