@@ -8,8 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.per_modality import SOUND_ADVANTAGE, PerModality
+from mmrl.algorithms.advantages.per_modality import PerModality
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.sounds import SOUND_ADVANTAGE
 from mmrl.core.hooks import PolicyHooks, with_hooks
 from mmrl.core.protocols import Hypothesis, Policy
 from mmrl.core.ranks import Ranks

@@ -9,10 +9,7 @@ from torch import Tensor
 
 from mmrl.algorithms.advantages.decoupled import Decoupled
 from mmrl.algorithms.advantages.statistics import totals_and_keep
-from mmrl.core.types import Credit, Reading, Rollouts, Scores
-
-SOUND_ADVANTAGE = Reading("sound_advantage", "scores")
-"""The advantage of the sound, beside that of the clip, which is the batch's own."""
+from mmrl.core.types import Credit, Rollouts, Scores
 
 
 @dataclass(frozen=True)

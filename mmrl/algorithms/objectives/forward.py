@@ -8,14 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.advantages.per_modality import SOUND_ADVANTAGE
 from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, Surrogate, actions_only, mean_square
+from mmrl.algorithms.sounds import SOUND_ADVANTAGE, SOUND_FROM
 from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
 from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
 
-SOUND_FROM = Reading("sound_from", "old")
-"""The element of a latent at which the sound begins that is drawn beside a clip; 0 where there is none."""
 Error = Literal["velocity", "noise"]
 AdvantageMode = Literal["all", "positive_only", "negative_only", "one_only", "binary"]
 
