@@ -55,6 +55,11 @@ def loop_of_links(folder: Path) -> str:
     return expect_sentence(run_mmrl(["show", "a.toml"], folder), "a.toml")
 
 
+def loop_as_output(folder: Path) -> str:
+    (folder / "runs").symlink_to("runs")
+    return expect_sentence(run_mmrl(["train", "tiny/image", "output=runs/one"], folder), "leads back to itself")
+
+
 def nothing_is_left(folder: Path) -> str:
     """A refused run makes no folder."""
     told = expect_sentence(run_mmrl(["train", "tiny/image", "optimizer.lr=nan"], folder), "optimizer.lr")
@@ -73,6 +78,7 @@ ATTACKS = [
     *(Attack("config", name, partial(file, *content)) for name, content in FILES.items()),
     Attack("config", "a folder in place of a file", folder_as_config),
     Attack("config", "links that lead to each other", loop_of_links),
+    Attack("config", "an output behind a link to itself", loop_as_output),
     Attack("config", "a refused run leaves nothing", nothing_is_left),
     Attack("config", "asking for the ranges", ranges_are_told),
 ]

@@ -129,7 +129,7 @@ def one_session(folder: Path) -> str:
 
 def tested(text: str, words: str, folder: Path) -> str:
     (folder / "mine.py").write_text(HEAD + text)
-    found = run_mmrl(["environment", "test", "mine.py", "--prompts", "2", "--say", "a"], folder)
+    found = run_mmrl(["environment", "test", "mine.py", "--prompts", "2", "--say", "a", "call.where=inline"], folder)
     if found.code != 2 or words not in " ".join(found.out.split()):
         raise BrokenError(f"exit code {found.code}: {found.out[-300:]!r}")
     return f"mmrl environment test: {words}"
@@ -359,6 +359,7 @@ FAULTS: tuple[tuple[str, str, str], ...] = (
         "answers the same turns differently",
     ),
     ("leaves while it is tested", answering("sys.exit(0)"), "SystemExit: 0"),
+    ("raises a KeyboardInterrupt while it is tested", answering("raise KeyboardInterrupt"), "KeyboardInterrupt: ("),
 )
 PNG = "iVBORw0KGgoAAAANSUhEUgAA"
 RESETS = Lies(die, "the server is gone")
