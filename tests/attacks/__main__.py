@@ -1,6 +1,7 @@
-"""Attack mmrl: `python -m tests.attacks [AREA] [--write]`. Loopback only, bounded in time and memory.
+"""Attack mmrl: `python -m tests.attacks [AREA] [--new] [--write]`. Loopback only, bounded in time and memory.
 
-`--write` writes the outcomes into tests/attacks/outcomes.toml; with an area, only those of that area.
+`--write` writes the outcomes into tests/attacks/outcomes.toml; with an area, only those of that area. `--new` carries out those
+attacks alone that have no outcome there.
 """
 
 import argparse
@@ -60,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("area", nargs="?")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--new", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     for ignored in (signal.SIGHUP, signal.SIGINT):
@@ -68,8 +70,14 @@ def main() -> None:
     attacks = [attack for attack in all_attacks() if arguments.area in (None, attack.area)]
     if not attacks:
         sys.exit(f"no attacks on {arguments.area}: areas are {', '.join(sorted({a.area for a in all_attacks()}))}")
+    known = outcomes() if arguments.new else {}
+
+    def judge(attack: Attack) -> tuple[bool, str]:
+        before = known.get(attack.area, {}).get(attack.name, BROKEN)
+        return carry_out(attack) if before.startswith(BROKEN) else (True, before)
+
     with ThreadPoolExecutor(arguments.workers) as pool:
-        results = list(pool.map(carry_out, attacks))
+        results = list(pool.map(judge, attacks))
     rows = [
         (attack.area, attack.name, outcome if held else f"{BROKEN}: {outcome}")
         for attack, (held, outcome) in zip(attacks, results, strict=True)
