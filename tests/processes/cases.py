@@ -35,3 +35,25 @@ ENGINES: dict[str, list[str]] = {
     "flow_long": [*DRAWN, "steps=4"],
 }
 """More for DeepSpeed, whose ZeRO-3 is for image generators only."""
+STEP = ["steps=1", "evaluation.num_prompts=0", *REWARD]
+ONE = [*STEP, *SGD]
+DRAWS = [*ONE, "policy.guidance=2.0"]
+CLIP = ["policy.height=32", "policy.width=32", "policy.frames=5"]
+ON_CARD: dict[str, list[str]] = {
+    "image": ["tiny/image", *STEP, "evaluation.num_prompts=2"],
+    "gemma3_lora": ["tiny/image", *ONE, *LORA, "policy.model=tiny:gemma3"],
+    "qwen2_5_vl_4_bits": ["tiny/image", *ONE, *LORA, "policy.model=tiny:qwen2_5_vl", "policy.weights=nf4"],
+    "qwen3_5_dapo": ["tiny/image", *ONE, *DAPO, "policy.model=tiny:qwen3_5"],
+    "smolvlm_checkpointing": ["tiny/image", *ONE, "policy.model=tiny:smolvlm", "policy.gradient_checkpointing=true"],
+    "turns": ["tiny/look_twice", *ONE, "policy.model=tiny:qwen3_vl", "prompts_per_step=2", "algorithm.group_size=4"],
+    "clips": ["tiny/clips", *ONE, "policy.video.workers=0"],
+    "sounds": ["tiny/beeps", *ONE, "policy.model=tiny:qwen2_5_omni_thinker", "prompts_per_step=2", "algorithm.group_size=4"],
+    "codes": ["tiny/token_image", *ONE, "prompts_per_step=2"],
+    "flow": ["tiny/flow", *ONE, "evaluation.num_prompts=2"],
+    "flux_guided": ["tiny/flow", *DRAWS, *LORA, "policy.model=tiny:flux", "policy.max_prompt_tokens=24"],
+    "wan": ["tiny/flow", *DRAWS, *LORA, "policy.model=tiny:wan", "policy.max_prompt_tokens=24", *CLIP],
+    "drawn_sounds": ["tiny/tones", *DRAWS, "policy.model=tiny:stable_audio3", "prompts_per_step=2", "algorithm.group_size=16"],
+    "ahead": ["tiny/flow", *ONE, "steps=2", "ahead=1", "cluster.samplers=1"],
+    "resumed": ["tiny/image", *STEP, "steps=2", "evaluation.num_prompts=2"],
+}
+"""A step of each kind of model, on a card and on the CPU."""

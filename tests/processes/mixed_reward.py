@@ -1,4 +1,4 @@
-"""Of text the share of odd tokens, 0 for dead prompts; of pictures the brightness, coarse enough to bear rounding."""
+"""Of text the share of odd tokens, 0 for dead prompts; of pictures and clips the brightness, coarse enough to bear rounding."""
 
 from dataclasses import dataclass
 
@@ -18,4 +18,6 @@ class MixedReward:
 def _score(sample: Sample) -> float:
     if sample.image is not None:
         return round(float(np.asarray(sample.image).mean()) / 255, 2)
+    if (made := sample.video if sample.video is not None else sample.sound) is not None:
+        return round(float(np.abs(np.asarray(made, dtype=float)).mean()) % 1, 2)
     return sum(token % 2 for token in sample.token_ids or ()) / 16

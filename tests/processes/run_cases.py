@@ -13,7 +13,7 @@ from mmrl.app.run import context
 from mmrl.app.run.build import Job
 from mmrl.training.ahead.producer import check_lag
 from mmrl.training.trainer import Trainer
-from tests.processes.cases import CASES, ENGINES, SAMPLERS
+from tests.processes.cases import CASES, ENGINES, ON_CARD, SAMPLERS
 from tests.support.launcher import accelerator_of, end, keep, kinds_in, renew
 
 Seen = dict[str, Any]
@@ -44,7 +44,7 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
         seen["weights"] = policy.weights.state_dict()["weights"]
         policy.save(folder / "saved")
 
-    name, *words = [word.replace("OUT", str(folder.parent)) for word in (CASES | ENGINES | SAMPLERS)[case]]
+    name, *words = [word.replace("OUT", str(folder.parent)) for word in (CASES | ENGINES | SAMPLERS | ON_CARD)[case]]
     Trainer.credit, jobs.fit = watched, fitted  # type: ignore[method-assign]
     try:
         jobs.run_training(configs.load(name, [*words, f"output='{resume or folder}'"]), resume)
@@ -64,7 +64,7 @@ def lag_refusal(job: Job) -> str:
 
 
 def main(kinds: str, out: str, *cases: str) -> None:
-    """Each case is a name of CASES, ENGINES or SAMPLERS, or NAME=RUN to go on with a run; of several kinds each has a folder.
+    """Each case is a name of cases.py, or NAME=RUN to go on with a run; of several kinds each has a folder.
 
     KIND:CASE is left out by the other kinds.
     """

@@ -18,6 +18,7 @@ from mmrl.policies.text.packed.attention import NAME, packing
 from mmrl.policies.text.packed.row import PackedRow
 from mmrl.policies.text.prompt.encode import PromptBatch
 from mmrl.policies.text.vision.cache import Features, VisionCache, joined, look_apart
+from mmrl.runtime.tensors import to_device
 
 T = TypeVar("T")
 NEVER = -1e20
@@ -222,7 +223,7 @@ class TextNet(nn.Module):
 
     def on_device(self, media: Media) -> Media:
         """Pictures of one prompt on the device of the model."""
-        return {name: x.to(self.device) for name, x in media.items()}
+        return {name: to_device(x, self.device) for name, x in media.items()}
 
     def vision(self, media: Sequence[Media], shown: Sequence[int]) -> Mapping[str, object]:
         """Forward arguments that show media[k] for every k in `shown`, in that order; the vision tower sees each once."""

@@ -60,6 +60,7 @@ def after_a_clip(net: TextNet, frames: int, group_size: int, length: int) -> Row
         lengths=lengths,
         temperature=torch.ones(group_size),
         mask=torch.ones(group_size, length, dtype=torch.bool),
+        chosen=torch.arange(group_size * length),
         quantities=("logprobs", "entropy"),
         row=pack_row([prompt], index, tokens, lengths),
         chunk=LOGITS // VOCABULARY,
@@ -121,6 +122,7 @@ def after_nothing(tokens: Tensor, chunk: int) -> RowEvaluation:
         lengths=torch.tensor([len(tokens)]),
         temperature=torch.ones(1),
         mask=torch.ones(1, len(tokens), dtype=torch.bool),
+        chosen=torch.arange(len(tokens)),
         quantities=("logprobs", "entropy"),
         chunk=chunk,
     )

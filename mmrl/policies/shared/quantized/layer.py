@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mmrl.policies.shared.quantized.table import BLOCK, SCALES, Codes, dequantize, dynamic, nf4
+from mmrl.policies.shared.quantized.table import BLOCK, SCALES, Codes, dequantize, dynamic, nf4, there
 
 SCALES_OF = ("scales", "units", "offset")
 """The buffers beside `weight`."""
@@ -102,10 +102,10 @@ def fast_product(x: Float[Tensor, "*b i"], bias: Tensor | None, layer: Nf4Linear
     from bitsandbytes.functional import QuantState  # type: ignore[import-not-found]
 
     double, device = not layer.scales.is_floating_point(), x.device
-    inner = QuantState(layer.units, code=dynamic().to(device), blocksize=SCALES, dtype=torch.float32) if double else None
+    inner = QuantState(layer.units, code=there(dynamic, device), blocksize=SCALES, dtype=torch.float32) if double else None
     shape = torch.Size((layer.out_features, layer.in_features))
     how: dict[str, Any] = {"quant_type": "nf4", "dtype": x.dtype, "offset": layer.offset if double else None, "state2": inner}
-    state = QuantState(layer.scales, shape=shape, code=nf4().to(device), blocksize=BLOCK, **how)
+    state = QuantState(layer.scales, shape=shape, code=there(nf4, device), blocksize=BLOCK, **how)
     with torch.autocast(device.type, enabled=False):
         return matmul_4bit(x, layer.codes.codes[:, None].t(), quant_state=state, bias=bias)
 

@@ -3,6 +3,7 @@
 The same weights give the same codes on every machine: no sum depends on the order in which a processor adds.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -48,6 +49,17 @@ def dynamic() -> Float[Tensor, " 256"]:
     return torch.tensor(sorted(found), dtype=torch.float32, device="cpu")
 
 
+@cache
+def sent(table: Callable[[], Tensor], device: torch.device) -> Tensor:
+    return table().to(device)
+
+
+def there(table: Callable[[], Tensor], device: torch.device) -> Tensor:
+    """A table on a device; sent to a GPU once, as layers ask for it at every forward."""
+    # A dry run's tensors belong to that run.
+    return table().to(device) if device.type in ("cpu", "meta") else sent(table, device)
+
+
 @dataclass(frozen=True)
 class Codes:
     """A matrix of n weights in 4 bits, and its scales: .516 bytes a weight, .5625 where scales are float32."""
@@ -83,7 +95,7 @@ def quantize(weight: Float[Tensor, "o i"], double: bool = True) -> Codes:
 def dequantize(found: Codes, size: int, dtype: torch.dtype) -> Float[Tensor, " size"]:
     """The first `size` weights that codes stand for, multiplied in float32."""
     device = found.codes.device
-    pair, steps = pairs().to(device), dynamic().to(device)
+    pair, steps = there(pairs, device), there(dynamic, device)
     out = torch.empty(size, dtype=dtype, device=device)
     for start in range(0, size, CHUNK):
         end = min(start + CHUNK, size)

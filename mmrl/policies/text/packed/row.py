@@ -11,6 +11,7 @@ from mmrl.core.types import Batch, Scope
 from mmrl.policies.text.packed.attention import PackedGroup
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.trace import Insets, TextTrace, numbers_of, offsets_of, types_of
+from mmrl.runtime.tensors import to_device
 
 WORTH = 1.1
 """Positions of rows that repeat their prompts, over those of one packed row; below, either way is as fast as the other."""
@@ -35,8 +36,8 @@ class PackedRow:
 
     def to(self, device: torch.device) -> "PackedRow":
         """The row on another device."""
-        types = None if self.type_ids is None else self.type_ids.to(device)
-        moved = {name: getattr(self, name).to(device) for name in ("token_ids", "positions", "place")}
+        types = None if self.type_ids is None else to_device(self.type_ids, device)
+        moved = {name: to_device(getattr(self, name), device) for name in ("token_ids", "positions", "place")}
         return replace(self, type_ids=types, **moved)
 
 

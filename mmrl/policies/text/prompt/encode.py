@@ -21,6 +21,7 @@ from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.input import VideoInput, clip_time, processor_arguments
 from mmrl.runtime.spans import in_span
+from mmrl.runtime.tensors import to_device
 
 
 @dataclass(frozen=True)
@@ -324,11 +325,11 @@ def collate_prompts(prompts: Sequence[Encoded], pad_token_id: int, device: torch
     types = None
     if any(prompt.type_ids is not None for prompt in prompts):
         rows = [torch.zeros_like(one.token_ids) if one.type_ids is None else one.type_ids for one in prompts]
-        types = torch.stack([pad_left(row) for row in rows]).to(device)
+        types = to_device(torch.stack([pad_left(row) for row in rows]), device)
     return PromptBatch(
-        token_ids=torch.stack([pad_left(prompt.token_ids, pad_token_id) for prompt in prompts]).to(device),
-        attention=torch.stack([pad_left(torch.ones_like(prompt.token_ids)) for prompt in prompts]).to(device),
-        positions=torch.stack([pad_left(prompt.positions) for prompt in prompts], dim=1).to(device),
+        token_ids=to_device(torch.stack([pad_left(prompt.token_ids, pad_token_id) for prompt in prompts]), device),
+        attention=to_device(torch.stack([pad_left(torch.ones_like(prompt.token_ids)) for prompt in prompts]), device),
+        positions=to_device(torch.stack([pad_left(prompt.positions) for prompt in prompts], dim=1), device),
         type_ids=types,
         media=tuple(media for prompt in prompts for media in (prompt.media, *prompt.more)),
     )

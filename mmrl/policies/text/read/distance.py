@@ -118,7 +118,7 @@ class States(RowEvaluation):
     def __call__(self, net: TextNet) -> dict[str, Tensor]:
         idle = net.idle_vision(self.media)
         hidden, place = self.read(net)
-        return {STATES: hidden[place[self.mask]] + idle.to(hidden)}
+        return {STATES: hidden[place.flatten()[self.chosen]] + idle.to(hidden)}
 
 
 @dataclass(frozen=True)

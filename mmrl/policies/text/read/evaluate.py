@@ -18,7 +18,7 @@ from mmrl.policies.text.packed.row import PackedRow, pack_row
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.read.score import scores_of, values_of
 from mmrl.policies.text.trace import Insets, TextTrace, media_of, numbers_of, offsets_of, types_of
-from mmrl.runtime.tensors import pad_actions
+from mmrl.runtime.tensors import pad_actions, to_device
 
 QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})
 CLAMP = 11.0
@@ -39,6 +39,8 @@ class RowEvaluation:
     lengths: Int[Tensor, " n"]
     temperature: Float[Tensor, " n"]
     mask: Bool[Tensor, "n t"]
+    chosen: Int[Tensor, " m"]
+    """Where `mask`, as one row, is True; found by the host, which would have to wait for a device."""
     quantities: tuple[str, ...] = ("logprobs",)
     row: PackedRow | None = None
     """None: prompts are repeated."""
@@ -50,27 +52,27 @@ class RowEvaluation:
         # In the same order as on processes that do have pictures: the vision part first.
         idle = net.idle_vision(self.media)
         hidden, place = self.read(net)
-        chosen = self.mask
-        if not bool(chosen.any()):
-            # Wrappers for many processes wait for every gradient, also from a part that does not train.
-            chosen = torch.zeros_like(chosen)
-            chosen[0, 0] = True
-        rows = chosen.nonzero()[:, 0]
+        # Wrappers for many processes wait for every gradient, also from a part that does not train.
+        chosen = self.chosen if len(self.chosen) else self.chosen.new_zeros(1)
+        heat = self.temperature[chosen // self.mask.shape[1]]
+        predicted_by = place.flatten()[chosen]
         out: dict[str, Tensor] = {}
         if self.token_quantities:
-            values = self.evaluate(net, hidden[place[chosen]], self.tokens[chosen], self.temperature[rows]) + idle
-            empty = values.new_zeros(self.mask.shape)
-            out = {name: empty.masked_scatter(chosen, column) for name, column in zip(self.token_quantities, values, strict=True)}
+            values = self.evaluate(net, hidden[predicted_by], self.tokens.flatten()[chosen], heat) + idle
+            out = {name: self.spread(chosen, column) for name, column in zip(self.token_quantities, values, strict=True)}
         if scored := [name for name in self.quantities if name.startswith(SCORE)]:
             out |= scores_of(net.model.score_head, hidden + idle, place, self.lengths, scored)
         if VALUE.quantity in self.quantities:
-            found = values_of(net.model.score_head, hidden[place[chosen]]) + idle
-            out[VALUE.quantity] = found.new_zeros(self.mask.shape).masked_scatter(chosen, found)
+            out[VALUE.quantity] = self.spread(chosen, values_of(net.model.score_head, hidden[predicted_by]) + idle)
         if "group_divergence" in self.quantities:
             with torch.no_grad():
                 allowed, states = ~net.banned, hidden[place]
                 out["group_divergence"] = group_divergence(net.logits, states, self.temperature, self.mask, allowed, self.chunk)
         return out
+
+    def spread(self, chosen: Int[Tensor, " m"], values: Float[Tensor, " m"]) -> Float[Tensor, "n t"]:
+        """The values of the chosen tokens in their places, and 0 elsewhere."""
+        return values.new_zeros(self.mask.numel()).index_put((chosen,), values).view(self.mask.shape)
 
     @property
     def token_quantities(self) -> tuple[str, ...]:
@@ -151,13 +153,15 @@ def evaluation_of(
 ) -> RowEvaluation:
     """The work of evaluating a compact trace shown as `prompts`, padded to `least` tokens; `logits` exist at the same time."""
     device, tokens = net.device, pad_actions(trace.tokens, least)
+    mask = pad_actions(mask, tokens.shape[1])[:, : tokens.shape[1]]
     return RowEvaluation(
         prompts=collate_prompts(prompts, net.pad_token_id, device),
-        prompt_index=trace.prompt_index.to(device),
-        tokens=tokens.to(device),
-        lengths=trace.lengths.to(device),
-        temperature=trace.temperature.to(device),
-        mask=pad_actions(mask, tokens.shape[1])[:, : tokens.shape[1]].to(device),
+        prompt_index=to_device(trace.prompt_index, device),
+        tokens=to_device(tokens, device),
+        lengths=to_device(trace.lengths, device),
+        temperature=to_device(trace.temperature, device),
+        mask=to_device(mask, device),
+        chosen=to_device(mask.flatten().nonzero()[:, 0], device),
         quantities=quantities,
         row=pack_row(prompts, trace.prompt_index, tokens, trace.lengths, trace.insets).to(device) if trace.packed else None,
         chunk=max(1, logits // len(net.banned)),

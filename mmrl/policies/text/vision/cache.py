@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mmrl.policies.text.families import Family, Media
+from mmrl.runtime.tensors import to_device
 
 MIB = 2**20
 ON_DEVICE = 0.25
@@ -99,7 +100,7 @@ def join_more(values: Sequence[Level | tuple[Level, ...]]) -> Level | tuple[Leve
 def look_apart(family: Family, core: nn.Module, media: Media, device: torch.device) -> dict[str, Features]:
     """Kind -> the features of one prompt's media, which pass the vision part by themselves."""
     return {
-        kind: Features.of(family.look(core, kind, [{name: x.to(device) for name, x in tensors.items()}]))
+        kind: Features.of(family.look(core, kind, [{name: to_device(x, device) for name, x in tensors.items()}]))
         for kind, tensors in family.kinds(media).items()
     }
 
