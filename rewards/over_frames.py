@@ -12,16 +12,15 @@ Source: mean as in Flow-GRPO's OCR of clips (arXiv:2505.05470) and in Flow-Facto
 Licence: own code Apache-2.0; the picture reward's see there
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
 from mmrl import Group, Need, Sample, Scored
-from mmrl.runtime.net.loops import wait_for
-from mmrl.runtime.ranges import Count, Share, by_name, check_ranges
+from mmrl.runtime.ranges import Count, Share, check_ranges
+from mmrl.serving.inside import Inner, ask_inside, mean_parts, refuse_no_inner
 from mmrl.serving.media import change_of, clip_of, frames_of
 
 
@@ -44,8 +43,7 @@ class OverFrames:
 
     def ready(self) -> None:
         """Raises ValueError without a picture reward."""
-        if self.picture is None:
-            raise ValueError('over_frames needs a reward of pictures: set picture.use, such as picture = { use = "pick_score" }')
+        refuse_no_inner(self.picture, "over_frames", "pictures")
 
     def to(self, device: str) -> None:
         picture: Any = self.picture
@@ -56,7 +54,8 @@ class OverFrames:
         self.ready()
         count = 1 if self.over == "first" else self.frames
         shown = [frames_of(sample, count, group.prompt.id) for sample in group.samples]
-        answers = iter(_ask(self.picture, replace(group, samples=tuple(Sample(image=one) for own in shown for one in own))))
+        frames = replace(group, samples=tuple(Sample(image=one) for own in shown for one in own))
+        answers = iter(ask_inside(cast(Inner, self.picture), frames, "frames"))
         found = [self._reduce([next(answers) for _ in own]) for own in shown]
         known = [one.value for one in found if one is not None and one.value is not None]
         scored: list[float | Scored | None] = []
@@ -69,25 +68,11 @@ class OverFrames:
             scored.append(Scored(value, {**one.parts, "change": change}))
         return scored
 
-    def _reduce(self, answers: Sequence[float | Scored | None]) -> Scored | None:
+    def _reduce(self, answers: Sequence[Scored | None]) -> Scored | None:
         """The score of one clip; None where the reward does not apply to one of its frames."""
-        given = [answer if isinstance(answer, Scored) else Scored(*by_name(answer)) for answer in answers]
+        given = [answer for answer in answers if answer is not None]
         values = [answer.value for answer in given if answer.value is not None]
-        if len(values) < len(given):
+        if len(values) < len(answers):
             return None
-        parts = {name: float(np.mean([one.parts[name] for one in given if name in one.parts])) for name in given[0].parts}
         value = min(values) if self.over == "min" else float(np.mean(values))
-        return Scored(value, {**parts, "lowest": min(values), "highest": max(values)})
-
-
-def _ask(picture: Any, group: Group) -> list[float | Scored | None]:
-    answers = picture(group)
-    if inspect.isawaitable(answers):
-        answers = wait_for(answers)
-    found = list(answers)
-    if len(found) != len(group.samples):
-        raise ValueError(
-            f"the picture reward answered {len(found)} values for {len(group.samples)} frames of prompt {group.prompt.id!r}: "
-            "let it return one per sample"
-        )
-    return found
+        return Scored(value, {**mean_parts(given), "lowest": min(values), "highest": max(values)})

@@ -1,0 +1,53 @@
+"""Rewards inside rewards: one that looks at what another makes of a sample. Imports no torch."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mmrl.core.samples import Group, Prompt, Scored
+from mmrl.runtime.net.loops import wait_for
+from mmrl.runtime.ranges import by_name
+
+Inner = Callable[..., Any]
+"""A reward in a field of another."""
+
+
+def refuse_no_inner(inner: Inner | None, name: str, what: str) -> None:
+    """Raise ValueError where no reward is inside: `name` is the outer one's, `what` says of what the inner one is."""
+    if inner is None:
+        raise ValueError(f'{name} needs a reward of {what}: set picture.use, such as picture = {{ use = "pick_score" }}')
+
+
+def ask_inside(inner: Inner, group: Group, what: str) -> list[Scored | None]:
+    """The inner reward's answer for each sample of a group; ValueError where it does not answer one per sample."""
+    answers = inner(group)
+    if inspect.isawaitable(answers):
+        answers = wait_for(answers)
+    found = list(answers)
+    if len(found) != len(group.samples):
+        raise ValueError(
+            f"the picture reward answered {len(found)} values for {len(group.samples)} {what} of prompt {group.prompt.id!r}: "
+            "let it return one per sample"
+        )
+    return [None if one is None else one if isinstance(one, Scored) else Scored(*by_name(one)) for one in found]
+
+
+def wished(prompt: Prompt, column: str, name: str) -> Prompt:
+    """The prompt as a reward of pictures reads it: the user's words, of a column or its text, without its pictures.
+
+    Raises ValueError, naming the outer reward, where there are none.
+    """
+    words = prompt.columns.get(column) if column else prompt.text
+    if not isinstance(words, str) or not words.strip():
+        place = f"no words in its column {column!r}" if column else "no text"
+        raise ValueError(f"prompt {prompt.id!r} has {place}, which {name} compares pictures with: add it, or set `wish`")
+    return replace(prompt, text=words, media=())
+
+
+def mean_parts(answers: Sequence[Scored]) -> dict[str, float]:
+    """The mean of every part that the first answer has."""
+    names = answers[0].parts if answers else ()
+    return {name: float(np.mean([one.parts[name] for one in answers if name in one.parts])) for name in names}
