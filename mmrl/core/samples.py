@@ -352,6 +352,8 @@ class Scored:
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    shown: Sample | None = None
+    """What was looked at in place of the sample, such as a picture drawn from it: kept beside it in samples files."""
 
 
 def answer_text(prompt: Prompt) -> str:

@@ -120,7 +120,9 @@ class Evaluator:
         names, tables = self.rewards.names, [table for _, table in pairs]
         values, status = torch.cat([table.values for table in tables]), torch.cat([table.status for table in tables])
         parts = [parts for table in tables for parts in table.parts]
-        return Examples([group for group, _ in pairs], Scores(names, values, status, self.rewards.weights), parts)
+        return Examples(
+            [table.dressed(group) for group, table in pairs], Scores(names, values, status, self.rewards.weights), parts
+        )
 
     def request(self, i: int, way: Variant) -> Request:
         """For prompt i; its seed depends on no other prompt, so it can be answered again alone."""

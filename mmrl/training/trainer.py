@@ -400,8 +400,9 @@ def share_averages(totals: dict[str, float]) -> dict[str, float]:
 
 def examples_of(collected: Collected, scores: Scores) -> Examples:
     """A step's groups as callbacks get them, with their scores after shaping and the parts of their rewards."""
-    groups = collected.rollouts.groups
-    parts = [part for group in groups for part in collected.tables[group.id].parts]
+    tables = [(group, collected.tables[group.id]) for group in collected.rollouts.groups]
+    parts = [part for _, table in tables for part in table.parts]
+    groups = [table.dressed(group) for group, table in tables]
     return Examples(groups, in_group_order(scores, collected.rollouts), parts)
 
 

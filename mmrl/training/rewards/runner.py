@@ -5,14 +5,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mmrl.core.protocols import Reward
-from mmrl.core.types import Group, Rollouts, Scored, Scores, Status
+from mmrl.core.types import Group, Rollouts, Sample, Scored, Scores, Status
 from mmrl.runtime.blame import RewardUnavailableError, describe, is_from_outside, shown
 from mmrl.runtime.calls import NoListError, count_of, number, outcome_of, values_of
 from mmrl.runtime.process_state import ProcessChangedError, ProcessState, change_text, keep_random_state, process_state
@@ -68,6 +68,8 @@ class Answer:
     error: str | None = None
     cause: BaseException | None = None
     """What the reward raised."""
+    shown: Sequence[Sample | None] = ()
+    """What it looked at in place of each sample; empty: the samples."""
 
 
 @dataclass
@@ -78,6 +80,15 @@ class GroupScores:
     status: Tensor
     parts: list[dict[str, float]] = field(default_factory=list)
     """Per sample: "<reward>/<part>" -> number."""
+    shown: list[Sample | None] = field(default_factory=list[Sample | None])
+    """Per sample: what a reward looked at in its place, the first of them; empty: nothing else."""
+
+    def dressed(self, group: Group) -> Group:
+        """The group with what rewards looked at beside its texts, for files and callbacks alone."""
+        if not any(self.shown):
+            return group
+        pairs = zip(group.samples, self.shown, strict=True)
+        return replace(group, samples=tuple(one if seen is None else replace(one, image=seen.image) for one, seen in pairs))
 
 
 class RewardRunner:
@@ -243,7 +254,9 @@ class Scoring:
             for name, answer in zip(self.runner.names, answers, strict=True):
                 for merged, own in zip(parts, answer.parts, strict=True):
                     merged |= {f"{name}/{part}": float(value) for part, value in own.items()}
-            tables.append(GroupScores(values, status, parts))
+            seen = [answer.shown for answer in answers if answer.shown]
+            shown = [next(filter(None, of_sample), None) for of_sample in zip(*seen, strict=True)]
+            tables.append(GroupScores(values, status, parts, shown))
         return tables
 
     def _raw_answers(self, caller: RewardCaller) -> list[RawAnswer]:
@@ -341,6 +354,7 @@ def read_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer
             f"{group.prompt.id!r}: return one float or None per sample, in order"
         )
     values, status, parts = zip(*(_one(reward, group, answer) for answer in answers), strict=True)
+    shown = [answer.shown if isinstance(answer, Scored) else None for answer in answers]
     error = f"answered NaN (prompt {group.prompt.id!r})" if Status.FAILED in status else None
     if broken := [i for i, sample in enumerate(group.samples) if sample.ended == "error"]:
         values = tuple(math.nan if i in broken else value for i, value in enumerate(values))
@@ -353,7 +367,7 @@ def read_answer(reward: NamedReward, group: Group, outcome: RawAnswer) -> Answer
             f"answered None for some samples of prompt {group.prompt.id!r} only: None is for whole groups, since samples without "
             "a score cannot be compared with the others; answer 0 for a sample that is wrong"
         )
-    return Answer(list(values), list(status), list(parts), error)
+    return Answer(list(values), list(status), list(parts), error, shown=shown if any(shown) else ())
 
 
 def all_failed(group: Group, error: str, cause: BaseException | None = None) -> Answer:
