@@ -34,6 +34,7 @@ _HOMES = {
     "load_environment": "mmrl.app.plugins.resolve",
     "load_reward": "mmrl.app.api.load",
     "load_judge": "mmrl.app.api.load",
+    "load_painter": "mmrl.app.api.load",
     "load_reward_model": "mmrl.app.api.load",
     "presets": "mmrl.algorithms.presets:PRESETS",
     "Box": "mmrl.answers.boxes.box",

@@ -11,6 +11,7 @@ from mmrl.app.api.evaluate import evaluate as evaluate
 from mmrl.app.api.fit import fit as fit
 from mmrl.app.api.load import load_data as load_data
 from mmrl.app.api.load import load_judge as load_judge
+from mmrl.app.api.load import load_painter as load_painter
 from mmrl.app.api.load import load_reward as load_reward
 from mmrl.app.api.load import load_reward_model as load_reward_model
 from mmrl.app.api.run import Run as Run

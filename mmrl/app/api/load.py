@@ -6,10 +6,12 @@ from typing import Any
 
 from mmrl.app.config.plug_ins import read_data, reward_of
 from mmrl.app.config.run import DataConfig
+from mmrl.app.reward_model.painter import Painter, painter_of
 from mmrl.app.reward_model.scorer import Judge, Scorer, judge_of, scorer_of
 from mmrl.app.run.build import load_prompts
 from mmrl.app.toml.tables import Table
 from mmrl.core.samples import Prompt
+from mmrl.serving.scorers.painting import Painting
 
 
 def load_data(use: str, **settings: object) -> Sequence[Prompt] | Iterable[Prompt]:
@@ -74,3 +76,13 @@ def load_judge(run: str | Path, step: int | None = None, device: str = "auto", t
         ValueError: its model draws, or runs Python files, or the checkpoint is damaged.
     """
     return judge_of(Path(run).expanduser(), step, device, trust_remote_code)
+
+
+def load_painter(painting: Painting) -> Painter:
+    """A generator that draws for rewards and worlds: `load_painter(Painting(run="runs/t2i")).draw([(prompt, seed)])`.
+
+    Raises:
+        FileNotFoundError: there is no such model or run.
+        ValueError: it writes, draws no pictures, or runs Python files.
+    """
+    return painter_of(painting)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from PIL import Image
+from torch import nn
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.core.episodes import Limits, Worlds
@@ -195,6 +196,18 @@ class Modality(ABC, Generic[Settings, Model]):
             f"reward {reward!r} reads boxes that a model wrote, but policy.kind is {self.name!r}, which draws pictures: "
             "take a reward of pictures such as jpeg_size"
         )
+
+    def alone(self, policy: Settings, rows: int) -> Settings:
+        """The settings with which a sample is the same to the bit whatever `rows` others are drawn beside it."""
+        raise ValueError(f"policy.kind is {self.name!r}, which draws nothing: name a model that does")
+
+    def parts(self, policy: Model) -> Sequence[nn.Module]:
+        """All networks that draw or write, to be moved to a device."""
+        return [policy.net]  # pyright: ignore[reportAttributeAccessIssue] - every policy of mmrl has one
+
+    def tokens_read(self, policy: Model, text: str) -> tuple[int, int]:
+        """How many tokens a prompt has, and how many of them the model reads."""
+        return 0, 0
 
     def with_box_space(self, policy: Settings, space: str | None) -> Settings:
         """The settings with the space that was found."""

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -183,6 +184,17 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
         from mmrl.policies.flow.dry_run import FlowDryRun
 
         return FlowDryRun(policy, shadows)
+
+    def alone(self, policy: FlowPolicyConfig, rows: int) -> FlowPolicyConfig:
+        return replace(policy, equal_forwards=True, forward_rows=rows, decode_rows=1)
+
+    def parts(self, policy: "FlowPolicy") -> Sequence[nn.Module]:
+        from mmrl.policies.flow.loading import parts_of
+
+        return parts_of(policy.pipeline)
+
+    def tokens_read(self, policy: "FlowPolicy", text: str) -> tuple[int, int]:
+        return policy.family.count_tokens(text)
 
     def task(self, policy: "FlowPolicy") -> str:
         """Models that draw from text alone as well as from pictures count as drawing from text."""

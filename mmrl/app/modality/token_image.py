@@ -1,6 +1,7 @@
 """Policies that draw by tokens, as the commands see them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +108,14 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
         from mmrl.policies.codes.dry_run import CodeDryRun
 
         return CodeDryRun(policy, shadows, views)
+
+    def alone(self, policy: CodePolicyConfig, rows: int) -> CodePolicyConfig:
+        return replace(policy, decode_rows=1)
+
+    def tokens_read(self, policy: "CodePolicy", text: str) -> tuple[int, int]:
+        """Nothing is cut."""
+        count = len(policy.tokenizer(text).input_ids)
+        return count, count
 
     def task(self, policy: "CodePolicy") -> str:
         return "any-to-any"

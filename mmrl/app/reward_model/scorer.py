@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -21,6 +21,8 @@ from mmrl.runtime.process_state import keep_random_state
 from mmrl.serving.files import refuse_own_code
 from mmrl.serving.scorers.models import HeldModel, hold
 
+OF_SAMPLING = ("sampling", "num_steps", "guidance", "base_from", "weights")
+"""The keys of [evaluation] that say how a model answers."""
 NOTHING_ELSE = {"algorithm": {"preset": "sft"}, "data": {"use": "prompts"}}
 """What a config must name beside a model."""
 
@@ -88,20 +90,24 @@ class Judge:
 
 
 def config_of(run: Path, trusted: bool) -> RunConfig:
-    """The model of a run and how it is sampled; of its config nothing else is read, for the rest may name Python files.
-
-    Raises FileNotFoundError where there is no such run, and ValueError where its model draws, or would run Python files of its
-    own although whoever asks has not said that they are `trusted`.
-    """
-    table = Table.read(RunDir.open(run).config_file)
-    given: dict[str, object] = dict(table.values.get("policy", {}))
-    if given.get("kind", "text") != "text":
+    """The model of a run that writes and how it is sampled, as `kept_of`; ValueError for one that draws."""
+    kept = kept_of(run, trusted)
+    if kept["policy"].get("kind", "text") != "text":
         raise ValueError(f"{run} trained a model that draws, and one that writes is asked: name a run whose policy.kind is text")
+    return resolve(Table.of({**kept, **NOTHING_ELSE}, str(run))).config
+
+
+def kept_of(run: Path, trusted: bool) -> dict[str, dict[str, Any]]:
+    """The tables about the model of a run and how it is sampled; nothing else is read, for the rest may name Python files.
+
+    Raises FileNotFoundError where there is no such run, and ValueError where its model would run Python files of its own although
+    whoever asks has not said that they are `trusted`.
+    """
+    table = Table.read(RunDir.open(run).config_file).values
     refuse_own_code(run, trusted, str(run))
-    sampling = table.values.get("evaluation", {}).get("sampling")
-    evaluation = {} if sampling is None else {"evaluation": {"sampling": sampling}}
-    kept = {"policy": {key: value for key, value in given.items() if key != "engine"}, "seed": table.values.get("seed", 0)}
-    return resolve(Table.of({**kept, **evaluation, **NOTHING_ELSE}, str(run))).config
+    policy = {key: value for key, value in table.get("policy", {}).items() if key not in ("engine", "teachers")}
+    evaluation = {key: value for key, value in table.get("evaluation", {}).items() if key in OF_SAMPLING}
+    return {"policy": policy, "evaluation": evaluation, "seed": table.get("seed", 0)}
 
 
 def axes_of(run: Path, trusted: bool = False) -> tuple[RunConfig, tuple[str, ...]]:

@@ -1,0 +1,200 @@
+"""Pictures that texts ask for, drawn once for all who ask, whichever thread they ask from. Imports no torch."""
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mmrl.core.samples import Prompt, Sample
+from mmrl.runtime.blame import RewardUnavailableError
+from mmrl.runtime.pictures import open_upright, upright_rgb
+from mmrl.runtime.ranges import Count, CountOrNone, Factor, check_ranges
+from mmrl.serving.files import refuse_own_code
+from mmrl.serving.scorers.sizes import ModelSize, size_by
+
+Asked = tuple[Prompt, int]
+"""A prompt as the painter reads it, and the seed of its noise."""
+Drawn = Sample | Exception
+"""What was drawn, or why it could not be."""
+
+
+@dataclass(frozen=True)
+class Painting:
+    """Who draws, and how: `painter = { model = "stabilityai/stable-diffusion-3.5-medium", num_steps = 20 }`."""
+
+    model: str = ""
+    """Folder or hub id of a generator of pictures; or `run`."""
+    run: str = ""
+    """The folder of a run whose model draws, as it draws held-out prompts."""
+    step: Count | None = None
+    """With `run`: its checkpoint; None: the newest when this process first draws, which then stays."""
+    num_steps: Count | None = None
+    """Denoising steps; None: as [evaluation] has them."""
+    guidance: Factor | None = None
+    """1 = none; None: as [evaluation] has it."""
+    policy: Mapping[str, object] = field(default_factory=dict)
+    """Further keys of [policy]: `{ width = 512, height = 512, dtype = "bfloat16" }`; `kind = "token_image"` for codes."""
+    device: str = "auto"
+    """Where it draws: auto (the GPU if there is one), cpu, cuda or cuda:1."""
+    rows: Count = 8
+    """The most pictures that are drawn side by side; a picture does not depend on what is drawn beside it."""
+    kept: CountOrNone = 256
+    """Number of pictures kept in memory, those asked for last: what is asked for again is not drawn again."""
+    trust_remote_code: bool = False
+    """True: Python files of the model or of the run's model run, with your rights."""
+
+    # read by pydantic when a config's table becomes a Painting: a misspelt key is an error
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.model and self.run:
+            raise ValueError("painter.model and painter.run are both set, and one of them draws: leave one out")
+        if self.run and self.policy:
+            raise ValueError("painter.policy goes with painter.model, and a run's model is as it was trained: leave it out")
+        if self.step is not None and not self.run:
+            raise ValueError("painter.step is a checkpoint of painter.run, which is not set: leave it out, or name the run")
+
+    @property
+    def place(self) -> str:
+        """The model's name in messages."""
+        return f"painter.run: {self.run}" if self.run else f"painter.model {self.model!r}"
+
+    def ready(self) -> None:
+        """Look at the painter's files before any weights load.
+
+        Raises FileNotFoundError, ValueError or RewardUnavailableError where there is no such model, it writes, or it draws other
+        things than pictures.
+        """
+        if not self.model and not self.run:
+            raise ValueError("no painter draws: set painter.model to a generator, or painter.run to a run of yours")
+        if self.run:
+            if not (Path(self.run).expanduser() / "config.toml").is_file():
+                raise RewardUnavailableError(f"painter.run: {self.run!r} holds no run: name the folder of a run that draws")
+            refuse_own_code(self.run, self.trust_remote_code, self.place)
+        self.painter()
+
+    def size(self) -> ModelSize:
+        """The model that it holds, counted by its config files."""
+        return size_by(self.run or self.model, self.device, lambda: self.painter().num_weights)
+
+    def painter(self) -> Any:
+        """Who draws, its settings checked; its weights load with the first picture."""
+        # loads torch, which servers of other rewards do without
+        from mmrl import load_painter
+
+        return load_painter(self)
+
+
+class Studio:
+    """One painter of this process, asked from any thread. What several ask for at a time is drawn together, equal ones once."""
+
+    def __init__(self, painting: Painting) -> None:
+        self.painting = painting
+        self.asked = self.drawn = self.calls = 0
+        """Pictures asked for and drawn so far, and calls of the painter for them."""
+        self._kept: OrderedDict[str, Sample] = OrderedDict()
+        self._pending: dict[str, tuple[Asked, Future[Drawn]]] = {}
+        """Asked for and not drawn yet, by name; never thrown away, for somebody waits."""
+        self._tables, self._brush = threading.Lock(), threading.Lock()
+
+    @cached_property
+    def painter(self) -> Any:
+        return self.painting.painter()
+
+    def pictures(self, asked: Sequence[Asked]) -> list[Drawn]:
+        """In the order asked; a text that cannot be drawn has its own error, and leaves the others alone.
+
+        Raises RewardUnavailableError where the painter cannot be had at all.
+        """
+        names = [name_of(*one) for one in asked]
+        found: dict[str, Sample] = {}
+        waiting: dict[str, Future[Drawn]] = {}
+        with self._tables:
+            self.asked += len(asked)
+            for name, one in zip(names, asked, strict=True):
+                if name in self._kept:
+                    self._kept.move_to_end(name)
+                    found[name] = self._kept[name]
+                elif name not in waiting:
+                    waiting[name] = self._pending.setdefault(name, (one, Future()))[1]
+        if waiting:
+            with self._brush:
+                if not all(future.done() for future in waiting.values()):
+                    self._draw_pending()
+        return [found[name] if name in found else waiting[name].result() for name in names]
+
+    def _draw_pending(self) -> None:
+        """Draw for everybody who waits; on the way out nobody waits any more, whatever happened."""
+        with self._tables:
+            names, pending = list(self._pending), list(self._pending.values())
+        futures = [future for _, future in pending]
+        try:
+            rows = self.painting.rows
+            for i in range(0, len(pending), rows):
+                for name, future, made in zip(
+                    names[i : i + rows], futures[i : i + rows], self._some([one for one, _ in pending[i : i + rows]]), strict=True
+                ):
+                    self._settle(name, future, made)
+        except BaseException as error:
+            for name, future in zip(names, futures, strict=True):
+                if not future.done():
+                    with self._tables:
+                        self._pending.pop(name, None)
+                    future.set_exception(error if isinstance(error, Exception) else RuntimeError("drawing was interrupted"))
+            raise
+
+    def _settle(self, name: str, future: "Future[Drawn]", made: Drawn) -> None:
+        with self._tables:
+            self._pending.pop(name, None)
+            if isinstance(made, Sample) and self.painting.kept:
+                self._kept[name] = made
+                while len(self._kept) > self.painting.kept:
+                    self._kept.popitem(last=False)
+        future.set_result(made)
+
+    def _some(self, asked: Sequence[Asked]) -> list[Drawn]:
+        """Together, or each alone where that fails, so that an error stays with its own text."""
+        self.calls += 1
+        try:
+            made: list[Drawn] = list(self.painter.draw(asked))
+            self.drawn += len(made)
+            return made
+        except RewardUnavailableError:
+            raise
+        except Exception as error:  # noqa: BLE001 - models raise whatever a text provokes
+            return [error] if len(asked) == 1 else [one for single in asked for one in self._some([single])]
+
+
+_STUDIOS: dict[str, Studio] = {}
+_LOCK = threading.Lock()
+
+
+def studio_of(painting: Painting) -> Studio:
+    """The process's studio of a painter: rewards and worlds with equal tables share one."""
+    key = json.dumps(asdict(painting), sort_keys=True, default=str)
+    with _LOCK:
+        return _STUDIOS.setdefault(key, Studio(painting))
+
+
+def name_of(prompt: Prompt, seed: int) -> str:
+    """Equal where two requests ask for the same picture."""
+    size = [prompt.columns.get("width"), prompt.columns.get("height")]
+    shown = [hashlib.sha256(upright_rgb(open_upright(media)).tobytes()).hexdigest() for media in prompt.media]
+    return repr((prompt.text, seed, size, shown))
+
+
+def seed_of(*parts: object) -> int:
+    """A seed of 63 bits from whatever names a picture."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "big") >> 1
+
+
+def encodable(text: str) -> str:
+    """The text without half characters, which tokenizers refuse and files cannot hold."""
+    return text.encode(errors="replace").decode()
