@@ -23,7 +23,7 @@ from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.sandbox.sandbox import OWN_BYTES, RunsCode
 from mmrl.runtime.tensors import is_matrix
-from mmrl.serving.scorers.sizes import ModelSize
+from mmrl.serving.scorers.sizes import HoldsModels, ModelSize
 from mmrl.training.optim import OptimizerSettings
 
 log = logging.getLogger("mmrl")
@@ -224,6 +224,9 @@ def reward_memory(resolved: Resolved, on_card: bool) -> RewardMemory:
         unknown += hidden
         for size in sizes:
             held.setdefault((size.name, size.device), (label_of(reward), size))
+    if isinstance(world := environment_of(resolved), HoldsModels):
+        for size in world.models():
+            held.setdefault((size.name, size.device), ("environment", size))
     stays, host = dict[str, int](), dict[str, int]()
     for label, size in held.values():
         name = f"{label}: {size.name}"
@@ -240,13 +243,17 @@ def reward_memory(resolved: Resolved, on_card: bool) -> RewardMemory:
 
 def sandbox_memory(resolved: Resolved, processes: int) -> dict[str, int]:
     """Bytes of the sandboxes that a process's episodes may have on the host, by a name; none where no code runs."""
-    config = resolved.config
-    make = None if config.environment is None else read_environment(config.environment, resolved.table)
-    environment = None if make is None else make()
+    config, environment = resolved.config, environment_of(resolved)
     if not isinstance(environment, RunsCode) or environment.sandbox is None:
         return {}
     count = episodes_at_once(config, processes)
     return {f"sandboxes of {count} episodes, at most": count * (environment.sandbox.memory + OWN_BYTES)}
+
+
+def environment_of(resolved: Resolved) -> object:
+    """The environment of a run; None without one."""
+    make = None if resolved.config.environment is None else read_environment(resolved.config.environment, resolved.table)
+    return None if make is None else make()
 
 
 def label_of(reward: UnweightedReward) -> str:
