@@ -145,6 +145,18 @@ def launch(given: LaunchArguments) -> None:
         raise typer.Exit(code)
 
 
+@app.command()
+def alternate(
+    duet: Annotated[Path, Argument(metavar="DUET", help="A TOML file with `turns` and two [[player]] tables.")],
+) -> None:
+    """Train runs that use each other, such as a writer and its painter, in turns; given again, it goes on where it ended."""
+    from mmrl.app.commands.alternate import alternate as run_alternate
+
+    code = run_alternate(duet)
+    if code:
+        raise typer.Exit(code)
+
+
 @app.command("eval")
 @with_options
 def evaluate(given: EvalArguments) -> None:

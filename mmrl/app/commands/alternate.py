@@ -1,0 +1,116 @@
+"""`mmrl alternate duet.toml`: runs that use each other, such as a writer and its painter, trained one after the other in turns.
+
+turns = 3
+[[player]]
+config = "painter.toml"
+output = "runs/painter"
+steps = 100             # of each turn
+[[player]]
+config = "writer.toml"
+output = "runs/writer"
+steps = 100
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrl.app.config import run as configs
+from mmrl.app.run.context import console
+from mmrl.app.run.folder import RunDir
+from mmrl.app.toml.reader import make
+from mmrl.app.toml.tables import Table
+from mmrl.runtime.ranges import Count, check_ranges
+from mmrl.training.checkpoints.save import Checkpoints
+
+
+@dataclass(frozen=True)
+class Player:
+    """One of the runs: a run of mmrl like any other, with its own config, folder, checkpoints and report."""
+
+    config: str
+    """A TOML file, from where the command is given, or a name from `mmrl ls configs`."""
+    output: str
+    """Its folder."""
+    steps: Count
+    """Steps of each of its turns."""
+    overrides: tuple[str, ...] = ()
+    """Words such as "optimizer.lr=1e-5"."""
+
+    __post_init__ = check_ranges
+
+    def done(self) -> int:
+        """The step of its newest whole checkpoint; 0 without one."""
+        return Checkpoints(RunDir(Path(self.output).expanduser()).checkpoints).newest_whole() or 0
+
+    def words(self, turn: int) -> list[str]:
+        """The words behind `mmrl train` that take it to the end of a turn, which are counted from 1 on."""
+        steps = f"steps={self.steps * turn}"
+        if RunDir(Path(self.output).expanduser()).exists():
+            return ["--resume", self.output, steps]
+        return [self.config, *self.overrides, steps, "--output", self.output]
+
+
+@dataclass(frozen=True)
+class Duet:
+    """Who plays, in which order, and how often."""
+
+    turns: Count
+    """Turns of each player."""
+    player: tuple[Player, ...] = ()
+    """In the order in which they train."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        outputs = [Path(one.output).expanduser().resolve() for one in self.player]
+        if len(outputs) < 2:
+            raise ValueError(f"player has {len(outputs)} tables, and runs alternate where there are two or more: add [[player]]")
+        if twice := [one for one in outputs if outputs.count(one) > 1]:
+            raise ValueError(f"two players have the output {twice[0]}: give each a folder of its own")
+
+    def left(self) -> Iterator[tuple[Player, int]]:
+        """Players and turns that are not done, in order."""
+        for turn in range(1, self.turns + 1):
+            yield from ((one, turn) for one in self.player if one.done() < one.steps * turn)
+
+
+def read_duet(file: Path) -> Duet:
+    """The duet that a file describes, with the configs of all players read.
+
+    Raises FileNotFoundError without the file or a config, and ValueError for a wrong key or value, or a player with stages.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist: write a file with turns and two [[player]] tables")
+    table = Table.read(file)
+    duet = make(Duet, table.values, (), table)
+    for i, one in enumerate(duet.player):
+        resolved = configs.load(one.config, one.overrides)
+        place = table.at(("player", str(i)))
+        if resolved.config.stage:
+            raise ValueError(f"{place}: {one.config} has stages, whose steps cannot grow from turn to turn: train them before")
+        if resolved.config.output:
+            raise ValueError(
+                f"{place}: {one.config} has an output of its own, and the player's is used: leave it out of the config"
+            )
+    return duet
+
+
+def alternate(file: Path) -> int:
+    """Train all turns that are left, each in a process of its own; the exit code of the last one.
+
+    Whatever was interrupted or killed goes on when the command is given again.
+    """
+    duet = read_duet(file)
+    for player, turn in duet.left():
+        words = player.words(turn)
+        console.print(f"turn {turn} of {duet.turns}: mmrl train {' '.join(words)}", highlight=False, markup=False)
+        code = subprocess.run([sys.executable, "-m", "mmrl", "train", *words], check=False).returncode
+        if code:
+            return code
+        if player.done() < player.steps * turn:
+            console.print(f"{player.output} was stopped; go on with\nmmrl alternate {file}", highlight=False, markup=False)
+            return 0
+    console.print(f"{duet.turns} turns are done: {', '.join(one.output for one in duet.player)}", highlight=False, markup=False)
+    return 0

@@ -1,0 +1,47 @@
+"""A picture reward that reads what the user asked for, where the model drew what a writer made of it.
+
+    r = f(picture | asked)
+
+f gets the prompt with its column `asked` as text; the data set `written` has such a column.
+
+Modality: image
+Range: that of the picture reward
+Source: none
+Licence: own code Apache-2.0; the picture reward's see there
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from mmrl import Group, Need, Prompt, Scored
+from mmrl.serving.inside import Inner, ask_inside, refuse_no_inner, wished
+
+
+def _wish(prompt: Prompt, reward: Any, output: str) -> object:
+    return wished(prompt, reward.column, "asked")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A picture reward under the user's words. ValueError without a picture reward, or for prompts without the column."""
+
+    picture: Callable[..., Any] | None = None
+    """A reward of pictures, with its settings: `picture.use = "pick_score"`."""
+    column: str = "asked"
+    """The column with the user's words."""
+    needs = Need("the column asked", _wish, setup='picture (a reward of pictures, picture.use = "pick_score")')
+
+    def ready(self) -> None:
+        """Raises ValueError without a picture reward."""
+        refuse_no_inner(self.picture, "asked", "pictures")
+
+    def to(self, device: str) -> None:
+        picture: Any = self.picture
+        if hasattr(picture, "to"):
+            picture.to(device)
+
+    def __call__(self, group: Group) -> Sequence[Scored | None]:
+        self.ready()
+        own = replace(wished(group.prompt, self.column, "asked"), media=group.prompt.media)
+        return ask_inside(cast(Inner, self.picture), replace(group, prompt=own), "pictures")
