@@ -14,12 +14,14 @@ import torch
 import typer
 
 from mmrl.app.cli import app
+from mmrl.app.commands.alternate import Duet
 from mmrl.app.commands.serve import read_spec
 from mmrl.app.commands.train import TrainArguments
 from mmrl.app.config import run as configs
 from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.plugins.catalog import find_config
 from mmrl.app.run.build import build
+from mmrl.app.toml.reader import make
 from mmrl.app.toml.tables import Table
 from tests.support.blocks import DOCS, ROOT, Block, blocks, commands, inline_commands, lay_desk, of_language
 from tests.support.each import for_each
@@ -229,6 +231,9 @@ def test_toml(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         file = tmp_path / "spec.toml"
         file.write_text(block.text)
         read_spec(file)
+        return
+    if "player" in values:
+        make(Duet, values, (), Table.of(values, block.name))
         return
     drawing = {"flow": "tiny/flow", "token_image": "tiny/token_image"}
     kind = values.get("policy", {}).get("kind", "text")

@@ -1,0 +1,106 @@
+"""A model that writes for a generator, as a whole run: resumed, sampled ahead, its pictures kept; and runs that take turns."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mmrl.app.commands import alternate as verbs
+from mmrl.app.commands.alternate import alternate, read_duet
+from mmrl.app.commands.train import TrainArguments, train
+from mmrl.app.run.folder import RunDir, read_lines
+from mmrl.serving.scorers import painting
+from tests.support.each import for_each
+
+SMALL = ["prompts_per_step=1", "algorithm.group_size=2", "policy.sampling.max_new_tokens=4", "evaluation.num_prompts=2"]
+
+
+def lines_of(run: Path) -> list[object]:
+    """What was written, drawn and scored in each step."""
+    return [
+        (line["digest"], line["scores"], line["parts"], line["image"])
+        for step in (1, 2)
+        for split in ("train", "eval")
+        for line in read_lines(RunDir(run).samples_file(split, step)).lines
+    ]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_resumed_writer_is_the_undisturbed_one_and_its_pictures_are_kept(tmp_path, ahead):
+    words = ["tiny/writer", *SMALL, f"ahead={ahead}", f"cluster.samplers={ahead}", "save_every=1", "samples_every=1"]
+    train(TrainArguments(words, output=tmp_path / "whole"))
+    studio = next(iter(painting._STUDIOS.values()))
+    assert studio.drawn < studio.asked, "the reward that watches draws nothing of its own"
+    train(TrainArguments([*words, "steps=1"], output=tmp_path / "cut"))
+    train(TrainArguments(["steps=2"], resume=tmp_path / "cut"))
+    whole = lines_of(tmp_path / "whole")
+    assert lines_of(tmp_path / "cut") == whole
+    assert all((RunDir(tmp_path / "whole").samples / line[3]["file"]).is_file() for line in whole)
+    assert "drawn/beside" in whole[-1][2] and "drawn/beside" not in whole[0][2]
+
+
+DUET = """turns = 2
+[[player]]
+config = "tiny/flow"
+output = "a"
+steps = 3
+[[player]]
+config = "tiny/writer"
+output = "b"
+steps = 5
+overrides = ["seed=7"]
+"""
+
+
+def test_players_train_in_turns_and_go_on_where_they_were_killed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("duet.toml").write_text(DUET)
+    done, calls, ends = {"a": 0, "b": 0}, list[str](), iter([0, 1, 0, 0, 0])
+
+    def run(words: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        calls.append(" ".join(words[4:]))
+        code = next(ends)
+        who = "a" if "a" in words else "b"
+        if code == 0:
+            done[who] = next(int(word.removeprefix("steps=")) for word in words if word.startswith("steps="))
+        Path(who).mkdir(exist_ok=True)
+        (Path(who) / "config.toml").touch()
+        return subprocess.CompletedProcess(words, code)
+
+    monkeypatch.setattr(verbs.subprocess, "run", run)
+    monkeypatch.setattr(verbs.Player, "done", lambda self: done[self.output])
+    assert alternate(Path("duet.toml")) == 1, "a player that fails ends it"
+    assert alternate(Path("duet.toml")) == 0
+    assert calls == [
+        "tiny/flow steps=3 --output a",
+        "tiny/writer seed=7 steps=5 --output b",
+        "--resume b steps=5",
+        "--resume a steps=6",
+        "--resume b steps=10",
+    ]
+    assert alternate(Path("duet.toml")) == 0 and len(calls) == 5
+    assert "2 turns are done: a, b" in "".join(capsys.readouterr())
+
+
+@for_each(
+    "old, new, words",
+    [
+        ('output = "b"', 'output = "a"', "two players have the output"),
+        ("turns = 2", "turns = 0", "turns"),
+        ("turns = 2\n", "turns = 2\nturn = 1\n", "turn"),
+        ("tiny/flow", "tiny/cold_start", "tiny/cold_start has stages"),
+        ("tiny/flow", "tiny/nowhere", "nowhere"),
+        ('config = "tiny/flow"', 'config = "tiny/flow"\noverrides = ["output=x"]', "an output of its own"),
+        ('"seed=7"', '"sead=7"', "sead"),
+        (DUET[DUET.rindex("[[player]]") :], "", "player has 1 tables"),
+        (DUET, "", "turns"),
+    ],
+)
+def test_duets_that_cannot_be_played_are_refused_before_anybody_trains(tmp_path, old, new, words):
+    file = tmp_path / "duet.toml"
+    file.write_text(DUET.replace(old, new))
+    assert file.read_text() != DUET
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        read_duet(file)
+    with pytest.raises(FileNotFoundError, match=r"none\.toml does not exist"):
+        read_duet(tmp_path / "none.toml")

@@ -1,0 +1,253 @@
+"""What a generator draws for a model that writes: the studio, the rewards drawn, shown and asked, the easel."""
+
+import random
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mmrl
+from mmrl.app.plugins.resolve import load
+from mmrl.core.types import Group, Observation, Prompt, Sample, Scored, Turn
+from mmrl.runtime.blame import RewardUnavailableError
+from mmrl.serving.scorers import painting
+from mmrl.serving.scorers.painting import Painting, Studio, seed_of, studio_of
+
+LONGEST = 6
+
+
+class Pens:
+    """A painter whose pictures tell what was asked: (letters, seed, pictures given)."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+
+    def draw(self, asked: Any) -> list[Sample]:
+        self.calls.append([prompt.text for prompt, _ in asked])
+        if any(prompt.text == "away" for prompt, _ in asked):
+            raise RewardUnavailableError("the painter is away")
+        if any(prompt.text == "bad" for prompt, _ in asked):
+            raise ValueError("no such text")
+        return [Sample(image=picture(prompt.text, seed, len(prompt.media))) for prompt, seed in asked]
+
+    def tokens(self, text: str) -> tuple[int, int]:
+        return len(text.split()), LONGEST
+
+
+def picture(text: str, seed: int, given: int = 0) -> Image.Image:
+    return Image.new("RGB", (2, 2), (len(text), seed % 256, given))
+
+
+@pytest.fixture
+def pens(monkeypatch) -> Pens:
+    made = Pens()
+    monkeypatch.setattr(mmrl, "load_painter", lambda painting: made, raising=False)
+    monkeypatch.setattr(painting, "_STUDIOS", {})
+    return made
+
+
+def letters(group: Group) -> list[Scored]:
+    """Letters of what was drawn less those of the words that the reward reads; and the noise that was used."""
+    seen = [np.asarray(sample.image)[0, 0] for sample in group.samples]
+    return [Scored(float(red) - len(group.prompt.text), {"noise": float(green)}) for red, green, _ in seen]
+
+
+def plug_in(kind: str, name: str, **settings: Any) -> Any:
+    return load(name, kind)(painter=Painting(model="pens"), **settings) if kind else None
+
+
+def drawn(**settings: Any) -> Any:
+    return plug_in("rewards", "drawn", picture=letters, **settings)
+
+
+def group_of(*texts: str, number: int = 0, wish: str = "a red cat") -> Group:
+    return Group(number, Prompt("p", wish, columns={"own": "cat"}), tuple(Sample(text=text) for text in texts))
+
+
+def values(found: Any) -> list[float | None]:
+    return [None if one is None else one.value for one in found]
+
+
+def test_whoever_asks_gets_his_own_picture_and_equal_ones_are_drawn_once(pens):
+    """Sixteen threads ask for overlapping sets, some with a text that cannot be drawn, of a studio that keeps few."""
+    studio, wrong = Studio(Painting(model="pens", rows=4, kept=5)), list[object]()
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(40):
+            asked = [(Prompt("1", rng.choice(["a", "bb", "ccc", "dddd", "bad"])), rng.randrange(3)) for _ in range(5)]
+            for (prompt, number), made in zip(asked, studio.pictures(asked), strict=True):
+                right = picture(prompt.text, number)
+                is_right = isinstance(made, ValueError) if prompt.text == "bad" else made.image.tobytes() == right.tobytes()
+                wrong.extend([] if is_right else [(prompt.text, number, made)])
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads) and not wrong
+    assert len(studio._kept) <= 5 and not studio._pending
+    assert max(map(len, pens.calls)) <= 4
+    one = Studio(Painting(model="pens"))
+    one.pictures([(Prompt("1", "a"), 1), (Prompt("2", "a"), 1), (Prompt("1", "a"), 2)])
+    one.pictures([(Prompt("3", "a"), 1)])
+    assert (one.asked, one.drawn, one.calls) == (4, 2, 1)
+    with pytest.raises(RewardUnavailableError):
+        one.pictures([(Prompt("1", "away"), 0), (Prompt("1", "b"), 0)])
+    assert [type(made) for made in one.pictures([(Prompt("1", "b"), 0)])] == [Sample], "nobody waits for ever after it"
+
+
+def test_texts_of_a_step_are_drawn_in_one_call_with_noise_of_their_group(pens):
+    first, second = group_of("a big red cat", "x"), group_of("x", number=1)
+    found = drawn().score_all([first, second])
+    assert [len(one) for one in pens.calls] == [3]
+    assert [values(one) for one in found] == [[13 - 9, 1 - 9], [1 - 9]]
+    (a, b), (c,) = [[one.parts["noise"] for one in some] for some in found]
+    assert a == b == seed_of(0, 0, 0) % 256 and c == seed_of(0, 1, 0) % 256 != a
+    assert found[0][0].shown.image.tobytes() == picture("a big red cat", seed_of(0, 0, 0)).tobytes()
+
+
+def test_what_the_painter_reads_is_the_answer_and_what_it_compares_with_the_wish(pens):
+    found = drawn(wish="own")(group_of("<think>hm</think><answer>blue</answer>", "blue"))
+    assert values(found) == [4 - 3, 4 - 3]
+    with pytest.raises(ValueError, match="prompt 'p' has no words in its column 'none'"):
+        drawn(wish="none")(group_of("a"))
+    with pytest.raises(ValueError, match="has no text to draw"):
+        drawn()(replace(group_of("a"), samples=(Sample(image=Image.new("RGB", (2, 2))),)))
+
+
+def test_a_text_that_is_empty_or_too_long_is_worth_the_least(pens):
+    long = "one two three four five six seven"
+    found = drawn()(group_of("a", "", long, "<think>never ends"))
+    assert values(found) == [-8.0, -8.0, -8.0, -8.0] and pens.calls == [["a"]]
+    assert [one.parts["unread"] for one in found] == [0, 0, 1, 0] and [one.parts["empty"] for one in found] == [0, 1, 0, 1]
+    assert found[1].shown is None
+    assert values(drawn(unusable=-20.0)(group_of("a", ""))) == [-8.0, -20.0]
+    assert values(drawn()(group_of("a rather long text", ""))) == [9.0, 0.0], "unusable is the most"
+    assert values(drawn()(group_of("", ""))) == [0.0, 0.0]
+    assert values(drawn(over="cut")(group_of(long))) == [len(long) - 9.0]
+
+
+def test_a_text_that_cannot_be_drawn_fails_alone(pens):
+    found = drawn()(group_of("a", "bad", "ccc"))
+    assert found[0].value == -8 and np.isnan(found[1].value) and found[2].value == -6
+
+
+def test_held_out_texts_stand_beside_the_users_own_words(pens):
+    own = drawn(seeds=2).held_out
+    assert own.held_out is None
+    (found,) = own(group_of("a red cat!"))
+    assert found.value == 1 and (found.parts["beside"], found.parts["gain"], found.parts["won"]) == (0.0, 1.0, 1.0)
+    assert len(pens.calls[0]) == 4, "two pictures of each"
+
+
+def test_the_same_painter_draws_once_for_a_reward_that_watches(pens):
+    group = group_of("a", "bb")
+    drawn()(group), drawn(unusable=-1.0)(group)
+    studio = studio_of(Painting(model="pens"))
+    assert (studio.asked, studio.drawn) == (4, 2)
+
+
+def test_the_last_or_the_best_picture_of_an_episode_counts(pens):
+    def episode(*texts: str) -> Sample:
+        turns = [Turn(text, (0, 1), Observation("<image>", (picture(text, 0),))) for text in texts]
+        return Sample(text="end", turns=(*turns, Turn("end", (1, 2))), truncated=not texts)
+
+    group = Group(0, Prompt("p", "cat"), (episode("aaaa", "bb"), episode("a"), episode()))
+    shown = load("shown", "rewards")
+    found = shown(picture=letters, price=0.5)(group)
+    assert values(found) == [2 - 3 - 0.5, 1 - 3, -2.0]
+    assert {k: found[0].parts[k] for k in ("first", "last", "best", "gain", "pictures")} == dict(
+        first=1.0, last=-1.0, best=1.0, gain=-2.0, pictures=2.0
+    )
+    assert found[2].parts == {"pictures": 0.0, "unfinished": 1.0}
+    assert values(shown(picture=letters, over="best")(group))[0] == 1.0
+    with pytest.raises(ValueError, match="shown needs a reward of pictures"):
+        shown()(group)
+
+
+def test_an_easel_draws_and_edits_and_says_what_it_cannot(pens):
+    easel = plug_in("environments", "easel", edits=True)
+    prompt = Prompt("7", "draw a cat")
+    world = easel.open(prompt, 3)
+
+    def step(name: str, **arguments: object) -> Observation | None:
+        call = {"name": name, "arguments": arguments}
+        return world.step(Turn(f"<tool_call>{call}</tool_call>".replace("'", '"'), (0, 1)))
+
+    assert "no picture to edit" in step("edit", prompt="bluer").text
+    first, second = step("draw", prompt="cat"), step("edit", prompt="bluer")
+    noise = seed_of(0, "7")
+    assert first.media[0].tobytes() == picture("cat", noise).tobytes() and first.facts == {"drawn": 1.0}
+    assert second.media[0].tobytes() == picture("bluer", noise, given=1).tobytes()
+    for answer, words in [
+        (step("draw", prompt="one two three four five six seven"), "7 tokens, and the painter reads 6"),
+        (step("draw", prompt=" "), "empty"),
+        (step("draw", prompt=3), "a text"),
+        (step("draw", prompt="bad"), "could not be drawn"),
+        (step("paint", prompt="x"), "draw, edit and end"),
+    ]:
+        assert words in answer.text and answer.facts == {"error": 1.0} and not answer.media
+    assert step("end") is None and world.step(Turn("I am done", (0, 1))) is None
+    plain = plug_in("environments", "easel", form="plain").open(prompt, 3)
+    assert plain.step(Turn("<think>hm</think> a cat", (0, 1))).media[0].tobytes() == picture("a cat", noise).tobytes()
+    with pytest.raises(RewardUnavailableError):
+        plain.step(Turn("away", (0, 1)))
+    with pytest.raises(ValueError, match="prompt '7' shows a picture, which a painter"):
+        plug_in("environments", "easel").check_prompts([replace(prompt, media=(picture("a", 0),))])
+
+
+def test_asked_reads_the_users_words(pens):
+    asked = load("asked", "rewards")(picture=letters)
+    prompt = Prompt("p", "a very red cat", columns={"asked": "cat"})
+    assert values(asked(Group(0, prompt, (Sample(image=picture("four", 0)),)))) == [4 - 3]
+    with pytest.raises(ValueError, match="no words in its column 'asked'"):
+        asked(group_of("a"))
+
+
+def test_half_characters_are_drawn_as_question_marks(pens):
+    found = drawn()(group_of("a\ud800"))
+    assert found[0].value == 2 - 9 and pens.calls == [["a?"]]
+
+
+@pytest.mark.parametrize("kind, model", [("flow", "tiny:sd3"), ("token_image", "tiny:janus")])
+def test_a_picture_is_the_same_whatever_is_drawn_beside_it(kind, model):
+    policy = {"kind": kind, **({"width": 32, "height": 32} if kind == "flow" else {})}
+    own = Painting(
+        model=model, num_steps=2 if kind == "flow" else None, guidance=3.0 if kind == "flow" else None, policy=policy, rows=5
+    )
+    own.ready()
+    assert own.size().weights
+    asked = [(Prompt(str(i), f"a cat {'very ' * i}big"), seed_of(i)) for i in range(7)]
+    together = [made.image.tobytes() for made in Studio(own).pictures(asked)]
+    painter = mmrl.load_painter(own)
+    assert [painter.draw([one])[0].image.tobytes() for one in asked] == together
+    assert len(set(together)) == 7
+
+
+def test_who_cannot_paint_is_refused_before_weights_load(tmp_path):
+    folder = tmp_path / "writes"
+    folder.mkdir()
+    (folder / "config.toml").write_text('[policy]\nmodel = "tiny:qwen3_vl"\n[data]\nuse = "prompts"\n')
+    risky = tmp_path / "risky"
+    risky.mkdir()
+    (risky / "config.toml").write_text('[policy]\nkind = "flow"\nmodel = "tiny:sd3"\nfamily = "./mine.py:Mine"\n')
+    for settings, error, words in [
+        ({}, ValueError, "no painter draws"),
+        ({"model": "a", "run": "b"}, ValueError, "both set"),
+        ({"step": 3, "model": "a"}, ValueError, "painter.step is a checkpoint"),
+        ({"run": "a", "policy": {"width": 8}}, ValueError, "painter.policy goes with painter.model"),
+        ({"run": str(tmp_path)}, RewardUnavailableError, "holds no run"),
+        ({"run": str(folder)}, ValueError, "writes, and a painter draws pictures"),
+        ({"run": str(risky)}, ValueError, "policy.family './mine.py:Mine' is a Python file"),
+        ({"model": "tiny:wan", "policy": {"frames": 5}}, ValueError, "draws video"),
+        ({"model": "tiny:sd3", "policy": {"widht": 8}}, ValueError, "widht"),
+        ({"model": "tiny:sd3", "policy": {"width": 33, "height": 32}}, ValueError, "33"),
+        ({"model": str(tmp_path / "none")}, FileNotFoundError, "none"),
+    ]:
+        with pytest.raises(error, match=words):
+            Painting(**settings).ready()
