@@ -135,11 +135,14 @@ class Commands(TyperGroup):
         except EOFError as error:
             raise ValueError(f"a file ended too early, so it is cut off or empty: {error or 'no name is known'}") from error
         except RuntimeError as error:
-            if not (looped := re.match(r"Symlink loop from '(.*)'$", str(error))):
-                raise
-            raise ValueError(
-                f"{looped[1]} is a link, or lies behind one, that leads back to itself: name another place"
-            ) from error
+            # pathlib's two, at a path of the user's
+            if looped := re.match("Symlink loop from '(.*)'$", str(error)):
+                raise ValueError(
+                    f"{looped[1]} is a link, or lies behind one, that leads back to itself: name another place"
+                ) from error
+            if str(error) == "Could not determine home directory.":
+                raise ValueError("a path begins with ~ and a name that no user has here: write the folder out") from error
+            raise
         except KeyboardInterrupt as error:
             if is_from_outside(error):
                 raise

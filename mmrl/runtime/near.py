@@ -30,7 +30,7 @@ def near(path: str | Path) -> str:
 
 def link(path: str | Path) -> str:
     """` (a link to /data/x, which is not there)` for a link that leads nowhere, or back to itself; empty for anything else."""
-    place = Path(path).expanduser()
+    place = Path(path)
     if not place.is_symlink() or place.exists():
         return ""
     try:

@@ -82,6 +82,9 @@ class SilenceTimer:
         while (left_s := timeout_s - self.clock.seconds()) > 0:
             if self._is_over.wait(max(left_s, LEAST_S)):
                 return
+            if stopped_by(self.process.pid) is not None:
+                # the clock of one that waited for a server as it was stopped would stand still for ever
+                break
         with self._settling:
             if not self._is_over.is_set():
                 stop = stopped_by(self.process.pid)

@@ -90,6 +90,21 @@ def test_a_link_that_leads_back_to_itself_is_named_whoever_follows_it(words: tup
     assert re.search(r"loop.*leads back to itself", done.stderr + done.stdout), done.stderr + done.stdout
 
 
+@for_each(
+    "words",
+    [
+        ("data", "check", "~nobody-here/x.jsonl"),
+        ("report", "~nobody-here/x"),
+        ("train", "tiny/image", "output=~nobody-here/x"),
+        ("plan", "tiny/image", "policy.model=~nobody-here/x"),
+    ],
+    " ".join,
+)
+def test_the_home_of_nobody_is_no_bug(words: tuple[str, ...], tmp_path: Path):
+    done = mmrl(*words, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "begins with ~ and a name that no user has" in done.stderr
+
+
 def test_a_missing_extra_says_how_to_get_it(tmp_path: Path):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['jinja2'] = None\n")
     done = program("report", "nowhere", cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})

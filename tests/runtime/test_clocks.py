@@ -84,7 +84,7 @@ class JudgeElsewhere:
         with contextlib.suppress(fetch.UnreachableError):
             # what loads with the first request takes its time
             fetch.fetch(fetch.HttpRequest("GET", self.endpoint.url), 60.0)
-        vars(fetch)["time"] = SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: time.sleep(PAUSE_S))
+        fetch.__dict__["time"] = SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: time.sleep(PAUSE_S))
 
     def __call__(self, group: Group) -> list[Scored]:
         return ask_for_scores(self.endpoint, [Question("?") for _ in group.samples], lambda reply: Scored(float(reply.text)))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from mmrl.runtime import workers
+from mmrl.runtime.net.clocks import away
 from mmrl.runtime.workers import GUARD, SilentError, WorkerError, WorkerProcess
 
 
@@ -57,6 +58,17 @@ def stop_amid_the_answer() -> None:
 def test_one_that_is_stopped_amid_its_answer_is_killed_too():
     with pytest.raises(SilentError) as caught:
         WorkerProcess(stop_amid_the_answer)(timeout_s=3.0)
+    assert caught.value.stopped_by == signal.SIGSTOP
+
+
+def stop_while_a_server_is_away() -> None:
+    with away():
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_one_that_is_stopped_while_it_waits_for_a_server_is_killed_too():
+    with pytest.raises(SilentError) as caught:
+        WorkerProcess(stop_while_a_server_is_away)(timeout_s=1.0)
     assert caught.value.stopped_by == signal.SIGSTOP
 
 

@@ -75,11 +75,11 @@ class RewardSpec:
 
         Raises FileNotFoundError, or ValueError where it is not TOML or has no port that a config could name.
         """
-        path = Path(file).expanduser()
-        path = path if path.is_file() else shipped / file
+        given = Path(file).expanduser()
+        path = given if given.is_file() else shipped / file
         if not path.is_file():
             raise FileNotFoundError(
-                f"cluster.rewards names {file}, which does not exist{link(file)}: write one as for `mmrl reward serve`"
+                f"cluster.rewards names {file}, which does not exist{link(given)}: write one as for `mmrl reward serve`"
             )
         try:
             port = tomllib.loads(path.read_text(encoding="utf-8")).get("port", 8500)
