@@ -51,6 +51,8 @@ METRICS = (
     Metric("rollout/turns", "count", "Mean number of turns of a sample; with an environment, as all of these."),
     Metric("rollout/pictures", "count", "Mean number of pictures that a sample was shown between its turns."),
     Metric("rollout/observed_tokens", "tokens", "Mean number of tokens of a sample that the environment wrote."),
+    Metric("rollout/kept_tokens", "share of tokens", "Of the tokens in front of turns: those that were kept, and not read again."),
+    Metric("rollout/dropped_turns", "count", "Turns of samples that policy.episode_cache_mib had no room for: they are read again."),
     Metric("rollout/ended_{name}", "share of samples", "Samples that ended so: stop, length, turns, room, done or error."),
     Metric("environment/retried", "count", "Answers that were asked for again after a failure."),
     Metric("environment/{name}", "sum per sample", "Mean over samples of a fact that observations state."),

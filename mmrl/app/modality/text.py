@@ -102,10 +102,12 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
         from mmrl.policies.text.families import family_of
         from mmrl.policies.text.loading import load_config
         from mmrl.policies.text.policy import TextPolicy, packs_episodes
+        from mmrl.policies.text.write.kept import refuse_idle_cache
 
         if worlds is not None:
             family = family_of(load_config(policy))
             packs_episodes(family, policy, worlds)
+            refuse_idle_cache(policy, family.config)
             if policy.engine is not None and not family.pictures_alone:
                 raise ValueError(
                     f"{family.config.model_type} reads a lone picture otherwise than several, and an engine reads those of all "
@@ -122,7 +124,11 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
         self, policy: TextPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None
     ) -> "DryRun":
         from mmrl.policies.text.dry_run import TextDryRun
+        from mmrl.policies.text.loading import load_config
+        from mmrl.policies.text.write.kept import refuse_idle_cache
 
+        if limits is not None:
+            refuse_idle_cache(policy, load_config(policy))
         return TextDryRun(policy, shadows, views, limits)
 
     def box_space(self, policy: TextPolicyConfig) -> str | None:

@@ -20,6 +20,7 @@ from mmrl.app.modality.registry import modality_of
 from mmrl.core.protocols import Planner, Policy
 from mmrl.core.types import Group, Prompt, Revision, Scores
 from mmrl.policies.shared.call_log import CallCount, DryRun
+from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
 from mmrl.training.settings import USUAL_POSITIONS
 from mmrl.training.trainer import Trainer
@@ -100,7 +101,11 @@ class CountedRun:
         modality = modality_of(self.config.policy)
         environment = self.config.environment
         limits = None if environment is None else environment.limits
-        self.dry_run = modality.build_dry_run(self.config.policy, shadows, self.algorithm.views, limits)
+        policy = self.config.policy
+        if isinstance(policy, TextPolicyConfig) and (self.config.cluster.samplers or policy.engine is not None):
+            # others write, and keep nothing here
+            policy = replace(policy, episode_cache_mib=0)
+        self.dry_run = modality.build_dry_run(policy, shadows, self.algorithm.views, limits)
         self.policy = self.dry_run.policy
 
     def calls(self, worst: bool = False, prompts: Sequence[Prompt] | None = None) -> Calls:

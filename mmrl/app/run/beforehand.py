@@ -72,6 +72,7 @@ def overlap_sentence(trained: Sequence[Prompt], held_out: Sequence[Prompt]) -> s
 def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     """Refuse settings that do not go together, and warn of those that change nothing."""
     check_environment(config, ranks)
+    check_episode_cache(config)
     check_cards(config.policy, ranks)
     check_axes(config)
     check_signs(config)
@@ -192,6 +193,20 @@ def check_environment(config: RunConfig, ranks: Ranks) -> None:
         raise ValueError(
             f"environment.wave is {environment.wave:g}, and deterministic = true needs 1: slow worlds are waited for"
         )
+
+
+def check_episode_cache(config: RunConfig) -> None:
+    """Refuse a bound for what episodes keep that was chosen where nothing is kept."""
+    policy = config.policy
+    if not isinstance(policy, TextPolicyConfig) or policy.episode_cache_mib == TextPolicyConfig.episode_cache_mib:
+        return
+    reasons = {
+        "there is no [environment], whose episodes keep what they have read": config.environment is None,
+        "the servers of [policy.engine] write, with caches of their own": policy.engine is not None,
+        "the processes of cluster.samplers write, and read every turn from its beginning": config.cluster.samplers > 0,
+    }
+    for reason in [reason for reason, holds in reasons.items() if holds]:
+        raise ValueError(f"policy.episode_cache_mib is {policy.episode_cache_mib}, and {reason}: leave it out")
 
 
 def refuse_missing_environment(config: RunConfig) -> None:

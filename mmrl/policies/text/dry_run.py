@@ -39,6 +39,7 @@ from mmrl.policies.text.read.evaluate import RowEvaluation
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.write.generate import Completions, Generation, LocalGenerator, draw
+from mmrl.policies.text.write.kept import Past, Strip, token_bytes
 
 DOUBT = {"logprobs": -1.0, "entropy": 1.0}
 """Tokens are so unlikely that methods which look for doubt find it everywhere, and ask for the most."""
@@ -133,14 +134,34 @@ class DryGenerator:
     ) -> Completions:
         work = self.inner.generation(prompts, prompt_index, seeds, sampling)
         n, length = len(work.prompt_index), min(self.length, sampling.max_new_tokens)
+        spared = sum(one.past.length for one in work.shown if one.past is not None)
         positions = work.prompts.token_ids.numel() + n * (length - 1)
         with self.log.rollout():
-            if self.log.note(length, num_passes(self.inner.host.net, work.prompts.media), n, positions, self.compared):
+            passes = num_passes(self.inner.host.net, work.prompts.media)
+            if self.log.note(length, passes, n, positions, self.compared, positions - spared):
                 self.largest = work
         letters = torch.tensor([ord("a") + sample % 26 for _, sample in seeds], dtype=torch.long)
         ids = letters[:, None].repeat(1, length)
         stopped = torch.full((n,), self.ends_turns or length < sampling.max_new_tokens)
-        return Completions(ids, torch.full((n, length), DOUBT["logprobs"]), torch.full((n,), length), stopped)
+        pasts = self.pasts(prompts, prompt_index, length) if work.shown else ()
+        return Completions(ids, torch.full((n, length), DOUBT["logprobs"]), torch.full((n,), length), stopped, pasts=pasts)
+
+    def pasts(self, prompts: Sequence[Encoded], prompt_index: Sequence[int], length: int) -> tuple[Past, ...]:
+        """What rows would have read, of which the size alone is kept."""
+        host = self.inner.host
+        size = token_bytes(host.config, host.net.model.config)
+
+        def grown(past: Past, tokens: int, media: int) -> Past:
+            new = tokens - past.length
+            if past.final or not past.keeper.has_room(new * size):
+                return past
+            return past.grown(past.keeper.hold(Strip((), new, new * size)), media)
+
+        read = [one.past for one in prompts if one.past is not None]
+        for i, one in enumerate(prompts):
+            if prompt_index.count(i) > 1:
+                read[i] = grown(read[i], len(one), len(one.more))
+        return tuple(grown(read[i], len(prompts[i]) + length - 1, len(prompts[i].more)) for i in prompt_index)
 
 
 @dataclass
@@ -248,6 +269,16 @@ class TextDryRun(DryRun):
             for phase, work in one.evaluator.largest.items():
                 yield phase, partial(forward, work, one.net)
 
+    def activations(self) -> Mapping[str, int]:
+        """In the rollout, what unfinished episodes keep lies beside what is being written."""
+        found = super().activations()
+        return {phase: size + (self.kept if phase == "rollout" else 0) for phase, size in found.items()}
+
+    @property
+    def kept(self) -> int:
+        """The most bytes that unfinished episodes kept."""
+        return 0 if self.policy.keeper is None else self.policy.keeper.peak
+
     def beside(self) -> dict[str, int]:
         """The weights of teachers."""
         teachers, kept = self.policy.teachers, [one.net.model for one in self.policy.teachers.others.values()]
@@ -273,6 +304,7 @@ class TextDryRun(DryRun):
         written, read = self.largest()
         if written is not None:
             found["cache of keys and values at the end of the rollout"] = self.cache_bytes
+            found |= {"keys and values that episodes keep between turns": self.kept} if self.kept else {}
         if read:
             vocabulary = len(self.policy.net.banned)
             rows = max(int(work.mask.sum()) for work in read.values())

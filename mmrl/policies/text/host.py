@@ -10,6 +10,7 @@ from mmrl.policies.text.families import Family
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.prompt.encode import Encoded, Encoder
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.write.kept import Keeper
 
 T = TypeVar("T")
 
@@ -54,6 +55,11 @@ class TextHost(Protocol):
     def net(self) -> TextNet: ...
     @property
     def weights(self) -> Weights: ...
+
+    @property
+    def keeper(self) -> Keeper | None:
+        """Who keeps what rows of episodes have read; None: they are read again."""
+        ...
 
     @property
     def packs(self) -> bool:

@@ -179,17 +179,29 @@ class TextNet(nn.Module):
         out = self.core(input_ids=tokens, attention_mask=attention, position_ids=axes(positions), use_cache=False, **shown)
         return out.last_hidden_state
 
-    def prefill(self, prompts: PromptBatch) -> tuple[Float[Tensor, "u d"], Cache]:
-        """Hidden state after each prompt, and the cache of keys and values."""
+    def prefill(
+        self,
+        prompts: PromptBatch,
+        cache: Cache | None = None,
+        attention: Int[Tensor, "u k"] | None = None,
+        last: Int[Tensor, " u"] | None = None,
+    ) -> tuple[Float[Tensor, "u d"], Cache]:
+        """Hidden state after each prompt, and the cache of keys and values.
+
+        Prompts may go on behind a `cache`, and be padded at their ends: `attention` covers both, `last` is each one's last token.
+        """
         out = self.core(
             input_ids=prompts.token_ids,
-            attention_mask=prompts.attention,
+            attention_mask=prompts.attention if attention is None else attention,
             position_ids=axes(prompts.positions),
             use_cache=True,
+            **({} if cache is None else {cache_word(): cache}),
             **self.types(prompts.type_ids),
             **self.vision(prompts.media, range(len(prompts.media))),
         )
-        return out.last_hidden_state[:, -1], getattr(out, cache_word())
+        hidden = out.last_hidden_state
+        ends = hidden[:, -1] if last is None else hidden[torch.arange(len(last), device=last.device), last]
+        return ends, getattr(out, cache_word())
 
     def extend(
         self, cache: Cache, token_ids: Int[Tensor, "n r"], positions: Real[Tensor, "a n r"], attention: Tensor | None

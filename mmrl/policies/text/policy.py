@@ -42,6 +42,7 @@ from mmrl.policies.text.vision.cache import cache_of
 from mmrl.policies.text.write.episodes import Player
 from mmrl.policies.text.write.generate import HotSampling, Part, rest, wake, write_all
 from mmrl.policies.text.write.given import write_given
+from mmrl.policies.text.write.kept import keeper_of
 from mmrl.policies.text.write.rollout import (
     CompletionRow,
     PromptCache,
@@ -99,6 +100,7 @@ class TextPolicy(PolicyHooks):
         videos = VideoInput(config.video, self.family.frame_rule(self.processor, config.video), self.family.ear(self.processor))
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos, self.net.count)
         self.ranks, self._followed = Ranks(), False
+        self.keeper = None if parts.worlds is None else keeper_of(config, loaded.model.config)
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
         self.offers = quantities_of(config, loaded.model)
@@ -141,7 +143,8 @@ class TextPolicy(PolicyHooks):
         return publish(self.generator, self.weights.num_updates if version is None else version)
 
     def drain_metrics(self) -> Mapping[str, float]:
-        return {} if self.parts.worlds is None else self.parts.worlds.drain_metrics()
+        kept = {} if self.keeper is None else self.keeper.drain()
+        return kept if self.parts.worlds is None else {**self.parts.worlds.drain_metrics(), **kept}
 
     def begin_stage(self, shadows: Iterable[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]) -> None:
         self.ema_decay, self.views = USUAL_DECAY if ema_decay is None else ema_decay, dict(views)

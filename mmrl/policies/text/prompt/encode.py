@@ -18,6 +18,7 @@ from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.families.base import TYPE_NAMES
 from mmrl.policies.text.prompt.templates import Message, answer_template, messages
 from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.write.kept import Past
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.input import VideoInput, clip_time, processor_arguments
 from mmrl.runtime.spans import in_span
@@ -55,6 +56,8 @@ class Encoded:
     """Of a row of several turns: `begun` with one placeholder per picture, as an engine is sent it."""
     pictures: tuple[Any, ...] = ()
     """Of a row of several turns: the pictures within `begun`, opened."""
+    past: Past | None = None
+    """Of a row of several turns: what it has read of this, where that is kept."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -13,6 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from mmrl.core.episodes import Worlds
 from mmrl.core.samples import Ended, MediaSize, Observation, Turn
 from mmrl.core.types import Given
@@ -22,6 +24,7 @@ from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import append
 from mmrl.policies.text.write.generate import Completions, Generator, Part, write_all
+from mmrl.policies.text.write.kept import Past
 from mmrl.policies.text.write.observe import inset_of, largest_area, observe
 from mmrl.policies.text.write.rollout import CompletionRow, PromptCache
 from mmrl.runtime.blame import UnavailableError, describe, is_from_outside, shown
@@ -46,15 +49,22 @@ class Episode:
     """The row's tokens with one placeholder per picture."""
     pictures: list[Any] = field(default_factory=list[Any])
     """All pictures of its observations."""
+    past: Past | None = None
+    """What it has read, where that is kept."""
 
     @property
     def shown(self) -> Encoded:
         """The row so far, as a prompt."""
-        row = self.row
+        row, past = self.row, self.past and replace(self.past, final=self.is_last)
         if not row.tokens:
-            return self.prompt
+            return self.prompt if past is None else replace(self.prompt, past=past)
         behind = append(self.prompt, row.tokens, row.insets)
-        return replace(behind, short_ids=tuple(self.short_ids), pictures=tuple(self.pictures))
+        return replace(behind, short_ids=tuple(self.short_ids), pictures=tuple(self.pictures), past=past)
+
+    @property
+    def is_last(self) -> bool:
+        """Is its next turn the last that it may have?"""
+        return len(self.row.turns) + 1 >= self.most
 
     @property
     def seed(self) -> tuple[int, int]:
@@ -72,6 +82,7 @@ class Episode:
         """Take over a turn of at most `room` tokens."""
         start = len(self.row.tokens)
         self.row.say(completions, i, room)
+        self.past = completions.pasts[i] if completions.pasts else self.past and Past(self.past.keeper)
         self.end_turn(start, host)
         if not self.row.stopped:
             self.row.ended = "length"
@@ -147,7 +158,9 @@ class Player:
 
     def play(self, rows: Sequence[CompletionRow], prompts: PromptCache) -> list[int]:
         """Write the episodes of these rows; returns the versions of the weights that wrote."""
-        episodes = [Episode(row, prompts[row.shown], row.request.turns or self.worlds.limits.turns) for row in rows]
+        past = None if self.host.keeper is None else Past(self.host.keeper)
+        limit = self.worlds.limits.turns
+        episodes = [Episode(row, prompts[row.shown], row.request.turns or limit, past=past) for row in rows]
         ready, pending, versions = episodes, Pending(), list[int]()
         try:
             for episode in episodes:
@@ -163,6 +176,8 @@ class Player:
                     versions += version
                     pending |= {self.worlds.step(one.world, one.row.turns[-1]): one for one in chunk if one.row.ended is None}
                 ready = self.wait_for(pending)
+                for one in episodes:
+                    one.past = one.past if one.row.ended is None else None
         finally:
             for episode in episodes:
                 if episode.world >= 0:
@@ -183,11 +198,15 @@ class Player:
             yield chunk, [completions.weights_version]
 
     def part(self, episodes: Chunk) -> Part:
-        """The question to the generator for the next turn of each."""
-        rows = [one.shown for one in episodes]
-        unique = {id(one): one for one in rows}
-        place = {key: i for i, key in enumerate(unique)}
-        return list(unique.values()), [place[id(one)] for one in rows], [one.seed for one in episodes], self.sampling
+        """The question to the generator for the next turn of each; those that are alike so far are one prompt."""
+        near, unique, index = dict[tuple[object, ...], list[int]](), list[Episode](), list[int]()
+        for one in episodes:
+            others = near.setdefault((id(one.prompt), one.is_last, tuple(one.row.tokens)), [])
+            if (place := next((i for i in others if shows_as(one, unique[i])), None)) is None:
+                others.append(place := len(unique))
+                unique.append(one)
+            index.append(place)
+        return [one.shown for one in unique], index, [one.seed for one in episodes], self.sampling
 
     def wait_for(self, pending: Pending) -> list[Episode]:
         """The episodes whose next turn can be written, once the share `worlds.wave` of those that wait is answered."""
@@ -238,6 +257,12 @@ class Player:
                 episode.show(observed)
                 return
         episode.hear(replace(observation, media=()), ended="room")
+
+
+def shows_as(one: Episode, other: Episode) -> bool:
+    """Do two episodes of the same tokens show the same pictures? Those of worlds of other seeds may have as many tokens."""
+    pairs = zip(one.row.insets, other.row.insets, strict=True)
+    return one is other or all(torch.equal(x, b.media[name]) for a, b in pairs for name, x in a.media.items())
 
 
 def stop_of(row: CompletionRow, host: TextHost) -> str | None:

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from mmrl.policies.shared.weights import FollowsWeights, Weights
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.net import Cache, TextNet
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.draft import Draft, Stops
+from mmrl.policies.text.write.kept import Keeping, Past
+from mmrl.policies.text.write.read_on import read_on
 from mmrl.runtime.spans import in_span
 
 Seed = tuple[int, int]
@@ -106,6 +108,8 @@ class Completions:
     """The number of updates behind the weights that wrote them."""
     noted: bool = True
     """False: whoever wrote them does not know the log-probabilities, which are NaN."""
+    pasts: tuple[Past, ...] = ()
+    """What each row has read, where its prompt has a past and whoever wrote it keeps such."""
 
 
 LOOK_EVERY = 16
@@ -171,17 +175,16 @@ class Generation:
     """Tokens between two looks at which rows are done. On an accelerator each look waits for all work before it."""
     padded: tuple[bool, ...] = ()
     """Which prompts are shorter than the longest, known on the host without asking the device."""
+    shown: tuple[Encoded, ...] = ()
+    """The prompts, where they have pasts: these are gone on from, and what rows have read is kept."""
 
     @torch.no_grad()
     def __call__(self, net: TextNet) -> Completions:
         longest, read = self.sampling.max_new_tokens, self.prompts.token_ids.shape[1]
-        net.idle_vision(self.prompts.media)
-        last, cache = net.prefill(self.prompts)
-        index = self.prompt_index.to(net.device)
-        cache.reorder_cache(index)
-        rows = self.first_rows(net, last[index], index)
-        draft = Draft(len(index), longest, net.pad_token_id, self.stops, net.device)
-        temperature = torch.full((len(index),), self.sampling.temperature or 1.0, device=net.device)
+        hidden, cache, keeping = self.read(net)
+        rows = self.first_rows(net, hidden, self.prompt_index.to(net.device))
+        draft = Draft(len(rows), longest, net.pad_token_id, self.stops, net.device)
+        temperature = torch.full((len(rows),), self.sampling.temperature or 1.0, device=net.device)
         for t in range(longest):
             logits = net.logits(rows.hidden, temperature[: len(rows)])
             chosen, logprob = draw(logits, None if rows.uniform is None else rows.uniform[:, t], self.sampling)
@@ -190,15 +193,30 @@ class Generation:
             if last_token or (t + 1) % self.look_every == 0:
                 rows = replace(rows, live=draft.look(rows.ids, rows.live))
                 alive = [i for i, is_live in enumerate(rows.live.tolist()) if is_live]
-                if last_token or not self.anyone(bool(alive)):
+                over, shrinks = last_token or not self.anyone(bool(alive)), 2 * len(alive) <= len(rows)
+                if keeping is not None and (over or shrinks):
+                    gone = range(len(rows)) if over else sorted({*range(len(rows))} - {*alive})
+                    keeping.leave(cache, rows.ids.tolist(), gone, draft.lengths.tolist())
+                if over:
                     break
-                if 2 * len(alive) <= len(rows):
+                if shrinks:
                     keep = torch.tensor(alive or [0]).to(net.device)
                     cache.reorder_cache(keep)
                     chosen, rows = chosen[keep], rows.take(keep, alive or [0])
             hidden = net.extend(cache, chosen[:, None], rows.positions + t, rows.mask(read + t + 1))
             rows = replace(rows, hidden=hidden[:, -1])
-        return Completions(*draft.cut())
+        return Completions(*draft.cut(), pasts=() if keeping is None else tuple(keeping.pasts))
+
+    def read(self, net: TextNet) -> tuple[Float[Tensor, "n d"], Cache, Keeping | None]:
+        """Read the prompts: the hidden state after each row's, the cache of all rows, and what they keep."""
+        keeping, index = None, self.prompt_index.to(net.device)
+        if self.shown:
+            last, cache, index, keeping = read_on(net, self.shown, self.prompt_index.tolist())
+        else:
+            net.idle_vision(self.prompts.media)
+            last, cache = net.prefill(self.prompts)
+        cache.reorder_cache(index)
+        return last[index], cache, keeping
 
     def first_rows(self, net: TextNet, hidden: Float[Tensor, "n d"], index: Int[Tensor, " n"]) -> "Rows":
         """All rows, before their first token."""
@@ -294,4 +312,5 @@ class LocalGenerator:
             idle=idle,
             look_every=1 if host.net.device.type == "cpu" else LOOK_EVERY,
             padded=tuple(len(one) < longest for one in shown),
+            shown=tuple(shown) if all(one.past is not None for one in shown) else (),
         )

@@ -50,4 +50,4 @@ def write(
 
 def bare(prompt: Encoded) -> Encoded:
     """A prompt as the network reads it, without what it was made of."""
-    return replace(prompt, prompt=None, views={}, pictures=(), short_ids=None)
+    return replace(prompt, prompt=None, views={}, pictures=(), short_ids=None, past=None)
