@@ -71,9 +71,7 @@ class CallLog:
         """Count the work of a block as that of sampling."""
         return holding(self, "generating", True)
 
-    def note(
-        self, passes: int, vision: int, rows: int, positions: int, compared: bool = True, fed: int | None = None
-    ) -> bool:
+    def note(self, passes: int, vision: int, rows: int, positions: int, compared: bool = True, fed: int | None = None) -> bool:
         """Count a piece of work; True if it is the largest of its phase so far, of those that are compared.
 
         `fed`: how many of the positions go through the network; None: all.

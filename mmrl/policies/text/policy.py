@@ -42,7 +42,7 @@ from mmrl.policies.text.vision.cache import cache_of
 from mmrl.policies.text.write.episodes import Player
 from mmrl.policies.text.write.generate import HotSampling, Part, rest, wake, write_all
 from mmrl.policies.text.write.given import write_given
-from mmrl.policies.text.write.kept import keeper_of
+from mmrl.policies.text.write.kept import drained, keeper_of
 from mmrl.policies.text.write.rollout import (
     CompletionRow,
     PromptCache,
@@ -143,8 +143,7 @@ class TextPolicy(PolicyHooks):
         return publish(self.generator, self.weights.num_updates if version is None else version)
 
     def drain_metrics(self) -> Mapping[str, float]:
-        kept = {} if self.keeper is None else self.keeper.drain()
-        return kept if self.parts.worlds is None else {**self.parts.worlds.drain_metrics(), **kept}
+        return {} if self.parts.worlds is None else {**self.parts.worlds.drain_metrics(), **drained(self.keeper)}
 
     def begin_stage(self, shadows: Iterable[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]) -> None:
         self.ema_decay, self.views = USUAL_DECAY if ema_decay is None else ema_decay, dict(views)

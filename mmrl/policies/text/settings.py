@@ -128,8 +128,8 @@ class TextPolicyConfig:
     """MiB of features of pictures and clips that are kept while their prompts are in use, so that a vision part that does not
     train looks at each once; up to a quarter lies on the card, the rest in the memory of the host. 0 = none."""
     episode_cache_mib: CountOrNone = 4096
-    """With [environment]: MiB of keys and values that unfinished episodes keep on the card, so that each turn reads what came since
-    the last one alone. Turns beyond it are read again, as are all with 0 and with models that keep other states."""
+    """With [environment]: MiB of keys and values that unfinished episodes keep on the card, so that each turn reads what came
+    since the last one alone. Turns beyond it are read again, as are all with 0 and with models that keep other states."""
     trust_remote_code: bool = False
     """True: Python files of the model's repository run, with your rights; a warning says so."""
     attn_implementation: str | None = None

@@ -62,13 +62,6 @@ class Keeper:
         self.peak = max(self.peak, sum(one.size for one in self.held))
         return strip
 
-    def drain(self) -> dict[str, float]:
-        """The share of tokens in front of turns that were not read again, and how many rows' turns found no room, since the last
-        call."""
-        whole, spared, dropped = self.read + self.spared, self.spared, self.dropped
-        self.read = self.spared = self.dropped = 0
-        return {"rollout/kept_tokens": spared / whole, "rollout/dropped_turns": float(dropped)} if whole else {}
-
 
 @dataclass(frozen=True, eq=False)
 class Past:
@@ -150,8 +143,17 @@ def refuse_idle_cache(policy: TextPolicyConfig, model: Any) -> None:
     if row > chosen << 20:
         raise ValueError(
             f"policy.episode_cache_mib is {chosen}, and one turn of policy.sampling.max_new_tokens = "
-            f"{policy.sampling.max_new_tokens} takes {row / 2**20:.1f} MiB, so that no row could keep any: raise it, or set it to 0"
+            f"{policy.sampling.max_new_tokens} takes {row / 2**20:.1f} MiB, so that no row could keep any: raise it, or set 0"
         )
+
+
+def drained(keeper: Keeper | None) -> dict[str, float]:
+    """The share of tokens in front of turns that were not read again, and how many turns found no room, since the last call."""
+    if keeper is None or not keeper.read:
+        return {}
+    share, dropped = keeper.spared / (keeper.read + keeper.spared), keeper.dropped
+    keeper.read = keeper.spared = keeper.dropped = 0
+    return {"rollout/kept_tokens": share, "rollout/dropped_turns": float(dropped)}
 
 
 def token_bytes(policy: TextPolicyConfig, model: Any) -> int:

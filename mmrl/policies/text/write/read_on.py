@@ -13,7 +13,7 @@ from mmrl.policies.text.prompt.encode import Encoded, collate_prompts
 from mmrl.policies.text.write.kept import Keeping, Past, cache_of, layers_of, one_cache, side_by_side
 
 SPARE = 256
-"""Padding, in tokens, for which rows whose ends differ in length are not read apart: a forward of so few takes as long as of one."""
+"""Padding, in tokens, up to which ends of other lengths are read together: a forward of so few takes as long as of one."""
 
 
 def read_on(

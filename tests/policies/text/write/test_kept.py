@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -90,7 +91,7 @@ def test_no_token_is_read_twice(tiny: Any, family: str):
     if family != "gemma3":
         # each prompt once, what came between turns once, and the last token of each turn that was gone on from
         rows = [sample for _, sample in rollouts.samples()]
-        between = sum(turn.span[0] - before.span[1] + 1 for one in rows for before, turn in zip(one.turns, one.turns[1:]))
+        between = sum(turn.span[0] - before.span[1] + 1 for one in rows for before, turn in pairwise(one.turns))
         known = sum(len(policy.encode(one.prompt)) for one in asked())
         share = metrics["rollout/kept_tokens"]
         starts = sum(len(policy.encode(prompts()[i // 4])) + turn.span[0] for i, one in enumerate(rows) for turn in one.turns[1:])
