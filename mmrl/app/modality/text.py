@@ -100,9 +100,9 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
         from mmrl.engine.generator import text_parts
         from mmrl.policies.shared.weights import USUAL_DECAY
         from mmrl.policies.text.families import family_of
+        from mmrl.policies.text.kept import refuse_idle_cache
         from mmrl.policies.text.loading import load_config
         from mmrl.policies.text.policy import TextPolicy, packs_episodes
-        from mmrl.policies.text.write.kept import refuse_idle_cache
 
         if worlds is not None:
             family = family_of(load_config(policy))
@@ -124,8 +124,8 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
         self, policy: TextPolicyConfig, shadows: frozenset[str], views: Mapping[str, View], limits: Limits | None = None
     ) -> "DryRun":
         from mmrl.policies.text.dry_run import TextDryRun
+        from mmrl.policies.text.kept import refuse_idle_cache
         from mmrl.policies.text.loading import load_config
-        from mmrl.policies.text.write.kept import refuse_idle_cache
 
         if limits is not None:
             refuse_idle_cache(policy, load_config(policy))

@@ -29,6 +29,7 @@ from mmrl.policies.text import in_4_bits, loading
 from mmrl.policies.text.dry_worlds import DryWorlds, OneReading
 from mmrl.policies.text.families import Family, Media, family_of
 from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.kept import Past, Strip, token_bytes
 from mmrl.policies.text.loading import Loaded
 from mmrl.policies.text.net import Cache, TextNet
 from mmrl.policies.text.parts import TextParts
@@ -39,7 +40,6 @@ from mmrl.policies.text.read.evaluate import RowEvaluation
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.write.generate import Completions, Generation, LocalGenerator, draw
-from mmrl.policies.text.write.kept import Past, Strip, token_bytes
 
 DOUBT = {"logprobs": -1.0, "entropy": 1.0}
 """Tokens are so unlikely that methods which look for doubt find it everywhere, and ask for the most."""

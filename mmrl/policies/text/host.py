@@ -7,10 +7,10 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt, Trace
 from mmrl.policies.shared.weights import Weights
 from mmrl.policies.text.families import Family
+from mmrl.policies.text.kept import Keeper
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.prompt.encode import Encoded, Encoder
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.policies.text.write.kept import Keeper
 
 T = TypeVar("T")
 

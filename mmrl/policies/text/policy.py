@@ -23,6 +23,7 @@ from mmrl.policies.shared.teachers import TEACHER
 from mmrl.policies.shared.weights import USUAL_DECAY, Decay, Publication, publish
 from mmrl.policies.text.check.turns import check_worlds
 from mmrl.policies.text.families import Family
+from mmrl.policies.text.kept import drained, keeper_of
 from mmrl.policies.text.loading import banned_tokens, writer_of
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.packed.row import pack
@@ -42,7 +43,6 @@ from mmrl.policies.text.vision.cache import cache_of
 from mmrl.policies.text.write.episodes import Player
 from mmrl.policies.text.write.generate import HotSampling, Part, rest, wake, write_all
 from mmrl.policies.text.write.given import write_given
-from mmrl.policies.text.write.kept import drained, keeper_of
 from mmrl.policies.text.write.rollout import (
     CompletionRow,
     PromptCache,

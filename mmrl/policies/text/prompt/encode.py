@@ -16,9 +16,9 @@ from mmrl.policies.shared.chat_templates import REMEDY, refuse_endless
 from mmrl.policies.shared.pictures import open_picture
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.families.base import TYPE_NAMES
+from mmrl.policies.text.kept import Past
 from mmrl.policies.text.prompt.templates import Message, answer_template, messages
 from mmrl.policies.text.settings import TextPolicyConfig
-from mmrl.policies.text.write.kept import Past
 from mmrl.policies.video.decode import Frames
 from mmrl.policies.video.input import VideoInput, clip_time, processor_arguments
 from mmrl.runtime.spans import in_span

@@ -20,11 +20,11 @@ from mmrl.core.samples import Ended, MediaSize, Observation, Turn
 from mmrl.core.types import Given
 from mmrl.policies.shared.pictures import digest_of_picture
 from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.kept import Past
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import append
 from mmrl.policies.text.write.generate import Completions, Generator, Part, write_all
-from mmrl.policies.text.write.kept import Past
 from mmrl.policies.text.write.observe import inset_of, largest_area, observe
 from mmrl.policies.text.write.rollout import CompletionRow, PromptCache
 from mmrl.runtime.blame import UnavailableError, describe, is_from_outside, shown

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from mmrl.policies.shared.weights import FollowsWeights, Weights
 from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.kept import Keeping, Past
 from mmrl.policies.text.net import Cache, TextNet
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.draft import Draft, Stops
-from mmrl.policies.text.write.kept import Keeping, Past
 from mmrl.policies.text.write.read_on import read_on
 from mmrl.runtime.spans import in_span
 

@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmrl.policies.text.kept import Keeping, Past, cache_of, layers_of, one_cache, side_by_side
 from mmrl.policies.text.net import Cache, TextNet
 from mmrl.policies.text.prompt.encode import Encoded, collate_prompts
-from mmrl.policies.text.write.kept import Keeping, Past, cache_of, layers_of, one_cache, side_by_side
 
 SPARE = 256
 """Padding, in tokens, up to which ends of other lengths are read together: a forward of so few takes as long as of one."""

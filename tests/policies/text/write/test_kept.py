@@ -13,10 +13,10 @@ from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Branch, Observation, Prompt, Request, Rollouts, Turn
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.dry_run import TextDryRun
+from mmrl.policies.text.kept import Keeper, Past, Strip, keeper_of
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.settings import QuantizedSettings
-from mmrl.policies.text.write.kept import Keeper, Past, Strip, keeper_of
 from mmrl.policies.text.write.remote import bare
 from tests.support.each import for_each
 from tests.support.text_policies import FP32_BOUND, picture, prompts, text_trace
