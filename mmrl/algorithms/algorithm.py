@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.beside import Beside
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.weights.aggregate import SequenceMean
@@ -182,8 +183,11 @@ class Algorithm:
         """Number of pieces that a step can be divided into for minibatches: rollouts, or whole groups if a term compares them."""
         return num_prompts if self.scope in ("group", "batch") else num_prompts * self.group_size
 
-    def check_minibatches(self, num_prompts: int) -> None:
-        """Raise ValueError for more minibatches than the prompts of all ranks can fill, or more than MOST_ROLLOUTS rollouts."""
+    def check_step(self, num_prompts: int) -> None:
+        """Raise ValueError for parts that do not go together, more minibatches than the prompts of all ranks can fill, or more
+        than MOST_ROLLOUTS rollouts."""
+        for part in (self.advantage, self.aggregation, *self.shaping, self.planner, *(term for _, term in self.objective)):
+            with_hooks(part, Beside).check_beside(self)
         if num_prompts * self.group_size > MOST_ROLLOUTS:
             raise ValueError(
                 f"a step with prompts_per_step = {num_prompts} and algorithm.group_size = {self.group_size} has "
@@ -204,6 +208,7 @@ class Algorithm:
         """The same algorithm with the run's completion length in every part that needs one and names none."""
         return replace(
             self,
+            planner=part_with_length(self.planner, max_new_tokens),
             aggregation=part_with_length(self.aggregation, max_new_tokens),
             shaping=tuple(part_with_length(part, max_new_tokens) for part in self.shaping),
             objective=tuple((coef, part_with_length(term, max_new_tokens)) for coef, term in self.objective),
@@ -211,7 +216,7 @@ class Algorithm:
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt that a part cannot work with; names the prompt and the remedy."""
-        for part in (*self.importance, *self.shaping, self.planner, *(term for _, term in self.objective)):
+        for part in (self.advantage, *self.importance, *self.shaping, self.planner, *(term for _, term in self.objective)):
             with_hooks(part, PartHooks).check_prompts(prompts)
 
     def check(self, policy: Policy[Never]) -> None:

@@ -91,7 +91,7 @@ class Trainer:
         records: Records = Records(),
     ) -> None:
         algorithm.check(policy)
-        algorithm.check_minibatches(settings.prompts_per_step)
+        algorithm.check_step(settings.prompts_per_step)
         # each run has its own copy of parts that remember
         algorithm = deepcopy(algorithm)
         self.policy, self.algorithm, self.sampler, self.settings = policy, algorithm, sampler, settings

@@ -23,7 +23,7 @@ from tests.support.each import for_each
 from tests.support.fakes import FakeTextPolicy
 from tests.support.rows import TEXT_PRESETS
 
-ALONE = {"ngrpo", "reinforce_pp", "riskpo", "spo", "spo_segment"}
+ALONE = {"adapt_think", "ngrpo", "nsr", "psr", "reinforce_pp", "riskpo", "spo", "spo_segment", "w_reinforce"}
 """Presets that compare a sample with something else than its group."""
 
 

@@ -10,13 +10,14 @@ from tests.evidence import (
     stage_rows,
     state_rows,
     text_rows,
+    thinking_rows,
     turn_rows,
     video_rows,
 )
 
 FILES = (
     *(text_rows, state_rows, planner_rows, video_rows, flow_rows, sampler_rows, reference_rows, turn_rows),
-    *(pixel_rows, stage_rows, code_rows),
+    *(pixel_rows, stage_rows, code_rows, thinking_rows),
 )
 ROWS = [row for file in FILES for row in file.ROWS]
 ELSEWHERE = {**text_rows.ELSEWHERE, **video_rows.ELSEWHERE, **flow_rows.ELSEWHERE}

@@ -8,7 +8,21 @@ from tests.support.presets import ON_TASKS, TEXT
 from tests.support.trainers import at_most_one, make_trainer, rises
 
 FEWER_PROMPTS = (
-    *("aepo", "ares", "arpo_gui", "dcpo", "hapo", "hart", "mobile_agent_v3", "remix", "riskpo", "spo", "spo_segment", "ssr"),
+    *(
+        "aepo",
+        "ares",
+        "arpo_gui",
+        "dcpo",
+        "hapo",
+        "hart",
+        "mobile_agent_v3",
+        "remix",
+        "riskpo",
+        "spo",
+        "spo_segment",
+        "ssr",
+        "treerl",
+    ),
 )
 """Presets that remember something, or draw many samples of a prompt."""
 PRESETS = {name: TEXT[name] for name in TEXT.keys() - ON_TASKS - {*FEWER_PROMPTS}}

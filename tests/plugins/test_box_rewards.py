@@ -4,7 +4,7 @@ import pytest
 
 from mmrl.answers.boxes.box import SPACES, Box
 from mmrl.answers.boxes.parsing import format_box
-from mmrl.core.types import MediaSize
+from mmrl.core.types import Group, MediaSize, Prompt, Sample
 
 SIZE = MediaSize(640, 480, 644, 476)
 TRUTH = Box(160, 120, 480, 240)
@@ -173,3 +173,25 @@ def test_size_term_without_picture_size_is_an_error(reward, group_of):
     with pytest.raises(ValueError, match="media_sizes"):
         reward("point_in_box", space="pixel")(group)
     assert values(reward("point_in_box", space="pixel", size_coef=0.0)(group)) == [1.25]
+
+
+def test_box_and_points_counts_what_can_be_read(reward):
+    """Points may come in either order; what is no number, or out of the box, counts as nothing."""
+    prompt = Prompt("p", answer=Box(10, 10, 60, 60), columns={"points": [[20, 20], [40, 50]]})
+    json = '{"bbox": [10, 10, 60, 60], "points_1": [40, 50], "points_2": [20, 20]}'
+    texts = {
+        f"<think>so</think> <answer>{json}</answer>": 5.0,
+        f"<answer>{json}</answer>": 4.0,
+        f"<think>so</think><answer>{json.replace('[20, 20]', '[61, 20]')}</answer>": 4.0,
+        f"<think>so</think><answer>{json.replace('[20, 20]', '[true, 20]')}</answer>": 3.0,
+        "<think>so</think><answer>[1, 2]</answer>": 1.0,
+        "no": 0.0,
+    }
+    found = reward("box_and_points")(Group(0, prompt, tuple(Sample(text) for text in texts)))
+    assert values(found) == list(texts.values())
+    assert [one.parts["unparsed"] for one in found] == [0, 0, 0, 0, 1, 1]
+    opened = Sample(f"so</think><answer>{json}</answer>", opened="<think>")
+    assert values(reward("box_and_points")(Group(0, prompt, (opened,)))) == [5.0]
+    with pytest.raises(ValueError, match=r"prompt 'p' needs a Box as answer and two points .*'points'"):
+        reward("box_and_points")(Group(0, Prompt("p", answer=Box(0, 0, 1, 1)), (Sample("x"),)))
+    assert reward("box_and_points")(Group(0, Prompt("p"), (Sample("x"),))) == [None]

@@ -33,6 +33,8 @@ from mmrl.policies.text.read.evaluate import disagreement
 from mmrl.runtime.tensors import pad_actions
 
 LETTERS = "abcd."
+KNOWN = {"reference_accuracy": 0.3, "difficulty": 1.0}
+"""Columns that methods ask for."""
 
 
 class FakeAccelerator:
@@ -114,7 +116,7 @@ class FakeTextPolicy(OfNets):
     shadows: frozenset[str] = frozenset({"ref"})
     ema_decay: float = 0.9
     offers: frozenset[str] = frozenset(
-        {"logprobs", "entropy", "group_divergence", "answer_mask", "attention_distance", "attention_influence"}
+        {"logprobs", "entropy", "lead", "group_divergence", "answer_mask", "attention_distance", "attention_influence"}
     )
     views: Mapping[str, View] = field(default_factory=dict)
     nets: dict[str, nn.Module] = field(default_factory=dict)
@@ -252,6 +254,7 @@ class FakeTextPolicy(OfNets):
             out[reading] = {
                 "logprobs": lambda chosen=chosen: chosen,
                 "entropy": lambda logprobs=logprobs: -(logprobs.exp() * logprobs).sum(-1),
+                "lead": lambda logprobs=logprobs: logprobs.exp().topk(2).values.diff(dim=-1).neg()[..., 0],
                 "group_divergence": lambda x=torch.where(mask[..., None], logprobs, uniform): disagreement(x).expand(mask.shape),
                 "answer_mask": lambda: (torch.arange(mask.shape[1]) == 0).float().expand(mask.shape),
                 # the first letter is looked at, and the others look back at it
@@ -343,7 +346,12 @@ def prompts(count: int = 8) -> list[Prompt]:
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(count, 3, generator=generator)
     return [
-        Prompt(str(i), f"which? {i}", answer=LETTERS[int(vector.argmax())], columns={"vector": vector.tolist()})
+        Prompt(
+            str(i),
+            f"which? {i}",
+            answer=LETTERS[int(vector.argmax())],
+            columns={**KNOWN, "vector": vector.tolist()},
+        )
         for i, vector in enumerate(vectors)
     ]
 

@@ -26,7 +26,7 @@ def of_files(*ideas: str) -> list[str]:
     return [name for name, (_, file) in documents().items() if file.stem in ideas]
 
 
-ON_TASKS = [*of_files("hints"), "s_grpo", "rlpr", "gui_g1"]
+ON_TASKS = [*of_files("hints"), "s_grpo", "rlpr", "gui_g1", "adapt_think", "thinkless", "hbpo", "anytime"]
 """They need prompts that bring more than a letter, and learn where their claim lies: short rows of tests/evidence."""
 SILENT_STEPS = {"riskpo": 1}
 """How many steps train nothing, because what the advantage remembers has first to be filled."""

@@ -62,7 +62,7 @@ ALGORITHMS = {
 }
 HELPED = replace(PRESETS["scaf_grpo"], planner=Scaffold(after=1))
 PLANNERS = {name: PRESETS[name] for name in [*of_files("hints", "cut_answers"), "arpo_gui"]} | {"scaf_grpo": HELPED}
-COLUMNS = {"hints": ["a", "ab"], "hint": "ab", "solution": "abcd", "policy": "ab"}
+COLUMNS = {"hints": ["a", "ab"], "hint": "ab", "solution": "abcd", "policy": "ab", "reference_accuracy": 0.3}
 DRAWN = ("dgpo", "crd", "flow_dpo", "sol_rl")
 """They draw, and compare the samples of a prompt in the loss or choose among them."""
 STATE = ("aepo", "ares", "dcpo", "hart", "remix", "riskpo", "spo", "ssr")

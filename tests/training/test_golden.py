@@ -162,15 +162,22 @@ def prepared(algorithm: Any) -> Any:
     return replace(
         algorithm,
         advantage=InDouble(algorithm.advantage),
-        planner=fitted(algorithm.planner, template="{answer}", window=16, hint_per_reward=2.0, after=1, interval=2),
-        shaping=tuple(fitted(part, low=2, high=3) for part in algorithm.shaping),
+        planner=fitted(algorithm.planner, template="{answer}", window=16, hint_per_reward=2.0, after=1, interval=2, **WORDS),
+        shaping=tuple(fitted(part, low=2, high=3, **MODES) for part in algorithm.shaping),
         minibatches=max(4, algorithm.minibatches),
     )
+
+
+WORDS = {"without": "d", "thinking": "a"}
+MODES = {"short": "d", "think": "a", "mark": "", "unit": "tokens", "easy_budget": 1.0, "slope": 4.0}
+"""Beginnings and lengths of answers in letters."""
 
 
 def fitted(part: Any, **values: Any) -> Any:
     """The part with those of the values it has a field for."""
     known = {field.name for field in fields(part)}
+    if "answers" in known:  # thoughts that are cut end with the stop
+        values |= {"mark": "."}
     return replace(part, **{name: value for name, value in values.items() if name in known})
 
 

@@ -14,7 +14,6 @@ from mmrl.algorithms.objectives.flow import RatioNorm
 from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.objectives.terms import actions_only
 from mmrl.algorithms.planners.helped import SerialExits
-from mmrl.algorithms.planners.video import DifficultyAware, WithTruth
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.core.hooks import TermHooks, with_hooks
@@ -26,7 +25,7 @@ from tests.flow.test_learning import small
 from tests.support.fakes import FakeTextPolicy, prompts
 from tests.support.presets import FLOW, SILENT_STEPS
 from tests.support.trainers import make_trainer, weights
-from tests.training.test_golden import InDouble, float64
+from tests.training.test_golden import MODES, WORDS, InDouble, fitted, float64
 
 OF_ITS_ADVANTAGE = "one update as in grpo: what is its own is the advantage"
 EXEMPT = {
@@ -66,6 +65,7 @@ EXEMPT = {
 NO_TWIN = {
     "disco": "what is its own needs no ratio; its hinge: tests/algorithms/test_method_parts.py",
     "drpo": "as disco",
+    "psr": "its clip is that of w_reinforce, which is",
     "nft_text": "its first update is GRPO's, not REINFORCE: tests/algorithms/test_method_parts.py",
 }
 """Presets whose objective is not told apart from REINFORCE here, and where it is."""
@@ -73,6 +73,7 @@ OWN_AT_ONCE = {
     "clip_cov": "it leaves out actions by their covariance",
     "hapo": "it moves advantages between actions by their entropy",
     "critique_grpo": "refinements train by a probability, not by a ratio",
+    "adapt_think": "the first token counts as drawn at even odds",
 }
 """Presets whose term acts at the first update already, where no ratio has moved, and how."""
 ACTING = sorted(set(PRESETS) - set(EXEMPT) - set(NO_TWIN))
@@ -114,10 +115,8 @@ def twin(algorithm: Algorithm) -> Algorithm:
 def preset(name: str) -> Algorithm:
     """The preset as the fakes can run it, with its own updates and terms, and advantages in float64."""
     algorithm = replace(small(name) if name in FLOW else PRESETS[name], minibatches=PRESETS[name].minibatches)
-    if isinstance(algorithm.planner, WithTruth):
-        algorithm = replace(algorithm, planner=replace(algorithm.planner, template="{answer}"))
-    if isinstance(algorithm.planner, DifficultyAware):
-        algorithm = replace(algorithm, planner=replace(algorithm.planner, window=16))
+    planner = fitted(algorithm.planner, template="{answer}", window=16, **WORDS)
+    algorithm = replace(algorithm, planner=planner, shaping=tuple(fitted(part, **MODES) for part in algorithm.shaping))
     if isinstance(algorithm.planner, SerialExits):
         algorithm = replace(algorithm, planner=replace(algorithm.planner, mark=".", forced=""))
     if any(reading.quantity not in FakeTextPolicy.offers for part in algorithm.shaping for reading in part.reads):

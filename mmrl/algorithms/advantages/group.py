@@ -1,7 +1,7 @@
 """Rewards compared with those of the same prompt: GRPO's advantage and its relatives."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -20,8 +20,13 @@ from mmrl.algorithms.advantages.statistics import (
     to_credit,
     totals_and_keep,
 )
+from mmrl.algorithms.beside import Beside
+from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative, Number, Positive, Range, check_ranges
+
+if TYPE_CHECKING:
+    from mmrl.algorithms.algorithm import Algorithm
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,35 @@ class RightOrWrong:
         totals, keep = totals_and_keep(scores)
         right = (totals > self.right_above).to(totals)
         return to_credit(by_group(rollouts, keep, right, lambda r: less_mean(r, "zero")), keep, rollouts, scores)
+
+
+@dataclass(frozen=True)
+class BySign(Beside):
+    """A = right where r > right_above, else wrong, compared with nothing; rows whose A is 0 leave every count (arXiv:2506.01347).
+
+    (1, 0) is PSR, (0, -1) NSR, (0.1, -1) W-REINFORCE. Its code wants rewards of exactly 0 or 1; here any total is right or wrong.
+    """
+
+    right: NonNegative = 0.1
+    wrong: Annotated[float, Range(high=0)] = -1.0
+    right_above: Number = 0.5
+    """A sample whose total reward is larger is right."""
+
+    __post_init__ = check_ranges
+    min_group_size = 1
+
+    def check_beside(self, algorithm: "Algorithm") -> None:
+        """Raises ValueError for DynamicSampling, which drops the groups that teach most."""
+        if isinstance(algorithm.planner, DynamicSampling):
+            raise ValueError(
+                "algorithm.planner DynamicSampling drops groups that are right or wrong altogether, and with BySign these teach, "
+                "too: set algorithm.planner.kind = 'Once'"
+            )
+
+    def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
+        totals, keep = totals_and_keep(scores)
+        values = torch.full_like(totals, self.wrong).where(totals <= self.right_above, self.right)
+        return to_credit(values, keep & (values != 0), rollouts, scores)
 
 
 @dataclass(frozen=True)

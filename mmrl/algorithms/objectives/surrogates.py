@@ -272,16 +272,26 @@ class Dppo(ProportionalToAdvantage):
 class Dro(Surrogate):
     """-(A log policy - beta / 2 (log ratio)^2): a quadratic pull towards the old policy (DRO, arXiv:2405.19107).
 
-    As in verl, action by action with a group advantage; the paper's learned value function is not implemented.
+    As in verl, action by action with a group advantage; the paper's learned value function is not implemented. Of whole rows it
+    is the mirror descent of Kimi k1.5 (arXiv:2501.12599), with the aggregation SequenceSum.
     """
 
     beta: NonNegative = 0.5
     """Strength of the pull, per nat squared of log ratio."""
+    whole: bool = False
+    """The square is of the row's whole log ratio, the sum over its actions, which its actions share."""
 
     __post_init__ = check_ranges
+
+    @property
+    def scope(self) -> Scope:
+        return "rollout" if self.whole else "action"
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
         difference = log_ratio(readings, mask)
-        values = -(batch.advantages * actions_only(readings[LOGPROBS], mask) - self.beta / 2 * difference**2)
+        square = difference**2
+        if self.whole:
+            square = difference.sum(1, keepdim=True) ** 2 / mask.sum(1, keepdim=True).clamp(min=1) * mask
+        values = -(batch.advantages * actions_only(readings[LOGPROBS], mask) - self.beta / 2 * square)
         return values, ratio_metrics(difference)

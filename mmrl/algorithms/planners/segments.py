@@ -1,4 +1,4 @@
-"""A planner that values the beginnings of answers by sampling continuations of them."""
+"""Planners that sample continuations of the beginnings of answers: to value these, or to train on the tree."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -78,3 +78,47 @@ class SegmentValues(Remembering):
             if known:
                 found[group.id, i] = (*found.get((group.id, i), ()), (kept, sum(known) / len(known)))
         return found
+
+
+@dataclass(frozen=True)
+class TreeBranches(Remembering):
+    """`branches` continuations begin before each of the `places` least likely tokens of every answer, and train (TreeRL).
+
+    arXiv:2506.11902; one round of branching. A group of G prompts' answers becomes G (1 + places x branches) samples. A shared
+    beginning trains once, in the answer that it was written in. Take the advantage TreeValues with it.
+    """
+
+    samples_plainly = False
+    places: Count = 2
+    """Tokens of an answer before which others begin."""
+    branches: Count = 2
+    """Samples that begin at each of them."""
+    cuts: dict[tuple[int, int], list[int]] = field(
+        default_factory=dict[tuple[int, int], list[int]], init=False, compare=False, repr=False
+    )
+    """Group and sample -> how many tokens stay in front of each branch, of this step."""
+
+    __post_init__ = check_ranges
+    max_rounds = 2
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        self.cuts.clear()
+        return super().first(prompts, group_size, first_id, seed)
+
+    def inspect(self, rollouts: Rollouts) -> None:
+        """Find the least likely tokens of the answers of the first round; ValueError if its samples have no tokens."""
+        if self.cuts:
+            return
+        names = zip(map(int, rollouts.group_ids), map(int, rollouts.sample_ids), strict=True)
+        for name, row in zip(names, probabilities_of(rollouts), strict=True):
+            self.cuts[name] = sorted(sorted(range(len(row)), key=row.__getitem__)[: self.places])
+
+    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
+        """Branch once, from all answers."""
+        return Revision() if round_index else Revision([request for group in groups for request in self.branch(group)])
+
+    def branch(self, group: Group) -> list[Request]:
+        """Requests for the branches of a group's answers."""
+        own = enumerate(group.samples)
+        begun = [(one.token_ids or ())[:kept] for i, one in own for kept in self.cuts.get((group.id, i), ())]
+        return [self.asked.again(group.id, self.branches, k, written=Prefix(tokens)) for k, tokens in enumerate(begun, 1)]

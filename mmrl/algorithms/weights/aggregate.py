@@ -1,13 +1,19 @@
 """Aggregations: the share of every action in the loss, from the counts of all ranks. `aggregation` slot of an Algorithm."""
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.algorithms.beside import Beside
 from mmrl.algorithms.turns import turn_numbers
+from mmrl.core.hooks import PartHooks, PlannerHooks, with_hooks
 from mmrl.core.types import Batch, Counts, Reading, Scope
-from mmrl.runtime.ranges import Count, check_ranges
+from mmrl.runtime.ranges import Count, NonNegative, check_ranges
+
+if TYPE_CHECKING:
+    from mmrl.algorithms.algorithm import Algorithm
 
 
 class PlainWeight:
@@ -104,6 +110,42 @@ class TurnMean(PlainWeight):
             length = turn.sum(1, keepdim=True)
             share, present = share + turn / length.clamp(min=1), present + (length > 0)
         return share / present.clamp(min=1) / max(counts.rollouts, 1)
+
+
+@dataclass(frozen=True)
+class FirstApart(PlainWeight, PartHooks, Beside):
+    """share = alpha / N at a rollout's first action, 1 / (all others) elsewhere (DeGRPO of Thinkless, arXiv:2505.13379).
+
+    The first token decides whether to think: however long the thought, it keeps its say. As in its code later actions count
+    alike; the paper averages them by rollout. Shares add up to alpha + 1.
+    """
+
+    alpha: NonNegative = 1e-3
+    """What the first action weighs, all later ones together being 1."""
+
+    __post_init__ = check_ranges
+    length = None
+
+    def with_length(self, length: int) -> "FirstApart":
+        """The same; raises ValueError for rollouts of one action."""
+        if length < 2:
+            raise ValueError(
+                f"FirstApart sets the first token apart from later ones, and policy.sampling.max_new_tokens is {length}: raise it"
+            )
+        return self
+
+    def check_beside(self, algorithm: "Algorithm") -> None:
+        """Raises ValueError where the planner writes first tokens itself."""
+        if not with_hooks(algorithm.planner, PlannerHooks).samples_plainly:
+            raise ValueError(
+                "FirstApart weighs the first token that the policy chose, and algorithm.planner "
+                f"{type(algorithm.planner).__name__} begins or shows samples itself: set algorithm.planner.kind = 'Once'"
+            )
+
+    def __call__(self, batch: Batch, counts: Counts) -> Float[Tensor, "n t"]:
+        mask = actions(batch)
+        first = mask * (mask.cumsum(1) == 1)
+        return self.alpha * first / max(counts.rollouts, 1) + (mask - first) / max(counts.actions - counts.rollouts, 1)
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ def look_ahead(stages: Sequence[Stage], at: int = 0, run: RunDir | None = None) 
                 held_out, scored = held_out_prompts(config, plug_ins.held_out)
                 prompts_beyond(held_out, len(scored), stage.until)
             if later:
-                config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
+                config.algorithm.algorithm.check_step(config.prompts_per_step)
                 config.algorithm.algorithm.check_prompts(first_prompts(load_prompts(plug_ins.data, f"[data] {config.data.use}")))
 
 

@@ -42,7 +42,7 @@ def launch(given: LaunchArguments) -> int:
     for stage in stages_of(resolved):
         own = stage.resolved.config
         check_ranks(own, cluster.trainers)
-        own.algorithm.algorithm.check_minibatches(own.prompts_per_step)
+        own.algorithm.algorithm.check_step(own.prompts_per_step)
     starts = not given.dry_run and (cluster.nodes == 1 or given.node is not None)
     if cluster.engines:
         resolved = replace(resolved, config=with_server_model(with_local_model(config) if starts else config, starts))

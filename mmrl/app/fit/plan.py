@@ -77,7 +77,7 @@ def check_geometry(resolved: Resolved, processes: int) -> None:
     """Raise ValueError for steps that cannot be shared out, and for a method that one update per step leaves idle."""
     check_ranks(resolved.config, processes)
     refuse_idle_methods(resolved.config.algorithm)
-    resolved.config.algorithm.algorithm.check_minibatches(resolved.config.prompts_per_step)
+    resolved.config.algorithm.algorithm.check_step(resolved.config.prompts_per_step)
 
 
 def prompts_of(resolved: Resolved) -> Sequence[Prompt]:

@@ -183,7 +183,7 @@ def sampler_over(prompts: Prompts, plug_ins: PlugIns, config: RunConfig) -> Prom
 def look_before(config: RunConfig, ranks: Ranks) -> None:
     """Refuse, or warn of, what the config alone and the servers that it names tell."""
     check_ranks(config, ranks.world)
-    config.algorithm.algorithm.check_minibatches(config.prompts_per_step)
+    config.algorithm.algorithm.check_step(config.prompts_per_step)
     look_at_settings(config, ranks)
     if ranks.is_main:
         modality_of(config.policy).look_around(config.policy, None if config.environment is None else config.environment.limits)

@@ -120,7 +120,7 @@ def resolve_run(contest: Contest, method: str, seed: int) -> Resolved:
     for key, value in settings.items():
         table.set(tuple(key.split(".")), value, "arena")
     resolved = resolve(table, (), label_of(method))
-    resolved.config.algorithm.algorithm.check_minibatches(resolved.config.prompts_per_step)
+    resolved.config.algorithm.algorithm.check_step(resolved.config.prompts_per_step)
     return resolved
 
 

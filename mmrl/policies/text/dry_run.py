@@ -41,7 +41,7 @@ from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig
 from mmrl.policies.text.write.generate import Completions, Generation, LocalGenerator, draw
 
-DOUBT = {"logprobs": -1.0, "entropy": 1.0}
+DOUBT = {"logprobs": -1.0, "entropy": 1.0, "lead": 0.5}
 """Tokens are so unlikely that methods which look for doubt find it everywhere, and ask for the most."""
 JOINED = "flash_meta"
 """A name with flash means to towers that cut pictures into windows: one call, given where windows begin."""

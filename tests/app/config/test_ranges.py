@@ -96,7 +96,7 @@ def whole_numbers(hint: Any) -> Iterator[Range | None]:
 
 def test_the_rollouts_of_a_step_fit_the_memory():
     with pytest.raises(ValueError, match=r"has 4194304 rollouts, and at most 1048576 are held in memory: lower one of them"):
-        Algorithm().check_minibatches(2**19)
+        Algorithm().check_step(2**19)
     with pytest.raises(ValueError, match="starts 60000 processes of a kind on each machine"):
         ClusterConfig(trainers=60_000)
 

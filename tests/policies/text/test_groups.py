@@ -180,4 +180,6 @@ def test_the_text_policy_keeps_the_promises_of_a_policy(tiny):
     policy = make(tiny("qwen3_vl"), {"ref"})
     assert isinstance(policy, Policy)
     looks = {"reference_probability", "base_probability", "attention_distance", "attention_influence", "divergence", "overlap"}
-    assert policy.shadows == {"ref"} and policy.offers == {"logprobs", "entropy", "group_divergence", "answer_mask"} | looks
+    assert (
+        policy.shadows == {"ref"} and policy.offers == {"logprobs", "entropy", "lead", "group_divergence", "answer_mask"} | looks
+    )

@@ -20,7 +20,7 @@ from mmrl.policies.text.read.score import scores_of, values_of
 from mmrl.policies.text.trace import Insets, TextTrace, media_of, numbers_of, offsets_of, types_of
 from mmrl.runtime.tensors import pad_actions, to_device
 
-QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence"})
+QUANTITIES = frozenset({"logprobs", "entropy", "group_divergence", "lead"})
 CLAMP = 11.0
 
 
@@ -77,7 +77,7 @@ class RowEvaluation:
     @property
     def token_quantities(self) -> tuple[str, ...]:
         """Quantities of single tokens."""
-        return tuple(name for name in self.quantities if name in ("logprobs", "entropy"))
+        return tuple(name for name in self.quantities if name in ("logprobs", "entropy", "lead"))
 
     @property
     def media(self) -> tuple[Media, ...]:
@@ -223,9 +223,12 @@ class TokenValues(torch.autograd.Function):
 
 
 def token_values(logits: Float[Tensor, "m v"], tokens: Int[Tensor, " m"], quantities: tuple[str, ...]) -> Float[Tensor, "q m"]:
-    """`logprobs` and `entropy` of m tokens, in this order of quantities."""
+    """`logprobs`, `entropy` and `lead` (without a gradient) of m tokens, in this order of quantities."""
     chosen, entropy = TokenValues.apply(logits, tokens, "entropy" in quantities)  # type: ignore[no-untyped-call]
     known = {"logprobs": chosen, "entropy": entropy}
+    if "lead" in quantities:
+        top = logits.detach().softmax(-1).topk(2).values
+        known["lead"] = top[:, 0] - top[:, 1]
     return torch.stack([known[name] for name in quantities])
 
 

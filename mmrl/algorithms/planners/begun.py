@@ -1,0 +1,208 @@
+"""Planners that begin the parts of every group with texts of their own: with a thought or without, with budgets."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isnan
+from statistics import mean
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from mmrl.algorithms.beside import Beside
+from mmrl.algorithms.planners.asked import Remembering
+from mmrl.algorithms.planners.base import one_request_each, seed_of
+from mmrl.algorithms.planners.hints import check_template
+from mmrl.algorithms.planners.segments import Values
+from mmrl.core.types import Given, Group, Piece, Prefix, Prompt, Request, Revision, Rollouts, Sample
+from mmrl.runtime.ranges import Count, PositiveShare, Range, check_ranges
+
+if TYPE_CHECKING:
+    from mmrl.algorithms.algorithm import Algorithm
+
+SHARES = (0.125, 0.25, 0.5, 0.625)
+"""512, 1024, 2048 and 2560 of HBPO's 4096 tokens."""
+
+
+def part_numbers(rollouts: Rollouts, count: int) -> Int[Tensor, " n"]:
+    """Which of `count` equal parts of its group each row is in, by the number of its sample."""
+    sizes = torch.tensor([len(group.samples) for group, _ in rollouts.samples()], dtype=torch.long)
+    return rollouts.sample_ids.cpu() * count // sizes
+
+
+@dataclass(frozen=True)
+class BegunParts(Remembering, Beside, ABC):
+    """Equal parts of every group begin with texts of their own, the first part with the first text."""
+
+    samples_plainly = False
+    max_rounds = 1
+
+    @property
+    @abstractmethod
+    def beginnings(self) -> Sequence[Piece]:
+        """One per part."""
+
+    def check_beside(self, algorithm: "Algorithm") -> None:
+        """Raises ValueError for a group that has no equal parts."""
+        count = len(self.beginnings)
+        if algorithm.group_size % count:
+            raise ValueError(
+                f"{type(self).__name__} begins {count} equal parts of a group, and algorithm.group_size is "
+                f"{algorithm.group_size}: set it to a multiple of {count}"
+            )
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+        count = group_size // len(self.beginnings)
+        return [
+            replace(request, count=count, seed=seed_of(request.seed, k), written=Given((piece,), whole=False))
+            for request in one_request_each(prompts, group_size, first_id, seed)
+            for k, piece in enumerate(self.beginnings)
+        ]
+
+    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
+        return Revision()
+
+
+@dataclass(frozen=True)
+class ThinkOrNot(BegunParts):
+    """Half of every group begins with the end of a thought, half with a word of one, and both beginnings train (AdaptThink).
+
+    arXiv:2505.13417. For templates that open the thought; of others `without` has to open it as well. Take the advantage
+    AboveReference and the term EvenStart with it.
+    """
+
+    without: str = "</think>"
+    """Begins the first half: nothing is thought."""
+    thinking: str = "Alright"
+    """Begins the other half."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not (self.without and self.thinking):
+            raise ValueError("ThinkOrNot.without and ThinkOrNot.thinking begin the halves of a group: write a text for both")
+
+    @property
+    def beginnings(self) -> Sequence[Piece]:
+        return (Piece(text=self.without), Piece(text=self.thinking))
+
+    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
+        """Raises ValueError where the template opens no thought that the beginning could end."""
+        opened = {sample.opened for group in groups for sample in group.samples}
+        if self.without.startswith("</think>") and opened - {"<think>"}:
+            raise ValueError(
+                f"algorithm.planner.without is {self.without!r}, and the chat template leaves no <think> open for it to end: set "
+                "it to what the model writes where it does not think, such as '<think>\\n\\n</think>\\n\\n', or take a template "
+                "that opens a thought"
+            )
+        return Revision()
+
+
+@dataclass(frozen=True)
+class Budgets(BegunParts):
+    """Equal parts of every group begin with a budget of tokens, each a share of the run's longest answer (HBPO).
+
+    arXiv:2507.15844. The text is not trained; its code trains it. Take the shaping BudgetReward and the advantage WithinBudgets
+    with it.
+    """
+
+    shares: tuple[PositiveShare, ...] = SHARES
+    length: Count | None = None
+    """The longest answer, in tokens. None: the run fills in its max_new_tokens."""
+    text: str = "I will answer the question with {budget} tokens"
+    """Begins the answers."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        check_template(self, "text", self.text, "{budget}")
+
+    def with_length(self, length: int) -> "Budgets":
+        """The same with the run's completion length."""
+        return replace(self, length=length)
+
+    @property
+    def beginnings(self) -> Sequence[Piece]:
+        budgets = [max(1, round(share * (self.length or 0))) for share in self.shares]
+        return tuple(Piece(text=self.text.replace("{budget}", str(one)), who="forced") for one in budgets)
+
+
+@dataclass(frozen=True)
+class BudgetCuts(Remembering):
+    """Every answer's thought is cut at each budget, ended by a text, and answered `answers` times from there (BRPO).
+
+    arXiv:2505.13438. A budget is a share of the run's longest answer. A thought trains in the row that wrote it alone, and that
+    row's own answer does not. Take the advantage BudgetRelative with it; a prompt costs 1 + budgets x answers samples for one.
+    """
+
+    samples_plainly = False
+    shares: tuple[PositiveShare, ...] = (0.2, 0.4, 0.6, 0.8)
+    """The budgets, rising; the rest is for answers."""
+    answers: Annotated[int, Range(2, 2**10)] = 4
+    """Samples from each cut, which are compared with each other."""
+    mark: str = "</think>"
+    """The text that ends a thought; cuts lie before it."""
+    forced: str = "\nTime is limited: answer now.\n</think>\n"
+    """The text that is forced after a cut."""
+    length: Count | None = None
+    """The longest answer, in tokens. None: the run fills in its max_new_tokens."""
+
+    max_rounds = 2
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if list(self.shares) != sorted(set(self.shares)) or not self.shares:
+            raise ValueError(f"BudgetCuts.shares are {list(self.shares)}: write one or more, each larger than the one before")
+        if not self.forced:
+            raise ValueError("BudgetCuts.forced ends a thought that was cut: write a text, such as the mark of its end")
+
+    def with_length(self, length: int) -> "BudgetCuts":
+        """The same with the run's completion length."""
+        return replace(self, length=length)
+
+    def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
+        """Cut all thoughts; then note of each cut what its answers earned. ValueError where no answer ends its thought."""
+        if round_index:
+            return Revision(
+                values={key: one for group in groups for key, one in self.values_of(group, rewards[group.id]).items()}
+            )
+        samples = [sample for group in groups for sample in group.samples if not sample.truncated]
+        if samples and not any(self.mark in (sample.text or "") for sample in samples):
+            raise ValueError(
+                f"none of {len(samples)} finished answers holds {self.mark!r}, which ends a thought: set algorithm.planner.mark "
+                "to what this model writes there, or take another planner"
+            )
+        return Revision([request for group in groups for request in self.cut(group)])
+
+    def places(self, group: Group) -> list[tuple[int, int]]:
+        """Sample and budget of a group's cuts, in the order in which they are asked for; none beyond the end of a row."""
+        budgets = [max(1, int(share * (self.length or 1))) for share in self.shares]
+        rows = [len(sample.token_ids or ()) for sample in group.samples[: self.asked.requests[group.id].count]]
+        return [(i, b) for i, row in enumerate(rows) for before, b in zip([0, *budgets], budgets, strict=False) if before < row]
+
+    def cut(self, group: Group) -> list[Request]:
+        """Requests for the answers from all cuts of a group."""
+        begun = [(group.samples[i].token_ids or ())[:budget] for i, budget in self.places(group)]
+        written = [Prefix(tokens, 1.0, self.mark, self.forced, trained=True) for tokens in begun]
+        return [self.asked.again(group.id, self.answers, k, written=one) for k, one in enumerate(written, 1)]
+
+    def values_of(self, group: Group, rewards: Sequence[float]) -> Values:
+        """Thought -> for every budget its kept tokens and what answers from there earned; beyond its end the last ones again."""
+        own, cuts, pools = self.asked.requests[group.id].count, dict[int, list[int]](), dict[tuple[int, int], list[float]]()
+        for k, (i, _) in enumerate(self.places(group)):
+            answers = range(own + k * self.answers, own + (k + 1) * self.answers)
+            kept = thought_of(group.samples[answers[0]])
+            cuts.setdefault(i, []).append(kept)
+            pools.setdefault((i, kept), []).extend(rewards[j] for j in answers if not isnan(rewards[j]))
+        values: Values = {}
+        for i, asked in cuts.items():
+            if all(pools[i, kept] for kept in asked):
+                whole = [*asked, *asked[-1:] * (len(self.shares) - len(asked))]
+                values[group.id, i] = tuple((kept, mean(pools[i, kept])) for kept in whole)
+        return values
+
+
+def thought_of(sample: Sample) -> int:
+    """How many tokens of an earlier thought a sample begins with, in front of the text that ends it."""
+    first = sample.segments[0] if sample.segments else None
+    return len(first) if first is not None and first.who == "policy" and len(sample.segments) > 1 else 0

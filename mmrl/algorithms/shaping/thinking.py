@@ -1,0 +1,227 @@
+"""What right answers are worth by how they think: by their length, their budget, their mode."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mmrl.algorithms.beside import Beside
+from mmrl.algorithms.planners.begun import SHARES, Budgets, part_numbers
+from mmrl.algorithms.shaping.turns import with_bonus
+from mmrl.algorithms.shaping.video import instead, reward_column
+from mmrl.core.hooks import PartHooks
+from mmrl.core.readings import OLD_ENTROPY
+from mmrl.core.types import Prompt, Reading, Rollouts, Scores
+from mmrl.runtime.ranges import Count, NonNegative, Number, Positive, PositiveShare, check_ranges
+from mmrl.runtime.tensors import masked_mean, within
+
+if TYPE_CHECKING:
+    from mmrl.algorithms.algorithm import Algorithm
+
+
+OLD_LEAD = OLD_ENTROPY._replace(quantity="lead")
+"""p of the likeliest token less that of the second, of the distribution that each was drawn from."""
+
+
+def written(rollouts: Rollouts) -> Float[Tensor, " n"]:
+    """How many tokens the policy wrote in every row; ValueError if its samples have none."""
+    samples = [sample for _, sample in rollouts.samples()]
+    if any(sample.token_ids is None for sample in samples):
+        raise ValueError("an answer's length is counted in tokens, and this policy's samples have none: take a text policy")
+    return torch.tensor([sample.num_written for sample in samples], dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class ShorterIsBetter:
+    """Adds `shorter`: l = 1/2 - (n - shortest) / (longest - shortest) in the group for right samples, min(0, l) for wrong ones.
+
+    Kimi k1.5, arXiv:2501.12599; 0 where all are as long. n is in tokens; a port of it counts letters.
+    """
+
+    weight: NonNegative = 0.3
+    """Weight of the reward `shorter` in the total; the paper's is not published."""
+    reward: str | None = None
+    """The accuracy; None: the first reward."""
+    success_at: Number = 0.5
+    """The reward from which a sample is right."""
+
+    __post_init__ = check_ranges
+    reads = ()
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        right = reward_column(scores, self, self.reward)[0] >= self.success_at
+        lead = within(rollouts.group_ids, written(rollouts), self.lead)
+        return with_bonus(scores, "shorter", torch.where(right, lead, lead.clamp(max=0)), self.weight)
+
+    def lead(self, lengths: Float[Tensor, " g"]) -> Float[Tensor, " g"]:
+        """1/2 for the shortest of a group down to -1/2 for the longest."""
+        span = lengths.max() - lengths.min()
+        return 0.5 - (lengths - lengths.min()) / span if span > 0 else torch.zeros_like(lengths)
+
+
+def worth_of(length: Float[Tensor, " n"], most: float, pi: float) -> Float[Tensor, " n"]:
+    """4 cos(pi n / (2 most)): 4 for an empty answer, 0 for the longest (HBPO)."""
+    return 4 * torch.cos(pi * length / (2 * most))
+
+
+def budget_rewards(
+    right: Tensor, length: Float[Tensor, " n"], budget: Float[Tensor, " n"], most: float, pi: float
+) -> Float[Tensor, " n"]:
+    """min(worth(n) - |b - n| / most, worth(b)) of right answers of at most `most` tokens, 0 of others."""
+    worth = torch.minimum(worth_of(length, most, pi) - (budget - length).abs() / most, worth_of(budget, most, pi))
+    return torch.where(right & (length <= most), worth, 0.0)
+
+
+@dataclass(frozen=True)
+class BudgetReward(PartHooks, Beside):
+    """`<reward>_budget` in a reward's place: min(w(n) - |b - n| / most, w(b)), w(n) = 4 cos(pi n / (2 most)), of right answers.
+
+    HBPO, arXiv:2507.15844, for groups of the planner Budgets: b is the sample's budget, n its tokens, `most` the longest answer.
+    Wrong ones get 0, those without `mark` get -1.
+    """
+
+    shares: tuple[PositiveShare, ...] = SHARES
+    """As the planner's."""
+    length: Count | None = None
+    """The longest answer, in tokens. None: the run fills in its max_new_tokens."""
+    mark: str = "</think>"
+    """Without it there is no answer; empty: every text is one."""
+    reward: str | None = None
+    """The accuracy; None: the first reward."""
+    success_at: Number = 0.5
+    """The reward from which a sample is right."""
+    pi: Positive = math.pi
+    """3.1416 in its code."""
+
+    __post_init__ = check_ranges
+    reads = ()
+
+    def with_length(self, length: int) -> "BudgetReward":
+        """The same with the run's completion length."""
+        return replace(self, length=length)
+
+    def check_beside(self, algorithm: "Algorithm") -> None:
+        """Raises ValueError where the planner gives no such budgets."""
+        check_budgets(self, self.shares, algorithm)
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        most = float(self.length or 1)
+        budget = torch.tensor(self.shares, dtype=torch.float64)[part_numbers(rollouts, len(self.shares))] * most
+        answered = torch.tensor([self.mark in (sample.text or "") for _, sample in rollouts.samples()], dtype=torch.bool)
+
+        def paid(accuracy: Tensor) -> Tensor:
+            found = budget_rewards(accuracy >= self.success_at, written(rollouts), budget, most, self.pi)
+            return torch.where(answered, found, -1.0).to(accuracy)
+
+        return instead(scores, self, self.reward, "budget", paid)
+
+
+def check_budgets(part: object, shares: tuple[float, ...], algorithm: "Algorithm") -> None:
+    """Raise ValueError unless the planner is Budgets with these shares."""
+    planner = algorithm.planner
+    if not isinstance(planner, Budgets) or planner.shares != shares:
+        has = f"the shares {list(planner.shares)}" if isinstance(planner, Budgets) else f"the planner {type(planner).__name__}"
+        raise ValueError(
+            f"{type(part).__name__} looks at budgets that are the shares {list(shares)} of the longest answer, and the run has "
+            f"{has}: set algorithm.planner.kind = 'Budgets', with the same shares"
+        )
+
+
+@dataclass(frozen=True)
+class ModePays:
+    """`<reward>_mode` in a reward's place: `short_right` or `think_right` for right answers by the word they begin with, else -1.
+
+    Thinkless, arXiv:2505.13379: right after `short` 1, after `think` 1/2; wrong, or neither word, -1.
+    """
+
+    short: str = "<short>"
+    """Begins an answer without a thought."""
+    think: str = "<think>"
+    """Begins a thought; it may be what the chat template opens."""
+    short_right: Number = 1.0
+    think_right: Number = 0.5
+    wrong: Number = -1.0
+    reward: str | None = None
+    """The accuracy; None: the first reward."""
+    success_at: Number = 0.5
+    """The reward from which a sample is right."""
+
+    __post_init__ = check_ranges
+    reads = ()
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        begun = [sample.text or "" for _, sample in rollouts.samples()]
+        pays = [
+            self.short_right if text.startswith(self.short) else self.think_right if text.startswith(self.think) else self.wrong
+            for text in begun
+        ]
+
+        def paid(accuracy: Tensor) -> Tensor:
+            return torch.tensor(pays).to(accuracy).where(accuracy >= self.success_at, self.wrong)
+
+        return instead(scores, self, self.reward, "mode", paid)
+
+
+@dataclass(frozen=True)
+class LengthBudget(PartHooks):
+    """`<reward>_length` in a reward's place: r clamp(1 - (n - b) / slope, 0, 1), n the length of the whole answer (PixelThink).
+
+    arXiv:2505.23727. b = hard_budget + per_uncertainty u for prompts of difficulty `hard` and more, none from `medium` on, else
+    easy_budget; u is the mean over the tokens of 1 less the lead of the likeliest over the second. Short answers lose nothing.
+    """
+
+    unit: Literal["words", "tokens"] = "words"
+    """Of n, of budgets and of the slope."""
+    column: str = "difficulty"
+    """The column with a prompt's difficulty, a number."""
+    hard: Number = 5.0
+    medium: Number = 3.5
+    hard_budget: NonNegative = 256.0
+    easy_budget: NonNegative = 96.0
+    per_uncertainty: NonNegative = 25.0
+    """0: the policy's uncertainty is not read."""
+    slope: Positive = 500.0
+    """How far beyond the budget nothing is left."""
+    reward: str | None = None
+    """None: the first reward."""
+
+    __post_init__ = check_ranges
+
+    @property
+    def reads(self) -> tuple[Reading, ...]:
+        return (OLD_LEAD,) if self.per_uncertainty else ()
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ValueError for a prompt without a difficulty."""
+        for prompt in prompts:
+            self.difficulty(prompt)
+
+    def difficulty(self, prompt: Prompt) -> float:
+        """A prompt's difficulty; ValueError where it is no number."""
+        found = prompt.columns.get(self.column)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+            raise ValueError(
+                f"prompt {prompt.id!r} has {found!r} in the column {self.column!r}, its difficulty: give every row a number, or "
+                "name another column with algorithm.shaping.column"
+            )
+        return float(found)
+
+    def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
+        pairs, unsure = list(rollouts.samples()), torch.zeros(len(rollouts))
+        if self.per_uncertainty:
+            unsure = masked_mean((1 - frozen[OLD_LEAD]).clamp(0, 1), rollouts.action_mask, dim=1)
+        words = [float(len((sample.transcript or "").split())) for _, sample in pairs]
+        lengths = words if self.unit == "words" else written(rollouts).tolist()
+        budgets = [self.budget(self.difficulty(group.prompt), float(u)) for (group, _), u in zip(pairs, unsure, strict=True)]
+        share = [min(1.0, max(0.0, 1 - (n - b) / self.slope)) for n, b in zip(lengths, budgets, strict=True)]
+        return instead(scores, self, self.reward, "length", lambda values: values * values.new_tensor(share))
+
+    def budget(self, difficulty: float, uncertainty: float) -> float:
+        """How long an answer a prompt is worth; infinite between `medium` and `hard`."""
+        if difficulty >= self.hard:
+            return self.hard_budget + self.per_uncertainty * uncertainty
+        return math.inf if difficulty >= self.medium else self.easy_budget

@@ -1,0 +1,126 @@
+"""Methods about right and wrong and about how long to think, each against the same without its idea."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.planners.base import Once
+from mmrl.algorithms.planners.begun import BudgetCuts, Budgets, ThinkOrNot
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.presets.baselines import CLIPPED
+from mmrl.algorithms.shaping.thinking import BudgetReward, LengthBudget, ModePays
+from mmrl.algorithms.weights.aggregate import FirstApart, TokenMean
+from mmrl.core.types import Group, Prompt
+from tests.evidence import text_tasks as tasks
+from tests.evidence.planner_rows import IDLE, SEGMENTS, THOUGHT
+from tests.evidence.task import Row, TextTask, mean, text_of
+
+
+def half_hard(seed: int) -> list[Prompt]:
+    """Answers b or c; every other prompt needs a thought, and one answer in four of the start weights that think is right."""
+    made = tasks.prompts_of(lambda vector, i: "bc"[int(vector[0] > 0)] + ("!" if vector[1] > 0 else ""))(seed)
+    return [replace(prompt, columns={**prompt.columns, "reference_accuracy": 0.25}) for prompt in made]
+
+
+def after_thinking(group: Group) -> list[float]:
+    """1 for the answer behind an a, or behind a thought: a d and two letters. Hard prompts want the thought."""
+    letter, hard = group.prompt.answer[0], len(group.prompt.answer) > 1
+    texts = [text_of(sample) for sample in group.samples]
+    short = [not hard and text[:2] == f"a{letter}" for text in texts]
+    return [float(one or (text[:1] == "d" and text[3:4] == letter)) for one, text in zip(short, texts, strict=True)]
+
+
+def right_less_thoughts(groups: Sequence[Group]) -> float:
+    thinks = mean([float(text_of(sample)[:1] == "d") for group in groups for sample in group.samples])
+    return mean([mean(after_thinking(group)) for group in groups]) - thinks / 4
+
+
+HALF_HARD = TextTask(
+    "half_need_a_thought",
+    "half of the prompts need a thought, and the start weights think nearly always",
+    "share right, less a quarter of the share that thinks",
+    half_hard,
+    (("answer", after_thinking),),
+    right_less_thoughts,
+    start=(0.02, 1, 1, 2, 0.3),
+    samples=30_000,
+)
+MODES = replace(
+    HALF_HARD,
+    name="two_modes",
+    claim="half of the prompts need a thought; the letter that begins one is the first of ten",
+    start=(1, 1, 1, 1, 0.1),
+    length=10,
+    samples=12_000,
+)
+THINKLESS = replace(PRESETS["thinkless"], shaping=(ModePays("a", "d"),), aggregation=FirstApart(alpha=1.0))
+"""Of answers of four letters the first is no thousandth."""
+
+
+def behind_the_mark(group: Group) -> list[float]:
+    """1 for the answer behind the first d, which ends the thought."""
+    return [float(text_of(sample).partition("d")[2][:1] == group.prompt.answer) for sample in group.samples]
+
+
+def whenever_stopped(groups: Sequence[Group]) -> float:
+    """Of thoughts that ended, wherever, those whose answer is right."""
+    pairs = [pair for group in groups for pair in zip(group.samples, behind_the_mark(group), strict=True)]
+    return mean([right for sample, right in pairs if "d" in text_of(sample)[:9]])
+
+
+STOPPED = TextTask(
+    "stopped_anywhere",
+    "the answer stands behind the end of a thought, which may be stopped anywhere",
+    "share right of thoughts that ended",
+    tasks.prompts_of(tasks.largest),
+    (("answer", behind_the_mark),),
+    whenever_stopped,
+    start=(1, 1, 1, 0.2, 0.05),
+    length=12,
+    samples=12_000,
+)
+
+
+def short_or_long(group: Group) -> list[float]:
+    """Easy prompts want their letter first, the harder half three times an a."""
+    hard = group.prompt.columns["difficulty"] >= 12
+    return tasks.counted(group) if hard else tasks.first_letter(group)
+
+
+def right_less_idle(groups: Sequence[Group]) -> float:
+    """Share right, less the letters of easy prompts as a share of the most."""
+    easy = [len(text_of(sample)) / 10 for group in groups if group.prompt.columns["difficulty"] < 12 for sample in group.samples]
+    return mean([mean(short_or_long(group)) for group in groups]) - mean(easy)
+
+
+EASY_OR_HARD = TextTask(
+    "long_where_hard",
+    "half of the prompts want one letter, the others three of ten",
+    "share right, less the letters of easy answers as a share of the most",
+    tasks.prompts_of(tasks.largest),
+    (("answer", short_or_long),),
+    right_less_idle,
+    start=(1, 1, 1, 1, 0.3),
+    length=10,
+)
+TOKENS = LengthBudget(unit="tokens", hard=12, medium=12, hard_budget=9, easy_budget=2, per_uncertainty=1, slope=8)
+ANYTIME = replace(PRESETS["anytime"], planner=BudgetCuts(mark="d", forced="d"))
+GROUPS = "advantages of grpo"
+ROWS = [
+    *(Row(name, PRESETS[name], CLIPPED, GROUPS, tasks.MANY) for name in ("w_reinforce", "nsr", "psr")),
+    Row("w_reinforce", PRESETS["w_reinforce"], CLIPPED, GROUPS, tasks.HARD),
+    Row("tempo", PRESETS["tempo"], CLIPPED, GROUPS, tasks.PAIRS, changes={"lr": 2e-2}),
+    Row("tempo", PRESETS["tempo"], CLIPPED, GROUPS, tasks.GUESS),
+    Row("kimi_k15", PRESETS["kimi_k15"], replace(PRESETS["kimi_k15"], shaping=()), "no reward for length",
+        tasks.SHORT),
+    Row("adapt_think", replace(PRESETS["adapt_think"], planner=ThinkOrNot("a", "d")), replace(CLIPPED, group_size=16),
+        "grpo, whatever answers begin with", HALF_HARD, short=True),
+    Row("thinkless", THINKLESS, replace(THINKLESS, aggregation=TokenMean()), "all tokens alike", MODES, short=True),
+    Row("hbpo", replace(PRESETS["hbpo"], planner=Budgets(text="{budget}"), shaping=(BudgetReward(mark=""),)),
+        CLIPPED, "grpo, without budgets", THOUGHT, short=True),
+    Row("pixelthink", replace(PRESETS["pixelthink"], shaping=(TOKENS,)),
+        replace(PRESETS["pixelthink"], shaping=()), "no price for length", EASY_OR_HARD),
+    Row("anytime", ANYTIME, CLIPPED, "grpo: whole answers alone", STOPPED, short=True),
+    *(Row("treerl", PRESETS["treerl"], replace(PRESETS["treerl"], planner=Once(), advantage=GroupNorm()),
+        "no branches, one advantage for all tokens of an answer", task) for task in (SEGMENTS, IDLE)),
+]  # fmt: skip

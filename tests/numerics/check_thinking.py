@@ -1,0 +1,320 @@
+"""Methods about when and how long to think, and about right and wrong, against their code or formula."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmrl import Box
+from mmrl.algorithms.advantages.group import BySign, GroupNorm
+from mmrl.algorithms.advantages.prefixes import PrefixValues, TreeValues
+from mmrl.algorithms.advantages.thinking import AboveReference, BudgetRelative, WithinBudgets
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.surrogates import Clip, Dro
+from mmrl.algorithms.objectives.thinking import EvenStart
+from mmrl.algorithms.presets.thinking import kimi_k15, thinkless
+from mmrl.algorithms.shaping.thinking import BudgetReward, LengthBudget, ModePays, ShorterIsBetter
+from mmrl.algorithms.weights.aggregate import FirstApart, TokenMean
+from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
+from mmrl.core.samples import segments_of
+from mmrl.core.types import Group, Prompt, Rollouts, Sample, Scores
+from mmrl.policies.text.read.evaluate import token_values
+from tests.numerics.check_rewards import shipped
+from tests.numerics.registry import Vector, check, close, tensor
+from tests.support.rows import loss_and_gradient, make_batch, rollouts, scores, weighed
+
+
+def column(rewards: Sequence[float]) -> Scores:
+    return scores(tensor(rewards)[:, None])
+
+
+def alone(index: Sequence[int]) -> Rollouts:
+    """One action per row."""
+    return rollouts(torch.ones(len(index), 1), index)
+
+
+def up_to(lengths: Sequence[int], width: int) -> Tensor:
+    """The action mask of rows of these lengths."""
+    return torch.arange(width) < torch.tensor(lengths)[:, None]
+
+
+def signs(params: Any) -> dict[str, BySign]:
+    small = params["lambda"]
+    return {"positive": BySign(1.0, 0.0), "negative": BySign(0.0, -1.0), "weighted": BySign(small, -1.0)}
+
+
+@check("w_reinforce.advantages")
+def w_reinforce_advantages(vector: Vector) -> None:
+    rewards, index, outputs = vector.inputs["rewards"], vector.inputs["index"], vector.outputs
+    for name, part in signs(vector.params).items():
+        found = part(column(rewards), alone(index))
+        close(found.values[:, 0], outputs[name]["advantages"], vector.tolerance, name)
+        assert found.keep.tolist() == outputs[name]["kept"], name
+        taught = [bool(found.keep[torch.tensor(index) == group].any()) for group in dict.fromkeys(index)]
+        assert taught == outputs["teaches"][name], name
+    spread = GroupNorm()(column(rewards), alone(index)).values[:, 0]
+    assert [bool(spread[torch.tensor(index) == group].any()) for group in dict.fromkeys(index)] == next(
+        taught for name, taught in outputs["teaches"].items() if name.startswith("spread")
+    )
+
+
+@check("w_reinforce.loss")
+def w_reinforce_loss(vector: Vector) -> None:
+    inputs, clip = vector.inputs, vector.params["clip"]
+    new, old = tensor(inputs["new"]), tensor(inputs["old"])
+    mask = up_to(inputs["lengths"], new.shape[1])
+    algorithm = Algorithm(objective=((1.0, Clip(clip, clip)),), aggregation=TokenMean())
+    for name, part in signs(vector.params).items():
+        credit = part(column(inputs["rewards"]), rollouts(mask))
+        batch = make_batch(mask & credit.keep[:, None], credit.values, {OLD_LOGPROBS: old})
+        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: new})
+        close(loss, vector.outputs[name]["loss"], vector.tolerance, f"{name} loss")
+        close(gradient, vector.outputs[name]["grad"], vector.tolerance, f"{name} gradient")
+
+
+def of_tokens(tokens: Sequence[Sequence[int]]) -> Rollouts:
+    """One group of rows with these tokens."""
+    rows = rollouts(up_to([len(row) for row in tokens], max(map(len, tokens))))
+    (group,) = rows.groups
+    samples = (replace(one, token_ids=tuple(row)) for one, row in zip(group.samples, tokens, strict=True))
+    return replace(rows, groups=(replace(group, samples=tuple(samples)),))
+
+
+@check("tempo.advantages")
+@check("treerl.advantages")
+def of_prefixes(vector: Vector) -> None:
+    inputs = vector.inputs
+    part = PrefixValues(eps=vector.params["eps"]) if "eps" in vector.params else TreeValues()
+    assert vector.params.get("ddof", 1) == 1
+    found = part(column(inputs["rewards"]), of_tokens(inputs["tokens"]))
+    for row, expected in zip(found.values, vector.outputs["advantages"], strict=True):
+        close(row[: len(expected)], expected, vector.tolerance)
+        assert not row[len(expected) :].any()
+
+
+def in_parts(index: Sequence[int], parts: Sequence[Any], mask: Tensor | None = None, **columns: Sequence[float]) -> Rollouts:
+    """Rows of the groups `index`, whose samples are numbered part by part: parts in the order of their names."""
+    rows = rollouts(torch.ones(len(index), 1) if mask is None else mask, index)
+    ids, places = [0] * len(index), list(dict.fromkeys(index))
+    for group in places:
+        own = sorted((i for i, one in enumerate(index) if one == group), key=lambda i: parts[i])
+        for number, i in enumerate(own):
+            ids[i] = number
+    groups = (
+        replace(group, prompt=Prompt(str(group.id), columns={name: x[k] for name, x in columns.items()}))
+        for k, group in enumerate(rows.groups)
+    )
+    return replace(rows, groups=tuple(groups), sample_ids=torch.tensor(ids))
+
+
+@check("adaptthink.advantages")
+def adaptthink_advantages(vector: Vector) -> None:
+    inputs = vector.inputs
+    parts = [not short for short in inputs["begun_without_thought"]]
+    rows = in_parts(inputs["index"], parts, reference_accuracy=inputs["reference_accuracy"])
+    found = AboveReference(delta=vector.params["delta"])(column([float(right) for right in inputs["right"]]), rows)
+    close(found.values[:, 0], vector.outputs["advantages"], vector.tolerance)
+
+
+@check("adaptthink.loss")
+def adaptthink_loss(vector: Vector) -> None:
+    inputs, (low, high) = vector.inputs, vector.params["clip"]
+    new, old, short = tensor(inputs["new"]), tensor(inputs["old"]), inputs["begun_without_thought"]
+    mask = up_to(inputs["lengths"], new.shape[1])
+    pairs = zip(halves(short, True), halves(short, False), strict=True)
+    index = [0] * len(short)
+    for group, rows in enumerate(pairs):
+        for i in rows:
+            index[i] = group
+    batch = make_batch(mask, tensor(inputs["advantages"]), {OLD_LOGPROBS: old})
+    batch = replace(batch, rollouts=in_parts(index, [not one for one in short], mask))
+    algorithm = Algorithm(objective=((1.0, EvenStart(low, high, vector.params["share_without"])),))
+    assert vector.params["aggregation"] == "rows"
+    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: new})
+    close(loss, vector.outputs["loss"], vector.tolerance, "loss")
+    close(gradient, vector.outputs["grad"], vector.tolerance, "gradient")
+
+
+def halves(short: Sequence[bool], wanted: bool) -> list[int]:
+    return [i for i, one in enumerate(short) if one == wanted]
+
+
+@check("thinkless.rewards")
+def thinkless_rewards(vector: Vector) -> None:
+    params, inputs = vector.params, vector.inputs
+    part = ModePays(short_right=params["short"], think_right=params["think"], wrong=params["wrong"])
+    words = {"short": part.short, "think": part.think, "neither": ""}
+    rows = saying([f"{words[mode]} so" for mode in inputs["mode"]])
+    shaped = part(column([float(right) for right in inputs["right"]]), rows, {})
+    close(shaped.total(), vector.outputs["rewards"], vector.tolerance)
+
+
+def saying(texts: Sequence[str], lengths: Sequence[int] | None = None, rows: Rollouts | None = None) -> Rollouts:
+    """One group, or those of `rows`, whose samples have these texts and as many tokens."""
+    rows = rows or alone([0] * len(texts))
+    sizes = lengths or [1] * len(texts)
+    made = {(int(g), int(s)): i for i, (g, s) in enumerate(zip(rows.group_ids, rows.sample_ids, strict=True))}
+    groups = (
+        replace(
+            group,
+            samples=tuple(Sample(texts[made[group.id, k]], (7,) * sizes[made[group.id, k]]) for k in range(len(group.samples))),
+        )
+        for group in rows.groups
+    )
+    return replace(rows, groups=tuple(groups))
+
+
+@check("thinkless.advantages")
+def thinkless_advantages(vector: Vector) -> None:
+    rewards, rows = column(vector.inputs["rewards"]), alone(vector.inputs["index"])
+    close(thinkless.advantage(rewards, rows).values[:, 0], vector.outputs["advantages"], vector.tolerance)
+    found = GroupNorm(eps=1e-6)(rewards, rows)
+    close(found.values[:, 0], vector.outputs["divided_by_deviation"], vector.tolerance)
+
+
+@check("thinkless.loss")
+def thinkless_loss(vector: Vector) -> None:
+    inputs, clip = vector.inputs, vector.params["clip"]
+    new, old = tensor(inputs["new"]), tensor(inputs["old"])
+    batch = make_batch(up_to(inputs["lengths"], new.shape[1]), tensor(inputs["advantages"]), {OLD_LOGPROBS: old})
+    for alpha in vector.params["alpha"]:
+        algorithm = Algorithm(objective=((1.0, Clip(clip, clip)),), aggregation=FirstApart(alpha))
+        loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: new})
+        expected = vector.outputs["by_alpha"][f"{alpha:g}"]
+        close(loss, expected["loss"], vector.tolerance, f"alpha {alpha} loss")
+        close(gradient, expected["grad"], vector.tolerance, f"alpha {alpha} gradient")
+
+
+def budget_shares(budgets: Sequence[float], most: float) -> tuple[float, ...]:
+    return tuple(one / most for one in sorted(set(budgets)))
+
+
+@check("hbpo.rewards")
+def hbpo_rewards(vector: Vector) -> None:
+    inputs, most = vector.inputs, vector.params["most"]
+    assert vector.params["wrong"] == 0
+    shares = budget_shares(inputs["budget"], most)
+    rows = in_parts([0] * len(inputs["budget"]), inputs["budget"])
+    rows = saying(["</think>"] * len(inputs["budget"]), inputs["length"], rows)
+    part = BudgetReward(shares, most, pi=vector.params["pi"])
+    shaped = part(column([float(right) for right in inputs["right"]]), rows, {})
+    close(shaped.total(), vector.outputs["rewards"], vector.tolerance)
+
+
+@check("hbpo.advantages")
+def hbpo_advantages(vector: Vector) -> None:
+    inputs, most = vector.inputs, vector.params["no_budget_is"]
+    rows = in_parts(inputs["index"], inputs["budget"])
+    assert vector.params["ddof"] == 1
+    part = WithinBudgets(budget_shares(inputs["budget"], most), vector.params["eps"], pi=3.1416)
+    close(part(column(inputs["rewards"]), rows).values[:, 0], vector.outputs["advantages"], vector.tolerance)
+
+
+@check("kimi.length_reward")
+def kimi_length_reward(vector: Vector) -> None:
+    inputs = vector.inputs
+    cases = ((inputs["length"], inputs["right"], "reward"), (inputs["all_alike"], [True] * len(inputs["all_alike"]), "all_alike"))
+    for lengths, right, name in cases:
+        rows = saying([""] * len(lengths), lengths)
+        shaped = ShorterIsBetter(weight=1.0)(column([float(one) for one in right]), rows, {})
+        close(shaped.values[:, -1], vector.outputs[name], vector.tolerance, name)
+
+
+@check("kimi.loss")
+def kimi_loss(vector: Vector) -> None:
+    """Rows of two tokens, which share what the vector gives of the row."""
+    inputs = vector.inputs
+    new, old = (torch.stack([tensor(inputs[name]) * part for part in (0.3, 0.7)], 1) for name in ("new_row", "old_row"))
+    rows = rollouts(torch.ones_like(new))
+    advantages = kimi_k15.advantage(column(inputs["rewards"]), rows).values
+    batch = make_batch(torch.ones_like(new) > 0, advantages, {OLD_LOGPROBS: old})
+    algorithm = replace(kimi_k15, objective=((1.0, Dro(vector.params["tau"], whole=True)),))
+    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {LOGPROBS: new})
+    close(loss, vector.outputs["loss"], vector.tolerance, "loss")
+    for token in (0, 1):
+        close(gradient[:, token], vector.outputs["grad"], vector.tolerance, "gradient")
+
+
+@check("brpo.advantages")
+def brpo_advantages(vector: Vector) -> None:
+    """Thoughts of two tokens per segment; each answer is a token behind the end that was forced."""
+    params, rewards = vector.params, vector.inputs["answer_rewards"]
+    assert {(len(one), len(one[0]), len(one[0][0])) for one in rewards} == {
+        (params["group"], params["budgets"], params["answers"])
+    }
+    for budgets, expected in vector.outputs["of_thought_segments"].items():
+        part = BudgetRelative(budgets, params["discount"])
+        for prompt, group in enumerate(rewards):
+            rows, totals = cut_thoughts(group)
+            found = part(column(totals), rows)
+            thoughts = found.values[: len(group), : 2 * params["budgets"]].unflatten(1, (-1, 2))
+            close(thoughts, tensor(expected["brpo"][prompt])[..., None].expand_as(thoughts), vector.tolerance, budgets)
+            answers = found.values.sum(1)[len(group) :].view(len(group), params["budgets"], -1)
+            close(answers, vector.outputs["of_answers"][prompt], vector.tolerance, "answers")
+            assert not found.mask[: len(group), 2 * params["budgets"] :].any(), "a thought's own answer"
+
+
+def cut_thoughts(group: Sequence[Sequence[Sequence[float]]]) -> tuple[Rollouts, list[float]]:
+    """The rows of one prompt, thoughts first, and their rewards."""
+    length = 2 * len(group[0])
+    thoughts = [tuple(range(100 * i, 100 * i + length)) for i in range(len(group))]
+    means = [[sum(answers) / len(answers) for answers in cuts] for cuts in group]
+    samples = [
+        Sample("", (*tokens, 7), values=tuple((2 * k + 2, mean) for k, mean in enumerate(own)))
+        for tokens, own in zip(thoughts, means, strict=True)
+    ]
+    totals = [0.5] * len(group)
+    for tokens, cuts in zip(thoughts, group, strict=True):
+        for k, answers in enumerate(cuts):
+            kept = 2 * k + 2
+            parts = segments_of([("policy", kept), ("forced", 1), ("policy", 1)])
+            samples += [Sample("", (*tokens[:kept], 7, 8), segments=parts) for _ in answers]
+            totals += answers
+    mask = torch.zeros(len(samples), length + 2, dtype=torch.bool)
+    for row, sample in zip(mask, samples, strict=True):
+        for one in sample.segments:
+            row[one.start : one.stop] = one.who == "policy"
+    rows = rollouts(mask)
+    return replace(rows, groups=(replace(rows.groups[0], samples=tuple(samples)),)), totals
+
+
+@check("pixelthink.reward")
+def pixelthink_reward(vector: Vector) -> None:
+    params, inputs = vector.params, vector.inputs
+    shaping = LengthBudget(
+        hard=params["hard"],
+        medium=params["medium"],
+        hard_budget=params["hard_budget"],
+        easy_budget=params["easy_budget"],
+        per_uncertainty=params["per_uncertainty"],
+        slope=params["slope"],
+    )
+    reward: Any = shipped("box_and_points", iou=params["iou"], points=params["points"], box_l1=params["box_l1"])
+    for case, expected in zip(inputs["cases"], vector.outputs["cases"], strict=True):
+        text = case["text_without_thought"].replace("{w}", " ".join(["w"] * case["words_of_thought"]))
+        assert len(text.split()) == case["length"]
+        columns = {"points": inputs["truth_points"], "difficulty": case["difficulty"]}
+        prompt = Prompt("0", answer=Box(*map(float, inputs["truth_box"])), columns=columns)
+        group = Group(0, prompt, (Sample(text, (7,)),))
+        (found,) = reward(group)
+        names = ("form", "json", "iou", "points", "box")
+        assert [found.parts[name] for name in names] == expected["parts"], text[-90:]
+        rows = replace(alone([0]), groups=(group,))
+        lead = tensor([[1 - case["uncertainty"]]])
+        shaped = shaping(column([found.value]), rows, dict.fromkeys(shaping.reads, lead))
+        close(shaped.total(), [expected["reward"]], vector.tolerance)
+        budget = shaping.budget(case["difficulty"], case["uncertainty"])
+        close(budget, float("inf") if expected["budget"] is None else expected["budget"], vector.tolerance, "budget")
+
+
+@check("pixelthink.uncertainty")
+def pixelthink_uncertainty(vector: Vector) -> None:
+    """Of distributions of the listed tokens, and of a thousand that share the rest."""
+    for row, expected in zip(vector.inputs["top_logprobs"], vector.outputs["uncertainty"], strict=True):
+        listed = tensor(row)
+        rest = ((1 - listed.exp().sum(1, keepdim=True)).clamp(min=1e-12) / 1000).log().expand(-1, 1000)
+        logits = torch.cat([listed, rest], dim=1)
+        (lead,) = token_values(logits, torch.zeros(len(row), dtype=torch.long), ("lead",))
+        close((1 - lead).clamp(0, 1).mean(), expected, vector.tolerance)
