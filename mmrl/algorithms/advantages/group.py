@@ -1,7 +1,7 @@
 """Rewards compared with those of the same prompt: GRPO's advantage and its relatives."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -20,13 +20,10 @@ from mmrl.algorithms.advantages.statistics import (
     to_credit,
     totals_and_keep,
 )
-from mmrl.algorithms.beside import Beside
+from mmrl.algorithms.beside import Beside, Parts
 from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative, Number, Positive, Range, check_ranges
-
-if TYPE_CHECKING:
-    from mmrl.algorithms.algorithm import Algorithm
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ class BySign(Beside):
     __post_init__ = check_ranges
     min_group_size = 1
 
-    def check_beside(self, algorithm: "Algorithm") -> None:
+    def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError for DynamicSampling, which drops the groups that teach most."""
         if isinstance(algorithm.planner, DynamicSampling):
             raise ValueError(

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, less_mean, standardize, to_credit, totals_and_keep
-from mmrl.algorithms.beside import Beside
+from mmrl.algorithms.beside import Beside, Parts
 from mmrl.algorithms.planners.begun import SHARES, BudgetCuts, ThinkOrNot, part_numbers
 from mmrl.algorithms.shaping.exits import exit_of
 from mmrl.algorithms.shaping.thinking import check_budgets, worth_of
@@ -18,11 +18,8 @@ from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Prompt, Rollouts, Sample, Scores
 from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare, check_ranges
 
-if TYPE_CHECKING:
-    from mmrl.algorithms.algorithm import Algorithm
 
-
-def refuse_other_planner(part: object, algorithm: "Algorithm") -> None:
+def refuse_other_planner(part: object, algorithm: Parts) -> None:
     """Raise ValueError unless the first half of every group begins without a thought."""
     if not isinstance(algorithm.planner, ThinkOrNot):
         raise ValueError(
@@ -45,7 +42,7 @@ class AboveReference(AdvantageHooks, Beside):
 
     __post_init__ = check_ranges
 
-    def check_beside(self, algorithm: "Algorithm") -> None:
+    def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError without the planner ThinkOrNot."""
         refuse_other_planner(self, algorithm)
 
@@ -89,7 +86,7 @@ class WithinBudgets(AdvantageHooks, Beside):
     __post_init__ = check_ranges
     min_group_size = 2
 
-    def check_beside(self, algorithm: "Algorithm") -> None:
+    def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError where the planner gives no such budgets."""
         check_budgets(self, self.shares, algorithm)
 
@@ -143,7 +140,7 @@ class BudgetRelative(Beside):
     __post_init__ = check_ranges
     min_group_size = 2
 
-    def check_beside(self, algorithm: "Algorithm") -> None:
+    def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError where the planner cuts no thoughts."""
         if not isinstance(algorithm.planner, BudgetCuts):
             raise ValueError(

@@ -3,22 +3,19 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.thinking import refuse_other_planner
-from mmrl.algorithms.beside import Beside
+from mmrl.algorithms.beside import Beside, Parts
 from mmrl.algorithms.objectives.surrogates import Clip, Values
 from mmrl.algorithms.objectives.terms import ProportionalToAdvantage
 from mmrl.algorithms.planners.begun import part_numbers
 from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
 from mmrl.runtime.ranges import NonNegative, Range, Share, check_ranges
-
-if TYPE_CHECKING:
-    from mmrl.algorithms.algorithm import Algorithm
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class EvenStart(ProportionalToAdvantage, Beside):
     def clip_range(self) -> ClipRange:
         return ClipRange(self.low, self.high, "rollout")
 
-    def check_beside(self, algorithm: "Algorithm") -> None:
+    def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError without the planner ThinkOrNot."""
         refuse_other_planner(self, algorithm)
 

@@ -5,22 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 from statistics import mean
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mmrl.algorithms.beside import Beside
+from mmrl.algorithms.beside import Beside, Parts
 from mmrl.algorithms.planners.asked import Remembering
 from mmrl.algorithms.planners.base import one_request_each, seed_of
 from mmrl.algorithms.planners.hints import check_template
 from mmrl.algorithms.planners.segments import Values
 from mmrl.core.types import Given, Group, Piece, Prefix, Prompt, Request, Revision, Rollouts, Sample
 from mmrl.runtime.ranges import Count, PositiveShare, Range, check_ranges
-
-if TYPE_CHECKING:
-    from mmrl.algorithms.algorithm import Algorithm
 
 SHARES = (0.125, 0.25, 0.5, 0.625)
 """512, 1024, 2048 and 2560 of HBPO's 4096 tokens."""
@@ -44,7 +41,7 @@ class BegunParts(Remembering, Beside, ABC):
     def beginnings(self) -> Sequence[Piece]:
         """One per part."""
 
-    def check_beside(self, algorithm: "Algorithm") -> None:
+    def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError for a group that has no equal parts."""
         count = len(self.beginnings)
         if algorithm.group_size % count:

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.beside import Beside
+from mmrl.algorithms.beside import Beside, Parts
 from mmrl.algorithms.planners.begun import SHARES, Budgets, part_numbers
 from mmrl.algorithms.shaping.turns import with_bonus
 from mmrl.algorithms.shaping.video import instead, reward_column
@@ -18,10 +18,6 @@ from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Prompt, Reading, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative, Number, Positive, PositiveShare, check_ranges
 from mmrl.runtime.tensors import masked_mean, within
-
-if TYPE_CHECKING:
-    from mmrl.algorithms.algorithm import Algorithm
-
 
 OLD_LEAD = OLD_ENTROPY._replace(quantity="lead")
 """p of the likeliest token less that of the second, of the distribution that each was drawn from."""
@@ -104,7 +100,7 @@ class BudgetReward(PartHooks, Beside):
         """The same with the run's completion length."""
         return replace(self, length=length)
 
-    def check_beside(self, algorithm: "Algorithm") -> None:
+    def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError where the planner gives no such budgets."""
         check_budgets(self, self.shares, algorithm)
 
@@ -120,7 +116,7 @@ class BudgetReward(PartHooks, Beside):
         return instead(scores, self, self.reward, "budget", paid)
 
 
-def check_budgets(part: object, shares: tuple[float, ...], algorithm: "Algorithm") -> None:
+def check_budgets(part: object, shares: tuple[float, ...], algorithm: Parts) -> None:
     """Raise ValueError unless the planner is Budgets with these shares."""
     planner = algorithm.planner
     if not isinstance(planner, Budgets) or planner.shares != shares:

@@ -1,19 +1,15 @@
 """Aggregations: the share of every action in the loss, from the counts of all ranks. `aggregation` slot of an Algorithm."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.beside import Beside
+from mmrl.algorithms.beside import Beside, Parts
 from mmrl.algorithms.turns import turn_numbers
 from mmrl.core.hooks import PartHooks, PlannerHooks, with_hooks
 from mmrl.core.types import Batch, Counts, Reading, Scope
 from mmrl.runtime.ranges import Count, NonNegative, check_ranges
-
-if TYPE_CHECKING:
-    from mmrl.algorithms.algorithm import Algorithm
 
 
 class PlainWeight:
@@ -134,7 +130,7 @@ class FirstApart(PlainWeight, PartHooks, Beside):
             )
         return self
 
-    def check_beside(self, algorithm: "Algorithm") -> None:
+    def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError where the planner writes first tokens itself."""
         if not with_hooks(algorithm.planner, PlannerHooks).samples_plainly:
             raise ValueError(
