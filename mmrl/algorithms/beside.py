@@ -14,6 +14,15 @@ class Parts(Protocol):
     def group_size(self) -> int: ...
 
 
+def refuse_other_planner(part: object, algorithm: Parts, kind: str, does: str) -> None:
+    """Raise ValueError unless the planner is of the kind that the part needs; `does`: what the part does, in a few words."""
+    if type(algorithm.planner).__name__ != kind:
+        raise ValueError(
+            f"{type(part).__name__} {does}, and algorithm.planner is {type(algorithm.planner).__name__}: set "
+            f"algorithm.planner.kind = '{kind}'"
+        )
+
+
 class Beside:
     """A part that does not go with every other one. Asked before a model is loaded."""
 

@@ -8,9 +8,10 @@ import torch
 
 from mmrl.algorithms.advantages.group import BySign
 from mmrl.algorithms.advantages.thinking import AboveReference, BudgetRelative, WithinBudgets
+from mmrl.algorithms.begun import part_numbers, thought_of
 from mmrl.algorithms.objectives.thinking import EvenStart
 from mmrl.algorithms.planners.base import DynamicSampling, Once
-from mmrl.algorithms.planners.begun import BudgetCuts, Budgets, ThinkOrNot, part_numbers, thought_of
+from mmrl.algorithms.planners.begun import BudgetCuts, Budgets, ThinkOrNot
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.shaping.thinking import OLD_LEAD, BudgetReward, LengthBudget, ModePays, ShorterIsBetter
 from mmrl.algorithms.weights.aggregate import FirstApart
@@ -57,9 +58,9 @@ def other(name: str, **changes: Any) -> Any:
         (other("hbpo", group_size=6), r"Budgets begins 4 equal parts .*multiple of 4"),
         (other("adapt_think", planner=Once()), r"AboveReference tells the halves .*planner is Once: .*'ThinkOrNot'"),
         (other("grpo", objective=((1.0, EvenStart()),)), r"EvenStart tells the halves .*planner is Once"),
-        (other("hbpo", planner=Once()), r"WithinBudgets looks at budgets .*the planner Once: .*'Budgets'"),
+        (other("hbpo", planner=Once()), r"WithinBudgets looks at budgets .*planner is Once: .*'Budgets'"),
         (other("grpo", advantage=BudgetRelative()), r"BudgetRelative credits thoughts .*planner is Once: .*'BudgetCuts'"),
-        (other("hbpo", planner=Budgets((0.5, 1.0))), r"WithinBudgets .*run has the shares \[0.5, 1.0\]"),
+        (other("hbpo", planner=Budgets((0.5, 1.0))), r"WithinBudgets.shares are .*planner.shares \[0.5, 1.0\]: write the same"),
         (other("grpo", shaping=(BudgetReward(),)), "BudgetReward looks at budgets"),
         (other("thinkless", planner=BEGUN), r"FirstApart weighs the first token .*ThinkOrNot begins .*'Once'"),
     ],

@@ -21,7 +21,6 @@ from mmrl.algorithms.advantages.statistics import (
     totals_and_keep,
 )
 from mmrl.algorithms.beside import Beside, Parts
-from mmrl.algorithms.planners.base import DynamicSampling
 from mmrl.core.types import Credit, Rollouts, Scores
 from mmrl.runtime.ranges import NonNegative, Number, Positive, Range, check_ranges
 
@@ -117,7 +116,7 @@ class BySign(Beside):
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError for DynamicSampling, which drops the groups that teach most."""
-        if isinstance(algorithm.planner, DynamicSampling):
+        if type(algorithm.planner).__name__ == "DynamicSampling":
             raise ValueError(
                 "algorithm.planner DynamicSampling drops groups that are right or wrong altogether, and with BySign these teach, "
                 "too: set algorithm.planner.kind = 'Once'"

@@ -10,22 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, less_mean, standardize, to_credit, totals_and_keep
-from mmrl.algorithms.beside import Beside, Parts
-from mmrl.algorithms.planners.begun import SHARES, BudgetCuts, ThinkOrNot, part_numbers
-from mmrl.algorithms.shaping.exits import exit_of
-from mmrl.algorithms.shaping.thinking import check_budgets, worth_of
+from mmrl.algorithms.begun import HALVES, SHARES, check_budgets, exit_of, part_numbers, worth_of
+from mmrl.algorithms.beside import Beside, Parts, refuse_other_planner
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Prompt, Rollouts, Sample, Scores
 from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare, check_ranges
-
-
-def refuse_other_planner(part: object, algorithm: Parts) -> None:
-    """Raise ValueError unless the first half of every group begins without a thought."""
-    if not isinstance(algorithm.planner, ThinkOrNot):
-        raise ValueError(
-            f"{type(part).__name__} tells the halves of a group apart, of which the first does not think, and "
-            f"algorithm.planner is {type(algorithm.planner).__name__}: set algorithm.planner.kind = 'ThinkOrNot'"
-        )
 
 
 @dataclass(frozen=True)
@@ -44,7 +33,7 @@ class AboveReference(AdvantageHooks, Beside):
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError without the planner ThinkOrNot."""
-        refuse_other_planner(self, algorithm)
+        refuse_other_planner(self, algorithm, "ThinkOrNot", HALVES)
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Raises ValueError for a prompt without the column."""
@@ -142,11 +131,7 @@ class BudgetRelative(Beside):
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError where the planner cuts no thoughts."""
-        if not isinstance(algorithm.planner, BudgetCuts):
-            raise ValueError(
-                "BudgetRelative credits thoughts that were cut at budgets, and algorithm.planner is "
-                f"{type(algorithm.planner).__name__}: set algorithm.planner.kind = 'BudgetCuts'"
-            )
+        refuse_other_planner(self, algorithm, "BudgetCuts", "credits thoughts that were cut at budgets")
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)

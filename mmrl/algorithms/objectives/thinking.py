@@ -8,11 +8,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.thinking import refuse_other_planner
-from mmrl.algorithms.beside import Beside, Parts
+from mmrl.algorithms.begun import HALVES, part_numbers
+from mmrl.algorithms.beside import Beside, Parts, refuse_other_planner
 from mmrl.algorithms.objectives.surrogates import Clip, Values
 from mmrl.algorithms.objectives.terms import ProportionalToAdvantage
-from mmrl.algorithms.planners.begun import part_numbers
 from mmrl.core.readings import OLD_LOGPROBS
 from mmrl.core.types import Batch, ClipRange, Reading, Scope
 from mmrl.runtime.ranges import NonNegative, Range, Share, check_ranges
@@ -45,7 +44,7 @@ class EvenStart(ProportionalToAdvantage, Beside):
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError without the planner ThinkOrNot."""
-        refuse_other_planner(self, algorithm)
+        refuse_other_planner(self, algorithm, "ThinkOrNot", HALVES)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask, old = batch.rollouts.action_mask, readings[OLD_LOGPROBS]

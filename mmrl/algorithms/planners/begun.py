@@ -7,26 +7,14 @@ from math import isnan
 from statistics import mean
 from typing import Annotated
 
-import torch
-from jaxtyping import Int
-from torch import Tensor
-
+from mmrl.algorithms.begun import SHARES, thought_of
 from mmrl.algorithms.beside import Beside, Parts
 from mmrl.algorithms.planners.asked import Remembering
 from mmrl.algorithms.planners.base import one_request_each, seed_of
 from mmrl.algorithms.planners.hints import check_template
 from mmrl.algorithms.planners.segments import Values
-from mmrl.core.types import Given, Group, Piece, Prefix, Prompt, Request, Revision, Rollouts, Sample
+from mmrl.core.types import Given, Group, Piece, Prefix, Prompt, Request, Revision
 from mmrl.runtime.ranges import Count, PositiveShare, Range, check_ranges
-
-SHARES = (0.125, 0.25, 0.5, 0.625)
-"""512, 1024, 2048 and 2560 of HBPO's 4096 tokens."""
-
-
-def part_numbers(rollouts: Rollouts, count: int) -> Int[Tensor, " n"]:
-    """Which of `count` equal parts of its group each row is in, by the number of its sample."""
-    sizes = torch.tensor([len(group.samples) for group, _ in rollouts.samples()], dtype=torch.long)
-    return rollouts.sample_ids.cpu() * count // sizes
 
 
 @dataclass(frozen=True)
@@ -197,9 +185,3 @@ class BudgetCuts(Remembering):
                 whole = [*asked, *asked[-1:] * (len(self.shares) - len(asked))]
                 values[group.id, i] = tuple((kept, mean(pools[i, kept])) for kept in whole)
         return values
-
-
-def thought_of(sample: Sample) -> int:
-    """How many tokens of an earlier thought a sample begins with, in front of the text that ends it."""
-    first = sample.segments[0] if sample.segments else None
-    return len(first) if first is not None and first.who == "policy" and len(sample.segments) > 1 else 0

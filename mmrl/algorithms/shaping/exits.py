@@ -7,19 +7,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mmrl.algorithms.begun import exit_of
 from mmrl.algorithms.shaping.video import instead
-from mmrl.core.types import Reading, Rollouts, Sample, Scores
+from mmrl.core.types import Reading, Rollouts, Scores
 from mmrl.runtime.ranges import Number, check_ranges
 
 
 def exit_rewards(right: Bool[Tensor, " g"]) -> Float[Tensor, " g"]:
     """2^-(k - 1) for the k-th right one, in the order given, 0 for wrong ones."""
     return torch.where(right, 0.5 ** (right.cumsum(0) - 1), 0.0)
-
-
-def exit_of(sample: Sample) -> int:
-    """The token at which a sample leaves its thought: after the forced text; a large number if none was forced."""
-    return max((one.stop for one in sample.segments if one.who == "forced"), default=2**62)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mmrl.algorithms.begun import SHARES, check_budgets, part_numbers, worth_of
 from mmrl.algorithms.beside import Beside, Parts
-from mmrl.algorithms.planners.begun import SHARES, Budgets, part_numbers
 from mmrl.algorithms.shaping.turns import with_bonus
 from mmrl.algorithms.shaping.video import instead, reward_column
 from mmrl.core.hooks import PartHooks
@@ -57,11 +57,6 @@ class ShorterIsBetter:
         """1/2 for the shortest of a group down to -1/2 for the longest."""
         span = lengths.max() - lengths.min()
         return 0.5 - (lengths - lengths.min()) / span if span > 0 else torch.zeros_like(lengths)
-
-
-def worth_of(length: Float[Tensor, " n"], most: float, pi: float) -> Float[Tensor, " n"]:
-    """4 cos(pi n / (2 most)): 4 for an empty answer, 0 for the longest (HBPO)."""
-    return 4 * torch.cos(pi * length / (2 * most))
 
 
 def budget_rewards(
@@ -114,17 +109,6 @@ class BudgetReward(PartHooks, Beside):
             return torch.where(answered, found, -1.0).to(accuracy)
 
         return instead(scores, self, self.reward, "budget", paid)
-
-
-def check_budgets(part: object, shares: tuple[float, ...], algorithm: Parts) -> None:
-    """Raise ValueError unless the planner is Budgets with these shares."""
-    planner = algorithm.planner
-    if not isinstance(planner, Budgets) or planner.shares != shares:
-        has = f"the shares {list(planner.shares)}" if isinstance(planner, Budgets) else f"the planner {type(planner).__name__}"
-        raise ValueError(
-            f"{type(part).__name__} looks at budgets that are the shares {list(shares)} of the longest answer, and the run has "
-            f"{has}: set algorithm.planner.kind = 'Budgets', with the same shares"
-        )
 
 
 @dataclass(frozen=True)
