@@ -40,6 +40,6 @@ def check_budgets(part: object, shares: tuple[float, ...], algorithm: Parts) -> 
     theirs = vars(algorithm.planner)["shares"]
     if theirs != shares:
         raise ValueError(
-            f"{type(part).__name__}.shares are {list(shares)}, and algorithm.planner.shares {list(theirs)}: write the same budgets "
-            "for both"
+            f"{type(part).__name__}.shares are {list(shares)}, and algorithm.planner.shares {list(theirs)}: write the same "
+            "budgets for both"
         )
