@@ -49,18 +49,33 @@ for _name, _demo in DEMOS.items():
 
 
 def arena(
-    task: Annotated[Literal["grounding", "video", "t2i"], Option(help="The tiny task to compare the methods on.")],
-    methods: Annotated[str, Option(metavar="A,B,...", help="Names from `mmrl ls algorithms`, or TOML files with changes.")],
-    budget_seconds: Annotated[float, Option(help="Training time per run: CPU seconds of all cores, or wall time on a GPU.")],
+    task: Annotated[Literal["grounding", "video", "t2i"] | None, Option(help="The tiny task to compare the methods on.")] = None,
+    methods: Annotated[
+        str | None, Option(metavar="A,B,...", help="Names from `mmrl ls algorithms`, or TOML files with changes.")
+    ] = None,
+    budget_seconds: Annotated[
+        float | None, Option(help="Training time per run: CPU seconds of all cores, or wall time on a GPU.")
+    ] = None,
     seeds: Annotated[
         str, Option(metavar="0,1,...", help="Seeds of data and training; use three or more to see which method is better.")
     ] = "0,1,2",
     model: Annotated[str | None, Option(help="Weights to start from (default: the demo's pretrained model).")] = None,
     output: Annotated[Path | None, Option(help="Folder of the arena (default: runs/arena-TASK); run again to continue.")] = None,
+    mixtures: Annotated[
+        str | None, Option(metavar="RUN,RUN,...", help="Instead: the best weights of [[data]] by runs of one mixture each.")
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Rank methods that start from the same checkpoint and get the same compute: intervals over seeds, curves, an HTML page."""
     from mmrl.lab.arena.command import arena as hold
     from mmrl.lab.arena.contest import contest_of
 
+    if mixtures is not None:
+        from mmrl.lab.arena.mixtures import best_mixture
+
+        if task or methods or budget_seconds:
+            raise ValueError("--mixtures reads finished runs: leave out --task, --methods and --budget-seconds")
+        return typer.echo(best_mixture([Path(name) for name in mixtures.split(",")]))
+    if task is None or methods is None or budget_seconds is None:
+        raise ValueError("mmrl arena compares methods: give --task, --methods and --budget-seconds, or --mixtures")
     typer.echo(hold(contest_of(task, methods, budget_seconds, seeds, model, overrides or []), output))

@@ -45,6 +45,7 @@ ROWS = [
         changes={"prompts_per_step": 12}),
     Row("rloo", PRESETS["rloo"], uncompared(PRESETS["rloo"]), "rewards compared with nothing", tasks.NOISY),
     advantage_row("opo", tasks.NOISY),
+    advantage_row("d3s", tasks.MANY),
     Row("luspo", PRESETS["luspo"], PRESETS["gspo"], "rollouts averaged over their actions", tasks.LONG),
     advantage_row("gpg", tasks.HARD),
     *(in_place_of_the_clip(name) for name in TRUST),

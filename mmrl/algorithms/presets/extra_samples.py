@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from mmrl.algorithms.advantages.entropy import NoveltyBonus
 from mmrl.algorithms.advantages.seen import Downsampled
+from mmrl.algorithms.advantages.whole_step import MostSpread
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.extra_samples import UntilMixed, WhereHard, WhereUncertain
 from mmrl.algorithms.presets.baselines import CLIPPED, dr_grpo, grpo
@@ -33,4 +34,11 @@ xrpo = replace(CLIPPED, planner=WhereUncertain(), advantage=NoveltyBonus())
 XRPO: Pushing the limits of GRPO with Targeted Exploration and Exploitation, arXiv:2510.06672. From a review of the paper.
 Rounds add 4 samples to each of 4 prompts, twice: ours. No KL. 4 updates per step are ours; with one the clip never acts. Not
 implemented: solved examples in prompts that fail altogether.
+"""
+
+d3s = replace(CLIPPED, advantage=MostSpread(), aggregation=TokenMean())
+"""The rows of a step whose advantages differ most train, and of their tokens those that were unsure; ever more of both.
+
+D3S: Dynamic dual-level down-sampling, arXiv:2509.22115. From summaries. The shares that train, 0.5 of rows and 0.2 of tokens at
+first and all after 100 steps, are ours. 4 updates per step are ours; with one the clip never acts. Nothing else is left out.
 """

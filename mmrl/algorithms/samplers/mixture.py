@@ -32,7 +32,7 @@ class Mixture:
 
     Weights are those of the `[[data]]` tables, or the sources' sizes. Whole prompts stay as close to the shares as they can, also
     within a step. Each source goes on by itself: a list in shuffled epochs, a stream shuffled within a buffer. The mixtures of
-    MoDoMoDo (arXiv:2505.24871), without its search for the best one.
+    MoDoMoDo (arXiv:2505.24871), whose search for the best one is `mmrl arena --mixtures`.
     """
 
     prompts: Sequence[Prompt] | Iterable[Prompt]

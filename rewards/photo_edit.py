@@ -1,0 +1,95 @@
+"""Does an edit of a photo, written as named parameters, agree with the true one?
+
+    r = mean of three parts: names (shared / all), values (mean of max(0, 1 - |difference| / threshold) over shared names), and
+    picture = exp(-.015 mean distance in Lab) of the photo under both edits
+
+The answer is a JSON object such as `{"Exposure2012": 0.5, "Clarity2012": 12}`, fenced or bare; what is none, or cannot be
+rendered, scores 0. Exposure, contrast, colours and tone curves are judged by the picture alone, and mmrl's own renderer knows
+Exposure2012, Temperature, Contrast2012 and ToneCurvePV2012. In JarvisArt the picture is Lightroom's, and is compared with the
+unedited photo, so that doing nothing scores 1; masks, its fourth part, are left out: how alike two are could not be read.
+
+Modality: text
+Range: [0, 1]
+Source: JarvisArt's GRPO-R, arXiv:2506.17612; azaj01/JarvisArt@924da2b
+Licence: own code Apache-2.0
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+
+from mmrl import Group, Need, Prompt, Sample, Scored
+from mmrl.answers.block import answer_block, strip_fence
+from mmrl.answers.boxes.attempts import completion_text
+from mmrl.answers.photos import THRESHOLDS, Array, Edits, agreement, lab_of, likeness, render
+from mmrl.runtime.pictures import open_upright
+from mmrl.runtime.ranges import Count, Positive, check_ranges
+
+__all__ = ["PhotoEdit"]
+
+
+def edits_of(text: str) -> Edits | None:
+    """The JSON object of an answer; None where it holds none."""
+    try:
+        found: object = json.loads(strip_fence(answer_block(text)))
+    except (ValueError, RecursionError):
+        return None
+    return cast(Edits, found) if isinstance(found, dict) else None
+
+
+@dataclass(frozen=True)
+class PhotoEdit:
+    """Agreement of names, values and pictures."""
+
+    thresholds: Mapping[str, float] = field(default_factory=lambda: dict(THRESHOLDS))
+    """Parameter -> the difference that is worth nothing; of others 1."""
+    k: Positive = 0.015
+    """How fast the part of the picture falls with the distance in Lab."""
+    side: Count = 256
+    """Photos are compared within a square of so many pixels a side."""
+    needs = Need("a picture, and an object of edits as answer", lambda prompt, reward, _: reward.photo(prompt))
+
+    pointwise = True
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if odd := [name for name, value in self.thresholds.items() if not value > 0]:
+            raise ValueError(f"photo_edit.thresholds.{odd[0]} is {self.thresholds[odd[0]]!r}: write a number above 0")
+
+    def photo(self, prompt: Prompt) -> tuple[Array, Edits] | None:
+        """The photo in [0, 1] and the true edits; None without an answer, ValueError for ones that cannot be rendered."""
+        if prompt.answer is None:
+            return None
+        if not isinstance(prompt.answer, dict) or not prompt.answer or not prompt.media:
+            raise ValueError(f"prompt {prompt.id!r} needs a picture and an object of edits as answer, not {prompt.answer!r}")
+        image = open_upright(prompt.media[0]).convert("RGB")
+        image.thumbnail((self.side, self.side))
+        pixels, edits = np.asarray(image, dtype=np.float64) / 255, cast("dict[str, Any]", prompt.answer)
+        try:
+            render(pixels[:1, :1], edits)
+        except ValueError as error:
+            raise ValueError(f"prompt {prompt.id!r}: {error}") from None
+        return pixels, edits
+
+    def __call__(self, group: Group) -> list[float | Scored | None]:
+        shown = self.photo(group.prompt)
+        if shown is None:
+            return [None] * len(group.samples)
+        photo, wanted = shown
+        target = lab_of(render(photo, wanted))
+        return [self._score(group.prompt, sample, photo, wanted, target) for sample in group.samples]
+
+    def _score(self, prompt: Prompt, sample: Sample, photo: Array, wanted: Edits, target: Array) -> Scored:
+        said = edits_of(completion_text(prompt, sample))
+        try:
+            drawn = None if said is None else render(photo, said)
+        except ValueError:
+            drawn = None
+        if said is None or drawn is None:
+            return Scored(0.0, {"names": 0.0, "values": 0.0, "picture": 0.0, "unparsed": 1.0})
+        found = agreement(said, wanted, self.thresholds)
+        parts = {"names": found.names, "values": found.values, "picture": likeness(lab_of(drawn), target, self.k)}
+        return Scored(sum(parts.values()) / len(parts), {**parts, "unparsed": 0.0})

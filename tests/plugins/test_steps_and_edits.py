@@ -1,0 +1,132 @@
+"""Rewards of steps of a search, of answers by their words, and of edits of photos."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmrl.answers.photos import lab_of, render
+from mmrl.core.types import Group, Prompt, Sample
+from mmrl.lab.tiny.byte_tokens import byte_tokenizer
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny encoder of bge-m3's class, saved to disk."""
+    from transformers import XLMRobertaConfig, XLMRobertaModel
+
+    folder, tokenizer = tmp_path_factory.mktemp("encoder"), byte_tokenizer({})
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = XLMRobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=66, pad_token_id=1, **sizes)
+    XLMRobertaModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def step(query: str, retriever: str) -> str:
+    return f"<think>so</think><sub-question>{query}</sub-question><ret>{retriever}</ret>"
+
+
+def search(*texts: str, opened: str = "", retriever: object = "Text Retriever") -> Group:
+    prompt = Prompt("p7", columns={"query": "Who painted it", "retriever": retriever})
+    return Group(0, prompt, tuple(Sample(text, (1,), opened=opened) for text in texts))
+
+
+def test_a_step_is_compared_with_the_true_query_by_a_real_encoder(reward, encoder):
+    made = reward("sub_question", model=encoder)
+    texts = [step("who painted it", "text retriever"), step("WHO painted it", "table retriever")]
+    texts += [step("when", "Text retriever"), "who"]
+    right, misled, other, malformed = made(search(*texts))
+    assert right == pytest.approx(1.0, abs=1e-5) and misled == pytest.approx(0.5, abs=1e-5)
+    assert other < right and malformed == 0.0
+    assert made(search(texts[0].removeprefix("<think>"), opened="<think>")) == [pytest.approx(1.0, abs=1e-5)]
+    long = made(search(step("who " * 99, "text retriever")))
+    assert -0.5 <= long[0] <= 1.0, "longer than the encoder reads"
+    assert made(Group(0, Prompt("p8"), (Sample("x", (1,)),))) == [None]
+
+
+def test_a_prompt_whose_retriever_is_none_is_refused(reward, encoder):
+    made = reward("sub_question", model=encoder)
+    with pytest.raises(ValueError, match=r"'p7' names the retrievers \['web'\]: name one of text retriever, "):
+        made.needs.reads(search(retriever="web").prompt, made, "text")
+    with pytest.raises(ValueError, match="'p8' has no column retriever"):
+        made.needs.reads(Prompt("p8", columns={"query": "a"}), made, "text")
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "value"),
+    [
+        ("in the year 1,000", "1000", 1.0),
+        ("red", ["green", "Red!"], 1.0),
+        ("red and blue", "red blue green white black grey", 2 / 6),
+        ("red and blue", ["red blue green white black grey", "teal"], 0.0),
+        ("", "red", 0.0),
+    ],
+)
+def test_words_of_the_true_answer_count(reward, group_of, text, truth, value):
+    [found] = reward("answer_recall")(group_of(truth, f"<answer>{text}</answer>"))
+    assert found.value == pytest.approx(value)
+
+
+@pytest.mark.parametrize("truth", [7, [], ["the"], ""])
+def test_an_answer_without_words_is_refused(reward, truth):
+    with pytest.raises(ValueError, match=r"'p7' has the answer .*: give a text with words"):
+        reward("answer_recall").needs.reads(Prompt("p7", answer=truth), None, "text")
+
+
+PHOTO = Image.fromarray(np.random.default_rng(0).integers(30, 220, (8, 12, 3), dtype=np.uint8))
+TRUTH = {"Exposure2012": 0.5, "Contrast2012": 10, "Clarity2012": 12}
+
+
+def edits(*texts: str, truth: object = TRUTH) -> Group:
+    return Group(0, Prompt("p7", media=(PHOTO,), answer=truth), tuple(Sample(text, (1,)) for text in texts))
+
+
+def test_an_edit_is_judged_by_its_names_values_and_picture(reward):
+    made = reward("photo_edit")
+    whole = '```json\n{"Exposure2012": 0.5, "Contrast2012": 10, "Clarity2012": 12}\n```'
+    darker = '{"Exposure2012": -2, "Contrast2012": 10, "Clarity2012": 12}'
+    right, dark, less, nothing, odd, bad = made(
+        edits(whole, darker, '{"Clarity2012": 42, "Texture": 1}', "{}", "brighter!", '{"Exposure2012": "much"}')
+    )
+    assert right.value == pytest.approx(1.0)
+    assert dark.parts["names"] == dark.parts["values"] == 1.0 and dark.parts["picture"] < 0.7
+    assert less.parts["names"] == 0.5 and less.parts["values"] == 0.0
+    assert nothing.parts["names"] == 0.0 and 0.5 < nothing.parts["picture"] < 1.0, "doing nothing is not what was asked"
+    assert odd.value == bad.value == 0.0 and odd.parts["unparsed"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("truth", "said"),
+    [
+        ({"Contrast2012": 400}, "Contrast2012 is 400: write a number from -100 to 100"),
+        ({"ToneCurvePV2012": [[0, 0]]}, "write two points"),
+        ({"ToneCurvePV2012": [[9, 0], [3, 255]]}, "and rising"),
+        ({}, "needs a picture, and an object|needs a picture and an object"),
+        ("brighter", "needs a picture and an object"),
+    ],
+)
+def test_true_edits_that_cannot_be_drawn_are_refused(reward, truth, said):
+    made = reward("photo_edit")
+    with pytest.raises(ValueError, match=f"'p7'.*({said})"):
+        made.needs.reads(edits(truth=truth).prompt, made, "text")
+
+
+def test_the_renderer_does_what_the_names_say():
+    picture = np.asarray(PHOTO, dtype=np.float64) / 255
+    np.testing.assert_allclose(render(picture, {}), picture, atol=1e-12)
+    grey = np.full((1, 1, 3), 0.5)
+    linear = ((0.5 + 0.055) / 1.055) ** 2.4
+    np.testing.assert_allclose(render(grey, {"Exposure2012": 1}), 1.055 * (2 * linear) ** (1 / 2.4) - 0.055)
+    assert render(picture, {"Contrast2012": 50}).std() > picture.std() > render(picture, {"Contrast2012": -50}).std()
+    warm = render(grey, {"Temperature": 40})[0, 0]
+    assert warm[0] > warm[1] > warm[2]
+    inverted = render(picture, {"ToneCurvePV2012": [[0, 255], [255, 0]]})
+    np.testing.assert_allclose(inverted, 1 - picture, atol=1e-12)
+
+
+def test_lab_is_that_of_the_standard():
+    colours = np.array([[[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]])
+    known = [[100.0, 0.0, 0.0], [0.0, 0.0, 0.0], [53.2408, 80.0925, 67.2032], [32.2970, 79.1875, -107.8602]]
+    np.testing.assert_allclose(lab_of(colours)[0], known, atol=0.02)
