@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakSet
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ class Keeper:
 
     most: int
     """Bytes."""
-    held: WeakSet[Strip] = field(default_factory=WeakSet[Strip])
+    held: int = 0
+    """Bytes of strips that are there."""
     peak: int = 0
     """The most bytes so far."""
     read: int = 0
@@ -52,15 +53,20 @@ class Keeper:
 
     def has_room(self, size: int) -> bool:
         """May so many more bytes be kept? Counts what may not."""
-        fits = sum(one.size for one in self.held) + size <= self.most
+        fits = self.held + size <= self.most
         self.dropped += not fits
         return fits
 
     def hold(self, strip: Strip) -> Strip:
         """Count a strip as long as it is there."""
-        self.held.add(strip)
-        self.peak = max(self.peak, sum(one.size for one in self.held))
+        self.held += strip.size
+        self.peak = max(self.peak, self.held)
+        finalize(strip, self.release, strip.size)
         return strip
+
+    def release(self, size: int) -> None:
+        """A strip is gone."""
+        self.held -= size
 
 
 @dataclass(frozen=True, eq=False)
