@@ -41,6 +41,6 @@ class JpegSize:
         if not hasattr(sample.image, "save"):
             raise ValueError(f"a sample of prompt {prompt_id!r} has no picture: this reward is for policies that draw")
         file = io.BytesIO()
-        upright_rgb(sample.image).save(file, "JPEG", quality=self.quality)
+        upright_rgb(sample.image, lent=True).save(file, "JPEG", quality=self.quality)
         size = len(file.getvalue()) / 1000
         return Scored(size / self.scale if self.goal == "incompressible" else -size / self.scale, {"kb": size})

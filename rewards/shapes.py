@@ -92,7 +92,7 @@ def _wish(prompt: Prompt) -> Wish:
 def _pixels(sample: Sample, prompt: Prompt) -> Float[Tensor, "y x 3"]:
     if not hasattr(sample.image, "convert") or sample.image.width != sample.image.height:
         raise ValueError(f"a sample of prompt {prompt.id!r} has no square picture: this reward is for policies that draw")
-    return torch.from_numpy(np.asarray(upright_rgb(sample.image), np.float32) / 255)
+    return torch.from_numpy(np.asarray(upright_rgb(sample.image, lent=True), np.float32) / 255)
 
 
 def _distance(pixels: Float[Tensor, "... 3"], colour: tuple[float, float, float]) -> Float[Tensor, "..."]:

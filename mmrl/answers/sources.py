@@ -12,9 +12,9 @@ Fit = Literal["resize", "crop", "pad"]
 
 def picture_at(picture: Image.Image, size: tuple[int, int], fit: Fit = "resize") -> Image.Image:
     """The picture as everybody is shown it, at `size` = (width, height) in pixels."""
-    upright = upright_rgb(picture)
+    upright = upright_rgb(picture, lent=True)
     if upright.size == size:
-        return upright
+        return upright.copy()
     if fit == "crop":
         return ImageOps.fit(upright, size, Image.Resampling.LANCZOS)
     if fit == "pad":

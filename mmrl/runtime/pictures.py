@@ -4,7 +4,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 ONLY_16 = ("PNG", "PPM")
@@ -15,15 +15,26 @@ FEW_BITS = {"L;2": 85, "L;4": 17}
 """Greys of few bits as PIL names them -> what it multiplies pixels by, though not the grey that stands for transparent."""
 
 
-def upright_rgb(picture: Image.Image) -> Image.Image:
-    """A copy of the picture; ValueError, as the end of a sentence about it, where nothing says which of its numbers is white."""
+def upright_rgb(picture: Image.Image, lent: bool = False) -> Image.Image:
+    """A copy of the picture; ValueError, as the end of a sentence about it, where nothing says which of its numbers is white.
+
+    Where nothing is to change, a `lent` picture's copy has its pixels until one draws on the copy: for pictures that nobody
+    draws on while the copy is used.
+    """
     white, flat = white_of(picture), transparent_grey(picture)
-    turned = ImageOps.exif_transpose(picture)
+    picture.load()
+    is_upright = picture.getexif().get(ExifTags.Base.Orientation, 1) == 1
+    turned = picture if is_upright else ImageOps.exif_transpose(picture)
     if white is not None:
         return Image.fromarray(_in_8_bits(np.asarray(turned), white, flat)).convert("RGB")
     if not turned.has_transparency_data:
-        return turned.convert("RGB")
+        if turned.mode != "RGB" or (turned is picture and not lent):
+            return turned.convert("RGB")
+        copy = turned._new(turned.im)
+        copy.readonly = 1
+        return copy
     if flat is not None:
+        turned = turned.copy()
         turned.info["transparency"] = flat
     layer = (turned.convert("LA") if turned.mode == "La" else turned).convert("RGBA")
     shown = Image.new("RGB", layer.size, "white")
@@ -81,7 +92,7 @@ def open_upright(source: object, name: str = "") -> Image.Image:
     what = "a picture" if isinstance(source, Image.Image) else f"the picture {str(source)!r}"
     try:
         with nullcontext(source) if isinstance(source, Image.Image) else Image.open(source) as picture:
-            return upright_rgb(picture)
+            return upright_rgb(picture, lent=picture is not source)
     except FileNotFoundError:
         raise FileNotFoundError(f"{name}there is no picture {str(source)!r}") from None
     except UnidentifiedImageError:

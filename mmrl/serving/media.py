@@ -116,7 +116,7 @@ def frames_of(sample: Sample, count: int, prompt_id: str) -> list[Image.Image]:
 
 def data_url(picture: Image.Image, max_side: int = 0, picture_format: PictureFormat = "png") -> str:
     """The picture as `data:image/png;base64,...`, its longer side shrunk to at most `max_side` pixels (0 = as it is)."""
-    small = upright_rgb(picture)
+    small = upright_rgb(picture, lent=True)
     if max_side and max(small.size) > max_side:
         share = max_side / max(small.size)
         width, height = (max(1, round(side * share)) for side in small.size)

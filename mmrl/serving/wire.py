@@ -216,7 +216,7 @@ def _file(name: str | Path, arrays: dict[str, Array]) -> dict[str, str]:
 def _array(value: Any, arrays: dict[str, Array], place: str) -> dict[str, str]:
     if isinstance(value, Image.Image):
         key = f"image.{len(arrays)}"
-        shown = upright_rgb(value)
+        shown = upright_rgb(value, lent=True)
         arrays[key] = np.asarray(shown.convert("L") if value.mode == "L" else shown)
         return {"$image": key}
     array = value.detach().cpu().numpy() if hasattr(value, "detach") else value

@@ -1,14 +1,15 @@
 """What a picture looks like to everybody: upright, in RGB of 8 bits, on white."""
 
 import io
+import pickle
 import struct
 import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageOps
 
-from mmrl.runtime.pictures import notes_on, upright_rgb
+from mmrl.runtime.pictures import notes_on, open_upright, upright_rgb
 
 WHITE, RED = [255, 255, 255], [255, 0, 0]
 
@@ -139,3 +140,37 @@ def test_turned_pictures_of_16_bits_are_turned():
     picture.save(file, "PNG", exif=exif)
     assert np.asarray(upright_rgb(Image.open(file)))[..., 0].tolist() == [[0], [255]]
     assert upright_rgb(picture) is not picture and picture.mode == "I;16"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA"])
+def test_a_copy_shows_the_same_lent_or_not_and_drawing_on_it_leaves_the_picture_as_it_was(mode):
+    picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3)).convert(mode)
+    before = picture.tobytes()
+    for copy in (own := upright_rgb(picture), upright_rgb(picture, lent=True)):
+        assert type(copy) is Image.Image and copy.format is None and copy.tobytes() == own.convert("RGB").tobytes()
+    for copy in (own, upright_rgb(picture, lent=True)):
+        ImageDraw.Draw(copy).rectangle((0, 0, 3, 3), "red")
+        copy.paste("blue", (0, 0, 2, 2))
+        assert copy.getpixel((0, 0)) == (0, 0, 255) and picture.tobytes() == before
+
+
+@pytest.mark.parametrize("orientation", [None, 1, 3, 6])
+def test_a_file_is_decoded_into_the_picture_that_is_shown_without_a_copy_of_its_pixels(tmp_path, monkeypatch, orientation):
+    exif = Image.Exif()
+    if orientation:
+        exif[0x112] = orientation
+    Image.fromarray(np.arange(3072, dtype=np.uint8).reshape(32, 32, 3)).save(path := tmp_path / "a.jpg", exif=exif)
+    with Image.open(path) as stored:
+        expected = ImageOps.exif_transpose(stored).convert("RGB")
+    with monkeypatch.context() as watched:
+        watched.delattr(Image.Image, "copy")
+        found = open_upright(path)
+    assert found.tobytes() == expected.tobytes() and found.info == expected.info and found == expected
+    assert pickle.loads(pickle.dumps(found)) == expected
+
+
+def test_own_pictures_are_copied_so_that_a_world_may_go_on_drawing_on_them():
+    canvas = Image.new("RGB", (4, 4), "white")
+    shown = open_upright(canvas)
+    canvas.paste("black", (0, 0, 4, 4))
+    assert shown.getpixel((0, 0)) == (255, 255, 255)

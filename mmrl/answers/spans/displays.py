@@ -50,7 +50,7 @@ def shown(frame: AvObject, stream: AvObject) -> NDArray[np.uint8]:
     clear, width = is_transparent(frame), round(frame.width * pixel_width(stream))
     pixels = frame.to_ndarray(format="rgba" if clear else "rgb24")
     if clear or width != frame.width:
-        picture = upright_rgb(Image.fromarray(pixels))
+        picture = upright_rgb(Image.fromarray(pixels), lent=True)
         pixels = np.asarray(picture.resize((width, frame.height), Image.Resampling.BICUBIC))
     pixels, right, down = (pixels, a, d) if abs(a) > abs(b) else (pixels.swapaxes(0, 1), c, b)
     return np.ascontiguousarray(pixels[:: 1 if down > 0 else -1, :: 1 if right > 0 else -1])

@@ -328,7 +328,7 @@ def clip_url(sample: Sample) -> str:
 
 def data_url(image: Image.Image) -> str:
     """A picture inside the page, at most THUMBNAIL pixels wide."""
-    copy = upright_rgb(image)
+    copy = upright_rgb(image, lent=True)
     copy.thumbnail((THUMBNAIL, THUMBNAIL))
     buffer = io.BytesIO()
     copy.save(buffer, "PNG" if max(copy.size) <= 128 else "JPEG")

@@ -250,7 +250,7 @@ def image_tensor(pictures: Sequence[tuple[str, Any]]) -> Any:
     sizes = {picture.size for _, picture in pictures}
     if len(sizes) > 1:
         raise ValueError(f"flow_grpo's rewards take pictures of one size, not {', '.join(map(str, sorted(sizes)))}")
-    arrays = [np.asarray(upright_rgb(picture)) for _, picture in pictures]
+    arrays = [np.asarray(upright_rgb(picture, lent=True)) for _, picture in pictures]
     return torch.from_numpy(np.stack(arrays)).permute(0, 3, 1, 2).float() / 255
 
 

@@ -154,7 +154,7 @@ def digest(sample: Sample) -> str | None:
         shown = [digest_of_picture(one) for turn in sample.turns if turn.observation for one in turn.observation.media]
         data = repr((tuple(sample.token_ids), *shown) if shown else tuple(sample.token_ids)).encode()
     elif isinstance(sample.image, Image.Image):
-        shown = upright_rgb(sample.image)
+        shown = upright_rgb(sample.image, lent=True)
         data = repr((shown.mode, shown.size)).encode() + shown.tobytes()
     elif isinstance(sample.output, np.ndarray):
         made = [one for one in (sample.video, sample.sound) if isinstance(one, np.ndarray)]
@@ -382,7 +382,7 @@ def strip_of(media: object) -> Image.Image | None:
 
 def image_bytes(picture: Image.Image, most: int | None = MAX_SIDE) -> tuple[bytes, str]:
     """At most n pixels a side, as everybody is shown it; PNG when small or where every pixel counts, else JPEG."""
-    picture = upright_rgb(picture)
+    picture = upright_rgb(picture, lent=True)
     if most is not None:
         picture.thumbnail((most, most), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()

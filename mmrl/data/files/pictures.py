@@ -76,7 +76,7 @@ def upright(source: object) -> Image.Image:
     """A copy as everybody is shown it, in its file's own size. Raises FileNotFoundError, ValueError for what is no picture."""
     with _picture(source) as picture:
         _decode(picture, _name(source))
-        return _named(upright_rgb, picture, source)
+        return _named(upright_rgb, picture, source, lent=picture is not source)
 
 
 def _look(source: object, decode: bool) -> Look:
@@ -86,9 +86,9 @@ def _look(source: object, decode: bool) -> Look:
         return _measure(source, decode)
 
 
-def _named(of: Callable[[Image.Image], T], picture: Image.Image, source: object) -> T:
+def _named(of: Callable[..., T], picture: Image.Image, source: object, **how: bool) -> T:
     try:
-        return of(picture)
+        return of(picture, **how)
     except ValueError as error:
         raise ValueError(f"picture {_name(source)} {error}") from None
 
@@ -115,7 +115,9 @@ def orientation_of(source: object) -> int:
 def content_hash(source: object) -> str:
     """A hash of the pixels as they are shown: equal for equal pictures, whatever their files' names and formats."""
     rgb = upright(source)
-    return hashlib.sha256(f"{rgb.size}".encode() + rgb.tobytes()).hexdigest()
+    made = hashlib.sha256(f"{rgb.size}".encode())
+    made.update(rgb.tobytes())
+    return made.hexdigest()
 
 
 @contextmanager

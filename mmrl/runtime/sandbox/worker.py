@@ -113,7 +113,7 @@ def shower(shown: list[Picture], most: int, most_pixels: int) -> Callable[..., N
 
         from mmrl.runtime.pictures import upright_rgb
 
-        image = upright_rgb(picture if isinstance(picture, Image.Image) else Image.fromarray(picture))
+        image = upright_rgb(picture if isinstance(picture, Image.Image) else Image.fromarray(picture), lent=True)
         if not 0 < image.width * image.height <= most_pixels or len(shown) == most:
             raise ValueError(f"show() takes {most} pictures of 1 to {most_pixels} pixels, not {image.width} x {image.height}")
         shown.append((*image.size, image.tobytes()))

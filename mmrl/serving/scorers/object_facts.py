@@ -28,7 +28,7 @@ def colour_by_name(picture: Image.Image, one: Detection, model: str, device: str
 
 def cut_out(picture: Image.Image, one: Detection) -> Image.Image:
     """The picture inside the box; where the detector draws outlines, on grey."""
-    whole = upright_rgb(picture)
+    whole = upright_rgb(picture, lent=True)
     if one.mask is not None:
         whole = Image.composite(whole, Image.new("RGB", whole.size, GREY), Image.fromarray(one.mask))
     left, top, right, bottom = map(round, one.corners)
