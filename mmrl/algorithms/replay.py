@@ -3,10 +3,11 @@
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from mmrl.core.protocols import State
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import MediaSize, Observation, Seen, Segment, Turn
 from mmrl.core.types import Credit, Given, Group, Prompt, Request, Rollouts, Scores, StoredRow
+from mmrl.runtime.held import Held
 from mmrl.runtime.pictures import open_upright
 from mmrl.runtime.tensors import masked_mean
 
@@ -112,25 +114,10 @@ class RowBuffer:
         row = kept.row if keep_old else replace(kept.row, pieces=tuple(replace(one, logprobs=()) for one in kept.row.pieces))
         return Request(self.prompt(kept.prompt), 1, group_id, role="replayed", written=row)
 
-    def state_dict(self) -> State:
-        rows = [kept.row for kept in self.rows]
-        return {
-            "vocabulary": self.vocabulary,
-            "step": self.step,
-            "prompts": [kept.prompt for kept in self.rows],
-            "groups": [kept.group for kept in self.rows],
-            "lengths": [len(row.tokens) for row in rows],
-            "tokens": torch.tensor([token for row in rows for token in row.tokens], dtype=torch.long),
-            "logprobs": torch.tensor([x for row in rows for x in row.logprobs], dtype=torch.float32),
-            "steps": [kept.step for kept in self.rows],
-            "truncated": [row.truncated for row in rows],
-            "segments": [[(one.who, one.start, one.stop) for one in row.segments] for row in rows],
-            "turns": [pack_turns(row.turns) for row in rows],
-            "ended": [row.ended for row in rows],
-            "numbers": torch.tensor([numbers_of(kept) for kept in self.rows], dtype=torch.float64),
-        }
+    def state_dict(self) -> Held:
+        return Held(partial(pack_rows, tuple(self.rows), self.step, self.vocabulary))
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError when the rows are of another vocabulary than the policy's."""
         own, self.rows = self.vocabulary, list(rows_of(state))
         self.step, self.vocabulary = state["step"], state["vocabulary"]
@@ -143,13 +130,33 @@ def numbers_of(kept: Kept) -> list[float]:
     return [kept.reward, kept.advantage, *map(float, kept.row.seen or UNKNOWN)]
 
 
-def rows_of(state: State) -> Iterator[Kept]:
+def pack_rows(held: Sequence[Kept], step: int, vocabulary: str) -> State:
+    """The state of a buffer: tensors, numbers and texts."""
+    rows = [kept.row for kept in held]
+    return {
+        "vocabulary": vocabulary,
+        "step": step,
+        "prompts": [kept.prompt for kept in held],
+        "groups": [kept.group for kept in held],
+        "lengths": [len(row.tokens) for row in rows],
+        "tokens": torch.tensor([token for row in rows for token in row.tokens], dtype=torch.long),
+        "logprobs": torch.tensor([x for row in rows for x in row.logprobs], dtype=torch.float32),
+        "steps": [kept.step for kept in held],
+        "truncated": [row.truncated for row in rows],
+        "segments": [[(one.who, one.start, one.stop) for one in row.segments] for row in rows],
+        "turns": [pack_turns(row.turns) for row in rows],
+        "ended": [row.ended for row in rows],
+        "numbers": torch.tensor([numbers_of(kept) for kept in held], dtype=torch.float64),
+    }
+
+
+def rows_of(state: Mapping[str, Any]) -> Iterator[Kept]:
     """The rows of a state."""
     lengths: list[int] = state["lengths"]
     tokens, logprobs = (state[name].split(lengths) for name in ("tokens", "logprobs"))
     one_turn: State = {"turns": [()] * len(lengths), "ended": [None] * len(lengths)}
     names = ("prompts", "groups", "steps", "truncated", "segments", "turns", "ended")
-    beside = zip(*((one_turn | state)[name] for name in names), strict=True)
+    beside = zip(*({**one_turn, **state}[name] for name in names), strict=True)
     for (prompt, group, step, truncated, parts, turns, ended), mine, noted, numbers in zip(
         beside, tokens, logprobs, state["numbers"].tolist(), strict=True
     ):

@@ -276,7 +276,7 @@ class Trainer:
 
         Raises TrainingStoppedError where a reward or a sampler is gone for good; the run is saved as it was before.
         """
-        self._before = copy_state(self._run_state.draws()) if self.ranks.world == 1 else {}
+        self._before = copy_state(self._run_state.draws(), hold=True) if self.ranks.world == 1 else {}
         try:
             with self.stop.interruptible(self.ranks):
                 yield

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from string import ascii_lowercase
 
+import numpy as np
 import torch
 
 from mmrl.algorithms.advantages.entropy import NoveltyBonus
@@ -55,7 +56,7 @@ def vade_posterior(vector: Vector) -> None:
     part = Thompson(
         of_categories(list(ascii_lowercase[: len(inputs["alpha"])])), fade_visited=params["lam_visited"], fade=params["lam_all"]
     )
-    part.right, part.wrong = list(inputs["alpha"]), list(inputs["beta"])
+    part.right, part.wrong = np.array(inputs["alpha"]), np.array(inputs["beta"])
     part.learn({int(i): [reward > 0 for reward in rewards] for i, rewards in inputs["visits"].items()})
     close(part.right, outputs["alpha"], what="right")
     close(part.wrong, outputs["beta"], what="wrong")
@@ -65,7 +66,7 @@ def vade_posterior(vector: Vector) -> None:
 def mmr1_vas(vector: Vector) -> None:
     inputs, outputs, params = vector.inputs, vector.outputs, vector.params
     columns = ([rate * (1 - rate) for rate in inputs["pass_rate"]], inputs["diversity"])
-    scaled = [min_max(column) for column in columns]
+    scaled = [min_max(np.array(column)) for column in columns]
     weights = [sum(w * x for w, x in zip(params["metric_weights"], row, strict=True)) for row in zip(*scaled, strict=True)]
     close(weights, outputs["vps"], what="weights")
     for momentum, name in ((0.0, "momentum_0"), (0.5, "momentum_half")):

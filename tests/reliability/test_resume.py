@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.algorithms.presets import PRESETS
+from mmrl.algorithms.samplers.learned import Thompson
 from mmrl.app.commands.train import continue_from
 from mmrl.app.run.build import Job
 from mmrl.app.run.folder import RunDir
@@ -17,12 +19,15 @@ from mmrl.core.types import Group, Prompt, Sample, Scored
 from mmrl.runtime import process_state
 from mmrl.runtime.process_state import seed, set_random_state
 from mmrl.training.checkpoints.save import CheckpointError, Checkpoints
-from mmrl.training.checkpoints.state import load_rewards, rewards_state
+from mmrl.training.checkpoints.state import copy_state, load_rewards, rewards_state
 from mmrl.training.rewards.cache import AnswerCache
 from mmrl.training.rewards.calls import Calling
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
+from mmrl.training.settings import TrainSettings
+from mmrl.training.trainer import Records, Trainer
+from tests.support.fakes import FakeTextPolicy, prompts, right_letter
 from tests.support.running_reward import Running
-from tests.support.trainers import make_trainer
+from tests.support.trainers import make_trainer, weights
 
 
 def job_of(trainer: Any) -> Job:
@@ -142,3 +147,43 @@ def test_every_process_gets_its_own_random_state_back():
     assert float(torch.rand(())) == expected
     trainer.load_state_dict(state | {"random": mine})
     set_random_state(mine[0])
+
+
+def test_what_a_step_moved_is_put_back_where_it_is_thrown_away(tmp_path: Path):
+    """A sampler, a buffer of rows and a cache of answers are held as they were, and written out when a step is interrupted."""
+    calls = 0
+
+    def trainer_of(stops_at: int, records: Records = Records()) -> Trainer:
+        def reward(group: Group) -> list[float]:
+            nonlocal calls
+            calls += 1
+            if calls == stops_at:
+                trainer.stop.ask("SIGINT")
+            return right_letter(group)
+
+        reward.pointwise = True
+        rewards = RewardRunner([NamedReward("letter", reward, call=Calling(cache=1000))])
+        policy, settings = FakeTextPolicy(), TrainSettings(steps=5, prompts_per_step=4, micro_batch=1000)
+        algorithm = PRESETS["ssr"].with_length(policy.length)
+        trainer = Trainer(policy, algorithm, Thompson(prompts(), seed=3), rewards, settings, records=records)
+        return trainer
+
+    whole = trainer_of(-1)
+    for _ in range(2):
+        whole.step()
+    before = copy_state(whole._run_state.draws())
+    whole.step()
+    moved, asked = copy_state(whole._run_state.draws()), calls
+    whole.fit()
+    assert all(repr(before[part]) != repr(moved[part]) for part in ("sampler", "planner", "rewards")), "the step moves all of them"
+    calls, checkpoints = 0, Checkpoints(tmp_path)
+    stopped = trainer_of(asked - 1, Records(checkpoints=checkpoints))
+    stopped.fit()
+    assert stopped.is_stopped and stopped.index == 2
+    state = checkpoints.load()
+    for part in ("sampler", "planner", "rewards"):
+        assert repr(state[part]) == repr(before[part]), part
+    again = trainer_of(-1)
+    again.load_state_dict(state)
+    again.fit()
+    assert torch.equal(weights(again), weights(whole))

@@ -10,12 +10,19 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mmrl.algorithms.samplers.base import refuse_other_data
 from mmrl.core.protocols import State
 from mmrl.core.types import Prompt
+from mmrl.runtime.held import Held
 from mmrl.runtime.ranges import BelowOne, Count, Large, NonNegative, Number, Positive, PositiveShare, Seed, Share, check_ranges
+
+Floats = NDArray[np.float64]
+Weight = TypeVar("Weight", float, Floats)
 
 
 def succeeded(totals: Sequence[float], at: float) -> list[bool]:
@@ -28,6 +35,21 @@ def softmax(values: Mapping[str, float], temperature: float) -> dict[str, float]
     most = max(values.values())
     powers = {name: math.exp((value - most) / temperature) for name, value in values.items()}
     return {name: power / sum(powers.values()) for name, power in powers.items()}
+
+
+def numpy_twin(rng: random.Random) -> np.random.RandomState:
+    """A generator of arrays that goes on with the numbers of this one; numpy promises never to change what it draws."""
+    *key, position = rng.getstate()[1]
+    twin = np.random.RandomState(0)
+    twin.set_state(("MT19937", np.array(key, np.uint32), position, 0, 0.0))
+    return twin
+
+
+def largest(values: Floats, count: int, margin: float = 0.0) -> NDArray[np.int64]:
+    """Places of the largest values, in order, the first of equals first; with a margin also of those that come as close."""
+    edge = np.partition(values, -count)[-count] if count < len(values) else -math.inf
+    found = np.flatnonzero(values >= edge - margin)
+    return found[np.argsort(-values[found], kind="stable")]
 
 
 @dataclass
@@ -46,12 +68,20 @@ class Learning(ABC):
                 f"{type(self).__name__} needs all prompts before it draws, and at least one: give it a data set that is a list, "
                 'or take sampler.kind = "Streamed"'
             )
+        self._orders: dict[str, tuple[int, list[int]]] = {}
         self._places = {prompt.id: i for i, prompt in reversed(list(enumerate(self.prompts)))}
 
     def generator(self) -> random.Random:
         """The generator of this draw; the next one has another."""
         self.draws += 1
         return random.Random(f"{self.seed}/{self.draws}")
+
+    def in_epochs(self, name: str, places: Sequence[int], taken: int) -> Prompt:
+        """The prompt that comes after so many of endless epochs over these places, each in an order of its own."""
+        epoch, position = divmod(taken, len(places))
+        if name not in self._orders or self._orders[name][0] != epoch:
+            self._orders[name] = epoch, random.Random(f"{self.seed}/{name}/{epoch}").sample(places, len(places))
+        return self.prompts[self._orders[name][1][position]]
 
     def rates(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]], at: float) -> dict[int, list[bool]]:
         """Index of a prompt -> which of its samples were right; unknown prompts are left out."""
@@ -70,11 +100,11 @@ class Learning(ABC):
         self.remember(state["memory"])
 
     @abstractmethod
-    def memory(self) -> State:
+    def memory(self) -> Mapping[str, Any]:
         """All that was learned."""
 
     @abstractmethod
-    def remember(self, memory: State) -> None:
+    def remember(self, memory: Mapping[str, Any]) -> None:
         """Take over what was learned."""
 
 
@@ -126,11 +156,8 @@ class Bandit(Learning):
         return [self._next(name) for name in chosen]
 
     def _next(self, name: str) -> Prompt:
-        places = self._of[name]
-        epoch, position = divmod(self.taken[name], len(places))
         self.taken[name] += 1
-        order = random.Random(f"{self.seed}/{name}/{epoch}").sample(places, len(places))
-        return self.prompts[order[position]]
+        return self.in_epochs(name, self._of[name], self.taken[name] - 1)
 
     def chances(self) -> dict[str, float]:
         """Category -> the probability that the next prompt comes from it."""
@@ -162,7 +189,7 @@ class Bandit(Learning):
         recent = {name: list(last) for name, last in self.recent.items()}
         return {"values": {**self.values}, "recent": recent, "seen": {**self.seen}, "taken": {**self.taken}}
 
-    def remember(self, memory: State) -> None:
+    def remember(self, memory: Mapping[str, Any]) -> None:
         """Raises ValueError when the categories are others."""
         if set(memory["values"]) != set(self.values):
             raise ValueError(
@@ -197,22 +224,21 @@ class Thompson(Learning):
     """Share of a visited prompt's counts that stays at a step."""
     fade: PositiveShare = 0.99
     """The same of all others."""
-    right: list[float] = field(default_factory=list[float], init=False)
+    right: Floats = field(init=False, repr=False, compare=False)
     """alpha of every prompt, 1 at the start."""
-    wrong: list[float] = field(default_factory=list[float], init=False)
+    wrong: Floats = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.right, self.wrong = [1.0] * len(self.prompts), [1.0] * len(self.prompts)
+        self.right, self.wrong = np.ones(len(self.prompts)), np.ones(len(self.prompts))
 
     def draw(self, num_prompts: int) -> list[Prompt]:
         """Different prompts as long as there are enough of them."""
         drawn: list[Prompt] = []
         while len(drawn) < num_prompts:
-            rng = self.generator()
-            rates = [rng.betavariate(max(a, 1e-3), max(b, 1e-3)) for a, b in zip(self.right, self.wrong, strict=True)]
-            ranked = sorted(range(len(rates)), key=lambda i: (-rates[i] * (1 - rates[i]), i))
-            drawn += [self.prompts[i] for i in ranked[: num_prompts - len(drawn)]]
+            rates = numpy_twin(self.generator()).beta(np.maximum(self.right, 1e-3), np.maximum(self.wrong, 1e-3))
+            left = num_prompts - len(drawn)
+            drawn += [self.prompts[i] for i in largest(rates * (1 - rates), left)[:left].tolist()]
         return drawn
 
     def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
@@ -220,17 +246,20 @@ class Thompson(Learning):
 
     def learn(self, visits: Mapping[int, Sequence[bool]]) -> None:
         """Take in which samples of the visited prompts, by place, were right."""
-        for i in range(len(self.prompts)):
-            factor = self.fade_visited if i in visits else self.fade
-            right = sum(map(float, visits.get(i, ())))
-            self.right[i] = factor * self.right[i] + right
-            self.wrong[i] = factor * self.wrong[i] + len(visits.get(i, ())) - right
+        before = self.right, self.wrong
+        self.right, self.wrong = self.fade * self.right, self.fade * self.wrong
+        for i, seen in visits.items():
+            right = float(sum(seen))
+            self.right[i] = self.fade_visited * before[0][i] + right
+            self.wrong[i] = self.fade_visited * before[1][i] + len(seen) - right
 
-    def memory(self) -> State:
-        return {"right": list(self.right), "wrong": list(self.wrong)}
+    def memory(self) -> Held:
+        # `learn` makes new arrays
+        right, wrong = self.right, self.wrong
+        return Held(lambda: {"right": right.tolist(), "wrong": wrong.tolist()})
 
-    def remember(self, memory: State) -> None:
-        self.right, self.wrong = list(memory["right"]), list(memory["wrong"])
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        self.right, self.wrong = np.array(memory["right"]), np.array(memory["wrong"])
 
 
 @dataclass
@@ -248,23 +277,21 @@ class VarianceAware(Learning):
     """Share of the old weight that is kept."""
     success_at: Number = 0.5
     """Total reward from which a sample is right."""
-    weights: list[float] = field(default_factory=list[float], init=False)
-    learnability: dict[int, float] = field(default_factory=dict[int, float], init=False)
-    """p (1 - p) of the prompts that were sampled, by place."""
+    weights: Floats = field(init=False, repr=False, compare=False)
+    learnability: Floats = field(init=False, repr=False, compare=False)
+    """p (1 - p) of every prompt, NaN where it was never sampled."""
     taken: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.weights = [1.0] * len(self.prompts)
+        self.weights, self.learnability = np.ones(len(self.prompts)), np.full(len(self.prompts), math.nan)
 
     def draw(self, num_prompts: int) -> list[Prompt]:
         weighted, rng = int(num_prompts * self.share), self.generator()
-        weights = self.weights if any(self.weights) else [1.0] * len(self.weights)
-        drawn = rng.choices(self.prompts, weights=weights, k=weighted)
+        sums = np.cumsum(self.weights if self.weights.any() else np.ones(len(self.weights)))
+        drawn = rng.choices(self.prompts, cum_weights=cast(Sequence[float], sums), k=weighted)
         for _ in range(num_prompts - weighted):
-            epoch, position = divmod(self.taken, len(self.prompts))
-            order = random.Random(f"{self.seed}/epoch/{epoch}").sample(range(len(self.prompts)), len(self.prompts))
-            drawn.append(self.prompts[order[position]])
+            drawn.append(self.in_epochs("epoch", range(len(self.prompts)), self.taken))
             self.taken += 1
         return drawn
 
@@ -272,29 +299,34 @@ class VarianceAware(Learning):
         for i, right in self.rates(prompts, totals, self.success_at).items():
             rate = sum(right) / len(right)
             self.learnability[i] = rate * (1 - rate)
-        if self.learnability:
-            places = sorted(self.learnability)
-            scaled = min_max([self.learnability[i] for i in places])
-            for i, new in zip(places, scaled, strict=True):
-                self.weights[i] = self.mix(self.weights[i], new)
+        known = ~np.isnan(self.learnability)
+        if known.any():
+            self.weights[known] = self.mix(self.weights[known], min_max(self.learnability[known]))
 
-    def mix(self, old: float, new: float) -> float:
+    def mix(self, old: Weight, new: Weight) -> Weight:
         """The weight of a prompt after it was estimated again."""
         return self.momentum * old + (1 - self.momentum) * new
 
-    def memory(self) -> State:
-        learned = {str(i): value for i, value in self.learnability.items()}
-        return {"weights": list(self.weights), "learnability": learned, "taken": self.taken}
+    def memory(self) -> Held:
+        weights, known, taken = self.weights.copy(), self.learnability.copy(), self.taken
 
-    def remember(self, memory: State) -> None:
-        self.weights, self.taken = list(memory["weights"]), memory["taken"]
-        self.learnability = {int(i): value for i, value in memory["learnability"].items()}
+        def write() -> State:
+            learned = {str(i): float(known[i]) for i in np.flatnonzero(~np.isnan(known))}
+            return {"weights": weights.tolist(), "learnability": learned, "taken": taken}
+
+        return Held(write)
+
+    def remember(self, memory: Mapping[str, Any]) -> None:
+        self.weights, self.taken = np.array(memory["weights"]), memory["taken"]
+        self.learnability[:] = math.nan
+        for i, value in memory["learnability"].items():
+            self.learnability[int(i)] = value
 
 
-def min_max(values: Sequence[float]) -> list[float]:
+def min_max(values: Floats) -> Floats:
     """Scaled so that the least is 0 and the largest 1; all 1 where they are equal."""
-    low, high = min(values), max(values)
-    return [(value - low) / (high - low) if high > low else 1.0 for value in values]
+    low, high = values.min(), values.max()
+    return (values - low) / (high - low) if high > low else np.ones(len(values))
 
 
 @dataclass
@@ -324,13 +356,10 @@ class Curriculum(Learning):
                     f"prompt {prompt.id!r} has {prompt.columns.get(self.column)!r} in column {self.column!r}, by which the "
                     "curriculum goes: give every row a number there, or name another column in sampler.column"
                 )
-        if not any(self._hardness(prompt) <= self.edges[0] for prompt in self.prompts):
+        self._hard = np.array([float(cast(float, prompt.columns[self.column])) for prompt in self.prompts])
+        if not (self._hard <= self.edges[0]).any():
             raise ValueError(f"no prompt has {self.column!r} <= {self.edges[0]:g}, the first stage: raise sampler.edges[0]")
-
-    def _hardness(self, prompt: Prompt) -> float:
-        value = prompt.columns[self.column]
-        assert isinstance(value, int | float)
-        return float(value)
+        self._opened: tuple[int, list[int]] = -1, []
 
     @property
     def stage(self) -> int:
@@ -338,12 +367,13 @@ class Curriculum(Learning):
         return min(self.draws // self.draws_per_stage, len(self.edges))
 
     def draw(self, num_prompts: int) -> list[Prompt]:
-        most = [*self.edges, math.inf][self.stage]
-        open_ones = [prompt for prompt in self.prompts if self._hardness(prompt) <= most]
-        rng, drawn = self.generator(), list[Prompt]()
+        if self._opened[0] != self.stage:
+            most = [*self.edges, math.inf][self.stage]
+            self._opened = self.stage, np.flatnonzero(self._hard <= most).tolist()
+        open_ones, rng, drawn = self._opened[1], self.generator(), list[int]()
         while len(drawn) < num_prompts:
             drawn += rng.sample(open_ones, min(len(open_ones), num_prompts - len(drawn)))
-        return drawn
+        return [self.prompts[i] for i in drawn]
 
     def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
         """Learns nothing from rewards."""
@@ -351,5 +381,5 @@ class Curriculum(Learning):
     def memory(self) -> State:
         return {}
 
-    def remember(self, memory: State) -> None:
+    def remember(self, memory: Mapping[str, Any]) -> None:
         """There is nothing but the number of draws."""

@@ -1,12 +1,15 @@
 """Prompts drawn by how uncertain their success is: the sampler of single-stream optimization."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from mmrl.algorithms.samplers.learned import Learning
+import numpy as np
+
+from mmrl.algorithms.samplers.learned import Floats, Learning, largest, numpy_twin
 from mmrl.algorithms.tracker import Tracked, begin
-from mmrl.core.protocols import State
 from mmrl.core.types import Prompt
+from mmrl.runtime.held import Held
 from mmrl.runtime.ranges import Positive, PositiveShare, Share
 
 
@@ -27,18 +30,28 @@ class Prioritized(Learning):
     least: Positive = 0.05
     """The weight of a prompt that is always or never solved."""
     known: dict[int, Tracked] = field(default_factory=dict[int, Tracked], init=False)
+    weights: Floats = field(init=False, repr=False, compare=False)
+    """How often every prompt is to be drawn."""
 
-    def weight(self, place: int) -> float:
-        """How often the prompt at that place is to be drawn."""
-        return self.known.get(place, begin(self.start, self.samples)).weight(self.least)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.weights = self.weigh({})
+
+    def weigh(self, known: Mapping[int, Tracked]) -> Floats:
+        weights = np.full(len(self.prompts), begin(self.start, self.samples).weight(self.least))
+        for place, one in known.items():
+            weights[place] = one.weight(self.least)
+        return weights
 
     def draw(self, num_prompts: int) -> list[Prompt]:
-        rng, drawn = self.generator(), list[Prompt]()
+        twin, drawn = numpy_twin(self.generator()), list[Prompt]()
         while len(drawn) < num_prompts:
             # The largest u^(1 / w) are a draw by weight without replacement.
-            keys = {place: rng.random() ** (1 / self.weight(place)) for place in range(len(self.prompts))}
-            best = sorted(keys, key=lambda place: -keys[place])[: num_prompts - len(drawn)]
-            drawn += [self.prompts[place] for place in best]
+            uniform, left = twin.random_sample(len(self.prompts)), num_prompts - len(drawn)
+            near = largest(uniform ** (1 / self.weights), left, margin=1e-9).tolist()
+            # powers of arrays are rounded as the CPU has it, so they only say which may be among the largest
+            keys = {place: float(uniform[place]) ** (1 / float(self.weights[place])) for place in sorted(near)}
+            drawn += [self.prompts[place] for place in sorted(keys, key=lambda place: -keys[place])[:left]]
         return drawn
 
     def observe(self, prompts: Sequence[Prompt], totals: Sequence[Sequence[float]]) -> None:
@@ -48,9 +61,12 @@ class Prioritized(Learning):
                 if reward == reward and place is not None:
                     before, right = self.known.get(place, begin(self.start, self.samples)), min(max(reward, 0.0), 1.0)
                     self.known[place] = Tracked(self.keep * before.right + right, self.keep * before.wrong + 1 - right)
+                    self.weights[place] = self.known[place].weight(self.least)
 
-    def memory(self) -> State:
-        return {"known": {str(place): list(one) for place, one in self.known.items()}}
+    def memory(self) -> Held:
+        known = dict(self.known)
+        return Held(lambda: {"known": {str(place): list(one) for place, one in known.items()}})
 
-    def remember(self, memory: State) -> None:
+    def remember(self, memory: Mapping[str, Any]) -> None:
         self.known = {int(place): Tracked(*one) for place, one in memory["known"].items()}
+        self.weights = self.weigh(self.known)

@@ -263,7 +263,7 @@ class Ahead(Collector):
             observed = self._observed.get(step - self.ahead - 1)
             if observed is not None:
                 self.sampler.observe(*observed)
-            before = copy_state(state.now())
+            before = copy_state(state.now(), hold=True)
             with self._moved:
                 self._before[step] = before
                 self._moved.notify_all()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mmrl.core.protocols import Policy, State, Stateful
 from mmrl.core.ranks import OwnState, Ranks
+from mmrl.runtime.held import Held
 from mmrl.runtime.process_state import random_state, set_random_state
 from mmrl.training.collect import Collector
 from mmrl.training.optim import load_whole_state, whole_state
@@ -118,7 +119,7 @@ def rewards_state(runner: RewardRunner) -> State:
                 )
             found.setdefault(lane.name, {})["function"] = cast(Stateful, lane.function).state_dict()
         if lane.cache is not None:
-            found.setdefault(lane.name, {})["cache"] = lane.cache.state_dict()
+            found.setdefault(lane.name, {})["cache"] = lane.cache.held()
     return found
 
 
@@ -132,11 +133,12 @@ def load_rewards(runner: RewardRunner, state: State) -> None:
             lane.cache.load_state_dict(known["cache"])
 
 
-def copy_state(value: Any, where: str = "the state", own: bool = False) -> Any:
+def copy_state(value: Any, where: str = "the state", own: bool = False, hold: bool = False) -> Any:
     """Copy a state to memory of its own on the CPU, so that training can go on while it is written.
 
     Args:
         own: its tensors are already exclusive copies, as in an OwnState, and are not copied again.
+        hold: the copy will hardly ever be looked at, so what is `Held` stays so.
 
     Raises:
         TypeError: something that a checkpoint cannot hold; names where it is.
@@ -148,10 +150,12 @@ def copy_state(value: Any, where: str = "the state", own: bool = False) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
+        if hold and isinstance(value, Held):
+            return value
         own, table = own or isinstance(value, OwnState), cast(Mapping[object, object], value)
-        return {key: copy_state(item, f"{where} {key!r}", own) for key, item in table.items()}
+        return {key: copy_state(item, f"{where} {key!r}", own, hold) for key, item in table.items()}
     if isinstance(value, list | tuple):
-        items = [copy_state(item, where, own) for item in cast(list[object], value)]
+        items = [copy_state(item, where, own, hold) for item in cast(list[object], value)]
         return items if isinstance(value, list) else tuple(items)
     raise TypeError(
         f"{where} holds {type(value).__name__}, which no checkpoint can keep: state_dict gives tensors, numbers, texts, "

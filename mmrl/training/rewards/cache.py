@@ -15,6 +15,7 @@ import torch
 
 from mmrl.core.protocols import State
 from mmrl.core.samples import Group, Observation, Prompt, Scored, kind_of
+from mmrl.runtime.held import Held
 from mmrl.runtime.ranges import by_name
 
 Digest = bytes
@@ -93,9 +94,13 @@ class AnswerCache:
 
     def state_dict(self) -> State:
         """Keys in hexadecimal with the answers, the least recently used first."""
+        return dict(self.held())
+
+    def held(self) -> Held:
+        """The same, written out when it is looked at."""
         with self._lock:
             kept = list(self._answers.items())
-        return {"answers": [[key.hex(), [as_numbers(answer) for answer in answers]] for key, answers in kept]}
+        return Held(lambda: {"answers": [[key.hex(), list(map(as_numbers, answers))] for key, answers in kept]})
 
     def load_state_dict(self, state: State) -> None:
         """Restore as many answers as there is room for."""
@@ -103,11 +108,14 @@ class AnswerCache:
             self._answers.clear()
             self.count = 0
         for key, answers in state["answers"]:
-            self._keep(bytes.fromhex(key), tuple(Scored(value, parts) if parts else value for value, parts in answers))
+            self._keep(bytes.fromhex(key), tuple(Scored(*answer) for answer in answers))
 
     def _keep(self, key: Digest, answers: tuple[RawAnswer, ...]) -> None:
         if not all(map(is_ok, answers)):
             return
+        # as numbers, since a reward may go on writing into what it returned
+        numbers = map(as_numbers, answers)
+        answers = tuple(Scored(value, parts) if parts else value for value, parts in numbers)
         with self._lock:
             self.count += len(answers) - len(self._answers.pop(key, ()))
             self._answers[key] = answers
