@@ -3,22 +3,22 @@
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
+from mmrl.algorithms.notes import Held
 from mmrl.core.protocols import State
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.samples import MediaSize, Observation, Seen, Segment, Turn
 from mmrl.core.types import Credit, Given, Group, Prompt, Request, Rollouts, Scores, StoredRow
-from mmrl.runtime.held import Held
 from mmrl.runtime.pictures import open_upright
 from mmrl.runtime.tensors import masked_mean
 
@@ -117,7 +117,7 @@ class RowBuffer:
     def state_dict(self) -> Held:
         return Held(partial(pack_rows, tuple(self.rows), self.step, self.vocabulary))
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State | Held) -> None:
         """Raises ValueError when the rows are of another vocabulary than the policy's."""
         own, self.rows = self.vocabulary, list(rows_of(state))
         self.step, self.vocabulary = state["step"], state["vocabulary"]
@@ -150,7 +150,7 @@ def pack_rows(held: Sequence[Kept], step: int, vocabulary: str) -> State:
     }
 
 
-def rows_of(state: Mapping[str, Any]) -> Iterator[Kept]:
+def rows_of(state: State | Held) -> Iterator[Kept]:
     """The rows of a state."""
     lengths: list[int] = state["lengths"]
     tokens, logprobs = (state[name].split(lengths) for name in ("tokens", "logprobs"))

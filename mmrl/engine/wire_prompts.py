@@ -12,7 +12,7 @@ from mmrl.core.types import Prompt
 from mmrl.engine.facts import ServerFacts
 from mmrl.engine.wire.request import WirePrompt
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.prompt.encode import Encoded, open_one, videos_of
+from mmrl.policies.text.prompt.encode import Encoded, videos_of
 from mmrl.policies.video.decode import Frames
 
 CLOSE_S = 0.02
@@ -66,7 +66,7 @@ def media_parts(host: TextHost, media: object, prompt: Prompt) -> list[dict[str,
     kind = kind_of(media)
     if kind.name not in PARTS:
         raise ValueError(f"prompt {prompt.id!r} holds {kind.nouns}, which cannot be sent to a server: remove [policy.engine]")
-    opened = open_one(media, prompt, host.encode.videos)
+    opened = host.encode.open(media, prompt)
     if isinstance(opened, Frames) and host.family.frames_are_pictures:
         return [picture_part(Image.fromarray(frame)) for frame in opened.pixels]
     return [PARTS[kind.name](opened)]

@@ -161,7 +161,7 @@ def test_what_a_step_moved_is_put_back_where_it_is_thrown_away(tmp_path: Path):
                 trainer.stop.ask("SIGINT")
             return right_letter(group)
 
-        reward.pointwise = True
+        vars(reward)["pointwise"] = True
         rewards = RewardRunner([NamedReward("letter", reward, call=Calling(cache=1000))])
         policy, settings = FakeTextPolicy(), TrainSettings(steps=5, prompts_per_step=4, micro_batch=1000)
         algorithm = PRESETS["ssr"].with_length(policy.length)
@@ -175,7 +175,7 @@ def test_what_a_step_moved_is_put_back_where_it_is_thrown_away(tmp_path: Path):
     whole.step()
     moved, asked = copy_state(whole._run_state.draws()), calls
     whole.fit()
-    assert all(repr(before[part]) != repr(moved[part]) for part in ("sampler", "planner", "rewards")), "the step moves all of them"
+    assert all(repr(before[part]) != repr(moved[part]) for part in ("sampler", "planner", "rewards")), "all move"
     calls, checkpoints = 0, Checkpoints(tmp_path)
     stopped = trainer_of(asked - 1, Records(checkpoints=checkpoints))
     stopped.fit()

@@ -10,15 +10,15 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mmrl.algorithms.notes import Held
 from mmrl.algorithms.samplers.base import refuse_other_data
 from mmrl.core.protocols import State
 from mmrl.core.types import Prompt
-from mmrl.runtime.held import Held
 from mmrl.runtime.ranges import BelowOne, Count, Large, NonNegative, Number, Positive, PositiveShare, Seed, Share, check_ranges
 
 Floats = NDArray[np.float64]
@@ -100,11 +100,11 @@ class Learning(ABC):
         self.remember(state["memory"])
 
     @abstractmethod
-    def memory(self) -> Mapping[str, Any]:
+    def memory(self) -> State | Held:
         """All that was learned."""
 
     @abstractmethod
-    def remember(self, memory: Mapping[str, Any]) -> None:
+    def remember(self, memory: State) -> None:
         """Take over what was learned."""
 
 
@@ -189,7 +189,7 @@ class Bandit(Learning):
         recent = {name: list(last) for name, last in self.recent.items()}
         return {"values": {**self.values}, "recent": recent, "seen": {**self.seen}, "taken": {**self.taken}}
 
-    def remember(self, memory: Mapping[str, Any]) -> None:
+    def remember(self, memory: State) -> None:
         """Raises ValueError when the categories are others."""
         if set(memory["values"]) != set(self.values):
             raise ValueError(
@@ -258,7 +258,7 @@ class Thompson(Learning):
         right, wrong = self.right, self.wrong
         return Held(lambda: {"right": right.tolist(), "wrong": wrong.tolist()})
 
-    def remember(self, memory: Mapping[str, Any]) -> None:
+    def remember(self, memory: State) -> None:
         self.right, self.wrong = np.array(memory["right"]), np.array(memory["wrong"])
 
 
@@ -316,7 +316,7 @@ class VarianceAware(Learning):
 
         return Held(write)
 
-    def remember(self, memory: Mapping[str, Any]) -> None:
+    def remember(self, memory: State) -> None:
         self.weights, self.taken = np.array(memory["weights"]), memory["taken"]
         self.learnability[:] = math.nan
         for i, value in memory["learnability"].items():
@@ -381,5 +381,5 @@ class Curriculum(Learning):
     def memory(self) -> State:
         return {}
 
-    def remember(self, memory: Mapping[str, Any]) -> None:
+    def remember(self, memory: State) -> None:
         """There is nothing but the number of draws."""

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from mmrl.algorithms.notes import Held
 from mmrl.algorithms.samplers.learned import Floats, Learning, largest, numpy_twin
 from mmrl.algorithms.tracker import Tracked, begin
+from mmrl.core.protocols import State
 from mmrl.core.types import Prompt
-from mmrl.runtime.held import Held
 from mmrl.runtime.ranges import Positive, PositiveShare, Share
 
 
@@ -67,6 +67,6 @@ class Prioritized(Learning):
         known = dict(self.known)
         return Held(lambda: {"known": {str(place): list(one) for place, one in known.items()}})
 
-    def remember(self, memory: Mapping[str, Any]) -> None:
+    def remember(self, memory: State) -> None:
         self.known = {int(place): Tracked(*one) for place, one in memory["known"].items()}
         self.weights = self.weigh(self.known)

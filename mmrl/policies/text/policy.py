@@ -17,6 +17,7 @@ from mmrl.core.ranks import OwnState, Ranks
 from mmrl.core.readings import SCORE, VALUE
 from mmrl.core.types import Batch, Prompt, Reading, Request, Rollouts, Scope, Target, Tempering, Trace
 from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.shared.pictures import PictureInput
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import reshard, wrap_module
 from mmrl.policies.shared.teachers import TEACHER
@@ -98,7 +99,8 @@ class TextPolicy(PolicyHooks):
         self.net = parts.net(loaded.model, self.family, self.banned, pad, config.dtype == "bfloat16", features)
         self.module: nn.Module = self.net
         videos = VideoInput(config.video, self.family.frame_rule(self.processor, config.video), self.family.ear(self.processor))
-        self.encode = Encoder(self.processor, self.family, self.net.core, config, videos, self.net.count)
+        pictures = PictureInput(config.pictures_ahead_mib)
+        self.encode = Encoder(self.processor, self.family, self.net.core, config, videos, pictures, self.net.count)
         self.ranks, self._followed = Ranks(), False
         self.keeper = None if parts.worlds is None else keeper_of(config, loaded.model.config)
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
@@ -178,7 +180,7 @@ class TextPolicy(PolicyHooks):
         for model in sorted(self.shadows | {"policy"}):
             own, played = by_turns([row for row in drawn if row.request.model == model], self.parts.worlds)
             # Clips are decoded while earlier rows are written, and a prompt's length is known once all its clips are decoded.
-            chunks = split_rows(own, self.config.rollout_rows, None if self.prefetches else prompts)
+            chunks = split_rows(own, self.config.rollout_rows, None if self.encode.videos.used else prompts)
             chunks += [[]] * (self.ranks.forwards(len(chunks)) - len(chunks))
             if chunks or played:
                 with self.weights.swapped_in(model):
@@ -275,7 +277,7 @@ class TextPolicy(PolicyHooks):
 
     @property
     def prefetches(self) -> bool:
-        return self.encode.videos.used
+        return self.encode.videos.used or self.encode.pictures.used
 
     def _write(self, chunks: Sequence[Sequence[CompletionRow]], prompts: PromptCache, sampling: Sampling) -> list[int]:
         """Draw chunks of rows of one temperature; returns the versions of the weights that wrote. Without rows, keep step."""

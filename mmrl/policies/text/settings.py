@@ -130,6 +130,8 @@ class TextPolicyConfig:
     episode_cache_mib: CountOrNone = 4096
     """With [environment]: MiB of keys and values that unfinished episodes keep on the card, so that each turn reads what came
     since the last one alone. Turns beyond it are read again, as are all with 0 and with models that keep other states."""
+    pictures_ahead_mib: CountOrNone = 1024
+    """MiB of pictures that are opened before they are needed, as the next step's are while weights are updated. 0 = none."""
     trust_remote_code: bool = False
     """True: Python files of the model's repository run, with your rights; a warning says so."""
     attn_implementation: str | None = None

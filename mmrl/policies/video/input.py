@@ -2,10 +2,10 @@
 
 import logging
 import signal
-import weakref
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from mmrl.answers.spans.sounds import Ear
 from mmrl.core.samples import ClipTime, Video
 from mmrl.policies.shared.workers.crew import Board, Crew, Death
+from mmrl.policies.shared.workers.early import Early
 from mmrl.policies.video.decode import Frames, fetch
 from mmrl.policies.video.sampling import FrameRule, VideoSettings
 from mmrl.runtime.workers import SilentError, WorkerError, WorkerProcess
@@ -85,45 +86,49 @@ class VideoInput:
     ear: Ear = field(default_factory=Ear)
     """What the model takes of sounds."""
     cache: FrameCache = field(init=False)
-    workers: Crew | None = field(default=None, init=False)
-    """Processes that decode; they start with the first clip."""
+    early: Early = field(init=False)
+    """Clips that processes decode, which start with the first one."""
     used: bool = field(default=False, init=False)
     """True once a clip was asked for."""
-    _asked: dict[Video, Board] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.cache = FrameCache(self.settings.cache_mb * 2**20)
+        self.early = Early(partial(decoders, self.settings))
 
     def ask(self, videos: Iterable[Video]) -> None:
         """Let workers begin with these clips; an error is raised when the clip is taken."""
-        for video in dict.fromkeys(map(without_changes, videos)):
-            if self.settings.workers and video not in self._asked and not self._has_cached(video):
-                self._asked[video] = self.begin(video)
+        if self.settings.workers:
+            fresh = [video for video in map(without_changes, videos) if not self._has_cached(video)]
+            self.early.ask({video: (self._job(video), 0) for video in fresh})
 
     def __call__(self, video: Video) -> Frames:
         """Raises FileNotFoundError, ValueError for a wrong clip, WorkerError where workers died or hung twice."""
         self.used = True
         own = without_changes(video)
         frames = self.cache.get(own, self.rule) if self.settings.cache_mb and exists(own) else None
-        asked = self._asked.pop(own, None)
+        asked = self.early.take(own)
         if frames is None:
             if asked is None and self.settings.workers:
                 asked = self.begin(own)
-            frames = fetch(own, self.rule, self.settings.cache_mb > 0) if asked is None else asked.wait()[0]
+            frames = fetch(*self._job(own)) if asked is None else asked.wait()[0]
             if self.settings.cache_mb:
                 self.cache.put(own, self.rule, frames)
         return change_frames(frames, video)
 
     def begin(self, video: Video) -> Board:
         """Let a worker decode a clip; the board's one answer is its Frames."""
-        if self.workers is None:
-            decoders = [Decoder(self.settings.timeout) for _ in range(self.settings.workers)]
-            self.workers = Crew(decoders, try_once_more, "decoder")
-            weakref.finalize(self, self.workers.close)
-        return self.workers.begin_jobs([(video, self.rule, self.settings.cache_mb > 0)])
+        return self.early.begin(*self._job(video))
+
+    def _job(self, video: Video) -> tuple[Video, FrameRule, bool]:
+        return video, self.rule, self.settings.cache_mb > 0
 
     def _has_cached(self, video: Video) -> bool:
         return bool(self.settings.cache_mb) and exists(video) and self.cache.get(video, self.rule) is not None
+
+
+def decoders(settings: VideoSettings) -> Crew:
+    """The processes that the settings ask for."""
+    return Crew([Decoder(settings.timeout) for _ in range(settings.workers)], try_once_more, "decoder")
 
 
 class Decoder:

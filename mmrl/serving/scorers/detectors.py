@@ -193,7 +193,8 @@ def lab_colour(picture: Image.Image, corners: tuple[float, float, float, float])
     x1, y1, x2, y2 = corners
     width, height = x2 - x1, y2 - y1
     middle = (round(x1 + 0.25 * width), round(y1 + 0.25 * height), round(x2 - 0.25 * width), round(y2 - 0.25 * height))
-    crop = upright_rgb(picture, lent=True).crop((middle[0], middle[1], max(middle[2], middle[0] + 1), max(middle[3], middle[1] + 1)))
+    box = (*middle[:2], max(middle[2], middle[0] + 1), max(middle[3], middle[1] + 1))
+    crop = upright_rgb(picture, lent=True).crop(box)
     mean = _lab(np.asarray(crop, dtype=np.float64)).reshape(-1, 3).mean(0)
     distances = {name: float(np.linalg.norm(_lab(np.array(rgb, dtype=np.float64)) - mean)) for name, rgb in COLOURS.items()}
     return min(distances, key=distances.__getitem__)

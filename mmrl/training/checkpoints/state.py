@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmrl.algorithms.notes import Held
 from mmrl.core.protocols import Policy, State, Stateful
 from mmrl.core.ranks import OwnState, Ranks
-from mmrl.runtime.held import Held
 from mmrl.runtime.process_state import random_state, set_random_state
 from mmrl.training.collect import Collector
 from mmrl.training.optim import load_whole_state, whole_state

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import torch
 
+from mmrl.algorithms.notes import Held
 from mmrl.core.protocols import State
 from mmrl.core.samples import Group, Observation, Prompt, Scored, kind_of
-from mmrl.runtime.held import Held
 from mmrl.runtime.ranges import by_name
 
 Digest = bytes

@@ -64,7 +64,7 @@ class Hearing(TextOnly):
         return {"tone": self.entries(media, "tone")}
 
 
-def open_tone(tone: Any, prompt: Prompt, videos: object) -> list[float]:
+def open_tone(tone: Any, prompt: Prompt, encode: object) -> list[float]:
     return [float(line) for line in Path(tone.file).read_text().split()]
 
 

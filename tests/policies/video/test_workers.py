@@ -96,8 +96,8 @@ def decoding() -> Iterator[Callable[..., VideoInput]]:
 
     yield make_input
     for one in made:
-        if one.workers is not None:
-            one.workers.close()
+        if one.early.crew is not None:
+            one.early.crew.close()
 
 
 def result(videos: VideoInput, source: str) -> Frames:
@@ -106,8 +106,8 @@ def result(videos: VideoInput, source: str) -> Frames:
 
 
 def decoder(videos: VideoInput) -> Decoder:
-    assert videos.workers is not None
-    (found,) = videos.workers.workers
+    assert videos.early.crew is not None
+    (found,) = videos.early.crew.workers
     assert isinstance(found, Decoder)
     return found
 
@@ -182,7 +182,7 @@ def test_a_worker_that_is_stopped_for_good_is_not_replaced(clip, doomed, decodin
     board = videos.begin(Video(clip))
     while decoder(videos).process.pid is None:
         time.sleep(0.01)
-    videos.workers.close()
+    videos.early.crew.close()
     with pytest.raises(UnavailableError, match="nothing waits"):
         board.wait()
     while decoder(videos).process.pid is not None:
@@ -194,9 +194,9 @@ def test_pipes_are_closed_by_the_thread_that_reads_them(clip, decoding):
     result(videos, clip)
     connection = decoder(videos).process._connection
     assert connection is not None
-    videos.workers.leave()
+    videos.early.crew.leave()
     assert not connection.closed
-    videos.workers.close()
+    videos.early.crew.close()
     while not connection.closed:
         time.sleep(0.01)
 
@@ -237,8 +237,8 @@ def test_rollouts_with_and_without_workers_are_the_same(tiny, clip):
 def test_clips_that_were_asked_for_are_not_decoded_again(clip, monkeypatch):
     videos = VideoInput(VideoSettings(workers=1), FrameRule())
     asked: list[Video] = []
-    begin = videos.begin
-    monkeypatch.setattr(videos, "begin", lambda video: (asked.append(video), begin(video))[1])
+    begin = videos.early.begin
+    monkeypatch.setattr(videos.early, "begin", lambda video, *how: (asked.append(video), begin(video, *how))[1])
     clips = [Video(clip, shuffle=i) for i in range(3)]
     videos.ask(clips)
     videos.ask(clips)
@@ -253,10 +253,10 @@ def test_prefetch_decodes_while_the_policy_does_something_else(tiny, clip):
     policy: TextPolicy = make(tiny("qwen3_vl"), video=VideoSettings(workers=1))
     prompt = Prompt("p", "when?", (Video(clip),))
     policy.prefetch([prompt])
-    (board,) = policy.encode.videos._asked.values()
+    ((board, _),) = policy.encode.videos.early.begun.values()
     assert board.wait()[0].digest
     policy.rollout([Request(prompt, 1, 0)])
-    assert not policy.encode.videos._asked and len(policy.encode.videos.cache) == 1
+    assert not policy.encode.videos.early.begun and len(policy.encode.videos.cache) == 1
 
 
 def test_workers_import_no_torch():

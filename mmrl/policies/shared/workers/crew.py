@@ -57,7 +57,7 @@ class Restarts:
 
 @dataclass(eq=False)
 class Board:
-    """Jobs that were given together: who has which, and what is answered. All but `wait` is the crew's, under its lock."""
+    """Jobs that were given together: who has which, and what is answered. All but `wait` and `drop` is under the crew's lock."""
 
     jobs: Sequence[Job]
     changed: threading.Condition
@@ -119,6 +119,11 @@ class Board:
 
     def fail(self, error: BaseException) -> None:
         self.error = self.error or error
+
+    def drop(self) -> None:
+        """Let no worker begin with it any more: nobody waits."""
+        with self.changed:
+            self.fail(gone())
 
 
 class Crew:

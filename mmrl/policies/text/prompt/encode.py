@@ -13,7 +13,7 @@ from mmrl.answers.spans.sounds import read_wave
 from mmrl.core.samples import IMAGE, KINDS, VIDEO, ClipTime, MediaKind, kind_of
 from mmrl.core.types import MediaSize, Prompt, Video
 from mmrl.policies.shared.chat_templates import REMEDY, refuse_endless
-from mmrl.policies.shared.pictures import open_picture
+from mmrl.policies.shared.pictures import PictureInput
 from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.families.base import TYPE_NAMES
 from mmrl.policies.text.kept import Past
@@ -74,7 +74,7 @@ class Reader:
     """How a text policy reads one kind of media."""
 
     open: Callable[..., object]
-    """(a value of its kind, prompt, videos) -> what `options` takes; raises ValueError, FileNotFoundError or RuntimeError."""
+    """(a value of its kind, prompt, encoder) -> what `options` takes; raises ValueError, FileNotFoundError or RuntimeError."""
     options: Callable[..., Options]
     """(all of a prompt's, opened; family) -> what the processor is given."""
     remedy: str = "leave them out of the data"
@@ -83,16 +83,16 @@ class Reader:
 
 READERS = {
     "image": Reader(
-        lambda media, prompt, videos: open_picture(media, prompt.id),
+        lambda media, prompt, encode: encode.pictures(media, prompt.id),
         lambda pictures, family: {"images": [list(pictures)]},
     ),
     "video": Reader(
-        lambda clip, prompt, videos: videos(clip),
+        lambda clip, prompt, encode: encode.videos(clip),
         lambda clips, family: processor_arguments(list(clips), family.video_options),
         "use a model that `mmrl ls families` lists with clips",
     ),
     "audio": Reader(
-        lambda sound, prompt, videos: read_wave(sound, videos.ear),
+        lambda sound, prompt, encode: read_wave(sound, encode.videos.ear),
         lambda waves, family: {"audio": list(waves)},
         "use a model that `mmrl ls families` lists with sounds",
     ),
@@ -103,21 +103,6 @@ READERS = {
 def videos_of(prompt: Prompt) -> list[Video]:
     """The prompt's clips, in order."""
     return [clip for media in prompt.media if VIDEO.holds(media) and isinstance(clip := VIDEO.value_of(media), Video)]
-
-
-def open_one(media: object, prompt: Prompt, videos: VideoInput) -> object:
-    """One of a prompt's media, as its reader opens it."""
-    kind = kind_of(media)
-    return READERS[kind.name].open(kind.value_of(media), prompt, videos)
-
-
-def open_media(prompt: Prompt, videos: VideoInput, kinds: Sequence[MediaKind]) -> Opened:
-    """A prompt's media of these kinds."""
-    opened: Opened = {}
-    for media in prompt.media:
-        if (kind := kind_of(media)) in kinds:
-            opened.setdefault(kind.name, []).append(open_one(media, prompt, videos))
-    return opened
 
 
 def options_of(opened: Opened, family: Family) -> Options:
@@ -138,6 +123,7 @@ class Encoder:
     """The model below its head: it knows the positions of its tokens."""
     config: TextPolicyConfig
     videos: VideoInput
+    pictures: PictureInput
     count: Callable[[Media], Media] = dict
     """One prompt's tensors, with its features counted where its family does so."""
     ready: dict[int, Encoded] = field(default_factory=dict[int, Encoded], compare=False)
@@ -158,9 +144,11 @@ class Encoder:
         return found
 
     def prefetch(self, prompts: Iterable[Prompt]) -> None:
-        """Let workers decode the clips of these prompts, without waiting for them."""
+        """Let workers decode the clips and open the pictures of these prompts, without waiting for them."""
+        prompts = list(prompts)
         if clips := [clip for prompt in prompts for clip in videos_of(prompt)]:
             self.videos.ask(clips)
+        self.pictures.ask(IMAGE.value_of(media) for prompt in prompts for media in prompt.media if kind_of(media) is IMAGE)
 
     def __call__(self, prompt: Prompt, seed: int = 0) -> Encoded:
         """Encode a prompt, unless `unreadable` has done so already; raises what `encode` raises."""
@@ -177,16 +165,29 @@ class Encoder:
             FileNotFoundError: no such picture or clip.
             WorkerError: decoding workers died or hung twice at one clip.
         """
-        opened = open_media(prompt, self.videos, [IMAGE])
+        opened = self.open_all(prompt, [IMAGE])
         # Markers that do not fit are reported before clips are decoded.
         chat = self.chat(prompt)
         try:
-            opened |= open_media(prompt, self.videos, [kind for kind in KINDS.values() if kind is not IMAGE])
+            opened |= self.open_all(prompt, [kind for kind in KINDS.values() if kind is not IMAGE])
             self._check_kinds(opened)
             encoded = self._encode(prompt, chat, opened)
         except (ValueError, FileNotFoundError, RuntimeError) as error:
             raise type(error)(f"{name_in_file(prompt)}: {error}") from error
         return replace(encoded, prompt=prompt, seed=seed)
+
+    def open(self, media: object, prompt: Prompt) -> object:
+        """One of a prompt's media, as its reader opens it."""
+        kind = kind_of(media)
+        return READERS[kind.name].open(kind.value_of(media), prompt, self)
+
+    def open_all(self, prompt: Prompt, kinds: Sequence[MediaKind]) -> Opened:
+        """A prompt's media of these kinds."""
+        opened: Opened = {}
+        for media in prompt.media:
+            if (kind := kind_of(media)) in kinds:
+                opened.setdefault(kind.name, []).append(self.open(media, prompt))
+        return opened
 
     def _check_kinds(self, opened: Opened) -> None:
         kind, num_frames = self.family.config.model_type, [len(clip.times) for clip in opened.get("video", [])]
