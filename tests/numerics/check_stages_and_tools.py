@@ -9,13 +9,13 @@ import torch
 from mmrl.algorithms.advantages.segments import ValueGae
 from mmrl.algorithms.advantages.spread import WhereSpread
 from mmrl.algorithms.rhythm import Kind, Rhythm, largest, steps_of
+from mmrl.algorithms.shaping.agreement import agreement
 from mmrl.algorithms.shaping.reference import gain, mean_probability
 from mmrl.answers.calls import CallError
 from mmrl.core.readings import OLD_VALUE
 from mmrl.data.tools.zoom import clip
 from mmrl.policies.text.read.looks.rhythm import backward_distance, future_influence
 from tests.numerics.formulas.critics import nearest_to
-from tests.numerics.formulas.paraphrases import agreement
 from tests.numerics.formulas.step_values import step_values, value_advantages
 from tests.numerics.formulas.tools import code_reward, zoom_reward
 from tests.numerics.registry import Vector, check, close, tensor
@@ -48,6 +48,12 @@ def vgpo_advantages(vector: Vector) -> None:
     close(values, outputs["Q"], what="Q")
     close(values / values.mean(1, keepdim=True), outputs["omega"], what="omega")
     close(value_advantages(values, params["k"], params["eps"]), outputs["advantages"], what="advantages")
+
+
+@check("ps_grpo.rewards")
+def ps_grpo_rewards(vector: Vector) -> None:
+    for found, expected in zip(agreement(vector.inputs["answers"]), vector.outputs["rewards"], strict=True):
+        close(found, expected, vector.tolerance)
 
 
 @check("group_similarity")

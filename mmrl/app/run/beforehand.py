@@ -9,6 +9,8 @@ from typing import Any, Protocol, get_args, runtime_checkable
 from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.advantages.per_modality import PerModality
 from mmrl.algorithms.planners.hints import AskedHalves
+from mmrl.algorithms.planners.wordings import Wordings
+from mmrl.algorithms.shaping.agreement import Agreement
 from mmrl.algorithms.shaping.turns import WhereToolsHelp
 from mmrl.algorithms.views import SEEN
 from mmrl.answers.needs import Need
@@ -78,6 +80,7 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     check_signs(config)
     if isinstance(advantage := config.algorithm.algorithm.advantage, PerModality):
         advantage.check_names([reward.label for reward in config.reward])
+    check_companions(config)
     check_samplers(config, ranks)
     check_ahead(config, ranks)
     warn_of_idle_settings(config)
@@ -124,6 +127,19 @@ def check_signs(config: RunConfig) -> None:
     if negative := [reward.label for reward in config.reward if reward.weight < 0]:
         raise ValueError(f"{said}. The weight of reward {negative[0]!r} is below 0")
     log.warning("%s", said)
+
+
+def check_companions(config: RunConfig) -> None:
+    """Refuse bonuses that compare samples which a planner asks for, where another one plans."""
+    algorithm, planner = config.algorithm.algorithm, config.algorithm.algorithm.planner
+    for part in algorithm.shaping:
+        halves = isinstance(part, WhereToolsHelp) and part.asked
+        wanted = AskedHalves if halves else Wordings if isinstance(part, Agreement) else None
+        if wanted is not None and not isinstance(planner, wanted):
+            raise ValueError(
+                f"algorithm {config.algorithm.label}: {type(part).__name__} compares samples that the planner {wanted.__name__} "
+                f"asks for, and algorithm.planner is {type(planner).__name__}: set algorithm.planner.kind = {wanted.__name__!r}"
+            )
 
 
 def check_samplers(config: RunConfig, ranks: Ranks) -> None:
@@ -239,12 +255,6 @@ def refuse_views_and_replays(config: RunConfig, ranks: Ranks) -> None:
             f"and the run has {ranks.world}: start one, take another algorithm.planner, or leave [environment] out"
         )
     planner = algorithm.algorithm.planner
-    asked = [part for part in algorithm.algorithm.shaping if isinstance(part, WhereToolsHelp) and part.asked]
-    if asked and not isinstance(planner, AskedHalves):
-        raise ValueError(
-            f"algorithm {algorithm.label} compares halves that were asked with and without a tool (WhereToolsHelp), and "
-            f"algorithm.planner {type(planner).__name__} asks none: take the planner AskedHalves, or set asked = false"
-        )
     if not with_hooks(planner, PlannerHooks).samples_plainly:
         raise ValueError(
             f"algorithm.planner {type(planner).__name__} shows prompts with hints, begins samples or changes their temperature, "

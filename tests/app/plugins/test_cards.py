@@ -82,7 +82,8 @@ def test_methods_that_are_one_part_are_told_beside_presets():
     found = {card.name: card for card in part_cards()}
     known = {row.name for kind in ("samplers", "parts") for row in rows_of(kind)}
     assert set(found) <= known and "VarianceAware" in found
-    assert all(card.evidence for name, card in found.items() if name != "Mixture"), "a mixture is what the data are"
+    unmeasured = {name for name, card in found.items() if not card.evidence}
+    assert unmeasured == {"Mixture", "Wordings"}, "a mixture is what the data are; wordings are not measured yet"
     assert {card.status.partition(":")[0] for card in found.values()} == {"works", "partial"}
     lines = list(listing("algorithms"))
     assert "with any of them" in lines and any('sampler.kind = "Thompson"' in line for line in lines)
