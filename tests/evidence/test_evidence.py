@@ -1,6 +1,7 @@
 """Methods on tasks made for their claims: every preset has a row or a reason, and what the written results say still holds."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ from mmrl.algorithms.presets import PRESETS
 from tests.evidence.__main__ import FILE, SEEDS
 from tests.evidence.rows import ELSEWHERE, ROWS
 from tests.evidence.task import Outcome, Row, verdict
+from tests.evidence.teachers import compare
 from tests.learning.test_presets_learn import FEWER_PROMPTS
 from tests.learning.test_presets_learn import PRESETS as LEARNING
 from tests.support.presets import BY_PIXELS, DISTILLED, FLOW, VIDEO, WITH_SOUND
@@ -70,3 +72,9 @@ def test_a_method_acts_and_its_verdict_holds(row: Row):
     assert all(one.moved > ACTS for one in outcomes)
     told = LINES.get((row.method, row.task.name), {"verdict": "level"})["verdict"]
     assert {told, verdict(outcomes, row.task.margin)} != {"ahead", "behind"}
+
+
+@pytest.mark.evidence
+def test_a_teacher_that_sees_more_is_ahead_of_one_that_sees_the_same_and_of_rewards(tmp_path: Path):
+    ends = {way: held_out[max(held_out)] for way, held_out in compare("sees_more", 0, tmp_path)["held-out reward"].items()}
+    assert ends["sees more"] > max(ends["sees the same"], ends["grpo"])
