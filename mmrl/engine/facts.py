@@ -45,6 +45,8 @@ class ServerFacts:
     """The ids of `PROBE`."""
     most_pictures: int | None = None
     """Pictures of one prompt; None: it says no bound."""
+    most_likely: int = 20
+    """Likely tokens that it tells of at a place; -1: all."""
     settings: tuple[tuple[str, object], ...] = ()
     """Options that differ from what mmrl needs: name and actual value."""
 
@@ -98,6 +100,7 @@ def read_facts(version: str, served: Json, config: Json, weights: str, tokens: S
         clip_frames=int(clips.get("num_frames", ServerFacts.clip_frames)),
         tokens=tuple(map(int, tokens)),
         most_pictures=most_pictures(model),
+        most_likely=int(model.get("max_logprobs", ServerFacts.most_likely)),
         settings=tuple(odd_settings(model)),
     )
 
@@ -217,6 +220,11 @@ def serving_rank(rank: int) -> int:
             f'policy.lora.rank is {rank}, and vLLM serves adapters up to rank 512: lower it, or set policy.engine.sync = "file"'
         )
     return found
+
+
+def tokens_of_probe(tokenizer: Any) -> tuple[int, ...]:
+    """The ids of `PROBE` by a tokenizer of transformers."""
+    return tuple(tokenizer(PROBE, add_special_tokens=False)["input_ids"])
 
 
 def last_name(model: str) -> str:

@@ -56,7 +56,7 @@ class Fleet:
     is_left: bool = False
     """Nothing waits any more for the completions that are written."""
     probe: Probe | None = None
-    """The test question, with the policy's answer under these weights."""
+    """The test question, with the policy's answer under these weights; None: the servers have weights of their own."""
 
     def push(self) -> None:
         """Give all servers the weights of the step.
@@ -91,7 +91,8 @@ class Fleet:
 
     def _compare(self, member: Member) -> str:
         """Compare a server's first answer with the policy's, and say why there is none."""
-        assert self.probe is not None
+        if self.probe is None:
+            return ""
         try:
             self.probe.ask(member.client, self._model(member), self._version(member), member.facts.dtype)
         except (EngineDownError, AbortedError) as error:
@@ -155,7 +156,7 @@ class Fleet:
             expected = Expected(limits, self._version(member), member.facts.max_length, name)
             try:
                 body = ask.body(prompt, self._model(member), params, name)
-                answer = member.client.generate(body, ask.most_bytes(prompt, limits.most))
+                answer = member.client.generate(body, ask.most_bytes(prompt, limits.most, 2 + (limits.likely or 0)))
                 return read_answer(answer, prompt, len(ask.rows), expected, member.client.url)
             except AbortedError as error:
                 aborted += 1

@@ -21,10 +21,12 @@ from mmrl.core.ranks import Ranks
 from mmrl.engine.agreement import Probe, limits_of
 from mmrl.engine.broadcast import BroadcastSync
 from mmrl.engine.command import engine_dtype, resolve_sync, serve_command
-from mmrl.engine.facts import PROBE, Wanted, ask_facts, refuse_other
+from mmrl.engine.facts import Wanted, tokens_of_probe
 from mmrl.engine.fleet import Fleet, Member
+from mmrl.engine.preflight import look_at
 from mmrl.engine.server import EngineServer
 from mmrl.engine.sync import AdapterSync, FileSync, Sync, Update, drop_old
+from mmrl.engine.teachers import AskedTeacher
 from mmrl.engine.wire.answer import EngineMismatchError, Written
 from mmrl.engine.wire.client import EngineClient, EngineDownError
 from mmrl.engine.wire.request import sampling_params, share_rows
@@ -47,11 +49,9 @@ T = TypeVar("T")
 
 
 def text_parts(config: TextPolicyConfig, worlds: Worlds | None = None) -> TextParts:
-    """The usual parts of a text policy, with vLLM as the generator where the settings name an engine."""
-    engine, limits = config.engine, None if worlds is None else worlds.limits
-    if engine is None:
-        return TextParts(worlds=worlds)
-    return TextParts(generator=lambda host: VllmGenerator(host, engine, limits), worlds=worlds)
+    """The usual parts of a text policy, with vLLM as the generator where the settings name an engine, and where a teacher is."""
+    engine, limits, parts = config.engine, None if worlds is None else worlds.limits, TextParts(asked=AskedTeacher, worlds=worlds)
+    return parts if engine is None else replace(parts, generator=lambda host: VllmGenerator(host, engine, limits))
 
 
 class VllmGenerator:
@@ -257,26 +257,17 @@ class VllmGenerator:
         Raises:
             ValueError: it does not answer, or cannot serve this policy.
         """
-        client = EngineClient(url, self.settings.timeout_s, self.settings.token_env)
-        try:
-            facts = ask_facts(client)
-        except EngineDownError as error:
-            raise ValueError(f"policy.engine.url: {error}: start that server first, or leave it out") from None
-        config = self.host.config
-        refuse_other(
-            facts,
-            Wanted(
-                model=self.model,
-                dtype=engine_dtype(config, self.settings),
-                tokens=tuple(self.host.tokenizer(PROBE, add_special_tokens=False)["input_ids"]),
-                sync=resolve_sync(config, self.settings),
-                lora_rank=adapter_rank(self.host),
-                longest=config.sampling.max_new_tokens,
-                episodes=self.episodes,
-            ),
-            url,
+        client, config = EngineClient(url, self.settings.timeout_s, self.settings.token_env), self.host.config
+        wanted = Wanted(
+            model=self.model,
+            dtype=engine_dtype(config, self.settings),
+            tokens=tokens_of_probe(self.host.tokenizer),
+            sync=resolve_sync(config, self.settings),
+            lora_rank=adapter_rank(self.host),
+            longest=config.sampling.max_new_tokens,
+            episodes=self.episodes,
         )
-        return Member(client, facts)
+        return Member(client, look_at(client, lambda _: wanted))
 
     def _each(self, act: Callable[[EngineClient], None]) -> Callable[[], None]:
         assert self.fleet is not None

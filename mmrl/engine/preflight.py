@@ -1,10 +1,11 @@
 """Checks the engine of a policy before anything is loaded."""
 
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from mmrl.core.episodes import Limits
 from mmrl.engine.command import engine_dtype, resolve_sync, serve_command
-from mmrl.engine.facts import Wanted, ask_facts, refuse_other
+from mmrl.engine.facts import ServerFacts, Wanted, ask_facts, refuse_other
 from mmrl.engine.server import free_port
 from mmrl.engine.wire.client import EngineClient, EngineDownError
 from mmrl.policies.text.served import server_model
@@ -32,18 +33,23 @@ def look_at_engine(policy: TextPolicyConfig, episodes: Limits | None = None) -> 
     if engine.is_own:
         serve_command(policy, engine, free_port(engine.port), rank)
         return
+    dtype, sync, longest = engine_dtype(policy, engine), resolve_sync(policy, engine), policy.sampling.max_new_tokens
     for url in engine.url:
         client = EngineClient(url, LOOK_S, engine.token_env)
-        try:
-            facts = ask_facts(client)
-        except EngineDownError as error:
-            host = urlsplit(url).netloc
-            raise ValueError(
-                f"policy.engine.url: nothing answers at {host} ({error}): start the server first, or leave it out"
-            ) from None
-        finally:
-            client.close()
-        longest = policy.sampling.max_new_tokens
-        sync = resolve_sync(policy, engine)
-        wanted = Wanted(model or facts.model, engine_dtype(policy, engine), facts.tokens, sync, rank, longest, episodes)
-        refuse_other(facts, wanted, url)
+        look_at(client, lambda facts: Wanted(model or facts.model, dtype, facts.tokens, sync, rank, longest, episodes))
+
+
+def look_at(client: EngineClient, wanted: Callable[[ServerFacts], Wanted]) -> ServerFacts:
+    """A server's account of itself, before any other call; ValueError where it does not answer, or is not what is wanted."""
+    try:
+        facts = ask_facts(client)
+    except EngineDownError as error:
+        host = urlsplit(client.url).netloc
+        raise ValueError(
+            f"policy.engine.url: nothing answers at {host} ({error}): start the server first, or leave it out"
+        ) from None
+    finally:
+        client.close()
+    client.reopen()
+    refuse_other(facts, wanted(facts), client.url)
+    return facts

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,9 +126,66 @@ ENDS = ("escape sequences as an end",)
 """Those that are taken for completions that were given up, and asked for again."""
 
 
-def lie(said: bytes, is_end: bool, folder: Path) -> str:
+def entry(**logprobs: object) -> dict[str, object]:
+    """What a teacher tells of a place."""
+    return {name.removeprefix("t"): {"logprob": value, "rank": 1} for name, value in logprobs.items()}
+
+
+def told(*places: object, **other: object) -> bytes:
+    """A teacher's answer: these places behind those of the prompt."""
+    known = {"prompt_logprobs": [None, *[entry(t1=-0.5)] * 3, *places]} | other
+    return answer(choice(0, [3]), prompt=TAUGHT.expanded, **known)
+
+
+TAUGHT = WirePrompt([1, 9, 2, 4, 5], expanded=[1, 9, 9, 2, 4, 5], name="p", begun=2)
+TELLING = replace(LIMITS, most=1, likely=1)
+TRUE = entry(t4=-2.5, t7=-0.5), entry(t5=-0.25)
+LIES_OF_TEACHERS: dict[str, bytes] = {
+    "no places": told(prompt_logprobs=None),
+    "places that are a text": told(prompt_logprobs="123456"),
+    "one place too few": told(TRUE[0]),
+    "one place too many": told(*TRUE, TRUE[1]),
+    "a place that is nothing": told(TRUE[0], None),
+    "a place that is a list": told(TRUE[0], [-0.25]),
+    "an empty place": told(TRUE[0], {}),
+    "another token in place of its own": told(TRUE[0], entry(t4=-0.25)),
+    "its own token alone where likely ones are asked for": told(entry(t4=-2.5), {}),
+    "more tokens than were asked for": told(entry(t4=-2.5, t7=-0.5, t8=-3.0), TRUE[1]),
+    "its own token twice": told(TRUE[0], entry(t5=-0.25, t05=-0.25)),
+    "a token beyond the vocabulary": told(entry(t4=-2.5, t20=-0.5), TRUE[1]),
+    "a token of 4,000 digits": told({**entry(t4=-2.5), "1" * 4000: {"logprob": -0.5}}, TRUE[1]),
+    "a token that is a word": told(entry(t4=-2.5, tx=-0.5), TRUE[1]),
+    "a likely token that is less likely than its own": told(entry(t4=-0.5, t7=-2.5), TRUE[1]),
+    "more than all probability": told(entry(t4=-0.1, t7=-0.1), TRUE[1]),
+    "a log-probability that is NaN": told(TRUE[0], entry(t5=float("nan"))),
+    "a log-probability of -1e999": told(TRUE[0], entry(t5=float("-inf"))),
+    "a log-probability of 5": told(TRUE[0], entry(t5=5)),
+    "a log-probability that is a text": told(TRUE[0], entry(t5="-1")),
+    "a log-probability that is true": told(TRUE[0], entry(t5=True)),
+    "a log-probability that is null": told(TRUE[0], entry(t5=None)),
+    "a number in place of an entry": told(TRUE[0], {"5": -0.25}),
+    "another prompt": told(*TRUE, prompt_token_ids=[1, 9, 2, 4, 5]),
+    "other weights": answer(
+        choice(0, [3], weight_versions=[{"version": "run-2"}]),
+        prompt=TAUGHT.expanded,
+        prompt_logprobs=[None, *[entry(t1=-0.5)] * 3, *TRUE],
+    ),
+    "an answer of 3 MiB": told(*TRUE, padding="x" * (3 << 20)),
+}
+"""A teacher's answers about two tokens, with the likeliest one at each place."""
+
+
+def readings(client: EngineClient) -> object:
+    """Ask a teacher."""
+    ask = Ask(0, (0,), 0)
+    body = ask.body(TAUGHT, "policy", {"max_tokens": 1, "prompt_logprobs": 1})
+    found = client.generate(body, ask.most_bytes(TAUGHT, 1, 3))
+    return read_answer(found, TAUGHT, 1, Expected(TELLING, "run-3", 100), client.url)
+
+
+def lie(said: bytes, is_end: bool, folder: Path, use: Callable[[EngineClient], object] = completions) -> str:
     with rude(answers(200, said)) as server:
-        outcome = outcome_of(lambda: called(completions, server.url, PATIENT_S))
+        outcome = outcome_of(lambda: called(use, server.url, PATIENT_S))
     if is_end:
         if type(outcome).__name__ != "AbortedError" or not str(outcome).isprintable():
             raise BrokenError(f"the outcome is {outcome!r}")
@@ -135,10 +193,10 @@ def lie(said: bytes, is_end: bool, folder: Path) -> str:
     return expect_error(outcome)
 
 
-def honest(folder: Path) -> str:
+def honest(said: bytes, use: Callable[[EngineClient], object], folder: Path) -> str:
     """The answer whose variants are the lies is read."""
-    with rude(answers(200, answer(choice(0, [3]), GOOD))) as server:
-        outcome = outcome_of(lambda: called(completions, server.url, PATIENT_S))
+    with rude(answers(200, said)) as server:
+        outcome = outcome_of(lambda: called(use, server.url, PATIENT_S))
     if not isinstance(outcome, list):
         raise BrokenError(f"the outcome is {outcome!r}")
     return "read"
@@ -195,7 +253,9 @@ ATTACKS = [
         for escape in (False, True)
         for script in (echoes(status, escape),)
     ),
-    Attack("engine", "an honest answer", honest),
+    Attack("engine", "an honest answer", partial(honest, answer(choice(0, [3]), GOOD), completions)),
+    Attack("engine", "an honest teacher", partial(honest, told(*TRUE), readings)),
+    *(Attack("engine", f"a teacher tells {name}", partial(lie, x, False, use=readings)) for name, x in LIES_OF_TEACHERS.items()),
     *(Attack("engine", f"answers {name}", partial(lie, said, name in ENDS)) for name, said in LIES.items()),
     *(Attack("engine", f"reset number {n} of its caches fails", partial(stale, {"break_reset": n}, 2)) for n in (1, 2)),
     Attack("engine", "it says that it emptied its cache of prompts, and did not", partial(stale, {"silent": ["prefix"]}, 1)),

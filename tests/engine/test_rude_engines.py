@@ -7,7 +7,7 @@ import pytest
 
 from mmrl.policies.text.engine_settings import EngineConfig
 from tests.attacks.__main__ import carry_out
-from tests.attacks.engine import ATTACKS, LIES
+from tests.attacks.engine import ATTACKS, LIES, LIES_OF_TEACHERS
 from tests.support.rude_servers import RUDE
 
 PARTS = {
@@ -18,6 +18,7 @@ PARTS = {
     "facts: ": 13,
     "a pause: ": 8,
     "answer": len(LIES) + 1,
+    "teacher": len(LIES_OF_TEACHERS) + 1,
 }
 """Words in the names of attacks, and how many there are at least."""
 

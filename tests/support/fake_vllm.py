@@ -56,6 +56,8 @@ class Faults:
     """Requests that get the answer to the one before."""
     other_text: int = 0
     """Requests that get the completions of the one before, and are told that they are their own."""
+    told: Any = "honest"
+    """In place of what is told of a prompt's last token, which stands for TOKEN; cut: nothing."""
     deaf: int = 0
     """Calls to join the trainer's group that are answered, and not followed."""
 
@@ -108,7 +110,9 @@ def generate(state: State, body: Json) -> Json:
     if params["n"] > 1 and params["temperature"] == 0:
         raise RefusedError(400, "n must be 1 when using greedy sampling")
     with state.lock:
-        ids, rows = state.model.generate(name, body["token_ids"], body.get("content_parts") or [], params)
+        asked = body["token_ids"], body.get("content_parts") or []
+        ids, rows = state.model.generate(name, *asked, params)
+        told = state.model.tell(*asked, params.get("prompt_logprobs"))
         state.wrote.append(name)
         faults = state.faults
         aborted, broken, other, banned = (take(faults, fault) for fault in ("abort", "nan", "wrong_version", "banned"))
@@ -121,7 +125,11 @@ def generate(state: State, body: Json) -> Json:
         row["logprobs"] = {"content": [{"token_id": t, "logprob": x} for t, x in zip(row["token_ids"], noted, strict=True)]}
         row["weight_versions"] = [{"version": "somebody-else" if other else state.version, "start": 0, "end": len(noted)}]
         del row["noted"]
-    return mix_up(state, {"request_id": f"generate-tokens-{body['request_id']}", "prompt_token_ids": ids, "choices": rows})
+    if told is not None and state.faults.told != "honest":
+        lie, told[-1:] = state.faults.told, []
+        told += [json.loads(json.dumps(lie).replace("TOKEN", str(ids[-1])))] if lie != "cut" else []
+    known = {"prompt_token_ids": ids, "choices": rows, "prompt_logprobs": told}
+    return mix_up(state, {"request_id": f"generate-tokens-{body['request_id']}", **known})
 
 
 def mix_up(state: State, told: Json) -> Json:

@@ -168,6 +168,22 @@ class Model:
         return tensors, count, self.config.video_token_id, clip
 
     @torch.no_grad()
+    def tell(self, ids: list[int], parts: list[Json], likely: int | None) -> list[Any] | None:
+        """What the tokens of a prompt are worth behind those before them, and so many likely ones; None: it is not asked."""
+        if likely is None:
+            return None
+        read, prompt = self.expand(ids, parts)
+        batch = collate_prompts([prompt], 0, torch.device("cpu"))
+        shown = {**self.net.types(batch.type_ids), **self.net.vision(batch.media, range(len(batch.media)))}
+        hidden = self.net.read_rows(batch.token_ids, batch.token_ids[:, :0], batch.attention, batch.positions, **shown)
+        logprobs = self.net.model.get_output_embeddings()(hidden[0, :-1]).float().log_softmax(-1)
+        told: list[Any] = [None]
+        for token, row in zip(read[1:], logprobs, strict=True):
+            tokens = dict.fromkeys([token, *row.topk(likely).indices.tolist()])
+            told.append({str(one): {"logprob": float(row[one]), "rank": int((row > row[one]).sum()) + 1} for one in tokens})
+        return told
+
+    @torch.no_grad()
     def generate(self, name: str, ids: list[int], parts: list[Json], params: Json) -> tuple[list[int], list[Json]]:
         """The prompt as it was read, and a choice per completion."""
         read, prompt = self.expand(ids, parts)

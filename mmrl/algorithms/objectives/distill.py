@@ -47,6 +47,8 @@ class FollowTeacher(Penalty):
     """Do the weights under importance multiply it, as they do surrogates?"""
     names: tuple[str, ...] = ()
     """Teachers that are measured apart, chosen by the column `teacher`; a run with several fills it in."""
+    label: str = ""
+    """Ends the names of its metrics; a run with several such terms fills it in."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -130,9 +132,10 @@ class FollowTeacher(Penalty):
         if self.ratio_bound is not None:
             values = values * log_ratio(readings, mask).detach().exp().clamp(max=self.ratio_bound)
         infos = {"taught": torch.ones_like(kl), "kl": kl.detach(), "agreement": agreement.detach()}
-        metrics = {f"teacher/{name}": actions_only(x, taught) for name, x in infos.items()}
+        of_term = f"/{self.label}" if self.label else ""
+        metrics = {f"teacher/{name}{of_term}": actions_only(x, taught) for name, x in infos.items()}
         for one in self.names:
             theirs = [str(group.prompt.columns.get("teacher")) == one for group, _ in batch.rollouts.samples()]
             own = taught & torch.tensor(theirs, dtype=torch.bool, device=taught.device)[:, None]
-            metrics |= {f"teacher/{name}/{one}": actions_only(x, own) for name, x in infos.items()}
+            metrics |= {f"teacher/{name}{of_term}/{one}": actions_only(x, own) for name, x in infos.items()}
         return values, metrics

@@ -12,7 +12,7 @@ from mmrl.app.config.plug_ins import read_plug_ins
 from mmrl.app.config.stages import Stage, num_samples
 from mmrl.app.modality.registry import modality_of
 from mmrl.app.plugins.python_objects import STAGE, offer
-from mmrl.app.run.build import first_prompts, held_out_prompts, load_prompts, prompts_beyond
+from mmrl.app.run.build import adapted, first_prompts, held_out_prompts, load_prompts, prompts_beyond, with_local_model
 from mmrl.app.run.folder import Line, RunDir, as_text, read_lines
 from mmrl.app.run.sample_files import digest_of_prompt, store, write_clip
 from mmrl.core.types import Prompt, Sample
@@ -192,7 +192,7 @@ def look_ahead(stages: Sequence[Stage], at: int = 0, run: RunDir | None = None) 
                 prompts_beyond(held_out, len(scored), stage.until)
             if later:
                 config.algorithm.algorithm.check_step(config.prompts_per_step)
-                config.algorithm.algorithm.check_prompts(first_prompts(load_prompts(plug_ins.data, f"[data] {config.data.use}")))
+                adapted(with_local_model(config), load_prompts(plug_ins.data, f"[data] {config.data.use}"))
 
 
 @contextmanager

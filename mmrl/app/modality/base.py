@@ -160,12 +160,12 @@ class Modality(ABC, Generic[Settings, Model]):
     def adapt_algorithm(self, algorithm: Algorithm, policy: Settings, label: str, prompts: Sequence[Prompt] = ()) -> Algorithm:
         """The algorithm as this run uses it; ValueError if it is not for this kind of policy or these training prompts."""
 
-    def look_around(self, policy: Settings, episodes: Limits | None = None) -> None:
+    def look_around(self, policy: Settings, algorithm: Algorithm, episodes: Limits | None = None) -> None:
         """Look, before anything is loaded, whether what the policy needs besides its model is there.
 
         `episodes`: how far those of several turns go.
 
-        Raises ValueError where a server that samples cannot be started, does not answer, or is none for this policy.
+        Raises ValueError where a server that samples or teaches cannot be started, does not answer, or is none for this policy.
         """
 
     @abstractmethod

@@ -29,6 +29,7 @@ from mmrl.app.modality.flow_checks import (
     warn_of_stretching,
 )
 from mmrl.app.modality.merge import merge_lora
+from mmrl.app.modality.teachers import measured_apart
 from mmrl.core.episodes import Limits, Worlds
 from mmrl.core.protocols import View
 from mmrl.core.types import Prompt
@@ -153,7 +154,7 @@ class FlowModality(Modality[FlowPolicyConfig, "FlowPolicy"]):
         check_taught(algorithm, policy, prompts, sketch)
         check_parts(algorithm, policy, sketch, label)
         refuse_comparison_of_sizes(algorithm, {own_size(prompt) or (policy.width, policy.height) for prompt in prompts})
-        return algorithm
+        return measured_apart(algorithm, label)
 
     def build(
         self,

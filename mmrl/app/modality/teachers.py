@@ -1,6 +1,6 @@
 """Teachers of models that write, as a config names them: what cannot teach is refused before weights load."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mmrl.algorithms.algorithm import Algorithm
@@ -27,17 +27,39 @@ def follows_teachers(algorithm: Algorithm) -> bool:
 def with_teachers(algorithm: Algorithm, policy: TextPolicyConfig, label: str, prompts: Sequence[Prompt]) -> Algorithm:
     """The algorithm with the names of its teachers, which are measured apart; ValueError for what cannot teach these prompts."""
     names = tuple(one.name for one in policy.teachers)
-    refuse_routes(algorithm, label)
+    algorithm = measured_apart(algorithm, label)
     refuse_other_doubt(algorithm, label)
     if not follows_teachers(algorithm):
         return algorithm
     refuse_no_teachers(len(names), label, "model or adapter")
     refuse_missing_teachers(prompts, names, alone=True)
+    refuse_untold(algorithm, policy)
     refuse_blind(policy, prompts)
-    if len(names) == 1:
+    return algorithm if len(names) == 1 else with_terms(algorithm, lambda t, _: replace(t, names=names * (t.model == TEACHER)))
+
+
+def with_terms(algorithm: Algorithm, change: Callable[[FollowTeacher, int], FollowTeacher]) -> Algorithm:
+    """The algorithm with other terms in place of those that follow a teacher; each is given with its place."""
+    terms = [(coef, change(t, i) if isinstance(t, FollowTeacher) else t) for i, (coef, t) in enumerate(algorithm.objective)]
+    return replace(algorithm, objective=tuple(terms))
+
+
+def measured_apart(algorithm: Algorithm, label: str) -> Algorithm:
+    """The algorithm with names for the metrics of each of several terms that follow a teacher, by whose weights that has.
+
+    Raises ValueError for rows that nobody routes, and for terms that nothing weighs, though they ask for it.
+    """
+    refuse_routes(algorithm, label)
+    followed = [term for _, term in algorithm.objective if isinstance(term, FollowTeacher)]
+    if any(term.weighed for term in followed) and not algorithm.importance:
+        raise ValueError(
+            f"algorithm {label} has a FollowTeacher with weighed = true, and no weights under importance that could multiply it: "
+            "leave weighed out, or add some, such as SureTeacher"
+        )
+    models = [term.model for term in followed]
+    if len(models) == 1:
         return algorithm
-    objective = [(coef, replace(t, names=names) if isinstance(t, FollowTeacher) else t) for coef, t in algorithm.objective]
-    return replace(algorithm, objective=tuple(objective))
+    return with_terms(algorithm, lambda t, i: replace(t, label=t.model if models.count(t.model) == 1 else f"{t.model}-{i}"))
 
 
 def refuse_other_doubt(algorithm: Algorithm, label: str) -> None:
@@ -52,8 +74,27 @@ def refuse_other_doubt(algorithm: Algorithm, label: str) -> None:
             )
 
 
+def refuse_untold(algorithm: Algorithm, policy: TextPolicyConfig) -> None:
+    """Raise ValueError for what a teacher behind a server does not tell."""
+    from mmrl.policies.text.teachers import unserved
+
+    served = [one.name for one in policy.teachers if one.url]
+    for reading in algorithm.all_reads if served else ():
+        if (reading.target or reading).model == TEACHER:
+            if reading.quantity != "logprobs" and not (reading.target and reading.target.top):
+                raise unserved(served[0], "all", reading.quantity)
+            if (reading.temperature or policy.sampling.temperature) != 1:
+                raise unserved(served[0], "heat", policy.sampling.temperature)
+
+
+def likely_asked(algorithm: Algorithm) -> int:
+    """The likeliest tokens of teachers that are compared one by one; 0: none are."""
+    return max((one.target.top for one in algorithm.all_reads if one.target and one.target.model == TEACHER), default=0)
+
+
 def refuse_blind(policy: TextPolicyConfig, prompts: Sequence[Prompt]) -> None:
     """Raise ValueError for a teacher of another model that does not take the media of the prompts."""
+    from mmrl.engine.wire_prompts import PARTS
     from mmrl.policies.text.families import family_of
     from mmrl.policies.text.loading import load_config
     from mmrl.policies.text.teachers import config_of, named
@@ -64,10 +105,12 @@ def refuse_blind(policy: TextPolicyConfig, prompts: Sequence[Prompt]) -> None:
             with named(number):
                 family = family_of(load_config(config_of(policy, one)))
             sees = {*family.sees, *(["video"] if family.frames_are_pictures else [])}
+            sees &= set(PARTS) if one.url else sees
             if missing := [kind for kind in shown if kind not in sees]:
+                where = f"{one.model}{' on a server' * bool(one.url)}"
                 raise ValueError(
-                    f"policy.teachers {one.name!r} ({one.model}) takes no {missing[0]}, and the prompts show some: take a "
-                    "teacher that does"
+                    f"policy.teachers {one.name!r} ({where}) takes no {missing[0]}, and the prompts show some: take a teacher "
+                    "that does"
                 )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.base import EvaluationTable, ExportKind, Loading, Modality
 from mmrl.app.modality.merge import merge_adapter
-from mmrl.app.modality.teachers import with_teachers
+from mmrl.app.modality.teachers import likely_asked, with_teachers
 from mmrl.core.episodes import Limits, Worlds
 from mmrl.core.hooks import PlannerHooks, with_hooks
 from mmrl.core.protocols import View
@@ -83,10 +83,14 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
         algorithm = with_teachers(algorithm, policy, label, prompts)
         return algorithm.with_length(policy.sampling.max_new_tokens)
 
-    def look_around(self, policy: TextPolicyConfig, episodes: Limits | None = None) -> None:
+    def look_around(self, policy: TextPolicyConfig, algorithm: Algorithm, episodes: Limits | None = None) -> None:
         from mmrl.engine.preflight import look_at_engine
 
         look_at_engine(policy, episodes)
+        if any(one.url for one in policy.teachers):
+            from mmrl.engine.teachers import look_at_teachers
+
+            look_at_teachers(policy, episodes, likely_asked(algorithm))
 
     def build(
         self,

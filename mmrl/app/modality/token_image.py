@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.app.modality.base import EvaluationTable, ExportKind, Modality, refuse_turns
 from mmrl.app.modality.merge import merge_adapter
-from mmrl.app.modality.teachers import follows_teachers, refuse_comparisons
+from mmrl.app.modality.teachers import follows_teachers, measured_apart, refuse_comparisons
 from mmrl.app.modality.text import LOADING
 from mmrl.core.episodes import Limits, Worlds
 from mmrl.core.protocols import View
@@ -84,7 +84,7 @@ class TokenImageModality(Modality[CodePolicyConfig, "CodePolicy"]):
             raise ValueError(
                 f'algorithm {label} follows policy.teachers, which models that draw by tokens have none of: set model = "ema"'
             )
-        return algorithm.with_length(policy.plan_tokens + family_of_model(policy).num_codes)
+        return measured_apart(algorithm, label).with_length(policy.plan_tokens + family_of_model(policy).num_codes)
 
     def build(
         self,

@@ -15,7 +15,7 @@ import torch
 
 from mmrl import __version__
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.app.config.plug_ins import PlugIns, Prompts, read_data, read_plug_ins, with_kind, worlds_of
+from mmrl.app.config.plug_ins import Prompts, read_data, read_plug_ins, with_kind, worlds_of
 from mmrl.app.config.reward_needs import parts_of as parts_of_reward
 from mmrl.app.config.reward_needs import with_gradients
 from mmrl.app.config.run import DataConfig, Resolved, RunConfig, as_table
@@ -33,7 +33,7 @@ from mmrl.app.run.trackers import JsonlTracker, Losses, Progress
 from mmrl.app.toml.tables import KeyPath, Table
 from mmrl.core.episodes import Worlds
 from mmrl.core.hooks import PolicyHooks, with_hooks
-from mmrl.core.protocols import Policy, PromptSampler, View
+from mmrl.core.protocols import Policy, View
 from mmrl.core.ranks import Ranks
 from mmrl.core.types import Prompt
 from mmrl.data.sources import Sources, StreamedSources, first_of_each
@@ -101,12 +101,12 @@ def build(
         loaded, loaded_more = load_rewards(plug_ins.rewards), load_rewards(plug_ins.watched)
         train_prompts = load_prompts(plug_ins.data, f"[data] {config.data.use}")
         held_out, scored = held_out_prompts(config, plug_ins.held_out)
-    sampler = sampler_over(train_prompts, plug_ins, config)
+    sampler = plug_ins.sampler(train_prompts, config.seed)
     config = with_local_model(config, ranks)
     modality, firsts = modality_of(config.policy), first_prompts(train_prompts)
     looked_at = [*firsts, *held_out]
     modality.check_prompts(config.policy, looked_at)
-    algorithm = modality.adapt_algorithm(config.algorithm.algorithm, config.policy, config.algorithm.label, firsts)
+    algorithm = adapted(config, train_prompts)
     modality.check_plans(config.policy, algorithm, config.evaluation, looked_at)
     to_fetch = not Path(config.policy.model).expanduser().is_dir()
     with ranks.main_first(to_fetch):
@@ -174,19 +174,14 @@ def evaluator_of(
     return Evaluator(policy, scored, rewards, settings, sampling, ranks, variants)
 
 
-def sampler_over(prompts: Prompts, plug_ins: PlugIns, config: RunConfig) -> PromptSampler:
-    """Who draws the prompts; ValueError for prompts that the sampler or a part of the algorithm cannot work with."""
-    config.algorithm.algorithm.check_prompts(first_prompts(prompts))
-    return plug_ins.sampler(prompts, config.seed)
-
-
 def look_before(config: RunConfig, ranks: Ranks) -> None:
     """Refuse, or warn of, what the config alone and the servers that it names tell."""
     check_ranks(config, ranks.world)
     config.algorithm.algorithm.check_step(config.prompts_per_step)
     look_at_settings(config, ranks)
     if ranks.is_main:
-        modality_of(config.policy).look_around(config.policy, None if config.environment is None else config.environment.limits)
+        limits = None if config.environment is None else config.environment.limits
+        modality_of(config.policy).look_around(config.policy, config.algorithm.algorithm, limits)
     with ranks.main_first():
         refuse_unknown_space(with_local_model(config))
 
@@ -268,6 +263,14 @@ def first_prompts(prompts: Prompts) -> Sequence[Prompt]:
     """The prompts that are looked at before training."""
     looks = ((part, LOOK if isinstance(part, Sequence) else STREAM_LOOK) for part in parts_of(prompts).values())
     return [prompt for part, most in looks for prompt in islice(part, most)]
+
+
+def adapted(config: RunConfig, prompts: Prompts) -> Algorithm:
+    """The algorithm as the policy's kind needs it; ValueError for one that it cannot follow, or not on these prompts: all of a
+    sequence are looked at, of a stream the beginning."""
+    algorithm, known = config.algorithm.algorithm, prompts if isinstance(prompts, Sequence) else first_prompts(prompts)
+    algorithm.check_prompts(known)
+    return modality_of(config.policy).adapt_algorithm(algorithm, config.policy, config.algorithm.label, known)
 
 
 def build_policy(

@@ -1,7 +1,8 @@
 """A server's answer, looked at before anything trains on it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp
 from typing import Any
 
 from mmrl.engine.wire.request import WirePrompt
@@ -29,6 +30,8 @@ class Written:
     logprobs: Sequence[float]
     stopped: bool
     """False where max_new_tokens cut it."""
+    told: Sequence[Mapping[int, float]] = ()
+    """Token -> log-probability, at every place of the beginning that the prompt ends with: what is there, and likely ones."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class AnswerFacts:
     """Tokens that there are."""
     most: int
     """Tokens of a completion."""
+    likely: int | None = None
+    """Likeliest tokens that are told at every place of the prompt besides the one that is there; None: nothing is told."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ def read_answer(answer: Mapping[str, Any], prompt: WirePrompt, count: int, expec
             raise EngineMismatchError(
                 f"{url} answered {len(choices)} completions of prompt {prompt.name!r}, {count} were asked for: {OTHER_VERSION}"
             )
-        return [read_choice(choice, prompt, expected, url) for choice in choices]
+        told = read_told(answer.get("prompt_logprobs"), prompt, expected.limits, url)
+        return [replace(read_choice(choice, prompt, expected, url), told=told) for choice in choices]
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         said = words(f"{type(error).__name__}: {error}")
         raise EngineMismatchError(
@@ -124,13 +130,50 @@ def read_choice(choice: Mapping[str, Any], prompt: WirePrompt, expected: Expecte
         raise EngineMismatchError(
             f"{url} answered a completion of prompt {prompt.name!r} with log-probabilities of other tokens: {OTHER_VERSION}"
         )
-    wrong = [x for x in logprobs if type(x) not in (int, float) or not NO_NUMBER < x <= 1e-3]
+    check_logprobs(logprobs, prompt, url)
+    return Written(tokens, [float(x) for x in logprobs], reason == "stop")
+
+
+def read_told(found: object, prompt: WirePrompt, limits: AnswerFacts, url: str) -> Sequence[Mapping[int, float]]:
+    """What is told of the tokens of the beginning that a prompt ends with; raises as `read_answer`."""
+    if limits.likely is None:
+        return ()
+    if not isinstance(found, list) or len(found) != len(prompt.expanded):
+        raise EngineMismatchError(
+            f"{url} does not tell what tokens are worth at each of the {len(prompt.expanded)} places of prompt {prompt.name!r}: "
+            f"{OTHER_VERSION}"
+        )
+    told, behind = list[Mapping[int, float]](), len(found) - prompt.begun
+    for token, entry in zip(prompt.expanded[behind:], found[behind:], strict=True):
+        logprobs = {int(key): known["logprob"] for key, known in entry.items()}
+        others = [one for one in logprobs if one != token]
+        check_tokens(others, replace(limits, banned=frozenset()), prompt, url)
+        check_logprobs(logprobs.values(), prompt, url)
+        own = logprobs.get(token)
+        faults = {
+            "not what the token there is worth": own is None,
+            f"of {len(entry)} tokens": not limits.likely <= len(entry) == len(logprobs) <= limits.likely + 1,
+            "of others than the likeliest tokens": len(others) == limits.likely > 0
+            and min(logprobs[one] for one in others) < (own or 0) - 1e-3,
+            "more than all probability": sum(map(exp, logprobs.values())) > 1.01,
+        }
+        if wrong := next((name for name, held in faults.items() if held), ""):
+            raise EngineMismatchError(
+                f"{url} told {wrong} at a place of prompt {prompt.name!r}, where {limits.likely} likely ones were asked for: "
+                f"{OTHER_VERSION}"
+            )
+        told.append(logprobs)
+    return told
+
+
+def check_logprobs(found: Iterable[object], prompt: WirePrompt, url: str) -> None:
+    """Raise EngineMismatchError unless all are log-probabilities."""
+    wrong = [x for x in found if type(x) not in (int, float) or not NO_NUMBER < x <= 1e-3]  # type: ignore[operator]
     if wrong:
         raise EngineMismatchError(
             f"{url} gave a token of prompt {prompt.name!r} the log-probability {words(str(wrong[0]))}, which is none: look for "
-            'weights that are infinite or NaN, or serve the model with policy.engine.dtype = "float32"'
+            'weights that are infinite or NaN, or serve the model with --dtype float32 (policy.engine.dtype = "float32")'
         )
-    return Written(tokens, [float(x) for x in logprobs], reason == "stop")
 
 
 def check_tokens(tokens: Sequence[object], limits: AnswerFacts, prompt: WirePrompt, url: str) -> None:

@@ -28,9 +28,10 @@ class Ask:
     """Places in the step's list of rows."""
     seed: int
 
-    def most_bytes(self, prompt: "WirePrompt", most: int) -> int:
-        """The size of the largest answer that can be right, for completions of at most `most` tokens."""
-        return 2**20 + TOKEN_BYTES * (len(prompt.expanded) + len(self.rows) * prompt.room(most))
+    def most_bytes(self, prompt: "WirePrompt", most: int, told: int = 1) -> int:
+        """The size of the largest answer that can be right, for completions of at most `most` tokens, with so many numbers for
+        every token of the prompt."""
+        return 2**20 + TOKEN_BYTES * (told * len(prompt.expanded) + len(self.rows) * prompt.room(most))
 
     def body(self, prompt: "WirePrompt", model: str, sampling: Mapping[str, object], name: str = "") -> bytes:
         """The request as JSON; `name`: its own, by which the answer is known (empty: any)."""

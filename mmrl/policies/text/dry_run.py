@@ -38,7 +38,7 @@ from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.distance import STATES, ComparedRows
 from mmrl.policies.text.read.evaluate import RowEvaluation
 from mmrl.policies.text.read.packable import prepare_packing
-from mmrl.policies.text.settings import Sampling, TextPolicyConfig
+from mmrl.policies.text.settings import Sampling, TextPolicyConfig, TextTeacher
 from mmrl.policies.text.write.generate import Completions, Generation, LocalGenerator, draw
 
 DOUBT = {"logprobs": -1.0, "entropy": 1.0, "lead": 0.5}
@@ -187,6 +187,16 @@ class DryEvaluator:
         return {name: torch.full(work.mask.shape, DOUBT.get(name, 0.0)) + self.still.zero() for name in work.quantities}
 
 
+class DrySilence:
+    """A teacher behind servers, of which nothing is asked."""
+
+    def __init__(self, config: TextPolicyConfig, teacher: TextTeacher, number: int) -> None:
+        self.host = TextPolicy(config, parts=TextParts(load=partial(load_meta, frozen=True)))
+
+    def tell(self, rows: Sequence[Encoded], likely: int) -> list[Sequence[Mapping[int, float]]]:
+        return [[{x: DOUBT["logprobs"] for x in (*range(likely), token)} for token in row.begun] for row in rows]
+
+
 class TextDryRun(DryRun):
     """A TextPolicy that writes `length` unlikely tokens and reads zeros; raises what `load_meta` and TextPolicy raise."""
 
@@ -222,6 +232,7 @@ class TextDryRun(DryRun):
                 evaluator=evaluator,
                 weights=still.keeper(),
                 audit=no_audit,
+                asked=DrySilence,
                 worlds=worlds,
             ),
         )

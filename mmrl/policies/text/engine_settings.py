@@ -81,7 +81,7 @@ class EngineConfig:
         return self.is_own and not self.devices
 
 
-def check_url(url: str) -> None:
+def check_url(url: str, key: str = "policy.engine.url") -> None:
     """Raise ValueError unless this is the address of a server, without a path, a query or a password."""
     try:
         parts = urlsplit(url)
@@ -91,4 +91,4 @@ def check_url(url: str) -> None:
     plain = parts.scheme in ("http", "https") and parts.hostname and port != 0 and parts.path in ("", "/")
     if not plain or parts.query or parts.fragment or parts.username is not None:
         shown = repr(url) if parts.username is None else "an address with a password"
-        raise ValueError(f"policy.engine.url holds {shown}: write http://host:port, and a key into the environment")
+        raise ValueError(f"{key} holds {shown}: write http://host:port, and a key into the environment")

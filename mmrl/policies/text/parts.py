@@ -1,8 +1,9 @@
 """The parts that a text policy is built of; a dry run, or a policy whose completions an engine writes, is built of others."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from torch import nn
 
@@ -15,7 +16,9 @@ from mmrl.policies.text.check.diagnose import TextDiagnostics
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.loading import Loaded, load
 from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.evaluate import Evaluator, LocalEvaluator
+from mmrl.policies.text.settings import TextPolicyConfig, TextTeacher
 from mmrl.policies.text.write.generate import Generator, LocalGenerator
 
 text_weights = partial(Weights, prefix="model.")
@@ -30,6 +33,27 @@ def own_generator(host: TextHost) -> Generator:
             "pass parts=mmrl.engine.generator.text_parts(config)"
         )
     return LocalGenerator(host)
+
+
+class Asked(Protocol):
+    """A teacher behind servers."""
+
+    @property
+    def host(self) -> TextHost:
+        """Its processor and template, round a model without weights."""
+        ...
+
+    def tell(self, rows: Sequence[Encoded], likely: int) -> list[Sequence[Mapping[int, float]]]:
+        """For every row, token -> log-probability at each token of the beginning that it ends with, and of likely ones there."""
+        ...
+
+
+def no_servers(config: TextPolicyConfig, teacher: TextTeacher, number: int) -> Asked:
+    """Raises ValueError: who asks servers has to be handed in."""
+    raise ValueError(
+        f"policy.teachers.{number}.url is set, but this TextPolicy was built without who asks servers: pass "
+        "parts=mmrl.engine.generator.text_parts(config)"
+    )
 
 
 @dataclass(frozen=True)
@@ -48,6 +72,8 @@ class TextParts:
     """Keeps the trainable weights of (module, shadows, ema_decay, sharded, rest)."""
     audit: Callable[[TextHost, Rollouts], None] = audit_rollouts
     diagnostics: Callable[[TextHost], Diagnostics] = TextDiagnostics
+    asked: Callable[[TextPolicyConfig, TextTeacher, int], Asked] = no_servers
+    """The servers of a teacher: of (the settings of a policy that is only read, the teacher's, its place among them)."""
     worlds: Worlds | None = None
     """Answer the turns of its episodes; None: a completion is one turn."""
 

@@ -106,7 +106,7 @@ class TextPolicy(PolicyHooks):
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
         self.offers = quantities_of(config, loaded.model)
-        self.teachers = Teachers(self, lambda one: TextPolicy(one, parts=parts.of_reader()))
+        self.teachers = Teachers(self, lambda one: TextPolicy(one, parts=parts.of_reader()), parts.asked)
 
     @property
     def shadows(self) -> frozenset[str]:

@@ -5,9 +5,9 @@ from typing import Literal
 
 from mmrl.policies.shared.lora import LoraSettings, check_teachers
 from mmrl.policies.shared.quantized.load import refuse_idle
-from mmrl.policies.text.engine_settings import EngineConfig
+from mmrl.policies.text.engine_settings import EngineConfig, check_url
 from mmrl.policies.video.sampling import VideoSettings
-from mmrl.runtime.ranges import Count, CountOrNone, Large, NonNegative, PositiveShare, Share, check_ranges
+from mmrl.runtime.ranges import Count, CountOrNone, Large, NonNegative, Positive, PositiveShare, Share, check_ranges
 
 BoxSpaceSetting = Literal["auto", "pixel", "resized", "norm1000", "norm1", "norm1000_yx"]
 
@@ -67,15 +67,27 @@ class TextTeacher:
     """Of another model; nf4: linear layers rest in 4 bits."""
     trust_remote_code: bool = False
     """Of another model: as policy.trust_remote_code, which is of the policy's own alone."""
+    url: tuple[str, ...] = ()
+    """vLLM servers of `model`, such as ["http://node7:8000"], which share the rows; only its tokenizer and processor are loaded
+    here. They tell of single tokens: form = "sampled", or top. MMRL_ENGINE_TOKEN holds their --api-key, if they want one."""
+    timeout_s: Positive = 600.0
+    """Of servers: seconds that a request may take, and that one which is restarting is waited for."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
+        for url in self.url:
+            check_url(url, f"policy.teachers {self.name!r}: url")
         if (self.adapter is None) == (self.model is None):
             raise ValueError(f"policy.teachers {self.name!r} needs either adapter or model: give one of them")
-        if self.adapter is not None and (self.dtype, self.weights, self.trust_remote_code) != ("bfloat16", "float", False):
+        loaded = (self.dtype, self.weights) != ("bfloat16", "float")
+        if self.adapter is not None and (loaded or self.trust_remote_code or self.url):
             raise ValueError(
-                f"policy.teachers {self.name!r} is an adapter, and dtype, weights and trust_remote_code are of another model: "
-                "leave them out"
+                f"policy.teachers {self.name!r} is an adapter, and dtype, weights, url and trust_remote_code are of another model"
+                ": leave them out"
             )
+        if loaded if self.url else self.timeout_s != 600:
+            idle, other = ("dtype and weights are", "loaded here") if self.url else ("timeout_s is", "on a server (url)")
+            raise ValueError(f"policy.teachers {self.name!r}: {idle} of a model that is {other}: leave it out")
 
 
 @dataclass(frozen=True)
@@ -159,6 +171,11 @@ class TextPolicyConfig:
                 "variant to a folder of their own, and name that"
             )
         check_teachers([one.name for one in self.teachers], any(one.adapter for one in self.teachers), self.lora)
+        shared = [one.name for one in self.teachers if self.engine is not None and {*one.url} & {*self.engine.url}]
+        if shared:
+            raise ValueError(
+                f"policy.teachers {shared[0]!r} is at a server of policy.engine, which gets the policy's weights: start another"
+            )
         refuse_quantized(self)
         refuse_scores(self)
         if self.prefix == "packed" and self.attn_implementation not in (None, "sdpa"):

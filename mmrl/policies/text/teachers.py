@@ -1,10 +1,10 @@
 """Teachers: they read what the policy wrote, token by token and behind prompts of their own, and write nothing themselves."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,11 +15,12 @@ from mmrl.policies.shared.lora import LoraSettings, adapter_layers, refuse_no_pe
 from mmrl.policies.shared.teachers import TEACHER, adapter_of, numbers_of
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.loading import load_config, read_processor
+from mmrl.policies.text.parts import Asked
 from mmrl.policies.text.prompt.encode import Encoded
-from mmrl.policies.text.read.distance import STATES, Head, Other, States, TeachersPart
+from mmrl.policies.text.read.distance import STATES, Head, Other, States, TeachersPart, ToldPart
 from mmrl.policies.text.read.shown import show, show_rows
 from mmrl.policies.text.settings import QuantizedSettings, TextPolicyConfig, TextTeacher
-from mmrl.policies.text.trace import TextTrace, trace_of_nothing
+from mmrl.policies.text.trace import TextTrace, append, trace_of_nothing
 from mmrl.policies.text.write.rollout import vocabulary_of
 from mmrl.runtime.tensors import pad_actions
 
@@ -74,17 +75,26 @@ class Teachers:
 
     Args:
         make: a policy of these settings that nothing trains.
+        ask: who asks the servers of one; see TextParts.
 
     Raises what `loading.load` raises, and ValueError for an adapter that is broken, not whole or of another model.
     """
 
-    def __init__(self, host: "TextPolicy", make: Callable[[TextPolicyConfig], "TextPolicy"]) -> None:
+    def __init__(
+        self,
+        host: "TextPolicy",
+        make: Callable[[TextPolicyConfig], "TextPolicy"],
+        ask: Callable[[TextPolicyConfig, TextTeacher, int], Asked],
+    ) -> None:
         self.host, self.settings = host, host.config.teachers
         self.adapters = {i: one.adapter for i, one in enumerate(self.settings) if one.adapter is not None}
         self.others: dict[int, TextPolicy] = {}
+        self.asked: dict[int, Asked] = {}
         for number, one in enumerate(self.settings):
-            if one.adapter is None:
-                with named(number):
+            with named(number):
+                if one.url:
+                    self.asked[number] = ask(config_of(host.config, one), one, number)
+                elif one.adapter is None:
                     self.others[number] = make(config_of(host.config, one))
 
     @property
@@ -103,6 +113,11 @@ class Teachers:
         """Quantities under the teacher of every row, without a gradient."""
         found = {name: torch.zeros(mask.shape) for name in names}
         for number, rows in self._shares(trace):
+            if number in self.asked:
+                for i, told in self._told(number, trace.take(rows), mask[rows], names, view):
+                    values = [one[token] for one, token in zip(told, trace.tokens[rows[i]].tolist(), strict=False)]
+                    found["logprobs"][rows[i], : len(told)] = torch.tensor(values) * mask[rows[i], : len(told)]
+                continue
             with self._active(number), torch.no_grad():
                 policy, own = self._reader(number, trace.take(rows), view)
                 values = policy.evaluate(own, mask[rows], names, view if number in self.adapters else "plain")
@@ -113,7 +128,7 @@ class Teachers:
     @torch.no_grad()
     def other(self, target: Target, trace: TextTrace, mask: Bool[Tensor, "n t"]) -> Other:
         """The other side for the tokens in the mask of a compact trace."""
-        host, parts = self.host, list[TeachersPart]()
+        host, parts, told = self.host, list[TeachersPart](), list[ToldPart]()
         mask = pad_actions(mask, trace.tokens.shape[1])[:, : trace.tokens.shape[1]]
         if target.model != TEACHER:
             with host.weights.swapped_in(target.model):
@@ -123,12 +138,32 @@ class Teachers:
             for number, rows in self._shares(trace):
                 mine = torch.zeros_like(mask)
                 mine[rows] = mask[rows]
+                places = mine[mask].nonzero()[:, 0]
+                if number in self.asked:
+                    rows_told = self._told(number, trace.take(rows), mask[rows], ("divergence",), target.view, target.top)
+                    some = [one[j] for i, one in rows_told for j in mask[rows[i]].nonzero()[:, 0].tolist()]
+                    told.append(ToldPart.of(places, some, target.top, host.net.banned))
+                    continue
                 with self._active(number):
                     policy, own = self._reader(number, trace if len(rows) == len(trace) else trace.take(rows), target.view)
                     states = states_of(policy, own, mask[rows], target.view if number in self.adapters else "plain")
                 head = head_of(host, TEACHER) if number in self.adapters else own_head(policy)
-                parts.append(TeachersPart(mine[mask].nonzero()[:, 0].to(states.device), states, head))
-        return Other(target, parts, host.net.banned)
+                parts.append(TeachersPart(places.to(states.device), states, head))
+        return Other(target, parts, host.net.banned, told)
+
+    def _told(
+        self, number: int, trace: TextTrace, mask: Bool[Tensor, "n t"], names: tuple[str, ...], view: str, likely: int = 0
+    ) -> Iterator[tuple[int, Sequence[Mapping[int, float]]]]:
+        """Rows with a token in the mask, and what the servers of a teacher tell of all tokens of each."""
+        if names != (("divergence",) if likely else ("logprobs",)):
+            raise unserved(self.settings[number].name, "all", names[0])
+        own = self._reader(number, trace, view)[1]
+        if bool((own.temperature != 1).any()):
+            raise unserved(self.settings[number].name, "heat", float(own.temperature[own.temperature != 1][0]))
+        rows = mask.any(1).nonzero()[:, 0].tolist()
+        shown = [own.prompts[i] for i in own.prompt_index.tolist()]
+        asked = [append(shown[i], own.tokens[i, : own.lengths[i]].tolist()) for i in rows]
+        return zip(rows, self.asked[number].tell(asked, likely), strict=True)
 
     def _shares(self, trace: TextTrace) -> Iterator[tuple[int, Int[Tensor, " k"]]]:
         """The number of every teacher that reads, and its rows; of several processes each reads under all of its adapters."""
@@ -152,7 +187,9 @@ class Teachers:
         """Who reads for a teacher, and the rows: behind their prompts as another model is shown them under the view."""
         if number in self.adapters:
             return self.host, trace
-        policy, host = self.others[number], self.host
+        policy, host = self.others.get(number) or cast("TextPolicy", self.asked[number].host), self.host
+        if any(trace.insets) and number in self.asked:
+            raise unserved(self.settings[number].name, "insets")
         if any(trace.insets) and image_processor(policy) != image_processor(host):
             raise ValueError(
                 f"policy.teachers {self.settings[number].name!r} sees pictures within completions otherwise than the policy: "
@@ -164,6 +201,19 @@ class Teachers:
 
         rows, shown = show_rows(trace if view != "plain" else replace(trace, told=()), encoded)
         return policy, replace(rows, prompts=tuple(shown), told=(), family=policy.family)
+
+
+UNSERVED = {
+    "all": "tells of single tokens, and {} takes all of them, as form = 'exact' and SureTeacher do: set FollowTeacher.form = "
+    "'sampled' with beta = 1.0, or top = 20",
+    "heat": "tells what tokens are worth at temperature 1, and samples are read at {:g}: set policy.sampling.temperature = 1.0",
+    "insets": "is not sent the pictures of [environment]: set environment.limits.pictures = 0",
+}
+
+
+def unserved(name: str, why: str, *said: object) -> ValueError:
+    """The error about what a teacher behind a server does not tell, or is not sent."""
+    return ValueError(f"policy.teachers {name!r} is behind a server, which {UNSERVED[why].format(*said)}, or leave url out")
 
 
 def image_processor(policy: "TextPolicy") -> object:

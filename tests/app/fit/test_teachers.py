@@ -10,6 +10,7 @@ from mmrl.app.config import run as configs
 from mmrl.app.config.stages import stages_of
 from mmrl.app.export.export import export
 from mmrl.app.report.page import write_report
+from mmrl.app.run import build as building
 from mmrl.app.run.folder import RunDir, read_lines
 from mmrl.app.run.revive import revive
 from mmrl.lab.tiny.text import vlms
@@ -25,7 +26,7 @@ from mmrl import Prompt
 
 def load(size: int = 8):
     shown = [Image.new("RGB", (64, 64), (20 * i, 0, 0)) for i in range(size)]
-    return [Prompt(str(i), "Where?", (picture,), columns={"teacher": "ab"[i % 2]}) for i, picture in enumerate(shown)]
+    return [Prompt(str(i), "Where?", (picture,), columns={"teacher": 'ab'[i % 2]}) for i, picture in enumerate(shown)]
 """
 
 
@@ -41,6 +42,19 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
         patch.chdir(folder)
         made, _ = run_job(configs.load("tiny/cold_start", [*words, f"output={str(folder / 'run')!r}"]))
     return made
+
+
+@pytest.mark.parametrize("fault", ["crop", "teacher"])
+def test_all_prompts_are_looked_at_before_weights_load(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    column = {"crop": "('/gone.png' if i else picture)", "teacher": "'ab'[i % 2]"}[fault]
+    (tmp_path / "mine.py").write_text(MINE.replace("'ab'[i % 2]", column).replace('"teacher"', repr(fault)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(building, "LOOK", 1)
+    monkeypatch.setattr(building, "build_policy", lambda *_: pytest.fail("a model was loaded"))
+    teachers = "policy.teachers=[{name = 'a', model = 'tiny:qwen3_vl'}, {name = 'c', model = 'tiny:qwen3_vl'}]"
+    words = {"crop": ["algorithm.preset=vision_opd"], "teacher": ["algorithm.preset=opd", teachers]}[fault]
+    with pytest.raises(ValueError, match=r"prompt '1' (has '/gone\.png' in the column 'crop'|names the teacher 'b')"):
+        building.build(configs.load("tiny/image", [*words, "data={use = './mine.py'}", "evaluation.num_prompts=0"]))
 
 
 def test_each_teacher_has_a_curve(run: RunDir):

@@ -13,6 +13,7 @@ from mmrl.algorithms.objectives.distill import FollowTeacher
 from mmrl.algorithms.objectives.surrogates import Reinforce
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.app.modality.teachers import measured_apart
 from mmrl.core.types import Group, Prompt
 from mmrl.lab.tiny.text import vlms
 from mmrl.policies.shared.lora import LoraSettings
@@ -112,6 +113,17 @@ def test_a_run_is_resumed_to_the_bit_and_does_not_depend_on_how_it_is_cut(tiny: 
     resumed.load_state_dict(state)
     steps = [{k: v for k, v in one.step().items() if not k.startswith("time/")} for one in (whole, resumed)]
     assert steps[0] == steps[1] and same(*(copy_state(one.policy.state_dict()) for one in (whole, resumed)))
+
+
+def test_each_of_several_terms_has_figures_of_its_own(tiny: Tiny, other: str):
+    terms = tuple((1.0, FollowTeacher(model=model)) for model in ("teacher", "ref"))
+    algorithm = measured_apart(replace(PRESETS["opd"], objective=terms, group_size=2), "two")
+    trainer = run(tiny("qwen3_vl"), algorithm, teachers_of(algorithm, other), lora=LoraSettings(rank=4))
+    found = trainer.step()
+    assert found["teacher/kl/ref"] == 0.0 and found["teacher/agreement/ref"] == pytest.approx(1.0)
+    assert found["teacher/kl/teacher"] > 0.01 and found["teacher/agreement/teacher"] < 0.99 and "teacher/kl" not in found
+    again = measured_apart(replace(algorithm, objective=(terms[1], *terms)), "three")
+    assert [getattr(term, "label", None) for _, term in again.objective] == ["ref-0", "teacher", "ref-2"]
 
 
 def test_each_of_several_teachers_has_figures_of_its_own(tiny: Tiny, other: str, monkeypatch: pytest.MonkeyPatch):

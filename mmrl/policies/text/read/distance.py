@@ -1,12 +1,12 @@
 """How far the next token's distribution is from another one's, over the whole vocabulary, and without keeping either."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mmrl.core.types import Target
@@ -88,12 +88,52 @@ class TeachersPart:
 
 
 @dataclass(frozen=True)
+class ToldPart:
+    """The tokens of which a teacher tells its likeliest ones alone."""
+
+    places: Int[Tensor, " k"]
+    """As in TeachersPart."""
+    ids: Int[Tensor, "k n"]
+    logprobs: Float[Tensor, "k n1"]
+    """Of these tokens, without those that the policy may not write, and behind them of all others together."""
+
+    @classmethod
+    def of(cls, places: Tensor, told: Sequence[Mapping[int, float]], top: int, banned: Bool[Tensor, " v"]) -> "ToldPart":
+        """`told`: token -> log-probability, of every place."""
+        best = [sorted(one.items(), key=lambda pair: -pair[1])[:top] for one in told]
+        ids, known = torch.tensor(best, dtype=torch.float64, device=banned.device).view(-1, top, 2).unbind(-1)
+        rest = (1 - known.exp().sum(-1, keepdim=True)).clamp(min=1e-12).log()
+        ids = ids.long().clamp(max=len(banned))
+        known = known.masked_fill(nn.functional.pad(banned, (0, 1), value=True)[ids], NEVER)
+        return cls(places.to(banned.device), ids, torch.cat([known, rest], -1).float())
+
+
+@dataclass(frozen=True)
 class Other:
-    """The other side of a comparison: teachers' states, of which logits are made piece by piece."""
+    """The other side of a comparison: teachers' states, of which logits are made piece by piece, or what they tell."""
 
     target: Target
     parts: Sequence[TeachersPart]
     banned: Bool[Tensor, " v"]
+    told: Sequence[ToldPart] = ()
+
+    def compare(
+        self, names: Sequence[str], logits: Float[Tensor, "m v"], places: Int[Tensor, " m"], temperature: Float[Tensor, " m"]
+    ) -> list[Float[Tensor, " m"]]:
+        """How far the policy is from the other at these places, by the name of a quantity."""
+        beside, target = self.logits(places, temperature), self.target
+        values = [
+            divergence(logits, beside, target.beta, target.top) if name == DIVERGENCE else overlap(logits, beside)
+            for name in names
+        ]
+        for part in self.told:
+            mine = torch.isin(places, part.places).nonzero()[:, 0]
+            rows = torch.searchsorted(part.places, places[mine])
+            own, theirs = coarse(nn.functional.pad(logits[mine], (0, 1), value=NEVER), part.ids[rows]), part.logprobs[rows]
+            for i, name in enumerate(names):
+                apart = divergence(own, theirs, target.beta) if name == DIVERGENCE else overlap(own, theirs)
+                values[i] = values[i].index_put((mine,), apart)
+        return values
 
     @torch.no_grad()
     def logits(self, places: Int[Tensor, " m"], temperature: Float[Tensor, " m"]) -> Float[Tensor, "m v"]:
@@ -136,15 +176,12 @@ class ComparedRows(RowEvaluation):
     ) -> Float[Tensor, "q m"]:
         plain, other = super().token_quantities, self.other
         assert other is not None
-        compared, target = self.token_quantities[len(plain) :], other.target
+        compared = self.token_quantities[len(plain) :]
 
         def some(hidden: Tensor, tokens: Tensor, temperature: Tensor, places: Tensor) -> Tensor:
-            logits, beside = net.logits(hidden, temperature), other.logits(places, temperature)
+            logits = net.logits(hidden, temperature)
             rows = [*token_values(logits, tokens, plain)] if plain else []
-            for name in compared:
-                apart = divergence(logits, beside, target.beta, target.top) if name == DIVERGENCE else overlap(logits, beside)
-                rows.append(apart)
-            return torch.stack(rows)
+            return torch.stack([*rows, *other.compare(compared, logits, places, temperature)])
 
         pieces = [x.split(self.chunk) for x in (hidden, tokens, temperature, torch.arange(len(tokens), device=hidden.device))]
         if len(tokens) <= self.chunk:
