@@ -12,14 +12,17 @@ from torch import Tensor
 
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.probes import column
+from mmrl.algorithms.samplers.valued import Judged
 from mmrl.core.hooks import PlannerHooks, PolicyHooks, SamplerHooks, defines, with_hooks
 from mmrl.core.protocols import Planner, Policy, PromptSampler, State, Stateful
 from mmrl.core.ranks import Ranks
+from mmrl.core.readings import VALUE
 from mmrl.core.samples import Seen
 from mmrl.core.types import Group, Prompt, Request, Revision, Rollouts, Scores, Status
 from mmrl.runtime.tensors import pad_actions
 from mmrl.training.measure import stopwatch
 from mmrl.training.prompt_source import Drawing
+from mmrl.training.prompt_values import PromptValues
 from mmrl.training.reference_reads import ReferenceReads
 from mmrl.training.rewards.previews import score_previews
 from mmrl.training.rewards.runner import GroupScores, RewardRunner
@@ -81,6 +84,8 @@ class Collector:
         self.skipped: dict[str, str] = {}
         """Id of a prompt that could not be shown -> what was wrong with it."""
         begin_replay(self.planner, sampler, policy)
+        if VALUE.quantity in policy.offers:
+            with_hooks(sampler, Judged).ask(PromptValues(policy, ranks))
         self.draw = Drawing(sampler, policy, ranks, settings.max_skipped, self.skipped) if settings.max_skipped else sampler.draw
         self.stored: dict[int, Seen | None] = {}
         """Groups of this step that hold a row of an earlier one, and what the row's group was like."""

@@ -10,12 +10,13 @@ from torch import Tensor
 from mmrl.algorithms.advantages.segments import ValueGae
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.regression import ValueFit
+from mmrl.algorithms.samplers.valued import NearestValue, nearest
 from mmrl.algorithms.weights.aggregate import TokenMean
 from mmrl.app.config import run as configs
 from mmrl.app.run.beforehand import check_axes
 from mmrl.app.run.build import build
 from mmrl.core.readings import OLD_VALUE, REWARD, VALUE
-from mmrl.core.types import Batch, Rollouts
+from mmrl.core.types import Batch, Prompt, Rollouts
 from mmrl.training.trainer import Trainer
 from tests.support.rows import loss_and_gradient, rollouts, scores, weighed
 
@@ -101,3 +102,41 @@ def test_the_head_trains_with_the_policy_and_goes_on_exactly():
     wanted = weights_of(whole)
     assert not torch.equal(wanted["score_head.weight"], at_once["score_head.weight"])
     assert all(torch.equal(weight, wanted[name]) for name, weight in weights_of(resumed).items())
+
+
+JUDGED = [
+    'algorithm.objective=[{kind="Clip"}, {kind="ValueFit", coef=0.5, group=true}]',
+    'policy.scores=["value"]',
+    "algorithm.group_size=2",
+    "algorithm.minibatches=2",
+    "prompts_per_step=2",
+    'sampler.kind="NearestValue"',
+    "sampler.pool=3",
+]
+
+
+def test_prompts_are_drawn_by_what_the_head_expects_and_again_after_a_pause():
+    resolved = configs.load("tiny/image", JUDGED)
+    whole = build(resolved).trainer
+    assert whole.step()["policy/value_error"] > 0
+    asked = list[tuple[list[str], list[float]]]()
+    judge = whole.sampler.judge
+
+    def noted(prompts):
+        values = judge(prompts)
+        asked.append(([prompt.id for prompt in prompts], values))
+        return values
+
+    whole.sampler.ask(noted)
+    state = copy.deepcopy(whole.state_dict())
+    drawn = [prompt.id for prompt in whole.sampler.draw(2)]
+    ((ids, values),) = asked
+    assert len(ids) == 6 and len(set(values)) > 1 and drawn == [ids[i] for i in nearest(values, 0.5, 2)]
+    resumed = build(resolved).trainer
+    resumed.load_state_dict(state)
+    assert [prompt.id for prompt in resumed.sampler.draw(2)] == drawn
+
+
+def test_nobody_expects_anything_without_a_head():
+    with pytest.raises(ValueError, match=r"asks a value head: set policy.scores"):
+        NearestValue([Prompt("a")]).draw(1)

@@ -16,7 +16,7 @@ from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.shaping.thinking import OLD_LEAD, BudgetReward, LengthBudget, ModePays, ShorterIsBetter
 from mmrl.algorithms.weights.aggregate import FirstApart
 from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, ROLLOUT_LOGPROBS
-from mmrl.core.types import Prompt, Sample
+from mmrl.core.types import Group, Prompt, Sample
 from tests.support.flow_fakes import FakeFlowPolicy
 from tests.support.rows import counts_of, make_batch, rollouts, scores
 from tests.support.trainers import make_trainer
@@ -119,9 +119,13 @@ def test_a_thought_without_an_answer_that_was_scored_trains_nothing():
 
 
 def test_answers_that_end_no_thought_are_refused():
-    trainer = make_trainer(PRESETS["anytime"])
-    with pytest.raises(ValueError, match=r"none of \d+ finished answers holds '</think>'.*planner.mark"):
-        trainer.step()
+    groups = [Group(0, Prompt("0"), (Sample("a", (7,)), Sample("b", (7,))))]
+    planner = BudgetCuts()
+    planner.first([groups[0].prompt], 2, 0, seed=1)
+    with pytest.raises(ValueError, match=r"all 2 answers ended, and none holds '</think>'.*planner.mark"):
+        planner.look(groups, {0: [0.0, 1.0]}, 0)
+    cut = replace(groups[0], samples=(replace(groups[0].samples[0], truncated=True), groups[0].samples[1]))
+    assert planner.look([cut], {0: [0.0, 1.0]}, 0).requests
 
 
 def of(*samples: Sample, group: int = 0) -> Any:

@@ -1,19 +1,26 @@
 """Methods about right and wrong and about how long to think, each against the same without its idea."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
 
 from mmrl.algorithms.advantages.group import GroupNorm
+from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.regression import ValueFit
 from mmrl.algorithms.planners.base import Once
 from mmrl.algorithms.planners.begun import BudgetCuts, Budgets, ThinkOrNot
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.presets.baselines import CLIPPED
+from mmrl.algorithms.samplers.valued import NearestValue
 from mmrl.algorithms.shaping.thinking import BudgetReward, LengthBudget, ModePays
 from mmrl.algorithms.weights.aggregate import FirstApart, TokenMean
-from mmrl.core.types import Group, Prompt
+from mmrl.core.readings import VALUE
+from mmrl.core.types import Group, Prompt, Reading
 from tests.evidence import text_tasks as tasks
 from tests.evidence.planner_rows import IDLE, SEGMENTS, THOUGHT
-from tests.evidence.task import Row, TextTask, mean, text_of
+from tests.evidence.task import Counted, Row, TextTask, mean, text_of
 
 
 def half_hard(seed: int) -> list[Prompt]:
@@ -104,6 +111,61 @@ EASY_OR_HARD = TextTask(
     length=10,
 )
 TOKENS = LengthBudget(unit="tokens", hard=12, medium=12, hard_budget=9, easy_budget=2, per_uncertainty=1, slope=8)
+
+
+@dataclass
+class Expecting(Counted):
+    """With a head that expects something of a prompt by its three numbers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.offers |= {VALUE.quantity}
+        for net in self.nets.values():
+            net.expects = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def read(self, trace: Any, readings: Iterable[Reading], mask: Tensor) -> dict[Reading, Tensor]:
+        asked = list(readings)
+        found = super().read(trace, [one for one in asked if one.quantity != VALUE.quantity], mask)
+        heads: Any = self.nets["policy"]
+        return found | {
+            one: heads.expects(trace.tensors["plain"][..., :3])[..., 0] for one in asked if one.quantity == VALUE.quantity
+        }
+
+
+class ValuedTask(TextTask):
+    """With the policy that expects something of prompts."""
+
+    def policy(self, algorithm: Algorithm, seed: int) -> Counted:
+        return Expecting(length=self.length, views=algorithm.views, start=self.start, seed=seed)
+
+
+VALUED = ValuedTask(**{**vars(tasks.TOO_EASY), "prompts_per_step": 12})
+
+
+def thirds(seed: int) -> list[Prompt]:
+    """A third of 120 prompts wants what is written anyway, a third a rarer letter, a third none; the first number tells."""
+    found = tasks.prompts_of(lambda vector, i: "abx"[i % 3], 120)(seed)
+    return [
+        replace(prompt, columns={**prompt.columns, "vector": [2.0 * (i % 3) - 2, *prompt.columns["vector"][1:]]})
+        for i, prompt in enumerate(found)
+    ]
+
+
+THIRDS = ValuedTask(
+    "a_third_teaches",
+    "a third of the prompts is solved at two of three, a third one time in four, a third never",
+    "share right of those solved one time in four",
+    thirds,
+    (("letter", tasks.first_letter),),
+    tasks.of_answer("b"),
+    start=(20, 8, 1, 1, 0.3),
+    samples=2_000,
+    prompts_per_step=12,
+)
+PCL = replace(PRESETS["grpo"], objective=(*PRESETS["grpo"].objective, (0.5, ValueFit(group=True))))
+STOPPED_STEPS = replace(
+    STOPPED, name="stopped_steps", claim=f"{STOPPED.claim}; compared after as many steps, not samples", steps=8
+)
 ANYTIME = replace(PRESETS["anytime"], planner=BudgetCuts(mark="d", forced="d"))
 GROUPS = "advantages of grpo"
 ROWS = [
@@ -111,8 +173,7 @@ ROWS = [
     Row("w_reinforce", PRESETS["w_reinforce"], CLIPPED, GROUPS, tasks.HARD),
     Row("tempo", PRESETS["tempo"], CLIPPED, GROUPS, tasks.PAIRS, changes={"lr": 2e-2}),
     Row("tempo", PRESETS["tempo"], CLIPPED, GROUPS, tasks.GUESS),
-    Row("kimi_k15", PRESETS["kimi_k15"], replace(PRESETS["kimi_k15"], shaping=()), "no reward for length",
-        tasks.SHORT),
+    Row("kimi_k15", PRESETS["kimi_k15"], replace(PRESETS["kimi_k15"], shaping=()), "no reward for length", tasks.SHORT),
     Row("adapt_think", replace(PRESETS["adapt_think"], planner=ThinkOrNot("a", "d")), replace(CLIPPED, group_size=16),
         "grpo, whatever answers begin with", HALF_HARD, short=True),
     Row("thinkless", THINKLESS, replace(THINKLESS, aggregation=TokenMean()), "all tokens alike", MODES, short=True),
@@ -120,7 +181,10 @@ ROWS = [
         CLIPPED, "grpo, without budgets", THOUGHT, short=True),
     Row("pixelthink", replace(PRESETS["pixelthink"], shaping=(TOKENS,)),
         replace(PRESETS["pixelthink"], shaping=()), "no price for length", EASY_OR_HARD),
-    Row("anytime", ANYTIME, CLIPPED, "grpo: whole answers alone", STOPPED, short=True),
+    *(Row("NearestValue", PCL, PRESETS["grpo"], "prompts in shuffled epochs", task, NearestValue)
+      for task in (VALUED, THIRDS)),
+    Row("anytime", ANYTIME, CLIPPED, "grpo: whole answers alone", STOPPED),
+    Row("anytime", ANYTIME, CLIPPED, "grpo: whole answers alone", STOPPED_STEPS, short=True),
     *(Row("treerl", PRESETS["treerl"], replace(PRESETS["treerl"], planner=Once(), advantage=GroupNorm()),
         "no branches, one advantage for all tokens of an answer", task) for task in (SEGMENTS, IDLE)),
 ]  # fmt: skip

@@ -12,12 +12,14 @@ from mmrl.algorithms.advantages.group import BySign, GroupNorm
 from mmrl.algorithms.advantages.prefixes import PrefixValues, TreeValues
 from mmrl.algorithms.advantages.thinking import AboveReference, BudgetRelative, WithinBudgets
 from mmrl.algorithms.algorithm import Algorithm
+from mmrl.algorithms.objectives.regression import ValueFit
 from mmrl.algorithms.objectives.surrogates import Clip, Dro
 from mmrl.algorithms.objectives.thinking import EvenStart
 from mmrl.algorithms.presets.thinking import kimi_k15, thinkless
+from mmrl.algorithms.samplers.valued import nearest
 from mmrl.algorithms.shaping.thinking import BudgetReward, LengthBudget, ModePays, ShorterIsBetter
 from mmrl.algorithms.weights.aggregate import FirstApart, TokenMean
-from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS
+from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, VALUE
 from mmrl.core.samples import segments_of
 from mmrl.core.types import Group, Prompt, Rollouts, Sample, Scores
 from mmrl.policies.text.read.evaluate import token_values
@@ -318,3 +320,21 @@ def pixelthink_uncertainty(vector: Vector) -> None:
         logits = torch.cat([listed, rest], dim=1)
         (lead,) = token_values(logits, torch.zeros(len(row), dtype=torch.long), ("lead",))
         close((1 - lead).clamp(0, 1).mean(), expected, vector.tolerance)
+
+
+@check("pcl.selection")
+def pcl_selection(vector: Vector) -> None:
+    values, rewards, params = vector.inputs["values"], vector.inputs["rewards_of_the_chosen"], vector.params
+    chosen = nearest(values, params["target"], params["keep"])
+    assert chosen == vector.outputs["chosen"]
+    means = tensor(rewards).mean(1)
+    close(means, vector.outputs["targets"], vector.tolerance, "targets")
+    size = len(rewards[0])
+    expected = tensor([values[i] for i in chosen]).repeat_interleave(size)[:, None].repeat(1, 2)
+    expected[:, 1] = 9.0  # what is expected later counts for nothing
+    mask = torch.ones_like(expected) > 0
+    batch = make_batch(mask, expected * 0, {MEAN_REWARD: means.repeat_interleave(size)[:, None].expand_as(expected)})
+    algorithm = Algorithm(objective=((1.0, ValueFit(group=True)),))
+    loss, gradient = loss_and_gradient(algorithm, weighed(algorithm, batch), {VALUE: expected}, VALUE)
+    close(loss, vector.outputs["value_loss"], vector.tolerance, "value loss")
+    assert not gradient[:, 1].any()

@@ -15,10 +15,12 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.advantages.spread import WhereSpread
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.base import DynamicSampling
+from mmrl.algorithms.planners.begun import BudgetCuts, ThinkOrNot
 from mmrl.algorithms.planners.hints import Scaffold
 from mmrl.algorithms.planners.tempered import ByDoubt
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
+from mmrl.algorithms.shaping.thinking import BudgetReward
 from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
@@ -61,7 +63,13 @@ ALGORITHMS = {
     "spread": replace(PRESETS["grpo"], advantage=WhereSpread(hold=0, start=1)),
 }
 HELPED = replace(PRESETS["scaf_grpo"], planner=Scaffold(after=1))
-PLANNERS = {name: PRESETS[name] for name in [*of_files("hints", "cut_answers"), "arpo_gui"]} | {"scaf_grpo": HELPED}
+BEGUN = {
+    "adapt_think": replace(PRESETS["adapt_think"], planner=ThinkOrNot("a", "d")),
+    "hbpo": replace(PRESETS["hbpo"], shaping=(BudgetReward(mark=""),)),
+    "anytime": replace(PRESETS["anytime"], planner=BudgetCuts(mark=".", forced="d")),
+}
+"""Groups that are begun in parts, in letters."""
+PLANNERS = {name: PRESETS[name] for name in [*of_files("hints", "cut_answers"), "arpo_gui"]} | {"scaf_grpo": HELPED} | BEGUN
 COLUMNS = {"hints": ["a", "ab"], "hint": "ab", "solution": "abcd", "policy": "ab", "reference_accuracy": 0.3}
 DRAWN = ("dgpo", "crd", "flow_dpo", "sol_rl")
 """They draw, and compare the samples of a prompt in the loss or choose among them."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmrl.algorithms.objectives.surrogates import Values
 from mmrl.algorithms.objectives.terms import PLAIN, Penalty, Surrogate, actions_only, rollout_mean
-from mmrl.core.readings import LOGPROBS, OLD_LOGPROBS, REWARD, VALUE
+from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, REWARD, VALUE
 from mmrl.core.types import Batch, Reading, Scope
 from mmrl.runtime.ranges import Positive, Share, check_ranges
 from mmrl.runtime.tensors import within
@@ -67,21 +67,33 @@ class AdvantageRegression(Surrogate):
 class ValueFit(Penalty):
     """(V_t - gamma^k R)^2, R the row's total reward and k the actions that follow; 0 in rows that were cut.
 
+    With `group`: (V - R)^2 of the value of the prompt alone, R the mean reward of its samples (PCL, arXiv:2510.01135).
+
     The head of policy.scores = ["value"] learns what comes of a row, from rows that ended alone, as in T-PPO (arXiv:2506.15050).
     The gradient goes on into the policy. Take the advantage ValueGae with it.
     """
 
     gamma: Share = 1.0
     """What a reward is worth one action earlier."""
+    group: bool = False
+    """Only before a row's first action, and against the mean reward of its group; the row's actions share the square."""
 
     __post_init__ = check_ranges
 
     @property
+    def scope(self) -> Scope:
+        return "rollout" if self.group else "action"
+
+    @property
     def reads(self) -> tuple[Reading, ...]:
-        return (VALUE, REWARD)
+        return (VALUE, MEAN_REWARD if self.group else REWARD)
 
     def __call__(self, readings: Mapping[Reading, Tensor], batch: Batch) -> Values:
         mask = batch.rollouts.action_mask
+        if self.group:
+            first = mask & (mask.cumsum(1) == 1)
+            off = actions_only((actions_only(readings[VALUE] - readings[MEAN_REWARD], first)).sum(1, keepdim=True), mask)
+            return off**2, {"policy/value_error": off.detach().abs()}
         ended = mask & ~batch.rollouts.truncated().to(mask.device)[:, None]
         follow = mask.sum(1, keepdim=True) - mask.cumsum(1)
         off = actions_only(readings[VALUE] - self.gamma**follow * readings[REWARD], ended)

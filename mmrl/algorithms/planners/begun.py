@@ -151,11 +151,11 @@ class BudgetCuts(Remembering):
             return Revision(
                 values={key: one for group in groups for key, one in self.values_of(group, rewards[group.id]).items()}
             )
-        samples = [sample for group in groups for sample in group.samples if not sample.truncated]
-        if samples and not any(self.mark in (sample.text or "") for sample in samples):
+        samples = [sample for group in groups for sample in group.samples]
+        if not any(sample.truncated or self.mark in (sample.text or "") for sample in samples):
             raise ValueError(
-                f"none of {len(samples)} finished answers holds {self.mark!r}, which ends a thought: set algorithm.planner.mark "
-                "to what this model writes there, or take another planner"
+                f"all {len(samples)} answers ended, and none holds {self.mark!r}, which ends a thought: set "
+                "algorithm.planner.mark to what this model writes there, or take another planner"
             )
         return Revision([request for group in groups for request in self.cut(group)])
 

@@ -134,7 +134,7 @@ class ModePays:
     reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
-        begun = [sample.text or "" for _, sample in rollouts.samples()]
+        begun = [sample.opened + (sample.transcript or "") for _, sample in rollouts.samples()]
         pays = [
             self.short_right if text.startswith(self.short) else self.think_right if text.startswith(self.think) else self.wrong
             for text in begun

@@ -11,6 +11,7 @@ from mmrl.algorithms.advantages.per_modality import PerModality
 from mmrl.algorithms.planners.hints import AskedHalves
 from mmrl.algorithms.planners.wordings import Wordings
 from mmrl.algorithms.shaping.agreement import Agreement
+from mmrl.algorithms.samplers.valued import NearestValue
 from mmrl.algorithms.shaping.turns import WhereToolsHelp
 from mmrl.algorithms.views import SEEN
 from mmrl.answers.needs import Need
@@ -77,6 +78,7 @@ def look_at_settings(config: RunConfig, ranks: Ranks) -> None:
     check_episode_cache(config)
     check_cards(config.policy, ranks)
     check_axes(config)
+    check_judged(config)
     check_signs(config)
     if isinstance(advantage := config.algorithm.algorithm.advantage, PerModality):
         advantage.check_names([reward.label for reward in config.reward])
@@ -113,6 +115,22 @@ def check_axes(config: RunConfig) -> None:
             f"algorithm {config.algorithm.label} trains scores on the axis {missing[0]!r}, and policy.scores has "
             f"{', '.join(axes) or 'none'}: set policy.scores, or the term's axes"
         )
+
+
+def check_judged(config: RunConfig) -> None:
+    """Refuse a sampler that asks a value head where there is none, or where it could not answer before prompts are drawn."""
+    if config.sampler.kind != NearestValue.__name__:
+        return
+    reasons = {
+        'no term trains a value head: set policy.scores = ["value"], and add {kind = "ValueFit", coef = 0.5, group = true} to '
+        "algorithm.objective": VALUE not in config.algorithm.algorithm.live_reads,
+        "ahead has prompts drawn while the head trains: set ahead = 0": bool(config.ahead),
+        "the run has an environment, whose worlds answer no text that is given: leave [environment] out": (
+            config.environment is not None
+        ),
+    }
+    for reason in [reason for reason, holds in reasons.items() if holds]:
+        raise ValueError(f"sampler.kind is {config.sampler.kind!r}, and {reason}")
 
 
 def check_signs(config: RunConfig) -> None:
