@@ -10,8 +10,8 @@ from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.advantages.per_modality import PerModality
 from mmrl.algorithms.planners.hints import AskedHalves
 from mmrl.algorithms.planners.wordings import Wordings
-from mmrl.algorithms.shaping.agreement import Agreement
 from mmrl.algorithms.samplers.valued import NearestValue
+from mmrl.algorithms.shaping.agreement import Agreement
 from mmrl.algorithms.shaping.turns import WhereToolsHelp
 from mmrl.algorithms.views import SEEN
 from mmrl.answers.needs import Need
