@@ -162,6 +162,10 @@ def vlm_part(session: Session, card: Any, folder: Path, args: argparse.Namespace
         if checkpointing and prefix == "auto" and find_spec("trl") is not None and not args.tiny:
             session.measure("trl", "VLM, TRL, checkpointing on", partial(trl, card, model, sizes, True))
             card.reset()
+    if args.compiled:
+        work = partial(text, card, model, sizes, checkpointing=False, prefix="auto", compiled=True)
+        session.measure("vlm", "VLM, mmrl, prompts read once per prompt, layers compiled", work)
+        card.reset()
 
 
 def nf4_part(session: Session, card: Any, folder: Path, args: argparse.Namespace) -> None:
@@ -189,6 +193,12 @@ def image_part(session: Session, card: Any, folder: Path, args: argparse.Namespa
         for method in METHODS:
             session.measure(f"images {side}", f"images of {side}, {method}", partial(pixels, card, model, sizes, method, side))
             card.reset()
+    for compiled in (False, True) if args.compiled else ():
+        work = partial(pixels, card, model, sizes, METHODS[0], side, twice=False, compiled=compiled)
+        session.measure(
+            f"images {side}", f"images of {side}, {METHODS[0]}, blocks {'compiled' if compiled else 'as written'}", work
+        )
+        card.reset()
 
 
 def arguments() -> argparse.Namespace:
@@ -197,6 +207,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for gpu.json and gpu.md")
     parser.add_argument("--wheels", type=Path, help="folder that `make gpu-wheels` filled")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--compiled", action="store_true", help="with policy.compile too; its first steps take minutes")
     parser.add_argument("--tiny", action="store_true", help="tiny models, on a CPU too")
     parser.add_argument("--models", type=Path, help="folder to write the models to; by default a temporary one")
     return parser.parse_args()

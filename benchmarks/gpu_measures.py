@@ -135,13 +135,21 @@ def pictures(sizes: Sizes, count: int) -> list[Any]:
     ]
 
 
-def text(card: Card, model: str, sizes: Sizes, checkpointing: bool, prefix: str, kernels: str | None = None) -> Found:
+def text(
+    card: Card, model: str, sizes: Sizes, checkpointing: bool, prefix: str, kernels: str | None = None, compiled: bool = False
+) -> Found:
     """GRPO on the VLM with LoRA, as the shipped configs for one card have it; kernels: of weights in 4 bits, where they are."""
     from mmrl.algorithms.presets import PRESETS
     from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
     from mmrl.policies.text.settings import QuantizedSettings
 
-    chosen: Any = {"prefix": prefix, "gradient_checkpointing": checkpointing, "dtype": "bfloat16", "lora": lora()}
+    chosen: Any = {
+        "prefix": prefix,
+        "gradient_checkpointing": checkpointing,
+        "dtype": "bfloat16",
+        "lora": lora(),
+        "compile": compiled,
+    }
     if kernels is not None:
         chosen |= {"weights": "nf4", "quantized": QuantizedSettings(kernels=kernels)}  # type: ignore[arg-type] - one of its words
     config = TextPolicyConfig(model, sampling=Sampling(max_new_tokens=sizes.tokens), **chosen)
@@ -152,8 +160,8 @@ def text(card: Card, model: str, sizes: Sizes, checkpointing: bool, prefix: str,
     return found | {"tokens_per_s": found["actions"] / found["rollout_s"], "share": None}
 
 
-def pixels(card: Card, model: str, sizes: Sizes, method: str, side: int) -> Found:
-    """A flow method on the image generator with LoRA, with gradient checkpointing and without guidance."""
+def pixels(card: Card, model: str, sizes: Sizes, method: str, side: int, twice: bool = True, compiled: bool = False) -> Found:
+    """A flow method on the image generator with LoRA, without guidance; activations are computed `twice`, or blocks compiled."""
     from mmrl.algorithms.presets import PRESETS
     from mmrl.core.types import Prompt
     from mmrl.policies.flow.policy import FlowPolicy, FlowPolicyConfig
@@ -166,13 +174,13 @@ def pixels(card: Card, model: str, sizes: Sizes, method: str, side: int) -> Foun
     if algorithm.minibatches > sizes.image_prompts:
         algorithm = replace(algorithm, minibatches=sizes.image_prompts)
     shape: dict[str, Any] = {"height": side, "width": side, "forward_rows": sizes.rows, "decode_rows": 2, "guidance": 1.0}
-    config = FlowPolicyConfig(model, dtype="bfloat16", lora=lora(), gradient_checkpointing=True, **shape)
+    config = FlowPolicyConfig(model, dtype="bfloat16", lora=lora(), gradient_checkpointing=twice, compile=compiled, **shape)
     policy = FlowPolicy(config, sorted(algorithm.shadows))
     prompts = [Prompt(str(i), f"a drawing of {i} red squares") for i in range(2 * sizes.image_prompts)]
     trainer = trainer_of(card, policy, algorithm, prompts, settings(sizes.image_prompts, sizes.rows))
     inside = Inside(card, policy.net.transformer)
     inside.watch(trainer.ranks)
-    return timed(card, trainer, sizes.steps, True, inside) | {"tokens_per_s": None}
+    return timed(card, trainer, sizes.steps, twice, inside) | {"tokens_per_s": None}
 
 
 def timed(card: Card, trainer: Any, steps: int, checkpointing: bool, inside: "Inside | None" = None) -> Found:

@@ -11,7 +11,8 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,21 @@ def side_by_side(script: str, sides: Sequence[str], words: Sequence[str]) -> dic
             raise SystemExit(f"{side} failed:\n{complaint[-3000:]}")
         found[side] = json.loads(said.strip().splitlines()[-1])
     return found
+
+
+def in_turns(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of each way, which take turns in this process, after one of each that is not counted."""
+    for work in ways.values():
+        work()
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, work in ways.items():
+            start = time.process_time()
+            work()
+            found[name].append(time.process_time() - start)
+    return found
+
+
+def over(found: Mapping[str, Sequence[float]], name: str, base: str) -> float:
+    """The median of what one way took over what another one took in the same round."""
+    return statistics.median(a / b for a, b in zip(found[name], found[base], strict=True))

@@ -9,6 +9,7 @@ from mmrl.app.modality.merge import is_stored_in_codes
 from mmrl.app.modality.registry import PolicyConfig
 from mmrl.core.ranks import Ranks
 from mmrl.policies.flow.settings import FlowPolicyConfig
+from mmrl.policies.shared.compiled import refuse_uncompilable
 from mmrl.policies.text.settings import TextPolicyConfig
 
 log = logging.getLogger("mmrl")
@@ -19,6 +20,9 @@ def check_cards(policy: PolicyConfig, ranks: Ranks) -> None:
     device = None if ranks.accelerator is None else ranks.accelerator.device
     if device is not None and device.type == "cuda" and policy.dtype == "bfloat16" and not has_bfloat16():
         log.warning("%s", without_bfloat16(torch.cuda.get_device_name(device)))
+    if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and policy.compile:
+        alone = ranks.accelerator is None or (ranks.world == 1 and ranks.accelerator.distributed_type.value == "NO")
+        refuse_uncompilable(device, alone, policy.weights != "float" or is_coded(policy))
     if isinstance(policy, TextPolicyConfig | FlowPolicyConfig) and ranks.is_sharded:
         refuse_sharded_codes(policy)
     if isinstance(policy, TextPolicyConfig) and policy.quantized.embeddings == "host" and ranks.world > 1:

@@ -173,6 +173,9 @@ def check_samplers(config: RunConfig, ranks: Ranks) -> None:
         f"the run has {ranks.world} processes that train, and they sample for one: start one, or set cluster.samplers = 0": (
             ranks.world > 1
         ),
+        "policy.compile has the network that trains round otherwise than theirs: leave policy.compile out": (
+            isinstance(policy, FlowPolicyConfig) and policy.compile
+        ),
         "policy.family is a file of your own, which they do not load: leave policy.family out, or set cluster.samplers = 0": (
             isinstance(policy, FlowPolicyConfig) and policy.family is not None
         ),

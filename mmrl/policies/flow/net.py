@@ -21,6 +21,7 @@ class FlowNet(nn.Module):
         super().__init__()
         self.transformer, self.family, self.guidance, self.half_precision, self.full = transformer, family, guidance, half, full
         self.uploads = Uploads()
+        self.compiled: tuple[nn.Module, ...] = ()
         # accelerate looks here for the layers it may shard.
         self._no_split_modules = getattr(transformer, "_no_split_modules", None)
 

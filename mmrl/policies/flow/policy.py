@@ -37,6 +37,7 @@ from mmrl.policies.flow.trace import FlowTrace, NoisyLatents, SigmaTable, join
 from mmrl.policies.flow.write.generate import Sampled, assemble, by_size
 from mmrl.policies.flow.write.given import refuse_given
 from mmrl.policies.flow.write.remote import write_all
+from mmrl.policies.shared.compiled import compile_blocks
 from mmrl.policies.shared.quantized.layer import base_of, refuse_other_base
 from mmrl.policies.shared.sharding import wrap_module
 from mmrl.policies.shared.teachers import TEACHER
@@ -263,6 +264,8 @@ class FlowPolicy(PolicyHooks):
         self.module = wrap_module(self.net, self.parameters(), accelerator, alike=True)
         self.ranks = Ranks(accelerator)
         self.net = accelerator.unwrap_model(self.module)
+        if self.config.compile:
+            self.net.compiled = compile_blocks([self.net.transformer], f"policy.model {self.config.model!r}")
         self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)
         self._followed = False
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from mmrl.answers.sources import Fit
+from mmrl.policies.shared.compiled import refuse_computed_twice
 from mmrl.policies.shared.lora import LoraSettings, check_teachers
 from mmrl.policies.shared.quantized.load import refuse_idle
 from mmrl.runtime.ranges import Count, CountOrNone, Factor, Large, Positive, Range, check_ranges
@@ -81,6 +82,8 @@ class FlowPolicyConfig:
     """What rests in 4 bits with weights = "nf4"."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them."""
+    compile: bool = False
+    """Compile the network's blocks, for sampling and training: the first steps take minutes more, later ones less time."""
     max_prompt_tokens: CountOrNone | None = None
     """Most tokens for the long text encoder (T5, Qwen); None = as in the family's pipeline. SD3 without T5 gets this number of
     empty ones, as in its pipeline."""
@@ -141,6 +144,7 @@ class FlowPolicyConfig:
         if self.tf32 and self.dtype != "float32":
             raise ValueError(f"policy.tf32 acts on float32 alone, but policy.dtype is {self.dtype!r}: leave policy.tf32 out")
         check_teachers([one.name for one in self.teachers], bool(self.teachers), self.lora)
+        refuse_computed_twice(self.compile, self.gradient_checkpointing)
         refuse_idle(self.weights, self.quantized, FlowQuantizedSettings(), self.lora)
         if self.weights != "float" and self.model.endswith(SINGLE):
             raise ValueError(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mmrl.core.protocols import Hypothesis
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Rollouts
+from mmrl.policies.shared.compiled import uncompiled
 from mmrl.policies.shared.interventions import (
     PRECISIONS,
     RANDOM,
@@ -30,10 +31,12 @@ from mmrl.policies.shared.interventions import (
 from mmrl.policies.shared.lora import adapter_layers, scale_adapters, switch_adapters
 from mmrl.policies.shared.weights import Weights
 
+COMPILED = "compiled blocks (policy.compile)"
 REPEAT, GRADIENT, DROPOUT, SHIFT = "reading is not repeatable", "gradient mode", "dropout or training mode", "mask shift"
 PRECISION, BATCH, WEIGHTS = "precision (dtype or autocast)", "batch-size dependence", "EMA or adapter state"
 SCALE, ROWS = "adapter scale", "exchanged rows"
 REMEDIES = {
+    COMPILED: "The compiler of this torch, card or CPU computes these blocks wrongly: leave policy.compile out",
     REPEAT: "Look for code around policy.read that changes what it is asked or answers",
     GRADIENT: "Look for code that asks whether gradients are on: checkpointing, hooks, autocast, wrapped modules",
     DROPOUT: "Set every dropout of the network to 0 and keep it in evaluation mode while sampling and reading",
@@ -121,6 +124,9 @@ class Suspects:
         """
         net, own = self.net, "bfloat16" if self.half.half_precision else "float32"
         yield self(REPEAT, "with nothing changed", self.read, control=True)
+        if blocks := getattr(net, "compiled", ()):
+            change = "with its blocks as they are written"
+            yield self(COMPILED, change, lambda: self.under(uncompiled(blocks)), must_equal="reading")
         yield from self.of_dropout(still)
         yield self.rounding("float32", self.read)
         if torch.is_grad_enabled():

@@ -27,6 +27,7 @@ from mmrl.policies.text.families import Family
 from mmrl.policies.text.kept import drained, keeper_of
 from mmrl.policies.text.loading import banned_tokens, writer_of
 from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.packed.attention import with_layers_compiled
 from mmrl.policies.text.packed.row import pack
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.prompt.encode import Encoded, Encoder, stand_in_prompt
@@ -237,7 +238,7 @@ class TextPolicy(PolicyHooks):
         """Move to accelerate's device and wrap for its processes. Shadows start again from the weights as they are now."""
         # LLaVA, for one, never uses the last layer of its vision part.
         self.module = wrap_module(self.net, self.parameters(), accelerator, dead_ends=self.config.lora is None)
-        self.net = accelerator.unwrap_model(self.module)
+        self.net = with_layers_compiled(accelerator.unwrap_model(self.module), self.config)
         self.ranks = Ranks(accelerator)
         self.net.join(self.ranks, self.stand_in().media if self.ranks.world > 1 else None)
         self.weights = self.parts.weights(self.net, self.shadows, self.ema_decay, self.ranks.is_sharded, self.config.copies_on)

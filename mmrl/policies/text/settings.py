@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mmrl.policies.shared.compiled import refuse_computed_twice
 from mmrl.policies.shared.lora import LoraSettings, check_teachers
 from mmrl.policies.shared.quantized.load import refuse_idle
 from mmrl.policies.text.engine_settings import EngineConfig, check_url
@@ -109,6 +110,8 @@ class TextPolicyConfig:
     """Parts that do not train: vision, projector, language, or layers:0-3 of the language model (both ends included)."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them."""
+    compile: bool = False
+    """Compile the language model's layers for readings and updates: the first steps take minutes more, later ones less time."""
     scores: tuple[str, ...] = ()
     """What a head on the last token scores, such as overall: the policy is a reward model then, trained by stages of the kinds
     scores and ratings. "value": what it expects of a row before every token, for the advantage ValueGae. Empty: there is none."""
@@ -176,6 +179,7 @@ class TextPolicyConfig:
             raise ValueError(
                 f"policy.teachers {shared[0]!r} is at a server of policy.engine, which gets the policy's weights: start another"
             )
+        refuse_computed_twice(self.compile, self.gradient_checkpointing)
         refuse_quantized(self)
         refuse_scores(self)
         if self.prefix == "packed" and self.attn_implementation not in (None, "sdpa"):

@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
+
+from mmrl.policies.shared.compiled import as_written, compile_blocks
 
 NAME = "mmrl_packed"
 QUERIES = 1024
@@ -114,26 +116,36 @@ class PackedMask:
             return None
         if (start, before) not in self.made:
             pieces = [slice(first, min(first + QUERIES, count)) for first in range(0, count, QUERIES)]
-            blocks = tuple(self._block(start, before, count, piece, device) for piece in pieces)
-            plain = all(block.keys.start == 0 and is_causal(block.mask) for block in blocks)
-            self.made[start, before] = None if plain else blocks
+            masks = [self._mask(start, before, count, piece, device) for piece in pieces]
+            # The host waits for the device once for all pieces.
+            found = torch.stack(
+                [facts_of(mask, before + piece.start) for mask, piece in zip(masks, pieces, strict=True)]
+            ).tolist()
+            blocks = tuple(
+                Block(piece, slice(first, end), mask[..., first:end])
+                for piece, mask, (first, end, _) in zip(pieces, masks, found, strict=True)
+            )
+            self.made[start, before] = None if all(plain for _, _, plain in found) else blocks
         return self.made[start, before]
 
-    def _block(self, start: int, before: int, count: int, queries: slice, device: torch.device) -> Block:
+    def _mask(self, start: int, before: int, count: int, queries: slice, device: torch.device) -> Bool[Tensor, "1 1 q k"]:
         from transformers.masking_utils import sdpa_mask
 
         rows, options = queries.stop - queries.start, {"allow_is_causal_skip": False, "use_vmap": self.vmap, "device": device}
         mask = sdpa_mask(1, rows, before + count, start + before + queries.start, start, self.rule, **options)
         assert mask is not None
-        seen = mask[0, 0].any(0).nonzero()[:, 0]
-        keys = slice(int(seen[0]), int(seen[-1]) + 1)
-        return Block(queries, keys, mask[..., keys])
+        return mask
 
 
-def is_causal(mask: Bool[Tensor, "1 1 q k"]) -> bool:
-    """Does every query see all keys up to its own, where the last query's own is the last key?"""
-    queries, keys = mask.shape[2:]
-    return torch.equal(mask[0, 0], torch.ones_like(mask[0, 0]).tril(keys - queries))
+def facts_of(mask: Bool[Tensor, "1 1 q k"], before: int) -> Int[Tensor, "3"]:
+    """The first key that any query sees, the end of such keys, and whether each query sees all keys up to its own.
+
+    `before` keys stand in front of the first query's own.
+    """
+    seen = mask[0, 0]
+    keys = seen.any(0).int()
+    plain = (seen == torch.ones_like(seen).tril(before)).all()
+    return torch.stack([keys.argmax(), len(keys) - keys.flip(0).argmax(), plain.long()])
 
 
 def mask_of(
@@ -286,3 +298,18 @@ def language_configs(model: Pretrained) -> list[str]:
     """Under which names a model's config holds that of its language model; none where it is that itself."""
     text = model.config.get_text_config()
     return [name for name in model.config.sub_configs if getattr(model.config, name) is text]
+
+
+def with_layers_compiled(net: Any, config: Any) -> Any:
+    """A network, after having the layers of its language model compiled where the policy's config wants it.
+
+    Not their attention, whose loops follow the lengths of each row.
+    """
+    if config.compile:
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(NAME, torch.compiler.disable(attend))
+        parts = [part for child, part in net.core.named_children() if child in net.family.language]
+        net.compiled = compile_blocks(parts or [net.core], f"policy.model {config.model!r}")
+        net.prefill, net.extend = (as_written(own, net.compiled) for own in (net.prefill, net.extend))
+    return net
