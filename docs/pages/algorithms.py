@@ -53,7 +53,8 @@ def comparison_page() -> Iterator[str]:
     yield "# Methods compared\n"
     yield (
         "Each method compared with grpo or, for generators, with flow_grpo. The last column compares it with its plain twin on a "
-        "small task made for its claim, over three seeds (`python -m tests.evidence`): ahead where all seeds agree that it is "
+        "small task made for its claim, over three or four seeds (`python -m tests.evidence NAME --seeds 4`): "
+        "ahead where all seeds agree that it is "
         "better, behind where all agree that it is worse, level otherwise. Such tasks show that a method has an effect, not that "
         "it helps on your data.\n"
     )
