@@ -53,6 +53,8 @@ evidence: $(STAMP)
 	$(BIN)/python benchmarks/demo_evidence.py edit --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2v --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py tones --no-cache
+	@$(PIP) --no-build-isolation --editable ".[bench]"
+	$(BIN)/python benchmarks/teachers_vs_trl.py
 
 # 50 kills of a run of each kind, resumed each time and compared with an undisturbed one, and 20 of what stands beside it
 soak: $(STAMP)

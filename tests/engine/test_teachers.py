@@ -18,6 +18,7 @@ from torch import Tensor
 from mmrl.algorithms.views import Privileged
 from mmrl.app.commands.plan import draw_up
 from mmrl.app.config import run as configs
+from mmrl.app.modality.teachers import refuse_blind
 from mmrl.app.run.build import Job, build
 from mmrl.core.readings import LOGPROBS, TEACHER_LOGPROBS
 from mmrl.core.types import Prompt, Reading, Request, Rollouts, Target
@@ -26,7 +27,7 @@ from mmrl.engine.generator import text_parts
 from mmrl.engine.server import EngineServer
 from mmrl.engine.teachers import AskedTeacher, look_at_teachers
 from mmrl.engine.wire.answer import EngineMismatchError
-from mmrl.lab.tiny.text import vlms
+from mmrl.lab.tiny.text import beeps, vlms
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.settings import TextTeacher
@@ -36,6 +37,7 @@ from mmrl.training.stopping import TrainingStoppedError
 from tests.engine.servers import FPS, build_wide, environment, family, prompts
 from tests.support.fake_engines import FakeEngine, engines
 from tests.support.ports import free_ports
+from tests.support.sounds import tone, write_wav
 from tests.support.text_policies import picture, text_trace
 
 Tiny = Callable[[str], str]
@@ -219,6 +221,14 @@ def test_a_server_is_looked_at_before_weights_load(server: FakeEngine, tiny: Tin
             faults += [] if re.search(said, str(error)) else [f"{name}: {error}"]
     assert not faults, "\n".join(faults)
     look_at_teachers(TextPolicyConfig(tiny("qwen2_5_vl"), teachers=(served(other, server.url),)), likely=20)
+
+
+def test_sounds_are_not_sent_to_a_teacher(tmp_path: Path):
+    folder, sound = str(beeps.build(tmp_path / "beeps")), write_wav(tmp_path / "a.wav", [tone(1.0)])
+    shown = [Prompt("sound", "when?", (sound,))]
+    refuse_blind(TextPolicyConfig(folder, teachers=(TextTeacher("near", model=folder),)), shown)
+    with pytest.raises(ValueError, match=r"'far' \(.*beeps on a server\) takes no audio, and the prompts show some"):
+        refuse_blind(TextPolicyConfig(folder, teachers=(served(folder, "http://127.0.0.1:9"),)), shown)
 
 
 def test_a_run_waits_for_a_teacher_that_is_started_again(tiny: Tiny, other: str):

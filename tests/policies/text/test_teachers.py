@@ -74,13 +74,11 @@ def asked(shown: list[Prompt], count: int = 2) -> list[Request]:
 
 @dataclass(frozen=True)
 class Pair:
-    """A teacher that is its student, and everything else that a run may have."""
+    """What a run may have beside teachers that are its student: its reference, its average, itself, its model, its adapter."""
 
     family: str = "qwen3_vl"
-    model: str = "ref"
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     shown: Callable[[Path], list[Prompt]] = lambda _: prompts()
-    shadows: tuple[str, ...] = ("ref",)
     worlds: bool = False
 
 
@@ -94,39 +92,41 @@ def sounds(folder: Path) -> list[Prompt]:
 
 
 SAME = {
-    "packed": Pair(settings={"prefix": "packed"}),
-    "repeated": Pair(settings={"prefix": "repeated"}),
-    "all weights, averaged": Pair(model="ema", shadows=("ema",)),
-    "another model": Pair(model="teacher"),
-    "another model, repeated": Pair(model="teacher", settings={"prefix": "repeated"}),
-    "adapter off": Pair(settings={"lora": LORA}),
-    "4 bit base": Pair(settings={"lora": LORA, "weights": "nf4"}),
+    "packed rows": Pair(settings={"prefix": "packed"}),
+    "repeated rows": Pair(settings={"prefix": "repeated"}),
+    "LoRA": Pair(settings={"lora": LORA}),
+    "4 bit": Pair(settings={"lora": LORA, "weights": "nf4"}),
     "checkpointing": Pair(settings={"lora": LORA, "gradient_checkpointing": True}),
     "small chunks": Pair(settings={"logit_chunk": 4096}),
     "bfloat16": Pair(settings={"lora": LORA, "dtype": "bfloat16"}),
-    "bfloat16, another model": Pair(model="teacher", settings={"lora": LORA, "dtype": "bfloat16"}),
-    "frozen eyes": Pair(model="teacher", settings={"freeze": ("vision",)}),
+    "frozen eyes": Pair(settings={"freeze": ("vision",)}),
     "softcapped, looks both ways": Pair("gemma3"),
-    "clips": Pair(settings={"video": VideoSettings(workers=0)}, shown=clips),
+    "clips": Pair(settings={"lora": LORA, "video": VideoSettings(workers=0)}, shown=clips),
     "sounds": Pair("beeps", settings={"lora": LORA}, shown=sounds),
     "episodes": Pair(settings={"lora": LORA}, worlds=True),
-    "episodes, another model": Pair(model="teacher", worlds=True),
 }
+TARGETS = (Target("ref", beta=1.0), Target("ema", beta=0.0), Target("policy", beta=0.3), Target("teacher", beta=0.5, top=8))
+TARGETS += tuple(Target("teacher", beta=beta) for beta in BETAS)
 
 
 @pytest.mark.parametrize("name", SAME)
 def test_a_teacher_that_is_the_student_says_nothing(name: str, tiny: Tiny, tmp_path: Path):
     pair = SAME[name]
     folder = str(beeps.build(tmp_path / "beeps")) if pair.family == "beeps" else tiny(pair.family)
-    teachers = (
-        (TextTeacher("same", model=folder, dtype=pair.settings.get("dtype", "float32")),) if pair.model == "teacher" else ()
-    )
-    config = TextPolicyConfig(folder, sampling=Sampling(max_new_tokens=6), teachers=teachers, **pair.settings)
+    own = {key: pair.settings[key] for key in ("dtype", "weights") if key in pair.settings}
+    teachers = [TextTeacher("model", model=folder, **{"dtype": "float32", **own})]
+    if "lora" in pair.settings:
+        make(folder, lora=LORA, **own).save(tmp_path / "adapter")
+        teachers.append(TextTeacher("adapter", adapter=str(tmp_path / "adapter")))
+    config = TextPolicyConfig(folder, sampling=Sampling(max_new_tokens=6), teachers=tuple(teachers), **pair.settings)
     parts = TextParts(generator=Ending, worlds=Inline(looking)) if pair.worlds else TextParts()
-    policy = TextPolicy(config, pair.shadows if pair.model != "teacher" else (), parts=parts)
-    rollouts = policy.rollout(asked(pair.shown(tmp_path)))
+    policy = TextPolicy(config, ("ref", "ema"), parts=parts)
+    shown = [
+        replace(one, id=f"{one.id} {who.name}", columns={"teacher": who.name}) for one in pair.shown(tmp_path) for who in teachers
+    ]
+    rollouts = policy.rollout(asked(shown, 1))
     mask = rollouts.action_mask
-    for target in (*(Target(pair.model, beta=beta) for beta in BETAS), Target(pair.model, beta=0.5, top=8)):
+    for target in TARGETS:
         found = compare(policy, rollouts, target)
         assert float(found.kl.abs().max()) == 0.0 and found.gradient == 0.0, target
         torch.testing.assert_close(found.agreement[mask], torch.ones(int(mask.sum())))
