@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from mmrl.policies.shared.workers.crew import Crew, Death
+from mmrl.policies.shared.workers.crew import Crew, Restarts
 from mmrl.policies.shared.workers.early import Early
 from mmrl.runtime.pictures import open_upright
 
@@ -88,12 +88,7 @@ class Opener:
 
 
 def openers() -> Crew:
-    return Crew([Opener() for _ in range(THREADS)], refuse, "picture")
-
-
-def refuse(worker: int, error: Death, deaths: int) -> None:
-    """No thread dies."""
-    raise error
+    return Crew([Opener() for _ in range(THREADS)], Restarts(0), "picture")
 
 
 def stamp(source: object) -> Hashable:

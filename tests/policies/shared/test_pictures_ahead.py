@@ -1,6 +1,8 @@
 """Pictures that are opened before they are needed: the same ones, in bounded memory, with the errors of their own time."""
 
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,15 @@ def test_a_file_that_is_written_again_is_opened_again(photo: Callable[..., str])
     assert held(name, "p").tobytes() == picture(5, 30, 20).tobytes()
 
 
+def test_a_picture_that_was_taken_is_held_by_nobody_else(photo: Callable[..., str]):
+    held = PictureInput(64)
+    held.ask([name := photo("a.png")])
+    known, until = weakref.ref(held(name, "p")), time.monotonic() + 20
+    while known() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert known() is None
+
+
 def test_a_policy_samples_the_same_to_the_bit_with_and_without_pictures_ahead(tiny, photo: Callable[..., str]):
     shapes = [(64, 48), (160, 40), (30, 30), (90, 90)]
     asked = [Request(Prompt(f"p{i}", "?", (photo(f"{i}.png", i, shapes[i]),)), 2, i) for i in range(4)]
@@ -127,6 +138,9 @@ def test_a_policy_samples_the_same_to_the_bit_with_and_without_pictures_ahead(ti
         assert len(policy.encode.pictures.early.begun) == (4 if most else 0)
         rollouts = policy.rollout(asked)
         assert not policy.encode.pictures.early.begun
+        assert not policy.unreadable([request.prompt for request in asked])
+        policy.rollout(asked)
+        assert not policy.encode.pictures.early.begun, "what is encoded already is not opened again"
         found[most] = rollouts, [one.media["pixel_values"] for one in text_trace(rollouts.trace).prompts]
     (plain, seen), (ahead, same) = found.values()
     assert torch.equal(plain.recorded[ROLLOUT_LOGPROBS], ahead.recorded[ROLLOUT_LOGPROBS])

@@ -194,23 +194,31 @@ class Crew:
         self.leave()
 
     def _work(self, worker: int) -> None:
-        while (taken := self._take(worker)) is not None:
-            board, number = taken
-            error: BaseException | None = None
-            answer: object = None
-            begun, options = time.monotonic(), {"timeout_s": self._limit_s()} if self.is_timed else {}
-            try:
-                with span("chunk"):
-                    answer = self.workers[worker](*board.jobs[number], **options)
-            except BaseException as raised:  # noqa: BLE001 - who asked raises it
-                error = raised
-            with self._changed:
-                if error is None or (isinstance(error, SilentError) and error.stopped_by is None):
-                    # one that was only slow, as where completions grew longer, is given more time when it is asked again
-                    self._slowest_s = max(self._slowest_s, time.monotonic() - begun)
-                self._note(board, number, worker, answer, error)
-                self._changed.notify_all()
+        # an answer is held by nobody here while the next job is waited for
+        while self._do_next(worker):
+            pass
         self.workers[worker].close()
+
+    def _do_next(self, worker: int) -> bool:
+        """Do the next job; False: the crew is closed."""
+        if (taken := self._take(worker)) is None:
+            return False
+        board, number = taken
+        error: BaseException | None = None
+        answer: object = None
+        begun, options = time.monotonic(), {"timeout_s": self._limit_s()} if self.is_timed else {}
+        try:
+            with span("chunk"):
+                answer = self.workers[worker](*board.jobs[number], **options)
+        except BaseException as raised:  # noqa: BLE001 - who asked raises it
+            error = raised
+        with self._changed:
+            if error is None or (isinstance(error, SilentError) and error.stopped_by is None):
+                # one that was only slow, as where completions grew longer, is given more time when it is asked again
+                self._slowest_s = max(self._slowest_s, time.monotonic() - begun)
+            self._note(board, number, worker, answer, error)
+            self._changed.notify_all()
+        return True
 
     def _limit_s(self) -> float | None:
         """Seconds after which a worker stands still; None before the first answer."""

@@ -133,8 +133,8 @@ class Encoder:
 
     def unreadable(self, prompts: Sequence[Prompt]) -> dict[int, str]:
         """Place -> what is wrong, of the prompts that cannot be encoded; the others are ready to be given."""
-        self.prefetch(prompts)
         self.ready.clear()
+        self.prefetch(prompts)
         found: dict[int, str] = {}
         for place, prompt in enumerate(prompts):
             try:
@@ -145,7 +145,7 @@ class Encoder:
 
     def prefetch(self, prompts: Iterable[Prompt]) -> None:
         """Let workers decode the clips and open the pictures of these prompts, without waiting for them."""
-        prompts = list(prompts)
+        prompts = [prompt for prompt in prompts if id(prompt) not in self.ready]
         if clips := [clip for prompt in prompts for clip in videos_of(prompt)]:
             self.videos.ask(clips)
         self.pictures.ask(IMAGE.value_of(media) for prompt in prompts for media in prompt.media if kind_of(media) is IMAGE)
