@@ -184,15 +184,8 @@ class Algorithm:
         return num_prompts if self.scope in ("group", "batch") else num_prompts * self.group_size
 
     def check_step(self, num_prompts: int) -> None:
-        """Raise ValueError for parts that do not go together, more minibatches than the prompts of all ranks can fill, or more
-        than MOST_ROLLOUTS rollouts."""
-        for part in (self.advantage, self.aggregation, *self.shaping, self.planner, *(term for _, term in self.objective)):
-            with_hooks(part, Beside).check_beside(self)
-        if num_prompts * self.group_size > MOST_ROLLOUTS:
-            raise ValueError(
-                f"a step with prompts_per_step = {num_prompts} and algorithm.group_size = {self.group_size} has "
-                f"{num_prompts * self.group_size} rollouts, and at most {MOST_ROLLOUTS} are held in memory: lower one of them"
-            )
+        """Raise ValueError for parts that do not go together, and for more minibatches than the prompts of all ranks can fill."""
+        refuse_unfit(self, num_prompts)
         if self.minibatches <= (units := self.units(num_prompts)):
             return
         whole = units == num_prompts and self.scope in ("group", "batch")
@@ -295,6 +288,18 @@ def part_with_length(part: Part, length: int) -> Part:
     asked = with_hooks(part, PartHooks)
     wants = defines(part, PartHooks.with_length) and asked.length is None
     return cast(Part, asked.with_length(length)) if wants else part
+
+
+def refuse_unfit(algorithm: Algorithm, num_prompts: int) -> None:
+    """Raise ValueError for parts that do not go together, and for more than MOST_ROLLOUTS rollouts in a step."""
+    own = (algorithm.advantage, algorithm.aggregation, *algorithm.shaping, algorithm.planner)
+    for part in (*own, *(term for _, term in algorithm.objective)):
+        with_hooks(part, Beside).check_beside(algorithm)
+    if num_prompts * algorithm.group_size > MOST_ROLLOUTS:
+        raise ValueError(
+            f"a step with prompts_per_step = {num_prompts} and algorithm.group_size = {algorithm.group_size} has "
+            f"{num_prompts * algorithm.group_size} rollouts, and at most {MOST_ROLLOUTS} are held in memory: lower one of them"
+        )
 
 
 def refuse_missing_ability(algorithm: Algorithm, readings: Sequence[Reading], policy: Policy[Never]) -> None:
