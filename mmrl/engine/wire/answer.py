@@ -135,7 +135,7 @@ def read_choice(choice: Mapping[str, Any], prompt: WirePrompt, expected: Expecte
 
 
 def read_told(found: object, prompt: WirePrompt, limits: AnswerFacts, url: str) -> Sequence[Mapping[int, float]]:
-    """What is told of the tokens of the beginning that a prompt ends with; raises as `read_answer`."""
+    """The log-probabilities that are told at each token of the beginning a prompt ends with; raises as `read_answer`."""
     if limits.likely is None:
         return ()
     if not isinstance(found, list) or len(found) != len(prompt.expanded):

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from mmrl.lab.tiny.text import vlms
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.policies.text.write.remote import RemoteGenerator
 from mmrl.training.checkpoints.state import copy_state
+from tests.support.text_policies import text_trace
 from tests.support.trainers import weights
 
 MINE = """
@@ -72,6 +75,12 @@ def taught_by(policy: TextPolicy) -> list[Tensor]:
     return [torch.full_like(weight, 0.05) for weight in policy.parameters()]
 
 
+def reading_of(rollouts: Rollouts, policy: TextPolicy, reading: Reading = LOGPROBS) -> Tensor:
+    """What a policy says of the tokens of these rows."""
+    with torch.no_grad():
+        return policy.read(text_trace(rollouts.trace), [reading], rollouts.action_mask)[reading]
+
+
 def moved(policy: TextPolicy, values: list[Tensor]) -> TextPolicy:
     """The policy with these weights."""
     with torch.no_grad():
@@ -89,17 +98,14 @@ def test_each_teacher_has_its_weights_and_a_resumed_run_has_the_same(job: Job, m
     first = average = [weight.detach().clone() for weight in policy.parameters()]
     rows, audit, found = list[Rollouts](), trainer.audit, list[tuple[float, float]]()
     monkeypatch.setattr(trainer, "audit", lambda rollouts, step: rows.append(rollouts) or audit(rollouts, step))
-    staleness, state = list[float](), None
+    staleness = list[float]()
+    state: Any = None
     for step in range(3):
         live = [weight.detach().clone() for weight in policy.parameters()]
         metrics = trainer.step()
-        (mask, trace), staleness = (rows[-1].action_mask, rows[-1].trace), [*staleness, metrics["rollout/staleness"]]
+        mask, staleness = rows[-1].action_mask, [*staleness, metrics["rollout/staleness"]]
 
-        def read(one: TextPolicy, reading: Reading = LOGPROBS, mask: Tensor = mask, trace: object = trace) -> Tensor:
-            with torch.no_grad():
-                return one.read(replace(trace, told=()), [reading], mask)[reading]  # type: ignore[type-var]
-
-        student = read(moved(reader, live))
+        read, student = partial(reading_of, rows[-1]), reading_of(rows[-1], moved(reader, live))
         wanted = {"policy": read(reader, Reading("divergence", target=Target("policy", SEEN, 0.5)))}
         for name, values in {"ref": first, "ema": average, "teacher/b": taught_by(policy)}.items():
             wanted[name] = student - read(moved(reader, values))
