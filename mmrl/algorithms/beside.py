@@ -1,4 +1,4 @@
-"""What a part asks of those beside it: a planner that samples what it credits, a group that can be divided."""
+"""Parts that look at those beside them: for a planner that samples what they credit, a group that can be divided."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from mmrl.core.protocols import Planner
 
 
 class Parts(Protocol):
-    """What a part may ask of the algorithm that it is in."""
+    """The facts of an algorithm that a part in it may ask for."""
 
     @property
     def planner(self) -> Planner: ...

@@ -1,4 +1,4 @@
-"""What a policy's value head expects of prompts that are not drawn yet."""
+"""Asks a policy's value head what it expects of prompts that are not drawn yet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

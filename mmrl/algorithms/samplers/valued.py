@@ -21,7 +21,7 @@ class Judged:
 
 @dataclass
 class NearestValue(Learning, Judged):
-    """Of `pool` times as many prompts, drawn at random, those whose value is nearest to `target` (PCL, arXiv:2510.01135).
+    """Draws `pool` times as many prompts at random, and keeps those of a value nearest to `target` (PCL, arXiv:2510.01135).
 
     The value is what the policy's head expects to come of a prompt. Of equally near ones the earlier drawn come first. Set
     policy.scores = ["value"], and take the term ValueFit with `group` with it.

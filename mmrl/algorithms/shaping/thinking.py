@@ -1,4 +1,4 @@
-"""What right answers are worth by how they think: by their length, their budget, their mode."""
+"""Rewards of right answers by how they think: by their length, their budget, their mode."""
 
 import math
 from collections.abc import Mapping, Sequence
