@@ -29,9 +29,10 @@ from mmrl.policies.text import in_4_bits, loading
 from mmrl.policies.text.dry_worlds import DryWorlds, OneReading
 from mmrl.policies.text.families import Family, Media, family_of
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.kept import Past, Strip, token_bytes
+from mmrl.policies.text.kept import Past, Strip, layers_of, token_bytes
 from mmrl.policies.text.loading import Loaded
 from mmrl.policies.text.net import Cache, TextNet
+from mmrl.policies.text.packed.room import Room
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
@@ -374,8 +375,10 @@ def decode(generation: Generation, net: TextNet, length: int) -> int:
 
     def work(net: TextNet) -> int:
         last, cache = net.prefill(generation.prompts)
-        cache.reorder_cache(index)
         hidden = last[index]
+        if generation.shares:
+            return share(net, cache, hidden)
+        cache.reorder_cache(index)
         if length > 1:
             grow(cache, length - 2)
             attention = torch.nn.functional.pad(generation.prompts.attention[index], (0, length - 1), value=1)
@@ -383,6 +386,14 @@ def decode(generation: Generation, net: TextNet, length: int) -> int:
             hidden = net.extend(cache, torch.zeros(n, 1, dtype=torch.long), positions, attention)[:, -1]
         draw(net.logits(hidden, torch.ones(n)), torch.rand(n), generation.sampling)
         return size_of(cached(cache))
+
+    def share(net: TextNet, cache: Cache, hidden: Tensor) -> int:
+        places: list[int] = index.tolist()
+        room, _ = Room.of(layers_of(cache), places, [generation.ends[i] for i in places], generation.sampling.max_new_tokens)
+        room.grow(length)
+        hidden = net.extend(room, torch.zeros(n, 1, dtype=torch.long), generation.prompts.next_positions[:, index], None)[:, -1]
+        draw(net.logits(hidden, torch.ones(n)), torch.rand(n), generation.sampling)
+        return size_of(room.tensors)
 
     return net(work)
 

@@ -9,6 +9,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
+from mmrl.policies.text.packed.room import Room
 from mmrl.policies.text.settings import TextPolicyConfig
 
 log = logging.getLogger("mmrl")
@@ -43,9 +44,13 @@ class Keeper:
     dropped: int = 0
     """Turns of rows that were beyond the bound."""
 
-    def keep(self, layers: Sequence[Layer], row: int, columns: slice) -> Strip | None:
+    def keep(self, cache: Any, row: int, columns: slice) -> Strip | None:
         """Copy some positions of a row of a cache; None where there is no room for them."""
-        parts = tuple((keys[row, :, columns], values[row, :, columns]) for keys, values in layers)
+        parts = (
+            cache.columns(row, columns)
+            if isinstance(cache, Room)
+            else [(layer.keys[row, :, columns], layer.values[row, :, columns]) for layer in cache.layers]
+        )
         size = sum(x.numel() * x.element_size() for part in parts for x in part)
         if not self.has_room(size):
             return None
@@ -104,14 +109,13 @@ class Keeping:
 
     def leave(self, cache: Any, ids: Sequence[int], places: Sequence[int], lengths: Sequence[int]) -> None:
         """Keep what rows have read that leave a cache, where row ids[k] lies at k: all but the last token that each wrote."""
-        layers = layers_of(cache)
         for place in places:
             row, past = ids[place], self.pasts[ids[place]]
             if past.final:
                 continue
             start, written = self.width - self.prompts[row], lengths[row] - 1
             columns = slice(start + past.length, self.width + written)
-            self.pasts[row] = past.grown(past.keeper.keep(layers, place, columns), self.media[row])
+            self.pasts[row] = past.grown(past.keeper.keep(cache, place, columns), self.media[row])
 
 
 def layers_of(cache: Any) -> list[Layer]:

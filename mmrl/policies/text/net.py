@@ -15,6 +15,7 @@ from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.families.base import type_name_of
 from mmrl.policies.text.families.generic import COUNTS, counts
 from mmrl.policies.text.packed.attention import NAME, packing
+from mmrl.policies.text.packed.room import Room
 from mmrl.policies.text.packed.row import PackedRow
 from mmrl.policies.text.prompt.encode import PromptBatch
 from mmrl.policies.text.vision.cache import Features, VisionCache, joined, look_apart
@@ -204,16 +205,17 @@ class TextNet(nn.Module):
         return ends, getattr(out, cache_word())
 
     def extend(
-        self, cache: Cache, token_ids: Int[Tensor, "n r"], positions: Real[Tensor, "a n r"], attention: Tensor | None
+        self, cache: Cache | Room, token_ids: Int[Tensor, "n r"], positions: Real[Tensor, "a n r"], attention: Tensor | None
     ) -> Float[Tensor, "n r d"]:
         """Hidden states of tokens that follow what is cached; `attention` covers both (None: all of it), and the cache grows."""
-        out = self.core(
-            input_ids=token_ids,
-            attention_mask=attention,
-            position_ids=axes(positions),
-            use_cache=True,
-            **{cache_word(): cache},
-        )
+        with cache if isinstance(cache, Room) else nullcontext():
+            out = self.core(
+                input_ids=token_ids,
+                attention_mask=attention,
+                position_ids=axes(positions),
+                use_cache=True,
+                **{cache_word(): cache},
+            )
         return out.last_hidden_state
 
     def types(self, type_ids: Tensor | None) -> dict[str, Tensor]:

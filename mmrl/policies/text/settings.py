@@ -142,6 +142,9 @@ class TextPolicyConfig:
     vision_cache_mib: CountOrNone = 1024
     """MiB of features of pictures and clips that are kept while their prompts are in use, so that a vision part that does not
     train looks at each once; up to a quarter lies on the card, the rest in the memory of the host. 0 = none."""
+    decode: Literal["plain", "shared", "captured"] = "plain"
+    """How tokens are written. plain: every completion has its prompt's keys and values. shared: completions of a prompt share
+    them, in storage that stays; for models without windows. captured: the same as one graph, which no GPU has run yet."""
     episode_cache_mib: CountOrNone = 4096
     """With [environment]: MiB of keys and values that unfinished episodes keep on the card, so that each turn reads what came
     since the last one alone. Turns beyond it are read again, as are all with 0 and with models that keep other states."""
@@ -173,6 +176,7 @@ class TextPolicyConfig:
                 f"policy.variant is {self.variant!r}, and [policy.engine] reads the plain weights of a model: save those of the "
                 "variant to a folder of their own, and name that"
             )
+        refuse_decode(self)
         check_teachers([one.name for one in self.teachers], any(one.adapter for one in self.teachers), self.lora)
         shared = [one.name for one in self.teachers if self.engine is not None and {*one.url} & {*self.engine.url}]
         if shared:
@@ -187,6 +191,18 @@ class TextPolicyConfig:
                 f"policy.prefix is 'packed', and policy.attn_implementation {self.attn_implementation!r} cannot read them: "
                 "set policy.prefix = 'repeated', or leave policy.attn_implementation out"
             )
+
+
+def refuse_decode(policy: TextPolicyConfig) -> None:
+    """Raise ValueError for a way to write tokens that is not there."""
+    reasons = {
+        "no GPU has run it yet": policy.decode == "captured",
+        "the servers of [policy.engine] write": policy.engine is not None,
+        "policy.prefix = 'repeated' leaves attention as it is": policy.prefix == "repeated",
+        "policy.attn_implementation is another one than sdpa": policy.attn_implementation not in (None, "sdpa"),
+    }
+    for reason in [reason for reason, holds in reasons.items() if holds and policy.decode != "plain"]:
+        raise ValueError(f"policy.decode is {policy.decode!r}, and {reason}: change that, or set policy.decode = 'plain'")
 
 
 def refuse_quantized(policy: TextPolicyConfig) -> None:

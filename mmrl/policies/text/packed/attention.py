@@ -18,6 +18,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from mmrl.policies.shared.compiled import as_written, compile_blocks
+from mmrl.policies.text.packed.room import CURRENT as ROOM
+from mmrl.policies.text.packed.room import Room
 
 NAME = "mmrl_packed"
 QUERIES = 1024
@@ -150,14 +152,16 @@ def facts_of(mask: Bool[Tensor, "1 1 q k"], before: int) -> Int[Tensor, "3"]:
 
 def mask_of(
     *args: object, mask_function: Rule | None = None, use_vmap: bool = False, **others: object
-) -> PackedMask | Tensor | None:
-    """Transformers' mask of SDPA; inside `packing`, the layout in place of it."""
+) -> PackedMask | Room | Tensor | None:
+    """Transformers' mask of SDPA; inside `packing`, the layout in place of it, and in a Room that."""
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
     rule, usual = mask_function or causal_mask_function, cast(Callable[..., Tensor | None], sdpa_mask)
-    packed = CURRENT.get()
+    packed, room = CURRENT.get(), ROOM.get()
     if packed is not None:
         return PackedMask(packed, rule, use_vmap)
+    if room is not None:
+        return room
     return usual(*args, mask_function=rule, use_vmap=use_vmap, **others)
 
 
@@ -166,7 +170,7 @@ def attend(
     query: Float[Tensor, "b h q d"],
     key: Float[Tensor, "b g k d"],
     value: Float[Tensor, "b g k e"],
-    attention_mask: Tensor | PackedMask | None,
+    attention_mask: Tensor | PackedMask | Room | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **others: object,
@@ -175,13 +179,16 @@ def attend(
 
     Without a PackedMask it is transformers' own SDPA. NotImplementedError for dropout, capped logits, sinks or a position bias.
     """
-    if not isinstance(attention_mask, PackedMask):
+    if not isinstance(attention_mask, PackedMask | Room):
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         usual = cast(Callable[..., tuple[Tensor, None]], ALL_ATTENTION_FUNCTIONS["sdpa"])
         return usual(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
     if dropout or any(others.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
         raise NotImplementedError("attention with dropout, capped logits, sinks or a position bias cannot read a packed row")
+    if isinstance(attention_mask, Room):
+        layer: Any = module
+        return attention_mask.attend(layer.layer_idx, query, scaling), None
     attention_mask.packed.obeyed += 1
     # Under autocast rotary embeddings leave float32, which only plain SDPA casts.
     q, k, v = query.to(value.dtype), key.to(value.dtype), value

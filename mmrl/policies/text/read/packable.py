@@ -1,6 +1,7 @@
 """Can a model read packed rows? Looked up in its config, and tried once for an unknown kind."""
 
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from mmrl.policies.text.settings import TextPolicyConfig
 log = logging.getLogger("mmrl")
 SEEN = frozenset({"gemma3_text", "llama", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text"})
 """Language models whose packed readings are compared with repeated ones in the tests, or that differ from those in sizes only."""
+SHARED = SEEN - {"gemma3_text"}
+"""Those whose layers look at everything before them, so that completions may share a prompt while they are written."""
 PROMPT, FED = 4, 3
 """Tokens of the row that is tried: a prompt and two completions."""
 
@@ -36,6 +39,17 @@ def prepare_packing(model: Pretrained, config: TextPolicyConfig, weights: bool =
         raise ValueError(f"policy.prefix is 'packed', but {name} {reason}: set policy.prefix = 'auto' or 'repeated'")
     log.warning("%s %s: completions are read with their prompt repeated, as policy.prefix = 'repeated' says", name, reason)
     return False
+
+
+def refuse_unshared(model: Any, config: TextPolicyConfig) -> None:
+    """Raise ValueError where completions are to share prompts while they are written, and a model's layers cannot, by its config."""
+    text = model.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if config.decode == "shared" and (text.model_type not in SHARED or kinds != {"full_attention"}):
+        raise ValueError(
+            f"policy.decode is 'shared', and {model.model_type} has layers that were not compared with it, or look back a "
+            f"window only: set policy.decode = 'plain', or take one of {', '.join(sorted(SHARED))}"
+        )
 
 
 def obstacle(model: Pretrained) -> str | None:

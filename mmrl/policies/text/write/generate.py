@@ -11,8 +11,9 @@ from torch import Tensor
 
 from mmrl.policies.shared.weights import FollowsWeights, Weights
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.kept import Keeping, Past
+from mmrl.policies.text.kept import Keeping, Past, layers_of
 from mmrl.policies.text.net import Cache, TextNet
+from mmrl.policies.text.packed.room import Room
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.draft import Draft, Stops
@@ -177,12 +178,17 @@ class Generation:
     """Which prompts are shorter than the longest, known on the host without asking the device."""
     shown: tuple[Encoded, ...] = ()
     """The prompts, where they have pasts: these are gone on from, and what rows have read is kept."""
+    ends: tuple[int, ...] = ()
+    """Tokens of every prompt."""
+    shares: bool = False
+    """Keep prompts once while their rows are written, in storage that stays."""
 
     @torch.no_grad()
     def __call__(self, net: TextNet) -> Completions:
         longest, read = self.sampling.max_new_tokens, self.prompts.token_ids.shape[1]
-        hidden, cache, keeping = self.read(net)
+        hidden, cache, keeping, order = self.read(net)
         rows = self.first_rows(net, hidden, self.prompt_index.to(net.device))
+        rows = rows.take(torch.tensor(order).to(net.device), order) if order else rows
         draft = Draft(len(rows), longest, net.pad_token_id, self.stops, net.device)
         temperature = torch.full((len(rows),), self.sampling.temperature or 1.0, device=net.device)
         for t in range(longest):
@@ -193,30 +199,37 @@ class Generation:
             if last_token or (t + 1) % self.look_every == 0:
                 rows = replace(rows, live=draft.look(rows.ids, rows.live))
                 alive = [i for i, is_live in enumerate(rows.live.tolist()) if is_live]
-                over, shrinks = last_token or not self.anyone(bool(alive)), 2 * len(alive) <= len(rows)
+                stay = cache.rectangle(alive or [0]) if isinstance(cache, Room) else alive or [0]
+                over, shrinks = last_token or not self.anyone(bool(alive)), 2 * len(stay) <= len(rows)
                 if keeping is not None and (over or shrinks):
-                    gone = range(len(rows)) if over else sorted({*range(len(rows))} - {*alive})
+                    gone = range(len(rows)) if over else sorted({*range(len(rows))} - {*stay})
                     keeping.leave(cache, rows.ids.tolist(), gone, draft.lengths.tolist())
                 if over:
                     break
                 if shrinks:
-                    keep = torch.tensor(alive or [0]).to(net.device)
+                    keep = torch.tensor(stay).to(net.device)
                     cache.reorder_cache(keep)
-                    chosen, rows = chosen[keep], rows.take(keep, alive or [0])
-            hidden = net.extend(cache, chosen[:, None], rows.positions + t, rows.mask(read + t + 1))
+                    chosen, rows = chosen[keep], rows.take(keep, stay)
+            mask = None if isinstance(cache, Room) else rows.mask(read + t + 1)
+            hidden = net.extend(cache, chosen[:, None], rows.positions + t, mask)
             rows = replace(rows, hidden=hidden[:, -1])
         return Completions(*draft.cut(), pasts=() if keeping is None else tuple(keeping.pasts))
 
-    def read(self, net: TextNet) -> tuple[Float[Tensor, "n d"], Cache, Keeping | None]:
-        """Read the prompts: the hidden state after each row's, the cache of all rows, and what they keep."""
+    def read(self, net: TextNet) -> tuple[Float[Tensor, "n d"], Cache | Room, Keeping | None, list[int]]:
+        """Read the prompts: the hidden state after each row's, the cache of all rows, what they keep, and the order in which they
+        lie in the cache, where it is another one."""
         keeping, index = None, self.prompt_index.to(net.device)
         if self.shown:
             last, cache, index, keeping = read_on(net, self.shown, self.prompt_index.tolist())
         else:
             net.idle_vision(self.prompts.media)
             last, cache = net.prefill(self.prompts)
+        if self.shares:
+            ends = [self.ends[i] for i in self.prompt_index.tolist()]
+            room, order = Room.of(layers_of(cache), index.tolist(), ends, self.sampling.max_new_tokens)
+            return last[index], room, keeping, order
         cache.reorder_cache(index)
-        return last[index], cache, keeping
+        return last[index], cache, keeping, []
 
     def first_rows(self, net: TextNet, hidden: Float[Tensor, "n d"], index: Int[Tensor, " n"]) -> "Rows":
         """All rows, before their first token."""
@@ -312,5 +325,7 @@ class LocalGenerator:
             idle=idle,
             look_every=1 if host.net.device.type == "cpu" else LOOK_EVERY,
             padded=tuple(len(one) < longest for one in shown),
+            ends=tuple(map(len, shown)),
+            shares=host.config.decode == "shared",
             shown=tuple(shown) if all(one.past is not None for one in shown) else (),
         )

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmrl.policies.text.kept import Keeping, Past, cache_of, layers_of, one_cache, side_by_side
+from mmrl.policies.text.kept import Keeping, Past, cache_of, one_cache, side_by_side
 from mmrl.policies.text.net import Cache, TextNet
 from mmrl.policies.text.prompt.encode import Encoded, collate_prompts
 
@@ -30,12 +30,11 @@ def read_on(
     read = [read_part(net, [prompts[i] for i in part], [pasts[i] for i in part]) for part in parts]
     order = [i for part in parts for i in part]
     cache, width = one_cache([one for _, one in read]), max(map(len, prompts))
-    layers = layers_of(cache)
     for place, i in enumerate(order):
         past, one = pasts[i], prompts[i]
         if index.count(i) > 1 and not past.final:
             columns = slice(width - len(one) + past.length, width)
-            pasts[i] = past.grown(past.keeper.keep(layers, place, columns), len(one.more))
+            pasts[i] = past.grown(past.keeper.keep(cache, place, columns), len(one.more))
     place = {i: place for place, i in enumerate(order)}
     keeping = Keeping([pasts[i] for i in index], [len(prompts[i]) for i in index], [len(prompts[i].more) for i in index], width)
     return torch.cat([last for last, _ in read]), cache, torch.tensor([place[i] for i in index], device=net.device), keeping
