@@ -47,8 +47,8 @@ def refuse_unshared(model: Any, config: TextPolicyConfig) -> None:
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     if config.decode == "shared" and (text.model_type not in SHARED or kinds != {"full_attention"}):
         raise ValueError(
-            f"policy.decode is 'shared', and {model.model_type} has layers that were not compared with it, or look back a "
-            f"window only: set policy.decode = 'plain', or take one of {', '.join(sorted(SHARED))}"
+            f"policy.decode is 'shared', and {model.model_type} has layers that were not compared with it, or look back "
+            f"a window only: set policy.decode = 'plain', or take one of {', '.join(sorted(SHARED))}"
         )
 
 

@@ -64,7 +64,7 @@ def folder(tiny: Any) -> str:
 
 @for_each("name", PAIRS)
 def test_whatever_the_settings(folder: str, name: str):
-    check(*(make(folder, decode=decode, **PAIRS[name]) for decode in ("plain", "shared")), asked())
+    check(make(folder, **PAIRS[name]), make(folder, decode="shared", **PAIRS[name]), asked())
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "internvl"])
@@ -77,7 +77,8 @@ def test_episodes_share_and_keep(tiny: Any, family: str):
 
 def test_storage_grows_by_doubling(folder: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(room, "FIRST", 3)
-    check(*(make(folder, decode=decode, sampling=Sampling(max_new_tokens=14)) for decode in ("plain", "shared")), asked())
+    longer = Sampling(max_new_tokens=14)
+    check(make(folder, sampling=longer), make(folder, decode="shared", sampling=longer), asked())
 
 
 class Looks(TorchDispatchMode):
