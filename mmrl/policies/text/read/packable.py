@@ -42,7 +42,7 @@ def prepare_packing(model: Pretrained, config: TextPolicyConfig, weights: bool =
 
 
 def refuse_unshared(model: Any, config: TextPolicyConfig) -> None:
-    """Raise ValueError where completions are to share prompts while they are written, and a model's layers cannot, by its config."""
+    """Raise ValueError where completions are to share prompts while they are written, and by its config a model cannot."""
     text = model.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
     if config.decode == "shared" and (text.model_type not in SHARED or kinds != {"full_attention"}):
