@@ -148,7 +148,7 @@ class DryGenerator:
         return Completions(ids, torch.full((n, length), DOUBT["logprobs"]), torch.full((n,), length), stopped, pasts=pasts)
 
     def pasts(self, prompts: Sequence[Encoded], prompt_index: Sequence[int], length: int) -> tuple[Past, ...]:
-        """What rows would have read, of which the size alone is kept."""
+        """The pasts of rows, of which sizes alone are there."""
         host = self.inner.host
         size = token_bytes(host.config, host.net.model.config)
 

@@ -9,7 +9,6 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from mmrl.policies.text.packed.room import Room
 from mmrl.policies.text.settings import TextPolicyConfig
 
 log = logging.getLogger("mmrl")
@@ -45,10 +44,10 @@ class Keeper:
     """Turns of rows that were beyond the bound."""
 
     def keep(self, cache: Any, row: int, columns: slice) -> Strip | None:
-        """Copy some positions of a row of a cache; None where there is no room for them."""
+        """Copy some positions of a row of a cache, or of a Room; None where there is no room for them."""
         parts = (
             cache.columns(row, columns)
-            if isinstance(cache, Room)
+            if hasattr(cache, "columns")
             else [(layer.keys[row, :, columns], layer.values[row, :, columns]) for layer in cache.layers]
         )
         size = sum(x.numel() * x.element_size() for part in parts for x in part)
@@ -76,7 +75,7 @@ class Keeper:
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """What a row has read so far, where it is kept: the beginning of its tokens."""
+    """The beginning of a row that has been read, where it is kept."""
 
     keeper: Keeper
     strips: tuple[Strip, ...] = ()
@@ -133,8 +132,11 @@ def cache_of(layers: Sequence[Layer]) -> Any:
     return cache
 
 
-def keeper_of(policy: TextPolicyConfig, model: Any) -> Keeper | None:
-    """Who keeps what rows of episodes have read, by the settings and the model's config; None: they are read again."""
+def keeper_of(policy: TextPolicyConfig, model: Any, plays: bool = True) -> Keeper | None:
+    """Who keeps what rows of episodes have read, by the settings and the model's config; None: they are read again, or there are
+    none."""
+    if not plays:
+        return None
     if policy.episode_cache_mib and (reason := obstacle(model)) is not None:
         log.warning("%s: every turn of an episode is read from its beginning, as policy.episode_cache_mib = 0 says", reason)
     elif policy.episode_cache_mib:

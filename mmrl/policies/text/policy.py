@@ -102,8 +102,7 @@ class TextPolicy(PolicyHooks):
         videos = VideoInput(config.video, self.family.frame_rule(self.processor, config.video), self.family.ear(self.processor))
         pictures = PictureInput(config.pictures_ahead_mib)
         self.encode = Encoder(self.processor, self.family, self.net.core, config, videos, pictures, self.net.count)
-        self.ranks, self._followed = Ranks(), False
-        self.keeper = None if parts.worlds is None else keeper_of(config, loaded.model.config)
+        self.ranks, self._followed, self.keeper = Ranks(), False, keeper_of(config, loaded.model.config, parts.worlds is not None)
         self.weights = parts.weights(self.net, shadows, ema_decay, False, self.config.copies_on)
         self.generator, self.evaluator = parts.generator(self), parts.evaluator(self)
         self.offers = quantities_of(config, loaded.model)

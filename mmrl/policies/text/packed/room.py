@@ -80,7 +80,7 @@ class Room:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it holds, which stays where it is while tokens are written."""
+        """All that it holds; it stays where it is while tokens are written."""
         return [x for layer in (*self.prompts, *self.own) for x in layer] + [self.before, self.behind, self.at]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> Layer:

@@ -41,7 +41,7 @@ def read_on(
 
 
 def usable(prompt: Encoded, looks_both_ways: bool) -> Past:
-    """What a prompt need not read again. Pictures that are seen in both directions are, in a first forward alone."""
+    """The past of a prompt; none where pictures are seen in both directions, which takes a first forward."""
     assert prompt.past is not None
     again = looks_both_ways and len(prompt.more) > prompt.past.media
     return replace(prompt.past, strips=(), media=0) if again else prompt.past
@@ -87,7 +87,7 @@ def read_part(net: TextNet, prompts: Sequence[Encoded], pasts: Sequence[Past]) -
 
 
 def ending(prompt: Encoded, past: Past, count: int, pad_token_id: int) -> Encoded:
-    """What a past has not of a prompt and its pictures, padded at the end to so many tokens."""
+    """The rest of a prompt behind its past, with its pictures, padded at the end to so many tokens."""
     more, behind = prompt.more[past.media :], (0, count - len(prompt) + past.length)
     types = prompt.type_ids if more else None
     return replace(
