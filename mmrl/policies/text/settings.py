@@ -197,6 +197,7 @@ def refuse_decode(policy: TextPolicyConfig) -> None:
     """Raise ValueError for a way to write tokens that is not there."""
     reasons = {
         "no GPU has run it yet": policy.decode == "captured",
+        "policy.compile was not compared with it": policy.compile,
         "the servers of [policy.engine] write": policy.engine is not None,
         "policy.prefix = 'repeated' leaves attention as it is": policy.prefix == "repeated",
         "policy.attn_implementation is another one than sdpa": policy.attn_implementation not in (None, "sdpa"),
