@@ -1,8 +1,13 @@
-"""Parts that look at those beside them: for a planner that samples what they credit, a group that can be divided."""
+"""Parts that look at those beside them: at a planner that begins parts of groups otherwise, at a group that can be divided."""
 
 from typing import Protocol
 
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
 from mmrl.core.protocols import Planner
+from mmrl.core.types import Rollouts, Sample
 
 
 class Parts(Protocol):
@@ -32,3 +37,41 @@ class Beside:
         Raises:
             ValueError: they do not go together; names the setting and the remedy.
         """
+
+
+HALVES = "tells the halves of a group apart, of which the first does not think"
+SHARES = (0.125, 0.25, 0.5, 0.625)
+"""512, 1024, 2048 and 2560 of HBPO's 4096 tokens."""
+
+
+def part_numbers(rollouts: Rollouts, count: int) -> Int[Tensor, " n"]:
+    """Which of `count` equal parts of its group each row is in, by the number of its sample."""
+    sizes = torch.tensor([len(group.samples) for group, _ in rollouts.samples()], dtype=torch.long)
+    return rollouts.sample_ids.cpu() * count // sizes
+
+
+def thought_of(sample: Sample) -> int:
+    """How many tokens of an earlier thought a sample begins with, in front of the text that ends it."""
+    first = sample.segments[0] if sample.segments else None
+    return len(first) if first is not None and first.who == "policy" and len(sample.segments) > 1 else 0
+
+
+def exit_of(sample: Sample) -> int:
+    """The token at which a sample leaves its thought: after the forced text; a large number if none was forced."""
+    return max((one.stop for one in sample.segments if one.who == "forced"), default=2**62)
+
+
+def worth_of(length: Float[Tensor, " n"], most: float, pi: float) -> Float[Tensor, " n"]:
+    """4 cos(pi n / (2 most)): 4 for an empty answer, 0 for the longest (HBPO)."""
+    return 4 * torch.cos(pi * length / (2 * most))
+
+
+def check_budgets(part: object, shares: tuple[float, ...], algorithm: Parts) -> None:
+    """Raise ValueError unless the planner is Budgets with these shares."""
+    refuse_other_planner(part, algorithm, "Budgets", "looks at budgets of samples")
+    theirs = vars(algorithm.planner)["shares"]
+    if theirs != shares:
+        raise ValueError(
+            f"{type(part).__name__}.shares are {list(shares)}, and algorithm.planner.shares {list(theirs)}: write the same "
+            "budgets for both"
+        )

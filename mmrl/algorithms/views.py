@@ -13,6 +13,11 @@ from mmrl.core.types import Prompt, Video
 from mmrl.runtime.ranges import Count, CountOrNone, Share, check_ranges
 
 
+def column(reward: str, view: str) -> str:
+    """The column of the scores that holds a reward's mean over a group's probes under a view: `iou@shuffled`."""
+    return f"{reward}@{view}"
+
+
 def has_clip(prompt: Prompt) -> bool:
     return any(isinstance(source, Video) for source in prompt.media)
 

@@ -77,3 +77,7 @@ PIXELS = Reading("pixels")
 """The samples' pictures in [0, 1], (n, 3, y, x), with a gradient along the plan's surrogate path; 0 of rows that do not train."""
 WEIGHTS_VERSION = Reading("weights_version", "rollout")
 """The version of the weights that wrote, where a run samples ahead of its training."""
+SOUND_FROM = Reading("sound_from", "old")
+"""The element of a latent at which the sound begins that is drawn beside a clip; 0 where there is none."""
+SOUND_ADVANTAGE = Reading("sound_advantage", "scores")
+"""The advantage of the sound, beside that of the clip, which is the batch's own."""

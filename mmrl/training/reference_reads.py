@@ -8,13 +8,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.per_modality import PerModality
+from mmrl.algorithms.advantages.decoupled import PerModality
 from mmrl.algorithms.algorithm import Algorithm
-from mmrl.algorithms.sounds import SOUND_ADVANTAGE
 from mmrl.core.hooks import PolicyHooks, with_hooks
 from mmrl.core.protocols import Hypothesis, Policy
 from mmrl.core.ranks import Ranks
-from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, PLACE, REWARD, ROLLOUT_LOGPROBS
+from mmrl.core.readings import LOGPROBS, MEAN_REWARD, OLD_LOGPROBS, PLACE, REWARD, ROLLOUT_LOGPROBS, SOUND_ADVANTAGE
 from mmrl.core.types import Batch, Reading, Rollouts, Scores
 from mmrl.runtime.tensors import join_rows
 from mmrl.training.resources.micro_batch import MicroBatches

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from mmrl.algorithms.advantages.answers import Consistency, Polychromic, answers
-from mmrl.algorithms.advantages.beta import BetaNorm
 from mmrl.algorithms.advantages.entropy import EntropyControl
-from mmrl.algorithms.advantages.group import GroupNorm, TokenAverage
+from mmrl.algorithms.advantages.group import GroupNorm, TokenAverage, VirtualBest
 from mmrl.algorithms.advantages.lengths import WhereLengthPays
 from mmrl.algorithms.advantages.parts_of_groups import Halves, Strata
-from mmrl.algorithms.advantages.virtual import VirtualBest
+from mmrl.algorithms.advantages.spread import BetaNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.discriminative import Discriminative, TrustHinge
 from mmrl.algorithms.objectives.off_policy import KeepLikely, NegativeAwareText, Rec

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.algorithms.advantages.per_modality import PerModality
+from mmrl.algorithms.advantages.decoupled import PerModality
 from mmrl.algorithms.objectives.forward import NegativeAware
-from mmrl.algorithms.sounds import SOUND_ADVANTAGE, SOUND_FROM
-from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
+from mmrl.core.readings import SIGMA, SOUND_ADVANTAGE, SOUND_FROM, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Reading
 from mmrl.policies.flow.read.evaluate import weigh_parts
 from tests.support.rows import make_batch, rollouts, scores

@@ -14,9 +14,8 @@ from mmrl.algorithms.objectives.penalties import Perception, Surprise
 from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.planners.video import DifficultyAware, Probed, WithTruth
 from mmrl.algorithms.presets.video import papo, t_grpo
-from mmrl.algorithms.probes import column
 from mmrl.algorithms.shaping.video import ConsistencyBonus, LengthBonus, SoftReward, TemporalBonus
-from mmrl.algorithms.views import Degrade, Hint, MaskPatches, ShuffleFrames
+from mmrl.algorithms.views import Degrade, Hint, MaskPatches, ShuffleFrames, column
 from mmrl.algorithms.weights.divergence import GroupDivergence
 from mmrl.answers.spans.interval import Interval
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, GROUP_DIVERGENCE, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS

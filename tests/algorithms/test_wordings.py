@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmrl.algorithms.planners.wordings import Wordings
+from mmrl.algorithms.planners.begun import Wordings
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
 from mmrl.algorithms.shaping.agreement import Agreement, agreement

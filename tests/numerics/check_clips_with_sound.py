@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmrl.algorithms.advantages.per_modality import PerModality
+from mmrl.algorithms.advantages.decoupled import PerModality
 from mmrl.algorithms.objectives.forward import NegativeAware
 from mmrl.algorithms.presets.flow import omninft
 from mmrl.core.types import Rollouts, Scores

@@ -9,7 +9,7 @@ from mmrl.algorithms.advantages.group import GroupNorm
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.objectives.mixed import WithRefinements
 from mmrl.algorithms.planners.flow import extremes
-from mmrl.algorithms.planners.replay_success import ReplaySuccess
+from mmrl.algorithms.planners.replay import ReplaySuccess
 from mmrl.algorithms.planners.self_hints import next_level
 from mmrl.algorithms.presets.hints import policy_rollout
 from mmrl.algorithms.shaping.exits import exit_rewards

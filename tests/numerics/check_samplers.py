@@ -8,7 +8,7 @@ import torch
 
 from mmrl.algorithms.advantages.entropy import NoveltyBonus
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.seen import Downsampled
+from mmrl.algorithms.advantages.remembered import Downsampled
 from mmrl.algorithms.planners.extra_samples import WhereHard, WhereUncertain
 from mmrl.algorithms.samplers.learned import Bandit, Thompson, VarianceAware, min_max
 from mmrl.algorithms.weights.conflict import ConflictTokens

@@ -13,8 +13,8 @@ from mmrl.algorithms.objectives.penalties import Perception
 from mmrl.algorithms.objectives.regression import AdvantageRegression
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.presets.video import tw_grpo
-from mmrl.algorithms.probes import column
 from mmrl.algorithms.shaping.video import ConsistencyBonus, InjectedScale, SoftReward, TemporalBonus
+from mmrl.algorithms.views import column
 from mmrl.algorithms.weights.aggregate import SequenceMean, TokenMean
 from mmrl.algorithms.weights.divergence import GroupDivergence
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS, GROUP_DIVERGENCE, LOGPROBS, MASKED_LOGPROBS, OLD_LOGPROBS

@@ -1,6 +1,6 @@
 """The presets by what their tests run them on; a new one is in one of these sets by itself."""
 
-from mmrl.algorithms.advantages.per_modality import PerModality
+from mmrl.algorithms.advantages.decoupled import PerModality
 from mmrl.algorithms.presets import PRESETS
 from mmrl.app.plugins.catalog import documents
 from mmrl.core.readings import PIXELS

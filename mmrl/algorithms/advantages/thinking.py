@@ -10,8 +10,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.advantages.statistics import by_group, less_mean, standardize, to_credit, totals_and_keep
-from mmrl.algorithms.begun import HALVES, SHARES, check_budgets, exit_of, part_numbers, worth_of
-from mmrl.algorithms.beside import Beside, Parts, refuse_other_planner
+from mmrl.algorithms.beside import (
+    HALVES,
+    SHARES,
+    Beside,
+    Parts,
+    check_budgets,
+    exit_of,
+    part_numbers,
+    refuse_other_planner,
+    worth_of,
+)
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Prompt, Rollouts, Sample, Scores
 from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare, check_ranges

@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.objectives.terms import ProportionalToAdvantage, Surrogate, actions_only, mean_square
-from mmrl.algorithms.sounds import SOUND_ADVANTAGE, SOUND_FROM
-from mmrl.core.readings import SIGMA, TARGET_VELOCITY, VELOCITY
+from mmrl.core.readings import SIGMA, SOUND_ADVANTAGE, SOUND_FROM, TARGET_VELOCITY, VELOCITY
 from mmrl.core.types import Batch, Reading, Scope
 from mmrl.runtime.ranges import NonNegative, Positive, check_ranges
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mmrl.algorithms.advantages.entropy import NoveltyBonus
-from mmrl.algorithms.advantages.seen import Downsampled
+from mmrl.algorithms.advantages.remembered import Downsampled
 from mmrl.algorithms.advantages.whole_step import MostSpread
 from mmrl.algorithms.objectives.surrogates import Clip
 from mmrl.algorithms.planners.extra_samples import UntilMixed, WhereHard, WhereUncertain

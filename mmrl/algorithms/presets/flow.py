@@ -7,10 +7,9 @@ so with latents of a few hundred elements take 1e-3 to 1e-2, or nearly everythin
 
 from dataclasses import replace
 
-from mmrl.algorithms.advantages.decoupled import Decoupled
+from mmrl.algorithms.advantages.decoupled import Decoupled, PerModality
 from mmrl.algorithms.advantages.flow import StepRewards
 from mmrl.algorithms.advantages.group import GroupNorm
-from mmrl.algorithms.advantages.per_modality import PerModality
 from mmrl.algorithms.advantages.remembered import PromptHistory
 from mmrl.algorithms.advantages.tree import TreeNorm
 from mmrl.algorithms.algorithm import Algorithm

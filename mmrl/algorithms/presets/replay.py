@@ -7,8 +7,7 @@ from mmrl.algorithms.advantages.remembered import AmongSeen
 from mmrl.algorithms.objectives.moving_clip import MovingClip
 from mmrl.algorithms.objectives.references import BetweenReferences
 from mmrl.algorithms.objectives.surrogates import Clip
-from mmrl.algorithms.planners.replay import ReplayGroups, ReplayInformative
-from mmrl.algorithms.planners.replay_success import ReplaySuccess
+from mmrl.algorithms.planners.replay import ReplayGroups, ReplayInformative, ReplaySuccess
 from mmrl.algorithms.presets.baselines import CLIPPED, grpo
 from mmrl.algorithms.weights.aggregate import TokenMean
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.begun import exit_of
+from mmrl.algorithms.beside import exit_of
 from mmrl.algorithms.shaping.video import instead
 from mmrl.core.types import Reading, Rollouts, Scores
 from mmrl.runtime.ranges import Number, check_ranges

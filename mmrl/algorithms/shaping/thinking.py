@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.begun import SHARES, check_budgets, part_numbers, worth_of
-from mmrl.algorithms.beside import Beside, Parts
+from mmrl.algorithms.beside import SHARES, Beside, Parts, check_budgets, part_numbers, worth_of
 from mmrl.algorithms.shaping.turns import with_bonus
 from mmrl.algorithms.shaping.video import instead, reward_column
 from mmrl.core.hooks import PartHooks

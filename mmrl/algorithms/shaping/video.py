@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mmrl.algorithms.probes import column
+from mmrl.algorithms.views import column
 from mmrl.core.readings import ANSWER_MASK, EMA_LOGPROBS
 from mmrl.core.types import Reading, Rollouts, Scores, Status
 from mmrl.runtime.ranges import Count, CountOrNone, NonNegative, Number, Positive, check_ranges

@@ -8,13 +8,12 @@ from pathlib import Path
 from jaxtyping import Float
 from torch import Tensor
 
-from mmrl.algorithms.advantages.per_modality import PerModality
+from mmrl.algorithms.advantages.decoupled import PerModality
 from mmrl.algorithms.algorithm import Algorithm
 from mmrl.algorithms.planners.pictures import TaughtPairs, TaughtPictures
-from mmrl.algorithms.sounds import SOUND_ADVANTAGE
 from mmrl.app.modality.teachers import follows_teachers, refuse_comparisons
 from mmrl.core.hooks import AdvantageHooks, PlannerHooks, TermHooks, with_hooks
-from mmrl.core.readings import DT, MEAN, PIXELS, PULL, SAMPLED_MEAN, STD, TARGET_VELOCITY
+from mmrl.core.readings import DT, MEAN, PIXELS, PULL, SAMPLED_MEAN, SOUND_ADVANTAGE, STD, TARGET_VELOCITY
 from mmrl.core.samples import Video
 from mmrl.core.types import ClipRange, Prompt
 from mmrl.data.files.pictures import picture_size

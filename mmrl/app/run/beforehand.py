@@ -6,10 +6,10 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol, get_args, runtime_checkable
 
+from mmrl.algorithms.advantages.decoupled import PerModality
 from mmrl.algorithms.advantages.flow import StepRewards
-from mmrl.algorithms.advantages.per_modality import PerModality
+from mmrl.algorithms.planners.begun import Wordings
 from mmrl.algorithms.planners.hints import AskedHalves
-from mmrl.algorithms.planners.wordings import Wordings
 from mmrl.algorithms.samplers.valued import NearestValue
 from mmrl.algorithms.shaping.agreement import Agreement
 from mmrl.algorithms.shaping.turns import WhereToolsHelp
