@@ -51,7 +51,7 @@ def agreement(said: Edits, wanted: Edits, thresholds: Mapping[str, float] = THRE
 
 
 def closeness(said: object, wanted: object, threshold: float) -> float:
-    """Of two numbers by their distance; of anything else whether they are equal."""
+    """The likeness of two numbers by their distance; of anything else 1 where they are equal."""
     one, other = as_number(said), as_number(wanted)
     if one is None or other is None:
         return float(said == wanted)

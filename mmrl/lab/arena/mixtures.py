@@ -22,7 +22,7 @@ FIGURE = "eval/total"
 
 @dataclass(frozen=True)
 class Surface:
-    """What a mixture is expected to score."""
+    """The score that a mixture is expected to reach."""
 
     names: tuple[str, ...]
     """Of the data sets."""
