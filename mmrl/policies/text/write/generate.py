@@ -19,6 +19,7 @@ from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.draft import Draft, Stops
 from mmrl.policies.text.write.read_on import read_on
 from mmrl.runtime.spans import in_span
+from mmrl.runtime.tensors import to_device
 
 Seed = tuple[int, int]
 Part = tuple[Sequence[Encoded], Sequence[int], Sequence[Seed], Sampling]
@@ -187,8 +188,8 @@ class Generation:
     def __call__(self, net: TextNet) -> Completions:
         longest, read = self.sampling.max_new_tokens, self.prompts.token_ids.shape[1]
         hidden, cache, keeping, order = self.read(net)
-        rows = self.first_rows(net, hidden, self.prompt_index.to(net.device))
-        rows = rows.take(torch.tensor(order).to(net.device), order) if order else rows
+        rows = self.first_rows(net, hidden, to_device(self.prompt_index, net.device))
+        rows = rows.take(to_device(torch.tensor(order), net.device), order) if order else rows
         draft = Draft(len(rows), longest, net.pad_token_id, self.stops, net.device)
         temperature = torch.full((len(rows),), self.sampling.temperature or 1.0, device=net.device)
         for t in range(longest):
@@ -218,7 +219,7 @@ class Generation:
     def read(self, net: TextNet) -> tuple[Float[Tensor, "n d"], Cache | Room, Keeping | None, list[int]]:
         """Read the prompts: the hidden state after each row's, the cache of all rows, what they keep, and the order in which they
         lie in the cache, where it is another one."""
-        keeping, index = None, self.prompt_index.to(net.device)
+        keeping, index = None, to_device(self.prompt_index, net.device)
         if self.shown:
             last, cache, index, keeping = read_on(net, self.shown, self.prompt_index.tolist())
         else:
@@ -234,7 +235,7 @@ class Generation:
     def first_rows(self, net: TextNet, hidden: Float[Tensor, "n d"], index: Int[Tensor, " n"]) -> "Rows":
         """All rows, before their first token."""
         longest, n = self.sampling.max_new_tokens, len(index)
-        uniform = noise(self.seeds, longest).to(net.device) if self.sampling.temperature > 0 else None
+        uniform = to_device(noise(self.seeds, longest), net.device) if self.sampling.temperature > 0 else None
         attention = torch.nn.functional.pad(self.prompts.attention[index], (0, longest), value=1)
         # Kernels take such masks as they are; given others, models first check whether they hide anything, and wait for it.
         mask = attention.bool()[:, None, None] if net.masks_are_plain else attention
