@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mmrl import Prompt, load_data, load_judge
-from mmrl.answers.block import answer_block
+from mmrl.answers.block import answer_block, opened_text
 from mmrl.runtime.ranges import Count
 
 __all__ = ["load"]
@@ -54,7 +54,7 @@ def load(
         texts = [prompt.text for prompt in prompts]
     else:
         judge = load_judge(writer, step, trust_remote_code=trust_remote_code)
-        texts = [answer_block(one.text or "") for one in judge.answers(prompts, batch_size)]
+        texts = [answer_block(opened_text(one)) for one in judge.answers(prompts, batch_size)]
     for prompt, text in zip(prompts, texts, strict=True):
         if not text:
             raise ValueError(f"the writer {writer!r} wrote nothing for prompt {prompt.id!r}: train it further, or leave that out")

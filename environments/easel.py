@@ -14,8 +14,10 @@ Licence: own code Apache-2.0; the painter's weights see their card
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from PIL import Image
 
 from mmrl import Observation, Prompt, Sample, Turn
 from mmrl.answers.block import answer_block
@@ -44,20 +46,30 @@ class Easel:
     seed: Seed = 0
     """Of the noise, beside the prompt's name."""
 
-    __post_init__ = check_ranges
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.edits and self.form == "plain":
+            raise ValueError('environment.form is "plain", whose turns ask for no edits: set form = "tags", or edits = false')
 
     def open(self, prompt: Prompt, seed: int, /) -> "_Sheet":
         return _Sheet(self, prompt, [open_picture(media) for media in prompt.media] if self.edits else [])
 
     def check_prompts(self, prompts: Sequence[Prompt]) -> None:
-        """Look at the painter's files, and raise ValueError for prompts with pictures that it would not see."""
+        """Look at the painter's files, and raise ValueError for prompts that it cannot draw, or not with their pictures."""
         self.painter.ready()
+        painter = studio_of(self.painter).painter
         shown = next((prompt for prompt in prompts if prompt.media and not self.edits), None)
         if shown is not None:
             raise ValueError(
                 f"prompt {shown.id!r} shows a picture, which a painter that draws from text alone does not see: take an editor "
                 "and set environment.edits = true, or leave the pictures out"
             )
+        painter.check_prompts([replace(prompt, media=()) for prompt in prompts])
+        if self.edits:
+            try:
+                painter.check_prompts([Prompt("edited", "a picture", (Image.new("RGB", (64, 64)),))])
+            except ValueError as error:
+                raise ValueError(f"environment.edits is true, and {self.painter.place} changes no pictures: {error}") from None
 
     def models(self) -> Sequence[ModelSize]:
         return [self.painter.size()]

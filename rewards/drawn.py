@@ -96,7 +96,10 @@ class Drawn:
         for group, wish, own in zip(groups, wishes, texts, strict=True):
             for text in [*(one.text for one in own if one.is_usable(self.over)), *([wish.text] if self.beside else [])]:
                 wanted += [(replace(wish, text=text), seed_of(self.seed, group.id, k)) for k in range(self.seeds)]
-        made = iter(studio_of(self.painter).pictures(wanted))
+        drawn = studio_of(self.painter).pictures(wanted)
+        if drawn and isinstance(drawn[0], Exception) and not any(isinstance(one, Sample) for one in drawn):
+            raise drawn[0]
+        made = iter(drawn)
         return [self._group(group, wish, own, made) for group, wish, own in zip(groups, wishes, texts, strict=True)]
 
     def _text(self, sample: Sample, prompt: Prompt) -> "_Text":

@@ -12,7 +12,7 @@ Licence: own code Apache-2.0
 
 from mmrl import Group, Need, Sample
 
-needs = Need(setup="an [environment] whose observations have a reward")
+needs = Need(setup="an [environment] whose observations have a reward", turns=True)
 
 
 def environment(group: Group) -> list[float | None]:

@@ -43,6 +43,7 @@ class Shown:
         "the columns that the picture reward reads",
         _wish,
         setup='picture (a reward of pictures, picture.use = "pick_score") and an [environment] that shows some, such as easel',
+        turns=True,
     )
     shows = "image"
 

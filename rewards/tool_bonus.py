@@ -29,7 +29,9 @@ class ToolBonus:
     """An answer is right whose reward is above this."""
     fact: str = "tool"
     """The fact of an observation that says that a tool was used."""
-    needs = Need(setup="an [environment] whose observations state the fact tool; a reward that says what is right, correct.use")
+    needs = Need(
+        setup="an [environment] whose observations state the fact tool; a reward that says what is right, correct.use", turns=True
+    )
 
     __post_init__ = check_ranges
 

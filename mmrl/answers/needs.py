@@ -31,6 +31,8 @@ class Need:
     """What else must be there, and how it comes there: settings, servers, packages."""
     package: str = ""
     """What it imports that mmrl itself does without."""
+    turns: bool = False
+    """It reads what a world answered, and scores all samples alike where none does."""
 
     def __str__(self) -> str:
         several = f"{self.samples} samples of a prompt" if self.samples > 1 else ""

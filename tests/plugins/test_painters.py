@@ -33,6 +33,10 @@ class Pens:
             raise ValueError("no such text")
         return [Sample(image=picture(prompt.text, seed, len(prompt.media))) for prompt, seed in asked]
 
+    def check_prompts(self, prompts: Any) -> None:
+        if any(prompt.columns.get("width") == 7 for prompt in prompts):
+            raise ValueError("7 pixels are too few")
+
     def tokens(self, text: str) -> tuple[int, int]:
         return len(text.split()), LONGEST
 
@@ -132,9 +136,15 @@ def test_a_text_that_is_empty_or_too_long_is_worth_the_least(pens):
     assert values(drawn(over="cut")(group_of(long))) == [len(long) - 9.0]
 
 
-def test_a_text_that_cannot_be_drawn_fails_alone(pens):
+def test_a_text_that_cannot_be_drawn_fails_alone_and_the_reason_is_said_once(pens, caplog):
     found = drawn()(group_of("a", "bad", "ccc"))
     assert found[0].value == -8 and np.isnan(found[1].value) and found[2].value == -6
+    drawn()(group_of("a", "bad"))
+    assert [one.message for one in caplog.records] == [
+        "painter.model 'pens' could not draw 'bad': ValueError: no such text; this kind is said once"
+    ]
+    with pytest.raises(ValueError, match="no such text"):
+        drawn()(group_of("bad", "", "bad"))
 
 
 def test_held_out_texts_stand_beside_the_users_own_words(pens):
@@ -199,6 +209,20 @@ def test_an_easel_draws_and_edits_and_says_what_it_cannot(pens):
         plain.step(Turn("away", (0, 1)))
     with pytest.raises(ValueError, match="prompt '7' shows a picture, which a painter"):
         plug_in("environments", "easel").check_prompts([replace(prompt, media=(picture("a", 0),))])
+    with pytest.raises(ValueError, match="7 pixels are too few"):
+        easel.check_prompts([prompt, replace(prompt, columns={"width": 7})])
+    with pytest.raises(ValueError, match='form is "plain", whose turns ask for no edits'):
+        plug_in("environments", "easel", form="plain", edits=True)
+
+
+def test_an_easel_whose_painter_edits_nothing_is_refused_before_weights_load():
+    own = Painting(model="tiny:sd3", policy={"width": 32, "height": 32})
+    easel = load("easel", "environments")
+    easel(painter=own).check_prompts([Prompt("p", "a cat")])
+    with pytest.raises(ValueError, match=r"environment\.edits is true, and painter\.model 'tiny:sd3' changes no pictures"):
+        easel(painter=own, edits=True).check_prompts([Prompt("p", "a cat")])
+    with pytest.raises(ValueError, match="prompt 'p' asks for 33 x 33 pixels, but this model draws"):
+        easel(painter=own).check_prompts([Prompt("p", "a cat", columns={"width": 33, "height": 33})])
 
 
 def test_asked_reads_the_users_words(pens):
@@ -207,6 +231,28 @@ def test_asked_reads_the_users_words(pens):
     assert values(asked(Group(0, prompt, (Sample(image=picture("four", 0)),)))) == [4 - 3]
     with pytest.raises(ValueError, match="no words in its column 'asked'"):
         asked(group_of("a"))
+
+
+def test_a_generator_trains_on_the_answers_of_a_writer_and_not_on_its_thoughts(monkeypatch, tmp_path, caplog):
+    """A thought that the template opened is one, as for the reward drawn."""
+    written = load("written", "datasets")
+    wishes, run = tmp_path / "wishes.txt", tmp_path / "writer"
+    wishes.write_text("a cat\na dog\n")
+    source = {"use": "prompts", "path": str(wishes)}
+    assert [one.text for one in written(str(run), source)] == ["a cat", "a dog"] and "no checkpoint yet" in caplog.text
+    (run / "checkpoints" / "step-1").mkdir(parents=True)
+    said = [Sample(text="hm</think>a blue cat", opened="<think>"), Sample(text="<answer>a big dog</answer>")]
+
+    class Judge:
+        def answers(self, prompts: Any, batch_size: int) -> list[Sample]:
+            return said
+
+    monkeypatch.setitem(written.__globals__, "load_judge", lambda *_, **__: Judge())
+    found = [(one.text, one.columns["asked"]) for one in written(str(run), source)]
+    assert found == [("a blue cat", "a cat"), ("a big dog", "a dog")]
+    said[0] = Sample(text="a thought that never ends", opened="<think>")
+    with pytest.raises(ValueError, match="wrote nothing for prompt"):
+        written(str(run), source)
 
 
 def test_half_characters_are_drawn_as_question_marks(pens):
@@ -233,8 +279,10 @@ def test_who_cannot_paint_is_refused_before_weights_load(tmp_path):
     folder = tmp_path / "writes"
     folder.mkdir()
     (folder / "config.toml").write_text('[policy]\nmodel = "tiny:qwen3_vl"\n[data]\nuse = "prompts"\n')
-    risky = tmp_path / "risky"
-    risky.mkdir()
+    drew, wrote, risky = tmp_path / "drew", tmp_path / "wrote", tmp_path / "risky"
+    for one in (drew, wrote, risky):
+        (one / "checkpoints" / "step-3").mkdir(parents=True)
+        (one / "config.toml").write_text((folder / "config.toml").read_text())
     (risky / "config.toml").write_text('[policy]\nkind = "flow"\nmodel = "tiny:sd3"\nfamily = "./mine.py:Mine"\n')
     for settings, error, words in [
         ({}, ValueError, "no painter draws"),
@@ -242,7 +290,9 @@ def test_who_cannot_paint_is_refused_before_weights_load(tmp_path):
         ({"step": 3, "model": "a"}, ValueError, "painter.step is a checkpoint"),
         ({"run": "a", "policy": {"width": 8}}, ValueError, "painter.policy goes with painter.model"),
         ({"run": str(tmp_path)}, RewardUnavailableError, "holds no run"),
-        ({"run": str(folder)}, ValueError, "writes, and a painter draws pictures"),
+        ({"run": str(folder)}, RewardUnavailableError, r"has no checkpoint step-\*"),
+        ({"run": str(drew), "step": 7}, RewardUnavailableError, "has no checkpoint step-7"),
+        ({"run": str(wrote)}, ValueError, "writes, and a painter draws pictures"),
         ({"run": str(risky)}, ValueError, "policy.family './mine.py:Mine' is a Python file"),
         ({"model": "tiny:wan", "policy": {"frames": 5}}, ValueError, "draws video"),
         ({"model": "tiny:sd3", "policy": {"widht": 8}}, ValueError, "widht"),

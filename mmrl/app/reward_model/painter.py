@@ -68,10 +68,14 @@ class Painter:
         each = 2 if policy.dtype == "bfloat16" else 4
         return sum(weight.numel() for weight in dry.network.parameters()) + sum(dry.beside().values()) // each
 
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """Raise ValueError for prompts that the model cannot draw; nothing is loaded."""
+        self.modality.check_prompts(self.config.policy, prompts)
+
     def draw(self, asked: Sequence[tuple[Prompt, int]]) -> list[Sample]:
         """A sample per prompt and seed of its noise; ValueError for a prompt that the model cannot draw."""
         prompts, evaluation = [prompt for prompt, _ in asked], self.config.evaluation
-        self.modality.check_prompts(self.config.policy, prompts)
+        self.check_prompts(prompts)
         weights = MODELS[evaluation.weights]
         requests = [Request(prompt, 1, i, model=weights, seed=seed) for i, (prompt, seed) in enumerate(asked)]
         with keep_random_state(), self.held.ready() as parts:

@@ -310,6 +310,10 @@ def look_at_scoring(
                 reward, instead or function, asked, "[evaluation.data]", evaluation.num_samples, output, bool(instead)
             )
         found += other_fit(function, getattr(config.policy, "source_fit", None))
+        if config.environment is None and any(need.turns for _, need, _ in needs_of(function)):
+            found.append(
+                "reads what a world answered, and the run has no environment: write [environment], or take another reward"
+            )
         if missing := what_is_missing(function):
             found.append(missing)
         sentence = f"reward {reward.label!r} {'; and it '.join(found)}"

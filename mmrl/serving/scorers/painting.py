@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.core.samples import Prompt, Sample
-from mmrl.runtime.blame import RewardUnavailableError
+from mmrl.runtime.blame import RewardUnavailableError, describe
 from mmrl.runtime.pictures import open_upright, upright_rgb
 from mmrl.runtime.ranges import Count, CountOrNone, Factor, check_ranges
 from mmrl.serving.files import refuse_own_code
 from mmrl.serving.scorers.sizes import ModelSize, size_by
 
+log = logging.getLogger("mmrl")
 Asked = tuple[Prompt, int]
 """A prompt as the painter reads it, and the seed of its noise."""
 Drawn = Sample | Exception
@@ -77,6 +79,9 @@ class Painting:
         if self.run:
             if not (Path(self.run).expanduser() / "config.toml").is_file():
                 raise RewardUnavailableError(f"painter.run: {self.run!r} holds no run: name the folder of a run that draws")
+            kept = "step-*" if self.step is None else f"step-{self.step}"
+            if not any((Path(self.run).expanduser() / "checkpoints").glob(kept)):
+                raise RewardUnavailableError(f"painter.run: {self.run!r} has no checkpoint {kept}: train it, or name another")
             refuse_own_code(self.run, self.trust_remote_code, self.place)
         self.painter()
 
@@ -103,6 +108,7 @@ class Studio:
         self._pending: dict[str, tuple[Asked, Future[Drawn]]] = {}
         """Asked for and not drawn yet, by name; never thrown away, for somebody waits."""
         self._tables, self._brush = threading.Lock(), threading.Lock()
+        self._said = set[type[Exception]]()
 
     @cached_property
     def painter(self) -> Any:
@@ -169,7 +175,13 @@ class Studio:
         except RewardUnavailableError:
             raise
         except Exception as error:  # noqa: BLE001 - models raise whatever a text provokes
-            return [error] if len(asked) == 1 else [one for single in asked for one in self._some([single])]
+            if len(asked) > 1:
+                return [one for single in asked for one in self._some([single])]
+            if type(error) not in self._said:
+                self._said.add(type(error))
+                text = asked[0][0].text[:80]
+                log.warning("%s could not draw %r: %s; this kind is said once", self.painting.place, text, describe(error))
+            return [error]
 
 
 _STUDIOS: dict[str, Studio] = {}
