@@ -353,7 +353,7 @@ class Scored:
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
     shown: Sample | None = None
-    """What was looked at in place of the sample, such as a picture drawn from it: kept beside it in samples files."""
+    """What was looked at in place of the sample, such as a picture drawn from it, for samples files; reward caches drop it."""
 
 
 def answer_text(prompt: Prompt) -> str:

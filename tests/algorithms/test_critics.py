@@ -1,6 +1,7 @@
 """Advantages over a value head and the term that trains it, against loops, and what is refused."""
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
@@ -135,6 +136,10 @@ def test_prompts_are_drawn_by_what_the_head_expects_and_again_after_a_pause():
     resumed = build(resolved).trainer
     resumed.load_state_dict(state)
     assert [prompt.id for prompt in resumed.sampler.draw(2)] == drawn
+    known = [*whole.sampler.prompts[:3]]
+    gone = judge([replace(known[0], media=("gone.png",)), *known[1:]])
+    assert math.isnan(gone[0]) and gone[1:] == pytest.approx(judge(known)[1:], abs=1e-5)
+    assert nearest([0.5, math.nan, 0.4], 0.5, 2) == [0, 1], "what cannot be shown is drawn, and refused or skipped as ever"
 
 
 def test_nobody_expects_anything_without_a_head():

@@ -8,12 +8,16 @@ SIZED = f"data={{use='{HERE}/mixed_sizes.py'}}"
 MIXED = ["tiny/image", DATA, "policy.video.workers=0", "evaluation.num_prompts=0"]
 DAPO = ["algorithm.preset=dapo", "algorithm.minibatches=1"]
 LORA = ["policy.lora.rank=2", "policy.lora.alpha=4"]
+STOPS = f"policy.sampling.stop={[chr(code) for code in range(33, 127) if chr(code) not in chr(34) + chr(39) + chr(92)]}"
+"""So many texts end a turn that a random model is rarely cut."""
+WORLDS = [f"environment.use={HERE}/mixed_worlds.py:answer", "environment.limits.turns=3", "policy.rollout_rows=3", STOPS]
 CASES: dict[str, list[str]] = {
     # five held-out prompts in batches of two: three calls on one process, two on the other
     "text": ["tiny/image", *REWARD, *SGD, "steps=3", "evaluate_every=3", "evaluation.num_prompts=5", "evaluation.batch_size=2"],
     "text_adamw": ["tiny/image", *REWARD, "steps=3", "evaluation.num_prompts=0"],
     "flow": ["tiny/flow", SIZED, *REWARD, *SGD, "steps=3", "evaluate_every=3", "policy.forward_rows=3"],
     "probes": [*MIXED, *REWARD, *SGD, "steps=4", "algorithm.preset=t_grpo", "policy.rollout_rows=3"],
+    "episodes": ["tiny/image", *REWARD, *SGD, *WORLDS, "steps=3", "evaluation.num_prompts=0"],
     "dynamic": [*MIXED, *REWARD, *SGD, "steps=4", "prompts_per_step=2", *DAPO, "policy.rollout_rows=3"],
     "lora": ["tiny/image", *REWARD, *SGD, *LORA, "steps=2", "evaluation.num_prompts=0"],
     "half": ["tiny/image", *REWARD, *LORA, "ratio_bound=0.1", "steps=2", "evaluation.num_prompts=0", "policy.dtype=bfloat16"],

@@ -27,8 +27,9 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
     def watched(self: Trainer, scores: Any, rollouts: Any, frozen: Any) -> Any:
         given = credit(self, scores, rollouts, frozen)
         pairs = zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True)
-        rows = {f"{group}/{sample}": torch.cat([scores.values[i], given.values[i]]) for i, (group, sample) in enumerate(pairs)}
-        seen["steps"].append(rows)
+        # behind a row's own actions stand as many zeros as the longest row of its process has more
+        values = [torch.cat([scores.values[i], given.values[i][mask]]) for i, mask in enumerate(rollouts.action_mask)]
+        seen["steps"].append({f"{group}/{sample}": x for (group, sample), x in zip(pairs, values, strict=True)})
         return given
 
     def fitted(job: Job, *rest: Any) -> None:

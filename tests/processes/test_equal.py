@@ -21,6 +21,8 @@ from tests.support.launcher import KINDS, Kind, both, results
 
 pytestmark = pytest.mark.slow
 COMPARED = ("text", "flow", "probes")
+REPLICAS = ("episodes",)
+"""Sharded weights have no environment, and say so."""
 ONCE = ("probes", "dynamic", "bandit", "bandit=begun_bandit_short")
 """How processes share rows, planners and samplers has nothing to do with where weights lie: sharded, these are evidence."""
 EACH = [pytest.param(kind, marks=pytest.mark.evidence if kind == "sharded" else ()) for kind in KINDS]
@@ -52,8 +54,9 @@ def several(alone: Ran, tmp_path_factory: pytest.TempPathFactory) -> Several:
                 shutil.copytree(alone.folder / begun, place / kind / f"begun_{begun}")
         if rest:
             return {"sharded": Ran(place / "sharded", results(module, "sharded", place / "sharded", *ONCE))}
-        cases = [case for case in CASES if case not in ("long", *ONCE)]
-        made = both(module, place, *cases, "long=begun_short", *(f"replicated:{case}" for case in ONCE))
+        cases = [case for case in CASES if case not in ("long", *ONCE, *REPLICAS)]
+        replicated = [f"replicated:{case}" for case in (*ONCE, *REPLICAS)]
+        made = both(module, place, *cases, "long=begun_short", *replicated)
         return {kind: Ran(place / kind, seen) for kind, seen in made.items()}
 
     return lambda kind, case="text": launched(kind == "sharded" and case in ONCE)[kind]
@@ -64,7 +67,7 @@ def several(alone: Ran, tmp_path_factory: pytest.TempPathFactory) -> Several:
     [
         pytest.param(kind, case, marks=pytest.mark.evidence if kind == "sharded" and case in ONCE else ())
         for kind in KINDS
-        for case in COMPARED
+        for case in (*COMPARED, *(REPLICAS if kind == "replicated" else ()))
     ],
 )
 def test_two_processes_equal_one(alone: Ran, several: Several, kind: Kind, case: str):
@@ -76,6 +79,7 @@ def test_two_processes_equal_one(alone: Ran, several: Several, kind: Kind, case:
     assert distance(two.weights(case), alone.weights(case)) < 1e-5
     for a, b in zip(alone.metrics(case), two.metrics(case), strict=True):
         assert b == {name: pytest.approx(x, abs=2e-5, rel=1e-4, nan_ok=True) for name, x in a.items()}
+        assert case != "episodes" or a["rollout/kept_tokens"] > 0.2, "each turn reads what came since the last one"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,5 +1,6 @@
 """A sampler that asks what the policy itself expects of prompts before it chooses among them."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -55,5 +56,9 @@ class NearestValue(Learning, Judged):
 
 
 def nearest(values: Sequence[float], target: float, count: int) -> list[int]:
-    """The places of the values nearest to the target, in order; of equally near ones the earlier."""
-    return sorted(sorted(range(len(values)), key=lambda i: (round(abs(values[i] - target), 9), i))[:count])
+    """The places of the values nearest to the target, in order; of equally near ones the earlier.
+
+    Prompts without a value (NaN) are the nearest: drawn, they are refused, or counted among those that are skipped.
+    """
+    near = [-1.0 if math.isnan(value) else round(abs(value - target), 9) for value in values]
+    return sorted(sorted(range(len(values)), key=lambda i: (near[i], i))[:count])

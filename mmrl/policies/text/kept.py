@@ -9,6 +9,7 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
+from mmrl.core.ranks import Ranks
 from mmrl.policies.text.settings import TextPolicyConfig
 
 log = logging.getLogger("mmrl")
@@ -134,8 +135,8 @@ def cache_of(layers: Sequence[Layer]) -> Any:
 
 def keeper_of(policy: TextPolicyConfig, model: Any, plays: bool = True) -> Keeper | None:
     """Who keeps what rows of episodes have read, by the settings and the model's config; None: they are read again, or there are
-    none."""
-    if not plays:
+    none, or servers write them."""
+    if not plays or policy.engine is not None:
         return None
     if policy.episode_cache_mib and (reason := obstacle(model)) is not None:
         log.warning("%s: every turn of an episode is read from its beginning, as policy.episode_cache_mib = 0 says", reason)
@@ -159,13 +160,14 @@ def refuse_idle_cache(policy: TextPolicyConfig, model: Any) -> None:
         )
 
 
-def drained(keeper: Keeper | None) -> dict[str, float]:
-    """The share of tokens in front of turns that were not read again, and how many turns found no room, since the last call."""
-    if keeper is None or not keeper.read:
+def drained(keeper: Keeper | None, ranks: Ranks) -> dict[str, float]:
+    """The share of tokens in front of turns that were not read again, and how many turns found no room, since the last call, of
+    all ranks."""
+    if keeper is None:
         return {}
-    share, dropped = keeper.spared / (keeper.read + keeper.spared), keeper.dropped
+    read, spared, dropped = ranks.sum([keeper.read, keeper.spared, keeper.dropped])
     keeper.read = keeper.spared = keeper.dropped = 0
-    return {"rollout/kept_tokens": share, "rollout/dropped_turns": float(dropped)}
+    return {"rollout/kept_tokens": spared / (read + spared), "rollout/dropped_turns": dropped} if read else {}
 
 
 def token_bytes(policy: TextPolicyConfig, model: Any) -> int:

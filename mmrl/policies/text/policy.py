@@ -145,7 +145,7 @@ class TextPolicy(PolicyHooks):
         return publish(self.generator, self.weights.num_updates if version is None else version)
 
     def drain_metrics(self) -> Mapping[str, float]:
-        return {} if self.parts.worlds is None else {**self.parts.worlds.drain_metrics(), **drained(self.keeper)}
+        return {} if self.parts.worlds is None else {**self.parts.worlds.drain_metrics(), **drained(self.keeper, self.ranks)}
 
     def begin_stage(self, shadows: Iterable[str], ema_decay: Callable[[int], float] | None, views: Mapping[str, View]) -> None:
         self.ema_decay, self.views = USUAL_DECAY if ema_decay is None else ema_decay, dict(views)

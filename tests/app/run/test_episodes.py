@@ -158,6 +158,11 @@ def test_a_run_killed_inside_an_episode_plays_the_same_ones_when_it_is_resumed(r
     jobs.run_training(configs.load(str(killed.config_file)), resume=killed.path)
     for step in (1, 2, 3):
         assert [line["digest"] for line in lines(killed, step)] == [line["digest"] for line in lines(run, step)]
+    told, again = (
+        [{name: x for name, x in line.items() if not name.startswith("time/")} for line in one.read_metrics().lines]
+        for one in (run, killed)
+    )
+    assert told == again and all(line["rollout/kept_tokens"] > 0.1 for line in told if "rollout/turns" in line)
     first, second = (Checkpoints(one.checkpoints).load(3)["policy"]["weights"] for one in (run, killed))
     assert first.keys() == second.keys() and all(torch.equal(x, second[name]) for name, x in first.items())
 

@@ -180,6 +180,8 @@ class Player:
                     one.past = one.past if one.row.ended is None else None
         finally:
             for episode in episodes:
+                # whoever holds the error that ended it holds this frame
+                episode.past = None
                 if episode.world >= 0:
                     self.worlds.close(episode.world)
         return versions

@@ -9,15 +9,19 @@ import pytest
 import torch
 
 from mmrl.core.episodes import Limits
+from mmrl.core.ranks import Ranks
 from mmrl.core.readings import LOGPROBS, ROLLOUT_LOGPROBS
 from mmrl.core.types import Branch, Observation, Prompt, Request, Rollouts, Turn
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.dry_run import TextDryRun
-from mmrl.policies.text.kept import Keeper, Past, Strip, keeper_of
+from mmrl.policies.text.engine_settings import EngineConfig
+from mmrl.policies.text.kept import Keeper, Past, Strip, drained, keeper_of
+from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.settings import QuantizedSettings
 from mmrl.policies.text.write.remote import bare
+from mmrl.runtime.blame import UnavailableError
 from tests.support.each import for_each
 from tests.support.text_policies import FP32_BOUND, picture, prompts, text_trace
 from tests.support.worlds import Inline, looking, player
@@ -170,6 +174,35 @@ def test_models_with_states_read_again_and_say_so(tiny: Any, caplog: pytest.LogC
 def test_a_past_stays_in_its_process(folder: str):
     encoded = player(folder, Inline(looking, LIMITS)).encode(prompts()[0])
     assert bare(replace(encoded, past=Past(Keeper(1)))).past is None
+
+
+def test_nothing_is_kept_once_an_error_ends_the_episodes(folder: str):
+    def breaking(prompt: Prompt, turns: tuple[Turn, ...], seed: int) -> Observation:
+        if len(turns) == 2:
+            raise UnavailableError("the world is gone")
+        return Observation("go on")
+
+    policy = player(folder, Inline(breaking, LIMITS))
+    with pytest.raises(UnavailableError) as raised:
+        policy.rollout(asked())
+    assert raised.tb is not None and policy.keeper is not None and policy.keeper.peak and not policy.keeper.held
+
+
+def test_what_is_kept_is_told_of_all_processes():
+    class Two(Ranks):
+        def gather(self, x: Any) -> list[Any]:
+            return [x, [50, 100, 3]]
+
+    keeper = Keeper(1, read=10, spared=40, dropped=2)
+    assert drained(keeper, Two()) == {"rollout/kept_tokens": 0.7, "rollout/dropped_turns": 5.0}
+    assert not drained(keeper, Ranks()) and not drained(None, Two())
+
+
+def test_where_servers_write_nothing_is_kept_nor_said(tiny: Any, caplog: pytest.LogCaptureFixture):
+    for family in ("qwen3_vl", "qwen3_5"):
+        config = TextPolicyConfig(tiny(family), engine=EngineConfig(url=("http://127.0.0.1:1",)))
+        assert keeper_of(config, load_config(config)) is None
+    assert "is read from its beginning" not in caplog.text
 
 
 def test_a_keeper_counts_what_is_held():
