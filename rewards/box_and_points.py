@@ -20,7 +20,7 @@ from typing import Any
 
 from mmrl import Box, Group, Need, Prompt, Sample, Scored
 from mmrl.answers.block import answer_block, opened_text, strip_fence
-from mmrl.runtime.ranges import Positive, Share, check_ranges
+from mmrl.runtime.ranges import Positive, Share, check_ranges, is_finite, is_number
 
 FORM = re.compile(r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*", re.DOTALL)
 SIZES = {"bbox": 4, "points_1": 2, "points_2": 2}
@@ -37,7 +37,7 @@ def _truth(prompt: Prompt, reward: Any, output: str) -> object:
 
 def _numbers(found: object, count: int) -> bool:
     known = isinstance(found, list | tuple) and len(found) == count
-    return known and all(isinstance(x, int | float) and not isinstance(x, bool) for x in found)  # type: ignore[union-attr]
+    return known and all(is_number(x) and is_finite(x) for x in found)  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def edits_of(text: str) -> Edits | None:
 class PhotoEdit:
     """Agreement of names, values and pictures."""
 
-    thresholds: Mapping[str, float] = field(default_factory=lambda: dict(THRESHOLDS))
+    thresholds: Mapping[str, Positive] = field(default_factory=lambda: dict(THRESHOLDS))
     """Parameter -> the difference that is worth nothing; of others 1."""
     k: Positive = 0.015
     """How fast the part of the picture falls with the distance in Lab."""
@@ -54,10 +54,7 @@ class PhotoEdit:
 
     pointwise = True
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if odd := [name for name, value in self.thresholds.items() if not value > 0]:
-            raise ValueError(f"photo_edit.thresholds.{odd[0]} is {self.thresholds[odd[0]]!r}: write a number above 0")
+    __post_init__ = check_ranges
 
     def photo(self, prompt: Prompt) -> tuple[Array, Edits] | None:
         """The photo in [0, 1] and the true edits; None without an answer, ValueError for ones that cannot be rendered."""

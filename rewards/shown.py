@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+import numpy as np
+
 from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.runtime.ranges import NonNegative, Number, check_ranges
 from mmrl.serving.inside import Inner, ask_inside, refuse_no_inner, wished
@@ -78,8 +80,9 @@ class Shown:
         if not answers:
             return Scored(None, facts)
         values = [cast(float, one.value) for one in answers]
-        at = len(values) - 1 if self.over == "last" else values.index(max(values))
-        facts |= {"first": values[0], "last": values[-1], "best": max(values), "gain": values[-1] - values[0]}
+        best = float(np.max(values))  # NaN where one of them failed
+        at = len(values) - 1 if self.over == "last" else int(np.argmax(values))
+        facts |= {"first": values[0], "last": values[-1], "best": best, "gain": values[-1] - values[0]}
         return Scored(values[at] - self.price * (len(values) - 1), {**answers[at].parts, **facts})
 
 

@@ -12,7 +12,6 @@ Source: OpenBMB/R1-Router@c0a0c1b step.py, arXiv:2505.22095
 Licence: own code Apache-2.0; bge-m3's weights MIT
 """
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -24,18 +23,22 @@ from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.serving.scorers.sizes import ModelSize, hub_size
 
 __all__ = ["SubQuestion"]
-STEP = re.compile(r"<think>.*</think>.*<sub-question>(.*)</sub-question>.*<ret>(.*)</ret>", re.DOTALL)
+TAGS = ("<think>", "</think>", "<sub-question>", "</sub-question>", "<ret>", "</ret>")
+"""In this order; of several the last ones count, as in the greedy expression of the code."""
 NONE = "none"
 
 
 def step_of(text: str, known: Collection[str]) -> tuple[str, list[str]] | None:
     """The query and the retrievers that a step names, in lower case; None where it is malformed."""
-    found = STEP.search(text.lower())
-    if found is None:
-        return None
-    named = [name.strip() for name in found[2].split(",")]
+    inside, rest = list[str](), text.lower()
+    for tag in reversed(TAGS):
+        rest, found, behind = rest.rpartition(tag)
+        if not found:
+            return None
+        inside.append(behind)
+    query, named = inside[3], [name.strip() for name in inside[1].split(",")]
     malformed = not set(named) <= {*known} or (NONE in named and len(named) > 1)
-    return None if malformed else (found[1].strip(), named)
+    return None if malformed else (query.strip(), named)
 
 
 def step_rewards(

@@ -17,6 +17,8 @@ class Parts(Protocol):
     def planner(self) -> Planner: ...
     @property
     def group_size(self) -> int: ...
+    @property
+    def advantage(self) -> object: ...
 
 
 def refuse_other_planner(part: object, algorithm: Parts, kind: str, does: str) -> None:
@@ -66,12 +68,11 @@ def worth_of(length: Float[Tensor, " n"], most: float, pi: float) -> Float[Tenso
     return 4 * torch.cos(pi * length / (2 * most))
 
 
-def check_budgets(part: object, shares: tuple[float, ...], algorithm: Parts) -> None:
-    """Raise ValueError unless the planner is Budgets with these shares."""
+def check_budgets(part: object, algorithm: Parts) -> None:
+    """Raise ValueError unless the planner is Budgets with the same shares, of as long an answer where the part names one."""
     refuse_other_planner(part, algorithm, "Budgets", "looks at budgets of samples")
-    theirs = vars(algorithm.planner)["shares"]
-    if theirs != shares:
+    own, theirs = vars(part), vars(algorithm.planner)
+    for name in [name for name in ("shares", "length") if name in own and own[name] != theirs[name]]:
         raise ValueError(
-            f"{type(part).__name__}.shares are {list(shares)}, and algorithm.planner.shares {list(theirs)}: write the same "
-            "budgets for both"
+            f"{type(part).__name__}.{name} is {own[name]}, and algorithm.planner.{name} is {theirs[name]}: take one for both"
         )

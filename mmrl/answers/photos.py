@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mmrl.runtime.ranges import is_finite, is_number
+
 Array = NDArray[np.float64]
 Edits = Mapping[str, object]
 THRESHOLDS = {
@@ -59,7 +61,7 @@ def closeness(said: object, wanted: object, threshold: float) -> float:
 
 
 def as_number(x: object) -> float | None:
-    return float(x) if isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x) else None
+    return float(x) if is_number(x) and is_finite(x) else None
 
 
 def render(picture: Array, edits: Edits) -> Array:

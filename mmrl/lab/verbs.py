@@ -73,8 +73,8 @@ def arena(
     if mixtures is not None:
         from mmrl.lab.arena.mixtures import best_mixture
 
-        if task or methods or budget_seconds:
-            raise ValueError("--mixtures reads finished runs: leave out --task, --methods and --budget-seconds")
+        if task or methods or budget_seconds is not None or seeds != "0,1,2" or model or output or overrides:
+            raise ValueError("--mixtures reads finished runs, and nothing else of the arena: leave out all other options")
         return typer.echo(best_mixture([Path(name) for name in mixtures.split(",")]))
     if task is None or methods is None or budget_seconds is None:
         raise ValueError("mmrl arena compares methods: give --task, --methods and --budget-seconds, or --mixtures")

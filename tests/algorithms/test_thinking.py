@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmrl.algorithms.advantages.group import BySign
+from mmrl.algorithms.advantages.group import BySign, GroupNorm
 from mmrl.algorithms.advantages.thinking import AboveReference, BudgetRelative, WithinBudgets
 from mmrl.algorithms.beside import part_numbers, thought_of
 from mmrl.algorithms.objectives.mixed import EvenStart
@@ -60,7 +60,10 @@ def other(name: str, **changes: Any) -> Any:
         (other("grpo", objective=((1.0, EvenStart()),)), r"EvenStart tells the halves .*planner is Once"),
         (other("hbpo", planner=Once()), r"WithinBudgets looks at budgets .*planner is Once: .*'Budgets'"),
         (other("grpo", advantage=BudgetRelative()), r"BudgetRelative credits thoughts .*planner is Once: .*'BudgetCuts'"),
-        (other("hbpo", planner=Budgets((0.5, 1.0))), r"WithinBudgets.shares are .*planner.shares \[0.5, 1.0\]: write the same"),
+        (other("hbpo", planner=Budgets((0.5, 1.0))), r"WithinBudgets.shares is .*planner.shares is \(0.5, 1.0\): take one"),
+        (other("hbpo", planner=Budgets(length=4096)), r"BudgetReward.length is None, and .*planner.length is 4096: take"),
+        (other("anytime", advantage=GroupNorm()), r"BudgetCuts samples .*advantage GroupNorm .*kind = 'BudgetRelative'"),
+        (other("geometry_zero", group_size=1), "AskedHalves compares two halves of a group: set algorithm.group_size to 2"),
         (other("grpo", shaping=(BudgetReward(),)), "BudgetReward looks at budgets"),
         (other("thinkless", planner=BEGUN), r"FirstApart weighs the first token .*ThinkOrNot begins .*'Once'"),
     ],
@@ -68,6 +71,20 @@ def other(name: str, **changes: Any) -> Any:
 def test_what_does_not_go_together_is_refused(algorithm: Any, told: str):
     with pytest.raises(ValueError, match=told):
         algorithm.check_step(4)
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda: BySign(0.0, 0.0), "BySign.right and BySign.wrong are 0"),
+        (lambda: Budgets(()), "Budgets.shares are empty"),
+        (lambda: ModePays(short=""), "ModePays.short and ModePays.think begin"),
+        (lambda: LengthBudget(hard=1, medium=2), r"LengthBudget.medium is 2, above hard = 1"),
+    ],
+)
+def test_parts_that_would_do_nothing_are_refused(made: Any, told: str):
+    with pytest.raises(ValueError, match=told):
+        made()
 
 
 def test_one_token_has_no_later_ones():
@@ -138,6 +155,8 @@ def test_wrong_answers_gain_nothing_by_being_short_and_a_failed_reward_stays_out
     values = scores(torch.tensor([[1.0], [1.0], [1.0], [0.0]]))
     assert ShorterIsBetter(1.0)(values, rows, {}).values[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0]
     failed = scores(torch.tensor([[1.0], [float("nan")], [1.0], [0.0]]), failed=torch.tensor([[False], [True], [False], [False]]))
+    longest = scores(torch.tensor([[1.0], [1.0], [float("nan")], [0.0]]), failed=torch.tensor([[0], [0], [1], [0]]) > 0)
+    assert ShorterIsBetter(1.0)(longest, rows, {}).values[:, 1].tolist() == [0.5, -0.5, 0.0, 0.0], "of those with a reward"
     for part in (ShorterIsBetter(), ModePays("a", "b")):
         assert part(failed, rows, {}).total().isnan().tolist() == [False, True, False, False]
 
@@ -196,6 +215,7 @@ def test_only_what_is_beyond_a_prompts_budget_costs():
     for difficulty, words, left in ((1, 5, 1.0), (1, 10, 0.5), (1, 99, 0.0), (4, 99, 1.0), (5, 22, 1.0), (5, 25, 0.75)):
         total = part(scores(torch.tensor([[2.0]])), asked(difficulty, words), lead).total()
         assert float(total) == pytest.approx(2 * left), (difficulty, words)
+    assert float(part(scores(torch.tensor([[-1.0]])), asked(1, 99), lead).total()) == -1, "no gain by being long"
     in_tokens = replace(part, unit="tokens", easy_budget=1, per_uncertainty=0)
     assert in_tokens.reads == () and part.reads == (OLD_LEAD,)
     assert float(in_tokens(scores(torch.tensor([[2.0]])), asked(1, 99), {}).total()) == pytest.approx(2 * 0.8)

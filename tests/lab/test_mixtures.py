@@ -69,5 +69,5 @@ def test_the_verb_takes_runs_or_methods():
     arena = import_module("mmrl.lab.verbs").arena
     with pytest.raises(ValueError, match="give --task, --methods and --budget-seconds, or --mixtures"):
         arena(None, None, None)
-    with pytest.raises(ValueError, match="--mixtures reads finished runs: leave out --task"):
+    with pytest.raises(ValueError, match="--mixtures reads finished runs, and nothing else"):
         arena("grounding", None, None, mixtures="a,b")

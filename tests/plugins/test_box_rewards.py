@@ -184,12 +184,13 @@ def test_box_and_points_counts_what_can_be_read(reward):
         f"<answer>{json}</answer>": 4.0,
         f"<think>so</think><answer>{json.replace('[20, 20]', '[61, 20]')}</answer>": 4.0,
         f"<think>so</think><answer>{json.replace('[20, 20]', '[true, 20]')}</answer>": 3.0,
+        f"<think>so</think><answer>{json.replace('[20, 20]', '[' + '9' * 400 + ', 20]')}</answer>": 3.0,
         "<think>so</think><answer>[1, 2]</answer>": 1.0,
         "no": 0.0,
     }
     found = reward("box_and_points")(Group(0, prompt, tuple(Sample(text) for text in texts)))
     assert values(found) == list(texts.values())
-    assert [one.parts["unparsed"] for one in found] == [0, 0, 0, 0, 1, 1]
+    assert [one.parts["unparsed"] for one in found] == [0, 0, 0, 0, 0, 1, 1]
     opened = Sample(f"so</think><answer>{json}</answer>", opened="<think>")
     assert values(reward("box_and_points")(Group(0, prompt, (opened,)))) == [5.0]
     with pytest.raises(ValueError, match=r"prompt 'p' needs a Box as answer and two points .*'points'"):

@@ -1,5 +1,6 @@
 """What a generator draws for a model that writes: the studio, the rewards drawn, shown and asked, the easel."""
 
+import math
 import random
 import threading
 from dataclasses import replace
@@ -176,6 +177,10 @@ def test_the_last_or_the_best_picture_of_an_episode_counts(pens):
     )
     assert found[2].parts == {"pictures": 0.0, "unfinished": 1.0}
     assert values(shown(picture=letters, over="best")(group))[0] == 1.0
+    for values_of in ((1.0, math.nan), (math.nan, 1.0)):
+        answers = iter((*values_of, 0.5))
+        (odd, _, _) = shown(picture=lambda asked, a=answers: [next(a) for _ in asked.samples], over="best")(group)
+        assert math.isnan(odd.value), "of which one could not be scored"
     with pytest.raises(ValueError, match="shown needs a reward of pictures"):
         shown()(group)
 

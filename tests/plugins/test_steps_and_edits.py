@@ -1,5 +1,9 @@
 """Rewards of steps of a search, of answers by their words, and of edits of photos."""
 
+import random
+import re
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -44,6 +48,21 @@ def test_a_step_is_compared_with_the_true_query_by_a_real_encoder(reward, encode
     long = made(search(step("who " * 99, "text retriever")))
     assert -0.5 <= long[0] <= 1.0, "longer than the encoder reads"
     assert made(Group(0, Prompt("p8"), (Sample("x", (1,)),))) == [None]
+
+
+def test_the_last_tags_of_a_step_count_however_often_they_come(reward):
+    step_of = sys.modules[type(reward("sub_question")).__module__].step_of
+    greedy = re.compile(r"<think>.*</think>.*<sub-question>(.*)</sub-question>.*<ret>(.*)</ret>", re.DOTALL)
+    draw, pieces = random.Random(0), [*"a ", "<think>", "</think>", "<sub-question>", "</sub-question>", "<ret>", "</ret>"]
+    matched = 0
+    for _ in range(4000):
+        text = "".join(draw.choice(pieces) for _ in range(14))
+        found = greedy.search(text)
+        inside = found and (found[1].strip(), [name.strip() for name in found[2].split(",")])
+        assert step_of(text, [*(inside[1] if inside else ())]) == inside, text
+        matched += inside is not None
+    assert matched > 10
+    assert step_of("".join(pieces[2:7]) * 20_000, ["none"]) is None, "in no time"
 
 
 def test_a_prompt_whose_retriever_is_none_is_refused(reward, encoder):
@@ -95,6 +114,10 @@ def test_an_edit_is_judged_by_its_names_values_and_picture(reward):
     assert less.parts["names"] == 0.5 and less.parts["values"] == 0.0
     assert nothing.parts["names"] == 0.0 and 0.5 < nothing.parts["picture"] < 1.0, "doing nothing is not what was asked"
     assert odd.value == bad.value == 0.0 and odd.parts["unparsed"] == 1.0
+    huge, unshown = made(edits(f'{{"Exposure2012": {"9" * 400}}}', f'{{"Clarity2012": {"9" * 400}}}'))
+    assert huge.value == 0.0 and unshown.parts["values"] == 0.0
+    with pytest.raises(ValueError, match=r"PhotoEdit.thresholds is .*: it must be above 0"):
+        reward("photo_edit", thresholds={"Texture": 0.0})
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,12 @@ class BySign(Beside):
     right_above: Number = 0.5
     """A sample whose total reward is larger is right."""
 
-    __post_init__ = check_ranges
     min_group_size = 1
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not (self.right or self.wrong):
+            raise ValueError("BySign.right and BySign.wrong are 0, so that nothing trains: set one of them")
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError for DynamicSampling, which drops the groups that teach most."""

@@ -86,7 +86,7 @@ class WithinBudgets(AdvantageHooks, Beside):
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError where the planner gives no such budgets."""
-        check_budgets(self, self.shares, algorithm)
+        check_budgets(self, algorithm)
 
     def __call__(self, scores: Scores, rollouts: Rollouts) -> Credit:
         totals, keep = totals_and_keep(scores)
@@ -133,7 +133,7 @@ class BudgetRelative(Beside):
     budgets: Literal["uniform", "linear", "last"] = "uniform"
     """How likely each budget is: all alike, in proportion to its number, the last one alone."""
     discount: Positive = 2.0
-    """How much more the rewards of an earlier budget count from one to the next, as a thought's own baseline."""
+    """In a thought's own baseline: how much more what it earned at a budget counts than what it earned at the one before."""
 
     __post_init__ = check_ranges
     min_group_size = 2

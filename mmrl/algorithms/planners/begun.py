@@ -100,6 +100,8 @@ class Budgets(BegunParts):
     def __post_init__(self) -> None:
         check_ranges(self)
         check_template(self, "text", self.text, "{budget}")
+        if not self.shares:
+            raise ValueError("Budgets.shares are empty: write one or more, such as [0.25, 0.5]")
 
     def with_length(self, length: int) -> "Budgets":
         """The same with the run's completion length."""
@@ -112,7 +114,7 @@ class Budgets(BegunParts):
 
 
 @dataclass(frozen=True)
-class BudgetCuts(Remembering):
+class BudgetCuts(Remembering, Beside):
     """Every answer's thought is cut at each budget, ended by a text, and answered `answers` times from there (BRPO).
 
     arXiv:2505.13438. A budget is a share of the run's longest answer. A thought trains in the row that wrote it alone, and that
@@ -139,6 +141,14 @@ class BudgetCuts(Remembering):
             raise ValueError(f"BudgetCuts.shares are {list(self.shares)}: write one or more, each larger than the one before")
         if not self.forced:
             raise ValueError("BudgetCuts.forced ends a thought that was cut: write a text, such as the mark of its end")
+
+    def check_beside(self, algorithm: Parts) -> None:
+        """Raises ValueError without the advantage BudgetRelative, which alone trains each thought once."""
+        if (found := type(algorithm.advantage).__name__) != "BudgetRelative":
+            raise ValueError(
+                f"BudgetCuts samples from cuts of every thought, and with algorithm.advantage {found} a thought would train in "
+                "each of these samples: set algorithm.advantage.kind = 'BudgetRelative'"
+            )
 
     def with_length(self, length: int) -> "BudgetCuts":
         """The same with the run's completion length."""

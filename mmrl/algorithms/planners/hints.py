@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, cast
 
+from mmrl.algorithms.beside import Beside, Parts
 from mmrl.algorithms.planners.asked import Remembering, right_ones
 from mmrl.algorithms.planners.base import Once, one_request_each, seed_of
 from mmrl.algorithms.views import Hint
@@ -263,7 +264,7 @@ class BesideHint(Remembering):
 
 
 @dataclass(frozen=True)
-class AskedHalves(Once):
+class AskedHalves(Once, Beside):
     """The first half of every group is asked to use a tool, the other half not to; both train as they were asked (GeometryZero).
 
     arXiv:2506.07160, from summaries; the words are ours. Of an odd group one sample more is asked to do without. Take the shaping
@@ -275,10 +276,12 @@ class AskedHalves(Once):
     without_text: str = "Answer without the tool."
     """Goes under the prompt of the other half."""
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
+    def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError for a group of one."""
-        if group_size < 2:
+        if algorithm.group_size < 2:
             raise ValueError("AskedHalves compares two halves of a group: set algorithm.group_size to 2 or more")
+
+    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         halves = ((self.with_text, group_size // 2), (self.without_text, group_size - group_size // 2))
         return [
             replace(one, count=count, seed=seed_of(one.seed, draw), shown=Shown(Hint(text)(one.prompt, 0), trained=True))

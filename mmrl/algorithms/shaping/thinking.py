@@ -10,13 +10,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mmrl.algorithms.beside import SHARES, Beside, Parts, check_budgets, part_numbers, worth_of
-from mmrl.algorithms.shaping.turns import with_bonus
+from mmrl.algorithms.shaping.turns import among_scored, with_bonus
 from mmrl.algorithms.shaping.video import instead, reward_column
 from mmrl.core.hooks import PartHooks
 from mmrl.core.readings import OLD_ENTROPY
 from mmrl.core.types import Prompt, Reading, Rollouts, Scores
 from mmrl.runtime.ranges import Count, NonNegative, Number, Positive, PositiveShare, check_ranges
-from mmrl.runtime.tensors import masked_mean, within
+from mmrl.runtime.tensors import masked_mean
 
 OLD_LEAD = OLD_ENTROPY._replace(quantity="lead")
 """p of the likeliest token less that of the second, of the distribution that each was drawn from."""
@@ -48,9 +48,9 @@ class ShorterIsBetter:
     reads = ()
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
-        right = reward_column(scores, self, self.reward)[0] >= self.success_at
-        lead = within(rollouts.group_ids, written(rollouts), self.lead)
-        return with_bonus(scores, "shorter", torch.where(right, lead, lead.clamp(max=0)), self.weight)
+        accuracy = reward_column(scores, self, self.reward)[0]
+        lead = among_scored(accuracy, rollouts, written(rollouts), self.lead)
+        return with_bonus(scores, "shorter", torch.where(accuracy >= self.success_at, lead, lead.clamp(max=0)), self.weight)
 
     def lead(self, lengths: Float[Tensor, " g"]) -> Float[Tensor, " g"]:
         """1/2 for the shortest of a group down to -1/2 for the longest."""
@@ -96,7 +96,7 @@ class BudgetReward(PartHooks, Beside):
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError where the planner gives no such budgets."""
-        check_budgets(self, self.shares, algorithm)
+        check_budgets(self, algorithm)
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         most = float(self.length or 1)
@@ -129,8 +129,12 @@ class ModePays:
     success_at: Number = 0.5
     """The reward from which a sample is right."""
 
-    __post_init__ = check_ranges
     reads = ()
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not (self.short and self.think):
+            raise ValueError("ModePays.short and ModePays.think begin answers of either mode: write a word for both")
 
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         begun = [sample.opened + (sample.transcript or "") for _, sample in rollouts.samples()]
@@ -150,7 +154,8 @@ class LengthBudget(PartHooks):
     """`<reward>_length` in a reward's place: r clamp(1 - (n - b) / slope, 0, 1), n the length of the whole answer (PixelThink).
 
     arXiv:2505.23727. b = hard_budget + per_uncertainty u for prompts of difficulty `hard` and more, none from `medium` on, else
-    easy_budget; u is the mean over the tokens of 1 less the lead of the likeliest over the second. Short answers lose nothing.
+    easy_budget; u is the mean over the tokens of 1 less the lead of the likeliest over the second. Short answers lose nothing;
+    rewards below 0 stay, or a long wrong answer would be worth more.
     """
 
     unit: Literal["words", "tokens"] = "words"
@@ -168,7 +173,13 @@ class LengthBudget(PartHooks):
     reward: str | None = None
     """None: the first reward."""
 
-    __post_init__ = check_ranges
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.medium > self.hard:
+            raise ValueError(
+                f"LengthBudget.medium is {self.medium:g}, above hard = {self.hard:g}: set medium to hard, where nothing is to be "
+                "without a budget, or below it"
+            )
 
     @property
     def reads(self) -> tuple[Reading, ...]:
@@ -197,7 +208,7 @@ class LengthBudget(PartHooks):
         lengths = words if self.unit == "words" else written(rollouts).tolist()
         budgets = [self.budget(self.difficulty(group.prompt), float(u)) for (group, _), u in zip(pairs, unsure, strict=True)]
         share = [min(1.0, max(0.0, 1 - (n - b) / self.slope)) for n, b in zip(lengths, budgets, strict=True)]
-        return instead(scores, self, self.reward, "length", lambda values: values * values.new_tensor(share))
+        return instead(scores, self, self.reward, "length", lambda r: r * r.new_tensor(share).where(r > 0, 1.0))
 
     def budget(self, difficulty: float, uncertainty: float) -> float:
         """How long an answer a prompt is worth; infinite between `medium` and `hard`."""

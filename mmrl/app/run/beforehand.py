@@ -158,6 +158,11 @@ def check_companions(config: RunConfig) -> None:
                 f"algorithm {config.algorithm.label}: {type(part).__name__} compares samples that the planner {wanted.__name__} "
                 f"asks for, and algorithm.planner is {type(planner).__name__}: set algorithm.planner.kind = {wanted.__name__!r}"
             )
+        if isinstance(part, Agreement) and isinstance(planner, Wordings) and part.column != planner.column:
+            raise ValueError(
+                f"algorithm {config.algorithm.label}: Agreement counts wordings in the column {part.column!r}, and the planner "
+                f"asks those in {planner.column!r}: name the same column for both"
+            )
 
 
 def check_samplers(config: RunConfig, ranks: Ranks) -> None:

@@ -1,7 +1,7 @@
 """Every number that a config may hold has a range, which is kept in configs and in Python alike."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -116,6 +116,7 @@ def test_every_class_with_ranges_checks_them_when_it_is_made():
         made = object.__new__(part)
         for f in fields(part):
             wrong = (float("nan"),) if isinstance(f.default, tuple) else float("nan")
+            wrong = {"a": wrong} if get_origin(hints_of(part).get(f.name)) is Mapping else wrong
             object.__setattr__(made, f.name, wrong if f.name == name else f.default)
         with pytest.raises(ValueError, match=rf"{part.__name__}\.{name} is .*finite"):
             inspect.getattr_static(part, "__post_init__")(made)
