@@ -2,7 +2,7 @@
 
 Prints a row per method and writes mmrl/algorithms/presets/cards/evidence.json, which the cards of the methods read. Rows that
 are not asked for stay as they are in the file. Every row names the commit of the tree that made it, so a tree with changes that
-are not committed writes nothing.
+are not committed writes nothing. Where that commit was rebased since, it is the one that brought the row, or its code.
 """
 
 import argparse
