@@ -20,8 +20,8 @@ PAIRS: dict[str, dict[str, str]] = {
     "LoRA": {HERE: f"{SAME} LoRA", "server": RUN},
     "4 bit": {HERE: f"{SAME} 4 bit", "server": RUN},
     "checkpointing": {HERE: f"{SAME} checkpointing", "server": RUN},
-    "ahead, drawn by samplers": {HERE: AHEAD},
-    "an engine": {"adapter": ENGINE},
+    "ahead, drawn by samplers": {HERE: AHEAD, "server": AHEAD},
+    "an engine": {"adapter": ENGINE, "model server ref ema policy": AHEAD},
     "several processes": {"model ref": PROCESSES, "adapter": "tests/policies/text/test_teachers.py::"
         "test_a_process_without_rows_keeps_step_with_those_that_have_some"},
     "a resumed run": {HERE: AHEAD, "server": RUN},
@@ -30,8 +30,6 @@ PAIRS: dict[str, dict[str, str]] = {
         "ref ema policy": "compares the next token's distribution with a teacher's, and policy.kind is 'token_image'"},
 }  # fmt: skip
 UNTRIED = {
-    "ahead, drawn by samplers": {"server"},
-    "an engine": {"model", "server", "ref", "ema", "policy"},
     "several processes": {"server", "ema", "policy"},
     "stages": {"adapter", "server", "ref", "ema", "policy"},
 }

@@ -1,6 +1,7 @@
-"""Teachers of a run whose samples another process draws beside its updates: each has the weights that its name says."""
+"""Teachers of a run whose samples a sampler or an engine draws beside its updates: each has the weights that its name says."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,10 +15,12 @@ from mmrl.app.config.run import RunConfig, load
 from mmrl.app.run.build import Job, build, with_local_model
 from mmrl.core.readings import LOGPROBS, WEIGHTS_VERSION
 from mmrl.core.types import Reading, Rollouts, Target
+from mmrl.engine.generator import VllmGenerator
 from mmrl.lab.tiny.text import vlms
 from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
 from mmrl.policies.text.write.remote import RemoteGenerator
 from mmrl.training.checkpoints.state import copy_state
+from tests.support.fake_engines import engines
 from tests.support.text_policies import text_trace
 from tests.support.trainers import weights
 
@@ -26,8 +29,8 @@ from PIL import Image
 from mmrl import Prompt
 
 def load():
-    shown = [Image.new("RGB", (64, 64), (60 * i, 0, 0)) for i in range(4)]
-    return [Prompt(str(i), "Where?", (one,), columns={"teacher": "ab"[i % 2], "solution": "blue"}) for i, one in enumerate(shown)]
+    shown = [Image.new("RGB", (64, 64), (60 * i, 0, 0)) for i in range(3)]
+    return [Prompt(str(i), "Where?", (one,), columns={"teacher": "abc"[i], "solution": "blue"}) for i, one in enumerate(shown)]
 """
 SAMPLED = '{kind = "FollowTeacher", form = "sampled", beta = 1.0, model = "%s"}'
 SEES_MORE = '{kind = "FollowTeacher", model = "policy", view = {column = "solution"}}'
@@ -37,9 +40,8 @@ WORDS = [
     f'algorithm={{preset = "opd", group_size = 2, ema_decay = {{kind = "SteadyDecay", decay = {KEPT}}}, objective = [{TERMS}]}}',
     "data={use = './mine.py'}",
     "ahead=1",
-    "cluster.samplers=1",
     "steps=4",
-    "prompts_per_step=2",
+    "prompts_per_step=3",
     "evaluation.num_prompts=0",
     "evaluate_every=0",
     "policy.lora.rank=2",
@@ -48,21 +50,33 @@ WORDS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+@pytest.fixture(scope="module", params=["sampler", "engine"])
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     folder = tmp_path_factory.mktemp("ahead")
     (folder / "mine.py").write_text(MINE)
     other = vlms.build("qwen3_vl", folder / "other", seed=1)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as servers:
         patch.chdir(folder)
-        base = TextPolicy(text_config(with_local_model(load("tiny/image", WORDS).config)))
+        config = text_config(with_local_model(load("tiny/image", WORDS).config))
+        base = TextPolicy(config)
         moved(base, taught_by(base)).save(folder / "taught")
-        teachers = f"[{{name = 'a', model = '{other}', dtype = 'float32'}}, {{name = 'b', adapter = '{folder / 'taught'}'}}]"
-        made = build(load("tiny/image", [*WORDS, f"policy.teachers={teachers}"]))
-    yield made
-    made.trainer.collector.close()
-    assert isinstance(made.policy, TextPolicy) and isinstance(made.policy.generator, RemoteGenerator)
-    made.policy.generator.close()
+        (far,) = servers.enter_context(engines(str(other)))
+        teachers = ", ".join(
+            [
+                f"{{name = 'a', model = '{other}', dtype = 'float32'}}",
+                f"{{name = 'b', adapter = '{folder / 'taught'}'}}",
+                f"{{name = 'c', model = '{other}', url = ['{far.url}'], timeout_s = 60.0}}",
+            ]
+        )
+        writer = "cluster.samplers=1"
+        if request.param == "engine":
+            (engine,) = servers.enter_context(engines(config.model))
+            writer = f'policy.engine.url=["{engine.url}"]'
+        made = build(load("tiny/image", [*WORDS, writer, f"policy.model={config.model}", f"policy.teachers=[{teachers}]"]))
+        yield made
+        made.trainer.collector.close()
+        assert isinstance(made.policy, TextPolicy) and isinstance(made.policy.generator, RemoteGenerator | VllmGenerator)
+        made.policy.generator.close()
 
 
 def text_config(config: RunConfig) -> TextPolicyConfig:
@@ -92,9 +106,12 @@ def moved(policy: TextPolicy, values: list[Tensor]) -> TextPolicy:
 def test_each_teacher_has_its_weights_and_a_resumed_run_has_the_same(job: Job, monkeypatch: pytest.MonkeyPatch):
     policy, trainer = job.policy, job.trainer
     assert isinstance(policy, TextPolicy)
-    plain = replace(policy.config, teachers=())
+    plain = replace(policy.config, teachers=(), engine=None)
     reader = TextPolicy(plain, views=policy.views)
-    other = TextPolicy(replace(plain, model=str(policy.config.teachers[0].model), lora=None))
+    other, far = (
+        TextPolicy(replace(plain, model=str(policy.config.teachers[0].model), lora=None, engine=None)) for _ in range(2)
+    )
+    far.net.banned.zero_()  # a server's teacher may say every token
     first = average = [weight.detach().clone() for weight in policy.parameters()]
     rows, audit, found = list[Rollouts](), trainer.audit, list[tuple[float, float]]()
     monkeypatch.setattr(trainer, "audit", lambda rollouts, step: rows.append(rollouts) or audit(rollouts, step))
@@ -109,7 +126,7 @@ def test_each_teacher_has_its_weights_and_a_resumed_run_has_the_same(job: Job, m
         wanted = {"policy": read(reader, Reading("divergence", target=Target("policy", SEEN, 0.5)))}
         for name, values in {"ref": first, "ema": average, "teacher/b": taught_by(policy)}.items():
             wanted[name] = student - read(moved(reader, values))
-        wanted["teacher/a"] = student - read(other)
+        wanted |= {"teacher/a": student - read(other), "teacher/c": student - read(far)}
         for name, kl in wanted.items():
             mine = [
                 not name.startswith("teacher/") or group.prompt.columns["teacher"] == name[-1] for group, _ in rows[-1].samples()
@@ -122,7 +139,7 @@ def test_each_teacher_has_its_weights_and_a_resumed_run_has_the_same(job: Job, m
     assert staleness == [0, 1, 1] and rows[-1].recorded[WEIGHTS_VERSION].unique().tolist() == [1.0]
     ours, theirs = zip(*found, strict=True)
     torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=2e-4, rtol=1e-3)
-    assert min(map(abs, theirs[5:])) > 1e-3, "no two weights are the same by then"
+    assert min(map(abs, theirs[6:])) > 1e-3, "no two weights are the same by then"
     whole = weights(job)
     trainer.load_state_dict(state)
     assert not torch.equal(weights(job), whole)
