@@ -139,6 +139,7 @@ def test_prompts_are_drawn_by_what_the_head_expects_and_again_after_a_pause():
     known = [*whole.sampler.prompts[:3]]
     gone = judge([replace(known[0], media=("gone.png",)), *known[1:]])
     assert math.isnan(gone[0]) and gone[1:] == pytest.approx(judge(known)[1:], abs=1e-5)
+    assert nearest([0.4, math.nan, 0.5], 0.5, 2) == [1, 2]
     assert nearest([0.5, math.nan, 0.4], 0.5, 2) == [0, 1], "what cannot be shown is drawn, and refused or skipped as ever"
 
 

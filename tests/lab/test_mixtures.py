@@ -58,6 +58,8 @@ def test_runs_tell_their_mixture_and_their_last_score(tmp_path: Path):
     (runs[0] / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(ValueError, match="has no eval/total: give it"):
         best_mixture(runs)
+    with pytest.raises(ValueError, match=r"odd has eval/total = nan at last: leave the run out"):
+        best_mixture([write(tmp_path / "odd", SIX[0], 0.5, float("nan"))])
     alone = write(tmp_path / "alone", SIX[0], 1.0)
     configs.save(configs.load("tiny/image").config, alone / "config.toml")
     with pytest.raises(ValueError, match=r"is no run of \[\[data\]\] tables with weights"):

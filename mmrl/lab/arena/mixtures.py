@@ -80,6 +80,8 @@ def of_run(folder: Path) -> tuple[dict[str, float], float]:
     found = [line[FIGURE] for line in run.read_metrics().lines if FIGURE in line]
     if not found:
         raise ValueError(f"{folder} has no {FIGURE}: give it [evaluation.data], and evaluate_every")
+    if not np.isfinite(found[-1]):
+        raise ValueError(f"{folder} has {FIGURE} = {found[-1]} at last: leave the run out, or go on with it")
     return weights, float(found[-1])
 
 
