@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -121,14 +122,15 @@ def test_prompts_are_drawn_by_what_the_head_expects_and_again_after_a_pause():
     whole = build(resolved).trainer
     assert whole.step()["policy/value_error"] > 0
     asked = list[tuple[list[str], list[float]]]()
-    judge = whole.sampler.judge
+    sampler: Any = whole.sampler
+    judge = sampler.judge
 
     def noted(prompts):
         values = judge(prompts)
         asked.append(([prompt.id for prompt in prompts], values))
         return values
 
-    whole.sampler.ask(noted)
+    sampler.ask(noted)
     state = copy.deepcopy(whole.state_dict())
     drawn = [prompt.id for prompt in whole.sampler.draw(2)]
     ((ids, values),) = asked
@@ -136,7 +138,7 @@ def test_prompts_are_drawn_by_what_the_head_expects_and_again_after_a_pause():
     resumed = build(resolved).trainer
     resumed.load_state_dict(state)
     assert [prompt.id for prompt in resumed.sampler.draw(2)] == drawn
-    known = [*whole.sampler.prompts[:3]]
+    known = [*sampler.prompts[:3]]
     gone = judge([replace(known[0], media=("gone.png",)), *known[1:]])
     assert math.isnan(gone[0]) and gone[1:] == pytest.approx(judge(known)[1:], abs=1e-5)
     assert nearest([0.4, math.nan, 0.5], 0.5, 2) == [1, 2]
