@@ -189,14 +189,15 @@ def image_part(session: Session, card: Any, folder: Path, args: argparse.Namespa
     sizes = TINY if args.tiny else Sizes()
     model = images(folder / "images", card.device, args.tiny)
     card.reset()
-    for side in (16,) if args.tiny else (512, 1024):
+    sides = (16,) if args.tiny else (512, 1024)
+    for side in sides:
         for method in METHODS:
             session.measure(f"images {side}", f"images of {side}, {method}", partial(pixels, card, model, sizes, method, side))
             card.reset()
     for compiled in (False, True) if args.compiled else ():
-        work = partial(pixels, card, model, sizes, METHODS[0], side, twice=False, compiled=compiled)
+        work = partial(pixels, card, model, sizes, METHODS[0], sides[-1], twice=False, compiled=compiled)
         session.measure(
-            f"images {side}", f"images of {side}, {METHODS[0]}, blocks {'compiled' if compiled else 'as written'}", work
+            f"images {sides[-1]}", f"images of {sides[-1]}, {METHODS[0]}, blocks {'compiled' if compiled else 'as written'}", work
         )
         card.reset()
 

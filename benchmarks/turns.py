@@ -76,8 +76,9 @@ def measure(model: str, turns: int, args: argparse.Namespace) -> list[dict[str, 
     tokens: dict[str, int] = {}
     for name, policy in policies.items():
         with prefilled() as seen:
-            rollouts = policy.rollout(asked)
+            policy.rollout(asked)
         tokens[name] = sum(seen)
+    rollouts = policies["again"].rollout(asked)
 
     def read() -> None:
         with torch.no_grad():

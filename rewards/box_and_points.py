@@ -27,7 +27,7 @@ SIZES = {"bbox": 4, "points_1": 2, "points_2": 2}
 
 
 def _truth(prompt: Prompt, reward: Any, output: str) -> object:
-    points = prompt.columns.get(reward.column)
+    points: Any = prompt.columns.get(reward.column)
     if prompt.answer is None:
         return None
     if not isinstance(prompt.answer, Box) or len(points or ()) != 2 or not all(_numbers(point, 2) for point in points):

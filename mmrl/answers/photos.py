@@ -7,7 +7,7 @@ own: it knows four operations, and its pictures are not Lightroom's.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,16 +64,25 @@ def as_number(x: object) -> float | None:
     return float(x) if is_number(x) and is_finite(x) else None
 
 
+def either(where: NDArray[np.bool_], one: Array, other: Array) -> Array:
+    """`one` where that is True, else `other`."""
+    return np.asarray(np.where(where, one, other), dtype=np.float64)
+
+
+def linear(picture: Array) -> Array:
+    """Light of sRGB in [0, 1]."""
+    return either(picture <= 0.04045, picture / 12.92, ((picture + 0.055) / 1.055) ** 2.4)
+
+
 def render(picture: Array, edits: Edits) -> Array:
     """A picture (y, x, 3) in [0, 1] after exposure (stops), temperature and contrast (-100 to 100), and a tone curve.
 
     A curve is a list of points [in, out] of 0 to 255. ValueError, naming the parameter, for a value of another kind.
     """
     exposure, temperature, contrast = (number_of(edits, name) for name in RENDERED[:3])
-    light = np.where(picture <= 0.04045, picture / 12.92, ((picture + 0.055) / 1.055) ** 2.4)
-    light = light * 2.0**exposure * 2.0 ** np.array([temperature / 200, 0, -temperature / 200])
+    light = linear(picture) * 2.0**exposure * 2.0 ** np.array([temperature / 200, 0, -temperature / 200])
     light = light.clip(0, 1)
-    shown = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    shown = either(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
     shown = (0.5 + (shown - 0.5) * (1 + contrast / 100)).clip(0, 1)
     curve = curve_of(edits)
     return shown if curve is None else np.interp(shown, curve[:, 0], curve[:, 1])
@@ -87,13 +96,19 @@ def number_of(edits: Edits, name: str) -> float:
     return found
 
 
+def items_of(value: object) -> Sequence[object]:
+    """The items of a list or tuple; none of anything else."""
+    return cast(Sequence[object], value) if isinstance(value, list | tuple) else ()
+
+
 def curve_of(edits: Edits) -> Array | None:
     """The points of the tone curve in [0, 1]; None without one."""
-    points = edits.get(RENDERED[3])
-    if points is None:
+    found = edits.get(RENDERED[3])
+    if found is None:
         return None
-    said = f"{RENDERED[3]} is {points!r}: write two points [in, out] or more, of 0 to 255 and rising"
-    if not isinstance(points, list | tuple) or not all(isinstance(one, list | tuple) and len(one) == 2 for one in points):
+    said = f"{RENDERED[3]} is {found!r}: write two points [in, out] or more, of 0 to 255 and rising"
+    points = [items_of(one) for one in items_of(found)]
+    if not points or any(len(one) != 2 for one in points):
         raise ValueError(said)
     numbers = [[as_number(x) for x in one] for one in points]
     flat = [x for one in numbers for x in one if x is not None and 0 <= x <= 255]
@@ -105,9 +120,8 @@ def curve_of(edits: Edits) -> Array | None:
 
 def lab_of(picture: Array) -> Array:
     """L, a and b of CIE 1976 under D65, of sRGB in [0, 1]; L is 0 to 100."""
-    light = np.where(picture <= 0.04045, picture / 12.92, ((picture + 0.055) / 1.055) ** 2.4)
-    xyz = light @ TO_XYZ.T / TO_XYZ.sum(1)
-    f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
+    xyz = linear(picture) @ TO_XYZ.T / TO_XYZ.sum(1)
+    f = either(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
     return np.stack([116 * f[..., 1] - 16, 500 * (f[..., 0] - f[..., 1]), 200 * (f[..., 1] - f[..., 2])], -1)
 
 

@@ -55,7 +55,7 @@ def test_rows_without_a_reward_and_groups_of_equal_ones_get_nothing(part: Any):
 
 
 def test_the_branches_of_a_tree_go_on_from_its_least_likely_tokens_and_train_behind_them():
-    planner = TreeBranches(places=2, branches=3)
+    planner = TreeBranches(places=2, siblings=3)
     found = make_trainer(replace(PRESETS["treerl"], planner=planner, group_size=2)).collect()
     noted, mask = found.rollouts.recorded[ROLLOUT_LOGPROBS], found.rollouts.action_mask
     row_of = {

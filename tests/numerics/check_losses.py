@@ -261,7 +261,7 @@ def verl_term(name: str, params: Mapping[str, float]) -> Term:
         "kl_cov": KlCov(*in_name),
         "geo_mean": Gmpo(low, high),
         "cispo": Cispo(1 - low, 1 + high),
-        "dro": Dro(*in_name),
+        "dro": Dro(in_name[0] if in_name else 0.5),
         "dppo_tv": Dppo(low, high, truncate=params["dppo_clip_ratio_c"]),
     }
     return terms[name.split()[0]]

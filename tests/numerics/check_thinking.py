@@ -297,8 +297,9 @@ def pixelthink_reward(vector: Vector) -> None:
     for case, expected in zip(inputs["cases"], vector.outputs["cases"], strict=True):
         text = case["text_without_thought"].replace("{w}", " ".join(["w"] * case["words_of_thought"]))
         assert len(text.split()) == case["length"]
+        x1, y1, x2, y2 = map(float, inputs["truth_box"])
         columns = {"points": inputs["truth_points"], "difficulty": case["difficulty"]}
-        prompt = Prompt("0", answer=Box(*map(float, inputs["truth_box"])), columns=columns)
+        prompt = Prompt("0", answer=Box(x1, y1, x2, y2), columns=columns)
         group = Group(0, prompt, (Sample(text, (7,)),))
         (found,) = reward(group)
         names = ("form", "json", "iou", "points", "box")

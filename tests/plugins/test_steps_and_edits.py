@@ -3,6 +3,7 @@
 import random
 import re
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
     folder, tokenizer = tmp_path_factory.mktemp("encoder"), byte_tokenizer({})
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = XLMRobertaConfig(vocab_size=len(tokenizer), max_position_embeddings=66, pad_token_id=1, **sizes)
     XLMRobertaModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -16,7 +16,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ def place() -> str:
 def real(x: Any) -> Any:
     """The CPU's tensor of the same memory; a device becomes the CPU, and all else is itself."""
     if isinstance(x, Tensor) and is_on_card(x):
-        return torch.empty(0, dtype=x.dtype).set_(x.untyped_storage().real, x.storage_offset(), x.size(), x.stride())
+        return torch.empty(0, dtype=x.dtype).set_(cast(Any, x.untyped_storage()).real, x.storage_offset(), x.size(), x.stride())
     return HOST if isinstance(x, torch.device) and x.type == NAME else x
 
 

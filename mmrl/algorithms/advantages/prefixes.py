@@ -57,7 +57,7 @@ class ByPrefix:
         values = torch.zeros(rollouts.action_mask.shape, dtype=torch.float64)
         rows = [names_of(sample, i) for i, (_, sample) in enumerate(rollouts.samples())]
         for group in set(map(int, rollouts.group_ids)):
-            own = ((rollouts.group_ids == group) & keep).nonzero()[:, 0].tolist()
+            own = list(map(int, ((rollouts.group_ids == group) & keep).nonzero()[:, 0]))
             for i, found in zip(own, self.of_group(prefixes([rows[i] for i in own]), totals[own]), strict=True):
                 values[i, : len(found)] = torch.tensor(found[: values.shape[1]], dtype=torch.float64)
         return Credit(torch.where(rollouts.action_mask, values, 0.0).to(scores.values.dtype), keep)
@@ -86,12 +86,13 @@ class PrefixValues(ByPrefix):
         mean, deviation = moments(rewards, ddof=1)
         if not len(rewards) or is_rounding(rewards, deviation, self.zero_below):
             return [[0.0] * len(path) for path in paths]
-        worth, _ = worths(paths, rewards.tolist())
+        totals = list(map(float, rewards))
+        worth, _ = worths(paths, totals)
         start, scale = float(mean), float(deviation) + self.eps
         befores = ([start, *(worth[node] for node in path[:-1])] for path in paths)
         return [
             [(reward - start + worth[node] - before) / scale for node, before in zip(path, own, strict=True)]
-            for path, own, reward in zip(paths, befores, rewards.tolist(), strict=True)
+            for path, own, reward in zip(paths, befores, totals, strict=True)
         ]
 
 
@@ -105,7 +106,8 @@ class TreeValues(ByPrefix):
 
     def of_group(self, paths: Sequence[Sequence[int]], rewards: Tensor) -> list[list[float]]:
         others = (rewards.sum() - rewards) / max(len(rewards) - 1, 1)
-        worth, counts = worths(paths, (rewards - others if len(rewards) > 1 else rewards * 0).tolist())
+        above = list(map(float, rewards - others if len(rewards) > 1 else rewards * 0))
+        worth, counts = worths(paths, above)
         return [self.of_path(path, worth, counts) for path in paths]
 
     def of_path(self, path: Sequence[int], worth: dict[int, float], counts: dict[int, int]) -> list[float]:

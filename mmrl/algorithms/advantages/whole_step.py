@@ -61,7 +61,7 @@ def evenly(step: int, first: float, last: float, over: int) -> float:
 
 def most_spread(x: Float[Tensor, " n"], count: int) -> list[int]:
     """The places of the `count` values with the largest variance, in order: the i lowest and the rest highest, for the best i."""
-    order = x.argsort(stable=True).tolist()
+    order = list(map(int, x.argsort(stable=True)))
     choices = [[*order[:i], *order[len(order) - (count - i) :]] for i in range(min(count, len(order)) + 1)]
     return sorted(max(choices, key=lambda places: float(x[places].var(correction=0)) if places else 0.0))
 

@@ -54,8 +54,10 @@ class NegativeAware(Surrogate):
         mask, r = batch.rollouts.action_mask, self.goodness(batch.advantages)
         sides = [(live, old, target, r)]
         if beside:
-            cut = [clip_and_sound(x, beside[0]) for x in (live, old, target)]
-            sides = list(zip(*cut, (r, self.goodness(beside[1])), strict=True))
+            (live_clip, live_sound), (old_clip, old_sound), (clip, sound) = (
+                clip_and_sound(x, beside[0]) for x in (live, old, target)
+            )
+            sides = [(live_clip, old_clip, clip, r), (live_sound, old_sound, sound, self.goodness(beside[1]))]
         values = torch.stack([self.pulls(*side, t).flatten(2).mean(2) for side in sides]).sum(0)
         return actions_only(values, mask), {
             "policy/goodness": actions_only(r, mask),

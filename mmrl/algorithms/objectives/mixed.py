@@ -79,7 +79,11 @@ class EvenStart(ProportionalToAdvantage, Beside):
     """How likely the first half's beginning counts as; the other's is 1 - share."""
 
     __post_init__ = check_ranges
-    at_first_update = None
+
+    @property
+    def at_first_update(self) -> str | None:
+        """It acts from the first update on."""
+        return None
 
     @property
     def scope(self) -> Scope:

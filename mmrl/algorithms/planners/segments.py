@@ -82,16 +82,16 @@ class SegmentValues(Remembering):
 
 @dataclass(frozen=True)
 class TreeBranches(Remembering):
-    """`branches` continuations begin before each of the `places` least likely tokens of every answer, and train (TreeRL).
+    """`siblings` continuations begin before each of the `places` least likely tokens of every answer, and train (TreeRL).
 
-    arXiv:2506.11902; one round of branching. A group of G prompts' answers becomes G (1 + places x branches) samples. A shared
+    arXiv:2506.11902; one round of branching. A group of G prompts' answers becomes G (1 + places x siblings) samples. A shared
     beginning trains once, in the answer that it was written in. Take the advantage TreeValues with it.
     """
 
     samples_plainly = False
     places: Count = 2
     """Tokens of an answer before which others begin."""
-    branches: Count = 2
+    siblings: Count = 2
     """Samples that begin at each of them."""
     cuts: dict[tuple[int, int], list[int]] = field(
         default_factory=dict[tuple[int, int], list[int]], init=False, compare=False, repr=False
@@ -121,4 +121,4 @@ class TreeBranches(Remembering):
         """Requests for the branches of a group's answers."""
         own = enumerate(group.samples)
         begun = [(one.token_ids or ())[:kept] for i, one in own for kept in self.cuts.get((group.id, i), ())]
-        return [self.asked.again(group.id, self.branches, k, written=Prefix(tokens)) for k, tokens in enumerate(begun, 1)]
+        return [self.asked.again(group.id, self.siblings, k, written=Prefix(tokens)) for k, tokens in enumerate(begun, 1)]

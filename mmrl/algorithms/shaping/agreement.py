@@ -52,7 +52,7 @@ class Agreement:
     def __call__(self, scores: Scores, rollouts: Rollouts, frozen: Mapping[Reading, Tensor]) -> Scores:
         """Raises ValueError when a reward has its name already, or for a prompt without another wording."""
         found = {group.id: self.of_group(group) for group in rollouts.groups}
-        rows = zip(rollouts.group_ids.tolist(), rollouts.sample_ids.tolist(), strict=True)
+        rows = zip(map(int, rollouts.group_ids), map(int, rollouts.sample_ids), strict=True)
         values = torch.tensor([found[group_id][i] for group_id, i in rows], dtype=torch.float64)
         return with_bonus(scores, "agreement", values, self.weight)
 

@@ -205,7 +205,7 @@ class LengthBudget(PartHooks):
         if self.per_uncertainty:
             unsure = masked_mean((1 - frozen[OLD_LEAD]).clamp(0, 1), rollouts.action_mask, dim=1)
         words = [float(len((sample.transcript or "").split())) for _, sample in pairs]
-        lengths = words if self.unit == "words" else written(rollouts).tolist()
+        lengths = words if self.unit == "words" else list(map(float, written(rollouts)))
         budgets = [self.budget(self.difficulty(group.prompt), float(u)) for (group, _), u in zip(pairs, unsure, strict=True)]
         share = [min(1.0, max(0.0, 1 - (n - b) / self.slope)) for n, b in zip(lengths, budgets, strict=True)]
         return instead(scores, self, self.reward, "length", lambda r: r * r.new_tensor(share).where(r > 0, 1.0))

@@ -77,7 +77,7 @@ class SeldomTools:
 def first_halves(rollouts: Rollouts) -> Tensor:
     """True for the first half of every group's samples, which AskedHalves asks to use a tool."""
     sizes = {group.id: len(group.samples) for group in rollouts.groups}
-    half = torch.tensor([sizes[group_id] // 2 for group_id in rollouts.group_ids.tolist()])
+    half = torch.tensor([sizes[group_id] // 2 for group_id in map(int, rollouts.group_ids)])
     return rollouts.sample_ids < half.to(rollouts.sample_ids.device)
 
 

@@ -58,7 +58,7 @@ def fit(mixtures: Sequence[Mapping[str, float]], scores: Sequence[float]) -> Sur
             f"{len(mixtures)} runs do not tell a surface of {unknowns} numbers for {len(names)} data sets: make {unknowns} runs "
             "or more, of mixtures that differ in more than one direction"
         )
-    return Surface(names, np.linalg.lstsq(rows, np.asarray(scores, dtype=np.float64), rcond=None)[0])
+    return Surface(names, np.linalg.lstsq(rows, np.asarray(scores, dtype=np.float64), rcond=None)[0].astype(np.float64))
 
 
 def shares_of(count: int, steps: int) -> Iterator[tuple[int, ...]]:

@@ -71,12 +71,13 @@ class CodeNet(TextNet):
         embeds = torch.cat([self.words(prompts), self.codes(fed)], dim=1)
         return self.both(self.through(embeds, attention, positions, use_cache=False).last_hidden_state)
 
-    def prefill(self, prompts: PromptBatch) -> tuple[Float[Tensor, "u d"], Cache]:
+    # codes are written in one go: nothing goes on behind a cache, or shares its prompt
+    def prefill(self, prompts: PromptBatch) -> tuple[Float[Tensor, "u d"], Cache]:  # pyright: ignore[reportIncompatibleMethodOverride]
         out = self.through(self.words(prompts.token_ids), prompts.attention, prompts.positions, use_cache=True)
         hidden, cache = self.both(out.last_hidden_state), getattr(out, cache_word())
         return hidden[:, -1], PairedCache(cache) if self.passes_twice else cache
 
-    def extend(
+    def extend(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, cache: Cache, token_ids: Int[Tensor, "n r"], positions: Int[Tensor, "a n r"], attention: Tensor | None
     ) -> Float[Tensor, "n r d"]:
         known = cache.inner if isinstance(cache, PairedCache) else cache

@@ -2,6 +2,7 @@
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.support.each import for_each
 SMALL = ["prompts_per_step=1", "algorithm.group_size=2", "policy.sampling.max_new_tokens=4", "evaluation.num_prompts=2"]
 
 
-def lines_of(run: Path) -> list[object]:
+def lines_of(run: Path) -> list[Any]:
     """What was written, drawn and scored in each step."""
     return [
         (line["digest"], line["scores"], line["parts"], line["image"])

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_readings_are_the_same_at_every_length(tiny: Callable[[str], str]):
     before, made = graphs(), list[int]()
     for groups in (((0, 4),), ((1, 3), (2, 2)), ((3, 4), (2, 4), (0, 2)), ((3, 2), (1, 3))):
         rollouts = policy.rollout(asked(*groups))
-        with uncompiled(policy.net.compiled):
+        with uncompiled(cast(Any, policy.net.compiled)):
             plain, expected = text.logprobs(policy, rollouts), text.gradients(policy, rollouts)
         assert graphs() == (made or [before])[-1], "rollouts and plain readings compile nothing"
         found = text.logprobs(policy, rollouts)
@@ -66,7 +66,7 @@ def test_pictures_are_drawn_and_read_by_the_same_programs(tmp_path: Path):
     found = flow.gradients(policy, parts)
     gap, _ = flow.read_again(policy, rollouts)
     assert gap < policy.rounding.bound and graphs() > before
-    with uncompiled(policy.net.compiled):
+    with uncompiled(cast(Any, policy.net.compiled)):
         plain, expected = flow.logprobs(policy, rollouts), flow.gradients(policy, parts)
     assert flow.relative_difference(found, expected) < 1e-4
     assert float((plain - flow.logprobs(policy, rollouts)).abs().max()) < 1e-4

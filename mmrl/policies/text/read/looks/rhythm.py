@@ -55,7 +55,7 @@ class RhythmEvaluation(RowEvaluation):
         """The same rows with one more place, because the last token looks back too."""
         length = work.tokens.shape[1] + 1
         tokens, mask = pad_actions(work.tokens, length), pad_actions(work.mask, length)
-        rows = work.prompts, work.prompt_index, tokens, work.lengths, work.temperature, mask
+        rows = work.prompts, work.prompt_index, tokens, work.lengths, work.temperature, mask, mask.flatten().nonzero()[:, 0]
         return cls(*rows, (DISTANCE, INFLUENCE), None, work.chunk, work.insets)
 
     @torch.no_grad()
