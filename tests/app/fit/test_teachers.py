@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from mmrl.app.commands.plan import draw_up
 from mmrl.app.commands.train import run_job
@@ -14,7 +15,9 @@ from mmrl.app.run import build as building
 from mmrl.app.run.folder import RunDir, read_lines
 from mmrl.app.run.revive import revive
 from mmrl.lab.tiny.text import vlms
-from mmrl.policies.text.policy import TextPolicy
+from mmrl.policies.shared.lora import LoraSettings
+from mmrl.policies.text.policy import TextPolicy, TextPolicyConfig
+from tests.support.fake_engines import engines
 
 STAGES = (
     'stage=[{kind = "sft", steps = 1}, {kind = "rl", steps = 1}, {kind = "rl", steps = 1, data = {use = "./mine.py"}, '
@@ -77,3 +80,37 @@ def test_their_weights_and_reads_are_planned(run: RunDir, monkeypatch: pytest.Mo
     stays = plan.memory.stays
     assert stays["weights in float32"] < stays["models of teachers"] < 2 * stays["weights in float32"]
     assert plan.readings == ["states of teacher, at every update"] and plan.usual.counts["read"].passes == 2
+
+
+def test_every_kind_of_teacher_stands_in_a_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A reference is what the stage before ended with, and so is an average at first."""
+    model = vlms.build("qwen3_vl", tmp_path / "model", seed=0)
+    other = vlms.build("qwen3_vl", tmp_path / "other", seed=1)
+    taught = TextPolicy(TextPolicyConfig(str(model), lora=LoraSettings(rank=2)))
+    with torch.no_grad():
+        for weight in taught.parameters():
+            weight.fill_(0.05)
+    taught.save(tmp_path / "taught")
+    (tmp_path / "mine.py").write_text(MINE.replace("'ab'[i % 2]", "'abc'[i % 3]").replace("size: int = 8", "size: int = 3"))
+    monkeypatch.chdir(tmp_path)
+    sampled = "{kind = 'FollowTeacher', form = 'sampled', beta = 1.0, model = '%s'}"
+    terms = ", ".join(sampled % one for one in ("teacher", "ref", "ema"))
+    terms += ", {kind = 'FollowTeacher', model = 'policy', view = {column = 'teacher'}}"
+    opd = f"{{preset = 'opd', group_size = 2, ema_decay = {{kind = 'SteadyDecay', decay = 0.7}}, objective = [{terms}]}}"
+    stages = f"stage=[{{kind = 'rl', steps = 2}}, {{kind = 'rl', steps = 2, prompts_per_step = 3, data = {{use = './mine.py'}}, algorithm = {opd}}}]"
+    with engines(str(other)) as (far,):
+        teachers = ", ".join(
+            [
+                f"{{name = 'a', model = '{other}', dtype = 'float32'}}",
+                f"{{name = 'b', adapter = '{tmp_path / 'taught'}'}}",
+                f"{{name = 'c', model = '{other}', url = ['{far.url}'], timeout_s = 60.0}}",
+            ]
+        )
+        words = [f"policy.model={model}", f"policy.teachers=[{teachers}]", stages, "policy.lora.rank=2"]
+        words += ["evaluation.num_prompts=0", "evaluate_every=0", "optimizer.lr=0.05", "output='run'"]
+        made, _ = run_job(configs.load("tiny/cold_start", words))
+    lines = read_lines(made.metrics_file).lines
+    first, last = read_lines(made.metrics_file).lines[2:]
+    assert first["run/stage"] == 2 and first["teacher/kl/ref"] == first["teacher/kl/ema"] == 0
+    kinds = ("teacher/a", "teacher/b", "teacher/c", "ref", "ema", "policy")
+    assert all(last[f"teacher/kl/{kind}"] > 1e-3 for kind in kinds)

@@ -40,9 +40,9 @@ def all_trained(kind: Kind, accelerator: Any, out: Path, models: Sequence[str]) 
 
 
 def compared(policy: TextPolicy, accelerator: Any, rollouts: Rollouts) -> dict[str, torch.Tensor]:
-    """How far every group is from its teacher, and from the reference; a process may have none of the pictures."""
+    """How far every group is from its teacher, the reference and the average; a process may have none of the pictures."""
     rows = dict[str, torch.Tensor]()
-    for model in ("teacher", "ref"):
+    for model in ("teacher", "ref", "ema"):
         reading = Reading("divergence", target=Target(model, beta=0.5))
         values = policy.read(rollouts.trace, [reading], rollouts.action_mask)[reading]
         accelerator.backward(values.sum())

@@ -70,3 +70,4 @@ def test_processes_that_keep_features_of_pictures_equal_one(joined: Any, folder:
     # the reference is the teacher's model, and both processes ask both
     assert one["rows"]["0 from teacher"] > 1e-4
     torch.testing.assert_close(one["rows"]["0 from teacher"], one["rows"]["0 from ref"], atol=1e-5, rtol=1e-3)
+    assert 1e-6 < one["rows"]["0 from ema"] < one["rows"]["0 from ref"]

@@ -7,7 +7,7 @@ SAME = "tests/policies/text/test_teachers.py::test_a_teacher_that_is_the_student
 FAR = "tests/engine/test_teachers.py::test_a_served_teacher_is_the_one_that_is_here"
 RUN = "tests/engine/test_teachers.py::test_a_run_waits_for_a_teacher_that_is_started_again"
 AHEAD = "tests/policies/text/write/test_taught_ahead.py::test_each_teacher_has_its_weights_and_a_resumed_run_has_the_same"
-CHAIN = "tests/app/fit/test_teachers.py::test_each_teacher_has_a_curve"
+CHAIN = "tests/app/fit/test_teachers.py::test_every_kind_of_teacher_stands_in_a_chain"
 ENGINE = "tests/engine/test_training.py::test_a_teacher_reads_what_an_engine_wrote_and_servers_never_see_its_adapter"
 PROCESSES = "tests/policies/text/test_processes.py::test_processes_that_keep_features_of_pictures_equal_one"
 HERE, KINDS = "model adapter ref ema policy", {"model", "adapter", "server", "ref", "ema", "policy"}
@@ -22,17 +22,14 @@ PAIRS: dict[str, dict[str, str]] = {
     "checkpointing": {HERE: f"{SAME} checkpointing", "server": RUN},
     "ahead, drawn by samplers": {HERE: AHEAD, "server": AHEAD},
     "an engine": {"adapter": ENGINE, "model server ref ema policy": AHEAD},
-    "several processes": {"model ref": PROCESSES, "adapter": "tests/policies/text/test_teachers.py::"
+    "several processes": {"model ref ema": PROCESSES, "adapter": "tests/policies/text/test_teachers.py::"
         "test_a_process_without_rows_keeps_step_with_those_that_have_some"},
     "a resumed run": {HERE: AHEAD, "server": RUN},
-    "stages": {"model": CHAIN},
+    "stages": {HERE: CHAIN, "server": CHAIN},
     "drawing by tokens": {"model adapter server": "follows policy.teachers, which models that draw by tokens have none of",
         "ref ema policy": "compares the next token's distribution with a teacher's, and policy.kind is 'token_image'"},
 }  # fmt: skip
-UNTRIED = {
-    "several processes": {"server", "ema", "policy"},
-    "stages": {"adapter", "server", "ref", "ema", "policy"},
-}
+UNTRIED = {"several processes": {"server", "policy"}}
 """Together in no test: the teacher reads the same rows there, whoever wrote them."""
 
 
