@@ -20,10 +20,14 @@ from pathlib import Path
 from mmrl.app.config import run as configs
 from mmrl.app.run.context import console
 from mmrl.app.run.folder import RunDir
+from mmrl.app.run.resume import changed_settings, saved_config
 from mmrl.app.toml.reader import make
 from mmrl.app.toml.tables import Table
 from mmrl.runtime.ranges import Count, check_ranges
 from mmrl.training.checkpoints.save import Checkpoints
+
+SETTLED = (("steps",), ("sampler", "kind"), ("policy", "box_space"))
+"""What a run decides of its settings itself, or its turn does."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,13 @@ class Player:
     def done(self) -> int:
         """The step of its newest whole checkpoint; 0 without one."""
         return Checkpoints(RunDir(Path(self.output).expanduser()).checkpoints).newest_whole() or 0
+
+    def others(self) -> list[str]:
+        """The settings that its config has now and its run was begun without, for a run goes on as it began."""
+        run, now = RunDir(Path(self.output).expanduser()), configs.load(self.config, self.overrides).config
+        if not run.config_file.is_file():
+            return []
+        return [str(one) for one in changed_settings(saved_config(run), now) if one.path[:2] not in SETTLED]
 
     def words(self, turn: int) -> list[str]:
         """The words behind `mmrl train` that take it to the end of a turn, which are counted from 1 on."""
@@ -103,6 +114,11 @@ def alternate(file: Path) -> int:
     Whatever was interrupted or killed goes on when the command is given again.
     """
     duet = read_duet(file)
+    for player in duet.player:
+        if others := player.others():
+            said = f"{player.output} goes on with the settings it began with, and {player.config} has others now:"
+            remedy = f"mmrl train --resume {player.output} KEY=VALUE changes them, or begin again in another output"
+            console.print("\n  ".join([said, *others]) + f"\n{remedy}", highlight=False, markup=False)
     for player, turn in duet.left():
         words = player.words(turn)
         console.print(f"turn {turn} of {duet.turns}: mmrl train {' '.join(words)}", highlight=False, markup=False)

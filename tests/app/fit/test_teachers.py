@@ -97,7 +97,8 @@ def test_every_kind_of_teacher_stands_in_a_chain(tmp_path: Path, monkeypatch: py
     terms = ", ".join(sampled % one for one in ("teacher", "ref", "ema"))
     terms += ", {kind = 'FollowTeacher', model = 'policy', view = {column = 'teacher'}}"
     opd = f"{{preset = 'opd', group_size = 2, ema_decay = {{kind = 'SteadyDecay', decay = 0.7}}, objective = [{terms}]}}"
-    stages = f"stage=[{{kind = 'rl', steps = 2}}, {{kind = 'rl', steps = 2, prompts_per_step = 3, data = {{use = './mine.py'}}, algorithm = {opd}}}]"
+    own = f"steps = 2, prompts_per_step = 3, data = {{use = './mine.py'}}, algorithm = {opd}"
+    stages = f"stage=[{{kind = 'rl', steps = 2}}, {{kind = 'rl', {own}}}]"
     with engines(str(other)) as (far,):
         teachers = ", ".join(
             [
@@ -109,7 +110,6 @@ def test_every_kind_of_teacher_stands_in_a_chain(tmp_path: Path, monkeypatch: py
         words = [f"policy.model={model}", f"policy.teachers=[{teachers}]", stages, "policy.lora.rank=2"]
         words += ["evaluation.num_prompts=0", "evaluate_every=0", "optimizer.lr=0.05", "output='run'"]
         made, _ = run_job(configs.load("tiny/cold_start", words))
-    lines = read_lines(made.metrics_file).lines
     first, last = read_lines(made.metrics_file).lines[2:]
     assert first["run/stage"] == 2 and first["teacher/kl/ref"] == first["teacher/kl/ema"] == 0
     kinds = ("teacher/a", "teacher/b", "teacher/c", "ref", "ema", "policy")

@@ -9,6 +9,7 @@ import pytest
 from mmrl.app.commands import alternate as verbs
 from mmrl.app.commands.alternate import alternate, read_duet
 from mmrl.app.commands.train import TrainArguments, train
+from mmrl.app.config import run as configs
 from mmrl.app.run.folder import RunDir, read_lines
 from mmrl.serving.scorers import painting
 from tests.support.each import for_each
@@ -65,7 +66,8 @@ def test_players_train_in_turns_and_go_on_where_they_were_killed(tmp_path, monke
         if code == 0:
             done[who] = next(int(word.removeprefix("steps=")) for word in words if word.startswith("steps="))
         Path(who).mkdir(exist_ok=True)
-        (Path(who) / "config.toml").touch()
+        began = configs.find_config("tiny/flow" if who == "a" else "tiny/writer")
+        (Path(who) / "config.toml").write_text(began.read_text())
         return subprocess.CompletedProcess(words, code)
 
     monkeypatch.setattr(verbs.subprocess, "run", run)
@@ -80,7 +82,10 @@ def test_players_train_in_turns_and_go_on_where_they_were_killed(tmp_path, monke
         "--resume b steps=10",
     ]
     assert alternate(Path("duet.toml")) == 0 and len(calls) == 5
-    assert "2 turns are done: a, b" in "".join(capsys.readouterr())
+    said = "".join(capsys.readouterr())
+    assert "2 turns are done: a, b" in said
+    assert "b goes on with the settings it began with, and tiny/writer has others now:\n  seed 0 -> 7\n" in said
+    assert "a goes on with" not in said
 
 
 @for_each(
