@@ -112,10 +112,9 @@ def curve_of(edits: Edits) -> Array | None:
         raise ValueError(said)
     numbers = [[as_number(x) for x in one] for one in points]
     flat = [x for one in numbers for x in one if x is not None and 0 <= x <= 255]
-    curve = np.array(flat).reshape(-1, 2) / 255
-    if len(points) < 2 or len(flat) != 2 * len(points) or not (np.diff(curve[:, 0]) > 0).all():
+    if len(points) < 2 or len(flat) != 2 * len(points) or not (np.diff(flat[::2]) > 0).all():
         raise ValueError(said)
-    return curve
+    return np.array(flat).reshape(-1, 2) / 255
 
 
 def lab_of(picture: Array) -> Array:

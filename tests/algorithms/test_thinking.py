@@ -78,11 +78,12 @@ def test_what_does_not_go_together_is_refused(algorithm: Any, told: str):
     [
         (lambda: BySign(0.0, 0.0), "BySign.right and BySign.wrong are 0"),
         (lambda: Budgets(()), "Budgets.shares are empty"),
+        (lambda: BudgetRelative(discount=1e200), r"BudgetRelative.discount is 1e\+200: it must be above 0 and at most 1000"),
         (lambda: ModePays(short=""), "ModePays.short and ModePays.think begin"),
         (lambda: LengthBudget(hard=1, medium=2), r"LengthBudget.medium is 2, above hard = 1"),
     ],
 )
-def test_parts_that_would_do_nothing_are_refused(made: Any, told: str):
+def test_parts_that_would_do_nothing_or_overflow_are_refused(made: Any, told: str):
     with pytest.raises(ValueError, match=told):
         made()
 

@@ -127,6 +127,7 @@ def test_an_edit_is_judged_by_its_names_values_and_picture(reward):
         ({"Contrast2012": 400}, "Contrast2012 is 400: write a number from -100 to 100"),
         ({"ToneCurvePV2012": [[0, 0]]}, "write two points"),
         ({"ToneCurvePV2012": [[9, 0], [3, 255]]}, "and rising"),
+        ({"ToneCurvePV2012": [[0, 0], [255, 300]]}, "and rising"),
         ({}, "needs a picture, and an object|needs a picture and an object"),
         ("brighter", "needs a picture and an object"),
     ],

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,7 @@ from mmrl.algorithms.beside import (
 )
 from mmrl.core.hooks import AdvantageHooks
 from mmrl.core.types import Credit, Prompt, Rollouts, Sample, Scores
-from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare, check_ranges
+from mmrl.runtime.ranges import NonNegative, Number, Positive, PositiveShare, Range, check_ranges
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class BudgetRelative(Beside):
 
     budgets: Literal["uniform", "linear", "last"] = "uniform"
     """How likely each budget is: all alike, in proportion to its number, the last one alone."""
-    discount: Positive = 2.0
+    discount: Annotated[float, Range(above=0, high=1000)] = 2.0
     """In a thought's own baseline: how much more what it earned at a budget counts than what it earned at the one before."""
 
     __post_init__ = check_ranges
