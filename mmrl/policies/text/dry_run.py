@@ -41,6 +41,7 @@ from mmrl.policies.text.read.evaluate import RowEvaluation
 from mmrl.policies.text.read.packable import prepare_packing
 from mmrl.policies.text.settings import Sampling, TextPolicyConfig, TextTeacher
 from mmrl.policies.text.write.generate import Completions, Generation, LocalGenerator, draw
+from mmrl.policies.text.write.read_on import parted, usable
 
 DOUBT = {"logprobs": -1.0, "entropy": 1.0, "lead": 0.5}
 """Tokens are so unlikely that methods which look for doubt find it everywhere, and ask for the most."""
@@ -135,11 +136,16 @@ class DryGenerator:
     ) -> Completions:
         work = self.inner.generation(prompts, prompt_index, seeds, sampling)
         n, length = len(work.prompt_index), min(self.length, sampling.max_new_tokens)
-        spared = sum(one.past.length for one in work.shown if one.past is not None)
-        positions = work.prompts.token_ids.numel() + n * (length - 1)
+        written = n * (length - 1)
+        positions = work.prompts.token_ids.numel() + written
+        fed = positions
+        if work.shown:
+            own = [usable(one, self.inner.host.net.family.looks_both_ways) for one in prompts]
+            left = [len(one) - past.length for one, past in zip(prompts, own, strict=True)]
+            fed = written + sum(len(part) * max(left[i] for i in part) for part in parted(list(map(len, prompts)), own))
         with self.log.rollout():
             passes = num_passes(self.inner.host.net, work.prompts.media)
-            if self.log.note(length, passes, n, positions, self.compared, positions - spared):
+            if self.log.note(length, passes, n, positions, self.compared, fed):
                 self.largest = work
         letters = torch.tensor([ord("a") + sample % 26 for _, sample in seeds], dtype=torch.long)
         ids = letters[:, None].repeat(1, length)

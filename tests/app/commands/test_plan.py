@@ -1,7 +1,8 @@
 """`mmrl plan`: counted calls are those of a real model, estimated bytes those of its tensors, and what does not fit is said."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -83,17 +84,22 @@ def policy(cache: Path) -> TextPolicy:
     return policy
 
 
-def prompts(answer: object = "7") -> list[Prompt]:
+def prompts(answer: object = "7", columns: Mapping[str, float] = MappingProxyType({})) -> list[Prompt]:
     """With two pictures each, whose order can be shuffled."""
-    return [Prompt(f"p{i}", "which is it" + "?" * i, (picture(i), picture(i + 9)), answer=answer) for i in range(8)]
+    return [Prompt(f"p{i}", "which is it" + "?" * i, (picture(i), picture(i + 9)), answer, columns) for i in range(8)]
 
 
 def counted_run(name: str, *words: str) -> CountedRun:
-    words = ("algorithm.group_size=3", f"algorithm.preset={name}", "algorithm.needs_rewards=[]", *words)
+    count = 4 if name in ("adapt_think", "hbpo") else 3
+    words = (f"algorithm.group_size={count}", f"algorithm.preset={name}", "algorithm.needs_rewards=[]", *words)
+    if name == "adapt_think":
+        # this model's template opens no thought
+        words = (*words, "algorithm.planner.without=no")
     local = with_local_model(configs.load("tiny/image", [*SMALL, *words]).config)
     algorithm = modality_of(local.policy).adapt_algorithm(local.algorithm.algorithm, local.policy, name)
     # one weighs rollouts by the size of true boxes
-    return CountedRun(local, algorithm, prompts(Box(0, 0, 20, 30)) if name == "gui_g1" else prompts())
+    columns = {"difficulty": 4.0, "reference_accuracy": 0.5} if name in ("pixelthink", "adapt_think") else {}
+    return CountedRun(local, algorithm, prompts(Box(0, 0, 20, 30) if name == "gui_g1" else "7", columns))
 
 
 def hooked(policy: TextPolicy) -> tuple[dict[str, CallCount], list[Any]]:
@@ -149,6 +155,9 @@ def test_calls_of_a_step_are_those_of_a_real_model(policy, name):
         # rows without a token of high entropy leave the update, which no dry run can know
         assert 0 < found["update"].rows <= calls.counts["update"].rows
         found["update"] = calls.counts["update"]
+    if name == "treerl":
+        # nor how far into an answer its least likely tokens lie
+        found["rollout"].positions = calls.counts["rollout"].positions
     assert found == calls.counts
     assert calls.counts["update"].parts >= 2 and calls.trained == trained >= 12
 
