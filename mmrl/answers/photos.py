@@ -31,7 +31,7 @@ TO_XYZ = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0
 """Of linear sRGB; white is D65."""
 
 
-class Agreement(NamedTuple):
+class EditAgreement(NamedTuple):
     """Both in [0, 1]."""
 
     names: float
@@ -40,16 +40,16 @@ class Agreement(NamedTuple):
     """The mean over common names of max(0, 1 - |difference| / threshold)."""
 
 
-def agreement(said: Edits, wanted: Edits, thresholds: Mapping[str, float] = THRESHOLDS) -> Agreement:
+def agreement(said: Edits, wanted: Edits, thresholds: Mapping[str, float] = THRESHOLDS) -> EditAgreement:
     """How far two edits have the same names and values. An edit without parameters agrees with nothing."""
     if not said or not wanted:
-        return Agreement(0.0, 0.0)
+        return EditAgreement(0.0, 0.0)
     own, true = ({name for name in edits if not LEFT_OUT.fullmatch(name)} for edits in (said, wanted))
     if not own | true:
-        return Agreement(1.0, 0.0)
+        return EditAgreement(1.0, 0.0)
     common = sorted(own & true)
     values = [closeness(said[name], wanted[name], thresholds.get(name, 1.0)) for name in common]
-    return Agreement(len(common) / len(own | true), sum(values) / len(values) if values else 0.0)
+    return EditAgreement(len(common) / len(own | true), sum(values) / len(values) if values else 0.0)
 
 
 def closeness(said: object, wanted: object, threshold: float) -> float:

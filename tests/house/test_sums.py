@@ -15,12 +15,12 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 91_724,
-    "lines of all shipped Python": 100_091,
-    "lines of tests/": 90_460,
-    "files of mmrl/ under 60 lines, outside shelves": 73,
+    "lines of mmrl/": 95851,
+    "lines of all shipped Python": 105_049,
+    "lines of tests/": 94_799,
+    "files of mmrl/ under 60 lines, outside shelves": 71,
     "names that several classes of mmrl/ bear": 11,
-    "words of README.md and docs/": 74_273,
+    "words of README.md and docs/": 77_652,
 }
 """Each falls when something goes; a piece of work raises it by its own budget at most, and says so."""
 SHIPPED = ("mmrl", "rewards", "datasets", "environments")

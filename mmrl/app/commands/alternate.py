@@ -31,7 +31,7 @@ SETTLED = (("steps",), ("sampler", "kind"), ("policy", "box_space"))
 
 
 @dataclass(frozen=True)
-class Player:
+class DuetPlayer:
     """One of the runs: a run of mmrl like any other, with its own config, folder, checkpoints and report."""
 
     config: str
@@ -70,7 +70,7 @@ class Duet:
 
     turns: Count
     """Turns of each player."""
-    player: tuple[Player, ...] = ()
+    player: tuple[DuetPlayer, ...] = ()
     """In the order in which they train."""
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Duet:
         if twice := [one for one in outputs if outputs.count(one) > 1]:
             raise ValueError(f"two players have the output {twice[0]}: give each a folder of its own")
 
-    def left(self) -> Iterator[tuple[Player, int]]:
+    def left(self) -> Iterator[tuple[DuetPlayer, int]]:
         """Players and turns that are not done, in order."""
         for turn in range(1, self.turns + 1):
             yield from ((one, turn) for one in self.player if one.done() < one.steps * turn)

@@ -29,10 +29,10 @@ from mmrl.policies.text import in_4_bits, loading
 from mmrl.policies.text.dry_worlds import DryWorlds, OneReading
 from mmrl.policies.text.families import Family, Media, family_of
 from mmrl.policies.text.host import TextHost
-from mmrl.policies.text.kept import Past, Strip, layers_of, token_bytes
+from mmrl.policies.text.kept import KeptStrip, Past, layers_of, token_bytes
 from mmrl.policies.text.loading import Loaded
 from mmrl.policies.text.net import Cache, TextNet
-from mmrl.policies.text.packed.room import Room
+from mmrl.policies.text.packed.room import SharedRoom
 from mmrl.policies.text.parts import TextParts
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.policies.text.prompt.encode import Encoded
@@ -162,7 +162,7 @@ class DryGenerator:
             new = tokens - past.length
             if past.final or not past.keeper.has_room(new * size):
                 return past
-            return past.grown(past.keeper.hold(Strip((), new, new * size)), media)
+            return past.grown(past.keeper.hold(KeptStrip((), new, new * size)), media)
 
         read = [one.past for one in prompts if one.past is not None]
         for i, one in enumerate(prompts):
@@ -395,7 +395,9 @@ def decode(generation: Generation, net: TextNet, length: int) -> int:
 
     def share(net: TextNet, cache: Cache, hidden: Tensor) -> int:
         places: list[int] = index.tolist()
-        room, _ = Room.of(layers_of(cache), places, [generation.ends[i] for i in places], generation.sampling.max_new_tokens)
+        room, _ = SharedRoom.of(
+            layers_of(cache), places, [generation.ends[i] for i in places], generation.sampling.max_new_tokens
+        )
         room.grow(length)
         hidden = net.extend(room, torch.zeros(n, 1, dtype=torch.long), generation.prompts.next_positions[:, index], None)[:, -1]
         draw(net.logits(hidden, torch.ones(n)), torch.rand(n), generation.sampling)

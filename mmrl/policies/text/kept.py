@@ -18,7 +18,7 @@ Layer = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Strip:
+class KeptStrip:
     """Keys and values of some tokens of a row that follow each other, layer by layer. Rows that begin alike share one."""
 
     layers: tuple[Layer, ...]
@@ -44,8 +44,8 @@ class Keeper:
     dropped: int = 0
     """Turns of rows that were beyond the bound."""
 
-    def keep(self, cache: Any, row: int, columns: slice) -> Strip | None:
-        """Copy some positions of a row of a cache, or of a Room; None where there is no room for them."""
+    def keep(self, cache: Any, row: int, columns: slice) -> KeptStrip | None:
+        """Copy some positions of a row of a cache, or of a SharedRoom; None where there is no room for them."""
         parts = (
             cache.columns(row, columns)
             if hasattr(cache, "columns")
@@ -54,7 +54,7 @@ class Keeper:
         size = sum(x.numel() * x.element_size() for part in parts for x in part)
         if not self.has_room(size):
             return None
-        return self.hold(Strip(tuple((k.clone(), v.clone()) for k, v in parts), columns.stop - columns.start, size))
+        return self.hold(KeptStrip(tuple((k.clone(), v.clone()) for k, v in parts), columns.stop - columns.start, size))
 
     def has_room(self, size: int) -> bool:
         """May so many more bytes be kept? Counts what may not."""
@@ -62,7 +62,7 @@ class Keeper:
         self.dropped += not fits
         return fits
 
-    def hold(self, strip: Strip) -> Strip:
+    def hold(self, strip: KeptStrip) -> KeptStrip:
         """Count a strip as long as it is there."""
         self.held += strip.size
         self.peak = max(self.peak, self.held)
@@ -79,7 +79,7 @@ class Past:
     """The beginning of a row that has been read, where it is kept."""
 
     keeper: Keeper
-    strips: tuple[Strip, ...] = ()
+    strips: tuple[KeptStrip, ...] = ()
     media: int = 0
     """How many of the pictures behind the prompt lie within."""
     final: bool = False
@@ -90,7 +90,7 @@ class Past:
         """Its tokens."""
         return sum(one.length for one in self.strips)
 
-    def grown(self, strip: Strip | None, media: int) -> "Past":
+    def grown(self, strip: KeptStrip | None, media: int) -> "Past":
         """With a strip behind it, up to which there are so many pictures; the same where there is none."""
         return self if strip is None else replace(self, strips=(*self.strips, strip), media=media)
 

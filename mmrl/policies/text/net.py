@@ -15,7 +15,7 @@ from mmrl.policies.text.families import Family, Media
 from mmrl.policies.text.families.base import type_name_of
 from mmrl.policies.text.families.generic import COUNTS, counts
 from mmrl.policies.text.packed.attention import NAME, packing
-from mmrl.policies.text.packed.room import Room
+from mmrl.policies.text.packed.room import SharedRoom
 from mmrl.policies.text.packed.row import PackedRow
 from mmrl.policies.text.prompt.encode import PromptBatch
 from mmrl.policies.text.vision.cache import Features, VisionCache, joined, look_apart
@@ -205,10 +205,10 @@ class TextNet(nn.Module):
         return ends, getattr(out, cache_word())
 
     def extend(
-        self, cache: Cache | Room, token_ids: Int[Tensor, "n r"], positions: Real[Tensor, "a n r"], attention: Tensor | None
+        self, cache: Cache | SharedRoom, token_ids: Int[Tensor, "n r"], positions: Real[Tensor, "a n r"], attention: Tensor | None
     ) -> Float[Tensor, "n r d"]:
         """Hidden states of tokens that follow what is cached; `attention` covers both (None: all of it), and the cache grows."""
-        with cache if isinstance(cache, Room) else nullcontext():
+        with cache if isinstance(cache, SharedRoom) else nullcontext():
             out = self.core(
                 input_ids=token_ids,
                 attention_mask=attention,

@@ -35,7 +35,7 @@ def own_generator(host: TextHost) -> Generator:
     return LocalGenerator(host)
 
 
-class Asked(Protocol):
+class ServedTeacher(Protocol):
     """A teacher behind servers."""
 
     @property
@@ -48,7 +48,7 @@ class Asked(Protocol):
         ...
 
 
-def no_servers(config: TextPolicyConfig, teacher: TextTeacher, number: int) -> Asked:
+def no_servers(config: TextPolicyConfig, teacher: TextTeacher, number: int) -> ServedTeacher:
     """Raises ValueError: who asks servers has to be handed in."""
     raise ValueError(
         f"policy.teachers.{number}.url is set, but this TextPolicy was built without who asks servers: pass "
@@ -72,7 +72,7 @@ class TextParts:
     """Keeps the trainable weights of (module, shadows, ema_decay, sharded, rest)."""
     audit: Callable[[TextHost, Rollouts], None] = audit_rollouts
     diagnostics: Callable[[TextHost], Diagnostics] = TextDiagnostics
-    asked: Callable[[TextPolicyConfig, TextTeacher, int], Asked] = no_servers
+    asked: Callable[[TextPolicyConfig, TextTeacher, int], ServedTeacher] = no_servers
     """The servers of a teacher: of (the settings of a policy that is only read, the teacher's, its place among them)."""
     worlds: Worlds | None = None
     """Answer the turns of its episodes; None: a completion is one turn."""

@@ -15,7 +15,7 @@ from mmrl.policies.shared.lora import LoraSettings, adapter_layers, refuse_no_pe
 from mmrl.policies.shared.teachers import TEACHER, adapter_of, numbers_of
 from mmrl.policies.text.families import family_of
 from mmrl.policies.text.loading import load_config, read_processor
-from mmrl.policies.text.parts import Asked
+from mmrl.policies.text.parts import ServedTeacher
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.distance import STATES, Head, Other, States, TeachersPart, ToldPart
 from mmrl.policies.text.read.shown import show, show_rows
@@ -84,12 +84,12 @@ class Teachers:
         self,
         host: "TextPolicy",
         make: Callable[[TextPolicyConfig], "TextPolicy"],
-        ask: Callable[[TextPolicyConfig, TextTeacher, int], Asked],
+        ask: Callable[[TextPolicyConfig, TextTeacher, int], ServedTeacher],
     ) -> None:
         self.host, self.settings = host, host.config.teachers
         self.adapters = {i: one.adapter for i, one in enumerate(self.settings) if one.adapter is not None}
         self.others: dict[int, TextPolicy] = {}
-        self.asked: dict[int, Asked] = {}
+        self.asked: dict[int, ServedTeacher] = {}
         for number, one in enumerate(self.settings):
             with named(number):
                 if one.url:

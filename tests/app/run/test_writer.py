@@ -71,7 +71,7 @@ def test_players_train_in_turns_and_go_on_where_they_were_killed(tmp_path, monke
         return subprocess.CompletedProcess(words, code)
 
     monkeypatch.setattr(verbs.subprocess, "run", run)
-    monkeypatch.setattr(verbs.Player, "done", lambda self: done[self.output])
+    monkeypatch.setattr(verbs.DuetPlayer, "done", lambda self: done[self.output])
     assert alternate(Path("duet.toml")) == 1, "a player that fails ends it"
     assert alternate(Path("duet.toml")) == 0
     assert calls == [

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mmrl.policies.shared.compiled import as_written, compile_blocks
 from mmrl.policies.text.packed.room import CURRENT as ROOM
-from mmrl.policies.text.packed.room import Room
+from mmrl.policies.text.packed.room import SharedRoom
 
 NAME = "mmrl_packed"
 QUERIES = 1024
@@ -152,8 +152,8 @@ def facts_of(mask: Bool[Tensor, "1 1 q k"], before: int) -> Int[Tensor, "3"]:
 
 def mask_of(
     *args: object, mask_function: Rule | None = None, use_vmap: bool = False, **others: object
-) -> PackedMask | Room | Tensor | None:
-    """Transformers' mask of SDPA; inside `packing`, the layout in place of it, and in a Room that."""
+) -> PackedMask | SharedRoom | Tensor | None:
+    """Transformers' mask of SDPA; inside `packing`, the layout in place of it, and in a SharedRoom that."""
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
     rule, usual = mask_function or causal_mask_function, cast(Callable[..., Tensor | None], sdpa_mask)
@@ -170,7 +170,7 @@ def attend(
     query: Float[Tensor, "b h q d"],
     key: Float[Tensor, "b g k d"],
     value: Float[Tensor, "b g k e"],
-    attention_mask: Tensor | PackedMask | Room | None,
+    attention_mask: Tensor | PackedMask | SharedRoom | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **others: object,
@@ -179,14 +179,14 @@ def attend(
 
     Without a PackedMask it is transformers' own SDPA. NotImplementedError for dropout, capped logits, sinks or a position bias.
     """
-    if not isinstance(attention_mask, PackedMask | Room):
+    if not isinstance(attention_mask, PackedMask | SharedRoom):
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         usual = cast(Callable[..., tuple[Tensor, None]], ALL_ATTENTION_FUNCTIONS["sdpa"])
         return usual(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others)
     if dropout or any(others.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
         raise NotImplementedError("attention with dropout, capped logits, sinks or a position bias cannot read a packed row")
-    if isinstance(attention_mask, Room):
+    if isinstance(attention_mask, SharedRoom):
         layer: Any = module
         return attention_mask.attend(layer.layer_idx, query, scaling), None
     attention_mask.packed.obeyed += 1

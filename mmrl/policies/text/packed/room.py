@@ -19,11 +19,11 @@ HIDDEN = -1e20
 """The score of a position that is not looked at."""
 FIRST = 256
 """Own positions to begin with; they double when they are full."""
-CURRENT: ContextVar["Room | None"] = ContextVar("room", default=None)
+CURRENT: ContextVar["SharedRoom | None"] = ContextVar("room", default=None)
 """Read only while masks are made."""
 
 
-class Room:
+class SharedRoom:
     """Blocks of `group` rows that follow each other and share a prompt. As a context it is the block of one token's forward.
 
     Raises:
@@ -43,10 +43,12 @@ class Room:
         self.own = [tuple(x.new_zeros(len(ends) * group, x.shape[1], 0, x.shape[3]) for x in layer) for layer in prompts]
         self.behind = torch.zeros(0, device=device)
         self.at, self.written, self.obeyed = torch.zeros(1, dtype=torch.long, device=device), 0, 0
-        self._token: Token[Room | None] | None = None
+        self._token: Token[SharedRoom | None] | None = None
 
     @classmethod
-    def of(cls, layers: Sequence[Layer], index: Sequence[int], ends: Sequence[int], longest: int) -> tuple["Room", list[int]]:
+    def of(
+        cls, layers: Sequence[Layer], index: Sequence[int], ends: Sequence[int], longest: int
+    ) -> tuple["SharedRoom", list[int]]:
         """Room for rows that go on behind row index[i] of a cache, where ends[i] tokens are; and the order in which they lie."""
         order = sorted(range(len(index)), key=lambda i: index[i])
         group = gcd(*Counter(index).values())
@@ -57,7 +59,7 @@ class Room:
             layers = [(keys[chosen], values[chosen]) for keys, values in layers]
         return cls(layers, [ends[i] for i in firsts], group, longest), order
 
-    def __enter__(self) -> "Room":
+    def __enter__(self) -> "SharedRoom":
         if self.written == len(self.behind):
             self.grow(min(max(FIRST, 2 * self.written), self.longest))
         self.behind.index_fill_(0, self.at, 0.0)

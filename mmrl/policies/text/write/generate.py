@@ -13,7 +13,7 @@ from mmrl.policies.shared.weights import FollowsWeights, Weights
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.kept import Keeping, Past, layers_of
 from mmrl.policies.text.net import Cache, TextNet
-from mmrl.policies.text.packed.room import Room
+from mmrl.policies.text.packed.room import SharedRoom
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.draft import Draft, Stops
@@ -200,7 +200,7 @@ class Generation:
             if last_token or (t + 1) % self.look_every == 0:
                 rows = replace(rows, live=draft.look(rows.ids, rows.live))
                 alive = [i for i, is_live in enumerate(rows.live.tolist()) if is_live]
-                stay = cache.rectangle(alive or [0]) if isinstance(cache, Room) else alive or [0]
+                stay = cache.rectangle(alive or [0]) if isinstance(cache, SharedRoom) else alive or [0]
                 over, shrinks = last_token or not self.anyone(bool(alive)), 2 * len(stay) <= len(rows)
                 if keeping is not None and (over or shrinks):
                     gone = range(len(rows)) if over else sorted({*range(len(rows))} - {*stay})
@@ -211,12 +211,12 @@ class Generation:
                     keep = torch.tensor(stay).to(net.device)
                     cache.reorder_cache(keep)
                     chosen, rows = chosen[keep], rows.take(keep, stay)
-            mask = None if isinstance(cache, Room) else rows.mask(read + t + 1)
+            mask = None if isinstance(cache, SharedRoom) else rows.mask(read + t + 1)
             hidden = net.extend(cache, chosen[:, None], rows.positions + t, mask)
             rows = replace(rows, hidden=hidden[:, -1])
         return Completions(*draft.cut(), pasts=() if keeping is None else tuple(keeping.pasts))
 
-    def read(self, net: TextNet) -> tuple[Float[Tensor, "n d"], Cache | Room, Keeping | None, list[int]]:
+    def read(self, net: TextNet) -> tuple[Float[Tensor, "n d"], Cache | SharedRoom, Keeping | None, list[int]]:
         """Read the prompts: the hidden state after each row's, the cache of all rows, what they keep, and the order in which they
         lie in the cache, where it is another one."""
         keeping, index = None, to_device(self.prompt_index, net.device)
@@ -227,7 +227,7 @@ class Generation:
             last, cache = net.prefill(self.prompts)
         if self.shares:
             ends = [self.ends[i] for i in self.prompt_index.tolist()]
-            room, order = Room.of(layers_of(cache), index.tolist(), ends, self.sampling.max_new_tokens)
+            room, order = SharedRoom.of(layers_of(cache), index.tolist(), ends, self.sampling.max_new_tokens)
             return last[index], room, keeping, order
         cache.reorder_cache(index)
         return last[index], cache, keeping, []

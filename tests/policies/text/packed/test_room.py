@@ -13,7 +13,7 @@ from mmrl.core.types import Prompt, Request, Rollouts
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.dry_run import TextDryRun
 from mmrl.policies.text.packed import room
-from mmrl.policies.text.packed.room import Room
+from mmrl.policies.text.packed.room import SharedRoom
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
 from mmrl.policies.text.settings import QuantizedSettings
 from tests.support.each import for_each
@@ -99,7 +99,7 @@ def test_a_prompt_is_there_once_and_nothing_moves(folder: str):
         [policy.encode(one) for one in prompts()[:2]], [0, 1, 0, 1, 1, 0], [(1, i) for i in range(6)], LONG
     )
     hidden, cache, _, order = generation.read(policy.net)
-    assert isinstance(cache, Room) and order == [0, 2, 5, 1, 3, 4] and cache.group == 3
+    assert isinstance(cache, SharedRoom) and order == [0, 2, 5, 1, 3, 4] and cache.group == 3
     assert all(len(keys) == 2 for keys, _ in cache.prompts) and hidden.shape[0] == 6
     positions, token = generation.prompts.next_positions[:, generation.prompt_index[order]], torch.full((6, 1), 5)
     policy.net.extend(cache, token, positions, None)

@@ -15,7 +15,7 @@ from mmrl.core.types import Branch, Observation, Prompt, Request, Rollouts, Turn
 from mmrl.policies.shared.lora import LoraSettings
 from mmrl.policies.text.dry_run import TextDryRun
 from mmrl.policies.text.engine_settings import EngineConfig
-from mmrl.policies.text.kept import Keeper, Past, Strip, drained, keeper_of
+from mmrl.policies.text.kept import Keeper, KeptStrip, Past, drained, keeper_of
 from mmrl.policies.text.loading import load_config
 from mmrl.policies.text.net import TextNet
 from mmrl.policies.text.policy import Sampling, TextPolicy, TextPolicyConfig
@@ -228,7 +228,7 @@ def test_where_servers_write_nothing_is_kept_nor_said(tiny: Any, caplog: pytest.
 
 def test_a_keeper_counts_what_is_held():
     keeper = Keeper(100)
-    one = keeper.hold(Strip((), 3, 60))
+    one = keeper.hold(KeptStrip((), 3, 60))
     assert not keeper.has_room(41) and keeper.has_room(40) and keeper.dropped == 1
     del one
     assert keeper.has_room(100) and keeper.peak == 60
