@@ -47,6 +47,7 @@ class BoxAndPoints:
     column: str = "points"
     """The column with the two true points."""
     iou: Share = 0.5
+    """The overlap from which the box is right."""
     points: Positive = 100.0
     """In pixels."""
     box_l1: Positive = 10.0

@@ -62,7 +62,7 @@ def arena(
     model: Annotated[str | None, Option(help="Weights to start from (default: the demo's pretrained model).")] = None,
     output: Annotated[Path | None, Option(help="Folder of the arena (default: runs/arena-TASK); run again to continue.")] = None,
     mixtures: Annotated[
-        str | None, Option(metavar="RUN,RUN,...", help="Instead: the best weights of [[data]] by runs of one mixture each.")
+        str | None, Option(metavar="RUN,RUN,...", help="Instead: the best weights of data sets by runs of one mixture each.")
     ] = None,
     overrides: Overrides = None,
 ) -> None:

@@ -259,7 +259,6 @@ def test_what_cannot_be_written_is_refused():
         (lambda: KeptHints(low=0.5), "set low below high"),
         (lambda: SerialExits().first([PROMPT], 1, 0, 0), "group_size to 2 or more"),
         (lambda: BesideHint().first([PROMPT], 1, 0, 0), "group_size to 2 or more"),
-        (lambda: AskedHalves().first([PROMPT], 1, 0, 0), "AskedHalves compares two halves of a group: set algorithm.group_size"),
     ],
 )
 def test_settings_that_do_nothing(make: Callable[[], Any], said: str):

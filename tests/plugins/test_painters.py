@@ -298,7 +298,7 @@ def test_who_cannot_paint_is_refused_before_weights_load(tmp_path):
         ({}, ValueError, "no painter draws"),
         ({"model": "a", "run": "b"}, ValueError, "both set"),
         ({"step": 3, "model": "a"}, ValueError, "painter.step is a checkpoint"),
-        ({"run": "a", "policy": {"width": 8}}, ValueError, "painter.policy goes with painter.model"),
+        ({"run": "a", "policy": {"width": 8}}, ValueError, "painter.policy, width and height go with painter.model"),
         ({"run": str(tmp_path)}, RewardUnavailableError, "holds no run"),
         ({"run": str(folder)}, RewardUnavailableError, r"has no checkpoint step-\*"),
         ({"run": str(drew), "step": 7}, RewardUnavailableError, "has no checkpoint step-7"),

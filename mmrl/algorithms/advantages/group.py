@@ -107,7 +107,9 @@ class BySign(Beside):
     """
 
     right: NonNegative = 0.1
+    """The advantage of a right sample."""
     wrong: Annotated[float, Range(high=0)] = -1.0
+    """The advantage of a wrong one."""
     right_above: Number = 0.5
     """A sample whose total reward is larger is right."""
 

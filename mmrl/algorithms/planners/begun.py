@@ -92,6 +92,7 @@ class Budgets(BegunParts):
     """
 
     shares: tuple[PositiveShare, ...] = SHARES
+    """A budget per part of a group, in shares of the longest answer."""
     length: Count | None = None
     """The longest answer, in tokens. None: the run fills in its max_new_tokens."""
     text: str = "I will answer the question with {budget} tokens"

@@ -122,8 +122,11 @@ class ModePays:
     think: str = "<think>"
     """Begins a thought; it may be what the chat template opens."""
     short_right: Number = 1.0
+    """For a right answer without a thought."""
     think_right: Number = 0.5
+    """For a right answer behind a thought."""
     wrong: Number = -1.0
+    """For a wrong answer, or one that begins with neither word."""
     reward: str | None = None
     """The accuracy; None: the first reward."""
     success_at: Number = 0.5
@@ -163,9 +166,13 @@ class LengthBudget(PartHooks):
     column: str = "difficulty"
     """The column with a prompt's difficulty, a number."""
     hard: Number = 5.0
+    """The difficulty from which a prompt is hard."""
     medium: Number = 3.5
+    """The difficulty from which a prompt is neither hard nor easy, and has no budget."""
     hard_budget: NonNegative = 256.0
+    """The length that a hard prompt is worth."""
     easy_budget: NonNegative = 96.0
+    """The length that an easy prompt is worth."""
     per_uncertainty: NonNegative = 25.0
     """0: the policy's uncertainty is not read."""
     slope: Positive = 500.0

@@ -147,7 +147,7 @@ def launch(given: LaunchArguments) -> None:
 
 @app.command()
 def alternate(
-    duet: Annotated[Path, Argument(metavar="DUET", help="A TOML file with `turns` and two [[player]] tables.")],
+    duet: Annotated[Path, Argument(metavar="DUET", help="A TOML file with `turns` and two tables `player`.")],
 ) -> None:
     """Train runs that use each other, such as a writer and its painter, in turns; given again, it goes on where it ended."""
     from mmrl.app.commands.alternate import alternate as run_alternate

@@ -9,7 +9,7 @@ from mmrl.app.plugins.catalog import KINDS, catalog
 PANELS = {
     "Look around": ("demo", "doctor", "ls", "show", "cp"),
     "Prepare": ("data", "reward", "environment", "engine", "plan", "check"),
-    "Train": ("train", "launch", "eval", "recipe"),
+    "Train": ("train", "launch", "alternate", "eval", "recipe"),
     "Look at a run": ("watch", "report", "draw", "ask", "compare", "arena", "sample", "export"),
     "Clean up": ("cache",),
 }
@@ -86,6 +86,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
         "mmrl launch tiny/image --dry-run",
         "mmrl launch tiny/image cluster.trainers=2",
     ),
+    "alternate": ("mmrl alternate duet.toml",),
     "eval": (
         "mmrl eval runs/first",
         "mmrl eval tiny/image evaluation.num_prompts=4",

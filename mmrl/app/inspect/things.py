@@ -196,6 +196,7 @@ def inner_parts() -> dict[type, str]:
     from mmrl.flow import dynamics, sigmas, times
     from mmrl.flow.surrogate import SurrogatePath
     from mmrl.serving.judges.judge import Endpoint
+    from mmrl.serving.scorers.painting import Painting
     from mmrl.training.rewards.calls import Transform
 
     found = [value for module in (dynamics, sigmas, times) for value in vars(module).values() if inspect.isclass(value)]
@@ -203,7 +204,12 @@ def inner_parts() -> dict[type, str]:
     parts = [cls for cls in found if is_dataclass(cls) and cls.__module__.startswith("mmrl.flow") and cls not in values]
     parts.append(SurrogatePath)
     views = dict.fromkeys((MaskPatches, ShuffleFrames), "a way to show prompts, inside a part")
-    tables = {Endpoint: "a server inside a reward", Transform: "a table inside a reward", ClipStyle: "a table inside a data set"}
+    tables = {
+        Painting: "a painter inside a reward",
+        Endpoint: "a server inside a reward",
+        Transform: "a table inside a reward",
+        ClipStyle: "a table inside a data set",
+    }
     return {**dict.fromkeys(parts, "a part inside a schedule"), **views, **tables}
 
 

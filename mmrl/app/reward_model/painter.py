@@ -115,7 +115,9 @@ def painter_config(painting: Painting) -> RunConfig:
                 "you trust it set painter.trust_remote_code = true"
             )
     else:
-        policy = {"kind": "flow", "model": painting.model, **painting.policy}
+        size = {"width": painting.width, "height": painting.height}
+        sized = {key: value for key, value in size.items() if value is not None}
+        policy = {"kind": "flow", "model": painting.model, **sized, **painting.policy}
         given = {"policy": policy, "evaluation": dict[str, object]()}
     wanted = {"num_steps": painting.num_steps, "guidance": painting.guidance}
     given["evaluation"] |= {key: value for key, value in wanted.items() if value is not None}

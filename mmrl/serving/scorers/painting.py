@@ -40,8 +40,12 @@ class Painting:
     """Denoising steps; None: as [evaluation] has them."""
     guidance: Factor | None = None
     """1 = none; None: as [evaluation] has it."""
+    width: Count | None = None
+    """Pixels; None: as [policy] has it."""
+    height: Count | None = None
+    """Pixels; None: as [policy] has it."""
     policy: Mapping[str, object] = field(default_factory=dict)
-    """Further keys of [policy]: `{ width = 512, height = 512, dtype = "bfloat16" }`; `kind = "token_image"` for codes."""
+    """Further keys of [policy]: `{ dtype = "bfloat16" }`; `kind = "token_image"` for models of codes."""
     device: str = "auto"
     """Where it draws: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     rows: Count = 8
@@ -58,8 +62,10 @@ class Painting:
         check_ranges(self)
         if self.model and self.run:
             raise ValueError("painter.model and painter.run are both set, and one of them draws: leave one out")
-        if self.run and self.policy:
-            raise ValueError("painter.policy goes with painter.model, and a run's model is as it was trained: leave it out")
+        if self.run and (self.policy or self.width or self.height):
+            raise ValueError(
+                "painter.policy, width and height go with painter.model, and a run's model is as it was trained: leave them out"
+            )
         if self.step is not None and not self.run:
             raise ValueError("painter.step is a checkpoint of painter.run, which is not set: leave it out, or name the run")
 

@@ -17,6 +17,7 @@ NEEDED = {
     "mm_upt": "majority_vote",
     "deepeyes": "tool_bonus",
     "openthinkimg": "turn_format",
+    "pixelthink": "box_and_points",
 }
 SEVERAL = {"thyme": ("turn_format", "consistency")}
 """Methods that are made of more than one reward."""

@@ -76,6 +76,7 @@ def test_every_shipped_part_has_one_slot():
         "Bandit",
         "Curriculum",
         "Mixture",
+        "NearestValue",
         "Prioritized",
         "Shuffled",
         "Streamed",
