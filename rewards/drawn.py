@@ -24,7 +24,7 @@ import numpy as np
 from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.answers.block import answer_block, opened_text
 from mmrl.runtime.ranges import Count, Number, Seed, check_ranges
-from mmrl.serving.inside import Inner, ask_inside, mean_parts, refuse_no_inner, wished
+from mmrl.serving.inside import Inner, ask_inside, mean_of, refuse_no_inner, wished
 from mmrl.serving.scorers.painting import Asked, Painting, encodable, seed_of, studio_of
 from mmrl.serving.scorers.sizes import ModelSize
 
@@ -116,8 +116,8 @@ class Drawn:
         inner = replace(group, prompt=wish, samples=tuple(Sample(image=one.image) for one in pictures))
         answers = iter(ask_inside(cast(Inner, self.picture), inner, "pictures") if pictures else [])
         found = [[next(answers) if isinstance(one, Sample) else Scored(np.nan) for one in some] for some in drawn]
-        beside = _mean_of([next(answers) if isinstance(one, Sample) else Scored(np.nan) for one in own])
-        scores = [_mean_of(some) for some in found]
+        beside = mean_of([next(answers) if isinstance(one, Sample) else Scored(np.nan) for one in own])
+        scores = [mean_of(some) for some in found]
         if any(some and score is None for some, score in zip(found, scores, strict=True)):
             return [None] * len(texts)
         values = [score.value for score in scores if score is not None and score.value is not None and np.isfinite(score.value)]
@@ -144,11 +144,3 @@ class _Text:
 
     def is_usable(self, over: str) -> bool:
         return bool(self.text) and not (self.is_cut and over == "refuse")
-
-
-def _mean_of(answers: Sequence[Scored | None]) -> Scored | None:
-    """The mean over a text's pictures; None of none, and where the reward does not apply to one of them."""
-    given = [answer for answer in answers if answer is not None and answer.value is not None]
-    if not answers or len(given) < len(answers):
-        return None
-    return Scored(float(np.mean([cast(float, one.value) for one in given])), mean_parts(given))

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -51,3 +51,11 @@ def mean_parts(answers: Sequence[Scored]) -> dict[str, float]:
     """The mean of every part that the first answer has."""
     names = answers[0].parts if answers else ()
     return {name: float(np.mean([one.parts[name] for one in answers if name in one.parts])) for name in names}
+
+
+def mean_of(answers: Sequence[Scored | None]) -> Scored | None:
+    """The mean over a text's pictures; None of none, and where the reward does not apply to one of them."""
+    given = [answer for answer in answers if answer is not None and answer.value is not None]
+    if not answers or len(given) < len(answers):
+        return None
+    return Scored(float(np.mean([cast(float, one.value) for one in given])), mean_parts(given))

@@ -326,6 +326,19 @@ def test_an_address_that_is_no_engine_is_refused(two, tiny):
         ask_facts(EngineClient(two[0].url + "/v1"))
 
 
+def test_a_thought_that_the_template_opened_and_a_server_did_not_close_answers_nothing(make):
+    """Even where the prompt's answer is what it says."""
+    policy = make()
+    policy.processor.chat_template = f"{policy.processor.chat_template}<think>\n"
+    (group,) = policy.rollout([Request(Prompt("p", "Which word?", columns={"problem_type": "OCR"}), 4, 0)]).groups
+    assert [sample.opened for sample in group.samples] == ["<think>"] * 4
+    score = load("by_type", "rewards")()
+    for sample in group.samples:
+        true = replace(group, prompt=replace(group.prompt, answer=f"so {sample.text}"))
+        said = [replace(sample, text=text) for text in (true.prompt.answer, f"Hm.</think>{true.prompt.answer}")]
+        assert [scored.value for scored in score(replace(true, samples=tuple(said)))] == [0.0, 1.0]
+
+
 def test_rows_of_a_killed_server_go_to_the_other_and_without_any_the_run_stops(make, two):
     policy = make(engine={"timeout_s": 0.5})
     expected = tokens(policy.rollout(mixed()))
@@ -347,16 +360,3 @@ def kill_in_a_request(engine: FakeEngine) -> None:
     while not engine.told()["waiting"]:
         time.sleep(0.05)
     engine.kill()
-
-
-def test_a_thought_that_the_template_opened_and_a_server_did_not_close_answers_nothing(make):
-    """Even where the prompt's answer is what it says."""
-    policy = make()
-    policy.processor.chat_template = f"{policy.processor.chat_template}<think>\n"
-    (group,) = policy.rollout([Request(Prompt("p", "Which word?", columns={"problem_type": "OCR"}), 4, 0)]).groups
-    assert [sample.opened for sample in group.samples] == ["<think>"] * 4
-    score = load("by_type", "rewards")()
-    for sample in group.samples:
-        true = replace(group, prompt=replace(group.prompt, answer=f"so {sample.text}"))
-        said = [replace(sample, text=text) for text in (true.prompt.answer, f"Hm.</think>{true.prompt.answer}")]
-        assert [scored.value for scored in score(replace(true, samples=tuple(said)))] == [0.0, 1.0]

@@ -15,12 +15,12 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 95851,
-    "lines of all shipped Python": 105_049,
-    "lines of tests/": 94_799,
+    "lines of mmrl/": 95_884,
+    "lines of all shipped Python": 105_075,
+    "lines of tests/": 94_806,
     "files of mmrl/ under 60 lines, outside shelves": 71,
     "names that several classes of mmrl/ bear": 11,
-    "words of README.md and docs/": 77_652,
+    "words of README.md and docs/": 77_658,
 }
 """Each falls when something goes; a piece of work raises it by its own budget at most, and says so."""
 SHIPPED = ("mmrl", "rewards", "datasets", "environments")
@@ -72,12 +72,12 @@ def sums() -> dict[str, tuple[int, list[str]]]:
     mmrl = texts("mmrl")
     short, shared, pages = short_files(mmrl), shared_names(mmrl), words()
     found = {
-        "lines of mmrl/": (lines(mmrl.values()), []),
-        "lines of all shipped Python": (lines(texts(*SHIPPED).values()), []),
-        "lines of tests/": (lines(texts("tests").values()), []),
+        "lines of mmrl/": 95_884(lines(mmrl.values()), []),
+        "lines of all shipped Python": 105_075(lines(texts(*SHIPPED).values()), []),
+        "lines of tests/": 94_806(lines(texts("tests").values()), []),
         f"files of mmrl/ under {SHORT} lines, outside shelves": (len(short), short),
         "names that several classes of mmrl/ bear": (len(shared), shared),
-        "words of README.md and docs/": (sum(pages.values()), [f"{page}: {number}" for page, number in pages.items()]),
+        "words of README.md and docs/": 77_658(sum(pages.values()), [f"{page}: {number}" for page, number in pages.items()]),
     }
     assert found.keys() == LIMITS.keys()
     return found

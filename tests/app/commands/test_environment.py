@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,11 @@ def test_a_users_ctrl_c_leaves_even_where_the_world_raises_another_interrupt(des
     (desk / "ways.py").write_text(WAYS)
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     command, lines = [sys.executable, "-m", "mmrl", "environment", "test", "ways.py:Waits", *WORDS], list[str]()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=desk, env=env) as program:
+    # where a shell runs the tests in its background, interrupts are ignored below it
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=desk, env=env, preexec_fn=heard
+    ) as program:
         assert program.stdout is not None
         for line in program.stdout:
             lines.append(line)
