@@ -72,12 +72,12 @@ def sums() -> dict[str, tuple[int, list[str]]]:
     mmrl = texts("mmrl")
     short, shared, pages = short_files(mmrl), shared_names(mmrl), words()
     found = {
-        "lines of mmrl/": 95_884(lines(mmrl.values()), []),
-        "lines of all shipped Python": 105_075(lines(texts(*SHIPPED).values()), []),
-        "lines of tests/": 94_806(lines(texts("tests").values()), []),
+        "lines of mmrl/": (lines(mmrl.values()), []),
+        "lines of all shipped Python": (lines(texts(*SHIPPED).values()), []),
+        "lines of tests/": (lines(texts("tests").values()), []),
         f"files of mmrl/ under {SHORT} lines, outside shelves": (len(short), short),
         "names that several classes of mmrl/ bear": (len(shared), shared),
-        "words of README.md and docs/": 77_658(sum(pages.values()), [f"{page}: {number}" for page, number in pages.items()]),
+        "words of README.md and docs/": (sum(pages.values()), [f"{page}: {number}" for page, number in pages.items()]),
     }
     assert found.keys() == LIMITS.keys()
     return found
