@@ -145,7 +145,9 @@ class BudgetCuts(Remembering, Beside):
 
     def check_beside(self, algorithm: Parts) -> None:
         """Raises ValueError without the advantage BudgetRelative, which alone trains each thought once."""
-        if (found := type(algorithm.advantage).__name__) != "BudgetRelative":
+        own = type(algorithm.advantage)
+        # one of a user's own may do as BudgetRelative does
+        if (found := own.__name__) != "BudgetRelative" and own.__module__.startswith("mmrl."):
             raise ValueError(
                 f"BudgetCuts samples from cuts of every thought, and with algorithm.advantage {found} a thought would train in "
                 "each of these samples: set algorithm.advantage.kind = 'BudgetRelative'"
