@@ -15,8 +15,8 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 95_886,
-    "lines of all shipped Python": 105_077,
+    "lines of mmrl/": 95_892,
+    "lines of all shipped Python": 105_083,
     "lines of tests/": 94_806,
     "files of mmrl/ under 60 lines, outside shelves": 71,
     "names that several classes of mmrl/ bear": 11,

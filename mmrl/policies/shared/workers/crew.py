@@ -229,11 +229,17 @@ class Crew:
         with self._changed:
             while not self._is_closed:
                 self._boards = [board for board in self._boards if not board.is_over]
-                for board in self._boards:
-                    if (number := board.take(worker)) is not None:
-                        return board, number
+                if (found := self._free(worker)) is not None:
+                    return found
                 self._changed.wait(POLL_S if self._boards else None)
             return None
+
+    def _free(self, worker: int) -> tuple[Board, int] | None:
+        """A job that may begin; apart from who waits, so that a waiting worker holds no board."""
+        for board in self._boards:
+            if (number := board.take(worker)) is not None:
+                return board, number
+        return None
 
     def _note(self, board: Board, number: int, worker: int, answer: object, error: BaseException | None) -> None:
         if error is None:
