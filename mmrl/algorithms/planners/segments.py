@@ -1,5 +1,6 @@
 """Planners that sample continuations of the beginnings of answers: to value these, or to train on the tree."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,39 +15,52 @@ Values = dict[tuple[int, int], tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True)
-class SegmentValues(Remembering):
-    """V(cut) = mean reward of `continuations` that go on from a cut; a cut precedes every `interval`-th unsure action (SPO).
-
-    The chain form of arXiv:2505.23564. Continuations are scored, never trained, and cost `continuations` samples per cut. A cut
-    is left out where none of them has a reward. Take the advantage SegmentGains with it. Not implemented: the tree form.
-    """
+class CutAnswers(Remembering, ABC):
+    """The base of planners that sample once more from cuts of the first round's answers."""
 
     samples_plainly = False
-    interval: Count = 5
-    """Unsure actions from one cut to the next."""
-    continuations: Count = 4
-    """Samples that go on from each cut."""
-    sure: Share = SURE
-    """The probability from which an action no longer counts as a decision."""
     cuts: dict[tuple[int, int], list[int]] = field(
         default_factory=dict[tuple[int, int], list[int]], init=False, compare=False, repr=False
     )
-    """Group and sample -> how many tokens each valued beginning has, of this step."""
+    """Group and sample -> how many tokens stay in front of each cut, of this step."""
 
-    __post_init__ = check_ranges
     max_rounds = 2
+
+    @abstractmethod
+    def cuts_of(self, row: Sequence[float]) -> list[int]:
+        """How many tokens stay in front of each cut of an answer, whose tokens had these probabilities."""
 
     def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
         self.cuts.clear()
         return super().first(prompts, group_size, first_id, seed)
 
     def inspect(self, rollouts: Rollouts) -> None:
-        """Cut the answers of the first round where the policy was unsure; ValueError if its samples have no tokens."""
+        """Cut the answers of the first round; ValueError if its samples have no tokens."""
         if self.cuts:
             return
         names = zip(map(int, rollouts.group_ids), map(int, rollouts.sample_ids), strict=True)
         for name, row in zip(names, probabilities_of(rollouts), strict=True):
-            self.cuts[name] = [cut + 1 for cut in cutpoints(row, self.interval, self.sure)]
+            self.cuts[name] = self.cuts_of(row)
+
+
+@dataclass(frozen=True)
+class SegmentValues(CutAnswers):
+    """V(cut) = mean reward of `continuations` that go on from a cut; a cut precedes every `interval`-th unsure action (SPO).
+
+    The chain form of arXiv:2505.23564. Continuations are scored, never trained, and cost `continuations` samples per cut. A cut
+    is left out where none of them has a reward. Take the advantage SegmentGains with it. Not implemented: the tree form.
+    """
+
+    interval: Count = 5
+    """Unsure actions from one cut to the next."""
+    continuations: Count = 4
+    """Samples that go on from each cut."""
+    sure: Share = SURE
+    """The probability from which an action no longer counts as a decision."""
+    __post_init__ = check_ranges
+
+    def cuts_of(self, row: Sequence[float]) -> list[int]:
+        return [cut + 1 for cut in cutpoints(row, self.interval, self.sure)]
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Sample continuations from all cuts, then turn them into values and drop them."""
@@ -81,37 +95,21 @@ class SegmentValues(Remembering):
 
 
 @dataclass(frozen=True)
-class TreeBranches(Remembering):
+class TreeBranches(CutAnswers):
     """`siblings` continuations begin before each of the `places` least likely tokens of every answer, and train (TreeRL).
 
     arXiv:2506.11902; one round of branching. A group of G prompts' answers becomes G (1 + places x siblings) samples. A shared
     beginning trains once, in the answer that it was written in. Take the advantage TreeValues with it.
     """
 
-    samples_plainly = False
     places: Count = 2
     """Tokens of an answer before which others begin."""
     siblings: Count = 2
     """Samples that begin at each of them."""
-    cuts: dict[tuple[int, int], list[int]] = field(
-        default_factory=dict[tuple[int, int], list[int]], init=False, compare=False, repr=False
-    )
-    """Group and sample -> how many tokens stay in front of each branch, of this step."""
-
     __post_init__ = check_ranges
-    max_rounds = 2
 
-    def first(self, prompts: Sequence[Prompt], group_size: int, first_id: int, seed: int) -> Sequence[Request]:
-        self.cuts.clear()
-        return super().first(prompts, group_size, first_id, seed)
-
-    def inspect(self, rollouts: Rollouts) -> None:
-        """Find the least likely tokens of the answers of the first round; ValueError if its samples have no tokens."""
-        if self.cuts:
-            return
-        names = zip(map(int, rollouts.group_ids), map(int, rollouts.sample_ids), strict=True)
-        for name, row in zip(names, probabilities_of(rollouts), strict=True):
-            self.cuts[name] = sorted(sorted(range(len(row)), key=row.__getitem__)[: self.places])
+    def cuts_of(self, row: Sequence[float]) -> list[int]:
+        return sorted(sorted(range(len(row)), key=row.__getitem__)[: self.places])
 
     def look(self, groups: Sequence[Group], rewards: dict[int, list[float]], round_index: int) -> Revision:
         """Branch once, from all answers."""
