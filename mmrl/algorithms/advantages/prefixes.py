@@ -1,5 +1,6 @@
 """Samples of a prompt that begin alike: what a shared beginning is worth, and what each token or piece adds to it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ def worths(paths: Sequence[Sequence[int]], values: Sequence[float]) -> tuple[dic
 
 
 @dataclass(frozen=True)
-class ByPrefix:
+class ByPrefix(ABC):
     """The base of advantages that look at shared beginnings, of plain samples and of episodes that branch."""
 
     min_group_size = 2
@@ -62,9 +63,9 @@ class ByPrefix:
                 values[i, : len(found)] = torch.tensor(found[: values.shape[1]], dtype=torch.float64)
         return Credit(torch.where(rollouts.action_mask, values, 0.0).to(scores.values.dtype), keep)
 
+    @abstractmethod
     def of_group(self, paths: Sequence[Sequence[int]], rewards: Tensor) -> list[list[float]]:
         """A value per token of each of a group's rows, from their `prefixes` and rewards."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
