@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from mmrl import Group, Need, Prompt, Scored
-from mmrl.serving.inside import Inner, ask_inside, refuse_no_inner, wished
+from mmrl.serving.inside import Inner, ask_inside, move_inside, refuse_no_inner, wished
 
 
 def _wish(prompt: Prompt, reward: Any, output: str) -> object:
@@ -37,9 +37,7 @@ class Asked:
         refuse_no_inner(self.picture, "asked", "pictures")
 
     def to(self, device: str) -> None:
-        picture: Any = self.picture
-        if hasattr(picture, "to"):
-            picture.to(device)
+        move_inside(self.picture, device)
 
     def __call__(self, group: Group) -> Sequence[Scored | None]:
         self.ready()

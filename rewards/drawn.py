@@ -24,7 +24,7 @@ import numpy as np
 from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.answers.block import answer_block, opened_text
 from mmrl.runtime.ranges import Count, Number, Seed, check_ranges
-from mmrl.serving.inside import Inner, ask_inside, mean_of, refuse_no_inner, wished
+from mmrl.serving.inside import Inner, ask_inside, mean_of, move_inside, refuse_no_inner, wished
 from mmrl.serving.scorers.painting import Asked, Painting, encodable, seed_of, studio_of
 from mmrl.serving.scorers.sizes import ModelSize
 
@@ -77,8 +77,7 @@ class Drawn:
 
     def to(self, device: str) -> None:
         for one in (studio_of(self.painter).painter, cast(Any, self.picture)):
-            if hasattr(one, "to"):
-                one.to(device)
+            move_inside(one, device)
 
     def wished(self, prompt: Prompt) -> Prompt:
         """The prompt as the picture reward reads it: the user's words, without pictures."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from mmrl import Group, Need, Sample, Scored
 from mmrl.runtime.ranges import Count, Share, check_ranges
-from mmrl.serving.inside import Inner, ask_inside, mean_parts, refuse_no_inner
+from mmrl.serving.inside import Inner, ask_inside, mean_parts, move_inside, refuse_no_inner
 from mmrl.serving.media import change_of, clip_of, frames_of
 
 
@@ -46,9 +46,7 @@ class OverFrames:
         refuse_no_inner(self.picture, "over_frames", "pictures")
 
     def to(self, device: str) -> None:
-        picture: Any = self.picture
-        if hasattr(picture, "to"):
-            picture.to(device)
+        move_inside(self.picture, device)
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         self.ready()

@@ -20,7 +20,7 @@ import numpy as np
 
 from mmrl import Group, Need, Prompt, Sample, Scored
 from mmrl.runtime.ranges import NonNegative, Number, check_ranges
-from mmrl.serving.inside import Inner, ask_inside, refuse_no_inner, wished
+from mmrl.serving.inside import Inner, ask_inside, move_inside, refuse_no_inner, wished
 
 
 def _wish(prompt: Prompt, reward: Any, output: str) -> object:
@@ -56,9 +56,7 @@ class Shown:
         refuse_no_inner(self.picture, "shown", "pictures")
 
     def to(self, device: str) -> None:
-        picture: Any = self.picture
-        if hasattr(picture, "to"):
-            picture.to(device)
+        move_inside(self.picture, device)
 
     def __call__(self, group: Group) -> list[float | Scored | None]:
         self.ready()
