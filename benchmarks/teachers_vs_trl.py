@@ -26,12 +26,12 @@ Found = tuple[float, dict[str, Tensor]]
 def trl_loss(name: str, states: list[Tensor], heads: list[Tensor], beta: float) -> Tensor:
     """TRL's mean over tokens: of (student, teacher), their states and heads."""
     if name == "GKDTrainer":
-        from trl.experimental.gkd import GKDTrainer  # pyright: ignore[reportMissingImports]
+        from trl.experimental.gkd import GKDTrainer  # pyright: ignore[reportMissingImports] - the extra bench
 
         logits = [(state @ head.T)[None] for state, head in zip(states, heads, strict=True)]
         labels = torch.zeros(logits[0].shape[:2], dtype=torch.long)
         return GKDTrainer.generalized_jsd_loss(*logits, labels=labels, beta=beta)
-    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction  # pyright: ignore[reportMissingImports]
+    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction  # pyright: ignore[reportMissingImports] - the extra bench
 
     divergence, _ = ChunkedDivergenceFunction.apply(states[0], heads[0], None, states[1], heads[1], None, beta)
     return divergence.mean()

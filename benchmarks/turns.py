@@ -59,11 +59,11 @@ def prefilled() -> Iterator[list[int]]:
         seen.append(token_ids.numel() if token_ids.shape[1] > 1 else 0)
         return methods[1](net, cache, token_ids, *rest, **more)
 
-    TextNet.prefill, TextNet.extend = prefill, extend  # type: ignore[method-assign]
+    TextNet.prefill, TextNet.extend = prefill, extend  # type: ignore[method-assign] - counted for a while
     try:
         yield seen
     finally:
-        TextNet.prefill, TextNet.extend = methods  # type: ignore[method-assign]
+        TextNet.prefill, TextNet.extend = methods  # type: ignore[method-assign] - as above
 
 
 def measure(model: str, turns: int, args: argparse.Namespace) -> list[dict[str, Any]]:

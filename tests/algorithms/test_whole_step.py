@@ -29,7 +29,7 @@ def step(entropy: float = 1.0) -> tuple[Scores, Rollouts]:
     """Two groups; the second one is of one mind, and a reward of the first is missing."""
     values = torch.tensor([[1.0], [0.0], [0.2], [float("nan")], [1.0], [1.0], [1.0], [1.0]], dtype=torch.float64)
     rows = rollouts(torch.ones(8, 2), [0] * 4 + [1] * 4)
-    rows.recorded[OLD_ENTROPY] = torch.tensor([[entropy, 0.0]]).expand(8, 2)  # type: ignore[index]
+    rows.recorded[OLD_ENTROPY] = torch.tensor([[entropy, 0.0]]).expand(8, 2)  # type: ignore[index] - a dict here
     return scores(values, failed=values.isnan()), rows
 
 

@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/teachers"))
     parser.add_argument("--steps", type=int)
     asked = parser.parse_args()
-    print(json.dumps(compare(asked.comparison, asked.seed, asked.out.resolve(), asked.steps), indent=1))  # noqa: T201
+    print(json.dumps(compare(asked.comparison, asked.seed, asked.out.resolve(), asked.steps), indent=1))  # noqa: T201 - the command's result
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def counted_steps() -> list[dict[str, Counter[str]]]:
         steps.append({"looks": Counter(traffic.looks), "sent": Counter(traffic.sent)})
         return metrics
 
-    Trainer.step = counted  # type: ignore[method-assign]
+    Trainer.step = counted  # type: ignore[method-assign] - this process counts its looks
     return steps
 
 

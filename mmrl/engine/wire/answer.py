@@ -168,7 +168,7 @@ def read_told(found: object, prompt: WirePrompt, limits: AnswerFacts, url: str) 
 
 def check_logprobs(found: Iterable[object], prompt: WirePrompt, url: str) -> None:
     """Raise EngineMismatchError unless all are log-probabilities."""
-    wrong = [x for x in found if type(x) not in (int, float) or not NO_NUMBER < x <= 1e-3]  # type: ignore[operator]
+    wrong = [x for x in found if type(x) not in (int, float) or not NO_NUMBER < x <= 1e-3]  # type: ignore[operator] - `or` saw the type
     if wrong:
         raise EngineMismatchError(
             f"{url} gave a token of prompt {prompt.name!r} the log-probability {words(str(wrong[0]))}, which is none: look for "

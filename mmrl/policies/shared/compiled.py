@@ -40,7 +40,7 @@ def compile_blocks(parts: Sequence[nn.Module], name: str) -> tuple[nn.Module, ..
     # Beyond its limit dynamo computes as without it, or stops.
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, VARIANTS)
     for block in blocks:
-        block._compiled_call_impl = call_of(block)  # type: ignore[assignment]
+        block._compiled_call_impl = call_of(block)  # type: ignore[assignment] - torch calls it so
     kinds = sorted({type(block).__name__ for block in blocks})
     log.info("policy.compile: %d blocks of %s (%s) are compiled at their first call", len(blocks), name, ", ".join(kinds))
     return blocks
