@@ -15,10 +15,10 @@ from tests.house.test_figures import SHELVES
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
-    "lines of mmrl/": 95_892,
-    "lines of all shipped Python": 105_083,
+    "lines of mmrl/": 95_897,
+    "lines of all shipped Python": 105_081,
     "lines of tests/": 94_806,
-    "files of mmrl/ under 60 lines, outside shelves": 71,
+    "files of mmrl/ under 60 lines, outside shelves": 70,
     "names that several classes of mmrl/ bear": 11,
     "words of README.md and docs/": 77_658,
 }
