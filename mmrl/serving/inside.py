@@ -21,10 +21,10 @@ def refuse_no_inner(inner: Inner | None, name: str, what: str) -> None:
         raise ValueError(f'{name} needs a reward of {what}: set picture.use, such as picture = {{ use = "pick_score" }}')
 
 
-def move_inside(inner: Any, device: str) -> None:
+def move_inside(inner: object, device: str) -> None:
     """Move what is inside a reward to a device, where it can be moved."""
-    if hasattr(inner, "to"):
-        inner.to(device)
+    if (move := getattr(inner, "to", None)) is not None:
+        move(device)
 
 
 def ask_inside(inner: Inner, group: Group, what: str) -> list[Scored | None]:
