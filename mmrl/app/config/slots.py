@@ -111,7 +111,7 @@ def kinds(slot: str) -> dict[str, type]:
             continue
         for name, value in vars(import_module(module)).items():
             own = inspect.isclass(value) and value.__module__ == module and not name.startswith("_")
-            if own and is_dataclass(value) and SLOTS[slot].fits(value):
+            if own and is_dataclass(value) and not inspect.isabstract(value) and SLOTS[slot].fits(value):
                 assert name not in found, f"two parts are called {name}: {found[name].__module__} and {module}"
                 found[name] = value
     return found
