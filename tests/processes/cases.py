@@ -6,6 +6,7 @@ REWARD = [f"reward=[{{use='{HERE}/mixed_reward.py'}}]"]
 DATA = f"data={{use='{HERE}/mixed_prompts.py', folder='OUT'}}"
 SIZED = f"data={{use='{HERE}/mixed_sizes.py'}}"
 MIXED = ["tiny/image", DATA, "policy.video.workers=0", "evaluation.num_prompts=0"]
+UNSEEING = f"data={{use='{HERE}/mixed_prompts.py', folder='OUT', kinds=['both', 'text'], dead=2}}"
 DAPO = ["algorithm.preset=dapo", "algorithm.minibatches=1"]
 LORA = ["policy.lora.rank=2", "policy.lora.alpha=4"]
 STOPS = f"policy.sampling.stop={[chr(code) for code in range(33, 127) if chr(code) not in chr(34) + chr(39) + chr(92)]}"
@@ -17,6 +18,8 @@ CASES: dict[str, list[str]] = {
     "text_adamw": ["tiny/image", *REWARD, "steps=3", "evaluation.num_prompts=0"],
     "flow": ["tiny/flow", SIZED, *REWARD, *SGD, "steps=3", "evaluate_every=3", "policy.forward_rows=3"],
     "probes": [*MIXED, *REWARD, *SGD, "steps=4", "algorithm.preset=t_grpo", "policy.rollout_rows=3"],
+    # each step one process looks at a clip and a picture, and the other at nothing
+    "unseeing": [*MIXED, UNSEEING, *REWARD, *SGD, "steps=3", "prompts_per_step=2"],
     "episodes": ["tiny/image", *REWARD, *SGD, *WORLDS, "steps=3", "evaluation.num_prompts=0"],
     "dynamic": [*MIXED, *REWARD, *SGD, "steps=4", "prompts_per_step=2", *DAPO, "policy.rollout_rows=3"],
     "lora": ["tiny/image", *REWARD, *SGD, *LORA, "steps=2", "evaluation.num_prompts=0"],
@@ -38,7 +41,7 @@ ENGINES: dict[str, list[str]] = {
     "flow_short": [*DRAWN, "steps=2"],
     "flow_long": [*DRAWN, "steps=4"],
 }
-"""More for DeepSpeed, whose ZeRO-3 is for image generators only."""
+"""More for DeepSpeed."""
 STEP = ["steps=1", "evaluation.num_prompts=0", *REWARD]
 ONE = [*STEP, *SGD]
 DRAWS = [*ONE, "policy.guidance=2.0"]

@@ -17,10 +17,10 @@ pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: pip install
 pytestmark = pytest.mark.slow
 RUNS: dict[Kind, tuple[str, ...]] = {
     "zero2": ("text", "flow", "probes", "lora", "short", "long"),
-    "zero3": ("flow", "flow_lora", "flow_short", "flow_long"),
+    "zero3": ("text", "unseeing", "probes", "lora", "flow", "flow_lora", "flow_short", "flow_long"),
 }
 """The last case of each goes on with what one process did in the case before it."""
-SGD = ("text", "flow", "probes", "lora")
+SGD = ("text", "unseeing", "flow", "probes", "lora")
 EACH = [(kind, case) for kind, cases in RUNS.items() for case in cases]
 
 
@@ -47,7 +47,7 @@ def several(alone: Ran, tmp_path_factory: pytest.TempPathFactory) -> Callable[[K
 
 @pytest.mark.parametrize(("kind", "case"), EACH)
 def test_two_processes_equal_one(alone: Ran, several: Callable[[Kind], Ran], kind: Kind, case: str):
-    """probes mixes pictures and clips, so that the processes compute their gradients in different orders."""
+    """probes mixes pictures and clips, so that the processes compute their gradients in different orders; see `cases.py`."""
     two = several(kind)
     one, first, second = (ran[case] for ran in (alone.ranks[0], *two.ranks))
     assert [first.get("shard"), second.get("shard")] == ([0.5, 0.5] if kind == "zero3" else [None, None])
@@ -62,7 +62,7 @@ def test_two_processes_equal_one(alone: Ran, several: Callable[[Kind], Ran], kin
             assert b == {name: pytest.approx(x, abs=2e-5, rel=1e-4, nan_ok=True) for name, x in a.items()}
 
 
-@pytest.mark.parametrize(("kind", "case"), [("zero2", "lora"), ("zero3", "flow_lora")])
+@pytest.mark.parametrize(("kind", "case"), [("zero2", "lora"), ("zero3", "lora"), ("zero3", "flow_lora")])
 def test_an_adapter_is_saved_whole(alone: Ran, several: Callable[[Kind], Ran], kind: Kind, case: str):
     one, two = (load_file(next((ran.folder / case / "saved").glob("*.safetensors"))) for ran in (alone, several(kind)))
     assert distance(one, two) < 4e-5

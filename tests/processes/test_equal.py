@@ -20,7 +20,7 @@ from tests.processes.run_cases import trained
 from tests.support.launcher import KINDS, Kind, both, results
 
 pytestmark = pytest.mark.slow
-COMPARED = ("text", "flow", "probes")
+COMPARED = ("text", "flow", "unseeing", "probes")
 REPLICAS = ("episodes",)
 """Sharded weights have no environment, and say so."""
 ONCE = ("probes", "dynamic", "bandit", "bandit=begun_bandit_short")

@@ -261,7 +261,7 @@ class FlowPolicy(PolicyHooks):
         for part in parts_of(self.pipeline):
             if not any(part is other for other in elsewhere):
                 part.to(accelerator.device)
-        self.module = wrap_module(self.net, self.parameters(), accelerator, alike=True)
+        self.module = wrap_module(self.net, self.parameters(), accelerator)
         self.ranks = Ranks(accelerator)
         self.net = accelerator.unwrap_model(self.module)
         if self.config.compile:

@@ -18,22 +18,13 @@ class Sharded(Protocol):
         ...
 
 
-def wrap_module(
-    net: nn.Module, parameters: Iterable[nn.Parameter], accelerator: Any, dead_ends: bool = False, alike: bool = False
-) -> nn.Module:
+def wrap_module(net: nn.Module, parameters: Iterable[nn.Parameter], accelerator: Any, dead_ends: bool = False) -> nn.Module:
     """The module as accelerate trains it on its processes; ValueError for ways to spread weights that mmrl cannot read through.
 
     Args:
         dead_ends: some of the parameters may never reach an output, and replicas must not wait for them.
-        alike: all processes call the same modules in the same order, whatever they look at.
     """
     refuse_unknown(accelerator)
-    if zero_stage(accelerator) == 3 and not alike:
-        raise ValueError(
-            "ZeRO-3 gathers weights module by module as each process calls them, and processes that read pictures, clips and "
-            "texts of their own call them in different orders, so weights would be mixed up: start with "
-            "configs/accelerate/zero2.yaml, or with fsdp2.yaml, which spreads weights too"
-        )
     if zero_stage(accelerator):
         # Shares of the loss are divided by nothing, so this number, which DeepSpeed wants, has no effect.
         accelerator.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1

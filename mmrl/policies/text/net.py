@@ -90,10 +90,12 @@ class TextNet(nn.Module):
         self.stand_in: Media | None = None
         self.passes: Callable[[int], int] = int
         """How often this forward must pass the vision part, given how often its own media do."""
+        self.is_cut = False
+        """FSDP or ZeRO-3 spreads the weights."""
 
     def join(self, ranks: Ranks, stand_in: Media | None) -> None:
         """Keep step with the others: pass the vision part as often as they do, looking at `stand_in` if there is nothing else."""
-        self.stand_in = stand_in
+        self.stand_in, self.is_cut = stand_in, ranks.is_sharded
         if self.features is not None:
             self.features.clear()
         if self.features is None or ranks.is_sharded:
@@ -103,8 +105,14 @@ class TextNet(nn.Module):
     def idle_vision(self, media: Sequence[Media]) -> Tensor:
         """0, through the vision part as often as other processes pass it and this forward's `media` do not.
 
-        Pictures pass it once and clips once; with a cache, those of each prompt that are not known yet.
+        Pictures pass it once and clips once; with a cache, those of each prompt that are not known yet. ValueError for sounds
+        where weights are spread: processes without any would gather those of other modules.
         """
+        if self.is_cut and any("audio" in self.family.kinds(one) for one in media):
+            raise ValueError(
+                "a prompt has a sound, which passes modules that pictures do not, and FSDP or ZeRO-3 spreads the weights: "
+                "start with configs/accelerate/ddp.yaml"
+            )
         own = self.num_passes(media) if self.features is None else self.features.missing(media)
         return sum((self._idle_pass() for _ in range(self.passes(own) - own)), torch.zeros((), device=self.device))
 

@@ -220,3 +220,12 @@ def test_what_cannot_be_heard_is_said(tiny, tmp_path: Path, sounds: list[Audio])
         odd = write_floats(tmp_path / "odd.wav", scale * tone(1.0))
         with pytest.raises(ValueError, match=rf"the sound '.*odd.wav' .*{said}"):
             read_wave(odd, Ear())
+
+
+def test_sounds_are_refused_where_weights_are_spread(tiny, sounds: list[Audio]):
+    """A process without a sound would look at a picture in its place, and gather the weights of other modules."""
+    policy = make(tiny(THINKER))
+    policy.net.is_cut = True
+    assert policy.rollout(requests(sounds)[-1:]).action_mask.any()
+    with pytest.raises(ValueError, match=r"a prompt has a sound.*start with configs/accelerate/ddp\.yaml"):
+        policy.rollout(requests(sounds)[:1])
