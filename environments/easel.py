@@ -72,7 +72,7 @@ class Easel:
                 raise ValueError(f"environment.edits is true, and {self.painter.place} changes no pictures: {error}") from None
 
     def models(self) -> Sequence[ModelSize]:
-        return [self.painter.size()]
+        return self.painter.models()
 
 
 @dataclass
@@ -112,7 +112,7 @@ class _Sheet:
             raise CallError("the text to draw is empty")
         count, read = studio.painter.tokens(text)
         if count > read:
-            raise CallError(f"the text has {count} tokens, and the painter reads {read}: write a shorter one")
+            raise CallError(f"the text has a length of {count}, and the painter reads {read}: write a shorter one")
         asked = Prompt(self.prompt.id, text, on, columns=self.prompt.columns)
         (made,) = studio.pictures([(asked, seed_of(self.easel.seed, self.prompt.id))])
         if not isinstance(made, Sample):

@@ -56,7 +56,7 @@ class Drawn:
     needs = Need(
         "the columns that the picture reward reads",
         _wish,
-        setup='picture (picture.use = "pick_score") and painter (painter.model or painter.run)',
+        setup='picture (picture.use = "pick_score") and painter (painter.model, run or server)',
     )
     shows = "image"
 
@@ -73,7 +73,7 @@ class Drawn:
         self.painter.ready()
 
     def models(self) -> Sequence[ModelSize]:
-        return [self.painter.size()]
+        return self.painter.models()
 
     def to(self, device: str) -> None:
         for one in (studio_of(self.painter).painter, cast(Any, self.picture)):
@@ -88,7 +88,7 @@ class Drawn:
 
     def score_all(self, groups: Sequence[Group]) -> list[list[float | Scored | None]]:
         """The scores of all groups of a step, drawn in one call."""
-        self.ready()
+        refuse_no_inner(self.picture, "drawn", "pictures")
         texts = [[self._text(sample, group.prompt) for sample in group.samples] for group in groups]
         wishes = [self.wished(group.prompt) for group in groups]
         wanted: list[Asked] = []

@@ -28,6 +28,8 @@ from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import QuantizedSettings, Sampling, TextPolicyConfig, TextTeacher
 from mmrl.policies.video.sampling import VideoSettings
 from mmrl.serving.judges.judge import Endpoint
+from mmrl.serving.scorers.images_server import ImagesServer
+from mmrl.serving.scorers.painting import Painting
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.calls import Calling, Transform
 from mmrl.training.settings import AlarmSettings, StageSettings, Until
@@ -59,6 +61,8 @@ TABLES: dict[str, tuple[str, type]] = {
     "[reward.call]": ("How a reward is called.", Calling),
     "[reward.transform]": ("Without it the reward is not changed.", Transform),
     "[reward.server]": ("The model that judges ask, behind an OpenAI-compatible server.", Endpoint),
+    "[reward.painter]": ("Who draws for the reward drawn; an easel's is `[environment.painter]`.", Painting),
+    "[reward.painter.server]": ("A server that draws, which answers /images/generations.", ImagesServer),
     "[sampler]": ("Which prompts come next. Other keys belong to the sampler.", SamplerConfig),
     "[evaluation]": ("`[evaluation.data]` is like `[data]`, `[[evaluation.reward]]` like `[[reward]]`.", EvaluationConfig),
     "[[evaluation.also]]": ("Other ways to answer the same prompts.", VariantConfig),

@@ -205,7 +205,7 @@ def test_an_easel_draws_and_edits_and_says_what_it_cannot(pens):
     assert first.media[0].tobytes() == picture("cat", noise).tobytes() and first.facts == {"drawn": 1.0}
     assert second.media[0].tobytes() == picture("bluer", noise, given=1).tobytes()
     for answer, words in [
-        (step("draw", prompt="one two three four five six seven"), "7 tokens, and the painter reads 6"),
+        (step("draw", prompt="one two three four five six seven"), "a length of 7, and the painter reads 6"),
         (step("draw", prompt=" "), "empty"),
         (step("draw", prompt=3), "a text"),
         (step("draw", prompt="bad"), "could not be drawn"),
@@ -277,7 +277,8 @@ def test_a_picture_is_the_same_whatever_is_drawn_beside_it(kind, model):
         model=model, num_steps=2 if kind == "flow" else None, guidance=3.0 if kind == "flow" else None, policy=policy, rows=5
     )
     own.ready()
-    assert own.size().weights
+    (size,) = own.models()
+    assert size.weights
     asked = [(Prompt(str(i), f"a cat {'very ' * i}big"), seed_of(i)) for i in range(7)]
     together = [made.image.tobytes() for made in Studio(own).pictures(asked) if isinstance(made, Sample)]
     painter = mmrl.load_painter(own)
@@ -296,7 +297,7 @@ def test_who_cannot_paint_is_refused_before_weights_load(tmp_path):
     (risky / "config.toml").write_text('[policy]\nkind = "flow"\nmodel = "tiny:sd3"\nfamily = "./mine.py:Mine"\n')
     for settings, error, words in [
         ({}, ValueError, "no painter draws"),
-        ({"model": "a", "run": "b"}, ValueError, "both set"),
+        ({"model": "a", "run": "b"}, ValueError, "painter.model and painter.run are set, and one of them draws"),
         ({"step": 3, "model": "a"}, ValueError, "painter.step is a checkpoint"),
         ({"run": "a", "policy": {"width": 8}}, ValueError, "painter.policy, width and height go with painter.model"),
         ({"run": str(tmp_path)}, RewardUnavailableError, "holds no run"),

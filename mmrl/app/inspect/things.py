@@ -196,6 +196,7 @@ def inner_parts() -> dict[type, str]:
     from mmrl.flow import dynamics, sigmas, times
     from mmrl.flow.surrogate import SurrogatePath
     from mmrl.serving.judges.judge import Endpoint
+    from mmrl.serving.scorers.images_server import ImagesServer
     from mmrl.serving.scorers.painting import Painting
     from mmrl.training.rewards.calls import Transform
 
@@ -207,6 +208,7 @@ def inner_parts() -> dict[type, str]:
     tables = {
         Painting: "a painter inside a reward",
         Endpoint: "a server inside a reward",
+        ImagesServer: "a server inside a painter",
         Transform: "a table inside a reward",
         ClipStyle: "a table inside a data set",
     }

@@ -107,6 +107,8 @@ def painter_config(painting: Painting) -> RunConfig:
     Raises FileNotFoundError without such a model or run, and ValueError for one that writes, draws other things than pictures, or
     does not draw from text.
     """
+    if painting.server:
+        raise ValueError(f"{painting.place} draws in another process: Painting.painter() asks it")
     if painting.run:
         given = kept_of(Path(painting.run).expanduser(), painting.trust_remote_code)
         if own := given["policy"].get("family") if not painting.trust_remote_code else None:

@@ -13,7 +13,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from math import exp, nan
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from PIL import Image
 
@@ -36,6 +36,8 @@ from mmrl.serving.files import refuse_own_code
 from mmrl.serving.media import PictureFormat, data_url
 
 log = logging.getLogger("mmrl")
+Q = TypeVar("Q")
+A = TypeVar("A")
 RETRIED = BUSY | {409}
 """Besides everything from 500 on."""
 HOPELESS = frozenset({401, 403, 404, 405})
@@ -62,8 +64,8 @@ class AbsentError(JudgeError, RewardUnavailableError):
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """A model's address and how it is asked: `server.url = "http://127.0.0.1:8000/v1"` in a reward's table."""
+class Server:
+    """A model's address and how it is asked, whatever it makes."""
 
     url: str = "http://127.0.0.1:8000/v1"
     """Where the server answers, /v1 included."""
@@ -79,25 +81,10 @@ class Endpoint:
     """After busy servers and lost answers (408, 409, 425, 429, 5xx), with growing pauses of at least a second or those the server
     asks for. A server that takes no connections is waited for until deadline_s, and then the run is saved and stops; with
     retries = 0 nothing is asked twice."""
-    concurrency: Annotated[int, Range(1, 1024)] = 8
-    """Questions asked at the same time."""
-    temperature: NonNegative = 0.0
-    """Temperature of the judge's sampling; 0 = greedy."""
-    max_tokens: Count = 4096
-    """The longest answer, thoughts included."""
-    max_side: CountOrNone = 1024
-    """Pictures are shrunk to this many pixels, shape kept; 0 = as they are."""
-    picture_format: PictureFormat = "png"
-    """jpeg is sent at quality 95."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Further keys of the request: `{ chat_template_kwargs = { enable_thinking = false } }`."""
-    run: str = ""
-    """The folder of a run of yours, whose model is asked in place of a server, sampled as its held-out prompts are; empty: the
-    server. Its memory is in no plan."""
-    trust_remote_code: bool = False
-    """True: Python files of that run's model run, with your rights, where its config says that it needs them."""
 
-    # read by pydantic when a config's table becomes an Endpoint: a misspelt key is an error
+    # read by pydantic when a config's table becomes a server: a misspelt key is an error
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic's name and type
 
     def __post_init__(self) -> None:
@@ -109,25 +96,57 @@ class Endpoint:
     def ready(self) -> None:
         """Ask once whether the server is there, whatever it answers to a question about its models.
 
-        Raises RewardUnavailableError where it does not answer, refuses the key, or has no model although none is named.
+        Raises RewardUnavailableError where it does not answer, or refuses the key.
         """
-        if self.run:
-            if not (Path(self.run).expanduser() / "config.toml").is_file():
-                raise RewardUnavailableError(
-                    f"server.run: {self.run!r} holds no run: name the folder of a judge that you trained"
-                )
-            refuse_own_code(self.run, self.trust_remote_code, f"server.run: {self.run}")
-            return
         once = replace(self, retries=0, timeout_s=min(self.timeout_s, ANSWER_S))
         try:
-            if not self.model:
-                first_model(once, time.monotonic() + ANSWER_S)
-            else:
-                request(once, "/models", None, time.monotonic() + ANSWER_S)
+            once.greet(time.monotonic() + ANSWER_S)
         except JudgeError as error:
-            if self.model and re.search("answered (404|405)", str(error)):
-                return
             raise RewardUnavailableError(f"{error}: start the server before the run, or set server.url to where it is") from None
+
+    def greet(self, deadline: float) -> None:
+        """Ask for its models; JudgeError where it does not answer, or refuses."""
+        try:
+            request(self, "/models", None, deadline)
+        except JudgeError as error:
+            if not re.search("answered (404|405)", str(error)):
+                raise
+
+
+@dataclass(frozen=True)
+class Endpoint(Server):
+    """A model's address and how it is asked: `server.url = "http://127.0.0.1:8000/v1"` in a reward's table."""
+
+    concurrency: Annotated[int, Range(1, 1024)] = 8
+    """Questions asked at the same time."""
+    temperature: NonNegative = 0.0
+    """Temperature of the judge's sampling; 0 = greedy."""
+    max_tokens: Count = 4096
+    """The longest answer, thoughts included."""
+    max_side: CountOrNone = 1024
+    """Pictures are shrunk to this many pixels, shape kept; 0 = as they are."""
+    picture_format: PictureFormat = "png"
+    """jpeg is sent at quality 95."""
+    run: str = ""
+    """The folder of a run of yours, whose model is asked in place of a server, sampled as its held-out prompts are; empty: the
+    server. Its memory is in no plan."""
+    trust_remote_code: bool = False
+    """True: Python files of that run's model run, with your rights, where its config says that it needs them."""
+
+    def ready(self) -> None:
+        """Ask as any server is asked. RewardUnavailableError also where it has no model although none is named, or for no run."""
+        if not self.run:
+            super().ready()
+        elif not (Path(self.run).expanduser() / "config.toml").is_file():
+            raise RewardUnavailableError(f"server.run: {self.run!r} holds no run: name the folder of a judge that you trained")
+        else:
+            refuse_own_code(self.run, self.trust_remote_code, f"server.run: {self.run}")
+
+    def greet(self, deadline: float) -> None:
+        if self.model:
+            super().greet(deadline)
+        else:
+            first_model(self, deadline)
 
 
 @dataclass(frozen=True)
@@ -219,11 +238,9 @@ def ask(endpoint: Endpoint, questions: Sequence[Question]) -> list[Reply | Judge
     return outcomes
 
 
-def in_threads(
-    call: Callable[[Question], Reply | JudgeError], questions: Sequence[Question], count: int
-) -> list[Reply | JudgeError]:
+def in_threads(call: Callable[[Q], A], questions: Sequence[Q], count: int) -> list[A]:
     """The call's answers, in order; who is interrupted leaves threads behind that ask no more, and that no program waits for."""
-    futures = [Future[Reply | JudgeError]() for _ in questions]
+    futures = [Future[A]() for _ in questions]
     waiting, is_left = deque(zip(futures, questions, strict=True)), threading.Event()
 
     def work() -> None:
@@ -290,7 +307,7 @@ def body_of(endpoint: Endpoint, model: str, question: Question) -> dict[str, obj
     return body | dict(endpoint.extra)
 
 
-def request(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, deadline: float) -> Json:
+def request(endpoint: Server, path: str, body: Mapping[str, object] | None, deadline: float) -> Json:
     """Send a request and return the server's JSON answer, after retries and before the deadline.
 
     JudgeError holds the last trouble, and never the key; it is an AbsentError where nothing took connections to the end.
@@ -331,7 +348,7 @@ def request(endpoint: Endpoint, path: str, body: Mapping[str, object] | None, de
     raise AbsentError(f"{trouble}: start it again") if is_absent else JudgeError(trouble)
 
 
-def key_of(endpoint: Endpoint) -> str | None:
+def key_of(endpoint: Server) -> str | None:
     """The endpoint's key; None where it names none."""
     if not endpoint.api_key_env:
         return None

@@ -17,6 +17,7 @@ from mmrl.runtime.blame import RewardUnavailableError, describe
 from mmrl.runtime.pictures import open_upright, upright_rgb
 from mmrl.runtime.ranges import Count, CountOrNone, Factor, check_ranges
 from mmrl.serving.files import refuse_own_code
+from mmrl.serving.scorers.images_server import ImagesServer, ServedPainter
 from mmrl.serving.scorers.sizes import ModelSize, size_by
 
 log = logging.getLogger("mmrl")
@@ -31,11 +32,13 @@ class Painting:
     """Who draws, and how: `painter = { model = "stabilityai/stable-diffusion-3.5-medium", num_steps = 20 }`."""
 
     model: str = ""
-    """Folder or hub id of a generator of pictures; or `run`."""
+    """Folder or hub id of a generator of pictures; or `run`, or `server`."""
     run: str = ""
     """The folder of a run whose model draws, as it draws held-out prompts."""
     step: Count | None = None
     """With `run`: its checkpoint; None: the newest when this process first draws, which then stays."""
+    server: ImagesServer | None = None
+    """A server that draws, whose own settings count; None: none."""
     num_steps: Count | None = None
     """Denoising steps; None: as [evaluation] has them."""
     guidance: Factor | None = None
@@ -49,7 +52,7 @@ class Painting:
     device: str = "auto"
     """Where it draws: auto (the GPU if there is one), cpu, cuda or cuda:1."""
     rows: Count = 8
-    """The most pictures that are drawn side by side; a picture does not depend on what is drawn beside it."""
+    """The most pictures that are drawn side by side, or asked for at a time; one does not depend on what is drawn beside it."""
     kept: CountOrNone = 256
     """Number of pictures kept in memory, those asked for last: what is asked for again is not drawn again."""
     trust_remote_code: bool = False
@@ -60,8 +63,16 @@ class Painting:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.model and self.run:
-            raise ValueError("painter.model and painter.run are both set, and one of them draws: leave one out")
+        drawing = [f"painter.{name}" for name in ("model", "run", "server") if getattr(self, name)]
+        if len(drawing) > 1:
+            raise ValueError(f"{' and '.join(drawing)} are set, and one of them draws: leave the others out")
+        local = ("num_steps", "guidance", "policy", "device", "trust_remote_code")
+        others = [f"painter.{name}" for name in local if getattr(self, name) not in (None, {}, "auto", False)]
+        if self.server and others:
+            raise ValueError(
+                f"{' and '.join(others)} count for models of this process, and a server draws as it is set up: leave it out, or "
+                "put what the server's requests take into painter.server.extra"
+            )
         if self.run and (self.policy or self.width or self.height):
             raise ValueError(
                 "painter.policy, width and height go with painter.model, and a run's model is as it was trained: leave them out"
@@ -72,16 +83,18 @@ class Painting:
     @property
     def place(self) -> str:
         """The model's name in messages."""
+        if self.server:
+            return f"painter.server {self.server.url}"
         return f"painter.run: {self.run}" if self.run else f"painter.model {self.model!r}"
 
     def ready(self) -> None:
-        """Look at the painter's files before any weights load.
+        """Look at the painter's files, or ask its server whether it is there, before any weights load.
 
         Raises FileNotFoundError, ValueError or RewardUnavailableError where there is no such model, it writes, or it draws other
         things than pictures.
         """
-        if not self.model and not self.run:
-            raise ValueError("no painter draws: set painter.model to a generator, or painter.run to a run of yours")
+        if self.server:
+            self.server.ready()
         if self.run:
             if not (Path(self.run).expanduser() / "config.toml").is_file():
                 raise RewardUnavailableError(f"painter.run: {self.run!r} holds no run: name the folder of a run that draws")
@@ -89,14 +102,20 @@ class Painting:
             if not any((Path(self.run).expanduser() / "checkpoints").glob(kept)):
                 raise RewardUnavailableError(f"painter.run: {self.run!r} has no checkpoint {kept}: train it, or name another")
             refuse_own_code(self.run, self.trust_remote_code, self.place)
-        self.painter()
+        _ = studio_of(self).painter
 
-    def size(self) -> ModelSize:
-        """The model that it holds, counted by its config files."""
-        return size_by(self.run or self.model, self.device, lambda: self.painter().num_weights)
+    def models(self) -> list[ModelSize]:
+        """The model that it holds, counted by its config files; none where a server draws."""
+        return [] if self.server else [size_by(self.run or self.model, self.device, lambda: self.painter().num_weights)]
 
     def painter(self) -> Any:
-        """Who draws, its settings checked; its weights load with the first picture."""
+        """Who draws, its settings checked; its weights load with the first picture. ValueError where nobody does."""
+        if self.server:
+            return ServedPainter(self.server, self.width, self.height)
+        if not self.model and not self.run:
+            raise ValueError(
+                "no painter draws: set painter.model to a generator, painter.run to a run of yours, or painter.server.url"
+            )
         # loads torch, which servers of other rewards do without
         from mmrl import load_painter
 
@@ -118,7 +137,14 @@ class Studio:
 
     @cached_property
     def painter(self) -> Any:
-        return self.painting.painter()
+        made = self.painting.painter()
+        if self.painting.server and not self.painting.server.seeds:
+            log.warning(
+                "%s is given no seeds: the texts of a group begin from noise of their own, and what is drawn again, as after a "
+                "resume, differs",
+                self.painting.place,
+            )
+        return made
 
     def pictures(self, asked: Sequence[Asked]) -> list[Drawn]:
         """In the order asked; a text that cannot be drawn has its own error, and leaves the others alone.
@@ -176,18 +202,21 @@ class Studio:
         self.calls += 1
         try:
             made: list[Drawn] = list(self.painter.draw(asked))
-            self.drawn += len(made)
-            return made
         except RewardUnavailableError:
             raise
         except Exception as error:  # noqa: BLE001 - models raise whatever a text provokes
             if len(asked) > 1:
                 return [one for single in asked for one in self._some([single])]
-            if type(error) not in self._said:
-                self._said.add(type(error))
-                text = asked[0][0].text[:80]
-                log.warning("%s could not draw %r: %s; this kind is said once", self.painting.place, text, describe(error))
-            return [error]
+            made = [error]
+        for (prompt, _), one in zip(asked, made, strict=True):
+            if isinstance(one, Sample):
+                self.drawn += 1
+            elif type(one) not in self._said:
+                self._said.add(type(one))
+                log.warning(
+                    "%s could not draw %r: %s; this kind is said once", self.painting.place, prompt.text[:80], describe(one)
+                )
+        return made
 
 
 _STUDIOS: dict[str, Studio] = {}
