@@ -196,10 +196,10 @@ def test_a_generator_is_fitted_with_its_encoders_and_rewards(tmp_path: Path):
     change(folder / "transformer" / "config.json", num_layers=2, dual_attention_layers=[0])
     (tmp_path / "prompts.txt").write_text("\n".join(f"a red fox, {i}" for i in range(16)))
     resolved = one_line("t2i", str(folder), str(tmp_path / "prompts.txt"), ["pick_score", "clip_score=0"], [])
-    with pytest.raises(ValueError, match="of a card of 12") as caught:
-        fit_to(resolved, card(12))
+    with pytest.raises(ValueError, match="of a card of 3") as caught:
+        fit_to(resolved, card(3))
     assert "rewards in a process of their own" in remedies_in(str(caught.value))[0][1]
-    fit = fit_to(resolved, card(16))
+    fit = fit_to(resolved, card(10))
     policy, stays = fit.resolved.config.policy, fit.plan.memory.stays
     assert policy.rest_text_encoders and policy.equal_forwards and policy.lora is not None  # type: ignore[union-attr]
     assert sum(size for name, size in stays.items() if name.startswith("reward ")) == 2 * (986_109_441 + 427_616_513)
