@@ -127,7 +127,8 @@ class Drawn:
             value = least if score is None else cast(float, score.value)
             if beside is not None and beside.value is not None:
                 parts |= {"beside": beside.value, "gain": value - beside.value, "won": float(value > beside.value)}
-            shown = next((one for one in some if isinstance(one, Sample)), None)
+            text_s, users = (next((one.image for one in made if isinstance(one, Sample)), None) for made in (some, own))
+            shown = Sample(image=text_s, beside=users) if text_s or users else None
             out.append(Scored(value, {**({} if score is None else score.parts), **parts}, shown))
         return out
 

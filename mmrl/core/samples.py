@@ -274,6 +274,8 @@ class Sample:
     """The completion's tokens, the stop token included."""
     image: Media = None
     video: Media = None
+    beside: Media = None
+    """A picture that is shown with it in samples files, such as what the user's own words gave; nothing is scored by it."""
     truncated: bool = False
     """True when the completion was cut at max_new_tokens."""
     media_sizes: tuple[MediaSize, ...] = ()

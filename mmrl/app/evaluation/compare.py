@@ -13,10 +13,11 @@ from mmrl.app.plugins.suites import find_suite
 from mmrl.app.report.charts import Chart, Series, line_chart
 from mmrl.app.report.data import EVAL, RunData, column, ends, load, read_rows
 from mmrl.app.report.figures import PairedChange, SampleFigure, figures, paired_changes
-from mmrl.app.report.page import environment
+from mmrl.app.report.page import MADE, NUM_PAIRS, Example, Pair, environment
 from mmrl.app.report.rows import SampleLine, Task, by_task, mean
+from mmrl.app.report.strips import thumbnail
 from mmrl.app.run.evaluation_folder import EvaluationDir, prediction_lines
-from mmrl.app.run.folder import Line, also_split
+from mmrl.app.run.folder import Line, RunDir, also_split
 from mmrl.app.run.trackers import flat, is_reward
 from mmrl.app.toml.tables import Values
 from mmrl.data.suites.suite import Suite
@@ -94,6 +95,8 @@ class Comparison:
     training: list[MetricRow]
     notices: list[str]
     charts: list[Chart]
+    drawn: list[tuple[tuple[RunDir, SampleLine], tuple[RunDir, SampleLine]]]
+    """Of the first prompts of which both runs drew something last: whose it is, and what."""
 
     def facts(self) -> dict[str, object]:
         """The comparison as programs read it: `mmrl compare --json`."""
@@ -141,7 +144,20 @@ def compare(a: Path | str, b: Path | str) -> Comparison:
         metric_rows(training[0], training[1], lambda name: is_reward(name) or name == "reward/total"),
         notices + notes_on_others([side.last for side in sides], len(shared)) + notes_on_ways(sides, names, also),
         overlays("held out", held_out, names) + overlays("training", training, names) if with_curves else [],
+        drawn_pairs(sides, shared),
     )
+
+
+def drawn_pairs(
+    sides: tuple[Side, Side], shared: Sequence[Task]
+) -> list[tuple[tuple[RunDir, SampleLine], tuple[RunDir, SampleLine]]]:
+    """The first shared prompts of which both runs drew something; none of an evaluation."""
+    a, b = sides
+    if a.run is None or b.run is None:
+        return []
+    rows = [(a.last[task][0], b.last[task][0]) for task in shared]
+    drew = [pair for pair in rows if all(any(row.line.get(kind) for kind in MADE) for row in pair)]
+    return [((a.run.run, first), (b.run.run, second)) for first, second in drew[:NUM_PAIRS]]
 
 
 def read_side(path: Path) -> Side:
@@ -265,7 +281,8 @@ def overlays(split: str, curves: Sequence[Mapping[str, Curve]], names: tuple[str
 
 
 def write_comparison(comparison: Comparison, file: Path) -> Path:
-    """The same as one HTML file without any address in it, with the curves over each other."""
+    """The same as one HTML file without any address in it, with the curves over each other, and what was drawn side by side."""
     template = environment().get_template("compare.html.j2")
-    replace_text(file, template.render(comparison=comparison))
+    pairs = [Pair(Example(*a, thumbnail), Example(*b, thumbnail), ("a", "b")) for a, b in comparison.drawn]
+    replace_text(file, template.render(comparison=comparison, pairs=pairs))
     return file

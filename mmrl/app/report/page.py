@@ -123,8 +123,8 @@ def write_report(run: Path | str) -> Path:
             figures=figures,
             verdict=verdict(figures),
             training=training_change(data) if not figures else None,
-            pairs=[Pair(data, before, after) for before, after in both[:NUM_PAIRS]],
-            regressions=[Pair(data, before, after) for before, after in worse[:NUM_REGRESSIONS]],
+            pairs=[Pair(Example(data.run, before), Example(data.run, after)) for before, after in both[:NUM_PAIRS]],
+            regressions=[Pair(Example(data.run, before), Example(data.run, after)) for before, after in worse[:NUM_REGRESSIONS]],
             num_worse=len(worse),
             kinds=kinds(data),
             also=also_changes(data),
@@ -194,6 +194,8 @@ class Example:
         self.row = row
         self.shown = [picture_of(run, media, None if i else row, address) for i, media in enumerate(row.line["media"])]
         self.made = [picture_of(run, row.line[kind], None, address) for kind in MADE if row.line.get(kind)]
+        self.beside = [picture_of(run, row.line["beside"], None, address)] if row.line.get("beside") else []
+        """What the user's own words gave, where a writer's are drawn."""
         self.iou = row.iou
         file = run.samples_file(row.line["split"], row.line["step"])
         self.samples = quote(file.relative_to(run.path).as_posix()) if address is inline_assets else ""
@@ -214,13 +216,23 @@ class PageTurn:
 
 
 class Pair:
-    """The same held-out prompt before and after."""
+    """The same held-out prompt before and after, or in two runs."""
 
-    def __init__(self, data: RunData, before: SampleLine, after: SampleLine) -> None:
-        self.before, self.after = Example(data.run, before), Example(data.run, after)
-        self.figure = "IoU" if math.isfinite(before.iou) and math.isfinite(after.iou) else "reward"
-        self.values = (before.iou, after.iou) if self.figure == "IoU" else (before.total, after.total)
-        self.change = change_of(before, after)
+    def __init__(self, before: "Example", after: "Example", names: tuple[str, str] = ("before", "after")) -> None:
+        self.before, self.after, self.names = before, after, names
+        first, second = before.row, after.row
+        self.figure = "IoU" if math.isfinite(first.iou) and math.isfinite(second.iou) else "reward"
+        self.values = (first.iou, second.iou) if self.figure == "IoU" else (first.total, second.total)
+        self.change = change_of(first, second)
+
+    @property
+    def beside(self) -> list[tuple[str, Picture]]:
+        """Whose picture of the user's own words it is, and the picture; once where both have the same."""
+        pictures = [(name, one) for name, side in zip(self.names, (self.before, self.after), strict=True) for one in side.beside]
+        words = "the user's words"
+        if len({one.source for _, one in pictures}) < 2:
+            return [(words, one) for _, one in pictures[:1]]
+        return [(f"{words}, {name}", one) for name, one in pictures]
 
     @property
     def direction(self) -> str:

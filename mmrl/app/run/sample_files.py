@@ -8,7 +8,7 @@ where the answer is none), columns, digest (of the completion's tokens or the pi
 media ({kind, file, width, height} per picture, video or sound; a sound also has sound, its .wav file beside the waveform),
 media_sizes ([width, height, seen_width, seen_height]), opened (the tag that the chat template opened in front of the completion,
 where it did), image, video and sound (what was generated, as in media, or null; a video also has clip, its .mp4 file beside the
-strip).
+strip), beside (a picture to be shown with it, where there is one).
 
 A line of an episode also holds ended and turns: {text, span, reward, facts, observation} with an observation's role, text, media
 and key, null where the world said nothing. Its digest is of tokens and observed pictures.
@@ -122,6 +122,7 @@ def sample_lines(
                     "sound": None if sample.sound is None else store_sound(place, sample),
                 }
                 | ({"opened": sample.opened} if sample.opened else {})
+                | ({"beside": store(place, sample.beside)} if sample.beside is not None else {})
                 | turn_lines(place, sample)
             )
             row += 1

@@ -88,7 +88,8 @@ class GroupScores:
         if not any(self.shown):
             return group
         pairs = zip(group.samples, self.shown, strict=True)
-        return replace(group, samples=tuple(one if seen is None else replace(one, image=seen.image) for one, seen in pairs))
+        dressed = (one if seen is None else replace(one, image=seen.image, beside=seen.beside) for one, seen in pairs)
+        return replace(group, samples=tuple(dressed))
 
 
 class RewardRunner:

@@ -1,7 +1,10 @@
 """A model that writes for a generator, as a whole run: resumed, sampled ahead, its pictures kept; and runs that take turns."""
 
+import math
+import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +13,9 @@ from mmrl.app.commands import alternate as verbs
 from mmrl.app.commands.alternate import alternate, read_duet
 from mmrl.app.commands.train import TrainArguments, train
 from mmrl.app.config import run as configs
+from mmrl.app.evaluation.compare import compare, write_comparison
+from mmrl.app.report.page import Pair, Picture
+from mmrl.app.report.strips import thumbnail
 from mmrl.app.run.folder import RunDir, read_lines
 from mmrl.serving.scorers import painting
 from tests.support.each import for_each
@@ -39,6 +45,45 @@ def test_a_resumed_writer_is_the_undisturbed_one_and_its_pictures_are_kept(tmp_p
     assert lines_of(tmp_path / "cut") == whole
     assert all((RunDir(tmp_path / "whole").samples / line[3]["file"]).is_file() for line in whole)
     assert "drawn/beside" in whole[-1][2] and "drawn/beside" not in whole[0][2]
+    if not ahead:
+        check_pages(tmp_path)
+
+
+def check_pages(folder: Path) -> None:
+    """The report has the picture of the user's words once, those of both evaluations, and both texts; so has `compare`."""
+    (first, last) = (read_lines(RunDir(folder / "whole").samples_file("eval", step)).lines for step in (0, 2))
+    assert all(line["beside"] != line["image"] for line in (*first, *last)) and len(first) == 2
+    assert [line["beside"] for line in first] == [line["beside"] for line in last], "drawn from the same noise"
+    page = (folder / "whole" / "report.html").read_text()
+    gallery = page[page.index('<section id="gallery">') : page.index('<section id="steps">')]
+    cards = gallery.split("<article")[1:]
+    for line, after, card in zip(first, last, cards, strict=True):
+        assert re.findall(r'<p class="label">([^<]*?) *<', card) == ["the user&#39;s words", "before", "after"]
+        places = [card.index(source_of(folder / "whole", one)) for one in (line["beside"], line["image"], after["image"])]
+        assert places == sorted(places)
+        assert card.count('<pre class="said">') == 2
+    both = write_comparison(compare(folder / "whole", folder / "cut"), folder / "both.html").read_text()
+    (card, _) = both.split("<article")[1:]
+    assert re.findall(r'<p class="label">([^<]*?) *<', card) == ["the user&#39;s words", "a", "b"]
+    assert card.count(source_of(folder / "cut", last[0]["image"])) == 2 and "= " in card
+
+
+def source_of(run: Path, picture: Any) -> str:
+    return thumbnail(RunDir(run).samples / picture["file"])
+
+
+def test_pictures_of_the_users_words_that_differ_are_both_shown():
+    """As where the painter learned between two evaluations."""
+
+    def side(*sources: str) -> Any:
+        row = SimpleNamespace(iou=math.nan, total=0.0)
+        return SimpleNamespace(row=row, beside=[Picture(one, 1, 1, "picture") for one in sources])
+
+    found = [
+        [(name, one.source) for name, one in Pair(*both).beside] for both in ((side("x"), side("x")), (side("x"), side("y")))
+    ]
+    assert found == [[("the user's words", "x")], [("the user's words, before", "x"), ("the user's words, after", "y")]]
+    assert Pair(side(), side()).beside == []
 
 
 DUET = """turns = 2
