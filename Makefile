@@ -50,6 +50,7 @@ evidence: $(STAMP)
 	$(BIN)/python benchmarks/demo_evidence.py beeps --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2i --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2i-text --no-cache
+	$(BIN)/python benchmarks/demo_evidence.py writer --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py edit --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py t2v --no-cache
 	$(BIN)/python benchmarks/demo_evidence.py tones --no-cache

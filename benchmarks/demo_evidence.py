@@ -83,6 +83,11 @@ EVIDENCE = {
         ("evaluation.seed={series}", "evaluation.num_samples={size}"),
         32,
     ),
+    "writer": Evidence(
+        {"reward": "eval/drawn", "user's words": "eval/drawn/beside"},
+        ("evaluation.data.seed={series}", "evaluation.data.size={size}", "evaluation.num_prompts={size}"),
+        96,
+    ),
     "edit": Evidence(
         {"reward": "eval/shape_edits"}
         | {part: f"eval/shape_edits/{part}" for part in ("fulfilled", "kept", "colour", "shape", "side", "ground")},

@@ -1,6 +1,6 @@
 """`mmrl demo`: complete jobs on this machine, without downloads: a tiny model is pretrained, then improved by its rewards.
 
-A demo is an entry of DEMOS, a config whose `policy.model` is `tiny:<name>`, and that name in mmrl.lab.tiny.taught.
+A demo is an entry of DEMOS, a config whose models are `tiny:<name>`, and those names in mmrl.lab.tiny.taught.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,8 @@ class Demo:
     """Printed before the second part."""
     short: tuple[str, ...] = ("evaluation.num_samples=1", "prompts_per_step=2")
     """Overrides of `--short`, besides a few steps."""
+    painter: str = ""
+    """The taught model that draws for the one that is trained."""
     twin: tuple[str, ...] = ()
     """Overrides of a second run, which the first one is compared with."""
     without: str = ""
@@ -81,6 +83,15 @@ DEMOS = {
         "caption",
         reinforcement="it is rewarded for what a text recogniser reads in its pictures",
     ),
+    "writer": Demo(
+        config="tiny/writing",
+        summary="Teach a tiny Qwen3-VL which words a tiny Stable Diffusion 3 understands; ends with wishes, words and pictures.",
+        imitation="a Stable Diffusion 3 of 2.4 M parameters learns to draw from captions, and a Qwen3-VL of 0.9 M to say a wish "
+        "in other words, of which the captions have one in three",
+        reinforcement="the writer is rewarded for what is drawn from its words",
+        short=FEW,
+        painter="clean_shapes",
+    ),
     "edit": Demo(
         config="tiny/edit",
         summary="Teach a tiny FLUX.1-Kontext to edit pictures as asked; ends with numbers and source, before and after.",
@@ -126,6 +137,8 @@ def run(name: str, output: Path | None = None, seed: int = 0, overrides: Sequenc
     if not any(word.startswith("policy.model=") for word in words):
         console.print(f"1. imitation: {demo.imitation}")
         words.append(f"policy.model={str(taught_model(name, seed, short))!r}")
+        if demo.painter:
+            words.append(f"reward.0.painter.model={str(teach_aloud('flow', demo.painter, seed, short))!r}")
     console.print(f"2. reinforcement: {demo.reinforcement}")
     trained = run_training(configs.load(demo.config, words))
     if demo.twin:
@@ -148,17 +161,23 @@ def demo_of(name: str) -> Demo:
 
 
 def taught_model(name: str, seed: int, short: bool = False) -> Path:
-    """The folder of the model that imitation made; says how far it is while it is made."""
-    from rich.progress import Progress, TextColumn, TimeRemainingColumn
-
+    """The folder of the model that imitation made for a demo."""
     from mmrl.app.config import run as configs
-    from mmrl.app.errors import Lines, Wait
     from mmrl.app.modality.registry import modality_of
     from mmrl.app.plugins.lab import TINY
+
+    policy = configs.load(demo_of(name).config).config.policy
+    return teach_aloud(modality_of(policy).name, policy.model.removeprefix(TINY), seed, short)
+
+
+def teach_aloud(kind: str, model: str, seed: int, short: bool) -> Path:
+    """The folder of a taught model; says how far it is while it is made."""
+    from rich.progress import Progress, TextColumn, TimeRemainingColumn
+
+    from mmrl.app.errors import Lines, Wait
     from mmrl.app.run.context import console
     from mmrl.lab.models import teach_once
 
-    policy = configs.load(demo_of(name).config).config.policy
     bar = Progress(
         TextColumn("  part {task.fields[part]}, step {task.completed:.0f}/{task.total:.0f}  {task.description}"),
         TimeRemainingColumn(),
@@ -180,6 +199,6 @@ def taught_model(name: str, seed: int, short: bool = False) -> Path:
 
         wait.begin()
         try:
-            return teach_once(modality_of(policy).name, policy.model.removeprefix(TINY), seed, note, short)
+            return teach_once(kind, model, seed, note, short)
         finally:
             wait.end()

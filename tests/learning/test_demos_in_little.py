@@ -20,14 +20,15 @@ from mmrl.lab import demos
 
 READER = [name for name in ("onnxruntime", "rapidocr_onnxruntime", "rapidfuzz", "matplotlib") if find_spec(name) is None]
 
-DRAWN = ['reward=[{use = "jpeg_size", scale = 0.1}]']
+DRAWN = {name: ['reward=[{use = "jpeg_size", scale = 0.1}]'] for name in ("t2i", "t2i-text")}
+DRAWN["writer"] = ['reward.0.picture={use = "jpeg_size", scale = 0.1}', "reward.0.over=cut"]
 """What so little imitation draws earns nothing from the demo's own reward."""
 
 
 @pytest.fixture
 def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], RunDir]:
     monkeypatch.setenv("MMRL_CACHE", str(tmp_path / "cache"))
-    return lambda name: demos.run(name, tmp_path / "run", overrides=DRAWN if name.startswith("t2i") else [], short=True)
+    return lambda name: demos.run(name, tmp_path / "run", overrides=DRAWN.get(name, []), short=True)
 
 
 def held_out(run: RunDir) -> list[dict[str, Any]]:
@@ -90,6 +91,17 @@ def test_pictures(demo: Callable[[str], RunDir], tmp_path: Path):
     run = demo("t2i")
     assert {sample["text"] for sample in held_out(run)} == {wish.caption for wish in shapes.HELD_OUT}
     assert "default_0" in pipeline_with_adapter(run, tmp_path).transformer.peft_config
+
+
+@pytest.mark.slow
+def test_a_writer_and_what_its_painter_drew(demo: Callable[[str], RunDir]):
+    run = demo("writer")
+    samples, taught = held_out(run), configs.load(str(run.config_file)).table.values["reward"][0]["painter"]["model"]
+    assert taught.startswith(str(run.path.parent)), "the painter is the demo's own, taught as shortly"
+    assert all(" red" not in sample["text"] for sample in samples)
+    assert all((run.samples / sample["image"]["file"]).is_file() for sample in samples)
+    assert {"drawn/beside", "drawn/gain"} <= set(samples[0]["parts"])
+    assert run.report_file.read_text().count("data:image/") >= 4
 
 
 @pytest.mark.slow

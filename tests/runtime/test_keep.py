@@ -14,7 +14,7 @@ from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
 from mmrl.lab.tiny import teaching
 from mmrl.lab.tiny.flow import clip_generator, editor, generator, sound_generator
-from mmrl.lab.tiny.taught import BOXES, LOOKS, SPANS, Pupil
+from mmrl.lab.tiny.taught import BOXES, LOOKS, SPANS, WORDS, Pupil
 from mmrl.runtime import keep
 
 COMMON = {"mmrl.runtime.keep", "mmrl.lab.tiny.byte_tokens"}
@@ -57,7 +57,7 @@ def test_all_code_of_a_taught_model_is_in_its_name(module: ModuleType, settings:
     assert used <= counted | COMMON
 
 
-@pytest.mark.parametrize("pupil", [BOXES, SPANS, LOOKS])
+@pytest.mark.parametrize("pupil", [BOXES, SPANS, LOOKS, WORDS])
 def test_all_code_of_a_model_that_stages_teach_is_in_its_name(pupil: Pupil):
     counted = {module.__name__ for module in pupil.code}
     builds = {"mmrl.lab.tiny.text.student", "mmrl.training.optim", "mmrl.lab.tiny.teaching"}

@@ -20,6 +20,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
     "demo look-twice": ("mmrl demo look-twice", "mmrl demo look-twice --short"),
     "demo video": ("mmrl demo video --output runs/clips",),
     "demo beeps": ("mmrl demo beeps", "mmrl demo beeps --seed 1 --output runs/beeps"),
+    "demo writer": ("mmrl demo writer", "mmrl demo writer --seed 1 --output runs/writer"),
     "demo t2i": ("mmrl demo t2i", "mmrl demo t2i algorithm.preset=cps"),
     "demo t2i-text": ("mmrl demo t2i-text --seed 2",),
     "demo tones": ("mmrl demo tones", "mmrl demo tones --short"),

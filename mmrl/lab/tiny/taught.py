@@ -7,6 +7,8 @@ from types import ModuleType
 from typing import Any
 
 from mmrl.data.drawn import moving, scenes, small_digits
+from mmrl.data.drawn import shapes as drawn_shapes
+from mmrl.data.drawn import wishes as drawn_wishes
 from mmrl.data.drawn.digit_text import Prints
 from mmrl.data.drawn.gliding import Glides
 from mmrl.data.drawn.shapes import Sketches
@@ -15,7 +17,7 @@ from mmrl.data.files import mp4, wav
 from mmrl.data.tools import zoom
 from mmrl.lab.tiny import tokenizer
 from mmrl.lab.tiny.flow import clip_generator, editor, generator, sound_generator
-from mmrl.lab.tiny.text import beeps, clips, grounding, look_twice, omni, student
+from mmrl.lab.tiny.text import beeps, clips, grounding, look_twice, omni, student, wishes
 from mmrl.runtime.keep import Progress
 
 Teach = Callable[[int, Progress | None, bool], Path]
@@ -80,10 +82,26 @@ TONES = Pupil(
 )
 """A Qwen2.5-Omni thinker that tells when a tone is heard, as hurried annotators do."""
 
+WORDS = Pupil(
+    "tiny/hurried_words",
+    wishes.build,
+    (wishes, student, tokenizer, drawn_wishes, drawn_shapes),
+    ("stage.0.steps=20", "data.size=320"),
+)
+"""A Qwen3-VL that says a wish in other words."""
+
 
 def shapes(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
     """A Stable Diffusion 3 that draws coloured shapes, from pictures of which half are stained and half have a wrong caption."""
     settings = generator.WarmStart(data=Sketches(), name="shapes", seed=seed, steps=900, max_tokens=8)
+    return generator.warm_start(replace(settings, **FEW) if short else settings, progress=progress)
+
+
+def clean_shapes(seed: int = 0, progress: Progress | None = None, short: bool = False) -> Path:
+    """A Stable Diffusion 3 that draws coloured shapes well, from clean pictures with right captions: who draws for a writer."""
+    settings = generator.WarmStart(
+        data=Sketches(confused=0.0, stained=0.0), name="clean-shapes", seed=seed, steps=900, max_tokens=8
+    )
     return generator.warm_start(replace(settings, **FEW) if short else settings, progress=progress)
 
 
@@ -113,8 +131,15 @@ def tones(seed: int = 0, progress: Progress | None = None, short: bool = False) 
 
 
 TAUGHT: Mapping[str, Mapping[str, Teach | Pupil]] = {
-    "text": {"grounding": BOXES, "clips": SPANS, "beeps": TONES, "look_twice": LOOKS},
-    "flow": {"shapes": shapes, "numbers": numbers, "edits": edits, "glides": glides, "tones": tones},
+    "text": {"grounding": BOXES, "clips": SPANS, "beeps": TONES, "look_twice": LOOKS, "wishes": WORDS},
+    "flow": {
+        "shapes": shapes,
+        "clean_shapes": clean_shapes,
+        "numbers": numbers,
+        "edits": edits,
+        "glides": glides,
+        "tones": tones,
+    },
 }
 """Kind of policy -> name -> how it is taught."""
 UNTAUGHT = {f"untaught_{name}": how.build for name, how in TAUGHT["text"].items() if isinstance(how, Pupil)}

@@ -1,0 +1,85 @@
+"""Writers and painters at equal samples, one seed of one comparison: `python -m tests.evidence.writers turns --seed 0`.
+
+Wishes in users' words reach pictures through a tiny Qwen3-VL that writes and a tiny Stable Diffusion 3 that draws. `turns`: the
+writer alone learns, the painter alone, or both one after the other, 128 samples a step. `easel`: a writer that draws once, and
+one that looks and draws again, 64 samples a step. Printed is the reward `shapes` of 48 held-out wishes, 8 denoising steps
+a picture, as step -> value, and written to FOLDER/COMPARISON-SEED.json. A run that is there is not repeated. `--steps` cuts every
+run short.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mmrl.app.commands.alternate import alternate
+from mmrl.app.run.folder import RunDir
+from tests.evidence.teachers import curve, run
+
+STEPS = {"turns": 24, "easel": 16}
+TURNS = 3
+CLEAN = "{{ {}, num_steps = 8, guidance = 1.0, rows = 64 }}"
+MODEL = 'model = "tiny:clean_shapes", width = 32, height = 32, policy = { max_prompt_tokens = 0 }'
+COMMON = ("save_every=0", 'optimizer.lr_schedule="constant"', "optimizer.warmup_steps=3")
+DRAWS = ("policy.model=tiny:clean_shapes", "prompts_per_step=4", "evaluation.num_samples=1")
+DRAWS += ('evaluation.data={use = "wishes", split = "held_out", size = 48}',)
+EASEL = 'environment={use = "easel", form = "plain", painter = %s, call = {where = "thread", workers = 64}, '
+EASEL += "limits = {turns = 2, pictures = 2, timeout_s = 600.0}}"
+
+
+def duet(folder: Path, words: tuple[str, ...], steps: int) -> RunDir:
+    """The writer's run after turns with a painter, which share the steps."""
+    each = max(1, steps // (2 * TURNS))
+    painter, writer = folder / "painter", folder / "writer"
+    written = f'data={{use = "written", writer = {str(writer)!r}, source = {{ use = "wishes", size = 128 }}}}'
+    drawn = "reward.0.painter=" + CLEAN.format(f"run = {str(painter)!r}")
+    players = (("tiny/t2i", painter, (*words, *DRAWS, written)), ("tiny/writing", writer, (*words, drawn)))
+    tables = [
+        f"[[player]]\nconfig = {config!r}\noutput = {str(output)!r}\nsteps = {each}\noverrides = {json.dumps(own)}\n"
+        for config, output, own in players
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "duet.toml").write_text("\n".join([f"turns = {TURNS}", *tables]))
+    if code := alternate(folder / "duet.toml"):
+        raise RuntimeError(f"{folder / 'duet.toml'} ended with {code}")
+    return RunDir.open(writer)
+
+
+def compare(name: str, seed: int, out: Path, steps: int | None = None) -> dict[str, Any]:
+    """The held-out curves of a comparison at one seed."""
+    count, folder = steps or STEPS[name], out / f"{name}-{seed}"
+    words = (f"seed={seed}", *COMMON)
+    alone = (*words, f"steps={count}", f"evaluate_every={count}")
+    found: Mapping[str, RunDir]
+    if name == "turns":
+        found = {
+            "writer alone": run(folder / "writer-alone", "tiny/writing", alone, count),
+            "painter alone": run(folder / "painter-alone", "tiny/t2i", (*alone, *DRAWS, 'data={use = "wishes"}'), count),
+            "in turns": duet(folder / "duet", (*words, "evaluate_every=4"), count),
+        }
+    else:
+        alone = (*alone, "prompts_per_step=8")
+        easel = (EASEL % CLEAN.format(MODEL), 'reward=[{use = "shown", picture = {use = "shapes"}}]')
+        found = {
+            "one drawing": run(folder / "one", "tiny/writing", alone, count),
+            "two turns": run(folder / "two", "tiny/writing", (*alone, *easel), count),
+        }
+    curves = {key: curve(one) for key, one in found.items()}
+    result = {"comparison": name, "seed": seed, "steps": count, "held-out reward": curves}
+    (out / f"{name}-{seed}.json").write_text(json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("comparison", choices=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("runs/writers"))
+    parser.add_argument("--steps", type=int)
+    asked = parser.parse_args()
+    print(json.dumps(compare(asked.comparison, asked.seed, asked.out.resolve(), asked.steps), indent=1))  # noqa: T201 - the command's result
+
+
+if __name__ == "__main__":
+    main()
