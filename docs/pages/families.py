@@ -25,7 +25,7 @@ def families_page() -> Iterator[str]:
         yield f"| `{name}` | {', '.join(one.tasks)} | {cell(one.licence_and_note)} | {cell(one.tested)} |"
     for base, words in ((FlowFamily, "draw"), (Family, "write")):
         yield from facts_of_families(base, words)
-    yield f"\n## Image-text types of transformers {transformers.__version__}\n"
+    yield f"\n## Types that see or hear of transformers {transformers.__version__}\n"
     yield "Read from classes and default configs, as `mmrl ls families --all` does; tests try those in bold on a tiny model.\n"
     yield "| type | |\n|---|---|"
     for one in all_types():

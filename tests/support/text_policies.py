@@ -85,9 +85,11 @@ def relative_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 def plain_model(folder: str) -> tuple[Any, Any]:
     """The model and the processor as transformers alone loads them."""
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoModelForMultimodalLM, AutoProcessor
 
-    return AutoModelForImageTextToText.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
+    processor = AutoProcessor.from_pretrained(folder)
+    processor.chat_template = processor.chat_template or processor.tokenizer.chat_template
+    return AutoModelForMultimodalLM.from_pretrained(folder).eval(), processor
 
 
 def plain_logprobs(folder: str, policy: TextPolicy, rollouts: Rollouts) -> Tensor:

@@ -245,7 +245,7 @@ def sample(
 @app.command()
 def ls(
     kind: Annotated[str | None, Argument(metavar="[KIND]", help=KIND_HELP)] = None,
-    everything: Annotated[bool, Option("--all", help="Of families: all image-text types of transformers.")] = False,
+    everything: Annotated[bool, Option("--all", help="Of families: all types of transformers that see or hear.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List what is available, shipped with mmrl or yours; `mmrl ls rewards` also says what each reward needs and returns."""

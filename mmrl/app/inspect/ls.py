@@ -19,7 +19,7 @@ def listing(kind: str | None, everything: bool = False) -> Iterator[str]:
     `everything`: of families also the types of transformers that none is written for.
     """
     if everything and kind != "families":
-        raise ValueError("--all lists every image-text type of transformers: write mmrl ls families --all")
+        raise ValueError("--all lists every type of transformers that sees or hears: write mmrl ls families --all")
     if kind == "families":
         from mmrl.app.inspect.things import table, type_lines
 

@@ -53,14 +53,14 @@ def table() -> Iterator[str]:
 
 
 def type_lines() -> Iterator[str]:
-    """Every image-text type of the installed transformers, a mark at those that tests try, and yes or no with its reason."""
+    """Every type of the installed transformers that sees or hears, marked where tests try it, and yes or no with its reason."""
     import transformers
 
     from mmrl.policies.text.families.types import all_types
 
     found, tried = list(all_types()), set(small_models().writers())
     count = sum(one.refusal is None for one in found)
-    yield f"image-text types of transformers {transformers.__version__}: {count} of {len(found)}"
+    yield f"types of transformers {transformers.__version__} that see or hear: {count} of {len(found)}"
     yield "  *  tried on a tiny model of the real class"
     yield ""
     for one in found:
@@ -229,13 +229,13 @@ def generators() -> dict[str, type]:
 
 
 def families() -> dict[str, type]:
-    """model_type of transformers, or pipeline of diffusers -> the family; `generic` and `text_only` are for all other models."""
+    """model_type of transformers, or pipeline of diffusers -> the family; `generic`, `hearing`, `text_only` are for others."""
     from mmrl.policies.codes.janus import Janus
     from mmrl.policies.flow.families.known import FAMILIES as DRAWING
     from mmrl.policies.text.families import FAMILIES as WRITING
-    from mmrl.policies.text.families import Generic, TextOnly
+    from mmrl.policies.text.families import Generic, Hearing, TextOnly
 
-    return {**WRITING, "generic": Generic, "text_only": TextOnly, "janus": Janus, **DRAWING}
+    return {**WRITING, "generic": Generic, "hearing": Hearing, "text_only": TextOnly, "janus": Janus, **DRAWING}
 
 
 def classes(kind: str) -> list[Listed]:

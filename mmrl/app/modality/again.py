@@ -7,6 +7,7 @@ from mmrl.app.modality.templates import answers_with, call_of, dtype_to_load, pi
 from mmrl.flow.plan import RolloutPlan
 from mmrl.policies.codes.policy import CodePolicy
 from mmrl.policies.flow.policy import FlowPolicy
+from mmrl.policies.text.families import Family
 from mmrl.policies.text.policy import TextPolicy
 from mmrl.training.evaluate import SEED_STEP
 
@@ -48,9 +49,8 @@ def write_again(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKin
 
 def writing_code(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKind) -> Iterator[str]:
     """Load, write the chat, generate."""
-    seeing = "image" in policy.family.sees
-    model, other = ("ImageTextToText", "Processor") if seeing else ("CausalLM", "Tokenizer")
-    reader = other.lower()
+    model, other = auto_classes(policy.family)
+    seeing, reader = other == "Processor", other.lower()
     yield from ("import json", "", f"from transformers import AutoModelFor{model}, Auto{other}", "")
     options = f', variant="{policy.config.variant}"' if kind == "adapter" and policy.config.variant else ""
     yield f'model = AutoModelFor{model}.from_pretrained("THIS_FOLDER", dtype="{dtype_to_load(policy)}"{options})'
@@ -68,13 +68,22 @@ def writing_code(policy: TextPolicy, evaluation: EvaluationTable, kind: ExportKi
     yield f'print({reader}.decode(written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))'
 
 
+def auto_classes(family: Family) -> tuple[str, str]:
+    """The classes that transformers loads a family by: `AutoModelFor...`, and `Auto...` for what reads its prompts."""
+    if "image" in family.sees:
+        return "ImageTextToText", "Processor"
+    return ("MultimodalLM", "Processor") if family.sees else ("CausalLM", "Tokenizer")
+
+
 def turns(policy: TextPolicy) -> Iterator[str]:
     """The messages of a chat, as Python."""
-    seeing = "image" in policy.family.sees
+    seeing = bool(policy.family.sees)
     if policy.config.system_prompt:
         phrase = '[{"type": "text", "text": template["system"]}]' if seeing else 'template["system"]'
         yield f'{{"role": "system", "content": {phrase}}}'
-    asked = '[{"type": "image", "image": "PICTURE"}, {"type": "text", "text": text}]' if seeing else "text"
+    kind = "image" if "image" in policy.family.sees else "audio"
+    shown = {"image": "PICTURE", "audio": "SOUND"}[kind]
+    asked = f'[{{"type": "{kind}", "{kind}": "{shown}"}}, {{"type": "text", "text": text}}]' if seeing else "text"
     yield f'{{"role": "user", "content": {asked}}}'
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mmrl.policies.shared.workers.settings import SamplerSettings
     from mmrl.policies.text.policy import TextPolicy
 
+TASKS = {"image": "image-text-to-text", "audio": "audio-text-to-text"}
+"""Kind of media that a model takes -> the hub's word for what it does; the first counts."""
 LOADING = Loading(
     library="transformers",
     adapter_library="peft",
@@ -150,13 +152,14 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
         return replace(policy, box_space=space or "auto")
 
     def task(self, policy: "TextPolicy") -> str:
-        return "image-text-to-text" if "image" in policy.family.sees else "text-generation"
+        return next((task for kind, task in TASKS.items() if kind in policy.family.sees), "text-generation")
 
     def snippet(self, policy: "TextPolicy", base: str, adapter: bool) -> Sequence[str]:
         """Transformers loads both alike."""
-        seeing = "image" in policy.family.sees
+        from mmrl.app.modality.again import auto_classes
+
         variant = f', variant="{policy.config.variant}"' if adapter and policy.config.variant else ""
-        model, other = ("ImageTextToText", "Processor") if seeing else ("CausalLM", "Tokenizer")
+        model, other = auto_classes(policy.family)
         return (
             f"from transformers import AutoModelFor{model}, Auto{other}",
             "",

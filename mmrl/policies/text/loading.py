@@ -29,7 +29,8 @@ from mmrl.policies.shared.quantized.host import rest_on_host
 from mmrl.policies.shared.quantized.stored import method_of
 from mmrl.policies.shared.teachers import adapter_of, beside_the_trained
 from mmrl.policies.shared.weights import whole
-from mmrl.policies.text.families import Family, belongs, family_of, is_text_only, model_class
+from mmrl.policies.text.families import Family, belongs, family_of, hears_alone, is_text_only, model_class
+from mmrl.policies.text.families.base import extractor_of
 from mmrl.policies.text.families.text_only import TextOnly, TextProcessor
 from mmrl.policies.text.families.types import refusal_of
 from mmrl.policies.text.in_4_bits import load_quantized, refuse_other_codes, weights_folder
@@ -122,16 +123,19 @@ def processor_of(config: TextPolicyConfig, family: Family) -> Any:
     plain = type(family) is TextOnly
     load = AutoTokenizer if plain else AutoProcessor
     found: Any = load.from_pretrained(config.model, trust_remote_code=config.trust_remote_code)
+    if not plain and getattr(found, "chat_template", None) is None and hasattr(found, "tokenizer"):
+        found.chat_template = found.tokenizer.chat_template
     return TextProcessor(found) if plain else found
 
 
 def check_processor(processor: Any, model: str, family: Family) -> None:
-    """Raise ValueError for a processor that cannot show pictures, or a model that cannot chat."""
+    """Raise ValueError for a processor that cannot show pictures or sounds, or a model that cannot chat."""
     blind = "image" in family.sees and getattr(processor, "image_processor", None) is None
-    if not blind and getattr(processor, "chat_template", None):
+    deaf = family.sees == ("audio",) and extractor_of(processor) is None
+    if not blind and not deaf and getattr(processor, "chat_template", None):
         return
-    kind = "vision-language model" if family.sees else "model"
-    lacking = "image processor" if blind else "chat template"
+    kind = "vision-language model" if "image" in family.sees else "model"
+    lacking = "image processor" if blind else "feature extractor of sounds" if deaf else "chat template"
     raise ValueError(f"policy.model {model!r} has no {lacking}: use an instruction-tuned {kind}")
 
 
@@ -184,7 +188,7 @@ def load_config(config: TextPolicyConfig) -> Any:
     found = writing_part(found)
     refuse_variant({"": variants_in(weights_folder(name))}, config.variant, place)
     remote = "AutoModelForImageTextToText" in (getattr(found, "auto_map", None) or {})
-    if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote and not is_text_only(found):
+    if type(found) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not remote and not (is_text_only(found) or hears_alone(found)):
         raise ValueError(
             f"policy.model {name!r} is of type {found.model_type}, which does not write text: use a vision-language model or a "
             "language model"
@@ -221,7 +225,7 @@ def switch_off_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for name, value in list(vars(module).items()):
-            if ("dropout" in name or name == "drop_prob") and isinstance(value, float):
+            if ("dropout" in name or name in ("drop_prob", "layerdrop")) and isinstance(value, float):
                 setattr(module, name, 0.0)
 
 

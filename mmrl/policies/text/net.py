@@ -123,8 +123,9 @@ class TextNet(nn.Module):
 
     def _idle_pass(self) -> Tensor:
         assert self.stand_in is not None
-        features = look_apart(self.family, self.core, self.stand_in, self.device)["image"]
-        return torch.stack([0 * entry.float().sum() for level in features.levels for entry in level]).sum()
+        looked = look_apart(self.family, self.core, self.stand_in, self.device).values()
+        entries = [0 * entry.float().sum() for features in looked for level in features.levels for entry in level]
+        return sum(entries, torch.zeros((), device=self.device))
 
     def forward(self, work: Callable[["TextNet"], T]) -> T:
         with self._precision():

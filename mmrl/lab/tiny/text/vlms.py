@@ -12,6 +12,7 @@ import torch
 from mmrl.lab.tiny.byte_tokens import Built, HubObject, Kwargs, byte_tokenizer, token_ids
 from mmrl.lab.tiny.text import llms
 from mmrl.lab.tiny.text.by_rule import BY_RULE, gemma4_that_hears
+from mmrl.lab.tiny.text.ears import EARS
 from mmrl.lab.tiny.text.llms import chat_template
 from mmrl.lab.tiny.text.omni import qwen2_5_omni_thinker, qwen3_omni_moe_thinker
 from mmrl.lab.tiny.tokenizer import QWEN_TOKENS, qwen_ids
@@ -351,4 +352,5 @@ FAMILIES: dict[str, Callable[[], Built]] = {
     "qwen3_omni_moe_thinker": qwen3_omni_moe_thinker,
     "gemma4_that_hears": gemma4_that_hears,
     **BY_RULE,
+    **EARS,
 }

@@ -103,7 +103,7 @@ class Family:
 
     def ear(self, processor: Any) -> Ear:
         """The rate at which sounds are heard, and for how long at most."""
-        extractor = getattr(processor, "feature_extractor", None)
+        extractor = extractor_of(processor)
         if extractor is None or "audio" not in self.sees:
             return Ear()
         return Ear(extractor.sampling_rate, float(getattr(extractor, "chunk_length", Ear.longest)))
@@ -124,6 +124,10 @@ class Family:
                 f"{type(self).__name__} cannot batch: add a family for this model in mmrl/policies/text/families"
             )
         return media
+
+    def counted(self, token_ids: Int[Tensor, " p"]) -> Media:
+        """Further tensors that a prompt with media has by its own tokens; none, for most."""
+        return {}
 
     def collate(self, media: Sequence[Media]) -> dict[str, Tensor]:
         """Pictures of several prompts, in order, as one forward takes them; prompts without pictures have no tensors."""
@@ -189,6 +193,11 @@ class Family:
             key for key in self.config.to_dict() if re.fullmatch(rf"({'|'.join(KINDS)}|vision\w*|boi|eoi)_token_(id|index)", key)
         ]
         return frozenset(named | {id for key in keys if isinstance(id := getattr(self.config, key), int) and id >= 0})
+
+
+def extractor_of(processor: object) -> Any:
+    """The part of a processor that hears, under either of its names; None where it has none."""
+    return getattr(processor, "feature_extractor", None) or getattr(processor, "audio_processor", None)
 
 
 def belongs(name: str, family: Family, part: str) -> bool:

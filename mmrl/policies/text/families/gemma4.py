@@ -33,7 +33,7 @@ class Gemma4(Generic):
 
     def attach(self, core: Core) -> None:
         if "audio" in self.sees:
-            write_sounds(core)
+            write_sounds(core, self.token_of("audio"))
 
     def look(self, core: Core, kind: str, media: Sequence[Media]) -> Any:
         output = super().look(core, kind, media)

@@ -5,6 +5,7 @@ from mmrl.policies.shared.published import Published, Read
 SEEING = ("pictures to text", "clips to text")
 RULE = "readings as transformers alone; rollouts re-read, pictures, gradients, exports"
 CLIPS = f"{RULE}, clips"
+HEARD = "readings as transformers alone; rollouts re-read, sounds, gradients"
 
 
 def of_class(other: str) -> str:
@@ -14,6 +15,10 @@ def of_class(other: str) -> str:
 
 def seeing(licence: str, read: Read, tested: str = CLIPS) -> Published:
     return Published(SEEING, licence, read, tested)
+
+
+def hearing(licence: str) -> Published:
+    return Published(("sounds to text",), licence, "nowhere", HEARD)
 
 
 PUBLISHED: dict[str, Published] = {
@@ -33,10 +38,13 @@ PUBLISHED: dict[str, Published] = {
     "llava_onevision": seeing("Apache-2.0", "makers"),
     "gemma3": seeing("Gemma Terms of Use", "makers"),
     "gemma4": Published((*SEEING, "sounds to text"), "Apache-2.0", "others", f"{CLIPS}, sounds (E2B, E4B)"),
+    "granite_speech": hearing("Apache-2.0"),
+    "phi4_multimodal": hearing("MIT"),
     "glm4v": seeing("4.1V-9B: MIT; others: see the card", "makers"),
     "glm4v_moe": seeing("MIT", "others"),
     "glm46v": seeing("MIT", "others"),
     "generic": Published(SEEING[:1], "see the model's own card", "nowhere", "the types with a mark in mmrl ls families --all"),
+    "hearing": hearing("Qwen2-Audio: Apache-2.0; others: see the model's own card"),
     "text_only": Published(
         ("text to text",),
         "Qwen3: Apache-2.0; Llama 3.1: Llama 3.1 Community; others: see the card",
@@ -44,4 +52,5 @@ PUBLISHED: dict[str, Published] = {
         "Qwen3 and Llama: readings as transformers alone; rollouts re-read, gradients, exports",
     ),
 }
-"""`generic`: other models that take pictures. `text_only`: any causal language model that transformers knows."""
+"""`generic`: other models that take pictures; `hearing`: that take sounds and no pictures; `text_only`: any causal language
+model that transformers knows."""

@@ -38,7 +38,7 @@ class QwenOmni(QwenVL):
     """Do frames stand between whole positions?"""
 
     def attach(self, core: Core) -> None:
-        write_sounds(core)
+        write_sounds(core, self.token_of("audio"))
 
     def tidy(self, media: Media) -> Media:
         """Mel frames without what the processor adds up to its longest sound, which the model never reads."""

@@ -11,25 +11,25 @@ from mmrl.policies.text.families.base import Core
 Arguments = tuple[tuple[object, ...], dict[str, Any]]
 
 
-def write_sounds(core: Core) -> None:
+def write_sounds(core: Core, token_id: int) -> None:
     """From now on a model takes features of sounds as `mm_encoder_outputs["audio"]`: they replace the embeddings of its
-    placeholders for sounds, where its text layers begin. A forward notes them, and its text layers take them off again."""
+    placeholders `token_id`. A forward notes them, and its embeddings take them off again."""
     noted: list[tuple[Tensor, Tensor]] = []
 
     def note(core: Core, args: tuple[object, ...], kwargs: Mapping[str, Any]) -> Arguments:
-        outputs = dict(kwargs.get("mm_encoder_outputs") or {})
+        own = dict(kwargs)
+        outputs = dict(own.pop("mm_encoder_outputs", None) or {})
         heard = outputs.pop("audio", None)
         noted.clear()
         if heard is not None:
-            noted.append((kwargs["input_ids"] == core.config.audio_token_id, torch.cat(list(heard.pooler_output))))
-        return args, {**kwargs, "mm_encoder_outputs": outputs or None} if heard is not None else dict(kwargs)
+            noted.append((own["input_ids"] == token_id, torch.cat(list(heard.pooler_output))))
+        return args, {**own, **({"mm_encoder_outputs": outputs} if outputs else {})}
 
-    def write(layers: Core, args: tuple[object, ...], kwargs: Mapping[str, Any]) -> Arguments:
-        words = kwargs["inputs_embeds"]
+    def write(embeddings: object, args: tuple[object, ...], words: Tensor) -> Tensor:
         for places, features in noted:
             words = words.masked_scatter(places[..., None], features.to(words))
         noted.clear()
-        return args, {**kwargs, "inputs_embeds": words}
+        return words
 
     core.register_forward_pre_hook(note, with_kwargs=True)
-    core.language_model.register_forward_pre_hook(write, with_kwargs=True)
+    core.get_input_embeddings().register_forward_hook(write)

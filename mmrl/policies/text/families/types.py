@@ -1,10 +1,10 @@
-"""Which image-text types of the installed transformers can be trained, read from classes and default configs, without weights."""
+"""Which types of transformers that see or hear can be trained, read from classes and default configs, without weights."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from mmrl.policies.text.families import FAMILIES, Generic
+from mmrl.policies.text.families import FAMILIES, Generic, Hearing
 from mmrl.policies.text.families.base import HEAD_WORDS, parameters_of
 
 ATTENTION = frozenset({"full_attention", "sliding_attention"})
@@ -14,14 +14,21 @@ BESIDE = {"cross_attention_states", "image_encoder_embeddings"}
 OWN_CODE = {
     **dict.fromkeys(("chameleon", "emu3"), "writes pictures as tokens of its own vocabulary, and has no features of them"),
     "fuyu": "takes a list of patches per picture, which its processor pads by a rule of its own",
+    "granite_speech_plus": "writes logits without the divisor that its text config names",
+    "voxtral": "has a processor that takes sounds by templates of mistral-common alone, which mmrl does not call",
     "paligemma": "reads its prompt in both directions and has no chat template",
 }
 """Types whose signatures follow the rule and that need code of their own all the same."""
+HEARS_ODDLY = {
+    "encoder_inputs_embeds": "adds sounds to its text while it writes, step by step",
+    "sample": "adds noise to what it hears, so that no reading equals another",
+}
+"""Arguments of models that hear -> what they mean."""
 
 
 @dataclass(frozen=True)
 class ModelType:
-    """A type of the installed transformers that takes pictures and text."""
+    """A type of the installed transformers that takes pictures or sounds, and text."""
 
     name: str
     refusal: str | None
@@ -36,15 +43,28 @@ class ModelType:
         """One line: no and why, or yes, by which family, and what is special."""
         if self.refusal is not None:
             return f"no: {self.refusal}"
-        how = "by the rule" if self.family == "Generic" else f"by {self.family}"
+        how = "by the rule" if self.family in ("Generic", "Hearing") else f"by {self.family}"
         return f"yes: {'; '.join((how, *self.notes))}"
 
 
 def all_types() -> Iterator[ModelType]:
     """All types, in the order of their names; imports every model's code, which takes some seconds."""
+    yield from map(type_of, sorted({**eyes(), **ears()}))
+
+
+def eyes() -> dict[str, str]:
+    """Type -> its class with the head, of those that take pictures."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-    yield from map(type_of, sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES))
+    return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+
+def ears() -> dict[str, str]:
+    """The same of those that take sounds and no pictures; of a folder of several parts the part that writes stands for it."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+
+    found = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.items()
+    return {name: head for name, head in found if name not in eyes() and f"{name}_thinker" not in FAMILIES}
 
 
 @cache
@@ -60,18 +80,18 @@ def type_of(name: str) -> ModelType:
     odd = sorted(set(getattr(text, "layer_types", None) or ()) - ATTENTION)
     words = [word for word in HEAD_WORDS if getattr(text, word, None) not in (None, 1.0)]
     notes = [*([f"repeats prompts ({', '.join(odd)})"] if odd else []), *([f"head: {', '.join(words)}"] if words else [])]
-    return ModelType(name, None, FAMILIES.get(name, Generic).__name__, tuple(notes))
+    rule = Generic if name in eyes() else Hearing
+    return ModelType(name, None, FAMILIES.get(name, rule).__name__, ("sounds", *notes) if name in ears() else tuple(notes))
 
 
 def refusal_of(name: str, encodes: bool) -> str | None:
-    """Why no model of a type can be trained, as the end of a sentence about it; None: one can, or it takes no pictures at all.
+    """Why no model of a type can be trained, as the end of a sentence about it; None: one can, or it takes text alone.
 
     `encodes`: its config says that it reads with an encoder.
     """
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-    if name not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or name in FAMILIES:
+    if name not in {**eyes(), **ears()} or name in FAMILIES:
         return None
     head, core = classes_of(name)
     if "Diffusion" in head.__name__:
@@ -81,11 +101,22 @@ def refusal_of(name: str, encodes: bool) -> str | None:
     if encodes:
         return "reads with an encoder and writes with a decoder"
     takes = set(parameters_of(vars(core or head)["forward"]))
+    if name in ears():
+        return refusal_of_ears(name, core, takes)
     if not any("pixel" in word or "image" in word for word in takes):
         return "takes no pictures"
     if takes & BESIDE:
         return "looks at pictures beside its text, not in it"
     return refusal_by_names(name, head, core, takes)
+
+
+def refusal_of_ears(name: str, core: type | None, takes: set[str]) -> str | None:
+    """The same of a model that takes sounds: does its forward put what it hears in place of tokens?"""
+    if core is None or not takes & {"input_features", "input_values"}:
+        return "takes no features of sounds in place of tokens of its text"
+    if "input_ids" in parameters_of(getattr(core, "get_audio_features", len)):
+        return "hears each sound by where it stands among the tokens"
+    return next((said for word, said in HEARS_ODDLY.items() if word in takes), OWN_CODE.get(name))
 
 
 def refusal_by_names(name: str, head: type, core: type | None, takes: set[str]) -> str | None:
@@ -107,13 +138,13 @@ def refusal_by_names(name: str, head: type, core: type | None, takes: set[str]) 
 def classes_of(name: str) -> tuple[type, type | None]:
     """The class with the head, and the one below it; None where transformers names none."""
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, MODEL_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-    head = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[name]
+    heads = {**eyes(), **ears()}
     # some types share the classes of another
-    same = [other for other, cls in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items() if cls == head]
+    same = [other for other, cls in heads.items() if cls == heads[name]]
     core = next((found for other in (name, *same) if (found := MODEL_MAPPING_NAMES.get(other))), None)
-    return getattr(transformers, head), getattr(transformers, core if isinstance(core, str) else core[0]) if core else None
+    return getattr(transformers, heads[name]), getattr(transformers, core if isinstance(core, str) else core[0]) if core else None
 
 
 def tensors_of(name: str) -> list[str]:

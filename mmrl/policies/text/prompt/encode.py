@@ -262,7 +262,8 @@ class Encoder:
                 "raise it, lower policy.max_pixels or policy.video.total_pixels, or drop the prompt from the data set"
             )
         kept = self.family.keeps(self.core, fed)
-        media = self.count(self.family.tidy({name: torch.as_tensor(value) for name, value in fed.items() if name in kept}))
+        media = self.family.tidy({name: torch.as_tensor(value) for name, value in fed.items() if name in kept})
+        media = self.count({**media, **self.family.counted(token_ids)} if media else media)
         check_media(self.family, token_ids, media)
         positions = self.family.positions(self.core, token_ids, types, media, clips)
         seen = self.family.seen_sizes(sizes, media)

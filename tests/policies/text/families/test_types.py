@@ -1,4 +1,4 @@
-"""The image-text types of the installed transformers: which train, by which family, and why others do not."""
+"""The types of the installed transformers that see or hear: which train, by which family, and why others do not."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import pytest
 from mmrl.app.inspect.ls import listing
 from mmrl.app.inspect.things import type_lines
 from mmrl.lab.tiny.text.by_rule import BY_RULE
+from mmrl.lab.tiny.text.ears import EARS
 from mmrl.policies.text.families import types
 from mmrl.policies.text.families.types import all_types, type_of
 from mmrl.policies.text.loading import load_config
@@ -22,6 +23,11 @@ REFUSED = {
     "molmo2": "wants image_num_crops beside its pictures: a family would have to batch them",
     "video_llava": "has a processor that makes pixel_values_images, which its own forward does not take",
     "llama4": "keeps its layers elsewhere than other models",
+    "voxtral": "has a processor that takes sounds by templates of mistral-common alone, which mmrl does not call",
+    "voxtral_realtime": "adds sounds to its text while it writes, step by step",
+    "vibevoice_asr": "adds noise to what it hears, so that no reading equals another",
+    "kyutai_speech_to_text": "takes no features of sounds in place of tokens of its text",
+    "granite_speech_plus": "writes logits without the divisor that its text config names",
     "chameleon": "writes pictures as tokens of its own vocabulary, and has no features of them",
 }
 
@@ -31,9 +37,14 @@ def test_types_say_yes_by_their_family_or_no_with_a_sentence():
     assert type_of("qwen3_5_moe").summary == "yes: by QwenVL; repeats prompts (linear_attention)"
     assert type_of("muse_glimmer").summary == "yes: by the rule; head: output_multiplier, final_logit_softcapping"
     assert {type_of(name).family for name in BY_RULE} == {"Generic", "Gemma4"}
+    assert type_of("qwen2_audio").summary == "yes: by the rule; sounds"
+    assert [type_of(name).family for name in EARS] == ["Hearing", "GraniteSpeech", "Phi4"]
 
 
 def test_a_model_of_a_refused_type_is_refused_before_its_weights_are_read(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"model_type": "voxtral"}')
+    with pytest.raises(ValueError, match=r"is of type voxtral, which has a processor that takes sounds by templates of mistral"):
+        load_config(TextPolicyConfig(str(tmp_path)))
     (tmp_path / "config.json").write_text('{"model_type": "mllama"}')
     with pytest.raises(ValueError, match=r"is of type mllama, which looks at pictures beside its text.*`mmrl ls families --all`"):
         load_config(TextPolicyConfig(str(tmp_path)))
