@@ -5,6 +5,7 @@ The other configs of each family train in `make evidence`.
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ T2I = [name for name in NAMES if name.startswith("t2i/")]
 BY_TOKENS = [name for name in NAMES if name.startswith("token_image/")]
 T2V = [name for name in NAMES if name.startswith(("t2v/", "i2v/"))]
 EDIT = [name for name in NAMES if name.startswith("edit/")]
+WRITERS = [name for name in NAMES if name.startswith("writer/")]
 T2A = [name for name in NAMES if name.startswith("t2a/")]
 SMALL = [
     "steps=2",
@@ -230,6 +232,37 @@ def test_a_real_config_trains_a_tiny_model_of_sounds(name: str):
     resolved.table.set(("evaluation", "data"), dict(wishes), "test")
     words = [word for word in SMALL_PICTURES if not word.startswith(("policy.height", "policy.width", "policy.max_prompt"))]
     check_two_steps(configs.resolve(resolved.table, [*words, "policy.seconds=1.0", "policy.model=tiny:stable_audio3"]))
+
+
+@pytest.mark.parametrize("name", [pytest.param(one, marks=[] if "gen" in one else pytest.mark.evidence) for one in WRITERS])
+def test_a_real_config_of_a_writer_trains_a_tiny_one_whose_painter_is_tiny(name: str):
+    """Its algorithm, rewards and their watchers, world, LoRA and dtype stay; the eyes of rewards and the data are small."""
+    resolved = configs.load(name)
+    painter = {"model": "tiny:sd3", "num_steps": 1, "width": 32, "height": 32}
+    shown = [dict(one) for one in resolved.table.values["reward"]]
+    for one in shown:
+        one |= {"picture": {"use": "jpeg_size"}} if "picture" in one else {}
+        one |= {"painter": painter} if "painter" in one else {}
+    resolved.table.set(("reward",), shown, "test")
+    if "environment" in resolved.table.values:
+        resolved.table.set(("environment", "painter"), painter, "test")
+    for place in (("data",), ("evaluation", "data")):
+        resolved.table.set(place, dict(TEXTS), "test")
+    check_two_steps(configs.resolve(resolved.table, [*SMALL, "policy.model=tiny:qwen2_5_vl", "policy.freeze=[]"]))
+
+
+@for_each("name", WRITERS)
+def test_a_writers_config_watches_other_eyes_and_the_length(name: str):
+    """What scores is never what watches, one painter draws for all, and the first lines say what of the paper is left out."""
+    listed = next(listed for listed in all_configs() if listed.name == name)
+    assert "leaves out" in listed.summary and re.search(r"\(\d{4}\.\d{5}\)", listed.summary)
+    rewards = Table.read(listed.file).values["reward"]
+    eyes = {bool(one.get("weight", 1.0)): [] for one in rewards}
+    for one in rewards:
+        eyes[bool(one.get("weight", 1.0))].append(one["picture"]["use"] if "picture" in one else one["use"])
+    assert "length" in eyes[False] and "pick_score" in eyes[False] and not set(eyes[False]) & set(eyes[True])
+    painters = [one["painter"] for one in rewards if "painter" in one]
+    assert all(one == painters[0] for one in painters)
 
 
 @pytest.mark.parametrize("name", BY_TOKENS)

@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
+import mmrl
 from mmrl.algorithms.presets import PRESETS
 from mmrl.algorithms.samplers.base import Shuffled
-from mmrl.core.types import Group, Prompt
+from mmrl.app.plugins.resolve import load
+from mmrl.core.types import Group, Prompt, Sample
+from mmrl.serving.scorers import painting
+from mmrl.serving.scorers.painting import Painting
 from mmrl.training.evaluate import EvaluationSettings, Evaluator
 from mmrl.training.optim import OptimizerSettings
 from mmrl.training.rewards.runner import NamedReward, RewardRunner
@@ -133,12 +138,12 @@ def new_policy(seed: int) -> FakeTextPolicy:
     return policy
 
 
-def train(case: Case, seed: int, preset: str = "dr_grpo") -> Trainer:
-    """A whole run, with evaluations on held-out prompts."""
+def train(case: Case, seed: int, preset: str = "dr_grpo", reward: Callable[[Score], Any] = scored) -> Trainer:
+    """A whole run, with evaluations on held-out prompts; `reward` makes one of a score."""
     policy = new_policy(seed)
     if case.taught:
         policy.load_state_dict(taught(seed))
-    trainer = runner(policy, case, seed, preset, case.steps)
+    trainer = runner(policy, case, seed, preset, case.steps, reward)
     trainer.fit()
     return trainer
 
@@ -151,9 +156,11 @@ def taught(seed: int) -> dict[str, Any]:
     return policy.state_dict()
 
 
-def runner(policy: FakeTextPolicy, case: Case, seed: int, preset: str, steps: int) -> Trainer:
-    trained = NamedReward("trained", scored(case.trained))
-    watched = [] if case.watched is None else [NamedReward("watched", scored(case.watched), weight=0.0)]
+def runner(
+    policy: FakeTextPolicy, case: Case, seed: int, preset: str, steps: int, reward: Callable[[Score], Any] = scored
+) -> Trainer:
+    trained = NamedReward("trained", reward(case.trained))
+    watched = [] if case.watched is None else [NamedReward("watched", reward(case.watched), weight=0.0)]
     data = prompts(128)
     settings = TrainSettings(
         steps=steps, prompts_per_step=16, seed=seed, evaluate_every=EVERY, optimizer=OptimizerSettings(lr=2e-2)
@@ -178,6 +185,35 @@ def check_hacked(name: str, seed: int) -> None:
 
 def test_hacking_raises_the_alarm():
     assert {"alarm/watched", "alarm/eval/sameness"} <= alarms(train(replace(HACKED["silence"], steps=20), seed=1))
+
+
+class Letterer:
+    """A painter whose picture is the text: a row of its letters."""
+
+    def draw(self, asked: Any) -> list[Sample]:
+        rows = [Image.frombytes("L", (max(1, len(one.text)), 1), one.text.encode() or b" ") for one, _ in asked]
+        return [Sample(image=row) for row in rows]
+
+    def tokens(self, text: str) -> tuple[int, int]:
+        return len(text), LENGTH
+
+
+def of_pictures(score: Score) -> Any:
+    """The reward `drawn` with a picture reward that reads the letters off the picture."""
+
+    def eye(group: Group) -> list[float]:
+        return [score(sample.image.tobytes().decode(), group.prompt) for sample in group.samples]
+
+    return load("drawn", "rewards")(picture=eye, painter=Painting(model="letters"))
+
+
+def test_a_string_that_pleases_the_eyes_that_train_raises_the_alarm_of_those_that_watch(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mmrl, "load_painter", lambda painting: Letterer(), raising=False)
+    monkeypatch.setattr(painting, "_STUDIOS", {})
+    trainer = train(replace(HACKED["keyword"], steps=20), seed=1, reward=of_pictures)
+    assert "alarm/watched" in alarms(trainer)
+    assert trainer.evaluator is not None and trainer.evaluator.run(0)[0]["eval/trained"] > 0.2, "it was 0"
+    assert alarms(train(replace(HONEST["goes on"], steps=20), seed=1, reward=of_pictures)) == set()
 
 
 def test_honest_rewards_do_not():
