@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.algorithms.presets import PRESETS
+from tests.evidence import writers
 from tests.evidence.__main__ import FILE, SEEDS
 from tests.evidence.rows import ELSEWHERE, ROWS
 from tests.evidence.task import Outcome, Row, verdict
@@ -78,3 +79,10 @@ def test_a_method_acts_and_its_verdict_holds(row: Row):
 def test_a_teacher_that_sees_more_is_ahead_of_one_that_sees_the_same_and_of_rewards(tmp_path: Path):
     ends = {way: held_out[max(held_out)] for way, held_out in compare("sees_more", 0, tmp_path)["held-out reward"].items()}
     assert ends["sees more"] > max(ends["sees the same"], ends["grpo"])
+
+
+@pytest.mark.evidence
+def test_a_writer_finds_the_painters_words_before_a_painter_learns_the_users(tmp_path: Path):
+    held_out = writers.compare("turns", 0, tmp_path)["held-out reward"]
+    ends = {way: values[max(values)] for way, values in held_out.items()}
+    assert min(ends["writer alone"], ends["in turns"]) > ends["painter alone"] + 0.2
