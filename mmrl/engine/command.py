@@ -12,6 +12,7 @@ from mmrl.engine.venv import WORKER, find_venv
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
 from mmrl.runtime.net.secrets import read_secret
+from mmrl.runtime.workers import LAUNCHER
 
 SERVED = "policy"
 """The name under which a server that mmrl starts serves the model."""
@@ -19,9 +20,7 @@ EXTENSION = "vllm_extension.WeightExtension"
 """The class that joins vLLM's workers; its file lies in a folder of its own, since nothing else of mmrl can be imported there."""
 CPU_CACHE_MB = 512
 CPU_BATCH = 8192
-LAUNCHERS = re.compile(
-    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|(TORCHELASTIC|ACCELERATE|FSDP|OMPI|PMI|SLURM)_.*|PYTHON(PATH|HOME)"
-)
+LAUNCHERS = re.compile(rf"{LAUNCHER.pattern}|PYTHON(PATH|HOME)")
 """Environment variables of a trainer's process that would make a server believe it belongs to that job."""
 
 

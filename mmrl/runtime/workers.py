@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +33,10 @@ GUARD = (
     "the main file is read again in every process that works for it, and there it starts one itself: put what it does under "
     '`if __name__ == "__main__":`'
 )
+LAUNCHER = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|(TORCHELASTIC|ACCELERATE|FSDP|OMPI|PMIX?|MV2|SLURM)_.*"
+)
+"""Environment variables by which a process belongs to the job of a launcher; servers and samplers must do without."""
 unguarded = threading.Event()
 """Such a file asked for a process in this one."""
 Start = Callable[[], "subprocess.Popen[bytes]"]

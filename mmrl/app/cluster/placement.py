@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
+from torch import nn
+
 from mmrl.app.config.cluster import ClusterConfig
 from mmrl.app.config.run import Resolved, RunConfig
+from mmrl.app.plugins import foreign_rewards as adapters
+from mmrl.app.plugins.resolve import load
 from mmrl.engine.command import ServeCommand, judge_command, serve_command
 from mmrl.policies.text.engine_settings import EngineConfig
 from mmrl.policies.text.settings import TextPolicyConfig
@@ -56,10 +60,9 @@ class Placement:
     def of_node(self, node: int) -> list[Process]:
         return [process for process in self.processes if process.node == node]
 
-    @property
-    def servers(self) -> list[Process]:
-        """The processes that answer before the trainers start."""
-        return [process for process in self.processes if process.url]
+    def servers_of(self, node: int) -> list[Process]:
+        """The processes that answer before the trainers of a machine start."""
+        return [one for one in self.processes if one.url and (one.node == node or urlsplit(one.url).hostname != HERE)]
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class RewardSpec:
 
     file: str
     port: int
+    uses: tuple[str, ...] = ()
+    """What its rewards name."""
 
     @classmethod
     def read(cls, file: str, shipped: Path) -> "RewardSpec":
@@ -82,12 +87,27 @@ class RewardSpec:
                 f"cluster.rewards names {file}, which does not exist{link(given)}: write one as for `mmrl reward serve`"
             )
         try:
-            port = tomllib.loads(path.read_text(encoding="utf-8")).get("port", 8500)
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+            port, entries = table.get("port", 8500), table.get("reward", [])
         except (ValueError, RecursionError) as error:
             raise ValueError(f"cluster.rewards: {file} is not TOML: {error}") from None
         if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
             raise ValueError(f"cluster.rewards: {file} says port = {port!r}: write the one that [[reward]] asks, such as 8500")
-        return cls(str(path), port)
+        uses = [entry.get("use") for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+        return cls(str(path), port, tuple(use for use in uses if isinstance(use, str)))
+
+    def refuse_memory(self) -> None:
+        """Raise ValueError for a reward that remembers, of which several machines would hold unlike copies."""
+        for use in self.uses:
+            try:
+                found = load(adapters.split(use)[1], "rewards")
+            except (ValueError, OSError):
+                continue  # its server, which may have other packages, says why
+            if isinstance(found, type) and hasattr(found, "load_state_dict") and not issubclass(found, nn.Module):
+                raise ValueError(
+                    f"{self.file}: reward {use} has a state_dict, so it remembers, and a server on every node would remember "
+                    'other groups than the next one: set cluster.rewards_on = "first"'
+                )
 
 
 def place(resolved: Resolved, train: Sequence[str], hosts: Sequence[str], shipped: Path, node: int = 0) -> Placement:
@@ -112,11 +132,15 @@ def place(resolved: Resolved, train: Sequence[str], hosts: Sequence[str], shippe
             f"set it to a multiple of {cluster.trainers}"
         )
     specs = [RewardSpec.read(file, shipped) for file in cluster.rewards]
+    if cluster.nodes > 1 and cluster.is_local:
+        for spec in specs:
+            spec.refuse_memory()
     engines, rewards, judges = place_engines(config, hosts), place_rewards(cluster, specs, hosts), place_judges(config)
-    refuse_same_ports(cluster, [*engines, *rewards, *judges])
-    overrides = [*engine_overrides(config, [engine.url for engine in engines]), *reward_overrides(config, rewards, hosts)]
+    every = [replace(one, node=node) for node in range(cluster.nodes if cluster.is_local else 1) for one in (*rewards, *judges)]
+    refuse_same_ports(cluster, [*engines, *every])
+    overrides = [*engine_overrides(config, [engine.url for engine in engines]), *reward_overrides(config, rewards)]
     trainers = [trainers_of(cluster, node, hosts, shipped, [*train, *overrides]) for node in range(cluster.nodes)]
-    return Placement(tuple(hosts), (*engines, *rewards, *judges, *trainers, *samplers_of(cluster)), tuple(overrides))
+    return Placement(tuple(hosts), (*engines, *every, *trainers, *samplers_of(cluster)), tuple(overrides))
 
 
 def place_engines(config: RunConfig, hosts: Sequence[str]) -> list[Process]:
@@ -161,22 +185,22 @@ def engine_command(policy: TextPolicyConfig, engine: EngineConfig, port: int, cl
 
 
 def place_rewards(cluster: ClusterConfig, specs: Sequence[RewardSpec], hosts: Sequence[str]) -> list[Process]:
-    """The reward servers, on the first machine; their cards come after the engines'."""
+    """The reward servers of the first machine; their cards come after the engines'."""
     found: list[Process] = []
     first = cluster.cards_of_trainers + cluster.most_engines * cluster.gpus_per_engine
     for number, spec in enumerate(specs):
         start = first + number * cluster.gpus_per_reward
         gpus = tuple(range(start, start + cluster.gpus_per_reward)) if cluster.gpus_per_node else ()
-        host = HERE if cluster.nodes == 1 else EVERYWHERE
+        host = HERE if cluster.is_local else EVERYWHERE
         words = (sys.executable, "-m", "mmrl", "reward", "serve", spec.file, "--host", host, "--port", str(spec.port))
-        url = f"http://{HERE if cluster.nodes == 1 else hosts[0]}:{spec.port}"
+        url = f"http://{HERE if cluster.is_local else hosts[0]}:{spec.port}"
         own = (("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus))),)
         found.append(Process(f"reward server {number}", "reward server", 0, gpus, spec.port, url, words, own))
     return found
 
 
 def place_judges(config: RunConfig) -> list[Process]:
-    """The judges, whose cards come last; ValueError for one that no reward asks."""
+    """The judges of the first machine, whose cards come last; ValueError for one that no reward asks."""
     cluster, policy, found = config.cluster, config.policy, list[Process]()
     engine = policy.engine if isinstance(policy, TextPolicyConfig) else None
     rewards = [*config.reward, *config.evaluation.reward]
@@ -204,10 +228,13 @@ def place_judges(config: RunConfig) -> list[Process]:
 
 
 def samplers_of(cluster: ClusterConfig) -> list[Process]:
-    """The processes that the trainer starts, each on one of the cards after its own."""
-    cards = [0 if cluster.samplers_share else 1 + i for i in range(cluster.samplers)]
-    own = [(card,) if cluster.gpus_per_node else () for card in cards]
-    return [Process(f"sampler {i}", "sampler", 0, gpus, 0, "", ()) for i, gpus in enumerate(own)]
+    """The processes that trainers start, on cards after those of all trainers, or on their own one's."""
+    found: list[Process] = []
+    for number in range(cluster.trainers * cluster.samplers):
+        node, place = divmod(number, cluster.trainers_per_node * cluster.samplers)
+        card = place // cluster.samplers if cluster.samplers_share else cluster.trainers_per_node + place
+        found.append(Process(f"sampler {number}", "sampler", node, (card,) if cluster.gpus_per_node else (), 0, "", ()))
+    return found
 
 
 def refuse_same_ports(cluster: ClusterConfig, servers: Sequence[Process]) -> None:
@@ -228,7 +255,7 @@ def engine_overrides(config: RunConfig, urls: Sequence[str]) -> list[str]:
     return [f"policy.engine.url={json.dumps(list(urls))}", *own]
 
 
-def reward_overrides(config: RunConfig, servers: Sequence[Process], hosts: Sequence[str]) -> list[str]:
+def reward_overrides(config: RunConfig, servers: Sequence[Process]) -> list[str]:
     """The words that say where reward servers on another machine are; ValueError for one that no reward asks."""
     found: list[str] = []
     for server in servers:

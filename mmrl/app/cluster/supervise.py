@@ -93,7 +93,7 @@ class Supervisor:
     def run(self) -> int:
         """Start, watch and end everything; the exit code of the trainers. ValueError where a server does not come to answer."""
         try:
-            with self._signals():
+            with noted_signals(self.asked_by):
                 for server in self.servers:
                     server.start()
                 return self._train() if self._wait_until_ready() else 128 + self.asked_by[0]
@@ -167,22 +167,23 @@ class Supervisor:
                     os.kill(pid, signal.SIGKILL)
             kill_group(self.trainers.running)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Note signals in place of dying of them; only in the main thread, for Python allows no handlers elsewhere."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {
-            number: signal.signal(number, lambda n, _: self.asked_by.append(signal.Signals(n)))
-            for number in LEAVING
-            if signal.getsignal(number) is not signal.SIG_IGN
-        }
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+
+@contextmanager
+def noted_signals(asked_by: list[signal.Signals]) -> Iterator[None]:
+    """Note signals in place of dying of them; only in the main thread, for Python allows no handlers elsewhere."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, lambda n, _: asked_by.append(signal.Signals(n)))
+        for number in LEAVING
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def answers(url: str) -> bool:

@@ -1,5 +1,6 @@
 """`mmrl launch`: all processes of a run, from its `[cluster]`: printed, started on this machine, or written as a batch script."""
 
+import json
 import os
 import shlex
 from collections.abc import Sequence
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import typer
 
-from mmrl.app.cluster.placement import HERE, Placement, Process, place
+from mmrl.app.cluster.hosts import found_hosts
+from mmrl.app.cluster.on_ray import RayLaunch, run_on_ray
+from mmrl.app.cluster.placement import EVERYWHERE, HERE, Placement, Process, place
 from mmrl.app.cluster.slurm import batch_script
 from mmrl.app.cluster.supervise import Supervised, Supervisor
 from mmrl.app.commands.options import LaunchArguments, TrainArguments
@@ -29,6 +32,7 @@ from mmrl.training.checkpoints.save import Checkpoints
 REWARD_TOKEN = "MMRL_REWARD_TOKEN"
 SECRET = ("KEY", "TOKEN")
 """Ends of the names of variables whose values are not printed."""
+AUTO = "auto"
 CARDS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -43,7 +47,13 @@ def launch(given: LaunchArguments) -> int:
         own = stage.resolved.config
         check_ranks(own, cluster.trainers)
         own.algorithm.algorithm.check_step(own.prompts_per_step)
-    starts = not given.dry_run and (cluster.nodes == 1 or given.node is not None)
+    if given.hosts == AUTO and not given.on:
+        if given.node is not None:
+            raise ValueError(f"--hosts {AUTO} finds the number of this node too: leave --node {given.node} out")
+        hosts, node = found_hosts(os.environ, cluster.nodes)
+        given = replace(given, hosts=",".join(hosts), node=node)
+    job = job_on_ray(config, given) if given.on else None
+    starts = not given.dry_run and (cluster.nodes == 1 or given.node is not None) and job is None
     if cluster.engines:
         resolved = replace(resolved, config=with_server_model(with_local_model(config) if starts else config, starts))
     placement = place(resolved, given.words, hosts_of(given, cluster.nodes), shipped_folder("configs"), given.node or 0)
@@ -51,12 +61,28 @@ def launch(given: LaunchArguments) -> int:
     TrainArguments([*given.arguments, *placement.overrides], resume=given.resume).resolve()
     if starts:
         return start(config, placement, given)
-    first = [f"stages: {chain_label(resolved)}"] if config.stage else []
+    if job is not None and not given.dry_run:
+        return run_on_ray(job, tell)
+    first = [] if job is None else job.lines()
+    first += [f"stages: {chain_label(resolved)}"] if config.stage else []
     if resolved.config.policy.model != config.policy.model:
         first += [f"engines read {resolved.config.policy.model}: what 4 bits stand for, written before they start"]
     text = "\n".join([*first, *lines_of(placement)]) if given.dry_run else batch_script(cluster, given.words)
     typer.echo(printable(text))
     return 0
+
+
+def job_on_ray(config: RunConfig, given: LaunchArguments) -> RayLaunch:
+    """The launch as agents of Ray start it; ValueError where the command line says what Ray finds, or no folder to go on from."""
+    if given.hosts or given.node is not None:
+        raise ValueError("--on ray finds the machines: leave --hosts and --node out")
+    if not config.output:
+        raise ValueError(
+            "--on ray goes on from the run's folder where a machine is lost: set output to one that all machines see"
+        )
+    output = (given.resume or Path(config.output)).expanduser().absolute()
+    words = given.arguments if given.resume else [*given.arguments, f"output={json.dumps(str(output))}"]
+    return RayLaunch(config.cluster, tuple(words), output, given.resume is not None)
 
 
 def with_server_model(config: RunConfig, make: bool) -> RunConfig:
@@ -79,13 +105,13 @@ def hosts_of(given: LaunchArguments, nodes: int) -> list[str]:
 
 def lines_of(placement: Placement) -> list[str]:
     """The plan as text: machine, GPUs, port, dependencies, variables and command line of every process."""
-    servers = ", ".join(process.name for process in placement.servers)
     lines: list[str] = []
     for node, host in enumerate(placement.hosts):
+        servers = ", ".join(process.name for process in placement.servers_of(node))
         lines.append(f"node {node} ({'this machine' if len(placement.hosts) == 1 else host})")
         for process in placement.of_node(node):
             if process.kind == "sampler":
-                lines.append(f"  {process.name}: {place_of(process)}, started by the trainer, and again when it dies")
+                lines.append(f"  {process.name}: {place_of(process)}, started by its trainer, and again when it dies")
                 continue
             after = "starts first" if process.url or not servers else f"waits for {servers}"
             lines.append(f"  {process.name}: {place_of(process)}, port {process.port}, {after}")
@@ -123,7 +149,7 @@ def start(config: RunConfig, placement: Placement, given: LaunchArguments) -> in
     trainers = next(to_supervise(process, cards) for process in mine if not process.url)
     for server in servers:
         tell(f"{server.name}: {server.url}, its log is {server.log}")
-    urls = [process.url for process in placement.servers]
+    urls = [process.url for process in placement.servers_of(given.node or 0)]
     supervisor = Supervisor(servers, trainers, urls, config.cluster.patience_s, tell)
     code = supervisor.run()
     if code or supervisor.asked_by:
@@ -143,7 +169,7 @@ def refuse_missing(config: RunConfig, processes: Sequence[Process], nodes: int) 
         policy = config.policy
         engine = policy.engine if isinstance(policy, TextPolicyConfig) else None
         wanted = {"engine": engine.token_env if engine is not None else "", "reward server": REWARD_TOKEN}
-        for kind in dict.fromkeys(process.kind for process in processes):
+        for kind in dict.fromkeys(process.kind for process in processes if EVERYWHERE in process.words):
             variable = wanted.get(kind, "")
             if variable and not os.environ.get(variable):
                 raise ValueError(

@@ -132,7 +132,10 @@ class LaunchArguments:
     resume: Resume = None
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would run where, and start nothing.")] = False
     node: Annotated[int | None, Option(help="With several nodes, the number of this one; set by the batch script.")] = None
-    hosts: Annotated[str, Option(metavar="A,B,...", help="The names of all nodes; set by the batch script.")] = ""
+    hosts: Annotated[
+        str, Option(metavar="A,B,...|auto", help="The names of all nodes; auto: a scheduler's variables say them, and --node.")
+    ] = ""
+    on: Annotated[Literal["", "ray"], Option(metavar="ray", help="Run on the machines of a Ray cluster.")] = ""
 
     def resolve(self) -> "Resolved":
         """The run they describe; the servers of one that is resumed are those of this launch."""

@@ -30,12 +30,15 @@ class ClusterConfig:
     engine_port: Port = 8100
     """Of the first engine of every machine; the next ones count on from it."""
     samplers: Annotated[int, Range(0, 256)] = 0
-    """Processes that sample with copies of the policy's weights, started by the trainer, `mmrl train` too; each takes a card of
+    """Processes of each trainer that sample with copies of its weights, started by it, `mmrl train` too; each takes a card of
     its own. 0 = the network that trains samples, or [policy.engine]."""
     samplers_share: bool = False
-    """True: samplers use the trainer's card, which pays where rewards take long and the card has memory for all."""
+    """True: samplers use their trainer's card, which pays where rewards take long and the card has memory for all."""
     rewards: tuple[str, ...] = ()
-    """Specs of reward servers (`mmrl reward serve SPEC`), all on the first machine; the spec says the port."""
+    """Specs of reward servers (`mmrl reward serve SPEC`); the spec says the port."""
+    rewards_on: Literal["every", "first"] = "every"
+    """Machines that have reward servers and judges. every: each has all of them, and its trainers ask its own. first: the reward
+    servers of the first machine answer all trainers, as one must that remembers; with judges that is for one machine."""
     gpus_per_reward: Cards = 0
     """Cards of each reward server; 0 = it computes on the CPU."""
     judges: tuple[str, ...] = ()
@@ -66,15 +69,15 @@ class ClusterConfig:
                 f"cluster starts {max(self.trainers_per_node, self.most_engines)} processes of a kind on each machine, and at "
                 f"most {MOST_PROCESSES} are started: set cluster.nodes, or fewer trainers and engines"
             )
-        if self.samplers and self.trainers > 1:
+        if self.samplers and self.weights == "shards":
             raise ValueError(
-                f"cluster.samplers is {self.samplers}, and cluster.trainers {self.trainers}: samplers sample for one trainer: "
-                "set cluster.trainers = 1, or cluster.samplers = 0"
+                f'cluster.samplers is {self.samplers}, and cluster.weights is "shards", of which no trainer has all that its '
+                "samplers need: take replicas, or set cluster.samplers = 0"
             )
-        if self.judges and self.nodes > 1:
+        if self.judges and self.nodes > 1 and self.rewards_on == "first":
             raise ValueError(
-                f"cluster.judges names {len(self.judges)} model(s), and cluster.nodes is {self.nodes}: judges are started beside "
-                "trainers of one machine, so serve them yourself, with a key, and name them in the rewards' server.url"
+                f"cluster.judges names {len(self.judges)} model(s), cluster.nodes is {self.nodes} and cluster.rewards_on is "
+                '"first": judges answer trainers of their own machine, so set cluster.rewards_on = "every"'
             )
         if not self.gpus_per_node:
             if self.weights == "shards":
@@ -98,7 +101,12 @@ class ClusterConfig:
     @property
     def cards_of_trainers(self) -> int:
         """Cards of a machine's trainers and of their samplers, which come first."""
-        return self.trainers_per_node + (0 if self.samplers_share else self.samplers)
+        return self.trainers_per_node * (1 if self.samplers_share else 1 + self.samplers)
+
+    @property
+    def is_local(self) -> bool:
+        """Do reward servers and judges answer their own machine alone?"""
+        return self.nodes == 1 or self.rewards_on == "every"
 
     @property
     def most_engines(self) -> int:

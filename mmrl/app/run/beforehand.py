@@ -175,9 +175,8 @@ def check_samplers(config: RunConfig, ranks: Ranks) -> None:
             not isinstance(policy, TextPolicyConfig | FlowPolicyConfig)
         ),
         "the servers of [policy.engine] write: leave one of the two out": getattr(policy, "engine", None) is not None,
-        f"the run has {ranks.world} processes that train, and they sample for one: start one, or set cluster.samplers = 0": (
-            ranks.world > 1
-        ),
+        f"FSDP or ZeRO-3 spreads the weights over the run's {ranks.world} processes, of which none has all that they need: "
+        "start with configs/accelerate/ddp.yaml, or set cluster.samplers = 0": ranks.is_sharded,
         "policy.compile has the network that trains round otherwise than theirs: leave policy.compile out": (
             isinstance(policy, FlowPolicyConfig) and policy.compile
         ),

@@ -137,7 +137,7 @@ def in_4_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def served(placement: Placement) -> str:
-    [engine] = placement.servers
+    [engine] = placement.servers_of(0)
     words = engine.words
     assert "--enable-lora" in words and "--quantization" not in words
     return words[words.index("serve") + 1]

@@ -58,9 +58,25 @@ def test_samplers_have_the_cards_after_their_trainers_which_starts_them():
         ("sampler 1", (2,), False),
     ]
     assert lines_of(placement)[-3:-1] == [
-        "  sampler 0: GPU 1, started by the trainer, and again when it dies",
-        "  sampler 1: GPU 2, started by the trainer, and again when it dies",
+        "  sampler 0: GPU 1, started by its trainer, and again when it dies",
+        "  sampler 1: GPU 2, started by its trainer, and again when it dies",
     ]
+
+
+def test_every_trainer_of_every_machine_has_samplers():
+    words = ["cluster={nodes=2, gpus_per_node=6, trainers=4, samplers=2}", "prompts_per_step=4"]
+    own = configs.load("tiny/flow", words)
+    placement = place(own, ["tiny/flow", *words], ["a", "b"], shipped_folder("configs"))
+    assert [p.gpus for p in placement.processes if p.kind == "trainers"] == [(0, 1, 2, 3, 4, 5)] * 2
+    assert [(p.node, p.gpus) for p in placement.processes if p.kind == "sampler"] == [
+        (node, (card,)) for node in (0, 1) for card in (2, 3, 4, 5)
+    ]
+    shared = configs.load("tiny/flow", [*words, "cluster.samplers_share=true"])
+    assert [(p.node, p.gpus) for p in place(shared, [], ["a", "b"], shipped_folder("configs")).processes[2:]] == [
+        (node, (card,)) for node in (0, 1) for card in (0, 0, 1, 1)
+    ]
+    with pytest.raises(ValueError, match=r'cluster.samplers is 2, and cluster.weights is "shards"'):
+        configs.load("tiny/flow", [*words, "cluster.weights=shards"])
 
 
 def test_judges_have_the_last_cards_and_a_port_that_rewards_ask(tmp_path: Path, spec: str):
@@ -86,7 +102,8 @@ def test_judges_have_the_last_cards_and_a_port_that_rewards_ask(tmp_path: Path, 
 
 
 def test_two_nodes_share_engines_and_the_first_one_has_the_rewards(spec: str):
-    words = [*ENGINE, ASKED, f"cluster={{nodes=2, gpus_per_node=8, trainers=12, engines=3, rewards=['{spec}']}}"]
+    cluster = f"nodes=2, gpus_per_node=8, trainers=12, engines=3, rewards=['{spec}'], rewards_on='first'"
+    words = [*ENGINE, ASKED, f"cluster={{{cluster}}}"]
     placement = planned(words, ["a", "b"], node=1)
     assert [(p.name, p.node, p.gpus, p.url) for p in placement.processes[:4]] == [
         ("engine 0", 0, (6,), "http://a:8100"),
@@ -103,6 +120,42 @@ def test_two_nodes_share_engines_and_the_first_one_has_the_rewards(spec: str):
     # a run that is resumed on other machines names those
     moved = ["reward=[{use='http://a:8533/tidy'}]", *words[:1], words[2]]
     assert planned(moved, ["c", "d"]).overrides[-1] == 'reward.0.use="http://c:8533/tidy"'
+
+
+def test_every_machine_has_reward_servers_and_judges_that_its_own_trainers_ask(spec: str):
+    judge = "{use='vlm_judge', server={url='http://127.0.0.1:8300/v1'}}"
+    cluster = f"nodes=2, gpus_per_node=4, trainers=2, engines=2, rewards=['{spec}'], judges=['org/judge'], judge_port=8300"
+    words = [*ENGINE, f"reward=[{{use='http://a:8533/tidy'}}, {judge}]", f"cluster={{{cluster}}}"]
+    placement = planned(words, ["a", "b"], node=1)
+    here = [("reward server", (), "http://127.0.0.1:8533"), ("judge", (2,), "http://127.0.0.1:8300")]
+    for node, engine in ((0, "http://a:8100"), (1, "http://b:8100")):
+        own = [(p.kind, p.gpus, p.url) for p in placement.of_node(node) if p.url]
+        assert own == [("engine", (1,), engine), *here]
+        assert [(p.node, p.kind) for p in placement.servers_of(node)] == [
+            (0, "engine"),
+            (1, "engine"),
+            (node, "reward server"),
+            (node, "judge"),
+        ], "nobody waits for what answers another machine alone"
+    assert "0.0.0.0" not in [word for p in placement.processes if p.kind in ("reward server", "judge") for word in p.words]
+    assert placement.overrides[-1] == 'reward.0.use="http://127.0.0.1:8533/tidy"', "a resumed run asks its own"
+    assert len({p.words[-8:] for p in placement.processes if p.kind == "trainers"}) == 1, "all have the same settings"
+    with pytest.raises(ValueError, match=r'cluster.rewards_on is "first": judges answer trainers of their own machine'):
+        planned([*words, "cluster.rewards_on=first"], ["a", "b"])
+
+
+def test_a_reward_that_remembers_has_one_server(tmp_path: Path):
+    (tmp_path / "mean.py").write_text(
+        "class Mean:\n    def __call__(self, group): return [0.0] * len(group.samples)\n"
+        "    def state_dict(self): return {}\n    def load_state_dict(self, state): pass\n"
+    )
+    (tmp_path / "spec.toml").write_text(f"[[reward]]\nuse = '{tmp_path}/mean.py'\n")
+    words = ["reward=[{use='http://127.0.0.1:8500/mean'}]", f"cluster={{nodes=2, trainers=2, rewards=['{tmp_path}/spec.toml']}}"]
+    with pytest.raises(ValueError, match=r'mean\.py has a state_dict, so it remembers.*cluster.rewards_on = "first"'):
+        planned(words, ["a", "b"])
+    servers = [p for p in planned([*words, "cluster.rewards_on=first"], ["a", "b"]).processes if p.url]
+    assert [(p.node, p.url) for p in servers] == [(0, "http://a:8500")]
+    assert planned([*words, "cluster.nodes=1"]).servers_of(0), "one machine has one"
 
 
 def test_shards_are_accelerates():

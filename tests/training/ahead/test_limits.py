@@ -1,5 +1,6 @@
 """How far ahead methods may be sampled, and the sentences that refuse a config before its model is loaded."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from mmrl.algorithms.weights.importance import RolloutCorrection
 from mmrl.app.config.run import load
 from mmrl.app.run.beforehand import idle_settings, look_at_settings
 from mmrl.core.ranks import Ranks
-from mmrl.policies.shared.workers.settings import SamplerSettings
+from mmrl.policies.shared.workers.settings import Place, SamplerSettings
 from mmrl.runtime.repeating import Kernels, deterministic
 from mmrl.training.ahead.lag import max_ahead
 from tests.support.each import for_each
@@ -88,14 +89,30 @@ def test_samplers_draw_for_one_trainer_on_cards_of_their_own(monkeypatch: pytest
     config = load("tiny/flow", ["ahead=2", "cluster.samplers=2"]).config
     look_at_settings(config, Ranks())
     assert max_ahead(config.algorithm.algorithm) == 2, "by the correction that comes with a lag"
-    with pytest.raises(ValueError, match=r"cluster.samplers is 2, and the run has 2 processes that train"):
-        look_at_settings(config, Ranks(FakeAccelerator(2)))
+    look_at_settings(replace(config, ahead=0), Ranks(FakeAccelerator(2)))
+    with pytest.raises(ValueError, match=r"cluster.samplers is 2, and FSDP or ZeRO-3 spreads the weights over the run's 2 proc"):
+        look_at_settings(replace(config, ahead=0), Ranks(FakeAccelerator(2, "FSDP")))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    with pytest.raises(ValueError, match=r"this process sees 2 card\(s\), one of which trains: .* cluster.samplers_share = true"):
+    with pytest.raises(ValueError, match=r"this process sees 2 card\(s\), of which 1 train: .* cluster.samplers_share = true"):
         SamplerSettings(2).places()
     assert [place.card for place in SamplerSettings(1).places()] == ["6"]
     assert [place.card for place in SamplerSettings(2, shares=True).places()] == ["4", "4"]
+    for name, value in {"CUDA_VISIBLE_DEVICES": "7,6,5,4,3,2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert [place.card for place in SamplerSettings(2).places()] == ["3", "2"], "after those of all trainers and their samplers"
+    assert [place.card for place in SamplerSettings(1, shares=True).places()] == ["6"]
+    with pytest.raises(ValueError, match=r"sees 6 card\(s\), of which 2 train"):
+        SamplerSettings(3).places()
+
+
+def test_a_sampler_knows_nothing_of_its_trainers_launcher(monkeypatch: pytest.MonkeyPatch):
+    """It would join the trainers' group, and all would wait."""
+    said = {"RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a", "TORCHELASTIC_RUN_ID": "x", "OMPI_COMM_WORLD_SIZE": "2"}
+    for name, value in {**said, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "kept"}.items():
+        monkeypatch.setenv(name, value)
+    Place("", Kernels.now()).enter()
+    assert not said.keys() & os.environ.keys() and os.environ["PYTHONPATH"] == "kept"
 
 
 def test_samplers_compute_with_the_kernels_of_the_trainer(monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""How many processes sample, on which cards, and what they compute alike with the one that trains."""
+"""How many processes sample for one that trains, on which cards, and what they compute alike with it."""
 
 import os
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from mmrl.runtime.repeating import Kernels
+from mmrl.runtime.workers import LAUNCHER
 
 CARDS = "CUDA_VISIBLE_DEVICES"
 
@@ -21,7 +22,7 @@ class SamplerSettings:
     """They use the trainer's card."""
 
     def places(self) -> list["Place"]:
-        """A place for each; cards after the trainer's.
+        """A place for each; cards after those of all trainers of this machine, of which a launcher says the number.
 
         Raises:
             ValueError: there are too few cards.
@@ -29,14 +30,16 @@ class SamplerSettings:
         kernels, cards = Kernels.now(), cards_here()
         if not cards:
             return [Place("", kernels)] * self.count
+        rank, trainers = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         if self.shares:
-            return [Place(cards[0], kernels)] * self.count
-        if len(cards) < 1 + self.count:
+            return [Place(cards[rank], kernels)] * self.count
+        if len(cards) < trainers * (1 + self.count):
             raise ValueError(
-                f"cluster.samplers is {self.count}, and this process sees {len(cards)} card(s), one of which trains: give it "
-                f"more ({CARDS}), lower cluster.samplers, or let them share the trainer's with cluster.samplers_share = true"
+                f"cluster.samplers is {self.count}, and this process sees {len(cards)} card(s), of which {trainers} train: give "
+                f"it more ({CARDS}), lower cluster.samplers, or let them share the trainer's with cluster.samplers_share = true"
             )
-        return [Place(card, kernels) for card in cards[1 : 1 + self.count]]
+        first = trainers + rank * self.count
+        return [Place(card, kernels) for card in cards[first : first + self.count]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,10 @@ class Place:
     kernels: Kernels
 
     def enter(self) -> None:
-        """Let this process compute there, with the same sums as the one that trains; before it uses a card."""
+        """Let this process compute there and by itself, with the same sums as the one that trains; before it uses a card."""
+        for name in filter(LAUNCHER.fullmatch, list(os.environ)):
+            # it would wait for the trainers' other processes, and they for it
+            del os.environ[name]
         os.environ[CARDS] = self.card
         self.kernels.take()
 

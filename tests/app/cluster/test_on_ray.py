@@ -1,0 +1,192 @@
+"""`mmrl launch --on ray`: what is asked of Ray, what follows when a machine is lost, and what is refused; Ray is a stand-in."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mmrl.app.cluster import on_ray
+from mmrl.app.cluster.on_ray import RayLaunch, run_on_ray
+from mmrl.app.commands.launch import launch
+from mmrl.app.commands.options import LaunchArguments
+from mmrl.app.config.cluster import ClusterConfig
+
+WORDS = ["tiny/image", "cluster={nodes=2, gpus_per_node=4, trainers=8}", "prompts_per_step=8"]
+
+
+class GoneError(Exception):
+    """An actor's machine is gone."""
+
+
+class LateError(Exception):
+    """Nothing in time."""
+
+
+@dataclass
+class FakeRay:
+    """The calls of Ray that a launch makes. `ends` says of every attempt what each machine's launch does: a code, None: gone."""
+
+    ends: list[tuple[int | None, ...]]
+    is_free: bool = True
+    log: list[Any] = field(default_factory=list[Any])
+    started: list[list[str]] = field(default_factory=list[list[str]])
+    exceptions: Any = field(default_factory=lambda: SimpleNamespace(RayActorError=GoneError, GetTimeoutError=LateError))
+
+    @property
+    def util(self) -> Any:
+        place = SimpleNamespace(PlacementGroupSchedulingStrategy=lambda group, i: i)
+        return SimpleNamespace(
+            placement_group=self.placement_group,
+            remove_placement_group=lambda group: self.log.append("group removed"),
+            scheduling_strategies=place,
+        )
+
+    def placement_group(self, bundles: list[Any], strategy: str) -> Any:
+        self.log.append((bundles, strategy))
+        return SimpleNamespace(ready=lambda: lambda: None if self.is_free else late())
+
+    def remote(self, **options: Any) -> Callable[[type], Any]:
+        self.log.append({name: options[name] for name in ("num_cpus", "num_gpus")})
+        make: Any = lambda scheduling_strategy: SimpleNamespace(remote=lambda: self.agent(scheduling_strategy))  # noqa: E731
+        return lambda kind: SimpleNamespace(options=make)
+
+    def agent(self, node: int) -> Any:
+        code = self.ends[0][node]
+        answers: dict[str, Callable[..., Any]] = {
+            "host": lambda: f"host-{node}",
+            "start": lambda words, variables, folder, log: self.started.append(list(words)),
+            "wait": lambda: gone() if code is None else code,
+            "end": lambda: gone() if code is None else f"\n  last line of {node}",
+        }
+        methods = {name: SimpleNamespace(remote=lambda *a, f=f: lambda: f(*a)) for name, f in answers.items()}
+        return SimpleNamespace(**methods)
+
+    def get(self, asked: Any, timeout: float | None = None) -> Any:
+        return [one() for one in asked] if isinstance(asked, list) else asked()
+
+    def wait(self, asked: Sequence[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        failed = [one for one, code in zip(asked, self.ends[0], strict=False) if code != 0]
+        return (failed or list(asked))[:1], []
+
+    def kill(self, agent: Any) -> None:
+        self.log.append("killed")
+
+    def nodes(self) -> list[Any]:
+        return [{"Alive": True, "NodeManagerAddress": "host-0", "Resources": {"CPU": 8.0, "GPU": 2.0}}]
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": 7.0, "GPU": 2.0}
+
+
+def gone() -> None:
+    raise GoneError("the actor died")
+
+
+def late() -> None:
+    raise LateError
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return []
+
+
+def job(folder: Path, **more: Any) -> RayLaunch:
+    cluster = ClusterConfig(nodes=2, gpus_per_node=4, trainers=8, **more)
+    return RayLaunch(cluster, ("tiny/image", "output='run'"), folder / "run")
+
+
+class Attempts(FakeRay):
+    """Goes on to what the next attempt's machines do when a group is removed, with a checkpoint where `saves` says so."""
+
+    saved: list[int | None]
+
+    @property
+    def util(self) -> Any:
+        own = super().util
+        own.remove_placement_group = self.removed
+        return own
+
+    def removed(self, group: object) -> None:
+        self.log.append("group removed")
+        if len(self.ends) > 1:
+            del self.ends[0], self.saved[0]
+
+
+def run(
+    folder: Path, told: list[str], monkeypatch: pytest.MonkeyPatch, ends: Any, saved: Any, **more: Any
+) -> tuple[int, Attempts]:
+    ray = Attempts(ends)
+    ray.saved = saved
+    monkeypatch.setattr(RayLaunch, "newest", lambda self: ray.saved[0])
+    return run_on_ray(job(folder, **more), told.append, ray), ray
+
+
+def test_a_machine_of_its_own_for_every_bundle(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch):
+    code, ray = run(tmp_path, told, monkeypatch, [(0, 0)], [None])
+    assert code == 0 and told == [f"2 machine(s): host-0, host-1; their logs are {tmp_path}/run.logs/launch-N.log"]
+    assert ray.log == [
+        ([{"CPU": 1, "GPU": 4}] * 2, "STRICT_SPREAD"),
+        {"num_cpus": 1, "num_gpus": 4},
+        *("killed", "killed", "group removed"),
+    ]
+    words = ["-m", "mmrl", "launch", "tiny/image", "output='run'", "--hosts", "host-0,host-1", "--node"]
+    assert ray.started == [[*words, "0"], [*words, "1"]]
+
+
+def test_a_lost_machine_means_a_new_group_that_resumes(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch):
+    code, ray = run(tmp_path, told, monkeypatch, [(1, None), (0, 0)], [None, 3])
+    assert code == 0 and ray.log.count("group removed") == 2
+    assert "machine 0 ended with exit code 1; machine(s) 1 gone; " in told[1] and "last line of 0" in told[1]
+    assert told[2] == "a new group of machines is asked for, 2 more time(s) after this"
+    resumed = [words[words.index("--resume") + 1] for words in ray.started[2:]]
+    assert resumed == [str(tmp_path / "run")] * 2 and not any("--resume" in words for words in ray.started[:2])
+
+
+def test_starts_are_counted(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch):
+    code, ray = run(tmp_path, told, monkeypatch, [(None, 0), (None, 0)], [1, 2], restarts=1)
+    assert code == 1 and len(ray.started) == 4 and told[-1] == "no start is left"
+    assert told[1].startswith("machine 0 is gone; ")
+
+
+def test_what_would_end_alike_is_not_started_again(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch):
+    code, ray = run(tmp_path, told, monkeypatch, [(0, 2), (0, 0)], [None, None])
+    assert code == 2 and len(ray.started) == 2
+    assert "machine 1 ended with exit code 2; the others ended in 0 s\n  last line of 1" in told[1]
+    assert "no step was saved since the start" in told[2]
+
+
+def test_too_few_machines_are_told_with_what_is_free(tmp_path: Path, told: list[str]):
+    ray = FakeRay([(0, 0)], is_free=False)
+    expected = (
+        r"2 machine\(s\) with 1 CPU, 4 GPU each were not free in 5 s \(alive: host-0 has 8 CPU, 2 GPU; "
+        r"free on all together: 7 CPU, 2 GPU\): lower cluster.nodes"
+    )
+    with pytest.raises(ValueError, match=expected):
+        run_on_ray(job(tmp_path, patience_s=5.0), told.append, ray)
+    assert ray.log[-3:] == ["killed", "killed", "group removed"], "nothing keeps cards"
+
+
+def test_a_dry_run_shows_the_bundles(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert launch(LaunchArguments([*WORDS, f"output='{tmp_path}/run'"], on="ray", dry_run=True)) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "ray: 2 bundle(s) of {CPU: 1, GPU: 4}, each on a machine of its own (STRICT_SPREAD)\nnode 0 (node-0)\n"
+    )
+
+
+def test_what_ray_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    own = [*WORDS, f"output='{tmp_path}/run'"]
+    with pytest.raises(ValueError, match="leave --hosts and --node out"):
+        launch(LaunchArguments(own, on="ray", hosts="a,b"))
+    with pytest.raises(ValueError, match="set output to one that all machines see"):
+        launch(LaunchArguments(WORDS, on="ray"))
+    monkeypatch.setattr(on_ray, "import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    with pytest.raises(ValueError, match=r'pip install "mmrl\[ray\]"'):
+        launch(LaunchArguments(own, on="ray"))
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(ValueError, match=r"ray://, Ray's client.*ray job submit"):
+        launch(LaunchArguments(own, on="ray"))
