@@ -12,11 +12,13 @@ LORA = ["policy.lora.rank=2", "policy.lora.alpha=4"]
 STOPS = f"policy.sampling.stop={[chr(code) for code in range(33, 127) if chr(code) not in chr(34) + chr(39) + chr(92)]}"
 """So many texts end a turn that a random model is rarely cut."""
 WORLDS = [f"environment.use={HERE}/mixed_worlds.py:answer", "environment.limits.turns=3", "policy.rollout_rows=3", STOPS]
+FLOW = ["tiny/flow", SIZED, *REWARD, *SGD, "steps=3", "evaluate_every=3", "policy.forward_rows=3"]
 CASES: dict[str, list[str]] = {
     # five held-out prompts in batches of two: three calls on one process, two on the other
     "text": ["tiny/image", *REWARD, *SGD, "steps=3", "evaluate_every=3", "evaluation.num_prompts=5", "evaluation.batch_size=2"],
     "text_adamw": ["tiny/image", *REWARD, "steps=3", "evaluation.num_prompts=0"],
-    "flow": ["tiny/flow", SIZED, *REWARD, *SGD, "steps=3", "evaluate_every=3", "policy.forward_rows=3"],
+    "flow": FLOW,
+    "sampled": [*FLOW, "cluster.samplers=2"],
     "probes": [*MIXED, *REWARD, *SGD, "steps=4", "algorithm.preset=t_grpo", "policy.rollout_rows=3"],
     # each step one process looks at a clip and a picture, and the other at nothing
     "unseeing": [*MIXED, UNSEEING, *REWARD, *SGD, "steps=3", "prompts_per_step=2"],
@@ -56,7 +58,7 @@ ON_CARD: dict[str, list[str]] = {
     "clips": ["tiny/clips", *ONE, "policy.video.workers=0"],
     "sounds": ["tiny/beeps", *ONE, "policy.model=tiny:qwen2_5_omni_thinker", "prompts_per_step=2", "algorithm.group_size=4"],
     "codes": ["tiny/token_image", *ONE, "prompts_per_step=2"],
-    "flow": ["tiny/flow", *ONE, "evaluation.num_prompts=2"],
+    "drawn": ["tiny/flow", *ONE, "evaluation.num_prompts=2"],
     "flux_guided": ["tiny/flow", *DRAWS, *LORA, "policy.model=tiny:flux", "policy.max_prompt_tokens=24"],
     "wan": ["tiny/flow", *DRAWS, *LORA, "policy.model=tiny:wan", "policy.max_prompt_tokens=24", *CLIP],
     "drawn_sounds": ["tiny/tones", *DRAWS, "policy.model=tiny:stable_audio3", "prompts_per_step=2", "algorithm.group_size=16"],

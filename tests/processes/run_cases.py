@@ -45,7 +45,7 @@ def trained(case: str, folder: Path, resume: Path | None = None) -> Seen:
         seen["weights"] = policy.weights.state_dict()["weights"]
         policy.save(folder / "saved")
 
-    name, *words = [word.replace("OUT", str(folder.parent)) for word in (CASES | ENGINES | SAMPLERS | ON_CARD)[case]]
+    name, *words = [word.replace("OUT", str(folder.parent)) for word in (ON_CARD | SAMPLERS | ENGINES | CASES)[case]]
     Trainer.credit, jobs.fit = watched, fitted  # type: ignore[method-assign]
     try:
         jobs.run_training(configs.load(name, [*words, f"output='{resume or folder}'"]), resume)

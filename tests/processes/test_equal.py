@@ -21,8 +21,8 @@ from tests.support.launcher import KINDS, Kind, both, results
 
 pytestmark = pytest.mark.slow
 COMPARED = ("text", "flow", "unseeing", "probes")
-REPLICAS = ("episodes",)
-"""Sharded weights have no environment, and say so."""
+REPLICAS = ("episodes", "sampled")
+"""Sharded weights have no environment and no samplers, and say so."""
 ONCE = ("probes", "dynamic", "bandit", "bandit=begun_bandit_short")
 """How processes share rows, planners and samplers has nothing to do with where weights lie: sharded, these are evidence."""
 EACH = [pytest.param(kind, marks=pytest.mark.evidence if kind == "sharded" else ()) for kind in KINDS]
@@ -37,7 +37,7 @@ class Several(Protocol):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    cases = [case for case in [*CASES, *SAMPLERS] if case not in ("dynamic", "half")]
+    cases = [case for case in [*CASES, *SAMPLERS] if case not in ("dynamic", "half", "sampled")]
     return run_alone(tmp_path_factory.mktemp("one"), cases)
 
 
@@ -67,7 +67,7 @@ def several(alone: Ran, tmp_path_factory: pytest.TempPathFactory) -> Several:
     [
         pytest.param(kind, case, marks=pytest.mark.evidence if kind == "sharded" and case in ONCE else ())
         for kind in KINDS
-        for case in (*COMPARED, *(REPLICAS if kind == "replicated" else ()))
+        for case in (*COMPARED, *(("episodes",) if kind == "replicated" else ()))
     ],
 )
 def test_two_processes_equal_one(alone: Ran, several: Several, kind: Kind, case: str):
@@ -80,6 +80,13 @@ def test_two_processes_equal_one(alone: Ran, several: Several, kind: Kind, case:
     for a, b in zip(alone.metrics(case), two.metrics(case), strict=True):
         assert b == {name: pytest.approx(x, abs=2e-5, rel=1e-4, nan_ok=True) for name, x in a.items()}
         assert case != "episodes" or a["rollout/kept_tokens"] > 0.2, "each turn reads what came since the last one"
+
+
+def test_samplers_of_each_trainer_draw_what_it_would(several: Several):
+    """Batches of other sizes round otherwise: a chunk at a time is drawn, as by the samplers of one trainer."""
+    two = several("replicated")
+    assert distance(two.weights("sampled"), two.weights("flow")) < 1e-6
+    torch.testing.assert_close(two.rows("sampled"), two.rows("flow"), atol=0, rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,74 @@
+"""`mmrl launch --on ray` on machines that the real Ray simulates: one is lost, and the run goes on on another one, to the bit."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ray: Any = pytest.importorskip("ray", reason='Ray is not installed: pip install "mmrl[ray]"')
+pytestmark = pytest.mark.slow
+STEPS = 40
+RUN = ["tiny/image", f"steps={STEPS}", "save_every=2", "evaluate_every=0", "evaluation.num_prompts=0", "output=run"]
+
+
+@pytest.fixture
+def machines() -> Iterator[Any]:
+    """A head and three machines of one CPU each, of which two are wanted; they notice a death within seconds."""
+    notices = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
+    head = {"num_cpus": 0, "object_store_memory": 100 * 2**20, "include_dashboard": False, "_system_config": notices}
+    cluster: Any = import_module("ray.cluster_utils").Cluster(initialize_head=True, connect=True, head_node_args=head)
+    for _ in range(3):
+        cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    yield cluster
+    cluster.shutdown()
+
+
+def started(folder: Path, *words: str, **variables: str) -> "subprocess.Popen[str]":
+    path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
+    argv = [sys.executable, "-m", "mmrl", "launch", *RUN, *words]
+    return subprocess.Popen(argv, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    """The metrics of every step, without what a clock said."""
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [{name: x for name, x in row.items() if not name.startswith("time/")} for row in rows if "policy/grad_norm" in row]
+
+
+def lose(cluster: Any) -> None:
+    """Kill the machine of the second trainer."""
+    tables: dict[str, Any] = ray.util.placement_group_table()
+    [lent] = [table for table in tables.values() if table["state"] == "CREATED"]
+    node = next(one for one in cluster.worker_nodes if one.node_id == lent["bundles_to_node_id"][1])
+    cluster.remove_node(node, allow_graceful=False)
+
+
+def test_a_machine_that_is_lost_is_replaced(machines: Any, tmp_path: Path):
+    ours, plain = tmp_path / "ray", tmp_path / "plain"
+    ours.mkdir()
+    plain.mkdir()
+    cluster = "cluster={nodes=2, trainers=2, port=29671, patience_s=300}"
+    running = started(ours, cluster, "--on", "ray", RAY_ADDRESS=machines.address)
+    try:
+        until = time.monotonic() + 400
+        while not list(ours.glob("run/checkpoints/step-*/manifest.json")):
+            assert running.poll() is None and time.monotonic() < until, running.communicate(timeout=60)[0][-3000:]
+            time.sleep(0.1)
+        lose(machines)
+        said = running.communicate(timeout=400)[0]
+    finally:
+        running.kill()
+    assert running.returncode == 0, said[-3000:]
+    assert "gone; " in said and "a new group of machines is asked for, 2 more time(s) after this" in said, said[-3000:]
+    assert len(lines(ours)) == STEPS
+    alone = started(plain, "cluster={trainers=2, port=29672}")
+    assert alone.communicate(timeout=400) and alone.returncode == 0
+    assert lines(ours) == lines(plain)
