@@ -51,8 +51,8 @@ class Layout:
         return self.trainers + self.samplers
 
     def runs(self, is_text: bool) -> bool:
-        """Does mmrl start it? Samplers serve one trainer, engines several."""
-        return self.trainers == 1 or not self.samplers or is_text
+        """Does mmrl start it? Samplers are shared out to trainers, engines serve all."""
+        return self.samplers % self.trainers == 0 or is_text
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def work_of(seconds: float, spans: Sequence[tuple[str, float, float]], chunks: i
 
 
 def print_table(measured: Measured, most: int, exchange: float) -> None:
-    print("| cards | trainers + samplers, ahead | steps per hour | with several trainers ahead too | steps per hour |")
+    print("| cards | trainers + samplers, ahead | steps per hour | with samplers that serve all | steps per hour |")
     print("|--:|---|--:|---|--:|")
     for cards in (2**i for i in range(most.bit_length())):
         found = [best(measured, cards, exchange, only_today) for only_today in (True, False)]
