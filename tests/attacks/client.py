@@ -20,6 +20,7 @@ from mmrl.serving import wire
 from mmrl.serving.judges import judge
 from mmrl.serving.judges.judge import Endpoint, JudgeError, Question
 from mmrl.serving.reward_client import RemoteReward, RemoteRewardError
+from mmrl.serving.scorers.images_server import ImagesServer, ServedPainter
 from tests.attacks.attack import LONGEST_MESSAGE, Attack, BrokenError, expect_clean
 from tests.support.rude_servers import RUDE, Script, answers, echoes, hears_nothing, in_turn, rude
 
@@ -48,6 +49,15 @@ def ask(url: str, deadline_s: float = DEADLINE_S) -> object:
     if isinstance(outcome, JudgeError):
         raise outcome
     return outcome
+
+
+def draw(url: str, deadline_s: float = DEADLINE_S) -> object:
+    """Ask a server that draws."""
+    server = ImagesServer(url, "m", "ATTACK_KEY", deadline_s=deadline_s)
+    (made,) = ServedPainter(server, None, None).draw([(Prompt("p", "x"), 0)])
+    if isinstance(made, Exception):
+        raise made
+    return made
 
 
 def first_model(url: str) -> object:
@@ -190,6 +200,15 @@ def many_at_once(folder: Path) -> str:
 
 REPLY = wire.pack_reply(wire.ServedScores((1.0,), (Status.OK,), ({},), "f"))
 COMPLETION = b'{"choices": [{"message": {"content": "5"}}]}'
+NO_PICTURES = {
+    "two pictures": b'{"data": [{"b64_json": ""}, {"b64_json": ""}]}',
+    "no pictures": b'{"data": []}',
+    "an address of this machine's files": b'{"data": [{"url": "file:///etc/passwd"}]}',
+    "letters that are no base64": b'{"data": [{"b64_json": "???"}]}',
+    "a file that is no picture": b'{"data": [{"b64_json": "R0lGODlh"}]}',
+    "JSON without end": b"[" * 100_000,
+    "a number of 10,000 digits": b'{"data": ' + b"9" * 10_000 + b"}",
+}
 WRONG_KEYS = {
     "a line end inside": "sk-01\n234",
     "blanks inside": "sk-01 234",
@@ -213,6 +232,8 @@ WRONG_ADDRESSES = {
 ATTACKS = [
     *(Attack("client", f"reward server: {name}", partial(withstand, score, script)) for name, script in RUDE.items()),
     *(Attack("client", f"judge: {name}", partial(withstand, ask, script)) for name, script in RUDE.items()),
+    *(Attack("client", f"painter: {name}", partial(withstand, draw, script)) for name, script in RUDE.items()),
+    *(Attack("client", f"painter: {name}", partial(withstand, draw, answers(200, said))) for name, said in NO_PICTURES.items()),
     *(
         Attack("client", f"{who} at the start: {name}", partial(withstand, call, RUDE[name]))
         for who, call in (("reward server", connect), ("judge", first_model))
@@ -220,7 +241,7 @@ ATTACKS = [
     ),
     *(
         Attack("client", f"{who} repeats the key with {status}{' in escapes' * escape}", partial(keep_quiet, call, script))
-        for who, call in (("reward server", score), ("judge", ask))
+        for who, call in (("reward server", score), ("judge", ask), ("painter", draw))
         for status in (200, 302, 400, 401, 500, 503)
         for escape in (False, True)
         for script in (echoes(status, escape),)

@@ -24,8 +24,9 @@ from tests.support.rude_servers import answers, in_turn, rude
 PARTS = {
     "reward server: ": 41,
     "judge: ": 41,
+    "painter: ": 44,
     "at the start": 10,
-    "repeats the key": 24,
+    "repeats the key": 36,
     "a key ": 6,
     "an address with ": len(WRONG_ADDRESSES),
 }

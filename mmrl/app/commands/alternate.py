@@ -13,9 +13,10 @@ steps = 100
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from mmrl.app.config import run as configs
 from mmrl.app.run.context import console
@@ -90,7 +91,8 @@ class Duet:
 def read_duet(file: Path) -> Duet:
     """The duet that a file describes, with the configs of all players read.
 
-    Raises FileNotFoundError without the file or a config, and ValueError for a wrong key or value, or a player with stages.
+    Raises FileNotFoundError without the file or a config, and ValueError for a wrong key or value, a player with stages, or one
+    that uses a run which nobody makes.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist: write a file with turns and two [[player]] tables")
@@ -101,11 +103,38 @@ def read_duet(file: Path) -> Duet:
         place = table.at(("player", str(i)))
         if resolved.config.stage:
             raise ValueError(f"{place}: {one.config} has stages, whose steps cannot grow from turn to turn: train them before")
+        outputs = [player.output for player in duet.player]
+        for key, run in runs_used(resolved.table.values):
+            if not is_there(run, outputs):
+                raise ValueError(
+                    f"{place}: {one.config} has {key} = {run!r}, which is no run and no player's output "
+                    f"({' and '.join(outputs)}): name one of these"
+                )
         if resolved.config.output:
             raise ValueError(
                 f"{place}: {one.config} has an output of its own, and the player's is used: leave it out of the config"
             )
     return duet
+
+
+def runs_used(value: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """The runs that a config's data sets, rewards and worlds use: key and folder."""
+    if isinstance(value, Mapping):
+        own = cast(Mapping[str, object], value)
+        for name in ("writer",) if own.get("use") == "written" else ("run",) if key.endswith("painter") else ():
+            if isinstance(run := own.get(name), str) and run:
+                yield f"{key}.{name}", run
+        for name, inner in own.items():
+            yield from runs_used(inner, f"{key}.{name}" if key else name)
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(cast(Sequence[object], value)):
+            yield from runs_used(inner, f"{key}.{i}")
+
+
+def is_there(run: str, outputs: Sequence[str]) -> bool:
+    """Is it a run that exists, or one that a player makes?"""
+    folder = Path(run).expanduser()
+    return RunDir(folder).exists() or folder.resolve() in [Path(one).expanduser().resolve() for one in outputs]
 
 
 def alternate(file: Path) -> int:

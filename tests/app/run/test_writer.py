@@ -143,6 +143,12 @@ def test_players_train_in_turns_and_go_on_where_they_were_killed(tmp_path, monke
         ("tiny/flow", "tiny/nowhere", "nowhere"),
         ('config = "tiny/flow"', 'config = "tiny/flow"\noverrides = ["output=x"]', "an output of its own"),
         ('"seed=7"', '"sead=7"', "sead"),
+        (
+            '"seed=7"',
+            '\'data={ use = "written", writer = "bb", source = { use = "prompts", path = "x.txt" } }\'',
+            r"tiny/writer has data\.writer = 'bb', which is no run and no player's output \(a and b\): name one of these",
+        ),
+        ('"seed=7"', "'reward.0.painter={ run = \"aa\" }'", r"has reward\.0\.painter\.run = 'aa', which is no run"),
         (DUET[DUET.rindex("[[player]]") :], "", "player has 1 tables"),
         (DUET, "", "turns"),
     ],
