@@ -128,7 +128,8 @@ def key_paths(values: Any, above: KeyPath = ()) -> Iterator[KeyPath]:
     for key, value in items:
         if isinstance(values, Mapping):
             yield (*above, key)
-        if key not in OF_THE_DATA:
+        # a painter's own policy is read when the painter is looked at, before weights load
+        if key not in OF_THE_DATA and (*above, key)[-2:] != ("painter", "policy"):
             yield from key_paths(value, (*above, key))
 
 
