@@ -124,6 +124,8 @@ class TextModality(Modality[TextPolicyConfig, "TextPolicy"]):
             from mmrl.app.modality.samplers import writing_generator
 
             parts = replace(parts, generator=writing_generator(samplers))
+            # Nothing is compiled in their processes, and they write to the bit what this one would.
+            policy = replace(policy, decode="plain") if policy.decode == "auto" else policy
         return TextPolicy(policy, shadows, USUAL_DECAY if ema_decay is None else ema_decay, views, parts)
 
     def build_dry_run(

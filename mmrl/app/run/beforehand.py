@@ -180,6 +180,9 @@ def check_samplers(config: RunConfig, ranks: Ranks) -> None:
         "policy.compile has the network that trains round otherwise than theirs: leave policy.compile out": (
             isinstance(policy, FlowPolicyConfig) and policy.compile
         ),
+        "policy.compile has the network that trains write otherwise than theirs: leave policy.compile or policy.decode out": (
+            isinstance(policy, TextPolicyConfig) and policy.compile and policy.decode == "shared"
+        ),
         "policy.family is a file of your own, which they do not load: leave policy.family out, or set cluster.samplers = 0": (
             isinstance(policy, FlowPolicyConfig) and policy.family is not None
         ),

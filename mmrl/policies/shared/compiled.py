@@ -40,24 +40,38 @@ def compile_blocks(parts: Sequence[nn.Module], name: str) -> tuple[nn.Module, ..
     # Beyond its limit dynamo computes as without it, or stops.
     dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, VARIANTS)
     for block in blocks:
-        block._compiled_call_impl = call_of(block)  # type: ignore[assignment] - torch calls it so
+        call = compiled(block._call_impl, type(block).__name__)
+        block._compiled_call_impl = call  # type: ignore[assignment] - torch calls it so
     kinds = sorted({type(block).__name__ for block in blocks})
     log.info("policy.compile: %d blocks of %s (%s) are compiled at their first call", len(blocks), name, ", ".join(kinds))
     return blocks
 
 
-def call_of(block: nn.Module) -> Callable[..., object]:
-    """Call the compiled block; ValueError where it does not compile."""
+def compiled(function: Callable[..., T], name: str, whole: bool = False) -> Callable[..., T]:
+    """A function that is compiled for all sizes when it is first called; ValueError then where it is not, or not in one graph."""
     from torch._dynamo.exc import TorchDynamoException
 
-    compiled = torch.compile(block._call_impl, dynamic=True)
+    program = torch.compile(function, dynamic=True, fullgraph=whole)
 
-    def call(*args: object, **kwargs: object) -> object:
+    def call(*args: object, **kwargs: object) -> T:
         try:
-            return compiled(*args, **kwargs)
+            return program(*args, **kwargs)
         except TorchDynamoException as error:
-            kind, said = type(block).__name__, str(error).strip().splitlines()[0][:200]
-            raise ValueError(f"policy.compile is true, and {kind} does not compile ({said}): leave it out") from error
+            said = str(error).strip().splitlines()[0][:200]
+            raise ValueError(f"policy.compile is true, and {name} does not compile ({said}): leave it out") from error
+
+    return call
+
+
+def compiled_whole(function: Callable[..., T], name: str) -> Callable[..., T]:
+    """A function that is compiled as one graph; two sizes that happen to be equal, as of prompts and heads, stay two."""
+    from torch.fx.experimental import _config as shapes
+
+    program = compiled(function, name, whole=True)
+
+    def call(*args: object, **kwargs: object) -> T:
+        with shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined] - torch puts it there when it is imported
+            return program(*args, **kwargs)
 
     return call
 

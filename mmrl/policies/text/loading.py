@@ -34,7 +34,7 @@ from mmrl.policies.text.families.base import extractor_of
 from mmrl.policies.text.families.text_only import TextOnly, TextProcessor
 from mmrl.policies.text.families.types import refusal_of
 from mmrl.policies.text.in_4_bits import load_quantized, refuse_other_codes, weights_folder
-from mmrl.policies.text.read.packable import prepare_packing, refuse_unshared
+from mmrl.policies.text.read.packable import prepare_packing, refuse_unshared, shares_prompts
 from mmrl.policies.text.read.score import add_head, save_with_head
 from mmrl.policies.text.settings import TextPolicyConfig, TextTeacher
 from mmrl.runtime.near import near
@@ -89,6 +89,8 @@ def load(config: TextPolicyConfig, kind: Callable[[Any], Family] = family_of, fr
     if config.quantized.embeddings == "host":
         rest_on_host(model, config.model)
     packs = prepare_packing(model, config)
+    if config.decode == "auto" and config.compile and not frozen:
+        log.info("policy.decode: auto takes %s", "shared, compiled" if shares_prompts(model_config, config) else "plain")
     adapter = add_adapter(model, family, config.lora) if config.lora and not frozen else None
     if any(one.adapter for one in config.teachers):
         add_teachers(adapter, config.teachers)

@@ -66,6 +66,8 @@ class TextNet(nn.Module):
     """
 
     banned: Tensor
+    compiled: Sequence[nn.Module] = ()
+    """Its blocks that are compiled."""
 
     def __init__(
         self,
@@ -218,13 +220,14 @@ class TextNet(nn.Module):
     ) -> Float[Tensor, "n r d"]:
         """Hidden states of tokens that follow what is cached; `attention` covers both (None: all of it), and the cache grows."""
         with cache if isinstance(cache, SharedRoom) else nullcontext():
-            out = self.core(
-                input_ids=token_ids,
-                attention_mask=attention,
-                position_ids=axes(positions),
-                use_cache=True,
-                **{cache_word(): cache},
-            )
+            return self.behind(cache, token_ids, positions, attention)
+
+    def behind(
+        self, cache: Cache | SharedRoom, token_ids: Int[Tensor, "n r"], positions: Real[Tensor, "a n r"], attention: Tensor | None
+    ) -> Float[Tensor, "n r d"]:
+        """As `extend`, in a block of the room."""
+        known = {cache_word(): cache}
+        out = self.core(input_ids=token_ids, attention_mask=attention, position_ids=axes(positions), use_cache=True, **known)
         return out.last_hidden_state
 
     def types(self, type_ids: Tensor | None) -> dict[str, Tensor]:

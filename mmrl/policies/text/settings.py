@@ -142,9 +142,10 @@ class TextPolicyConfig:
     vision_cache_mib: CountOrNone = 1024
     """MiB of features of pictures and clips that are kept while their prompts are in use, so that a vision part that does not
     train looks at each once; up to a quarter lies on the card, the rest in the memory of the host. 0 = none."""
-    decode: Literal["plain", "shared", "captured"] = "plain"
+    decode: Literal["auto", "plain", "shared", "captured"] = "auto"
     """How tokens are written. plain: every completion has its prompt's keys and values. shared: completions of a prompt share
-    them, in storage that stays; for models without windows. captured: the same as one graph, which no GPU has run yet."""
+    them, in storage that stays, and with policy.compile a token is one compiled graph; for models without windows. captured: that
+    graph replayed by a GPU, which none has run yet. auto: shared with policy.compile and such a model, else plain."""
     episode_cache_mib: CountOrNone = 4096
     """With [environment]: MiB of keys and values that unfinished episodes keep on the card, so that each turn reads what came
     since the last one alone. Turns beyond it are read again, as are all with 0 and with models that keep other states."""
@@ -195,15 +196,23 @@ class TextPolicyConfig:
 
 def refuse_decode(policy: TextPolicyConfig) -> None:
     """Raise ValueError for a way to write tokens that is not there."""
+    if policy.decode == "captured":
+        raise ValueError(
+            "policy.decode is 'captured', and no GPU has run it yet, so that nobody knows if a replayed graph writes the same: "
+            "set policy.decode = 'shared' and policy.compile = true, whose step is the graph that would be captured"
+        )
+    if policy.decode == "shared" and (reason := unshared(policy)) is not None:
+        raise ValueError(f"policy.decode is 'shared', and {reason}: change that, or set policy.decode = 'plain'")
+
+
+def unshared(policy: TextPolicyConfig) -> str | None:
+    """Why completions cannot share their prompts while they are written, by the settings; None: they can."""
     reasons = {
-        "no GPU has run it yet": policy.decode == "captured",
-        "policy.compile was not compared with it": policy.compile,
         "the servers of [policy.engine] write": policy.engine is not None,
         "policy.prefix = 'repeated' leaves attention as it is": policy.prefix == "repeated",
         "policy.attn_implementation is another one than sdpa": policy.attn_implementation not in (None, "sdpa"),
     }
-    for reason in [reason for reason, holds in reasons.items() if holds and policy.decode != "plain"]:
-        raise ValueError(f"policy.decode is {policy.decode!r}, and {reason}: change that, or set policy.decode = 'plain'")
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def refuse_quantized(policy: TextPolicyConfig) -> None:

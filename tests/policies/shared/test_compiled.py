@@ -16,7 +16,7 @@ from mmrl.core.ranks import Ranks
 from mmrl.core.readings import ROLLOUT_LOGPROBS
 from mmrl.core.types import Request, Rollouts
 from mmrl.lab.tiny.flow import pipelines
-from mmrl.policies.shared.compiled import blocks_of, call_of, compile_blocks, uncompiled
+from mmrl.policies.shared.compiled import blocks_of, compile_blocks, compiled, uncompiled
 from mmrl.policies.shared.hypotheses import COMPILED
 from mmrl.policies.shared.lora import LoraSettings
 from tests.support import flow_policies as flow
@@ -94,9 +94,9 @@ def test_what_does_not_compile_is_said(monkeypatch: pytest.MonkeyPatch):
         compile_blocks([nn.ModuleList([nn.Linear(2, 2)]), nn.Linear(2, 2)], "the model")
     block = nn.Sequential(nn.Linear(2, 2))
     usual = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda call, dynamic: usual(call, dynamic=dynamic, backend=no_backend))
+    monkeypatch.setattr(torch, "compile", lambda call, **how: usual(call, **how, backend=no_backend))
     with pytest.raises(ValueError, match=r"policy.compile is true, and Sequential does not compile"):
-        call_of(block)(torch.ones(2))
+        compiled(block._call_impl, "Sequential")(torch.ones(2))
 
 
 def test_what_cannot_be_compiled_is_refused_before_weights_load(monkeypatch: pytest.MonkeyPatch):

@@ -1,9 +1,9 @@
 """Why a text policy's log-probabilities may differ from those it noted while sampling: one controlled reading per reason."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,15 +13,20 @@ from mmrl.core.protocols import Hypothesis
 from mmrl.core.samples import turn_ids
 from mmrl.core.types import Rollouts, Sample
 from mmrl.policies.shared import hypotheses as shared
-from mmrl.policies.shared.hypotheses import BATCH, ROWS, SHIFT, Suspects
+from mmrl.policies.shared.hypotheses import BATCH, COMPILED, ROWS, SHIFT, Suspects
 from mmrl.policies.shared.interventions import holding
 from mmrl.policies.text.check.turns import observe_again
 from mmrl.policies.text.families.qwen_vl import QwenVL, mrope_positions
 from mmrl.policies.text.host import TextHost
+from mmrl.policies.text.kept import layers_of
 from mmrl.policies.text.net import TextNet
+from mmrl.policies.text.packed.room import SharedRoom
 from mmrl.policies.text.prompt.encode import Encoded
 from mmrl.policies.text.read.evaluate import RowEvaluation, evaluation_of
+from mmrl.policies.text.read.packable import shares_prompts
+from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.trace import Inset, TextTrace
+from mmrl.policies.text.write.generate import draw_next, step
 from mmrl.policies.text.write.observe import inset_of
 from mmrl.runtime.tensors import pad_actions, stack_ragged
 
@@ -32,6 +37,7 @@ TRIES = 8
 PIXELS, POSITIONS, PROMPT = "wrong pixel rows", "wrong positions", "prompt tokens"
 TURNS = "turns tokenized again"
 TEMPERATURE, BANNED, PREFIX, CACHE = "temperature", "forbidden tokens", "shared prefixes", "decoding from the cache"
+SHARED = "prompts that are shared while completions are written"
 REMEDIES = {
     **shared.REMEDIES,
     PIXELS: "Media must belong to their prompt: look for code that concatenates, permutes or indexes pixel rows",
@@ -41,6 +47,7 @@ REMEDIES = {
     TEMPERATURE: "Read at the temperature that sampled: the trace keeps it of every row",
     BANNED: "Sampling must forbid the tokens that reading forbids: media tokens, padding and ids that cannot be written",
     PREFIX: "Set policy.prefix = 'repeated', and tell the makers of mmrl which model reads a packed row otherwise",
+    SHARED: "Set policy.decode = 'plain', and tell the makers of mmrl which model writes otherwise behind a shared prompt",
     CACHE: "The model's cache and its full forward differ: try another policy.attn_implementation",
 }
 
@@ -91,6 +98,7 @@ class Again:
         *,
         packed: bool | None = None,
         single: bool = False,
+        shared: Literal["eager", "compiled"] | None = None,
         width: int | None = None,
     ) -> Float[Tensor, "n t"]:
         """Log-probabilities as the policy reads them.
@@ -99,6 +107,7 @@ class Again:
             trace: other rows than these, or these with something changed.
             packed: prompts are read once each; None: as the policy does.
             single: token after token is fed, as sampling does.
+            shared: then behind shared prompts, by the step as it is written or as it is compiled.
             width: the number of columns; None: as many as these rows have.
         """
         net, config, grad = self.policy.net, self.policy.config, torch.is_grad_enabled()
@@ -109,7 +118,9 @@ class Again:
         work = evaluation_of(net, trace, trace.prompts, mask, ("logprobs",), config.logit_chunk, least)
         net.train(grad and config.gradient_checkpointing)
         try:
-            values = self.policy.run(CachedReplay(**vars(work)) if single else work)["logprobs"]
+            if shared is not None:
+                work = SharedReplay(**vars(work), sampling=config.sampling, compiled=shared == "compiled")
+            values = self.policy.run(CachedReplay(**vars(work)) if single and shared is None else work)["logprobs"]
         finally:
             net.eval()
         width = width or self.mask.shape[1]
@@ -146,6 +157,28 @@ class CachedReplay(RowEvaluation):
         return torch.cat(hidden, dim=1)
 
 
+@dataclass(frozen=True)
+class SharedReplay(RowEvaluation):
+    """Evaluates as sampling does where completions share prompts."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    compiled: bool = False
+
+    @torch.no_grad()
+    def after_repeated_prompts(self, net: TextNet) -> Float[Tensor, "n t d"]:
+        if self.insets:
+            return super().after_repeated_prompts(net)
+        last, cache = net.prefill(self.prompts)
+        index, ends = self.prompt_index.tolist(), self.prompts.attention.sum(1).tolist()
+        room, order = SharedRoom.of(layers_of(cache), index, [ends[i] for i in index], self.fed.shape[1])
+        hidden, places, positions = [last[self.prompt_index[order]]], self.fed[order], self.positions()[:, order]
+        rest = (None, self.temperature[order], torch.zeros_like(self.temperature) if self.sampling.temperature else None)
+        for t in range(self.fed.shape[1]):
+            fed = (room, places[:, t].contiguous(), positions[:, :, t : t + 1], *rest, self.sampling)
+            hidden.append((draw_next(net, *fed) if self.compiled else step(net, net.extend, *fed))[0])
+        return torch.stack(hidden, 1)[torch.tensor(order, device=last.device).argsort()]
+
+
 def of_forwards(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
     """Reasons in the kinds of forwards: token after token, packed, row by row. Nothing that mixes rows shows in a packed row."""
     if again.policy.packs:
@@ -155,6 +188,11 @@ def of_forwards(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:
         change = "with every completion in a row of its own"
         yield suspect(BATCH, change, partial(again, packed=False), must_equal="reading")
     yield suspect(CACHE, "token after token from the cache", partial(again, single=True))
+    if shares_prompts(again.policy.net.model.config, again.policy.config):
+        change = "token after token behind shared prompts"
+        yield suspect(SHARED, change, partial(again, single=True, shared="eager"))
+        if again.policy.net.compiled:
+            yield suspect(COMPILED, f"{change}, as compiled", partial(again, single=True, shared="compiled"))
 
 
 def of_rows(suspect: Suspects, again: Again) -> Iterator[Hypothesis]:

@@ -310,12 +310,20 @@ def language_configs(model: Pretrained) -> list[str]:
 def with_layers_compiled(net: Any, config: Any) -> Any:
     """A network, after having the layers of its language model compiled where the policy's config wants it.
 
-    Not their attention, whose loops follow the lengths of each row.
+    Not their attention over packed rows, whose loops follow the lengths of each row.
     """
     if config.compile:
         from transformers import AttentionInterface
 
-        AttentionInterface.register(NAME, torch.compiler.disable(attend))
+        apart: Any = torch.compiler.disable(attend)
+
+        def attend_compiled(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **others: Any
+        ) -> tuple[Tensor, None]:
+            how = attend if isinstance(attention_mask, SharedRoom) else apart
+            return how(module, query, key, value, attention_mask, **others)
+
+        AttentionInterface.register(NAME, attend_compiled)
         parts = [part for child, part in net.core.named_children() if child in net.family.language]
         net.compiled = compile_blocks(parts or [net.core], f"policy.model {config.model!r}")
         net.prefill, net.extend = (as_written(own, net.compiled) for own in (net.prefill, net.extend))

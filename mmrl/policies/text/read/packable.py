@@ -10,7 +10,7 @@ from mmrl.policies.text.families.base import type_name_of
 from mmrl.policies.text.families.types import ATTENTION
 from mmrl.policies.text.net import axes
 from mmrl.policies.text.packed.attention import PackedGroup, Pretrained, install, language_configs, packing, set_attention
-from mmrl.policies.text.settings import TextPolicyConfig
+from mmrl.policies.text.settings import TextPolicyConfig, unshared
 
 log = logging.getLogger("mmrl")
 SEEN = frozenset({"gemma3_text", "llama", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text"})
@@ -43,13 +43,25 @@ def prepare_packing(model: Pretrained, config: TextPolicyConfig, weights: bool =
 
 def refuse_unshared(model: Any, config: TextPolicyConfig) -> None:
     """Raise ValueError where completions are to share prompts while they are written, and by its config a model cannot."""
-    text = model.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if config.decode == "shared" and (text.model_type not in SHARED or kinds != {"full_attention"}):
+    if config.decode == "shared" and not looks_at_all(model):
         raise ValueError(
             f"policy.decode is 'shared', and {model.model_type} has layers that were not compared with it, or look back "
             f"a window only: set policy.decode = 'plain', or take one of {', '.join(sorted(SHARED))}"
         )
+
+
+def shares_prompts(model: Any, config: TextPolicyConfig) -> bool:
+    """Do completions share their prompts while they are written?"""
+    if config.decode == "auto":
+        return config.compile and unshared(config) is None and looks_at_all(model)
+    return config.decode == "shared"
+
+
+def looks_at_all(model: Any) -> bool:
+    """Do all layers look at everything before them, by a model's config?"""
+    text = model.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    return text.model_type in SHARED and kinds == {"full_attention"}
 
 
 def obstacle(model: Pretrained) -> str | None:

@@ -1,20 +1,23 @@
 """Sampling completions: prompts are read once, their cache is expanded to the samples, one loop decodes all rows."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
+from mmrl.policies.shared.compiled import compiled_whole, uncompiled
 from mmrl.policies.shared.weights import FollowsWeights, Weights
 from mmrl.policies.text.host import TextHost
 from mmrl.policies.text.kept import Keeping, Past, layers_of
 from mmrl.policies.text.net import Cache, TextNet
 from mmrl.policies.text.packed.room import SharedRoom
 from mmrl.policies.text.prompt.encode import Encoded, PromptBatch, collate_prompts
+from mmrl.policies.text.read.packable import shares_prompts
 from mmrl.policies.text.settings import Sampling
 from mmrl.policies.text.write.draft import Draft, Stops
 from mmrl.policies.text.write.read_on import read_on
@@ -160,6 +163,41 @@ def draw(
     return chosen, logprobs.gather(-1, chosen[:, None])[:, 0]
 
 
+Drawn = tuple[Float[Tensor, "n d"], Int[Tensor, " n"], Float[Tensor, " n"]]
+"""Hidden states, and the tokens that were drawn from them with their log-probabilities."""
+
+
+def draw_next(
+    net: TextNet,
+    cache: Cache | SharedRoom,
+    fed: Int[Tensor, " n"],
+    positions: Real[Tensor, "a n 1"],
+    mask: Tensor | None,
+    temperature: Float[Tensor, " n"],
+    uniform: Float[Tensor, " n"] | None,
+    sampling: Sampling,
+) -> Drawn:
+    """Feed a token to every row, and draw the next one."""
+    rest = (fed, positions, mask, temperature, uniform, sampling)
+    if not (net.compiled and isinstance(cache, SharedRoom)) or isinstance(sampling, HotSampling):
+        return step(net, net.extend, cache, *rest)
+    with cache, uncompiled(net.compiled):
+        return program()(net, net.behind, cache, *rest)
+
+
+def step(net: TextNet, forward: Callable[..., Tensor], cache: Cache | SharedRoom, fed: Tensor, *rest: Any) -> Drawn:
+    """A token of every row, by `extend` of a net or what is in it."""
+    positions, mask, temperature, uniform, sampling = rest
+    hidden = forward(cache, fed[:, None], positions, mask)[:, -1]
+    return hidden, *draw(net.logits(hidden, temperature), uniform, sampling)
+
+
+@functools.cache
+def program() -> Callable[..., Drawn]:
+    """The step as one graph, for rooms of any width, which is compiled once for all nets of a kind."""
+    return compiled_whole(step, "the step that writes a token")
+
+
 @dataclass(frozen=True)
 class Generation:
     """Completions to draw: row i continues prompt `prompt_index[i]`. `Generation(...)(net)` draws them."""
@@ -188,13 +226,14 @@ class Generation:
     def __call__(self, net: TextNet) -> Completions:
         longest, read = self.sampling.max_new_tokens, self.prompts.token_ids.shape[1]
         hidden, cache, keeping, order = self.read(net)
-        rows = self.first_rows(net, hidden, to_device(self.prompt_index, net.device))
-        rows = rows.take(to_device(torch.tensor(order), net.device), order) if order else rows
+        rows = self.first_rows(net, to_device(self.prompt_index, net.device))
+        if order:
+            lie = to_device(torch.tensor(order), net.device)
+            hidden, rows = hidden[lie], rows.take(lie, order)
         draft = Draft(len(rows), longest, net.pad_token_id, self.stops, net.device)
         temperature = torch.full((len(rows),), self.sampling.temperature or 1.0, device=net.device)
+        chosen, logprob = draw(net.logits(hidden, temperature), rows.noise(0), self.sampling)
         for t in range(longest):
-            logits = net.logits(rows.hidden, temperature[: len(rows)])
-            chosen, logprob = draw(logits, None if rows.uniform is None else rows.uniform[:, t], self.sampling)
             rows = replace(rows, live=draft.note(chosen, logprob, rows.live))
             last_token = t + 1 == longest
             if last_token or (t + 1) % self.look_every == 0:
@@ -212,8 +251,8 @@ class Generation:
                     cache.reorder_cache(keep)
                     chosen, rows = chosen[keep], rows.take(keep, stay)
             mask = None if isinstance(cache, SharedRoom) else rows.mask(read + t + 1)
-            hidden = net.extend(cache, chosen[:, None], rows.positions + t, mask)
-            rows = replace(rows, hidden=hidden[:, -1])
+            warm, noise = temperature[: len(rows)], rows.noise(t + 1)
+            _, chosen, logprob = draw_next(net, cache, chosen, rows.positions + t, mask, warm, noise, self.sampling)
         return Completions(*draft.cut(), pasts=() if keeping is None else tuple(keeping.pasts))
 
     def read(self, net: TextNet) -> tuple[Float[Tensor, "n d"], Cache | SharedRoom, Keeping | None, list[int]]:
@@ -232,7 +271,7 @@ class Generation:
         cache.reorder_cache(index)
         return last[index], cache, keeping, []
 
-    def first_rows(self, net: TextNet, hidden: Float[Tensor, "n d"], index: Int[Tensor, " n"]) -> "Rows":
+    def first_rows(self, net: TextNet, index: Int[Tensor, " n"]) -> "Rows":
         """All rows, before their first token."""
         longest, n = self.sampling.max_new_tokens, len(index)
         uniform = to_device(noise(self.seeds, longest), net.device) if self.sampling.temperature > 0 else None
@@ -242,7 +281,6 @@ class Generation:
         return Rows(
             ids=torch.arange(n, device=net.device),
             live=torch.full((n,), not self.idle, device=net.device),
-            hidden=hidden,
             positions=self.prompts.next_positions[:, index],
             attention=mask,
             padded=tuple(self.padded[i] for i in self.prompt_index.tolist()),
@@ -256,7 +294,6 @@ class Rows:
 
     ids: Int[Tensor, " m"]
     live: Bool[Tensor, " m"]
-    hidden: Float[Tensor, "m d"]
     positions: Real[Tensor, "a m 1"]
     attention: Tensor
     """(m, k) of 0 and 1, or as kernels take it, (m, 1, 1, k)."""
@@ -265,6 +302,10 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def noise(self, t: int) -> Float[Tensor, " m"] | None:
+        """The uniform numbers of a token; None: greedy."""
+        return None if self.uniform is None else self.uniform[:, t].contiguous()
 
     def mask(self, length: int) -> Tensor | None:
         """The mask of a new token over the first `length` positions; None: it attends to all of them."""
@@ -275,7 +316,6 @@ class Rows:
         return Rows(
             ids=self.ids[keep],
             live=self.live[keep],
-            hidden=self.hidden[keep],
             positions=self.positions[:, keep],
             attention=self.attention[keep],
             padded=tuple(self.padded[place] for place in places),
@@ -327,6 +367,6 @@ class LocalGenerator:
             look_every=1 if host.net.device.type == "cpu" else LOOK_EVERY,
             padded=tuple(len(one) < longest for one in shown),
             ends=tuple(map(len, shown)),
-            shares=host.config.decode == "shared",
+            shares=shares_prompts(host.net.model.config, host.config),
             shown=tuple(shown) if all(one.past is not None for one in shown) else (),
         )
