@@ -1,7 +1,8 @@
 """`policy.compile`: the blocks that a network repeats are compiled one by one, for any number of rows and tokens.
 
-Text: only readings and updates. A sampler's forwards have a cache that grows, so they stay as they are, and the ratio gate
-compares both. Generators: all forwards, as one that draws and one that trains must round alike.
+Text: readings and updates; a sampler's forwards have a cache that grows, so they stay as they are, unless completions share their
+prompts in storage that does not: a token is one graph then. The ratio gate compares both. Generators: all forwards, as one that
+draws and one that trains must round alike.
 """
 
 import logging

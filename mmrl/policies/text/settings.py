@@ -111,7 +111,8 @@ class TextPolicyConfig:
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them."""
     compile: bool = False
-    """Compile the language model's layers for readings and updates: the first steps take minutes more, later ones less time."""
+    """Compile the language model's layers for readings and updates, and what writes a token (see decode): the first steps take
+    minutes more, later ones less time."""
     scores: tuple[str, ...] = ()
     """What a head on the last token scores, such as overall: the policy is a reward model then, trained by stages of the kinds
     scores and ratings. "value": what it expects of a row before every token, for the advantage ValueGae. Empty: there is none."""
